@@ -1,0 +1,133 @@
+"""The hot loops, over plain arrays: each twice, compiled (`compiled`) and in numpy (`plain`).
+
+The twins have one signature and give equal results, bit for bit; a test holds them to it. Small
+inputs take the numpy path, so a device never compiles or even imports numba; large ones take the
+compiled path, cut into one piece a core (the kernels release the interpreter lock).
+
+All arithmetic is over p = 2**61 - 1; `hashing` says what the values mean. `points` is (n,) of
+field elements. `buckets` is (·, rows, 2) and `signs` is (·, rows, 4) of polynomial coefficients,
+highest degree first; `rounds` is (rounds, 3): which of the buckets, which of the signs, and which
+bit of the sign's value a round uses. Tables are (rounds, rows, width).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from types import ModuleType
+from typing import Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+Decode = Literal["median", "mean"]
+
+SMALL = 1 << 14  # hash evaluations below which numpy is as quick as waking the compiled twin
+PIECE = 1 << 17  # items a thread takes at a time
+
+_Result = TypeVar("_Result")
+
+
+def fingerprint_bytes(
+    data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.integer], point: int
+) -> U64:
+    """Field elements of the byte strings data[offsets[i]:offsets[i + 1]]."""
+    kernels = _pick(data.size)
+    starts = offsets.astype(np.int64, copy=False)
+    return _over_items(
+        starts.size - 1,
+        lambda a, b: kernels.fingerprint_bytes(data, starts[a : b + 1], np.uint64(point)),
+    )
+
+
+def fingerprint_integers(items: I64, point: int) -> U64:
+    """Field elements of integers, each as its eight bytes."""
+    kernels = _pick(items.size)
+    return _over_items(
+        items.size, lambda a, b: kernels.fingerprint_integers(items[a:b], np.uint64(point))
+    )
+
+
+def encode(
+    points: U64, weights: I64 | None, buckets: U64, signs: U64, bit: int, width: int
+) -> I64:
+    """The (rows, width) count sketch of one round: the sum over items of weight × sign."""
+    kernels = _pick(points.size * signs.shape[0])
+
+    def piece(a: int, b: int) -> I64:
+        part = None if weights is None else weights[a:b]
+        table: I64 = kernels.encode(points[a:b], part, buckets, signs, bit, width)
+        return table
+
+    pieces = _in_threads(points.size, piece, cores=points.size // (4 * width))
+    return np.sum(pieces, axis=0) if len(pieces) > 1 else pieces[0]
+
+
+def decode(
+    points: U64, tables: F64, buckets: U64, signs: U64, rounds: I64, how: Decode, fresh: bool
+) -> F64:
+    """Counts over all rounds, (n,).
+
+    `fresh`: each round is decoded on its own and the answers are added. Otherwise readings are
+    added over rounds, row by row, and decoded once. Even rows: the two middle readings' mean.
+    """
+    kernels = _pick(points.size * tables.shape[0] * tables.shape[1])
+    mean = how == "mean"
+    return _over_items(
+        points.size,
+        lambda a, b: kernels.decode(points[a:b], tables, buckets, signs, rounds, mean, fresh),
+    )
+
+
+def readings(points: U64, tables: F64, buckets: U64, signs: U64, rounds: I64) -> F64:
+    """Sign × cell for every round, row and item: (rounds, rows, n)."""
+    kernels = _pick(points.size * tables.shape[0] * tables.shape[1])
+    result: F64 = kernels.readings(points, tables, buckets, signs, rounds)
+    return result
+
+
+def is_compiled() -> bool:
+    """Whether numba is here; without it every loop runs in numpy."""
+    return importlib.util.find_spec("numba") is not None
+
+
+@cache
+def _compiled() -> ModuleType:
+    if is_compiled():
+        from sfumato.kernels import compiled
+
+        return compiled
+    return _plain()
+
+
+@cache
+def _plain() -> ModuleType:
+    from sfumato.kernels import plain
+
+    return plain
+
+
+def _pick(work: int) -> ModuleType:
+    return _plain() if work < SMALL else _compiled()
+
+
+def _over_items(size: int, function: Callable[[int, int], _Result]) -> _Result:
+    pieces = _in_threads(size, function, cores=max(1, size // PIECE))
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)  # type: ignore[call-overload,no-any-return]  # pieces are arrays
+
+
+def _in_threads(
+    size: int, function: Callable[[int, int], _Result], *, cores: int
+) -> list[_Result]:
+    count = min(cores, os.cpu_count() or 1)
+    if count < 2 or size < PIECE:
+        return [function(0, size)]
+    bounds = [size * k // count for k in range(count + 1)]
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(function, bounds[:-1], bounds[1:]))

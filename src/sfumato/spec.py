@@ -1,0 +1,193 @@
+"""Specs: frozen data that checks itself, serialises to canonical JSON and has a digest.
+
+A spec is a frozen dataclass of ints, floats, strings, booleans, tuples and specs. `@spec("kind")`
+makes one and enters it in the registry, which is closed: JSON that names another kind, another
+field or another format is refused, so a program never guesses what it was asked to do.
+
+Canonical JSON is RFC 8785 (keys sorted, no spaces, numbers as ECMAScript prints them), and
+integers stay below 2**53, so any language computes the same digest from the same spec.
+
+    >>> from sfumato.sketch import CountSketch
+    >>> print(to_json(CountSketch(rows=5, width=64, seed=1)))
+    {"bucket_round":0,"kind":"count_sketch","rows":5,"seed":1,"sfumato":1,"sign_round":0,"width":64}
+    >>> from_json(to_json(CountSketch(rows=5, width=64, seed=1))) == CountSketch(rows=5, width=64, seed=1)
+    True
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from functools import cache
+from typing import Any, TypeVar, dataclass_transform
+
+from sfumato.errors import SpecError
+
+FORMAT = 1  # inside everything that is hashed; a change of meaning is a new number
+LARGEST_INTEGER = 2**53 - 1  # what every JSON reader keeps exact
+
+_KINDS: dict[str, type] = {}
+_T = TypeVar("_T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def spec(kind: str) -> Callable[[type[_T]], type[_T]]:
+    """Make a class a spec of this kind; its `check` method, if any, runs when one is built."""
+
+    def make(cls: type[_T]) -> type[_T]:
+        check = getattr(cls, "check", None)
+
+        def __post_init__(self: _T) -> None:
+            _check_types(self)
+            if check is not None:
+                check(self)
+
+        cls.__post_init__ = __post_init__  # type: ignore[attr-defined]  # dataclass calls it
+        made = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+        if kind in _KINDS:
+            raise SpecError(f"a kind has one meaning; {kind!r} is taken by {_KINDS[kind].__name__}")
+        _KINDS[kind] = made
+        return made
+
+    return make
+
+
+def kind_of(value: object) -> str:
+    """The registered name of a spec's class."""
+    for kind, cls in _KINDS.items():
+        if type(value) is cls:
+            return kind
+    raise SpecError(f"{type(value).__name__} is not a registered kind of spec")
+
+
+def kinds() -> Mapping[str, type]:
+    """Every registered kind; conformance tests walk this."""
+    return types.MappingProxyType(_KINDS)
+
+
+def require(condition: bool, message: str, error: type[SpecError] = SpecError) -> None:
+    """Raise `error` with `message` unless `condition` holds: one line in a spec's `check`."""
+    if not condition:
+        raise error(message)
+
+
+def to_json(value: object) -> str:
+    """Canonical JSON of a spec, its format number included."""
+    return canonical({**_plain(value), "sfumato": FORMAT})
+
+
+def from_json(text: str) -> Any:
+    """The spec that `text` describes; unknown kinds, fields and formats raise SpecError."""
+    try:
+        data = json.loads(text)
+    except ValueError as problem:
+        raise SpecError(f"a spec must be JSON; {problem}") from problem
+    if not isinstance(data, dict) or data.pop("sfumato", None) != FORMAT:
+        raise SpecError(f'a spec must be a JSON object with "sfumato": {FORMAT}')
+    return _build(data)
+
+
+def digest(value: object) -> str:
+    """SHA-256 of the canonical JSON, in hexadecimal: the spec's name for machines."""
+    return hashlib.sha256(to_json(value).encode()).hexdigest()
+
+
+def canonical(data: object) -> str:
+    """RFC 8785 JSON of plain data (dict, list, str, int, float, bool, None)."""
+    if isinstance(data, dict):
+        return "{" + ",".join(f"{json.dumps(k)}:{canonical(data[k])}" for k in sorted(data)) + "}"
+    if isinstance(data, list | tuple):
+        return "[" + ",".join(canonical(item) for item in data) + "]"
+    if isinstance(data, float):
+        return _number(data)
+    if isinstance(data, int) and not isinstance(data, bool) and abs(data) > LARGEST_INTEGER:
+        raise SpecError(f"an integer in a spec must be below 2**53 in size; got {data}")
+    return json.dumps(data, ensure_ascii=False)
+
+
+def _number(value: float) -> str:
+    """A float as ECMAScript prints it: the shortest digits that read back exactly."""
+    if not math.isfinite(value):
+        raise SpecError(f"a number in a spec must be finite; got {value}")
+    if value == 0:
+        return "0"
+    parts = Decimal(repr(value)).normalize().as_tuple()
+    digits = "".join(map(str, parts.digits))
+    point = len(digits) + int(parts.exponent)
+    sign = "-" if parts.sign else ""
+    if 0 < point <= 21:
+        body = digits.ljust(point, "0")
+        return sign + (body if point >= len(digits) else f"{body[:point]}.{body[point:]}")
+    if -6 < point <= 0:
+        return f"{sign}0.{'0' * -point}{digits}"
+    fraction = f".{digits[1:]}" if len(digits) > 1 else ""
+    return f"{sign}{digits[0]}{fraction}e{'+' if point > 0 else '-'}{abs(point - 1)}"
+
+
+@cache
+def _hints(cls: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _check_types(value: Any) -> None:
+    hints = _hints(type(value))
+    for field in fields(value):
+        given = getattr(value, field.name)
+        if not _fits(given, hints[field.name]):
+            wanted = getattr(hints[field.name], "__name__", str(hints[field.name]))
+            raise SpecError(
+                f"{field.name} of {type(value).__name__} must be {wanted}; got {given!r}"
+            )
+
+
+def _fits(value: object, hint: Any) -> bool:
+    if isinstance(hint, types.UnionType):
+        return any(_fits(value, option) for option in hint.__args__)
+    if typing.get_origin(hint) is typing.Literal:
+        return value in typing.get_args(hint)
+    if typing.get_origin(hint) is tuple:
+        inner = typing.get_args(hint)[0]
+        return isinstance(value, tuple) and all(_fits(item, inner) for item in value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint in (str, bool, type(None)):
+        return isinstance(value, hint)
+    return type(value) in _KINDS.values()  # a spec, or a protocol that specs fulfil
+
+
+def _plain(value: object) -> Any:
+    if type(value) in _KINDS.values():
+        members = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}  # type: ignore[arg-type]  # registered classes are dataclasses
+        return {"kind": kind_of(value), **members}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _build(data: Any) -> Any:
+    if isinstance(data, list):
+        return tuple(_build(item) for item in data)
+    if not isinstance(data, dict):
+        return data
+    kind = data.pop("kind", None)
+    cls = _KINDS.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise SpecError(f"kind must be one of {', '.join(sorted(_KINDS))}; got {kind!r}")
+    names = {field.name for field in fields(cls)}
+    if data.keys() != names:
+        wrong = sorted(data.keys() ^ names)
+        raise SpecError(f"{kind} must have exactly the fields {sorted(names)}; differs in {wrong}")
+    hints = _hints(cls)
+    members = {name: _build(item) for name, item in data.items()}
+    for name, item in members.items():
+        if hints[name] is float and isinstance(item, int) and not isinstance(item, bool):
+            members[name] = float(item)  # canonical JSON prints 1.0 as 1
+    return cls(**members)
