@@ -1,0 +1,33 @@
+"""Linear maps: encode values into a table, estimate from a sum of tables.
+
+A sketch holds no data. Tables are plain integer arrays, merging is `+`, and tables of one spec add
+up: encode(a) + encode(b) == encode(a + b).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.sketch.count import CountSketch
+from sfumato.sketch.norms import Norms
+from sfumato.sketch.onehot import OneHot
+from sfumato.sketch.refined import refine
+from sfumato.sketch.rounds import Rounds, Running
+
+__all__ = ["CountSketch", "Norms", "OneHot", "Rounds", "Running", "Sketch", "refine"]
+
+
+class Sketch(Protocol):
+    """What every sketch does; see `CountSketch` and `OneHot`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def encode(self, values: Any, weights: Any = None) -> npt.NDArray[np.int64]: ...
+
+    def estimate(self, table: Any, values: Any) -> npt.NDArray[np.float64]: ...
+
+    def sensitivity(self, values: int) -> Norms: ...

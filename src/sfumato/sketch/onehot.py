@@ -1,0 +1,60 @@
+"""A known domain, one cell a category: exact, and the smallest table when the domain is small."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.errors import SpecError
+from sfumato.sketch.norms import Norms
+from sfumato.spec import require, spec
+
+I64 = npt.NDArray[np.int64]
+
+
+@spec("one_hot")
+class OneHot:
+    """Count the categories 0 .. categories - 1 of a known domain, each in its own cell.
+
+    Error: none; what noise is added to the table is the whole error.
+    Sensitivity: one value moves one cell by one. `values` of them move the table by at most
+        L1 = values and, when they are all one category, L2 = values.
+
+    >>> OneHot(categories=3).encode([0, 2, 2])
+    array([1, 0, 2])
+    """
+
+    categories: int
+
+    def check(self) -> None:
+        require(self.categories >= 1, f"categories must be at least 1; got {self.categories}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.categories,)
+
+    def encode(
+        self, values: npt.NDArray[np.integer] | Sequence[int], weights: I64 | None = None
+    ) -> I64:
+        """The table of these categories, each counted `weights` times (once if not given)."""
+        category = np.asarray(values, dtype=np.int64)
+        self._check(category)
+        table = np.zeros(self.categories, dtype=np.int64)
+        np.add.at(table, category, 1 if weights is None else weights)
+        return table
+
+    def estimate(
+        self, table: npt.NDArray[np.number], values: npt.NDArray[np.integer] | Sequence[int]
+    ) -> npt.NDArray[np.float64]:
+        category = np.asarray(values, dtype=np.int64)
+        self._check(category)
+        return np.asarray(table, dtype=np.float64)[category]
+
+    def sensitivity(self, values: int) -> Norms:
+        return Norms(l1=values, l2=values, unit_cells=1 if values == 1 else 0)
+
+    def _check(self, category: I64) -> None:
+        if category.size and not 0 <= category.min() <= category.max() < self.categories:
+            raise SpecError(f"a category must be 0 to {self.categories - 1}")

@@ -1,0 +1,221 @@
+"""A decoder better than the median: peel the heavy items off the tables, then read the rest.
+
+Beyond paper 000. The decoder knows the hash functions, so once it knows that a heavy item is there
+it can subtract it from every cell it went to, and no other item collides with it any more. What is
+left is lighter, so more items stand out; repeat.
+
+Three guards keep this honest (docs/concepts/refined.md has the table of where it helps):
+
+- *Sure, and agreed.* An item is peeled only when its count stands at least four standard deviations out
+  of the error, and when the mean of its readings agrees with their median: an item that merely
+  collides with a heavy one in a majority of rows has its median but not its mean. Candidates are
+  taken best first and read again after each one, so what a heavy item explains is not taken twice.
+- *Rounds may differ.* Each item has a count per round, drawn from the pooled count towards the
+  round's own reading as far as rounds are seen to disagree (a variance ratio). Rounds that are
+  alike lend one another strength; rounds with nothing in common are peeled each on its own.
+- *Placebos decide.* Errors are measured on items that do not exist (`Rounds.placebos`), on the
+  same tables, noise included. They set the thresholds, choose median or mean for the last
+  reading, give the intervals, and unless they got clearly better the median is returned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato import kernels
+from sfumato.kernels import plain
+from sfumato.sketch.rounds import GRID, Rounds
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+
+_SURE = (10.0, 8.0, 6.4, 5.1, 4.5, 4.5, 4.0, 4.0)
+"""Standard deviations of the error at which an item counts as found: one look at the whole
+dictionary each, the surest first, since every item peeled makes the next ones surer."""
+
+_AGREE = 0.75  # share of its median that an item's mean must reach; colliders stay nearer 1/2
+_BETTER = 0.95  # the placebo error must fall below this share of the median's
+_PASSES = 6  # passes over the most promising items after each look
+_SMALLEST = 0.5  # counts are whole: less than half an item is nobody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refined:
+    """Counts (n,), the errors of placebo items (placebos,), and how they were come by."""
+
+    counts: F64
+    placebo_errors: F64
+    decode: kernels.Decode
+    peeled: int  # items subtracted; 0 where the plain median was as good and was kept
+
+
+@dataclass(frozen=True, slots=True)
+class _Peeled:
+    items: I64  # which of the points were subtracted
+    counts: F64  # how much of each in each round, (rounds, items)
+    residual: Rounds  # the tables without them
+
+
+def refine(rounds: Rounds, points: U64, *, shares: F64 | None = None) -> Refined:
+    """Decode `rounds` for the items with these fingerprints; see the module's docstring.
+
+    `shares` says which part of the devices each round had; equal parts if not given.
+    """
+    count = len(rounds.sketches)
+    part = np.full(count, 1 / count) if shares is None else shares
+    best = peeled = _Peeled(np.empty(0, np.int64), np.zeros((count, 0)), rounds)
+    error = _placebo_error(best)
+    for sure in _SURE:
+        pool = _promising(peeled, points)
+        for _ in range(_PASSES):
+            held = peeled.items
+            peeled = _pass(rounds, peeled, points, pool, part, sure)
+            if np.array_equal(held, peeled.items):
+                break
+        reached = _placebo_error(peeled)
+        if reached < error:
+            best, error = peeled, reached
+    return _answer(rounds, best, points)
+
+
+def _placebo_error(peeled: _Peeled) -> float:
+    return _root_mean_square(peeled.residual.estimate(peeled.residual.placebos()))
+
+
+def _answer(rounds: Rounds, peeled: _Peeled, points: U64) -> Refined:
+    placebos = rounds.placebos()
+    median = rounds.estimate(np.concatenate([points, placebos]))
+    best = Refined(
+        counts=median[: points.size],
+        placebo_errors=median[points.size :],
+        decode="median",
+        peeled=0,
+    )
+    bar = _BETTER * _root_mean_square(best.placebo_errors)
+    for decode in ("median", "mean"):
+        read = peeled.residual.estimate(np.concatenate([points, placebos]), decode=decode)
+        error = _root_mean_square(read[points.size :])
+        if error < bar:
+            bar = error
+            counts = read[: points.size]
+            counts[peeled.items] += peeled.counts.sum(axis=0)
+            best = Refined(
+                counts=counts,
+                placebo_errors=read[points.size :],
+                decode=decode,
+                peeled=peeled.items.size,
+            )
+    return best
+
+
+def _promising(peeled: _Peeled, points: U64) -> I64:
+    """The items that subtracting would gain most from, best first."""
+    median = peeled.residual.estimate(points)
+    gain = _gain(median, peeled.residual.estimate(points, decode="mean"))
+    size = min(points.size, max(2048, 8 * peeled.residual.tables.shape[2]))
+    best = np.argpartition(-gain, size - 1)[:size]
+    return best[np.argsort(-gain[best], kind="stable")]
+
+
+def _gain(median: F64, mean: F64) -> F64:
+    """How much of the tables' energy goes, per reading, when an item's median is subtracted."""
+    return np.where(median > 0, median * (2 * mean - median), 0.0)
+
+
+def _pass(
+    rounds: Rounds, peeled: _Peeled, points: U64, pool: I64, shares: F64, sure: float
+) -> _Peeled:
+    """Drop what no longer stands out, peel what newly does, and estimate all of it again."""
+    residual = peeled.residual
+    placebos = residual.placebos(2048)
+    threshold = max(sure * _spread(residual.estimate(placebos)), _SMALLEST)
+    total = residual.estimate(points[peeled.items]) + peeled.counts.sum(axis=0)
+    stay = total > threshold
+    items, counts = peeled.items[stay], peeled.counts[:, stay]
+    residual = rounds.subtract(points[items], counts)
+    fresh = pool[~np.isin(pool, items)]
+    admitted, amounts = _admit(residual, points[fresh], threshold)
+    items = np.concatenate([items, fresh[admitted]])
+    counts = np.concatenate([counts, _on_grid(shares[:, None] * amounts)], axis=1)
+    limit = residual.tables[0].size // 2  # more unknowns than equations explain anything
+    if items.size > limit:
+        largest = np.argsort(-counts.sum(axis=0), kind="stable")[:limit]
+        items, counts = items[largest], counts[:, largest]
+    residual = rounds.subtract(points[items], counts)
+    counts = _per_round(residual, points[items], counts, shares)
+    return _Peeled(items, counts, rounds.subtract(points[items], counts))
+
+
+def _admit(residual: Rounds, points: U64, threshold: float) -> tuple[I64, F64]:
+    """Which candidates to peel, and how much of each: best first, each read after the last."""
+    median = residual.estimate(points)
+    mean = residual.estimate(points, decode="mean")
+    likely = np.flatnonzero((median > threshold) & (mean > median / 2))
+    order = likely[np.argsort(-_gain(median, mean)[likely], kind="stable")]
+    order = order[: 2 * residual.tables.shape[2]]
+    cells, signs = _places(residual, points[order])
+    tables = residual.tables.reshape(-1).copy()
+    rounds, rows, _ = residual.tables.shape
+    admitted, amounts = [], []
+    for candidate, cell, sign in zip(order, cells, signs, strict=True):
+        reading = tables[cell] * sign
+        if residual.fresh:
+            count = float(np.median(reading, axis=1).sum())
+        else:
+            count = float(np.median(reading.sum(axis=0)))
+        if count > threshold and reading.sum() / rows > _AGREE * count:
+            tables[cell] -= sign * (count / rounds)
+            admitted.append(candidate)
+            amounts.append(count)
+    return np.array(admitted, dtype=np.int64), np.array(amounts)
+
+
+def _places(rounds: Rounds, points: U64) -> tuple[I64, F64]:
+    """Where items go: flat cell and sign, each (items, rounds, rows)."""
+    _, rows, width = rounds.tables.shape
+    shape = (points.size, len(rounds.sketches), rows)
+    cells, signs = np.empty(shape, dtype=np.int64), np.empty(shape)
+    for round, sketch in enumerate(rounds.sketches):
+        for row in range(rows):
+            cell = plain.cells(plain.evaluate(sketch.buckets[row], points), width)
+            cells[:, round, row] = cell + (round * rows + row) * width
+            sign = plain.evaluate(sketch.signs[row], points)
+            signs[:, round, row] = plain.sign_of(sign, sketch.sign_bit)
+    return cells, signs
+
+
+def _per_round(residual: Rounds, points: U64, counts: F64, shares: F64) -> F64:
+    """Counts per round, (rounds, items): pooled where rounds agree, each its own where not."""
+    total = residual.estimate(points) + counts.sum(axis=0)
+    pooled = shares[:, None] * total
+    if len(shares) == 1 or points.size == 0:
+        return _on_grid(pooled)
+    placebos = residual.placebos(2048)
+    own, noise = np.empty_like(counts), np.empty((len(shares), 1))
+    for round in range(len(shares)):
+        one = residual.one(round)
+        own[round] = one.estimate(points) + counts[round]
+        noise[round] = _root_mean_square(one.estimate(placebos)) ** 2
+    sampling = np.maximum(pooled, 0)  # devices fall into rounds by chance: Poisson
+    disagreement = np.mean((own - pooled) ** 2 - noise, axis=0)
+    between = np.maximum(sampling, disagreement)
+    trust = between / np.maximum(between + noise, np.finfo(float).tiny)
+    return _on_grid(pooled + trust * (own - pooled))
+
+
+def _on_grid(counts: F64) -> F64:
+    """Counts in whole 2**-20ths, so that subtracting them and adding them back is exact."""
+    return np.rint(counts * GRID) / GRID
+
+
+def _spread(errors: F64) -> float:
+    """A standard deviation that a few colliding placebos do not inflate."""
+    return float(np.quantile(np.abs(errors), 0.95)) / 1.96
+
+
+def _root_mean_square(errors: F64) -> float:
+    return float(np.sqrt(np.mean(errors**2)))
