@@ -1,0 +1,46 @@
+"""Mechanisms, and what they cost: exact samplers, noise, accounting, the ledger."""
+
+from sfumato.privacy.accounting import (
+    AdditiveLoss,
+    Loss,
+    Noise,
+    NoPrivacy,
+    calibrate,
+    epsilon_of,
+    gaussian_stddev,
+)
+from sfumato.privacy.ledger import Budget, Entry, Ledger
+from sfumato.privacy.noise import Mechanism, NoiseAtRelease, NoiseInShares, NoNoise
+from sfumato.privacy.sampling import bound_contributions
+from sfumato.privacy.samplers import (
+    Rng,
+    SeededRng,
+    SystemRng,
+    discrete_gaussian,
+    discrete_laplace,
+    skellam,
+)
+
+__all__ = [
+    "AdditiveLoss",
+    "Budget",
+    "Entry",
+    "Ledger",
+    "Loss",
+    "Mechanism",
+    "NoPrivacy",
+    "Noise",
+    "NoNoise",
+    "NoiseAtRelease",
+    "NoiseInShares",
+    "Rng",
+    "SeededRng",
+    "SystemRng",
+    "bound_contributions",
+    "calibrate",
+    "discrete_gaussian",
+    "discrete_laplace",
+    "epsilon_of",
+    "gaussian_stddev",
+    "skellam",
+]

@@ -1,0 +1,94 @@
+"""The collector's side: admit reports, count each once, add."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.errors import MismatchError
+from sfumato.report import Report
+from sfumato.task import Task
+
+I64 = npt.NDArray[np.int64]
+
+
+class Rejection(StrEnum):
+    """Why a report was not added. A bad report is not an exception."""
+
+    MALFORMED = "malformed"  # not the bytes of a report, or of another length than the task's
+    WRONG_TASK = "wrong_task"  # it answers another task
+    CONFLICTING = "conflicting"  # a known id with other bytes
+    BATCH_FULL = "batch_full"  # one more could wrap the sum
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Batch:
+    """A sum of sealed tables over `count` devices of one task. Batches of one task add."""
+
+    task_id: str
+    total: I64
+    count: int
+
+    def __add__(self, other: Batch) -> Batch:
+        if self.task_id != other.task_id:
+            raise MismatchError(
+                f"batches of different tasks do not add: {self.task_id[:8]} and {other.task_id[:8]}"
+            )
+        return Batch(self.task_id, self.total + other.total, self.count + other.count)
+
+    def __repr__(self) -> str:  # never the sum
+        return f"Batch(task={self.task_id[:8]}…, count={self.count})"
+
+    @classmethod
+    def empty(cls, task: Task) -> Batch:
+        return cls(task.id, np.zeros(task.sketch.shape, dtype=np.int64), 0)
+
+
+@dataclass(slots=True, repr=False)
+class Collector:
+    """Admits reports to one task's batch; a report seen before is accepted and counted once."""
+
+    task: Task
+    batch: Batch = field(init=False)
+    rejected: Counter[Rejection] = field(default_factory=Counter)
+    _task_id: str = field(init=False)
+    _seen: dict[bytes, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.batch = Batch.empty(self.task)
+        self._task_id = self.task.id
+
+    def add(self, reports: Iterable[bytes]) -> None:
+        """Add reports as they came over the wire."""
+        for data in reports:
+            reason = self._admit(data)
+            if reason is not None:
+                self.rejected[reason] += 1
+
+    def _admit(self, data: bytes) -> Rejection | None:
+        try:
+            report = Report.from_bytes(data)
+        except MismatchError:
+            return Rejection.MALFORMED
+        if report.task_id != self._task_id:
+            return Rejection.WRONG_TASK
+        known = self._seen.get(report.report_id)
+        if known is not None:
+            return None if known == hash(report.message) else Rejection.CONFLICTING
+        if self.batch.count >= self.task.max_count:
+            return Rejection.BATCH_FULL
+        try:
+            table = self.task.aggregation.unpack(report.message, self.task.sketch.shape)
+        except MismatchError:
+            return Rejection.MALFORMED
+        self._seen[report.report_id] = hash(report.message)
+        self.batch = self.batch + Batch(self._task_id, table, 1)
+        return None
+
+    def __repr__(self) -> str:
+        return f"Collector({self.batch!r}, rejected={dict(self.rejected)})"

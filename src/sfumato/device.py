@@ -1,0 +1,47 @@
+"""On the device: values to a report. Clear values exist here and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.errors import SpecError
+from sfumato.privacy import Rng
+from sfumato.report import Report
+from sfumato.task import Task
+
+I64 = npt.NDArray[np.int64]
+
+
+def contribute(
+    task: Task, values: Any, *, devices: int, weights: I64 | None = None, rng: Rng
+) -> I64:
+    """What `devices` devices that together hold `values` add to the sum. A real device is one.
+
+    `values` are within the contribution bound already (`privacy.bound_contributions`); `weights`
+    says how many devices hold each. The sum of contributions is the contribution of the sum.
+    """
+    table = task.sketch.encode(values, weights)
+    return task.mechanism.at_device(table, devices=devices, rng=rng)
+
+
+def report(task: Task, values: Any, *, rng: Rng) -> Report:
+    """One device's report. It holds at most `task.items_per_device` values, chosen by the caller.
+
+    >>> from sfumato.aggregation import Plain
+    >>> from sfumato.privacy import NoNoise, SeededRng
+    >>> from sfumato.sketch import OneHot
+    >>> task = Task(sketch=OneHot(categories=3), mechanism=NoNoise(), cohort="everybody",
+    ...             aggregation=Plain(modulus_bits=8), max_count=100)
+    >>> report(task, [2], rng=SeededRng(1)).message.hex()
+    '000001'
+    """
+    if len(values) > task.items_per_device:
+        raise SpecError(
+            f"this task takes at most {task.items_per_device} values of a device; "
+            f"got {len(values)}: choose among them with bound_contributions"
+        )
+    table = contribute(task, values, devices=1, rng=rng)
+    return Report(task.id, rng.words(2).tobytes(), task.aggregation.seal(table))

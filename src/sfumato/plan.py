@@ -1,0 +1,395 @@
+"""From a study to a sized campaign, with its error, its bytes and its promise known beforehand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from scipy import special
+
+from sfumato import files, sizing
+from sfumato.batch import Batch
+from sfumato.campaign import run
+from sfumato.errors import ImpossibleError, StudyError
+from sfumato.frequencies import (
+    Dictionary,
+    Estimates,
+    FrequencyCampaign,
+    FrequencyDesign,
+    Mode,
+)
+from sfumato.privacy import (
+    Budget,
+    Ledger,
+    Mechanism,
+    NoiseAtRelease,
+    NoNoise,
+    SeededRng,
+    calibrate,
+    epsilon_of,
+)
+from sfumato.release import Privacy
+from sfumato.report import HEADER_BYTES, report_bytes
+from sfumato.sketch import CountSketch, Norms, OneHot
+from sfumato.study import Study
+from sfumato.task import Task, bits_for
+
+I64 = npt.NDArray[np.int64]
+
+DEFAULT_BYTES = 1 << 16  # what a device may upload when a study says nothing about size
+REFERENCE_EXPONENT = 1.1  # of the law that plans are rehearsed on
+SMALLEST_WIDTH = 10  # the paper's theorems need more than ten cells a row
+PILOT_MOST, PILOT_LEAST = 5_000, 500  # devices; the paper asks 5,000 of a million
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Plan:
+    """What will be asked, what it should give, what it costs and what it promises."""
+
+    study: Study
+    design: FrequencyDesign
+    dictionary: Dictionary
+    algorithm: str
+    predicted: Mapping[str, Any]
+    privacy: Privacy
+    warnings: tuple[str, ...]
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        design = self.design
+        sizes: dict[str, Any] = {"items": design.items, "items_per_device": design.items_per_device}
+        if design.mode != "one_hot":
+            sizes |= {"rows": design.rows, "width": design.width, "decode": design.decode}
+            sizes |= {"constant": design.constant}
+        if design.pilot_devices:
+            sizes |= {"pilot_devices": design.pilot_devices, "width_is_at_most": design.width}
+        noise = design.mechanism
+        if isinstance(noise, NoiseAtRelease):
+            sizes |= {"noise": noise.noise, "noise_scale": noise.scale}
+        return sizes | {"rounds": design.rounds, "noise_every_round": design.every_round}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "study": self.study.to_dict(),
+            "plan": self.summary(),
+            "privacy": self.privacy.to_dict(),
+            "warnings": list(self.warnings),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "algorithm": self.algorithm,
+            "parameters": self.parameters,
+            "predicted": dict(self.predicted),
+        }
+
+    def __repr__(self) -> str:
+        lines = [f"Plan: {self.algorithm}"]
+        lines += [f"  {name:<22} {value}" for name, value in self.parameters.items()]
+        lines += ["predicted"]
+        lines += [f"  {name:<22} {_short(value)}" for name, value in self.predicted.items()]
+        lines += ["promise", f"  {self.privacy.statement}"]
+        lines += [f"warning: {warning}" for warning in self.warnings]
+        return "\n".join(lines)
+
+
+def plan(study: Study | Mapping[str, Any] | Path | str, *, items: pa.Array | None = None) -> Plan:
+    """Choose and size the campaign that answers a study, and predict what it gives.
+
+    `study` is a Study, its keys, or the path of a TOML file; `items` is the dictionary when it is
+    at hand and not in a file. A study that cannot be met raises ImpossibleError, which says what
+    would make it possible.
+    """
+    if isinstance(study, Path | str):
+        study = Study.load(study)
+    elif not isinstance(study, Study):
+        study = Study.from_mapping(study)
+    if study.trust != "central":
+        raise StudyError(
+            f'trust "{study.trust}" is not available for frequencies yet; got it in the study',
+            hint='use trust = "central"',
+        )
+    if study.devices is None:
+        raise StudyError("a plan needs to know how many devices will be asked; give devices")
+    dictionary = Dictionary(items if items is not None else _listed(study))
+    design = _design(study, len(dictionary))
+    rehearsed = rehearse(design, study)
+    warnings = _warnings(study, design, dictionary)
+    return Plan(
+        study=study,
+        design=design,
+        dictionary=dictionary,
+        algorithm=_algorithm(design),
+        predicted={
+            "standard_error": rehearsed.standard_error,
+            "half_width_95": rehearsed.half_width,
+            "standard_error_share": rehearsed.standard_error / study.devices,
+            "width": rehearsed.width or None,
+            "bytes_per_device": bytes_per_device(design),
+            "rounds": design.rounds + (1 if design.pilot_devices else 0),
+            "assumes": f"counts fall off like rank^-{REFERENCE_EXPONENT}"
+            if design.mode != "one_hot"
+            else "nothing about the data",
+        },
+        privacy=promise(study, design),
+        warnings=tuple(warnings),
+    )
+
+
+def bytes_per_device(design: FrequencyDesign) -> int:
+    """What the report of one device weighs; the pilot's devices send less or as much."""
+    tasks = design.tasks() + ([design.pilot()] if design.pilot_devices else [])
+    return max(report_bytes(task) for task in tasks)
+
+
+def promise(study: Study, design: FrequencyDesign) -> Privacy:
+    """The privacy statement of a design, true of every release it makes."""
+    who = (
+        "the collector sees each device's table, adds the noise to the sum and is trusted with both"
+    )
+    if study.epsilon is None:
+        statement = f"no differential privacy: exact sums are released; {who}"
+    else:
+        spent = epsilon_of([design.tasks()[0].loss], study.delta)
+        once = (
+            "every device answers in one round (or the pilot) only, and each round's table is noised"
+            if design.every_round or design.pilot_devices
+            else "the table of all devices is noised once"
+        )
+        noise = design.mechanism
+        assert isinstance(noise, NoiseAtRelease)  # a finite epsilon has noise
+        statement = (
+            f"({study.epsilon:g}, {study.delta:g})-differential privacy for each device: what is "
+            f"released is nearly as likely if one device's message is replaced by nothing, the "
+            f"number of devices being public; discrete {noise.noise} noise of scale "
+            f"{noise.scale:.4f} on every cell spends {spent:.4f}; {once}; {who}; devices that drop "
+            f"out do not weaken it"
+        )
+    return Privacy(
+        epsilon=study.epsilon,
+        delta=study.delta if study.epsilon is not None else 0.0,
+        unit="device",
+        neighbours="zero-out: one device's message becomes zero, the number of devices is public",
+        trust=study.trust,
+        statement=statement,
+    )
+
+
+def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
+    """Run the campaign on made-up devices whose items follow the reference law.
+
+    The same flow as the real thing, so what is predicted is what the decoder does, noise included.
+    """
+    items = min(design.items, 20_000)
+    made_up = np.arange(items, dtype=np.int64)
+    shares = np.arange(1, items + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
+    shares /= shares.sum()
+    chance = np.random.default_rng(0)
+    if design.mode == "one_hot":
+        design = replace(design, items=items)
+
+    def gather(task: Task) -> Batch:
+        devices = _answering(task.max_count * 16 // 17, study)
+        law = shares[chance.permutation(items)] if study.cohorts == "different" else shares
+        expected = devices * design.items_per_device * law
+        counts = np.floor(expected + chance.random(items)).astype(np.int64)
+        return Batch(task.id, task.sketch.encode(made_up, counts), devices)
+
+    campaign = FrequencyCampaign(design, made_up)
+    ledger = Ledger(Budget(epsilon=None, delta=study.delta))
+    run(campaign, gather, ledger=ledger, rng=SeededRng(0))
+    return campaign.estimates()
+
+
+def _design(study: Study, items: int) -> FrequencyDesign:
+    """Sizes first, then the mode: the cheapest to predict best among those the cohorts allow."""
+    assert study.devices is not None  # plan() has checked
+    rows = sizing.rows_for(items, paper=study.paper_mode)
+    width, pilot = _width(study, items, rows)
+    constant = sizing.PAPER_CONSTANT if study.paper_mode else sizing.CONSTANT
+    sketch = width > 0
+    mechanism = noise_for(study, _norms(study, rows if sketch else 0))
+
+    def made(mode: Mode, every_round: bool) -> FrequencyDesign:
+        assert study.devices is not None  # as above
+        return FrequencyDesign(
+            mode=mode,
+            items=items,
+            devices=study.devices,
+            rounds=study.rounds,
+            rows=rows if sketch else 1,
+            width=width,
+            seed=0,
+            items_per_device=study.items_per_device,
+            mechanism=mechanism,
+            decode="median" if study.paper_mode else "refined",
+            every_round=every_round,
+            pilot_devices=pilot,
+            target_error=study.target_error if pilot else None,
+            constant=constant,
+        )
+
+    shown = study.publish == "rounds" and study.rounds > 1
+    if not sketch:
+        return made("one_hot", shown)
+    if study.rounds == 1:
+        return made("shared", False)
+    mixed: Mode = "fresh" if study.cohorts == "different" else "hybrid"
+    if study.paper_mode:
+        return made(mixed, True)
+    candidates = [made("fresh", True), made("shared", shown)]
+    if study.cohorts == "similar":
+        candidates.append(made("hybrid", True))
+    return min(candidates, key=lambda design: rehearse(design, study).half_width)
+
+
+def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
+    """Width (0 for one-hot) and pilot devices, from the target error or the bytes allowed."""
+    assert study.devices is not None  # plan() has checked
+    devices = _answering(study.devices, study)
+    bits = bits_for((study.devices + max(64, study.devices // 16)) * study.items_per_device)
+    limit = study.bytes_per_device
+    cells = ((limit or DEFAULT_BYTES) - HEADER_BYTES) * 8 // bits
+    constant = sizing.PAPER_CONSTANT if study.paper_mode else sizing.CONSTANT
+    if study.target_error is None:
+        if items <= cells:
+            return 0, 0
+        width = min(cells // rows, math.ceil(constant * devices))
+        if width < SMALLEST_WIDTH:
+            need = HEADER_BYTES + -(-rows * SMALLEST_WIDTH * bits // 8)
+            raise ImpossibleError(
+                f"a sketch of {items:,} items needs at least {need:,} bytes a device; "
+                f"bytes_per_device is {limit}",
+                hint=f"set bytes_per_device to {need} or more",
+            )
+        return width, 0
+    widest = math.ceil(
+        sizing.minimax_width(study.target_error, constant=constant, devices=devices)
+    )
+    widest = max(widest, SMALLEST_WIDTH)
+    exact = items <= rows * widest
+    _check_noise(study, items, 0 if exact else rows, devices)
+    needed = items if exact else rows * widest
+    if limit is not None and needed > cells:
+        if items <= cells:
+            return 0, 0
+        reachable = 2 * constant / max(cells // rows, 1)
+        raise ImpossibleError(
+            f"target_error {study.target_error:g} needs up to "
+            f"{HEADER_BYTES + -(-needed * bits // 8):,} bytes a device; bytes_per_device is {limit}",
+            hint=f"set bytes_per_device to {HEADER_BYTES + -(-needed * bits // 8)} or target_error "
+            f"to {reachable:.3g}",
+        )
+    if exact:
+        return 0, 0
+    pilot = min(PILOT_MOST, devices // 10)
+    return widest, pilot if pilot >= PILOT_LEAST else 0
+
+
+def noise_for(study: Study, norms: Norms) -> Mechanism:
+    """The least noise that keeps the promise: Gaussian or Laplace, whichever is smaller."""
+    if study.epsilon is None:
+        return NoNoise()
+    bounds = {"l1": float(norms.l1), "l2": float(norms.l2), "unit_cells": norms.unit_cells}
+    laplace = NoiseAtRelease(
+        noise="laplace",
+        scale=calibrate("laplace", **bounds, epsilon=study.epsilon, delta=0.0),  # type: ignore[arg-type]  # the values match their names
+    )
+    if study.delta == 0:
+        return laplace
+    gaussian = NoiseAtRelease(
+        noise="gaussian",
+        scale=calibrate("gaussian", **bounds, epsilon=study.epsilon, delta=study.delta),  # type: ignore[arg-type]  # the values match their names
+    )
+    if study.paper_mode or gaussian.stddev(1) <= laplace.stddev(1):
+        return gaussian
+    return laplace
+
+
+def _norms(study: Study, rows: int) -> Norms:
+    if rows == 0:
+        return OneHot(categories=1).sensitivity(study.items_per_device)
+    return CountSketch(rows=rows, width=2, seed=0).sensitivity(study.items_per_device)
+
+
+def _check_noise(study: Study, items: int, rows: int, devices: int) -> None:
+    """Refuse a target that the noise alone misses, and say what would reach it."""
+    assert study.target_error is not None  # callers have checked
+    spread = noise_for(study, _norms(study, rows)).stddev(devices)
+    if rows:
+        spread *= math.sqrt(math.pi / (2 * rows))  # of a median of `rows` readings
+    tables = study.rounds if study.publish == "rounds" else 1
+    deviations = float(special.ndtri(1 - sizing.RISK / (2 * items)))
+    share = deviations * spread * math.sqrt(tables) / devices
+    if share > study.target_error:
+        assert study.devices is not None  # plan() has checked
+        raise ImpossibleError(
+            f"with epsilon {study.epsilon:g} and {study.devices:,} devices the noise alone makes "
+            f"errors of {share:.2g}; target_error is {study.target_error:g}",
+            hint=f"ask {math.ceil(study.devices * share / study.target_error):,} devices, "
+            f"set epsilon to {study.epsilon * share / study.target_error:.2g}, "  # type: ignore[operator]  # noise means epsilon is a number
+            f"or target_error to {share:.2g}",
+        )
+
+
+def _warnings(study: Study, design: FrequencyDesign, dictionary: Dictionary) -> list[str]:
+    assert study.devices is not None  # plan() has checked
+    found = []
+    if study.daily_reports is not None:
+        found.append('daily_reports has no effect: it is for trust = "local"')
+    if dictionary.duplicates:
+        found.append(f"the dictionary lists {dictionary.duplicates:,} items twice; each counts once")
+    if study.epsilon is not None and study.delta > 1 / study.devices:
+        found.append(
+            f"delta {study.delta:g} is more than 1/devices, which could spare whole devices; "
+            f"use at most {0.1 / study.devices:.1g}"
+        )
+    if design.mode == "one_hot":
+        return found
+    collisions = sizing.majority_collisions(design.items, design.rows, design.width)
+    if collisions > 0.1:
+        found.append(
+            f"about {collisions:.2g} items will meet the most common one in a majority of rows and "
+            f"be read as it by a median"
+            + (", in every round alike" if design.mode == "hybrid" else "")
+            + "; use more rows or a larger width"
+        )
+    if study.paper_mode:
+        found.append(
+            "paper_mode sizes with the constant 2, which misses the target error by up to 7 times"
+        )
+    if design.every_round and study.epsilon is not None and study.rounds > 1:
+        found.append(
+            f"noise in each of {study.rounds} rounds adds up; fewer, larger rounds would have less"
+        )
+    return found
+
+
+def _algorithm(design: FrequencyDesign) -> str:
+    if design.mode == "one_hot":
+        return "one-hot"
+    name = "count sketch" if design.rounds == 1 else f"{design.mode} count sketches"
+    return f"two-phase {name}" if design.pilot_devices else name
+
+
+def _answering(devices: int, study: Study) -> int:
+    return max(1, math.floor(devices * (1 - study.dropout)))
+
+
+def _listed(study: Study) -> pa.Array:
+    if study.dictionary is None:
+        raise StudyError("frequencies are of listed items; give a dictionary (a CSV or Parquet file)")
+    column = study.dictionary_column or files.column_names(study.dictionary)[0]
+    batches = files.read_columns(study.dictionary, [column], [pa.string()])
+    parts = [batch.column(0) for batch in batches]
+    return pa.concat_arrays(parts) if parts else pa.array([], type=pa.string())
+
+
+def _short(value: Any) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,230 @@
+"""Simulated devices: what each holds, and which task asks which of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sfumato import files
+from sfumato.errors import DataError
+from sfumato.privacy import Rng, bound_contributions
+
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+Data = Path | str | pa.Table | Mapping[str, Any] | Sequence[str]
+
+MOST_VALUES = 500_000_000  # of devices that hold several
+_CHUNK_ROWS = 1 << 18
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Population:
+    """Devices and their items, in chunks.
+
+    A row is one device's item, or `weights` devices with that item. With `owners` (one chunk only)
+    a row is one of several values of the device named there, 0 .. devices − 1.
+    """
+
+    chunks: tuple[pa.Array, ...]
+    weights: tuple[I64, ...] | None
+    owners: I64 | None
+    devices: int
+
+    @classmethod
+    def load(
+        cls,
+        data: Data,
+        *,
+        item_column: str | None = None,
+        device_column: str | None = None,
+        count_column: str | None = None,
+    ) -> Population:
+        """From a CSV, CSV.gz or Parquet file, an Arrow table, a mapping of columns, or items."""
+        items: list[pa.Array] = []
+        counts: list[I64] = []
+        names: list[pa.Array] = []
+        for batch in _batches(data, item_column, device_column, count_column):
+            items.append(_present(batch.column("item"), "items"))
+            if count_column:
+                counts.append(_whole(batch.column("count"), count_column))
+            if device_column:
+                names.append(_present(batch.column("device"), "devices"))
+        if not items:
+            raise DataError("the data holds no rows; a simulation needs at least one device")
+        if device_column:
+            return cls._grouped(items, counts, names)
+        if not counts:
+            return cls(tuple(items), None, None, sum(map(len, items)))
+        devices = sum(int(part.sum()) for part in counts)
+        if devices == 0:
+            raise DataError(f"the counts in {count_column!r} add up to no devices at all")
+        return cls(tuple(items), tuple(counts), None, devices)
+
+    @classmethod
+    def _grouped(
+        cls, items: list[pa.Array], counts: list[I64], names: list[pa.Array]
+    ) -> Population:
+        named = pa.concat_arrays(names).dictionary_encode()
+        owners = named.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        held = pa.concat_arrays(items)
+        if counts:  # an item that a device has thrice is three values to choose among
+            count = np.concatenate(counts)
+            if count.sum() > MOST_VALUES:
+                raise DataError(
+                    f"the devices must hold at most {MOST_VALUES:,} values; got {count.sum():,}"
+                )
+            rows = np.repeat(np.arange(count.size), count)
+            held, owners = held.take(pa.array(rows)), owners[rows]
+        return cls((held,), None, owners, len(named.dictionary))
+
+    def bounded(self, limit: int, *, rng: Rng) -> Population:
+        """At most `limit` values a device, chosen at random among its own."""
+        if self.owners is None:
+            return self
+        kept = bound_contributions(self.owners, limit, rng=rng)
+        return replace(
+            self, chunks=(self.chunks[0].take(pa.array(kept)),), owners=self.owners[kept]
+        )
+
+    def __repr__(self) -> str:  # never what they hold
+        return f"Population({self.devices:,} devices)"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Some devices of one cohort: the items of those that answer, and how many were asked."""
+
+    items: pa.Array
+    weights: I64 | None
+    asked: int
+    answering: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cohorts:
+    """Which task asks which devices; none is asked twice, and some may not be asked at all.
+
+    Devices fall into cohorts by chance, or `in_order` of the data. Chance is drawn again from its
+    seed whenever it is needed, so nothing about a device is stored.
+    """
+
+    shares: Mapping[str, float]  # of the population, by cohort; they add up to at most one
+    in_order: bool
+    dropout: float
+    seed: int
+
+    def shards(self, population: Population, cohort: str) -> Iterator[Shard]:
+        """The devices of one cohort, in pieces."""
+        index = list(self.shares).index(cohort)
+        start = 0
+        for number, items in enumerate(population.chunks):
+            chance = np.random.default_rng([self.seed, number])
+            if population.weights is not None:
+                weights = population.weights[number]
+                yield from self._weighted(items, weights, index, start, population.devices, chance)
+                start += int(weights.sum())
+                continue
+            devices = len(items) if population.owners is None else population.devices
+            asked = self._place(start, devices, population.devices, chance) == index
+            answers = asked & (chance.random(devices) >= self.dropout)
+            rows = answers if population.owners is None else answers[population.owners]
+            start += devices
+            yield Shard(items.filter(pa.array(rows)), None, int(asked.sum()), int(answers.sum()))
+
+    def _weighted(
+        self,
+        items: pa.Array,
+        weights: I64,
+        index: int,
+        start: int,
+        devices: int,
+        chance: np.random.Generator,
+    ) -> Iterator[Shard]:
+        if self.in_order:
+            ends = start + np.cumsum(weights)
+            first, last = np.rint(self._cuts()[index : index + 2] * devices).astype(np.int64)
+            begins = ends - weights
+            asked = np.clip(last, begins, ends) - np.clip(first, begins, ends)
+        else:
+            chances = np.r_[list(self.shares.values()), 0.0]
+            chances[-1] = max(0.0, 1 - chances.sum())
+            asked = chance.multinomial(weights, chances)[:, index]
+        answers = chance.binomial(asked, 1 - self.dropout)
+        rows = np.flatnonzero(answers)
+        yield Shard(
+            items.take(pa.array(rows)), answers[rows], int(asked.sum()), int(answers.sum())
+        )
+
+    def _place(self, start: int, count: int, devices: int, chance: np.random.Generator) -> I64:
+        """The cohort of each of `count` devices; the number of cohorts for those not asked."""
+        drawn = chance.random(count)
+        place = (np.arange(start, start + count) + 0.5) / devices if self.in_order else drawn
+        return np.searchsorted(self._cuts()[1:], place, side="right")
+
+    def _cuts(self) -> F64:
+        cuts = np.cumsum([0.0, *self.shares.values()])
+        return np.where(cuts > 1 - 1e-9, 1.0, cuts)
+
+
+def _batches(
+    data: Data, item_column: str | None, device_column: str | None, count_column: str | None
+) -> Iterator[pa.RecordBatch]:
+    """Rows as columns "item" (string), "device" (string) and "count" (number), where asked for."""
+    roles = [("device", device_column, pa.string()), ("count", count_column, pa.float64())]
+    extra = [(role, name, kind) for role, name, kind in roles if name]
+    if isinstance(data, Path | str):
+        columns = files.column_names(data)
+        item = item_column or ("item" if "item" in columns else columns[0])
+        source = files.read_columns(
+            data, [item, *(name for _, name, _ in extra)], [pa.string(), *(k for *_, k in extra)]
+        )
+    else:
+        source = _from_memory(data, item_column, extra)
+    for batch in source:
+        named = batch.rename_columns(["item", *(role for role, *_ in extra)])
+        for start in range(0, len(named), _CHUNK_ROWS):
+            yield named.slice(start, _CHUNK_ROWS)
+
+
+def _from_memory(
+    data: pa.Table | Mapping[str, Any] | Sequence[str],
+    item_column: str | None,
+    extra: list[tuple[str, str, pa.DataType]],
+) -> Iterator[pa.RecordBatch]:
+    if not isinstance(data, pa.Table):
+        data = pa.table(data if isinstance(data, Mapping) else {"item": data})
+    names = data.column_names
+    item = item_column or ("item" if "item" in names else names[0])
+    wanted = {item: pa.string(), **{name: kind for _, name, kind in extra}}
+    for name in wanted:
+        if name not in names:
+            raise DataError(f"the data has no column {name!r}; its columns are {', '.join(names)}")
+    try:
+        columns = [data.column(name).cast(kind) for name, kind in wanted.items()]
+    except pa.ArrowInvalid as problem:
+        raise DataError(f"the data cannot be read as items: {problem}") from problem
+    yield from pa.table(columns, names=list(wanted)).to_batches()
+
+
+def _present(column: pa.Array, what: str) -> pa.Array:
+    if column.null_count:
+        raise DataError(f"{what} must not be missing; got {column.null_count:,} missing values")
+    return column
+
+
+def _whole(column: pa.Array, name: str) -> I64:
+    """Counts as whole numbers; missing, negative and fractional ones are refused."""
+    values = _present(column, f"counts in {name!r}").to_numpy(zero_copy_only=False)
+    wrong = ~((values >= 0) & (values < 2**53) & (values == np.floor(values)))
+    if wrong.any():
+        raise DataError(
+            f"counts in {name!r} must be whole numbers of at least 0; "
+            f"got {values[wrong][0]:g} among {int(wrong.sum()):,} that are not"
+        )
+    return values.astype(np.int64)

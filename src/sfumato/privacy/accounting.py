@@ -1,0 +1,198 @@
+"""What mechanisms cost: losses as data, composed and converted by Google's `dp-accounting`.
+
+A loss says what noise met what contribution. Losses to the same devices compose; losses to disjoint
+cohorts do not add up (the ledger keeps them apart). The neighbouring relation is always zero-out:
+one device's message becomes zero and the number of devices is public. A claim for the replace
+relation is never made from these numbers (DIGEST 1C.2: it would need up to twice the sensitivity).
+
+Where a contribution moves exactly k cells by exactly one, its privacy loss is the k-fold composition
+of a one-dimensional shift by one, which is computed exactly (`unit_cells`); nothing is bounded
+except by the accountant's discretisation, which rounds up. Otherwise Rényi bounds are used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.rdp import rdp_privacy_accountant as rdp
+from scipy import special
+
+from sfumato.errors import SpecError
+from sfumato.privacy.samplers import LARGEST_SCALE, log_mass
+from sfumato.spec import require, spec
+
+Noise = Literal["gaussian", "laplace", "skellam"]
+
+_ORDERS = np.array([1.25, 1.5, *range(2, 65), *range(72, 520, 8), 1024.0, 2048.0])
+_PRECISION = 1e-3  # of a calibrated scale, relative; the scale is rounded up
+
+
+@spec("additive_loss")
+class AdditiveLoss:
+    """Integer noise on every cell of a table that one device moves within these norms."""
+
+    noise: Noise
+    scale: float  # standard deviation (gaussian, skellam) or exponential scale (laplace)
+    l1: float
+    l2: float
+    unit_cells: int  # that many cells moved by exactly one; 0 if only the norms are known
+
+    def check(self) -> None:
+        require(self.scale > 0, f"scale must be above 0; got {self.scale}")
+        require(0 < self.l2 <= self.l1, f"norms must be 0 < l2 <= l1; got {self.l2} and {self.l1}")
+        require(self.unit_cells >= 0, f"unit_cells must be at least 0; got {self.unit_cells}")
+
+
+@spec("no_privacy")
+class NoPrivacy:
+    """A release without noise: the loss is infinite, and is recorded as such."""
+
+
+Loss = AdditiveLoss | NoPrivacy
+
+
+def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
+    """The epsilon of all these losses to the same devices, at this delta; rounded up, never down.
+
+    >>> round(epsilon_of([AdditiveLoss(noise="skellam", scale=9.446669, l1=5, l2=5**0.5,
+    ...                                unit_cells=5)], delta=1e-6), 3)
+    0.995
+    """
+    if not 0 <= delta < 1:
+        raise SpecError(f"delta must be at least 0 and below 1; got {delta}")
+    if any(isinstance(loss, NoPrivacy) for loss in losses):
+        return math.inf
+    additive = [loss for loss in losses if isinstance(loss, AdditiveLoss)]
+    if not additive:
+        return 0.0
+    if all(loss.noise == "laplace" for loss in additive):
+        pure = sum(loss.l1 / loss.scale for loss in additive)
+        if delta == 0:
+            return pure
+    if all(loss.unit_cells or loss.noise == "laplace" for loss in additive):
+        return _composed_epsilon(tuple(additive), delta)
+    if delta == 0:
+        return math.inf
+    total = sum(_renyi(loss) for loss in additive)
+    return float(rdp.compute_epsilon(_ORDERS, total, delta)[0])
+
+
+def gaussian_stddev(sensitivity: float, epsilon: float, delta: float) -> float:
+    """The least standard deviation of continuous Gaussian noise for (epsilon, delta).
+
+    The analytic Gaussian mechanism (Balle and Wang 2018): the starting point for discrete noise,
+    and the reference that golden G8 checks.
+
+    >>> round(gaussian_stddev(1.0, 1.0, 1e-6), 6)
+    4.224679
+    """
+
+    def delta_at(stddev: float) -> float:
+        a, b = sensitivity / (2 * stddev), epsilon * stddev / sensitivity
+        return float(special.ndtr(a - b) - np.exp(epsilon + special.log_ndtr(-a - b)))
+
+    low, high = 0.0, sensitivity
+    while delta_at(high) > delta:
+        low, high = high, 2 * high
+    while (high - low) > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta_at(middle) > delta else (low, middle)
+    return high
+
+
+@lru_cache(maxsize=256)
+def calibrate(
+    noise: Noise, *, l1: float, l2: float, unit_cells: int, epsilon: float, delta: float
+) -> float:
+    """The least scale (to a tenth of a per cent, rounded up) at which one release costs epsilon."""
+    if not epsilon > 0 or not math.isfinite(epsilon):
+        raise SpecError(f"epsilon must be above 0 and finite; got {epsilon}")
+    if noise == "laplace":
+        scale = math.nextafter(l1 / epsilon, math.inf)
+        return _within_sampler(noise, scale)
+    if not 0 < delta < 1:
+        raise SpecError(f"{noise} noise needs a delta above 0 and below 1; got {delta}")
+
+    def cost(scale: float) -> float:
+        loss = AdditiveLoss(noise=noise, scale=scale, l1=l1, l2=l2, unit_cells=unit_cells)
+        return epsilon_of([loss], delta)
+
+    guess = _within_sampler(noise, gaussian_stddev(l2, epsilon, delta))
+    low, high = guess, guess
+    while cost(high) > epsilon:
+        low, high = high, high * 1.01 if high < 1.05 * guess else high * 1.5
+        _within_sampler(noise, high)
+    while low == high or cost(low) <= epsilon:
+        low, high = low * 0.99, low
+        if low < guess / 2:  # tiny epsilon-to-noise ratios: the guess is already generous
+            break
+    while high - low > _PRECISION * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
+    return high
+
+
+def _within_sampler(noise: Noise, scale: float) -> float:
+    if scale > LARGEST_SCALE[noise]:
+        raise SpecError(
+            f"{noise} noise of scale {scale:.6g} is more than the sampler's {LARGEST_SCALE[noise]}",
+            hint="raise epsilon or delta, or let a device contribute fewer items",
+        )
+    return scale
+
+
+def _composed_epsilon(losses: tuple[AdditiveLoss, ...], delta: float) -> float:
+    total = None
+    for loss in losses:
+        if loss.unit_cells:
+            part = _unit_shift(loss.noise, loss.scale, loss.unit_cells)
+        else:  # pure: any pattern of shifts within l1
+            part = pld.from_privacy_parameters(
+                pld.common.DifferentialPrivacyParameters(loss.l1 / loss.scale, 0.0)
+            )
+        total = part if total is None else total.compose(part)
+    assert total is not None  # callers pass at least one loss
+    return float(total.get_epsilon_for_delta(delta))
+
+
+@lru_cache(maxsize=256)
+def _unit_shift(noise: Noise, scale: float, cells: int) -> pld.PrivacyLossDistribution:
+    """The privacy loss of `cells` coordinates, each shifted by exactly one under this noise."""
+    first, logs = log_mass(noise, scale)
+    values = range(first, first + logs.size)
+    lower = dict(zip(values, logs.tolist(), strict=True))
+    upper = {value + 1: log for value, log in lower.items()}
+    one = pld.from_two_probability_mass_functions(
+        lower, upper, value_discretization_interval=_interval(cells, scale)
+    )
+    return one if cells == 1 else one.self_compose(cells)
+
+
+def _interval(cells: int, scale: float) -> float:
+    """Rounding up costs at most an interval a cell: keep the sum small, beside the loss as well."""
+    return min(5e-4 / max(cells, 5), 2e-3 / scale)
+
+
+def _renyi(loss: AdditiveLoss) -> npt.NDArray[np.float64]:
+    """Rényi divergence at each order, bounded from the norms."""
+    if loss.noise == "laplace":  # pure epsilon: min(epsilon, order·epsilon²/2)
+        pure = loss.l1 / loss.scale
+        return np.minimum(pure, _ORDERS * pure**2 / 2)
+    variance = loss.scale**2
+    gaussian = _ORDERS * loss.l2**2 / (2 * variance)
+    if loss.noise == "gaussian":  # Canonne, Kamath, Steinke 2020, theorem 14
+        return gaussian
+    # Agarwal, Kairouz, Liu 2021, theorem 3.5: integer orders; others take the next integer's
+    order = np.ceil(_ORDERS)
+    gaussian = order * loss.l2**2 / (2 * variance)
+    extra = np.minimum(
+        ((2 * order - 1) * loss.l2**2 + 6 * loss.l1) / (4 * variance**2),
+        3 * loss.l1 / (2 * variance),
+    )
+    return np.asarray(gaussian + extra)

@@ -1,0 +1,191 @@
+"""Additive integer noise on a table: whole at the release, or in shares on the devices.
+
+A mechanism has one method a station: `at_device` on what devices send, `at_release` on the sum.
+Tables are integers and so is the noise, so nothing is rounded and a modular sum stays exact.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.errors import ImpossibleError, SpecError
+from sfumato.privacy import samplers
+from sfumato.privacy.accounting import AdditiveLoss, Loss, Noise, NoPrivacy
+from sfumato.privacy.samplers import Rng
+from sfumato.spec import require, spec
+
+I64 = npt.NDArray[np.int64]
+
+
+class Contribution(Protocol):
+    """How far one device moves a table; `sketch.Norms` is one."""
+
+    @property
+    def l1(self) -> float: ...
+    @property
+    def l2(self) -> float: ...
+    @property
+    def unit_cells(self) -> int: ...
+
+
+class Mechanism(Protocol):
+    """Privacy, station by station."""
+
+    @property
+    def in_shares(self) -> bool:
+        """Whether devices add the noise, so that only their sum is protected."""
+        ...
+
+    def at_device(self, table: I64, *, devices: int, rng: Rng) -> I64:
+        """What `devices` devices together send for the sum of their tables."""
+        ...
+
+    def at_release(self, total: I64, *, count: int, rng: Rng) -> I64:
+        """What is shown of the sum over `count` devices."""
+        ...
+
+    def loss(self, contribution: Contribution) -> Loss:
+        """What one release costs a device, as data for the ledger."""
+        ...
+
+    def stddev(self, count: int) -> float:
+        """Standard deviation of the noise on a cell of a release over `count` devices."""
+        ...
+
+
+@spec("no_noise")
+class NoNoise:
+    """The exact sum: for pipelines without a privacy promise, and for measuring what noise costs.
+
+    Claim: none. The ledger records an infinite loss.
+    """
+
+    @property
+    def in_shares(self) -> bool:
+        return False
+
+    def at_device(self, table: I64, *, devices: int, rng: Rng) -> I64:
+        return table
+
+    def at_release(self, total: I64, *, count: int, rng: Rng) -> I64:
+        return total
+
+    def loss(self, contribution: Contribution) -> Loss:
+        return NoPrivacy()
+
+    def stddev(self, count: int) -> float:
+        return 0.0
+
+
+@spec("noise_at_release")
+class NoiseAtRelease:
+    """Discrete Gaussian or Laplace noise, added once to the sum by who holds it.
+
+    Claim: one release is (epsilon, delta)-DP at the epsilon that `accounting.epsilon_of` gives for
+        `loss`; neighbours differ by one device's table becoming zero, the count being public.
+    Proof: docs/proofs/noise.md: the loss of a contribution of k cells moved by one is the k-fold
+        composition of a shift by one; else zCDP (Gaussian) or pure DP (Laplace) from its norm.
+    Assumes: who adds the noise is trusted with the sum (trust "central"); each device contributes
+        within the norms; `rng` is cryptographic.
+    Utility: unbiased; every cell has variance scale² (Gaussian, to within e^{-2π²·scale²} for
+        scale ≥ 1) or about 2·scale² (Laplace).
+    """
+
+    noise: Noise
+    scale: float  # standard deviation (gaussian) or exponential scale (laplace)
+
+    def check(self) -> None:
+        require(
+            self.noise in ("gaussian", "laplace"),
+            f"noise at the release is gaussian or laplace; got {self.noise}",
+        )
+        limit = samplers.LARGEST_SCALE[self.noise]
+        require(0 < self.scale <= limit, f"scale must be above 0, at most {limit}; got {self.scale}")
+
+    @property
+    def in_shares(self) -> bool:
+        return False
+
+    def at_device(self, table: I64, *, devices: int, rng: Rng) -> I64:
+        return table
+
+    def at_release(self, total: I64, *, count: int, rng: Rng) -> I64:
+        if self.noise == "gaussian":
+            return total + samplers.discrete_gaussian(self.scale, total.shape, rng)
+        return total + samplers.discrete_laplace(self.scale, total.shape, rng)
+
+    def loss(self, contribution: Contribution) -> Loss:
+        return _additive(self.noise, self.scale, contribution)
+
+    def stddev(self, count: int) -> float:
+        if self.noise == "gaussian":
+            return self.scale
+        ratio = math.exp(-1 / self.scale)
+        return math.sqrt(2 * ratio) / (1 - ratio)
+
+
+@spec("noise_in_shares")
+class NoiseInShares:
+    """Skellam noise that devices add in equal shares, so that only a secure sum is protected.
+
+    Skellam variables add exactly, so the sum over `survivors` devices of which at most `colluders`
+    tell their share carries Skellam noise of at least `scale` (DIGEST 1D; more survivors, more noise).
+
+    Claim, proof: as `NoiseAtRelease`, for what the sum shows to anyone but the colluders.
+    Assumes: nobody sees a summand (the task refuses `Plain`); at least `survivors` devices stay,
+        or the release is refused; their generators are cryptographic.
+    Utility: unbiased; variance scale²·count/(survivors − colluders).
+    """
+
+    scale: float  # standard deviation that the least admissible sum must have
+    survivors: int  # the smallest cohort that may be released
+    colluders: int = 0  # survivors whose shares the adversary may know
+
+    def check(self) -> None:
+        require(self.scale > 0, f"scale must be above 0; got {self.scale}")
+        require(
+            0 <= self.colluders < self.survivors,
+            f"colluders must be at least 0 and fewer than the {self.survivors} survivors; "
+            f"got {self.colluders}",
+        )
+
+    @property
+    def in_shares(self) -> bool:
+        return True
+
+    @property
+    def share_stddev(self) -> float:
+        return self.scale / math.sqrt(self.survivors - self.colluders)
+
+    def at_device(self, table: I64, *, devices: int, rng: Rng) -> I64:
+        if devices < 1:
+            raise SpecError(f"devices must be at least 1; got {devices}")
+        return table + samplers.skellam(self.share_stddev * math.sqrt(devices), table.shape, rng)
+
+    def at_release(self, total: I64, *, count: int, rng: Rng) -> I64:
+        if count < self.survivors:
+            raise ImpossibleError(
+                f"a release needs at least {self.survivors} devices for its noise; got {count}",
+                hint="ask again with a larger cohort; nothing was released",
+            )
+        return total
+
+    def loss(self, contribution: Contribution) -> Loss:
+        return _additive("skellam", self.scale, contribution)
+
+    def stddev(self, count: int) -> float:
+        return self.share_stddev * math.sqrt(count)
+
+
+def _additive(noise: Noise, scale: float, contribution: Contribution) -> AdditiveLoss:
+    return AdditiveLoss(
+        noise=noise,
+        scale=scale,
+        l1=float(contribution.l1),
+        l2=float(contribution.l2),
+        unit_cells=contribution.unit_cells,
+    )

@@ -1,0 +1,239 @@
+"""Exact integer samplers: discrete Gaussian, discrete Laplace and Skellam, from 64-bit words.
+
+One method serves all three. A value is drawn by inversion: the number of cumulative probabilities
+that a uniform real U does not reach. U is never rounded: its first word decides unless it ties
+with the first word of a cumulative probability (one draw in 2**55 or so), and then more words of U
+are drawn and compared with the probabilities at as many more bits as it takes. So the samples
+follow the stated distribution exactly, tails included; no float is involved.
+
+Claim: each sample has the stated probability mass function, given uniform independent words.
+Proof: docs/proofs/samplers.md.
+Assumes: the words of `rng` are uniform. Nothing is constant-time: who can measure how long a
+    device computes may learn about its noise.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Context, Decimal, localcontext
+from fractions import Fraction
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.errors import SpecError
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+
+WORD_BITS = 64
+LARGEST_SCALE = {"gaussian": 1 << 16, "laplace": 1 << 12, "skellam": 1 << 16}
+"""Tables grow with the scale: about two million entries at these."""
+
+
+class Rng(Protocol):
+    """Where random words come from. Randomness is always an argument."""
+
+    def words(self, count: int) -> U64:
+        """`count` independent uniform 64-bit words."""
+        ...
+
+
+class SystemRng:
+    """The operating system's cryptographic generator: what real devices and releases use."""
+
+    def words(self, count: int) -> U64:
+        return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+
+    def __repr__(self) -> str:
+        return "SystemRng()"
+
+
+class SeededRng:
+    """Words that a seed repeats: for simulations and tests, never for a real release."""
+
+    def __init__(self, *seed: int) -> None:
+        self._generator = np.random.Philox(np.random.SeedSequence(seed))
+
+    def words(self, count: int) -> U64:
+        return np.asarray(self._generator.random_raw(count), dtype=np.uint64)
+
+    def __repr__(self) -> str:
+        return "SeededRng(…)"  # its state is the noise
+
+
+def discrete_gaussian(stddev: float, size: int | tuple[int, ...], rng: Rng) -> I64:
+    """Integers x with probability ∝ exp(−x²/(2·stddev²))  (Canonne, Kamath, Steinke 2020).
+
+    >>> discrete_gaussian(10.0, 5, SeededRng(1)).dtype
+    dtype('int64')
+    """
+    return _sampler("gaussian", float(stddev)).draw(size, rng)
+
+
+def discrete_laplace(scale: float, size: int | tuple[int, ...], rng: Rng) -> I64:
+    """Integers x with probability ∝ exp(−|x|/scale)."""
+    return _sampler("laplace", float(scale)).draw(size, rng)
+
+
+def skellam(stddev: float, size: int | tuple[int, ...], rng: Rng) -> I64:
+    """The difference of two Poisson variables of mean stddev²/2 each; adds up over devices."""
+    return _sampler("skellam", float(stddev)).draw(size, rng)
+
+
+def log_mass(kind: str, scale: float) -> tuple[int, npt.NDArray[np.float64]]:
+    """The distribution as (first value, log probabilities), to float accuracy, for accounting."""
+    half = _HALF_WEIGHTS[kind](Fraction(scale), 2 * WORD_BITS)
+    total = 2 * sum(half) - half[0]
+    logs = [math.log(weight) - math.log(total) for weight in half if weight]
+    return 1 - len(logs), np.array(logs[:0:-1] + logs)
+
+
+def central_width(kind: str, scale: float, confidence: float) -> int:
+    """The least q with P(|x| ≤ q) ≥ confidence."""
+    first, logs = log_mass(kind, scale)
+    upper = np.exp(logs[-first:])  # the values 0, 1, 2, …
+    inside = 2 * np.cumsum(upper) - upper[0]
+    return int(np.searchsorted(inside, confidence))
+
+
+@dataclass(frozen=True, slots=True)
+class Inversion:
+    """Draws from a symmetric distribution on the integers, given its weights to any precision.
+
+    `half_weights(bits)` lists integers proportional to the probabilities of 0, 1, 2, …: each is
+    within 2**-bits of its true share of the whole, and so is all that it leaves out.
+    `word_bits` is 64; tests make it small, so that ties come often.
+    """
+
+    half_weights: Callable[[int], list[int]]
+    first: int
+    cumulative: U64  # first words of the cumulative probabilities, from the value `first` up
+    word_bits: int = WORD_BITS
+
+    @classmethod
+    def of(cls, half_weights: Callable[[int], list[int]], word_bits: int = WORD_BITS) -> Inversion:
+        bits = 2 * WORD_BITS
+        first, bounds = _cumulative(half_weights(bits), bits)
+        words = [low >> (bits - word_bits) for low, _ in bounds]
+        return cls(half_weights, first, np.array(words, dtype=np.uint64), word_bits)
+
+    def draw(self, size: int | tuple[int, ...], rng: Rng) -> I64:
+        shape = (size,) if isinstance(size, int) else size
+        words = rng.words(math.prod(shape)) >> np.uint64(WORD_BITS - self.word_bits)
+        passed = np.searchsorted(self.cumulative, words, side="right")
+        values = passed.astype(np.int64) + self.first
+        # A tie means that U may lie on either side. The lower bounds are within one of the truth
+        # in their last place, so a word just above one counts as a tie, too.
+        below = self.cumulative[np.maximum(passed, 1) - 1]
+        ties = (passed > 0) & (words - below <= 1)
+        for index in np.flatnonzero(ties):
+            values[index] = self._settle(int(words[index]), rng)
+        return values.reshape(shape)
+
+    def _settle(self, prefix: int, rng: Rng) -> int:
+        """The value for a U that begins with `prefix`: more words, more bits, until it is sure."""
+        bits = self.word_bits
+        while True:
+            word = int(rng.words(1)[0]) >> (WORD_BITS - self.word_bits)
+            prefix, bits = prefix << self.word_bits | word, bits + self.word_bits
+            precision = bits + 2 * WORD_BITS
+            first, bounds = _cumulative(self.half_weights(precision), precision)
+            low, high = prefix << 2 * WORD_BITS, (prefix + 1) << 2 * WORD_BITS  # low <= U < high
+            certain = sum(above <= low for _, above in bounds)
+            possible = sum(below < high for below, _ in bounds)
+            if certain == possible < len(bounds):
+                return first + certain
+
+
+def _cumulative(half: list[int], bits: int) -> tuple[int, list[tuple[int, int]]]:
+    """From half the weights: the least value, and bounds on each cumulative probability × 2**bits.
+
+    A pair holds the true number between its members, both included.
+    """
+    weights = half[:0:-1] + half
+    total = sum(weights)
+    slack = len(weights) + 2  # each weight, and what was left out, is off by at most one place
+    bounds, running = [], 0
+    for weight in weights:
+        running += weight
+        place = (running << bits) // total
+        bounds.append((max(place - slack, 0), min(place + slack, 1 << bits)))
+    return 1 - len(half), bounds
+
+
+@lru_cache(maxsize=64)
+def _sampler(kind: str, scale: float) -> Inversion:
+    if not 0 < scale <= LARGEST_SCALE[kind]:
+        raise SpecError(
+            f"the scale of {kind} noise must be above 0 and at most {LARGEST_SCALE[kind]}; "
+            f"got {scale}"
+        )
+    exact = Fraction(scale)
+    return Inversion.of(lambda bits: _HALF_WEIGHTS[kind](exact, bits))
+
+
+_GUARD_BITS = 80  # rounding in a table of up to 2**24 entries stays below one place
+
+
+def _gaussian_weights(stddev: Fraction, bits: int) -> list[int]:
+    """exp(−x²/2σ²) for x = 0, 1, …: each the last times a ratio, each ratio the last times q."""
+    bits += _GUARD_BITS
+    root = _exp(-1 / (2 * stddev**2), bits)
+    square = root * root >> bits
+    weights, weight, ratio = [], 1 << bits, root
+    while weight:
+        weights.append(weight)
+        weight = weight * ratio >> bits
+        ratio = ratio * square >> bits
+    return weights
+
+
+def _laplace_weights(scale: Fraction, bits: int) -> list[int]:
+    bits += _GUARD_BITS
+    ratio = _exp(-1 / scale, bits)
+    weights, weight = [], 1 << bits
+    while weight:
+        weights.append(weight)
+        weight = weight * ratio >> bits
+    return weights
+
+
+def _skellam_weights(stddev: Fraction, bits: int) -> list[int]:
+    """Bessel's I_x(μ), μ the variance, by Miller's backward recurrence, which is stable:
+    I_{x−1} = I_{x+1} + (2x/μ)·I_x, every term positive."""
+    bits += _GUARD_BITS
+    variance = stddev**2
+    mu = float(variance)
+    last, logarithm = 0, 0.0
+    while logarithm > -bits:  # Amos 1974: I_x/I_{x−1} < μ/(x − 1/2 + √((x − 1/2)² + μ²))
+        last += 1
+        logarithm += math.log2(mu / (last - 0.5 + math.hypot(last - 0.5, mu)))
+    after, here = 0, 1 << bits
+    weights = [here]
+    for x in range(last, 0, -1):
+        before = after + 2 * x * variance.denominator * here // variance.numerator
+        after, here = here, before
+        weights.append(here)
+    shift = max(here.bit_length() - bits, 0)
+    return [weight for weight in (w >> shift for w in reversed(weights)) if weight]
+
+
+_HALF_WEIGHTS: dict[str, Callable[[Fraction, int], list[int]]] = {
+    "gaussian": _gaussian_weights,
+    "laplace": _laplace_weights,
+    "skellam": _skellam_weights,
+}
+
+
+def _exp(exponent: Fraction, bits: int) -> int:
+    """exp(exponent) × 2**bits, rounded down; `decimal` rounds its exp correctly."""
+    digits = int(bits * 0.302) + 20
+    with localcontext(Context(prec=digits)):
+        value = (Decimal(exponent.numerator) / Decimal(exponent.denominator)).exp()
+        return int(value * (Decimal(2) ** bits))

@@ -1,0 +1,34 @@
+"""Contribution bounds: how much of what a device holds may count."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.errors import SpecError
+from sfumato.privacy.samplers import Rng
+
+I64 = npt.NDArray[np.int64]
+
+
+def bound_contributions(devices: I64, limit: int, *, rng: Rng) -> I64:
+    """Which values to keep so that no device has more than `limit`: sorted indices into `devices`.
+
+    `devices` names the owner of each value. A device's values are chosen uniformly at random among
+    its own; one that holds at most `limit` keeps them all. Nothing else about them matters, so the
+    bound holds whatever a device holds.
+
+    >>> from sfumato.privacy import SeededRng
+    >>> kept = bound_contributions(np.array([7, 7, 7, 8]), 1, rng=SeededRng(1))
+    >>> len(kept), kept[-1]
+    (2, np.int64(3))
+    """
+    if limit < 1:
+        raise SpecError(f"items_per_device must be at least 1; got {limit}")
+    if devices.size == 0:
+        return np.empty(0, dtype=np.int64)
+    order = np.lexsort((rng.words(devices.size), devices))  # by device, at random within
+    owner = devices[order]
+    starts = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]])
+    place = np.arange(owner.size) - np.repeat(starts, np.diff(np.r_[starts, owner.size]))
+    return np.sort(order[place < limit])

@@ -1,0 +1,48 @@
+"""What leaves a device: a version, the task it answers, an id, and the sealed table.
+
+    byte 0        wire version (1)
+    bytes 1–32    digest of the task
+    bytes 33–48   report id, random, so that a report sent twice is counted once
+    bytes 49–     the sealed table; the task says how long it is
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sfumato.errors import MismatchError
+from sfumato.task import Task
+
+WIRE_VERSION = 1
+HEADER_BYTES = 49
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Report:
+    """One device's answer to one task, sealed."""
+
+    task_id: str
+    report_id: bytes
+    message: bytes
+
+    def to_bytes(self) -> bytes:
+        return (
+            bytes([WIRE_VERSION]) + bytes.fromhex(self.task_id) + self.report_id + self.message
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Report:
+        if len(data) < HEADER_BYTES or data[0] != WIRE_VERSION:
+            raise MismatchError(
+                f"a report must begin with version {WIRE_VERSION} and a header of "
+                f"{HEADER_BYTES} bytes"
+            )
+        return cls(data[1:33].hex(), data[33:49], data[49:])
+
+    def __repr__(self) -> str:  # never the message
+        return f"Report(task={self.task_id[:8]}…, {HEADER_BYTES + len(self.message)} bytes)"
+
+
+def report_bytes(task: Task) -> int:
+    """How long every report for this task is."""
+    return HEADER_BYTES + task.message_bytes

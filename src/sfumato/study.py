@@ -1,0 +1,112 @@
+"""What a person writes: the question, the promise, the population, and what they can afford."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+from sfumato.errors import StudyError
+from sfumato.spec import require, spec
+
+Question = Literal["frequencies"]
+Trust = Literal["local", "secure", "central"]
+
+
+@spec("study")
+class Study:
+    """A question to a fleet. Every key of a study file is a field here, under the same name.
+
+    >>> Study(question="frequencies", trust="central", epsilon=1.0, delta=1e-6, devices=10_000,
+    ...       dictionary="words.csv", target_error=0.01).rounds
+    1
+    """
+
+    question: str
+    trust: Trust
+    epsilon: float | None  # in a file, `epsilon = inf` says: no privacy promise, no noise
+    delta: float = 1e-6  # 0 asks for pure differential privacy
+    devices: int | None = None  # how many will be asked; simulate can count them
+    rounds: int = 1
+    dictionary: str | None = None  # path of a CSV or Parquet file that lists the items
+    dictionary_column: str | None = None  # its first column if not given
+    items_per_device: int = 1  # values of one device that may count
+    target_error: float | None = None  # largest error wanted, as a share of the devices
+    bytes_per_device: int | None = None  # most that one device may upload
+    cohorts: Literal["similar", "different"] = "similar"  # whether rounds ask like devices
+    threshold: float | None = None  # counts below this are not listed
+    dropout: float = 0.0  # share of the asked devices that will not answer
+    daily_reports: int | None = None  # trust "local": what one device may send in a day
+    publish: Literal["final", "rounds"] = "final"  # show only the last answer, or every round's
+    paper_mode: bool = False  # the paper's constants and decoder, for comparison
+
+    def check(self) -> None:
+        def need(condition: bool, message: str) -> None:
+            require(condition, message, StudyError)
+
+        need(
+            self.question == "frequencies",
+            f'question must be "frequencies"; got "{self.question}"',
+        )
+        need(
+            self.epsilon is None or (self.epsilon > 0 and math.isfinite(self.epsilon)),
+            f"epsilon must be above 0 (inf for no promise); got {self.epsilon}",
+        )
+        need(0 <= self.delta < 1, f"delta must be at least 0 and below 1; got {self.delta}")
+        for name in ("devices", "rounds", "items_per_device", "bytes_per_device", "daily_reports"):
+            value = getattr(self, name)
+            need(value is None or value >= 1, f"{name} must be at least 1; got {value}")
+        need(
+            self.devices is None or self.rounds <= self.devices,
+            f"rounds must not exceed the {self.devices} devices; got {self.rounds}",
+        )
+        need(
+            self.target_error is None or 0 < self.target_error < 1,
+            "target_error must be above 0 and below 1, a share of the devices; "
+            f"got {self.target_error}",
+        )
+        need(
+            self.threshold is None or (self.threshold >= 0 and math.isfinite(self.threshold)),
+            f"threshold must be at least 0; got {self.threshold}",
+        )
+        need(0 <= self.dropout < 1, f"dropout must be at least 0, below 1; got {self.dropout}")
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> Study:
+        """A study from a file's keys; unknown and missing ones raise StudyError."""
+        known = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # a spec is a dataclass
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise StudyError(
+                f"unknown key{'s' if len(unknown) > 1 else ''} {', '.join(unknown)} in the study",
+                hint=f"the keys are {', '.join(known)}",
+            )
+        missing = [name for name in ("question", "trust", "epsilon") if name not in given]
+        if missing:
+            raise StudyError(f"a study must have {', '.join(missing)}")
+        keys = dict(given)
+        if keys["epsilon"] == math.inf:
+            keys["epsilon"] = None
+        return cls(**keys)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Study:
+        """A study from a TOML file; its dictionary's path is relative to the file."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+            given = tomllib.loads(text)
+        except OSError as problem:
+            raise StudyError(f"the study {path} cannot be read: {problem.strerror}") from problem
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+            raise StudyError(f"the study {path} is not TOML: {problem}") from problem
+        if isinstance(given.get("dictionary"), str):
+            given["dictionary"] = str(Path(path).parent / given["dictionary"])
+        return cls.from_mapping(given)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys that say something, as a file would have them."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # a spec is a dataclass
+        return {name: value for name, value in values.items() if value is not None or name == "epsilon"}

@@ -1,0 +1,72 @@
+"""One fully sized question to one batch of devices: sketch + mechanism + aggregation + batch rule."""
+
+from __future__ import annotations
+
+from sfumato.aggregation import Aggregation
+from sfumato.errors import TaskError
+from sfumato.privacy import Loss, Mechanism
+from sfumato.sketch import Norms, Sketch
+from sfumato.spec import digest, require, spec
+
+
+@spec("task")
+class Task:
+    """What is asked of one batch of devices. Its id is the digest of its JSON.
+
+    The id covers seed, sizes, noise and cohort, so tables that do not belong together cannot meet.
+    Every check that needs two of the parts is here, and parts that protect nobody do not combine:
+    noise in shares needs an aggregation that hides the shares.
+    """
+
+    sketch: Sketch
+    mechanism: Mechanism
+    aggregation: Aggregation
+    cohort: str  # which devices are asked; cohorts of one campaign are disjoint
+    items_per_device: int = 1
+    min_count: int = 1  # devices below which nothing is released
+    max_count: int  # devices beyond which the sum could wrap
+
+    def check(self) -> None:
+        def need(condition: bool, message: str) -> None:
+            require(condition, message, TaskError)
+
+        need(self.items_per_device >= 1, "items_per_device must be at least 1")
+        need(
+            1 <= self.min_count <= self.max_count,
+            f"counts must be 1 <= min_count <= max_count; got {self.min_count}, {self.max_count}",
+        )
+        need(
+            self.aggregation.hides_summands or not self.mechanism.in_shares,
+            "noise in shares protects only a sum whose summands are hidden; "
+            "use noise at the release, or masked aggregation",
+        )
+        largest = self.items_per_device * self.max_count
+        need(
+            2 * largest < 2**self.aggregation.modulus_bits,
+            f"modulus_bits must hold sums of ±{largest}: at least {bits_for(largest)}; "
+            f"got {self.aggregation.modulus_bits}",
+        )
+
+    @property
+    def id(self) -> str:
+        return digest(self)
+
+    @property
+    def contribution(self) -> Norms:
+        return self.sketch.sensitivity(self.items_per_device)
+
+    @property
+    def loss(self) -> Loss:
+        return self.mechanism.loss(self.contribution)
+
+    @property
+    def message_bytes(self) -> int:
+        cells = 1
+        for side in self.sketch.shape:
+            cells *= side
+        return self.aggregation.message_bytes(cells)
+
+
+def bits_for(largest: int) -> int:
+    """The least modulus that tells every sum from −largest to largest apart, in bits."""
+    return max(2, (2 * largest).bit_length())
