@@ -93,5 +93,7 @@ def unpack(message: bytes, count: int, bits: int) -> I64:
     if digits[count * bits :].any():
         raise MismatchError("the last bits of a message must be zero")
     places = np.arange(bits, dtype=np.int64)
-    table: I64 = (digits[: count * bits].reshape(count, bits).astype(np.int64) << places).sum(axis=1)
+    table: I64 = (digits[: count * bits].reshape(count, bits).astype(np.int64) << places).sum(
+        axis=1
+    )
     return table

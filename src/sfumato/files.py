@@ -24,14 +24,14 @@ def column_names(path: Path | str) -> list[str]:
         return list(_csv(source, {}, None).schema.names)
 
 
-def read_columns(path: Path | str, columns: Sequence[str], types: Sequence[pa.DataType]) -> Iterator[pa.RecordBatch]:
+def read_columns(
+    path: Path | str, columns: Sequence[str], types: Sequence[pa.DataType]
+) -> Iterator[pa.RecordBatch]:
     """These columns, cast to these types, a batch at a time; missing columns raise DataError."""
     names = column_names(path)
     for column in columns:
         if column not in names:
-            raise DataError(
-                f"{path} has no column {column!r}; its columns are {', '.join(names)}"
-            )
+            raise DataError(f"{path} has no column {column!r}; its columns are {', '.join(names)}")
     wanted = dict(zip(columns, types, strict=True))
     with _opened(path) as (kind, source):
         if kind == "parquet":
@@ -53,11 +53,15 @@ def _cast(column: pa.Array, wanted: pa.DataType, path: Path | str, name: str) ->
         if pa.types.is_string(wanted) and pa.types.is_binary(column.type):
             cast.validate(full=True)
     except pa.ArrowInvalid as problem:
-        raise DataError(f"column {name!r} of {path} cannot be read as {wanted}: {_line(problem)}") from problem
+        raise DataError(
+            f"column {name!r} of {path} cannot be read as {wanted}: {_line(problem)}"
+        ) from problem
     return cast
 
 
-def _csv(source: pa.NativeFile, types: dict[str, pa.DataType], columns: list[str] | None) -> pyarrow.csv.CSVStreamingReader:
+def _csv(
+    source: pa.NativeFile, types: dict[str, pa.DataType], columns: list[str] | None
+) -> pyarrow.csv.CSVStreamingReader:
     return pa.csv.open_csv(
         source,
         read_options=pa.csv.ReadOptions(block_size=_BLOCK_BYTES),

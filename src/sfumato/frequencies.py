@@ -203,7 +203,7 @@ class FrequencyCampaign:
         )
 
     def _shares(self, rounds: Rounds) -> F64:
-        counts = {sketch: 0 for sketch in rounds.sketches}
+        counts = dict.fromkeys(rounds.sketches, 0)
         for answer in self._answers:
             if isinstance(answer.task.sketch, CountSketch):
                 counts[answer.task.sketch] += answer.count
@@ -212,9 +212,7 @@ class FrequencyCampaign:
 
     def _one_hot(self) -> Estimates:
         counts = np.sum([answer.table for answer in self._answers], axis=0).astype(np.float64)
-        spread = math.sqrt(
-            sum(a.task.mechanism.stddev(a.count) ** 2 for a in self._answers)
-        )
+        spread = math.sqrt(sum(a.task.mechanism.stddev(a.count) ** 2 for a in self._answers))
         mechanism = self.design.mechanism
         if isinstance(mechanism, NoiseAtRelease) and len(self._answers) == 1:
             half = float(central_width(mechanism.noise, mechanism.scale, CONFIDENCE))

@@ -269,9 +269,7 @@ def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
                 hint=f"set bytes_per_device to {need} or more",
             )
         return width, 0
-    widest = math.ceil(
-        sizing.minimax_width(study.target_error, constant=constant, devices=devices)
-    )
+    widest = math.ceil(sizing.minimax_width(study.target_error, constant=constant, devices=devices))
     widest = max(widest, SMALLEST_WIDTH)
     exact = items <= rows * widest
     _check_noise(study, items, 0 if exact else rows, devices)
@@ -344,7 +342,9 @@ def _warnings(study: Study, design: FrequencyDesign, dictionary: Dictionary) -> 
     if study.daily_reports is not None:
         found.append('daily_reports has no effect: it is for trust = "local"')
     if dictionary.duplicates:
-        found.append(f"the dictionary lists {dictionary.duplicates:,} items twice; each counts once")
+        found.append(
+            f"the dictionary lists {dictionary.duplicates:,} items twice; each counts once"
+        )
     if study.epsilon is not None and study.delta > 1 / study.devices:
         found.append(
             f"delta {study.delta:g} is more than 1/devices, which could spare whole devices; "
@@ -384,7 +384,9 @@ def _answering(devices: int, study: Study) -> int:
 
 def _listed(study: Study) -> pa.Array:
     if study.dictionary is None:
-        raise StudyError("frequencies are of listed items; give a dictionary (a CSV or Parquet file)")
+        raise StudyError(
+            "frequencies are of listed items; give a dictionary (a CSV or Parquet file)"
+        )
     column = study.dictionary_column or files.column_names(study.dictionary)[0]
     batches = files.read_columns(study.dictionary, [column], [pa.string()])
     parts = [batch.column(0) for batch in batches]

@@ -157,9 +157,7 @@ class Cohorts:
             asked = chance.multinomial(weights, chances)[:, index]
         answers = chance.binomial(asked, 1 - self.dropout)
         rows = np.flatnonzero(answers)
-        yield Shard(
-            items.take(pa.array(rows)), answers[rows], int(asked.sum()), int(answers.sum())
-        )
+        yield Shard(items.take(pa.array(rows)), answers[rows], int(asked.sum()), int(answers.sum()))
 
     def _place(self, start: int, count: int, devices: int, chance: np.random.Generator) -> I64:
         """The cohort of each of `count` devices; the number of cohorts for those not asked."""

@@ -137,8 +137,14 @@ class Release:
         figure = Figure(figsize=(7, 0.28 * shown + 1.6), layout="constrained")
         axes = figure.add_subplot()
         labels = [str(item) for item in self.items[:shown].to_pylist()]
-        axes.barh(range(shown), self.counts[:shown], xerr=self.half_width[:shown], color="#8a9bb5",
-                  ecolor="#2f3b52", capsize=2)
+        axes.barh(
+            range(shown),
+            self.counts[:shown],
+            xerr=self.half_width[:shown],
+            color="#8a9bb5",
+            ecolor="#2f3b52",
+            capsize=2,
+        )
         axes.set_yticks(range(shown), labels)
         axes.invert_yaxis()
         axes.set_xlabel("devices (bars: 95% intervals)")

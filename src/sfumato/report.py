@@ -1,9 +1,9 @@
 """What leaves a device: a version, the task it answers, an id, and the sealed table.
 
-    byte 0        wire version (1)
-    bytes 1–32    digest of the task
-    bytes 33–48   report id, random, so that a report sent twice is counted once
-    bytes 49–     the sealed table; the task says how long it is
+byte 0        wire version (1)
+bytes 1–32    digest of the task
+bytes 33–48   report id, random, so that a report sent twice is counted once
+bytes 49–     the sealed table; the task says how long it is
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ class Report:
     message: bytes
 
     def to_bytes(self) -> bytes:
-        return (
-            bytes([WIRE_VERSION]) + bytes.fromhex(self.task_id) + self.report_id + self.message
-        )
+        return bytes([WIRE_VERSION]) + bytes.fromhex(self.task_id) + self.report_id + self.message
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Report:

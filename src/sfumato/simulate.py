@@ -119,9 +119,7 @@ class _Fleet:
             category = self.planned.dictionary.categories(shard.items)
             values, listed = category[category >= 0], category >= 0
             weights = None if weights is None else weights[listed]
-        return contribute(
-            task, values, devices=shard.answering, weights=weights, rng=self.rng
-        )
+        return contribute(task, values, devices=shard.answering, weights=weights, rng=self.rng)
 
 
 def _planned(

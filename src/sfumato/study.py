@@ -109,4 +109,6 @@ class Study:
     def to_dict(self) -> dict[str, Any]:
         """The keys that say something, as a file would have them."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # a spec is a dataclass
-        return {name: value for name, value in values.items() if value is not None or name == "epsilon"}
+        return {
+            name: value for name, value in values.items() if value is not None or name == "epsilon"
+        }

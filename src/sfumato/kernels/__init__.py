@@ -1,8 +1,9 @@
 """The hot loops, over plain arrays: each twice, compiled (`compiled`) and in numpy (`plain`).
 
 The twins have one signature and give equal results, bit for bit; a test holds them to it. Small
-inputs take the numpy path, so a device never compiles or even imports numba; large ones take the
-compiled path, cut into one piece a core (the kernels release the interpreter lock).
+inputs take the numpy path until a large one has come, so a device never compiles or even imports
+numba; large ones take the compiled path, cut into one piece a core (the kernels release the
+interpreter lock).
 
 All arithmetic is over p = 2**61 - 1; `hashing` says what the values mean. `points` is (n,) of
 field elements. `buckets` is (·, rows, 2) and `signs` is (·, rows, 4) of polynomial coefficients,
@@ -54,9 +55,7 @@ def fingerprint_integers(items: I64, point: int) -> U64:
     )
 
 
-def encode(
-    points: U64, weights: I64 | None, buckets: U64, signs: U64, bit: int, width: int
-) -> I64:
+def encode(points: U64, weights: I64 | None, buckets: U64, signs: U64, bit: int, width: int) -> I64:
     """The (rows, width) count sketch of one round: the sum over items of weight × sign."""
     kernels = _pick(points.size * signs.shape[0])
 
@@ -114,7 +113,8 @@ def _plain() -> ModuleType:
 
 
 def _pick(work: int) -> ModuleType:
-    return _plain() if work < SMALL else _compiled()
+    awake = _compiled.cache_info().currsize > 0
+    return _compiled() if work >= SMALL or awake else _plain()
 
 
 def _over_items(size: int, function: Callable[[int, int], _Result]) -> _Result:
@@ -122,9 +122,7 @@ def _over_items(size: int, function: Callable[[int, int], _Result]) -> _Result:
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)  # type: ignore[call-overload,no-any-return]  # pieces are arrays
 
 
-def _in_threads(
-    size: int, function: Callable[[int, int], _Result], *, cores: int
-) -> list[_Result]:
+def _in_threads(size: int, function: Callable[[int, int], _Result], *, cores: int) -> list[_Result]:
     count = min(cores, os.cpu_count() or 1)
     if count < 2 or size < PIECE:
         return [function(0, size)]

@@ -162,9 +162,7 @@ def _encode(
                 line[_cell(x8, b0, b1, width8)] += np.int64(odd << _1) - 1
 
 
-def encode(
-    points: U64, weights: I64 | None, buckets: U64, signs: U64, bit: int, width: int
-) -> I64:
+def encode(points: U64, weights: I64 | None, buckets: U64, signs: U64, bit: int, width: int) -> I64:
     table = np.zeros((signs.shape[0], width), dtype=np.int64)
     given = np.empty(0, dtype=np.int64) if weights is None else weights
     _encode(points, given, weights is not None, buckets, signs, np.uint64(bit), table)
@@ -266,9 +264,7 @@ def decode(
 
 
 @njit(nogil=True, cache=True)
-def _readings(
-    points: U64, tables: F64, buckets: U64, signs: U64, rounds: I64, result: F64
-) -> None:
+def _readings(points: U64, tables: F64, buckets: U64, signs: U64, rounds: I64, result: F64) -> None:
     cells = np.empty(points.size, dtype=np.uint32)
     words = np.empty(points.size, dtype=np.uint64)
     for row in range(tables.shape[1]):

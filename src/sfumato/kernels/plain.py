@@ -80,9 +80,7 @@ def fingerprint_bytes(data: npt.NDArray[np.uint8], offsets: I64, point: np.uint6
     return add_mod(multiply_mod(value, point), lengths.astype(np.uint64))
 
 
-def encode(
-    points: U64, weights: I64 | None, buckets: U64, signs: U64, bit: int, width: int
-) -> I64:
+def encode(points: U64, weights: I64 | None, buckets: U64, signs: U64, bit: int, width: int) -> I64:
     rows = signs.shape[0]
     table = np.zeros((rows, width), dtype=np.int64)
     for row in range(rows):

@@ -11,7 +11,6 @@ from sfumato.privacy.accounting import (
 )
 from sfumato.privacy.ledger import Budget, Entry, Ledger
 from sfumato.privacy.noise import Mechanism, NoiseAtRelease, NoiseInShares, NoNoise
-from sfumato.privacy.sampling import bound_contributions
 from sfumato.privacy.samplers import (
     Rng,
     SeededRng,
@@ -20,6 +19,7 @@ from sfumato.privacy.samplers import (
     discrete_laplace,
     skellam,
 )
+from sfumato.privacy.sampling import bound_contributions
 
 __all__ = [
     "AdditiveLoss",
@@ -28,9 +28,9 @@ __all__ = [
     "Ledger",
     "Loss",
     "Mechanism",
+    "NoNoise",
     "NoPrivacy",
     "Noise",
-    "NoNoise",
     "NoiseAtRelease",
     "NoiseInShares",
     "Rng",

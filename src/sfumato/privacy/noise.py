@@ -104,7 +104,9 @@ class NoiseAtRelease:
             f"noise at the release is gaussian or laplace; got {self.noise}",
         )
         limit = samplers.LARGEST_SCALE[self.noise]
-        require(0 < self.scale <= limit, f"scale must be above 0, at most {limit}; got {self.scale}")
+        require(
+            0 < self.scale <= limit, f"scale must be above 0, at most {limit}; got {self.scale}"
+        )
 
     @property
     def in_shares(self) -> bool:

@@ -52,9 +52,7 @@ class CountSketch:
     def check(self) -> None:
         require(self.rows >= 1, f"rows must be at least 1; got {self.rows}")
         require(2 <= self.width <= WIDEST, f"width must be 2 to 2**31; got {self.width}")
-        require(
-            0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}"
-        )
+        require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
         for name in ("bucket_round", "sign_round"):
             require(getattr(self, name) >= 0, f"{name} must be at least 0")
 
@@ -89,9 +87,7 @@ class CountSketch:
         return self.encode_points(self.points(values), weights)
 
     def encode_points(self, points: U64, weights: I64 | None = None) -> I64:
-        return kernels.encode(
-            points, weights, self.buckets, self.signs, self.sign_bit, self.width
-        )
+        return kernels.encode(points, weights, self.buckets, self.signs, self.sign_bit, self.width)
 
     def estimate(
         self,

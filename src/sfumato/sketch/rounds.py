@@ -63,9 +63,7 @@ class Rounds:
 
     def one(self, index: int) -> Rounds:
         """A single round of these."""
-        return Rounds(
-            sketches=(self.sketches[index],), tables=self.tables[index : index + 1]
-        )
+        return Rounds(sketches=(self.sketches[index],), tables=self.tables[index : index + 1])
 
     def estimate(self, points: U64, *, decode: kernels.Decode = "median") -> F64:
         """Counts of the items with these fingerprints, (n,)."""

@@ -1,0 +1,40 @@
+# Every target sets up what it needs; nothing is installed by hand.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test test-slow lint format docs bench clean
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml constraints.txt scripts/setup
+	PYTHON="$(PYTHON)" scripts/setup
+	touch $@
+
+demo: setup
+	$(BIN)/sfumato demo
+
+test: setup
+	$(BIN)/python -m pytest -n 2
+
+test-slow: setup
+	$(BIN)/python -m pytest -n 2 -m slow
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/mkdocs build --strict --quiet
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: setup
+	$(BIN)/mkdocs build --strict
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv site out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,292 @@
+"""`sfumato …`: the command line, over the same functions as the library.
+
+Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 misused (a bad
+option, study or file), 75 not ready yet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from sfumato import __version__
+from sfumato.errors import DataError, SfumatoError, SpecError
+
+_MISUSED = (SpecError, DataError)
+_STUDY = click.Path(path_type=Path)
+
+
+class _Commands(click.Group):
+    """Turns our errors into one line, a hint and an exit code; anything else is a bug and shows."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SfumatoError as problem:
+            _fail(problem)
+        except BrokenPipeError:  # the reader of our output went away: nothing is wrong
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
+
+
+def _fail(problem: SfumatoError) -> NoReturn:
+    text = " ".join(str(problem).splitlines())
+    click.echo(f"error: {text}", err=True)
+    if problem.hint:
+        click.echo(f"hint: {problem.hint}", err=True)
+    sys.exit(2 if isinstance(problem, _MISUSED) else 1)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="sfumato")
+def main() -> None:
+    """Private federated analytics: ask a fleet, get an answer with error bars and a bill
+
+    \b
+    Example:
+      sfumato plan study.toml
+      sfumato simulate study.toml --data words.csv
+    """
+
+
+@main.command("plan")
+@click.argument("study", type=_STUDY)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def plan_command(study: Path, as_json: bool) -> None:
+    """Size a study and predict its error, its bytes and its privacy
+
+    STUDY is a TOML file. A study that cannot be met is refused (exit code 1), with what would make
+    it possible.
+
+    \b
+    Example:
+      sfumato plan study.toml --json
+    """
+    from sfumato.plan import plan
+
+    planned = plan(study)
+    if as_json:
+        _print_json(planned.to_dict())
+    else:
+        click.echo(repr(planned))
+
+
+@main.command("simulate")
+@click.argument("study", type=_STUDY)
+@click.option("--data", required=True, type=_STUDY, help="CSV, CSV.gz or Parquet file.")
+@click.option("--item-column", help='Column of items. Default: "item", or the first column.')
+@click.option("--device-column", help="Column that names the device of each row.")
+@click.option("--count-column", help="Column that says how many times each row counts.")
+@click.option("--rounds", type=click.IntRange(min=1), help="Rounds, instead of the study's.")
+@click.option("--seed", type=click.IntRange(min=0), help="Repeat a run exactly, noise included.")
+@click.option("--ledger", type=_STUDY, help="Charge this ledger file; made if it is not there.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def simulate_command(
+    study: Path,
+    data: Path,
+    item_column: str | None,
+    device_column: str | None,
+    count_column: str | None,
+    rounds: int | None,
+    seed: int | None,
+    ledger: Path | None,
+    as_json: bool,
+) -> None:
+    """Ask a study's question of simulated devices
+
+    A row of the data is one device's item, unless a device column groups rows. Estimates come
+    largest first with 95% intervals.
+
+    \b
+    Example:
+      sfumato simulate study.toml --data words.csv --item-column word --seed 1 --json
+    """
+    from sfumato.privacy import Budget, Ledger
+    from sfumato.simulate import simulate
+    from sfumato.study import Study
+
+    question = Study.load(study)
+    if rounds is not None:
+        question = replace(question, rounds=rounds)
+    books = None
+    if ledger is not None:
+        books = Ledger(Budget(epsilon=question.epsilon, delta=question.delta), ledger)
+    with _progress() as progress:
+        release = simulate(
+            question,
+            data,
+            item_column=item_column,
+            device_column=device_column,
+            count_column=count_column,
+            seed=seed,
+            ledger=books,
+            progress=progress,
+        )
+    if as_json:
+        _print_release(release)
+        return
+    _print_estimates(release, truth=None)
+
+
+@main.command("reproduce")
+@click.argument("name")
+@click.option("--scale", type=click.Choice(["small", "paper"]), default="small", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers and claims as JSON lines.")
+@click.option(
+    "--out", type=_STUDY, help="Folder for the figure and the numbers. Default: out/NAME."
+)
+def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) -> None:
+    """Make a figure of a paper again, and say which of its claims hold
+
+    NAME is one of `sfumato reproduce list`. Writes NAME.png, NAME.svg and NAME.jsonl.
+
+    \b
+    Example:
+      sfumato reproduce 000-fig3 --scale paper --out figures
+    """
+    from sfumato.reproduce import figures
+
+    known = figures()
+    if name == "list":
+        if as_json:
+            for figure in known.values():
+                _print_json({"name": figure.name, "title": figure.title})
+        else:
+            for figure in known.values():
+                click.echo(f"{figure.name:<12} {figure.title}")
+        return
+    if name not in known:
+        raise SpecError(
+            f"there is no figure {name!r}", hint="sfumato reproduce list names those there are"
+        )
+    with _progress() as progress:
+        outcome = known[name].run(scale, progress)
+    folder = out or Path("out") / name
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [dict(line) for line in outcome.numbers]
+    claims = [
+        {"claim": claim.text, "holds": claim.holds, "detail": claim.detail}
+        for claim in outcome.claims
+    ]
+    with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in [*lines, *claims])
+    picture = outcome.draw()
+    for ending in ("png", "svg"):
+        picture.savefig(folder / f"{name}.{ending}", dpi=150)
+    if as_json:
+        for line in [*lines, *claims]:
+            _print_json(line)
+    else:
+        for claim in outcome.claims:
+            verdict = "holds" if claim.holds else "does not hold here"
+            click.echo(f"{verdict:<20} {claim.text}\n{'':<20} {claim.detail}")
+    click.echo(f"wrote {folder}/{name}.png, .svg and .jsonl", err=True)
+
+
+@main.command("demo")
+@click.option("--devices", type=click.IntRange(min=1_000), default=100_000, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True)
+def demo_command(devices: int, seed: int) -> None:
+    """Ask a made-up fleet which words it types, and compare the answer with the truth
+
+    Devices hold one word each, drawn from a long-tailed law over a generated vocabulary; the study
+    is sized by a pilot and answered with epsilon 1. Nothing leaves this machine.
+
+    \b
+    Example:
+      sfumato demo --devices 200000
+    """
+    from sfumato.demo import word_study, words
+    from sfumato.plan import plan
+    from sfumato.simulate import simulate
+
+    vocabulary, held = words(devices, seed)
+    study = word_study(devices)
+    click.echo(f"{devices:,} devices hold one of {len(vocabulary):,} words each.\n", err=True)
+    planned = plan(study, items=vocabulary)
+    click.echo(f"{planned!r}\n")
+    with _progress() as progress:
+        release = simulate(planned, held, seed=seed, progress=progress)
+    truth = {str(pair["values"]): int(pair["counts"]) for pair in held.value_counts().to_pylist()}
+    _print_estimates(release, truth=truth)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """A bar on stderr where it is a terminal, else a line a stage."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        last = ""
+
+        def tell_line(stage: str, share: float) -> None:
+            nonlocal last
+            if stage != last:
+                click.echo(f"{stage} …", err=True)
+                last = stage
+
+        yield tell_line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        job = bar.add_task("starting", total=1.0)
+        yield lambda stage, share: bar.update(job, description=stage, completed=share)
+
+
+def _print_json(data: Any) -> None:
+    click.echo(json.dumps(data, ensure_ascii=False, allow_nan=False))
+
+
+def _print_release(release: Any) -> None:
+    """The release as one JSON object, written in pieces: a dictionary may have millions of items."""
+    head = json.dumps(release.head(), ensure_ascii=False, allow_nan=False)
+    write = sys.stdout.write
+    write(head[:-1] + ', "estimates": [')
+    first = True
+    for batch in release.frame().to_batches(max_chunksize=65_536):
+        rows = [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in batch.to_pylist()]
+        write(("" if first else ",\n") + ",\n".join(rows))
+        first = False
+    write("]}\n")
+
+
+def _print_estimates(release: Any, truth: dict[str, int] | None, top: int = 20) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("item", overflow="fold", max_width=40)
+    for name in ("count", "95% interval", *(["truth", ""] if truth is not None else [])):
+        table.add_column(name, justify="right")
+    for row in release.frame().slice(0, top).to_pylist():
+        line = [
+            str(row["item"]),
+            f"{row['count']:,.1f}",
+            f"{row['low']:,.1f} … {row['high']:,.1f}",
+        ]
+        if truth is not None:
+            true = truth.get(row["item"], 0)
+            line += [f"{true:,}", "" if row["low"] <= true <= row["high"] else "outside"]
+        table.add_row(*line)
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    console.print(table)
+    if len(release) > top:
+        click.echo(f"… and {len(release) - top:,} more; --json has them all")
+    cost = release.cost
+    click.echo(
+        f"\n{cost.devices:,} devices, {cost.rounds} round{'s' if cost.rounds > 1 else ''}, "
+        f"{cost.bytes_per_device:,} bytes a device, {cost.seconds:.1f} s"
+    )
+    click.echo(release.privacy.statement)
+    for note in release.notes:
+        click.echo(f"note: {note}", err=True)
