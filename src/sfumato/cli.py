@@ -248,7 +248,7 @@ def _print_json(data: Any) -> None:
 
 
 def _print_release(release: Any) -> None:
-    """The release as one JSON object, written in pieces: a dictionary may have millions of items."""
+    """The release as one JSON object, in pieces: a dictionary may have millions of items."""
     head = json.dumps(release.head(), ensure_ascii=False, allow_nan=False)
     write = sys.stdout.write
     write(head[:-1] + ', "estimates": [')

@@ -4,7 +4,7 @@
     ├── SpecError          a size, a rate or a field that cannot be
     │   ├── TaskError      parts that do not fit together
     │   └── StudyError     a study that says something it may not
-    ├── ImpossibleError    a study that is well said and cannot be met; says what would make it possible
+    ├── ImpossibleError    a study that cannot be met; says what would make it possible
     ├── DataError          a file or a column that cannot be read as asked
     ├── MismatchError      tables or batches of different tasks that would have been added
     └── BudgetError        a charge that the ledger refuses

@@ -1,4 +1,4 @@
-"""How common is each of these items? The campaigns of paper 000: one round or many, sized or piloted.
+"""How common is each of these items? The campaigns of paper 000: one round or many, or piloted.
 
 The sizes come from `plan`; here is what is asked, and how the answers are read.
 """
@@ -55,7 +55,7 @@ class Dictionary:
 
 @spec("frequency_design")
 class FrequencyDesign:
-    """A sized campaign of frequency questions; everything that `FrequencyCampaign` needs to know."""
+    """A sized campaign of frequency questions: all that `FrequencyCampaign` needs to know."""
 
     mode: Mode
     items: int  # in the dictionary
@@ -208,7 +208,7 @@ class FrequencyCampaign:
             if isinstance(answer.task.sketch, CountSketch):
                 counts[answer.task.sketch] += answer.count
         devices = np.array(list(counts.values()), dtype=np.float64)
-        return devices / max(devices.sum(), 1)
+        return np.asarray(devices / max(devices.sum(), 1))
 
     def _one_hot(self) -> Estimates:
         counts = np.sum([answer.table for answer in self._answers], axis=0).astype(np.float64)

@@ -22,6 +22,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,9 @@ from sfumato.kernels.plain import PRIME
 from sfumato.spec import FORMAT, canonical
 
 U64 = npt.NDArray[np.uint64]
-Items = pa.Array | pa.ChunkedArray | npt.NDArray[np.integer] | Sequence[bytes] | Sequence[str]
+Items: TypeAlias = (
+    "pa.Array | pa.ChunkedArray | npt.NDArray[np.integer] | Sequence[bytes] | Sequence[str]"
+)
 
 
 def coefficients(seed: int, *labels: str | int, count: int) -> U64:
@@ -43,7 +46,7 @@ def coefficients(seed: int, *labels: str | int, count: int) -> U64:
     stream = hashlib.shake_128(text).digest(8 * (count + 4))
     words = np.frombuffer(stream, dtype="<u8") & np.uint64(PRIME)
     words = words[words != PRIME]  # one word in 2**61 is not below the prime; four are spare
-    return words[:count].astype(np.uint64)
+    return np.asarray(words[:count], dtype=np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ def _arrow(items: pa.Array, point: int) -> U64:
         raise SpecError(f"items must not be missing; got {items.null_count} nulls")
     if isinstance(items, pa.DictionaryArray):  # each distinct string once
         codes = items.indices.to_numpy(zero_copy_only=False)
-        return _arrow(items.dictionary, point)[codes]
+        return np.asarray(_arrow(items.dictionary, point)[codes])
     if pa.types.is_integer(items.type):
         return _integers(items.to_numpy(zero_copy_only=False), point)
     if pa.types.is_string(items.type) or pa.types.is_binary(items.type):
@@ -122,7 +125,7 @@ def _arrow(items: pa.Array, point: int) -> U64:
     if len(items) == 0:
         return np.empty(0, dtype=np.uint64)
     _, offset_buffer, data_buffer = items.buffers()
-    offsets = np.frombuffer(offset_buffer, dtype=offset_type)
-    offsets = offsets[items.offset : items.offset + len(items) + 1]
+    every = np.frombuffer(offset_buffer, dtype=offset_type)
+    offsets = every[items.offset : items.offset + len(items) + 1].astype(np.int64)
     data = np.frombuffer(data_buffer, dtype=np.uint8) if data_buffer else np.empty(0, np.uint8)
     return kernels.fingerprint_bytes(data, offsets, point)

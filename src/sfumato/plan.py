@@ -158,7 +158,7 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
     else:
         spent = epsilon_of([design.tasks()[0].loss], study.delta)
         once = (
-            "every device answers in one round (or the pilot) only, and each round's table is noised"
+            "a device answers in one round (or the pilot) only, and each round's table is noised"
             if design.every_round or design.pilot_devices
             else "the table of all devices is noised once"
         )
@@ -277,12 +277,12 @@ def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
     if limit is not None and needed > cells:
         if items <= cells:
             return 0, 0
+        weight = HEADER_BYTES + -(-needed * bits // 8)
         reachable = 2 * constant / max(cells // rows, 1)
         raise ImpossibleError(
             f"target_error {study.target_error:g} needs up to "
-            f"{HEADER_BYTES + -(-needed * bits // 8):,} bytes a device; bytes_per_device is {limit}",
-            hint=f"set bytes_per_device to {HEADER_BYTES + -(-needed * bits // 8)} or target_error "
-            f"to {reachable:.3g}",
+            f"{weight:,} bytes a device; bytes_per_device is {limit}",
+            hint=f"set bytes_per_device to {weight} or target_error to {reachable:.3g}",
         )
     if exact:
         return 0, 0
@@ -294,16 +294,16 @@ def noise_for(study: Study, norms: Norms) -> Mechanism:
     """The least noise that keeps the promise: Gaussian or Laplace, whichever is smaller."""
     if study.epsilon is None:
         return NoNoise()
-    bounds = {"l1": float(norms.l1), "l2": float(norms.l2), "unit_cells": norms.unit_cells}
+    bounds: Any = {"l1": float(norms.l1), "l2": float(norms.l2), "unit_cells": norms.unit_cells}
     laplace = NoiseAtRelease(
         noise="laplace",
-        scale=calibrate("laplace", **bounds, epsilon=study.epsilon, delta=0.0),  # type: ignore[arg-type]  # the values match their names
+        scale=calibrate("laplace", **bounds, epsilon=study.epsilon, delta=0.0),
     )
     if study.delta == 0:
         return laplace
     gaussian = NoiseAtRelease(
         noise="gaussian",
-        scale=calibrate("gaussian", **bounds, epsilon=study.epsilon, delta=study.delta),  # type: ignore[arg-type]  # the values match their names
+        scale=calibrate("gaussian", **bounds, epsilon=study.epsilon, delta=study.delta),
     )
     if study.paper_mode or gaussian.stddev(1) <= laplace.stddev(1):
         return gaussian

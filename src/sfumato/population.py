@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from sfumato.privacy import Rng, bound_contributions
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
-Data = Path | str | pa.Table | Mapping[str, Any] | Sequence[str]
+Data: TypeAlias = "Path | str | pa.Table | Mapping[str, Any] | Sequence[str]"
 
 MOST_VALUES = 500_000_000  # of devices that hold several
 _CHUNK_ROWS = 1 << 18
@@ -225,4 +225,5 @@ def _whole(column: pa.Array, name: str) -> I64:
             f"counts in {name!r} must be whole numbers of at least 0; "
             f"got {values[wrong][0]:g} among {int(wrong.sum()):,} that are not"
         )
-    return values.astype(np.int64)
+    whole: I64 = values.astype(np.int64)
+    return whole

@@ -1,7 +1,7 @@
 """How large a sketch must be: the formulas of paper 000, section 2, and what they assume.
 
 Equations (2) and (3) come with an unspecified constant. The paper's experiments use 2, which misses
-the target error by up to seven times; 6 met it in every case tried (DIGEST 1C.6), so 6 is ours.
+the target error by up to seven times; 6 met it in every case tried, so 6 is ours.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Study:
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Study:
         """A study from a file's keys; unknown and missing ones raise StudyError."""
-        known = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # a spec is a dataclass
+        known = [field.name for field in fields(cls)]
         unknown = sorted(set(given) - set(known))
         if unknown:
             raise StudyError(
@@ -108,7 +108,7 @@ class Study:
 
     def to_dict(self) -> dict[str, Any]:
         """The keys that say something, as a file would have them."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # a spec is a dataclass
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             name: value for name, value in values.items() if value is not None or name == "epsilon"
         }

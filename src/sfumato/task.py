@@ -1,4 +1,4 @@
-"""One fully sized question to one batch of devices: sketch + mechanism + aggregation + batch rule."""
+"""One fully sized question to one batch of devices: sketch, mechanism, aggregation, batch rule."""
 
 from __future__ import annotations
 

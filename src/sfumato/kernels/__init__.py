@@ -33,17 +33,15 @@ SMALL = 1 << 14  # hash evaluations below which numpy is as quick as waking the 
 PIECE = 1 << 17  # items a thread takes at a time
 
 _Result = TypeVar("_Result")
+_Array = TypeVar("_Array", U64, F64)
 
 
-def fingerprint_bytes(
-    data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.integer], point: int
-) -> U64:
+def fingerprint_bytes(data: npt.NDArray[np.uint8], offsets: I64, point: int) -> U64:
     """Field elements of the byte strings data[offsets[i]:offsets[i + 1]]."""
     kernels = _pick(data.size)
-    starts = offsets.astype(np.int64, copy=False)
     return _over_items(
-        starts.size - 1,
-        lambda a, b: kernels.fingerprint_bytes(data, starts[a : b + 1], np.uint64(point)),
+        offsets.size - 1,
+        lambda a, b: kernels.fingerprint_bytes(data, offsets[a : b + 1], np.uint64(point)),
     )
 
 
@@ -117,9 +115,9 @@ def _pick(work: int) -> ModuleType:
     return _compiled() if work >= SMALL or awake else _plain()
 
 
-def _over_items(size: int, function: Callable[[int, int], _Result]) -> _Result:
+def _over_items(size: int, function: Callable[[int, int], _Array]) -> _Array:
     pieces = _in_threads(size, function, cores=max(1, size // PIECE))
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)  # type: ignore[call-overload,no-any-return]  # pieces are arrays
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def _in_threads(size: int, function: Callable[[int, int], _Result], *, cores: int) -> list[_Result]:

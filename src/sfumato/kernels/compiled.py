@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 U64 = npt.NDArray[np.uint64]
@@ -63,7 +62,7 @@ def _multiply_high(context: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def _negate_unless(context: Any, value: Any, bit: Any) -> Any:
-    """value if bit is 1, -value if it is 0, by its sign bit: a branch would cost four times more."""
+    """value if bit is 1, -value if it is 0, by the sign bit: a branch costs four times more."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         flip = builder.shl(builder.xor(args[1], ir.Constant(_WORD, 1)), ir.Constant(_WORD, 63))
@@ -80,7 +79,7 @@ def _load_word(context: Any, data: Any, offset: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])
         address = builder.gep(array.data, [args[1]])
-        return builder.load(builder.bitcast(address, cgutils.ir.PointerType(_WORD)), align=1)
+        return builder.load(builder.bitcast(address, ir.PointerType(_WORD)), align=1)
 
     return types.uint64(data, types.int64), generate
 
@@ -294,10 +293,12 @@ def _network(size: int) -> I64:
     while p < size:
         k = p
         while k >= 1:
-            for j in range(k % p, size - k, 2 * k):
-                for i in range(min(k, size - j - k)):
-                    if (i + j) // (2 * p) == (i + j + k) // (2 * p):
-                        pairs.append((i + j, i + j + k))
+            pairs += [
+                (i + j, i + j + k)
+                for j in range(k % p, size - k, 2 * k)
+                for i in range(min(k, size - j - k))
+                if (i + j) // (2 * p) == (i + j + k) // (2 * p)
+            ]
             k //= 2
         p *= 2
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)

@@ -27,7 +27,8 @@ def multiply_mod(a: U64 | np.uint64, b: U64 | np.uint64) -> U64:
     total = (a_high * b_high << _3) + (middle >> _29) + ((middle & _LOW29) << _32)
     total = (total & _P) + (total >> _61) + (low & _P) + (low >> _61)
     total = (total & _P) + (total >> _61)
-    return np.where(total >= _P, total - _P, total)
+    reduced: U64 = np.where(total >= _P, total - _P, total)
+    return reduced
 
 
 def add_mod(a: U64, b: U64 | np.uint64) -> U64:

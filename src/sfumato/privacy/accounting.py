@@ -3,11 +3,12 @@
 A loss says what noise met what contribution. Losses to the same devices compose; losses to disjoint
 cohorts do not add up (the ledger keeps them apart). The neighbouring relation is always zero-out:
 one device's message becomes zero and the number of devices is public. A claim for the replace
-relation is never made from these numbers (DIGEST 1C.2: it would need up to twice the sensitivity).
+relation is never made from these numbers: it would need up to twice the sensitivity, and √2 times
+it, which is often used, is not enough (docs/proofs/count_sketch.md).
 
-Where a contribution moves exactly k cells by exactly one, its privacy loss is the k-fold composition
-of a one-dimensional shift by one, which is computed exactly (`unit_cells`); nothing is bounded
-except by the accountant's discretisation, which rounds up. Otherwise Rényi bounds are used.
+Where a contribution moves exactly k cells by exactly one, its privacy loss is the k-fold
+composition of a one-dimensional shift by one, which is computed exactly (`unit_cells`); nothing is
+bounded except by the accountant's discretisation, which rounds up. Otherwise Rényi bounds are used.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class NoiseInShares:
     """Skellam noise that devices add in equal shares, so that only a secure sum is protected.
 
     Skellam variables add exactly, so the sum over `survivors` devices of which at most `colluders`
-    tell their share carries Skellam noise of at least `scale` (DIGEST 1D; more survivors, more noise).
+    tell their share carries Skellam noise of at least `scale`; more survivors only add noise.
 
     Claim, proof: as `NoiseAtRelease`, for what the sum shows to anyone but the colluders.
     Assumes: nobody sees a summand (the task refuses `Plain`); at least `survivors` devices stay,

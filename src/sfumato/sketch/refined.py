@@ -6,10 +6,11 @@ left is lighter, so more items stand out; repeat.
 
 Three guards keep this honest (docs/concepts/refined.md has the table of where it helps):
 
-- *Sure, and agreed.* An item is peeled only when its count stands at least four standard deviations out
-  of the error, and when the mean of its readings agrees with their median: an item that merely
-  collides with a heavy one in a majority of rows has its median but not its mean. Candidates are
-  taken best first and read again after each one, so what a heavy item explains is not taken twice.
+- *Sure, and agreed.* An item is peeled only when its count stands at least four standard
+  deviations out of the error, and when the mean of its readings agrees with their median: an item
+  that merely collides with a heavy one in a majority of rows has its median but not its mean.
+  Candidates are taken best first and read again after each one, so what a heavy item explains is
+  not taken twice.
 - *Rounds may differ.* Each item has a count per round, drawn from the pooled count towards the
   round's own reading as far as rounds are seen to disagree (a variance ratio). Rounds that are
   alike lend one another strength; rounds with nothing in common are peeled each on its own.

@@ -42,7 +42,8 @@ class Rounds:
             if table.shape != sketch.shape:
                 raise MismatchError(f"a table must be {sketch.shape}; got {table.shape}")
             held = sums.get(sketch)
-            sums[sketch] = table.astype(np.float64) if held is None else held + table
+            added = np.asarray(table, dtype=np.float64)
+            sums[sketch] = added if held is None else held + added
         first = next(iter(sums), None)
         if first is None:
             raise MismatchError("rounds must hold at least one table; got none")
