@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from scipy import special
 
 from sfumato import files, sizing
 from sfumato.batch import Batch
@@ -323,7 +323,7 @@ def _check_noise(study: Study, items: int, rows: int, devices: int) -> None:
     if rows:
         spread *= math.sqrt(math.pi / (2 * rows))  # of a median of `rows` readings
     tables = study.rounds if study.publish == "rounds" else 1
-    deviations = float(special.ndtri(1 - sizing.RISK / (2 * items)))
+    deviations = NormalDist().inv_cdf(1 - sizing.RISK / (2 * items))
     share = deviations * spread * math.sqrt(tables) / devices
     if share > study.target_error:
         assert study.devices is not None  # plan() has checked
@@ -347,8 +347,8 @@ def _warnings(study: Study, design: FrequencyDesign, dictionary: Dictionary) -> 
         )
     if study.epsilon is not None and study.delta > 1 / study.devices:
         found.append(
-            f"delta {study.delta:g} is more than 1/devices, which could spare whole devices; "
-            f"use at most {0.1 / study.devices:.1g}"
+            f"delta {study.delta:g} is more than 1/devices: even showing one device at random "
+            f"would keep that promise; use at most {0.1 / study.devices:.1g}"
         )
     if design.mode == "one_hot":
         return found

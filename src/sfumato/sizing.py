@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize
 
 from sfumato.errors import SpecError
 
@@ -75,6 +74,8 @@ def fit_power_law(largest: F64, *, noise: float = 0.0, most: int = 20) -> PowerL
     The fit is in the linear domain, started at the fit of the logarithms. Only shares above three
     times the `noise` are used, and at most `most` of them: what is not seen is not fitted.
     """
+    from scipy import optimize  # slow to import, and only a pilot needs it
+
     ranked = np.sort(largest)[::-1][:most]
     seen = ranked[ranked > max(3 * noise, 0.0)]
     if seen.size < 2:

@@ -24,7 +24,6 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from decimal import Decimal
-from functools import cache
 from typing import Any, TypeVar, dataclass_transform
 
 from sfumato.errors import SpecError
@@ -33,6 +32,7 @@ FORMAT = 1  # inside everything that is hashed; a change of meaning is a new num
 LARGEST_INTEGER = 2**53 - 1  # what every JSON reader keeps exact
 
 _KINDS: dict[str, type] = {}
+_HINTS: dict[type, Mapping[str, Any]] = {}  # resolving a class's annotations is slow
 _T = TypeVar("_T")
 
 
@@ -130,9 +130,10 @@ def _number(value: float) -> str:
     return f"{sign}{digits[0]}{fraction}e{'+' if point > 0 else '-'}{abs(point - 1)}"
 
 
-@cache
-def _hints(cls: Any) -> Mapping[str, Any]:
-    return typing.get_type_hints(cls)
+def _hints(cls: type) -> Mapping[str, Any]:
+    if cls not in _HINTS:
+        _HINTS[cls] = typing.get_type_hints(cls)
+    return _HINTS[cls]
 
 
 def _check_types(value: Any) -> None:

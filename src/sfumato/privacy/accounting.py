@@ -16,17 +16,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
-from dp_accounting.pld import privacy_loss_distribution as pld
-from dp_accounting.rdp import rdp_privacy_accountant as rdp
-from scipy import special
 
 from sfumato.errors import SpecError
 from sfumato.privacy.samplers import LARGEST_SCALE, log_mass
 from sfumato.spec import require, spec
+
+# dp-accounting and scipy take a second to import, and a device never accounts: the functions
+# that need them import them.
+if TYPE_CHECKING:
+    from dp_accounting.pld import privacy_loss_distribution as pld
 
 Noise = Literal["gaussian", "laplace", "skellam"]
 
@@ -80,6 +82,8 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
         return _composed_epsilon(tuple(additive), delta)
     if delta == 0:
         return math.inf
+    from dp_accounting.rdp import rdp_privacy_accountant as rdp
+
     total = sum(_renyi(loss) for loss in additive)
     return float(rdp.compute_epsilon(_ORDERS, total, delta)[0])
 
@@ -93,6 +97,8 @@ def gaussian_stddev(sensitivity: float, epsilon: float, delta: float) -> float:
     >>> round(gaussian_stddev(1.0, 1.0, 1e-6), 6)
     4.224679
     """
+
+    from scipy import special
 
     def delta_at(stddev: float) -> float:
         a, b = sensitivity / (2 * stddev), epsilon * stddev / sensitivity
@@ -149,6 +155,8 @@ def _within_sampler(noise: Noise, scale: float) -> float:
 
 
 def _composed_epsilon(losses: tuple[AdditiveLoss, ...], delta: float) -> float:
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
     total = None
     for loss in losses:
         if loss.unit_cells:
@@ -165,6 +173,8 @@ def _composed_epsilon(losses: tuple[AdditiveLoss, ...], delta: float) -> float:
 @lru_cache(maxsize=256)
 def _unit_shift(noise: Noise, scale: float, cells: int) -> pld.PrivacyLossDistribution:
     """The privacy loss of `cells` coordinates, each shifted by exactly one under this noise."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
     first, logs = log_mass(noise, scale)
     values = range(first, first + logs.size)
     lower = dict(zip(values, logs.tolist(), strict=True))
