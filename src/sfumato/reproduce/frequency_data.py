@@ -40,6 +40,8 @@ GOWALLA_CELLS = 175_000
 C4_ITEMS = 150_868
 C4_DEVICES = 150_000
 C4_ROWS = 5
+LAW_ITEMS = 100_000  # figure 2
+LAW_ROWS = 5
 SENTIMENT_WORDS = 49_803
 SENTIMENT_USERS = 69_064
 
@@ -55,6 +57,7 @@ class Source:
     one_round: int  # devices of the single-round problem
     per_round: int  # devices of each of the ten rounds
     draw: Draw  # the items of that many devices, none twice; (devices,)
+    light_tail: bool = False  # where the paper finds Hybrid best, not merely like Fresh
 
     def counts(self, rounds: int, devices: int, rng: np.random.Generator) -> I64:
         """How many of each round's devices hold each item, (rounds, categories)."""
@@ -99,7 +102,7 @@ def gowalla() -> Source:
 
 def c4_law() -> Source:
     """The law i^-1.8 over as many items as C4 has."""
-    return _c4("law i^-1.8", "law i^-1.8", C4_DEVICES, power_law(1.8, C4_ITEMS))
+    return _c4("law i^-1.8", "law i^-1.8", power_law(1.8, C4_ITEMS))
 
 
 def c4_commits() -> Source | None:
@@ -109,9 +112,9 @@ def c4_commits() -> Source | None:
         return None
     (commits,) = _read(path, ("commits",), (pa.int64(),))
     pool = np.asarray(commits)
-    draw = _from_pool(pool, categories=C4_ITEMS, least=10 * PILOT_DEVICES, path=path)
+    draw = _from_pool(pool, categories=C4_ITEMS, least=2 * PILOT_DEVICES, path=path)
     data = f"commits per author in place of C4 ({path.name})"
-    return _c4("commits per author, for C4", data, pool.size, draw)
+    return _c4("commits per author, for C4", data, draw, pool.size, PILOT_DEVICES)
 
 
 def c4_hosts() -> Source | None:
@@ -125,20 +128,22 @@ def c4_hosts() -> Source | None:
         for host, count in zip(hosts.to_pylist(), labels.to_pylist(), strict=True)
     )
     pool = np.fromiter(domains.values(), dtype=np.int64)
-    draw = _from_pool(pool, categories=C4_ITEMS, least=C4_DEVICES, path=path)
+    draw = _from_pool(pool, categories=C4_ITEMS, least=C4_DEVICES + PILOT_DEVICES, path=path)
     data = f"hosts per registered domain in place of C4 ({path.name})"
-    return _c4("hosts per domain, for C4", data, C4_DEVICES, draw)
+    return _c4("hosts per domain, for C4", data, draw)
 
 
-def _c4(name: str, data: str, devices: int, draw: Draw) -> Source:
+def _c4(name: str, data: str, draw: Draw, devices: int = C4_DEVICES, pilot: int = 0) -> Source:
+    """`pilot`: how many of the devices the single round must leave to the pilot."""
     return Source(
         name=name,
         data=data,
         categories=C4_ITEMS,
         rows=C4_ROWS,
-        one_round=min(devices, C4_DEVICES) - PILOT_DEVICES if devices < C4_DEVICES else devices,
+        one_round=devices - pilot,
         per_round=devices // ROUNDS,
         draw=draw,
+        light_tail=True,
     )
 
 

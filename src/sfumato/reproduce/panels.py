@@ -24,6 +24,7 @@ Line = Mapping[str, Any]
 _Job = TypeVar("_Job")
 
 LOW, HIGH = 0.1, 0.9  # quantiles over runs that a line gives beside the mean
+_GUIDE: Mapping[str, Any] = {"color": "#888888", "linestyle": ":", "linewidth": 1.2}
 
 
 class Reading(NamedTuple):
@@ -45,7 +46,9 @@ class Panel:
     x_name: str
     y_name: str
     diagonal: str = ""  # what the line y = x means, where there is one
-    from_zero: bool = False  # y may be 0, so its axis is linear up to 1 and logarithmic beyond
+    floor: float = 0.0  # smaller values are drawn here, since a logarithmic axis has no zero
+    floor_name: str = ""
+    level: tuple[str, float] | None = None  # a series and an x at whose y a line runs across
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,67 +133,86 @@ def draw(
     *,
     columns: int,
 ) -> Any:
-    """A matplotlib figure with these panels, `columns` in a row, and one legend for a column."""
+    """A matplotlib figure with these panels, `columns` in a row, and one legend below."""
     try:
         from matplotlib.figure import Figure
     except ImportError as problem:
         raise SfumatoError("plots need matplotlib", hint='pip install "sfumato[plot]"') from problem
+    from matplotlib.lines import Line2D
+
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.3 * columns, 3.4 * rows + 0.9), layout="constrained")
+    figure = Figure(figsize=(4.2 * columns, 3.5 * rows + 1.0), layout="constrained")
     figure.suptitle(title, fontsize=12)
-    grid = figure.subplots(rows, columns, squeeze=False)
+    grid = figure.subplots(rows, columns, squeeze=False).reshape(-1)
     curves = Curves(numbers)
-    for place, panel in enumerate(panels):
-        axes = grid[place // columns][place % columns]
+    shown: dict[str, Series] = {}
+    for axes, panel in zip(grid, panels, strict=True):
         _draw_panel(axes, panel, curves, series)
-        if place < columns and _differs(panels, curves, place, columns):
-            axes.legend(fontsize=7.5, frameon=False)
-    for place in range(len(panels), rows * columns):
-        grid[place // columns][place % columns].set_visible(False)
+        shown |= {name: series[name] for name in curves.series(panel.key)}
+    handles = [Line2D([], [], label=style.label, **_line_style(style)) for style in shown.values()]
+    runs = max(line["repeats"] for line in numbers)
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=min(5, len(handles)),
+        fontsize=8.5,
+        frameon=False,
+        title=f"mean of {runs:,} run{'s' * (runs > 1)}; shaded: the middle 80% of them",
+        title_fontsize=8.5,
+    )
     return figure
 
 
-def _differs(panels: Sequence[Panel], curves: Curves, place: int, columns: int) -> bool:
-    """Whether a panel of the first row shows other series than the one before it."""
-    return place == 0 or curves.series(panels[place].key) != curves.series(panels[place - 1].key)
+def _line_style(style: Series) -> dict[str, Any]:
+    return {
+        "color": style.colour,
+        "marker": style.marker,
+        "markersize": 4.5,
+        "markerfacecolor": "white" if style.dashed else style.colour,
+        "linestyle": "--" if style.dashed else "-",
+        "linewidth": 1.5,
+    }
 
 
 def _draw_panel(axes: Any, panel: Panel, curves: Curves, series: Mapping[str, Series]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     axes.set_xscale("log")
-    if panel.from_zero:
-        axes.set_yscale("symlog", linthresh=1)
-        axes.set_ylim(bottom=0)
-    else:
-        axes.set_yscale("log")
+    axes.set_yscale("log")
     for name in curves.series(panel.key):
         style = series[name]
         x = curves.get(panel.key, name, "x")
-        axes.fill_between(
-            x,
-            curves.get(panel.key, name, "y_low"),
-            curves.get(panel.key, name, "y_high"),
-            color=style.colour,
-            alpha=0.13,
-            linewidth=0,
+        y, low, high = (
+            np.maximum(curves.get(panel.key, name, field), panel.floor)
+            for field in ("y", "y_low", "y_high")
         )
-        axes.plot(
-            x,
-            curves.get(panel.key, name),
-            label=style.label,
-            color=style.colour,
-            marker=style.marker,
-            markersize=4.5,
-            markerfacecolor="white" if style.dashed else style.colour,
-            linestyle="--" if style.dashed else "-",
-            linewidth=1.5,
-        )
+        axes.fill_between(x, low, high, color=style.colour, alpha=0.13, linewidth=0)
+        axes.plot(x, y, **_line_style(style))
     if panel.diagonal:
         ends = axes.get_xlim()
-        axes.plot(ends, ends, color="#888888", linestyle=":", linewidth=1.2, label=panel.diagonal)
+        axes.plot(ends, ends, **_GUIDE)
         axes.set_xlim(ends)
+        _note(axes, ends[1], ends[1], panel.diagonal, "right")
+    if panel.level is not None:
+        name, where = panel.level
+        height = max(curves.at(panel.key, name, where), panel.floor)
+        axes.axhline(height, **_GUIDE)
+        _note(axes, axes.get_xlim()[1], height, f"{series[name].label} at {where:g}", "right")
+    if panel.floor and min(curves.get(panel.key, n).min() for n in curves.series(panel.key)) < (
+        panel.floor
+    ):
+        axes.axhline(panel.floor, **_GUIDE)
+        _note(axes, axes.get_xlim()[0], panel.floor, f" {panel.floor_name}", "left")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_title(f"({panel.key}) {panel.title}", fontsize=9, loc="left")
     axes.set_xlabel(panel.x_name, fontsize=9)
     axes.set_ylabel(panel.y_name, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _note(axes: Any, x: float, y: float, text: str, side: str) -> None:
+    axes.text(x, y, text, fontsize=7.5, color="#666666", ha=side, va="bottom")

@@ -21,7 +21,7 @@ Three guards keep this honest (docs/concepts/refined.md has the table of where i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ dictionary each, the surest first, since every item peeled makes the next ones s
 _AGREE = 0.75  # share of its median that an item's mean must reach; colliders stay nearer 1/2
 _BETTER = 0.95  # the placebo error must fall below this share of the median's
 _PASSES = 6  # passes over the most promising items after each look
+_FIT, _STEPS = 1e-4, 30  # how closely, and in how many steps at most, least squares are reached
 _SMALLEST = 0.5  # counts are whole: less than half an item is nobody
 
 
@@ -58,6 +59,7 @@ class Refined:
 class _Peeled:
     items: I64  # which of the points were subtracted
     counts: F64  # how much of each in each round, (rounds, items)
+    freedom: float  # how many numbers were fitted to the tables: one an item to one a round
     residual: Rounds  # the tables without them
 
 
@@ -68,7 +70,7 @@ def refine(rounds: Rounds, points: U64, *, shares: F64 | None = None) -> Refined
     """
     count = len(rounds.sketches)
     part = np.full(count, 1 / count) if shares is None else shares
-    best = peeled = _Peeled(np.empty(0, np.int64), np.zeros((count, 0)), rounds)
+    best = peeled = _Peeled(np.empty(0, np.int64), np.zeros((count, 0)), 0.0, rounds)
     error = _placebo_error(best)
     for sure in _SURE:
         pool = _promising(peeled, points)
@@ -80,37 +82,88 @@ def refine(rounds: Rounds, points: U64, *, shares: F64 | None = None) -> Refined
         reached = _placebo_error(peeled)
         if reached < error:
             best, error = peeled, reached
-    return _answer(rounds, best, points)
+    return _answer(rounds, best, points, part)
 
 
 def _placebo_error(peeled: _Peeled) -> float:
     return _root_mean_square(peeled.residual.estimate(peeled.residual.placebos()))
 
 
-def _answer(rounds: Rounds, peeled: _Peeled, points: U64) -> Refined:
-    placebos = rounds.placebos()
-    median = rounds.estimate(np.concatenate([points, placebos]))
-    best = Refined(
-        counts=median[: points.size],
-        placebo_errors=median[points.size :],
-        decode="median",
-        peeled=0,
-    )
-    bar = _BETTER * _root_mean_square(best.placebo_errors)
-    for decode in ("median", "mean"):
-        read = peeled.residual.estimate(np.concatenate([points, placebos]), decode=decode)
-        error = _root_mean_square(read[points.size :])
-        if error < bar:
-            bar = error
-            counts = read[: points.size]
-            counts[peeled.items] += peeled.counts.sum(axis=0)
-            best = Refined(
-                counts=counts,
-                placebo_errors=read[points.size :],
-                decode=decode,
-                peeled=peeled.items.size,
-            )
+def _answer(rounds: Rounds, peeled: _Peeled, points: U64, shares: F64) -> Refined:
+    """Read the tables as they are, and what peeling left of them by median and by mean; keep the
+    reading that errs least on placebos.
+
+    Peeling fits the heavy items to the tables, and every number fitted takes its share of what it
+    does not explain: a share 1 − `left` of each item that was not peeled, and of each error that is
+    measured on the residual. Dividing by `left` takes out both the bias and the optimism (docs/
+    proofs/placebos.md).
+    """
+    both = np.concatenate([points, rounds.placebos()])
+    best = _split(rounds.estimate(both), points.size, "median", 0)
+    error = _BETTER * _root_mean_square(best.placebo_errors)
+    left = 1 - min(_freedom(peeled, points) / rounds.tables.size, 0.5)
+    for decode, state in (
+        ("median", peeled),
+        ("mean", _least_squares(rounds, peeled, points, shares)),
+    ):
+        read = state.residual.estimate(both, decode=decode) / left
+        read[state.items] = read[state.items] * left + state.counts.sum(axis=0)
+        refined = _split(read, points.size, decode, state.items.size)
+        reached = _root_mean_square(refined.placebo_errors)
+        if reached < error:
+            best, error = refined, reached
     return best
+
+
+def _freedom(peeled: _Peeled, points: U64) -> float:
+    """How many numbers were fitted, the choice of what to fit included.
+
+    Choosing whom to peel fits, too: by Stein's identity a hard threshold adds, for every item, its
+    density at the threshold times the height of the step, both in standard deviations.
+    """
+    if peeled.items.size == 0:
+        return 0.0
+    residual = peeled.residual
+    read = residual.estimate(np.concatenate([points, residual.placebos(2048)]))
+    read[peeled.items] += peeled.counts.sum(axis=0)
+    height = read[: points.size] / max(_spread(read[points.size :]), _SMALLEST / _SURE[-1])
+    near = np.count_nonzero(np.abs(height - _SURE[-1]) < 0.5)
+    return peeled.freedom * (1 + _SURE[-1] * near / peeled.items.size)
+
+
+def _split(read: F64, size: int, decode: kernels.Decode, peeled: int) -> Refined:
+    return Refined(counts=read[:size], placebo_errors=read[size:], decode=decode, peeled=peeled)
+
+
+def _least_squares(rounds: Rounds, peeled: _Peeled, points: U64, shares: F64) -> _Peeled:
+    """The totals of the peeled items that leave the least in the tables, by conjugate gradients.
+
+    What the mean of an item's readings is to one item, least squares is to all of them together.
+    """
+    if peeled.items.size == 0:
+        return peeled
+    chosen = points[peeled.items]
+    empty = rounds.with_tables(np.zeros_like(rounds.tables))
+
+    def seen(tables: Rounds) -> F64:
+        """How much of each item's pattern is in these tables."""
+        return np.einsum("r,rli->i", shares, tables.readings(chosen))
+
+    step = np.zeros(chosen.size)
+    gap = seen(peeled.residual)
+    direction, size = gap.copy(), float(gap @ gap)
+    goal = size * _FIT**2
+    for _ in range(_STEPS):
+        if size <= goal:
+            break
+        moved = seen(empty.subtract(chosen, -shares[:, None] * direction))
+        length = size / float(direction @ moved)
+        step += length * direction
+        gap -= length * moved
+        size, last = float(gap @ gap), size
+        direction = gap + size / last * direction
+    counts = peeled.counts + _on_grid(shares[:, None] * step)
+    return replace(peeled, counts=counts, residual=rounds.subtract(chosen, counts))
 
 
 def _promising(peeled: _Peeled, points: U64) -> I64:
@@ -147,8 +200,8 @@ def _pass(
         largest = np.argsort(-counts.sum(axis=0), kind="stable")[:limit]
         items, counts = items[largest], counts[:, largest]
     residual = rounds.subtract(points[items], counts)
-    counts = _per_round(residual, points[items], counts, shares)
-    return _Peeled(items, counts, rounds.subtract(points[items], counts))
+    counts, freedom = _per_round(residual, points[items], counts, shares)
+    return _Peeled(items, counts, freedom, rounds.subtract(points[items], counts))
 
 
 def _admit(residual: Rounds, points: U64, threshold: float) -> tuple[I64, F64]:
@@ -189,12 +242,16 @@ def _places(rounds: Rounds, points: U64) -> tuple[I64, F64]:
     return cells, signs
 
 
-def _per_round(residual: Rounds, points: U64, counts: F64, shares: F64) -> F64:
-    """Counts per round, (rounds, items): pooled where rounds agree, each its own where not."""
+def _per_round(residual: Rounds, points: U64, counts: F64, shares: F64) -> tuple[F64, float]:
+    """Counts per round, (rounds, items): pooled where rounds agree, each its own where not.
+
+    Also how many free numbers they are: one for an item that is pooled, `rounds` for one that is
+    not, and what lies between for one in between.
+    """
     total = residual.estimate(points) + counts.sum(axis=0)
     pooled = shares[:, None] * total
     if len(shares) == 1 or points.size == 0:
-        return _on_grid(pooled)
+        return _on_grid(pooled), float(points.size)
     placebos = residual.placebos(2048)
     own, noise = np.empty_like(counts), np.empty((len(shares), 1))
     for round in range(len(shares)):
@@ -205,7 +262,8 @@ def _per_round(residual: Rounds, points: U64, counts: F64, shares: F64) -> F64:
     disagreement = np.mean((own - pooled) ** 2 - noise, axis=0)
     between = np.maximum(sampling, disagreement)
     trust = between / np.maximum(between + noise, np.finfo(float).tiny)
-    return _on_grid(pooled + trust * (own - pooled))
+    freedom = points.size + float(trust.mean(axis=0).sum()) * (len(shares) - 1)
+    return _on_grid(pooled + trust * (own - pooled)), freedom
 
 
 def _on_grid(counts: F64) -> F64:

@@ -1,0 +1,176 @@
+"""Bad input: one line that says what must hold, an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from running import sfumato
+
+STUDY = """
+question = "frequencies"
+trust = "central"
+epsilon = 1.0
+delta = 1e-6
+dictionary = "words.csv"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "study.toml").write_text(STUDY)
+    (tmp_path / "words.csv").write_text("word\noak\nelm\nfir\n")
+    return tmp_path
+
+
+def simulate(folder: Path, data: bytes | str, *options: str) -> tuple[int, str, str]:
+    (folder / "data.csv").write_bytes(data if isinstance(data, bytes) else data.encode())
+    return sfumato("simulate", "study.toml", "--data", "data.csv", "--seed", "1", *options, cwd=folder)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "says"),
+    [
+        ("", [], "data.csv is empty"),
+        ("word\n", [], "the data holds no rows"),
+        ("word\noak\n", ["--item-column", "tree"], "no column 'tree'; its columns are word"),
+        ("word\noak\n", ["--device-column", "user"], "no column 'user'"),
+        ("word\noak\n", ["--count-column", "n"], "no column 'n'"),
+        (b"word\noak\n\xff\xfe\n", [], "invalid UTF8"),
+        ("word,n\noak,NaN\n", ["--count-column", "n"], "must not be missing"),
+        ("word,n\noak,\n", ["--count-column", "n"], "must not be missing"),
+        ("word,n\noak,-3\n", ["--count-column", "n"], "whole numbers of at least 0; got -3"),
+        ("word,n\noak,1.5\n", ["--count-column", "n"], "whole numbers of at least 0; got 1.5"),
+        ("word,n\noak,inf\n", ["--count-column", "n"], "whole numbers of at least 0; got inf"),
+        ("word,n\noak,0\n", ["--count-column", "n"], "add up to no devices"),
+        ("word,n\noak,many\n", ["--count-column", "n"], "cannot be read"),
+        ("word,n\noak,1\nelm,2,3\n", [], "Expected 2 columns, got 3"),
+    ],
+)
+def test_unreadable_data_is_one_line_and_exit_2(
+    folder: Path, data: bytes | str, options: list[str], says: str
+) -> None:
+    code, out, err = simulate(folder, data, *options)
+    errors = [line for line in err.splitlines() if not line.endswith("…")]
+    assert code == 2
+    assert out == ""
+    assert says in errors[0]
+    assert errors[0].startswith("error: ")
+    assert all(line.startswith("hint: ") for line in errors[1:])
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        ('colour = "red"', 2, "unknown key colour"),
+        ("epsilon = 0", 2, "epsilon must be above 0"),
+        ("epsilon = -1.5", 2, "epsilon must be above 0"),
+        ("epsilon = nan", 2, "epsilon must be above 0"),
+        ('epsilon = "much"', 2, "epsilon of Study must be"),
+        ("delta = 1.0", 2, "delta must be at least 0 and below 1"),
+        ("devices = 0", 2, "devices must be at least 1"),
+        ("devices = 2.5", 2, "devices of Study must be"),
+        ("rounds = 0", 2, "rounds must be at least 1"),
+        ("dropout = 1.0", 2, "dropout must be"),
+        ("target_error = 2", 2, "target_error must be"),
+        ('cohorts = "mixed"', 2, "cohorts of Study must be"),
+        ('trust = "nobody"', 2, "trust of Study must be"),
+        ('trust = "local"', 2, "not available"),
+        ('question = "why"', 2, 'question must be "frequencies"'),
+        ('dictionary = "none.csv"', 2, "there is no file"),
+        ('dictionary_column = "tree"', 2, "no column 'tree'"),
+        ("epsilon = 0.001\ntarget_error = 0.001", 1, "the noise alone"),
+        ("epsilon =", 2, "is not TOML"),
+    ],
+)
+def test_a_study_that_cannot_be_is_refused(
+    folder: Path, change: str, code: int, says: str
+) -> None:
+    keys = [line.split("=")[0].strip() for line in change.splitlines()]
+    kept = [line for line in STUDY.splitlines() if line.split("=")[0].strip() not in keys]
+    study = "\n".join([*kept, change, "" if "devices" in keys else "devices = 1000"])
+    (folder / "study.toml").write_text(study)
+    got, out, err = sfumato("plan", "study.toml", cwd=folder)
+    assert (got, out) == (code, "")
+    assert says in err.splitlines()[0]
+
+
+def test_an_impossible_study_says_what_would_make_it_possible(folder: Path) -> None:
+    study = STUDY + "devices = 1000\ntarget_error = 0.0001\n"
+    (folder / "study.toml").write_text(study)
+    code, _, err = sfumato("plan", "study.toml", cwd=folder)
+    hint = err.splitlines()[1]
+    assert code == 1
+    assert hint.startswith("hint: ask ")
+    devices = int(hint.split()[2].replace(",", ""))
+    (folder / "study.toml").write_text(study.replace("1000", str(devices)))
+    assert sfumato("plan", "study.toml", cwd=folder)[0] == 0
+
+
+def test_too_few_bytes_are_refused_with_how_many_would_do(folder: Path) -> None:
+    words = "word\n" + "".join(f"w{i}\n" for i in range(10_000))
+    (folder / "words.csv").write_text(words)
+    study = STUDY + "devices = 1000\nbytes_per_device = 100\n"
+    (folder / "study.toml").write_text(study)
+    code, _, err = sfumato("plan", "study.toml", cwd=folder)
+    assert code == 1
+    need = err.splitlines()[1].split()[4]
+    (folder / "study.toml").write_text(study.replace("= 100\n", f"= {need}\n"))
+    assert sfumato("plan", "study.toml", cwd=folder)[0] == 0
+
+
+def test_strings_of_a_megabyte_are_items_like_others(folder: Path) -> None:
+    long = "x" * 1_000_000
+    (folder / "words.csv").write_text(f"word\noak\n{long}\n")
+    code, out, err = simulate(folder, "word\n" + f"{long}\n" * 3 + "oak\n", "--json")
+    assert (code, "Traceback" in err) == (0, False)
+    assert long in out
+
+
+def test_ten_million_distinct_strings_are_counted(folder: Path) -> None:
+    """In under a gigabyte: the peak is measured by benchmarks/speed/simulate.py."""
+    numbers = pa.array(np.arange(10_000_000)).cast(pa.string())
+    pq.write_table(pa.table({"word": numbers}), folder / "data.parquet")
+    (folder / "study.toml").write_text(STUDY + "bytes_per_device = 100\n")
+    (folder / "words.csv").write_text("word\n" + "".join(f"{i}\n" for i in range(2_000)))
+    code, out, err = sfumato(
+        "simulate", "study.toml", "--data", "data.parquet", "--seed", "1", cwd=folder
+    )
+    assert code == 1, err  # a sketch of 100 bytes is refused before the data is counted
+    (folder / "study.toml").write_text(STUDY + "bytes_per_device = 5000\n")
+    code, out, err = sfumato(
+        "simulate", "study.toml", "--data", "data.parquet", "--seed", "1", cwd=folder
+    )
+    assert code == 0, err
+    assert "10,000,000 devices" in out
+
+
+@pytest.mark.parametrize("name", ["data.parquet", "data.csv.gz"])
+def test_a_file_that_is_not_what_its_name_says_is_refused(folder: Path, name: str) -> None:
+    (folder / name).write_text("word\noak\n")
+    code, _, err = sfumato("simulate", "study.toml", "--data", name, cwd=folder)
+    assert code == 2
+    assert "cannot be read" in err
+
+
+def test_csv_gz_and_parquet_give_what_csv_gives(folder: Path) -> None:
+    text = "word\n" + "oak\n" * 30 + "elm\n" * 12
+    _, plain, _ = simulate(folder, text, "--json")
+    (folder / "data.csv.gz").write_bytes(gzip.compress(text.encode()))
+    pq.write_table(pa.table({"word": ["oak"] * 30 + ["elm"] * 12}), folder / "data.parquet")
+    for name in ("data.csv.gz", "data.parquet"):
+        code, out, _ = sfumato(
+            "simulate", "study.toml", "--data", name, "--seed", "1", "--json", cwd=folder
+        )
+        assert code == 0
+        assert out.split('"estimates"')[1] == plain.split('"estimates"')[1]
+
+
+def test_an_unknown_command_or_option_is_misuse(tmp_path: Path) -> None:
+    assert sfumato("ask", cwd=tmp_path)[0] == 2
+    assert sfumato("plan", "--speed", cwd=tmp_path)[0] == 2
+    assert sfumato("reproduce", "999-fig9", cwd=tmp_path)[0] == 2
