@@ -132,8 +132,8 @@ class Estimates:
     """Counts over the devices that answered, in the dictionary's order, and their errors."""
 
     counts: F64
-    standard_error: float
-    half_width: float  # of the 95% interval
+    standard_error: F64
+    half_width: F64  # of the 95% interval
     decoder: str
     width: int
 
@@ -183,10 +183,10 @@ class FrequencyCampaign:
         decoder: str = self.design.decode
         if self.design.decode == "refined":
             refined = refine(rounds, points, shares=self._shares(rounds))
-            counts, errors = refined.counts, refined.placebo_errors
+            counts, errors, widen = refined.counts, refined.placebo_errors, refined.widen
             decoder = (
-                f"refined ({refined.peeled} items peeled, rest by {refined.decode})"
-                if refined.peeled or refined.decode == "mean"
+                f"refined ({refined.peeled.size} items peeled, rest by {refined.decode})"
+                if refined.peeled.size or refined.decode == "mean"
                 else "refined (fell back to median)"
             )
         else:
@@ -194,10 +194,14 @@ class FrequencyCampaign:
                 np.concatenate([points, rounds.placebos()]), decode=self.design.decode
             )
             counts, errors = read[: points.size], read[points.size :]
+
+            def widen(error: float) -> F64:
+                return np.full(points.size, error)
+
         return Estimates(
             counts=counts,
-            standard_error=float(np.sqrt(np.mean(errors**2))),
-            half_width=float(np.quantile(np.abs(errors), CONFIDENCE, method="higher")),
+            standard_error=widen(float(np.sqrt(np.mean(errors**2)))),
+            half_width=widen(float(np.quantile(np.abs(errors), CONFIDENCE, method="higher"))),
             decoder=decoder,
             width=self.width,
         )
@@ -219,7 +223,11 @@ class FrequencyCampaign:
         else:
             half = NORMAL_95 * spread  # a sum of several noises: normal to within its skew, none
         return Estimates(
-            counts=counts, standard_error=spread, half_width=half, decoder="exact", width=0
+            counts=counts,
+            standard_error=np.full(counts.size, spread),
+            half_width=np.full(counts.size, half),
+            decoder="exact",
+            width=0,
         )
 
 

@@ -127,9 +127,9 @@ def plan(study: Study | Mapping[str, Any] | Path | str, *, items: pa.Array | Non
         dictionary=dictionary,
         algorithm=_algorithm(design),
         predicted={
-            "standard_error": rehearsed.standard_error,
-            "half_width_95": rehearsed.half_width,
-            "standard_error_share": rehearsed.standard_error / study.devices,
+            "standard_error": float(np.median(rehearsed.standard_error)),
+            "half_width_95": float(np.median(rehearsed.half_width)),
+            "standard_error_share": float(np.median(rehearsed.standard_error)) / study.devices,
             "width": rehearsed.width or None,
             "bytes_per_device": bytes_per_device(design),
             "rounds": design.rounds + (1 if design.pilot_devices else 0),
@@ -246,7 +246,7 @@ def _design(study: Study, items: int) -> FrequencyDesign:
     candidates = [made("fresh", True), made("shared", shown)]
     if study.cohorts == "similar":
         candidates.append(made("hybrid", True))
-    return min(candidates, key=lambda design: rehearse(design, study).half_width)
+    return min(candidates, key=lambda design: float(np.median(rehearse(design, study).half_width)))
 
 
 def _width(study: Study, items: int, rows: int) -> tuple[int, int]:

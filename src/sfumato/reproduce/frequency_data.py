@@ -72,12 +72,9 @@ def data_folder() -> Path | None:
         if not Path(named).is_dir():
             raise DataError(f"SFUMATO_DATA must name a folder; got {named}")
         return Path(named)
-    beside = (Path.cwd(), Path(__file__).resolve().parents[3])
-    return next((p.parent / "shared" / "data" for p in beside if _has_data(p)), None)
-
-
-def _has_data(project: Path) -> bool:
-    return (project.parent / "shared" / "data").is_dir()
+    projects = (Path.cwd(), Path(__file__).resolve().parents[3])
+    folders = [project.parent / "shared" / "data" for project in projects]
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
 def gowalla() -> Source:

@@ -52,7 +52,17 @@ class Refined:
     counts: F64
     placebo_errors: F64
     decode: kernels.Decode
-    peeled: int  # items subtracted; 0 where the plain median was as good and was kept
+    peeled: I64  # items subtracted, as indices; none where the plain median was as good
+    inflation: float
+    """How much more a peeled item errs than a placebo. Peeling fits numbers to the tables, and each
+    takes a share of the noise with it: what is left looks quieter than it was, and what was fitted
+    errs by what is missing (docs/proofs/placebos.md)."""
+
+    def widen(self, error: float) -> F64:
+        """A placebo's error as every item's: (n,)."""
+        errors = np.full(self.counts.size, error)
+        errors[self.peeled] *= self.inflation
+        return errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,27 +101,33 @@ def _placebo_error(peeled: _Peeled) -> float:
 
 def _answer(rounds: Rounds, peeled: _Peeled, points: U64, shares: F64) -> Refined:
     """Read the tables as they are, and what peeling left of them by median and by mean; keep the
-    reading that errs least on placebos.
-
-    Peeling fits the heavy items to the tables, and every number fitted takes its share of what it
-    does not explain: a share 1 − `left` of each item that was not peeled, and of each error that is
-    measured on the residual. Dividing by `left` takes out both the bias and the optimism (docs/
-    proofs/placebos.md).
-    """
+    reading that errs least on placebos."""
     both = np.concatenate([points, rounds.placebos()])
-    best = _split(rounds.estimate(both), points.size, "median", 0)
+    read = rounds.estimate(both)
+    best = Refined(
+        counts=read[: points.size],
+        placebo_errors=read[points.size :],
+        decode="median",
+        peeled=np.empty(0, dtype=np.int64),
+        inflation=1.0,
+    )
     error = _BETTER * _root_mean_square(best.placebo_errors)
-    left = 1 - min(_freedom(peeled, points) / rounds.tables.size, 0.5)
-    for decode, state in (
-        ("median", peeled),
-        ("mean", _least_squares(rounds, peeled, points, shares)),
-    ):
-        read = state.residual.estimate(both, decode=decode) / left
-        read[state.items] = read[state.items] * left + state.counts.sum(axis=0)
-        refined = _split(read, points.size, decode, state.items.size)
-        reached = _root_mean_square(refined.placebo_errors)
+    inflation = 1 / (1 - min(_freedom(peeled, points) / rounds.tables.size, 0.5))
+    fitted = _least_squares(rounds, peeled, points, shares)
+    readings: list[tuple[kernels.Decode, _Peeled]] = [("median", peeled), ("mean", fitted)]
+    for decode, state in readings:
+        read = state.residual.estimate(both, decode=decode)
+        read[state.items] += state.counts.sum(axis=0)
+        reached = _root_mean_square(read[points.size :])
         if reached < error:
-            best, error = refined, reached
+            error = reached
+            best = Refined(
+                counts=read[: points.size],
+                placebo_errors=read[points.size :],
+                decode=decode,
+                peeled=state.items,
+                inflation=inflation,
+            )
     return best
 
 
@@ -131,10 +147,6 @@ def _freedom(peeled: _Peeled, points: U64) -> float:
     return peeled.freedom * (1 + _SURE[-1] * near / peeled.items.size)
 
 
-def _split(read: F64, size: int, decode: kernels.Decode, peeled: int) -> Refined:
-    return Refined(counts=read[:size], placebo_errors=read[size:], decode=decode, peeled=peeled)
-
-
 def _least_squares(rounds: Rounds, peeled: _Peeled, points: U64, shares: F64) -> _Peeled:
     """The totals of the peeled items that leave the least in the tables, by conjugate gradients.
 
@@ -147,7 +159,7 @@ def _least_squares(rounds: Rounds, peeled: _Peeled, points: U64, shares: F64) ->
 
     def seen(tables: Rounds) -> F64:
         """How much of each item's pattern is in these tables."""
-        return np.einsum("r,rli->i", shares, tables.readings(chosen))
+        return np.asarray(np.einsum("r,rli->i", shares, tables.readings(chosen)))
 
     step = np.zeros(chosen.size)
     gap = seen(peeled.residual)
