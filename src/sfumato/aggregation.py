@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from sfumato.spec import require, spec
 I64 = npt.NDArray[np.int64]
 
 
+@runtime_checkable
 class Aggregation(Protocol):
     """Seal one device's table into bytes; open a sum of unpacked ones."""
 

@@ -77,15 +77,15 @@ class Collector:
             return Rejection.MALFORMED
         if report.task_id != self._task_id:
             return Rejection.WRONG_TASK
+        try:
+            table = self.task.aggregation.unpack(report.message, self.task.sketch.shape)
+        except MismatchError:
+            return Rejection.MALFORMED
         known = self._seen.get(report.report_id)
         if known is not None:
             return None if known == hash(report.message) else Rejection.CONFLICTING
         if self.batch.count >= self.task.max_count:
             return Rejection.BATCH_FULL
-        try:
-            table = self.task.aggregation.unpack(report.message, self.task.sketch.shape)
-        except MismatchError:
-            return Rejection.MALFORMED
         self._seen[report.report_id] = hash(report.message)
         self.batch = self.batch + Batch(self._task_id, table, 1)
         return None

@@ -50,7 +50,3 @@ class MismatchError(SfumatoError):
 
 class BudgetError(SfumatoError):
     """The ledger refuses a charge."""
-
-
-class UnwiseWarning(UserWarning):
-    """Legal and unwise: the message says what to do about it."""

@@ -21,7 +21,7 @@ from sfumato.privacy import Mechanism, NoiseAtRelease
 from sfumato.privacy.samplers import central_width
 from sfumato.release import CONFIDENCE, NORMAL_95, NoisedSum
 from sfumato.sketch import CountSketch, OneHot, Rounds, Sketch, refine
-from sfumato.spec import require, spec
+from sfumato.spec import digest, require, spec
 from sfumato.task import Task, bits_for
 
 F64 = npt.NDArray[np.float64]
@@ -103,6 +103,7 @@ class FrequencyDesign:
             sketch=sketch,
             mechanism=self.mechanism,
             aggregation=Plain(modulus_bits=bits_for(most * self.items_per_device)),
+            campaign=digest(self),
             cohort=cohort,
             items_per_device=self.items_per_device,
             max_count=most,

@@ -92,14 +92,15 @@ def fingerprint(items: Items, seed: int) -> U64:
     if isinstance(items, pa.ChunkedArray):
         parts = [_arrow(chunk, point) for chunk in items.chunks]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint64)
-    return _arrow(items if isinstance(items, pa.Array) else _to_arrow(items), point)
+    return _arrow(items, point) if isinstance(items, pa.Array) else _sequence(list(items), point)
 
 
-def _to_arrow(items: Sequence[bytes] | Sequence[str] | npt.NDArray[np.generic]) -> pa.Array:
+def _sequence(items: Sequence[bytes] | Sequence[str], point: int) -> U64:
     encoded = [item.encode() if isinstance(item, str) else item for item in items]
     if not all(isinstance(item, bytes) for item in encoded):
         raise SpecError("items must be strings, bytes or integers")
-    return pa.array(encoded, type=pa.large_binary())
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    return kernels.fingerprint_bytes(np.frombuffer(b"".join(encoded), np.uint8), offsets, point)
 
 
 def _integers(items: npt.NDArray[np.integer], point: int) -> U64:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
@@ -28,6 +28,7 @@ from sfumato.privacy import (
     Budget,
     Ledger,
     Mechanism,
+    Noise,
     NoiseAtRelease,
     NoNoise,
     SeededRng,
@@ -99,7 +100,11 @@ class Plan:
         return "\n".join(lines)
 
 
-def plan(study: Study | Mapping[str, Any] | Path | str, *, items: pa.Array | None = None) -> Plan:
+def plan(
+    study: Study | Mapping[str, Any] | Path | str,
+    *,
+    items: pa.Array | pa.ChunkedArray | Sequence[str] | None = None,
+) -> Plan:
     """Choose and size the campaign that answers a study, and predict what it gives.
 
     `study` is a Study, its keys, or the path of a TOML file; `items` is the dictionary when it is
@@ -117,9 +122,8 @@ def plan(study: Study | Mapping[str, Any] | Path | str, *, items: pa.Array | Non
         )
     if study.devices is None:
         raise StudyError("a plan needs to know how many devices will be asked; give devices")
-    dictionary = Dictionary(items if items is not None else _listed(study))
-    design = _design(study, len(dictionary))
-    rehearsed = rehearse(design, study)
+    dictionary = Dictionary(_listed(study) if items is None else _arrow(items))
+    design, rehearsed = _design(study, len(dictionary))
     warnings = _warnings(study, design, dictionary)
     return Plan(
         study=study,
@@ -166,7 +170,7 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
         assert isinstance(noise, NoiseAtRelease)  # a finite epsilon has noise
         statement = (
             f"({study.epsilon:g}, {study.delta:g})-differential privacy for each device: what is "
-            f"released is nearly as likely if one device's message is replaced by nothing, the "
+            f"released is nearly as likely if one device's table is replaced by zeros, the "
             f"number of devices being public; discrete {noise.noise} noise of scale "
             f"{noise.scale:.4f} on every cell spends {spent:.4f}; {once}; {who}; devices that drop "
             f"out do not weaken it"
@@ -175,7 +179,7 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
         epsilon=study.epsilon,
         delta=study.delta if study.epsilon is not None else 0.0,
         unit="device",
-        neighbours="zero-out: one device's message becomes zero, the number of devices is public",
+        neighbours="zero-out: one device's table becomes zero, the number of devices is public",
         trust=study.trust,
         statement=statement,
     )
@@ -207,8 +211,8 @@ def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
     return campaign.estimates()
 
 
-def _design(study: Study, items: int) -> FrequencyDesign:
-    """Sizes first, then the mode: the cheapest to predict best among those the cohorts allow."""
+def _design(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
+    """Sizes first, then the mode that rehearses best among those the cohorts allow."""
     assert study.devices is not None  # plan() has checked
     rows = sizing.rows_for(items, paper=study.paper_mode)
     width, pilot = _width(study, items, rows)
@@ -236,17 +240,19 @@ def _design(study: Study, items: int) -> FrequencyDesign:
         )
 
     shown = study.publish == "rounds" and study.rounds > 1
-    if not sketch:
-        return made("one_hot", shown)
-    if study.rounds == 1:
-        return made("shared", False)
     mixed: Mode = "fresh" if study.cohorts == "different" else "hybrid"
-    if study.paper_mode:
-        return made(mixed, True)
-    candidates = [made("fresh", True), made("shared", shown)]
-    if study.cohorts == "similar":
-        candidates.append(made("hybrid", True))
-    return min(candidates, key=lambda design: float(np.median(rehearse(design, study).half_width)))
+    if not sketch:
+        candidates = [made("one_hot", shown)]
+    elif study.rounds == 1:
+        candidates = [made("shared", False)]
+    elif study.paper_mode:
+        candidates = [made(mixed, True)]
+    else:
+        candidates = [made("fresh", True), made("shared", shown)]
+        if mixed == "hybrid":
+            candidates.append(made("hybrid", True))
+    rehearsals = [(design, rehearse(design, study)) for design in candidates]
+    return min(rehearsals, key=lambda pair: float(np.median(pair[1].half_width)))
 
 
 def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
@@ -295,19 +301,17 @@ def noise_for(study: Study, norms: Norms) -> Mechanism:
     if study.epsilon is None:
         return NoNoise()
     bounds: Any = {"l1": float(norms.l1), "l2": float(norms.l2), "unit_cells": norms.unit_cells}
-    laplace = NoiseAtRelease(
-        noise="laplace",
-        scale=calibrate("laplace", **bounds, epsilon=study.epsilon, delta=0.0),
-    )
+
+    def sized(noise: Noise, delta: float) -> NoiseAtRelease:
+        scale = calibrate(noise, **bounds, epsilon=study.epsilon, delta=delta)
+        return NoiseAtRelease(noise=noise, scale=scale)
+
     if study.delta == 0:
-        return laplace
-    gaussian = NoiseAtRelease(
-        noise="gaussian",
-        scale=calibrate("gaussian", **bounds, epsilon=study.epsilon, delta=study.delta),
-    )
-    if study.paper_mode or gaussian.stddev(1) <= laplace.stddev(1):
-        return gaussian
-    return laplace
+        return sized("laplace", 0.0)
+    gaussian = sized("gaussian", study.delta)
+    if study.paper_mode or math.sqrt(2) * norms.l1 / study.epsilon > gaussian.scale + 1:
+        return gaussian  # Laplace noise of scale l1/epsilon would be larger
+    return min(gaussian, sized("laplace", 0.0), key=lambda noise: noise.stddev(1))
 
 
 def _norms(study: Study, rows: int) -> Norms:
@@ -391,6 +395,12 @@ def _listed(study: Study) -> pa.Array:
     batches = files.read_columns(study.dictionary, [column], [pa.string()])
     parts = [batch.column(0) for batch in batches]
     return pa.concat_arrays(parts) if parts else pa.array([], type=pa.string())
+
+
+def _arrow(items: pa.Array | pa.ChunkedArray | Sequence[str]) -> pa.Array:
+    if isinstance(items, pa.ChunkedArray):
+        return items.combine_chunks()
+    return items if isinstance(items, pa.Array) else pa.array(items, type=pa.string())
 
 
 def _short(value: Any) -> str:

@@ -96,7 +96,7 @@ class Population:
         return f"Population({self.devices:,} devices)"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Shard:
     """Some devices of one cohort: the items of those that answer, and how many were asked."""
 
@@ -104,6 +104,9 @@ class Shard:
     weights: I64 | None
     asked: int
     answering: int
+
+    def __repr__(self) -> str:  # never what they hold
+        return f"Shard({self.answering:,} of {self.asked:,} devices)"
 
 
 @dataclass(frozen=True, slots=True)

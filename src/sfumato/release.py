@@ -25,13 +25,16 @@ CONFIDENCE = 0.95
 NORMAL_95 = 1.959964  # a normal variable is within that many deviations 95% of the time
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class NoisedSum:
     """A batch's sum with its noise: paid for, and safe to show. All that a campaign ever sees."""
 
     task: Task
     table: I64
     count: int
+
+    def __repr__(self) -> str:  # without noise the table is the exact sum
+        return f"NoisedSum(task={self.task.id[:8]}…, count={self.count})"
 
 
 def noised_sum(task: Task, batch: Batch, *, ledger: Ledger, rng: Rng) -> NoisedSum:
@@ -46,7 +49,7 @@ def noised_sum(task: Task, batch: Batch, *, ledger: Ledger, rng: Rng) -> NoisedS
             f"a release of this task needs {task.min_count} to {task.max_count} devices; "
             f"got {batch.count}"
         )
-    ledger.charge(cohort=task.cohort, task=task.id, loss=task.loss)
+    ledger.charge(campaign=task.campaign, cohort=task.cohort, task=task.id, loss=task.loss)
     total = task.aggregation.open(batch.total)
     table = task.mechanism.at_release(total, count=batch.count, rng=rng)
     return NoisedSum(task, table, batch.count)

@@ -25,6 +25,10 @@ class Report:
     report_id: bytes
     message: bytes
 
+    def __post_init__(self) -> None:
+        if (len(self.task_id), len(self.report_id)) != (64, 16):
+            raise MismatchError("a report has a task id of 64 digits and a report id of 16 bytes")
+
     def to_bytes(self) -> bytes:
         return bytes([WIRE_VERSION]) + bytes.fromhex(self.task_id) + self.report_id + self.message
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from sfumato.task import Task
 I64 = npt.NDArray[np.int64]
 
 Progress = Callable[[str, float], None]
+_Promised = TypeVar("_Promised", Plan, Release)
 
 
 def simulate(
@@ -74,7 +75,14 @@ def simulate(
     books = ledger or Ledger(Budget(epsilon=planned.study.epsilon, delta=planned.study.delta))
     run(campaign, fleet.gather, ledger=books, rng=rng)
     tell("estimating", 1.0)
-    return _release(planned, campaign, fleet, started)
+    release = _release(planned, campaign, fleet, started)
+    return (
+        release
+        if seed is None
+        else _qualified(
+            release, "this run's noise was drawn from a seed: who knows it can take the noise off"
+        )
+    )
 
 
 class _Fleet:
@@ -137,7 +145,17 @@ def _planned(
     if study.dictionary is not None:
         return plan(study)
     # A simulation may list what its devices hold; a real study cannot know that.
-    return plan(study, items=pa.chunked_array(population.chunks).unique())
+    planned = plan(study, items=pa.chunked_array(population.chunks).unique())
+    return _qualified(planned, "the items listed were taken from the devices' own data")
+
+
+def _qualified(promised: _Promised, exception: str) -> _Promised:
+    """The same with an exception to its promise, where there is a promise."""
+    privacy = promised.privacy
+    if privacy.epsilon is None:
+        return promised
+    statement = f"{privacy.statement}; not covered: {exception}"
+    return replace(promised, privacy=replace(privacy, statement=statement))
 
 
 def _cohorts(study: Study, design: FrequencyDesign, population: Population) -> Cohorts:

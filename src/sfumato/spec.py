@@ -85,12 +85,21 @@ def to_json(value: object) -> str:
 def from_json(text: str) -> Any:
     """The spec that `text` describes; unknown kinds, fields and formats raise SpecError."""
     try:
-        data = json.loads(text)
-    except ValueError as problem:
+        data = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as problem:
         raise SpecError(f"a spec must be JSON; {problem}") from problem
-    if not isinstance(data, dict) or data.pop("sfumato", None) != FORMAT:
+    version = data.pop("sfumato", None) if isinstance(data, dict) else None
+    if type(version) is not int or version != FORMAT:
         raise SpecError(f'a spec must be a JSON object with "sfumato": {FORMAT}')
     return _build(data)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, unless it names a key twice: readers would differ in which they take."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return members
 
 
 def digest(value: object) -> str:
@@ -101,13 +110,19 @@ def digest(value: object) -> str:
 def canonical(data: object) -> str:
     """RFC 8785 JSON of plain data (dict, list, str, int, float, bool, None)."""
     if isinstance(data, dict):
-        return "{" + ",".join(f"{json.dumps(k)}:{canonical(data[k])}" for k in sorted(data)) + "}"
+        keys = sorted(data, key=lambda key: key.encode("utf-16-be", "surrogatepass"))
+        return "{" + ",".join(f"{canonical(key)}:{canonical(data[key])}" for key in keys) + "}"
     if isinstance(data, list | tuple):
         return "[" + ",".join(canonical(item) for item in data) + "]"
     if isinstance(data, float):
         return _number(data)
     if isinstance(data, int) and not isinstance(data, bool) and abs(data) > LARGEST_INTEGER:
         raise SpecError(f"an integer in a spec must be below 2**53 in size; got {data}")
+    if isinstance(data, str) and not data.isascii():
+        try:
+            data.encode()
+        except UnicodeEncodeError as problem:
+            raise SpecError("a string in a spec must be Unicode without surrogates") from problem
     return json.dumps(data, ensure_ascii=False)
 
 
@@ -156,12 +171,15 @@ def _fits(value: object, hint: Any) -> bool:
         inner = typing.get_args(hint)[0]
         return isinstance(value, tuple) and all(_fits(item, inner) for item in value)
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return whole and abs(value) <= LARGEST_INTEGER  # type: ignore[arg-type]  # whole: an int
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and math.isfinite(value)  # type: ignore[arg-type]  # number: int or float
     if hint in (str, bool, type(None)):
         return isinstance(value, hint)
-    return type(value) in _KINDS.values()  # a spec, or a protocol that specs fulfil
+    # A kind of spec, or a protocol that some kinds fulfil.
+    return type(value) in _KINDS.values() and isinstance(value, hint)
 
 
 def _plain(value: object) -> Any:
@@ -189,6 +207,7 @@ def _build(data: Any) -> Any:
     hints = _hints(cls)
     members = {name: _build(item) for name, item in data.items()}
     for name, item in members.items():
-        if hints[name] is float and isinstance(item, int) and not isinstance(item, bool):
+        wants_float = float in (hints[name], *typing.get_args(hints[name]))
+        if wants_float and isinstance(item, int) and not isinstance(item, bool):
             members[name] = float(item)  # canonical JSON prints 1.0 as 1
     return cls(**members)

@@ -21,7 +21,8 @@ class Task:
     sketch: Sketch
     mechanism: Mechanism
     aggregation: Aggregation
-    cohort: str  # which devices are asked; cohorts of one campaign are disjoint
+    campaign: str = ""  # what it is part of; a campaign asks each device at most once
+    cohort: str  # which devices are asked
     items_per_device: int = 1
     min_count: int = 1  # devices below which nothing is released
     max_count: int  # devices beyond which the sum could wrap
@@ -39,6 +40,11 @@ class Task:
             self.aggregation.hides_summands or not self.mechanism.in_shares,
             "noise in shares protects only a sum whose summands are hidden; "
             "use noise at the release, or masked aggregation",
+        )
+        need(
+            self.min_count >= self.mechanism.least_count,
+            f"this noise needs a min_count of at least {self.mechanism.least_count}; "
+            f"got {self.min_count}",
         )
         largest = self.items_per_device * self.max_count
         need(

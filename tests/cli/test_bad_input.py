@@ -29,7 +29,9 @@ def folder(tmp_path: Path) -> Path:
 
 def simulate(folder: Path, data: bytes | str, *options: str) -> tuple[int, str, str]:
     (folder / "data.csv").write_bytes(data if isinstance(data, bytes) else data.encode())
-    return sfumato("simulate", "study.toml", "--data", "data.csv", "--seed", "1", *options, cwd=folder)
+    return sfumato(
+        "simulate", "study.toml", "--data", "data.csv", "--seed", "1", *options, cwd=folder
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,9 +89,7 @@ def test_unreadable_data_is_one_line_and_exit_2(
         ("epsilon =", 2, "is not TOML"),
     ],
 )
-def test_a_study_that_cannot_be_is_refused(
-    folder: Path, change: str, code: int, says: str
-) -> None:
+def test_a_study_that_cannot_be_is_refused(folder: Path, change: str, code: int, says: str) -> None:
     keys = [line.split("=")[0].strip() for line in change.splitlines()]
     kept = [line for line in STUDY.splitlines() if line.split("=")[0].strip() not in keys]
     study = "\n".join([*kept, change, "" if "devices" in keys else "devices = 1000"])

@@ -46,7 +46,7 @@ def evaluate(coefficients: U64, points: U64) -> U64:
 
 
 def cells(values: U64, width: int) -> I64:
-    """value × width >> 61: cells 0 .. width - 1, each hit by p/width values, give or take one."""
+    """value × width >> 61: cells 0 .. width - 1, each hit by p/width values, give or take two."""
     high, low = (values >> _32) * np.uint64(width), (values & _LOW32) * np.uint64(width)
     return ((high + (low >> _32)) >> _29).astype(np.int64)
 

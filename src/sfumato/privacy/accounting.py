@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import SpecError
-from sfumato.privacy.samplers import LARGEST_SCALE, log_mass
+from sfumato.privacy.samplers import LARGEST_SCALE, LEAST_SCALE, log_mass
 from sfumato.spec import require, spec
 
 # dp-accounting and scipy take a second to import, and a device never accounts: the functions
@@ -49,7 +49,12 @@ class AdditiveLoss:
     def check(self) -> None:
         require(self.scale > 0, f"scale must be above 0; got {self.scale}")
         require(0 < self.l2 <= self.l1, f"norms must be 0 < l2 <= l1; got {self.l2} and {self.l1}")
-        require(self.unit_cells >= 0, f"unit_cells must be at least 0; got {self.unit_cells}")
+        exact = (float(self.unit_cells), math.sqrt(self.unit_cells))
+        require(
+            self.unit_cells == 0
+            or (math.isclose(self.l1, exact[0]) and math.isclose(self.l2, exact[1])),
+            f"{self.unit_cells} cells moved by one have norms {exact}; got {(self.l1, self.l2)}",
+        )
 
 
 @spec("no_privacy")
@@ -74,14 +79,12 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
     additive = [loss for loss in losses if isinstance(loss, AdditiveLoss)]
     if not additive:
         return 0.0
-    if all(loss.noise == "laplace" for loss in additive):
-        pure = sum(loss.l1 / loss.scale for loss in additive)
-        if delta == 0:
-            return pure
-    if all(loss.unit_cells or loss.noise == "laplace" for loss in additive):
-        return _composed_epsilon(tuple(additive), delta)
+    laplace = all(loss.noise == "laplace" for loss in additive)
+    pure = sum(loss.l1 / loss.scale for loss in additive) if laplace else math.inf
     if delta == 0:
-        return math.inf
+        return pure
+    if all(loss.unit_cells or loss.noise == "laplace" for loss in additive):
+        return min(pure, _composed_epsilon(additive, delta))
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
     total = sum(_renyi(loss) for loss in additive)
@@ -135,10 +138,9 @@ def calibrate(
     while cost(high) > epsilon:
         low, high = high, high * 1.01 if high < 1.05 * guess else high * 1.5
         _within_sampler(noise, high)
-    while low == high or cost(low) <= epsilon:
-        low, high = low * 0.99, low
-        if low < guess / 2:  # tiny epsilon-to-noise ratios: the guess is already generous
-            break
+    factor = 0.99
+    while (low == high or cost(low) <= epsilon) and low > LEAST_SCALE:
+        low, high, factor = low * factor, low, factor**2  # near the guess first, then in strides
     while high - low > _PRECISION * high:
         middle = (low + high) / 2
         low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
@@ -154,16 +156,20 @@ def _within_sampler(noise: Noise, scale: float) -> float:
     return scale
 
 
-def _composed_epsilon(losses: tuple[AdditiveLoss, ...], delta: float) -> float:
+def _composed_epsilon(losses: Sequence[AdditiveLoss], delta: float) -> float:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
+    # Rounding up costs at most an interval a cell: keep the sum small, beside the losses as well.
+    cells = sum(loss.unit_cells for loss in losses)
+    interval = min(5e-4 / max(cells, 5), *(2e-3 / max(loss.scale, 1) for loss in losses))
     total = None
     for loss in losses:
         if loss.unit_cells:
-            part = _unit_shift(loss.noise, loss.scale, loss.unit_cells)
+            part = _unit_shift(loss.noise, loss.scale, loss.unit_cells, interval)
         else:  # pure: any pattern of shifts within l1
             part = pld.from_privacy_parameters(
-                pld.common.DifferentialPrivacyParameters(loss.l1 / loss.scale, 0.0)
+                pld.common.DifferentialPrivacyParameters(loss.l1 / loss.scale, 0.0),
+                value_discretization_interval=interval,
             )
         total = part if total is None else total.compose(part)
     assert total is not None  # callers pass at least one loss
@@ -171,7 +177,9 @@ def _composed_epsilon(losses: tuple[AdditiveLoss, ...], delta: float) -> float:
 
 
 @lru_cache(maxsize=256)
-def _unit_shift(noise: Noise, scale: float, cells: int) -> pld.PrivacyLossDistribution:
+def _unit_shift(
+    noise: Noise, scale: float, cells: int, interval: float
+) -> pld.PrivacyLossDistribution:
     """The privacy loss of `cells` coordinates, each shifted by exactly one under this noise."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
@@ -180,14 +188,9 @@ def _unit_shift(noise: Noise, scale: float, cells: int) -> pld.PrivacyLossDistri
     lower = dict(zip(values, logs.tolist(), strict=True))
     upper = {value + 1: log for value, log in lower.items()}
     one = pld.from_two_probability_mass_functions(
-        lower, upper, value_discretization_interval=_interval(cells, scale)
+        lower, upper, value_discretization_interval=interval
     )
     return one if cells == 1 else one.self_compose(cells)
-
-
-def _interval(cells: int, scale: float) -> float:
-    """Rounding up costs at most an interval a cell: keep the sum small, beside the loss as well."""
-    return min(5e-4 / max(cells, 5), 2e-3 / scale)
 
 
 def _renyi(loss: AdditiveLoss) -> npt.NDArray[np.float64]:

@@ -7,27 +7,38 @@ cannot both spend the last of a budget. Triggers refuse to change or delete an e
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, product
 from pathlib import Path
+from typing import Any
 
-from sfumato.errors import BudgetError
+from sfumato.errors import BudgetError, SpecError
 from sfumato.privacy.accounting import Loss, epsilon_of
 from sfumato.spec import from_json, require, spec, to_json
 
 _SCHEMA = [
-    "CREATE TABLE budget (only INTEGER PRIMARY KEY CHECK (only = 1), spec TEXT NOT NULL)",
-    "CREATE TABLE entry (number INTEGER PRIMARY KEY, cohort TEXT NOT NULL, task TEXT NOT NULL,"
-    " loss TEXT NOT NULL)",
+    "CREATE TABLE budget (number INTEGER PRIMARY KEY CHECK (number = 1), spec TEXT NOT NULL)",
+    "CREATE TABLE entry (number INTEGER PRIMARY KEY, campaign TEXT NOT NULL, cohort TEXT NOT NULL,"
+    " task TEXT NOT NULL, loss TEXT NOT NULL)",
     *(
         f"CREATE TRIGGER no_{verb}_of_{table} BEFORE {verb} ON {table}"
-        f" BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END"
+        " BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END"
         for table in ("budget", "entry")
         for verb in ("UPDATE", "DELETE")
     ),
+    # INSERT OR REPLACE would delete without a DELETE trigger.
+    "CREATE TRIGGER no_second_budget BEFORE INSERT ON budget"
+    " WHEN EXISTS (SELECT 1 FROM budget WHERE number = NEW.number)"
+    " BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END",
+    "CREATE TRIGGER no_second_entry BEFORE INSERT ON entry"
+    " WHEN EXISTS (SELECT 1 FROM entry WHERE number = NEW.number)"
+    " BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END",
 ]
+_MOST_CHOICES = 64  # ways to have been asked that are priced one by one; beyond, all are added up
 
 
 @spec("budget")
@@ -42,15 +53,17 @@ class Budget:
 
     def check(self) -> None:
         require(
-            self.epsilon is None or self.epsilon > 0, f"epsilon must be above 0; got {self.epsilon}"
+            self.epsilon is None or 0 < self.epsilon < math.inf,
+            f"epsilon must be above 0 and finite (None for no limit); got {self.epsilon}",
         )
         require(0 <= self.delta < 1, f"delta must be at least 0, below 1; got {self.delta}")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One charge: which devices (a cohort), for which task, what it cost."""
+    """One charge: which devices (a cohort of a campaign), for which task, what it cost."""
 
+    campaign: str
     cohort: str
     task: str
     loss: Loss
@@ -59,18 +72,19 @@ class Entry:
 class Ledger:
     """Charges against one budget, in a file or in memory.
 
-    Composition: charges to one cohort compose; cohorts are disjoint sets of devices (a campaign
-    asks a device at most once), so what is spent is the most that any cohort has spent. The cohort
-    "*" is everybody: its charges compose with those of every cohort.
+    Composition: the cohorts of one campaign are disjoint (it asks a device at most once), so a
+    device has paid for one of them; charges to one cohort compose. Nothing is known about the
+    devices of different campaigns, so a device is taken to have been in the costliest cohort of
+    each, and those compose. Proof: docs/proofs/ledger.md.
 
     >>> from sfumato.privacy import AdditiveLoss
     >>> ledger = Ledger(Budget(epsilon=1.0, delta=1e-6))
     >>> loss = AdditiveLoss(noise="skellam", scale=9.4467, l1=5, l2=5**0.5, unit_cells=5)
-    >>> ledger.charge(cohort="round 1", task="t1", loss=loss)
-    >>> ledger.charge(cohort="round 2", task="t2", loss=loss)   # other devices: not added
+    >>> ledger.charge(campaign="words", cohort="round 1", task="t1", loss=loss)
+    >>> ledger.charge(campaign="words", cohort="round 2", task="t2", loss=loss)  # other devices
     >>> round(ledger.spent(), 3)
     0.995
-    >>> ledger.charge(cohort="round 1", task="t3", loss=loss)
+    >>> ledger.charge(campaign="emoji", cohort="round 1", task="t3", loss=loss)  # maybe the same
     Traceback (most recent call last):
         ...
     sfumato.errors.BudgetError: this budget allows epsilon 1 at delta 1e-06 ...
@@ -78,29 +92,25 @@ class Ledger:
 
     def __init__(self, budget: Budget | None = None, path: Path | str | None = None) -> None:
         """Open the ledger at `path`, or make one; `budget` is needed to make one."""
+        self._path = ":memory:" if path is None else str(path)
         exists = path is not None and Path(path).exists()
-        self._connection = sqlite3.connect(
-            ":memory:" if path is None else path, isolation_level=None, timeout=30
-        )
-        try:
-            self._connection.execute("PRAGMA synchronous = FULL")
-            if not exists:
-                if budget is None:
-                    raise BudgetError(f"there is no ledger at {path}; give a budget to make one")
-                self._create(budget)
-            self.budget = self._read_budget()
-        except sqlite3.DatabaseError as problem:
-            raise BudgetError(f"{path} cannot be read as a ledger: {problem}") from problem
+        if not exists and budget is None:
+            raise BudgetError(f"there is no ledger at {path}; give a budget to make one")
+        with self._as_budget_errors():
+            self._connection = sqlite3.connect(self._path, isolation_level=None, timeout=30)
+            # EXTRA syncs the folder as well, so that a power cut cannot bring the journal back.
+            self._connection.execute("PRAGMA synchronous = EXTRA")
+            self.budget = self._read_budget(budget)
         if budget is not None and budget != self.budget:
             raise BudgetError(
                 f"the ledger at {path} was made for {_words(self.budget)}; got {_words(budget)}",
                 hint="a budget is never changed; use another file for another budget",
             )
 
-    def charge(self, *, cohort: str, task: str, loss: Loss) -> None:
+    def charge(self, *, campaign: str, cohort: str, task: str, loss: Loss) -> None:
         """Record a loss, or raise BudgetError and record nothing. Return means it is on disk."""
-        with self._transaction():
-            entries = [*self.entries(), Entry(cohort, task, loss)]
+        with self._as_budget_errors(), self._transaction():
+            entries = [*self.entries(), Entry(campaign, cohort, task, loss)]
             after = _spent(entries, self.budget.delta)
             if self.budget.epsilon is not None and after > self.budget.epsilon * (1 + 1e-9):
                 before = _spent(entries[:-1], self.budget.delta)
@@ -110,13 +120,18 @@ class Ledger:
                     hint="ask other devices, add more noise, or open a ledger with a larger budget",
                 )
             self._connection.execute(
-                "INSERT INTO entry (cohort, task, loss) VALUES (?, ?, ?)",
-                (cohort, task, to_json(loss)),
+                "INSERT INTO entry (campaign, cohort, task, loss) VALUES (?, ?, ?, ?)",
+                (campaign, cohort, task, to_json(loss)),
             )
 
     def entries(self) -> list[Entry]:
-        rows = self._connection.execute("SELECT cohort, task, loss FROM entry ORDER BY number")
-        return [Entry(cohort, task, from_json(loss)) for cohort, task, loss in rows]
+        rows = self._connection.execute(
+            "SELECT campaign, cohort, task, loss FROM entry ORDER BY number"
+        )
+        return [
+            Entry(campaign, cohort, task, self._parsed(loss))
+            for campaign, cohort, task, loss in rows
+        ]
 
     def spent(self) -> float:
         """The epsilon spent so far by the device that was asked most, at the budget's delta."""
@@ -128,19 +143,32 @@ class Ledger:
     def __repr__(self) -> str:
         return f"Ledger({_words(self.budget)}, spent={self.spent():.4g})"
 
-    def _create(self, budget: Budget) -> None:
+    def _read_budget(self, given: Budget | None) -> Budget:
+        """The file's budget; a file without one gets the one given, and the tables."""
         with self._transaction():
-            for statement in _SCHEMA:
-                self._connection.execute(statement)
-            self._connection.execute("INSERT INTO budget VALUES (1, ?)", (to_json(budget),))
-
-    def _read_budget(self) -> Budget:
-        row = self._connection.execute("SELECT spec FROM budget").fetchone()
-        if row is None:
-            raise BudgetError("this ledger has no budget; it was not made completely")
-        budget = from_json(row[0])
-        assert isinstance(budget, Budget)  # the table holds nothing else
+            known = self._connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+            if known is None and given is not None:
+                for statement in _SCHEMA:
+                    self._connection.execute(statement)
+                self._connection.execute("INSERT INTO budget VALUES (1, ?)", (to_json(given),))
+            row = self._connection.execute("SELECT spec FROM budget").fetchone()
+        budget = self._parsed(row[0] if row else "")
+        if not isinstance(budget, Budget):
+            raise BudgetError(f"the ledger {self._path} has no budget")
         return budget
+
+    def _parsed(self, text: str) -> Any:
+        try:
+            return from_json(text)
+        except SpecError as problem:
+            raise BudgetError(f"the ledger {self._path} cannot be read: {problem}") from problem
+
+    @contextmanager
+    def _as_budget_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as problem:
+            raise BudgetError(f"the ledger {self._path} cannot be used: {problem}") from problem
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -154,15 +182,14 @@ class Ledger:
 
 
 def _spent(entries: Sequence[Entry], delta: float) -> float:
-    everybody = [entry.loss for entry in entries if entry.cohort == "*"]
-    cohorts: dict[str, list[Loss]] = {}
+    campaigns: dict[str, dict[str, list[Loss]]] = {}
     for entry in entries:
-        if entry.cohort != "*":
-            cohorts.setdefault(entry.cohort, []).append(entry.loss)
-    if not cohorts:
-        return epsilon_of(everybody, delta)
-    distinct = {tuple(losses) for losses in cohorts.values()}  # alike rounds cost alike
-    return max(epsilon_of([*everybody, *losses], delta) for losses in distinct)
+        cohorts = campaigns.setdefault(entry.campaign, {})
+        cohorts.setdefault(entry.cohort, []).append(entry.loss)
+    choices = [{tuple(losses) for losses in cohorts.values()} for cohorts in campaigns.values()]
+    if math.prod(map(len, choices)) > _MOST_CHOICES:  # an upper bound: every cohort of each
+        choices = [{tuple(chain(*choice))} for choice in choices]
+    return max(epsilon_of(list(chain(*asked)), delta) for asked in product(*choices))
 
 
 def _words(budget: Budget) -> str:

@@ -7,7 +7,7 @@ Tables are integers and so is the noise, so nothing is rounded and a modular sum
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +32,18 @@ class Contribution(Protocol):
     def unit_cells(self) -> int: ...
 
 
+@runtime_checkable
 class Mechanism(Protocol):
     """Privacy, station by station."""
 
     @property
     def in_shares(self) -> bool:
         """Whether devices add the noise, so that only their sum is protected."""
+        ...
+
+    @property
+    def least_count(self) -> int:
+        """Devices below which a sum has too little noise to be released."""
         ...
 
     def at_device(self, table: I64, *, devices: int, rng: Rng) -> I64:
@@ -68,6 +74,10 @@ class NoNoise:
     def in_shares(self) -> bool:
         return False
 
+    @property
+    def least_count(self) -> int:
+        return 1
+
     def at_device(self, table: I64, *, devices: int, rng: Rng) -> I64:
         return table
 
@@ -91,8 +101,8 @@ class NoiseAtRelease:
         composition of a shift by one; else zCDP (Gaussian) or pure DP (Laplace) from its norm.
     Assumes: who adds the noise is trusted with the sum (trust "central"); each device contributes
         within the norms; `rng` is cryptographic.
-    Utility: unbiased; every cell has variance scale² (Gaussian, to within e^{-2π²·scale²} for
-        scale ≥ 1) or about 2·scale² (Laplace).
+    Utility: unbiased; every cell has variance scale² (Gaussian, at most that, and to within 3e-7 of
+        it for scale ≥ 1) or about 2·scale² (Laplace).
     """
 
     noise: Noise
@@ -111,6 +121,10 @@ class NoiseAtRelease:
     @property
     def in_shares(self) -> bool:
         return False
+
+    @property
+    def least_count(self) -> int:
+        return 1
 
     def at_device(self, table: I64, *, devices: int, rng: Rng) -> I64:
         return table
@@ -148,7 +162,10 @@ class NoiseInShares:
     colluders: int = 0  # survivors whose shares the adversary may know
 
     def check(self) -> None:
-        require(self.scale > 0, f"scale must be above 0; got {self.scale}")
+        limit = samplers.LARGEST_SCALE["skellam"]
+        require(
+            0 < self.scale <= limit, f"scale must be above 0, at most {limit}; got {self.scale}"
+        )
         require(
             0 <= self.colluders < self.survivors,
             f"colluders must be at least 0 and fewer than the {self.survivors} survivors; "
@@ -158,6 +175,10 @@ class NoiseInShares:
     @property
     def in_shares(self) -> bool:
         return True
+
+    @property
+    def least_count(self) -> int:
+        return self.survivors
 
     @property
     def share_stddev(self) -> float:

@@ -2,9 +2,9 @@
 
 One method serves all three. A value is drawn by inversion: the number of cumulative probabilities
 that a uniform real U does not reach. U is never rounded: its first word decides unless it ties
-with the first word of a cumulative probability (one draw in 2**55 or so), and then more words of U
-are drawn and compared with the probabilities at as many more bits as it takes. So the samples
-follow the stated distribution exactly, tails included; no float is involved.
+with the first word of a cumulative probability (about one draw in 2**55 at a scale of ten), and
+then more words of U are drawn and compared with the probabilities at as many more bits as it takes.
+So the samples follow the stated distribution exactly, tails included; no float is involved.
 
 Claim: each sample has the stated probability mass function, given uniform independent words.
 Proof: docs/proofs/samplers.md.
@@ -34,6 +34,7 @@ I64 = npt.NDArray[np.int64]
 WORD_BITS = 64
 LARGEST_SCALE = {"gaussian": 1 << 16, "laplace": 1 << 12, "skellam": 1 << 16}
 """Tables grow with the scale: about two million entries at these."""
+LEAST_SCALE = 1e-6  # below, the noise is zero for all that anyone will ever see
 
 
 class Rng(Protocol):
@@ -129,9 +130,10 @@ class Inversion:
         passed = np.searchsorted(self.cumulative, words, side="right")
         values = passed.astype(np.int64) + self.first
         # A tie means that U may lie on either side. The lower bounds are within one of the truth
-        # in their last place, so a word just above one counts as a tie, too.
+        # in their last place, so a word just above one counts as a tie, too; so does a word below
+        # them all, which may belong to a value that the table leaves out.
         below = self.cumulative[np.maximum(passed, 1) - 1]
-        ties = (passed > 0) & (words - below <= 1)
+        ties = (passed == 0) | (words - below <= 1)
         for index in np.flatnonzero(ties):
             values[index] = self._settle(int(words[index]), rng)
         return values.reshape(shape)
@@ -147,7 +149,7 @@ class Inversion:
             low, high = prefix << 2 * WORD_BITS, (prefix + 1) << 2 * WORD_BITS  # low <= U < high
             certain = sum(above <= low for _, above in bounds)
             possible = sum(below < high for below, _ in bounds)
-            if certain == possible < len(bounds):
+            if 0 < certain == possible < len(bounds):
                 return first + certain
 
 
@@ -169,10 +171,9 @@ def _cumulative(half: list[int], bits: int) -> tuple[int, list[tuple[int, int]]]
 
 @lru_cache(maxsize=64)
 def _sampler(kind: str, scale: float) -> Inversion:
-    if not 0 < scale <= LARGEST_SCALE[kind]:
+    if not LEAST_SCALE <= scale <= LARGEST_SCALE[kind]:
         raise SpecError(
-            f"the scale of {kind} noise must be above 0 and at most {LARGEST_SCALE[kind]}; "
-            f"got {scale}"
+            f"the scale of {kind} noise must be {LEAST_SCALE} to {LARGEST_SCALE[kind]}; got {scale}"
         )
     exact = Fraction(scale)
     return Inversion.of(lambda bits: _HALF_WEIGHTS[kind](exact, bits))

@@ -1,7 +1,9 @@
 """What paper 000 says about its figures, held against the numbers.
 
-A claim's text says how it is checked. Those marked (ours) are about what sfumato does beyond the
-paper. The "known" numbers are an earlier, independent simulation's.
+A claim's text says how it is checked. Two means whose difference is within three standard errors
+count as equal: with few rows the largest error is set by rare collisions, and a mean over few runs
+by one of them. Claims marked (ours) are about what sfumato does beyond the paper. The "known"
+numbers are an earlier, independent simulation's, with about twenty runs.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import numpy.typing as npt
 
 from sfumato import sizing
 from sfumato.reproduce import Claim
-from sfumato.reproduce.frequency_data import LAW_ITEMS, LAW_ROWS, Source
+from sfumato.reproduce.frequency_data import LAW_ITEMS, LAW_ROWS, ROUNDS, Source
 from sfumato.reproduce.panels import Curves
 
 F64 = npt.NDArray[np.float64]
@@ -42,7 +44,7 @@ def figure_1(sources: Sequence[tuple[tuple[str, str, str], Source]], curves: Cur
             _reached(f"1({errors}) {source.name}", errors, source, curves, ours=False),
             _reached(f"(ours) 1({errors}) {source.name}", errors, source, curves, ours=True),
             _modes(f"1({rounds}) {source.name}", rounds, source, curves),
-            _refined(f"(ours) 1({rounds}) {source.name}", rounds, curves),
+            _refined(f"(ours) 1({rounds}) {source.name}", rounds, source, curves),
         ]
     return claims
 
@@ -91,10 +93,10 @@ def _modes(name: str, key: str, source: Source, curves: Curves) -> Claim:
         f"Shared/Hybrid {_range(shared / hybrid)}, Shared/Fresh {_range(shared / fresh)}"
     )
     if source.light_tail:
-        best = (hybrid < fresh) & (hybrid < shared)
+        beaten = curves.behind(key, "hybrid", "fresh") | curves.behind(key, "hybrid", "shared")
         return Claim(
-            text=f"{name}: Hybrid has the least error at every width",
-            holds=bool(np.all(best)),
+            text=f"{name}: Hybrid is best: neither Fresh nor Shared errs less at any width",
+            holds=not np.any(beaten),
             detail=detail,
         )
     alike = _within(hybrid / fresh, 2)
@@ -107,14 +109,15 @@ def _modes(name: str, key: str, source: Source, curves: Curves) -> Claim:
     )
 
 
-def _refined(name: str, key: str, curves: Curves) -> Claim:
+def _refined(name: str, key: str, source: Source, curves: Curves) -> Claim:
     median, refined = curves.get(key, "hybrid"), curves.get(key, "hybrid refined")
+    exact = refined < 0.5 / (ROUNDS * source.per_round)  # right to the device, once rounded
     gain = median / np.maximum(refined, np.finfo(float).tiny)
-    shown = ["exact" if value > 1e9 else f"{_short(value)}×" for value in gain]
+    shown = ["exact" if sure else f"{_short(g)}×" for sure, g in zip(exact, gain, strict=True)]
     widths = curves.get(key, "hybrid", "x")
     return Claim(
         text=f"{name}: the refined decoder cuts Hybrid's error at least in half, at every width",
-        holds=bool(np.all(gain >= 2)),
+        holds=bool(np.all(exact | (gain >= 2))),
         detail="median's error over refined's: "
         + ", ".join(f"{s} at {w:g}" for s, w in zip(shown, widths, strict=True)),
     )
@@ -135,41 +138,45 @@ def figure_2(laws: Sequence[tuple[str, float]], curves: Curves) -> list[Claim]:
     )
     shared, fresh, hybrid = _three(high, curves)
     lead = np.minimum(shared, fresh) / hybrid
+    beaten = curves.behind(high, "hybrid", "fresh") | curves.behind(high, "hybrid", "shared")
     typical = float(np.exp(np.mean(np.log(lead[wide]))))
     best = Claim(
-        text=f"2({high}) high degree (i^-{high_exponent:g}): Hybrid is clearly best: ahead at "
-        f"every width from {WIDE}, and by a factor of two or more on average",
-        holds=bool(np.all(lead[wide] > 1) and typical >= 2),
+        text=f"2({high}) high degree (i^-{high_exponent:g}): Hybrid is clearly best: behind at no "
+        f"width from {WIDE}, and ahead by a factor of two or more on average",
+        holds=bool(typical >= 2 and not np.any(beaten[wide])),
         detail=f"error of the better of Shared and Fresh over Hybrid's: "
         f"{_by_width(curves, high, lead)}; geometric mean from {WIDE} on: {_short(typical)}"
         + _known(high, high_exponent, curves),
     )
-    return [similar, best, _beats_shared(laws, curves), _never_worse(laws, curves)]
+    return [
+        similar,
+        best,
+        _never_worse_than_shared(laws, curves),
+        _never_worse_than_fresh(laws, curves),
+    ]
 
 
-def _beats_shared(laws: Sequence[tuple[str, float]], curves: Curves) -> Claim:
-    ratios = {}
+def _never_worse_than_shared(laws: Sequence[tuple[str, float]], curves: Curves) -> Claim:
+    ratios = []
     for key, exponent in laws:
         shared, _, hybrid = _three(key, curves)
-        ratios[exponent] = shared / hybrid
+        ratios.append(f"i^-{exponent:g}: {_by_width(curves, key, shared / hybrid)}")
     key, exponent = laws[1]
     return Claim(
-        text="2 Hybrid beats Shared on every law, at every width",
-        holds=all(bool(np.all(ratio > 1)) for ratio in ratios.values()),
-        detail="Shared/Hybrid "
-        + "; ".join(f"i^-{law:g}: {_by_width(curves, key, r)}" for law, r in ratios.items())
-        + f". On i^-{exponent:g}"
+        text="2 Hybrid is nowhere worse than Shared, on every law and at every width",
+        holds=not any(np.any(curves.behind(key, "hybrid", "shared")) for key, _ in laws),
+        detail=f"Shared/Hybrid {'; '.join(ratios)}. On i^-{exponent:g}"
         + _known(key, exponent, curves).removeprefix(";"),
     )
 
 
-def _never_worse(laws: Sequence[tuple[str, float]], curves: Curves) -> Claim:
+def _never_worse_than_fresh(laws: Sequence[tuple[str, float]], curves: Curves) -> Claim:
     """The theorems compare upper bounds; with few rows and little width Fresh wins."""
     worse, holds = [], True
     for key, exponent in laws:
         _, fresh, hybrid = _three(key, curves)
         widths = curves.get(key, "hybrid", "x")
-        behind = hybrid > fresh
+        behind = curves.behind(key, "hybrid", "fresh")
         holds = holds and not np.any(behind)
         found = [
             f"{_short(ratio)}× at {width:g}"

@@ -1,7 +1,8 @@
 """Repeated runs as number lines, and number lines as a picture with panels.
 
 A run gives readings; `lines` makes one number line of each panel, series and x, with the mean over
-runs and the range that holds the middle 80% of them. Pictures are drawn from those lines alone.
+runs, its standard error and the range that holds the middle 80% of runs. Pictures are drawn from
+those lines alone.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from sfumato.errors import SfumatoError
 from sfumato.reproduce import Progress
 
 F64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
 Line = Mapping[str, Any]
 _Job = TypeVar("_Job")
 
 LOW, HIGH = 0.1, 0.9  # quantiles over runs that a line gives beside the mean
+CHANCE = 3  # standard errors within which two means are not told apart
 _GUIDE: Mapping[str, Any] = {"color": "#888888", "linestyle": ":", "linewidth": 1.2}
 
 
@@ -95,6 +98,7 @@ def lines(
             "x": x,
             "y_name": about[panel].y_name,
             "y": float(np.mean(values)),
+            "y_stderr": float(np.std(values, ddof=1) / len(values) ** 0.5 if values[1:] else 0),
             "y_low": float(np.quantile(values, LOW)),
             "y_high": float(np.quantile(values, HIGH)),
             "repeats": len(values),
@@ -120,6 +124,12 @@ class Curves:
         """The mean at this x, or not a number where it was not run."""
         found = [line["y"] for line in self._held[panel, series] if line["x"] == x]
         return float(found[0]) if found else float("nan")
+
+    def behind(self, panel: str, series: str, other: str) -> Bool:
+        """Where a series' mean is above the other's by more than chance explains, by x."""
+        gap = self.get(panel, series) - self.get(panel, other)
+        noise = np.hypot(self.get(panel, series, "y_stderr"), self.get(panel, other, "y_stderr"))
+        return np.asarray(gap > CHANCE * noise)
 
     def series(self, panel: str) -> list[str]:
         return [series for key, series in self._held if key == panel]

@@ -6,7 +6,7 @@ up: encode(a) + encode(b) == encode(a + b).
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from sfumato.sketch.rounds import Rounds, Running
 __all__ = ["CountSketch", "Norms", "OneHot", "Rounds", "Running", "Sketch", "refine"]
 
 
+@runtime_checkable
 class Sketch(Protocol):
     """What every sketch does; see `CountSketch` and `OneHot`."""
 

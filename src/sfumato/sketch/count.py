@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato import hashing, kernels
-from sfumato.sketch.norms import Norms
+from sfumato.sketch.norms import Norms, check_weights
 from sfumato.spec import LARGEST_INTEGER, require, spec
 
 U64 = npt.NDArray[np.uint64]
@@ -87,6 +87,7 @@ class CountSketch:
         return self.encode_points(self.points(values), weights)
 
     def encode_points(self, points: U64, weights: I64 | None = None) -> I64:
+        check_weights(weights, points.size)
         return kernels.encode(points, weights, self.buckets, self.signs, self.sign_bit, self.width)
 
     def estimate(

@@ -1,8 +1,13 @@
-"""How far one device can move a table."""
+"""What goes into a table: how far one device can move it, and with what weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.errors import SpecError
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +21,13 @@ class Norms:
     l1: float
     l2: float
     unit_cells: int = 0
+
+
+def check_weights(weights: npt.NDArray[np.int64] | None, count: int) -> None:
+    """Raise unless there is one whole weight a value: kernels do not look."""
+    if weights is None:
+        return
+    if weights.shape != (count,) or weights.dtype != np.int64:
+        raise SpecError(
+            f"weights must be {count} 64-bit integers; got {weights.dtype} of shape {weights.shape}"
+        )

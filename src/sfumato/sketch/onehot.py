@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import SpecError
-from sfumato.sketch.norms import Norms
+from sfumato.sketch.norms import Norms, check_weights
 from sfumato.spec import require, spec
 
 I64 = npt.NDArray[np.int64]
@@ -39,8 +39,8 @@ class OneHot:
         self, values: npt.NDArray[np.integer] | Sequence[int], weights: I64 | None = None
     ) -> I64:
         """The table of these categories, each counted `weights` times (once if not given)."""
-        category = np.asarray(values, dtype=np.int64)
-        self._check(category)
+        category = self._checked(values)
+        check_weights(weights, category.size)
         table = np.zeros(self.categories, dtype=np.int64)
         np.add.at(table, category, 1 if weights is None else weights)
         return table
@@ -48,13 +48,17 @@ class OneHot:
     def estimate(
         self, table: npt.NDArray[np.number], values: npt.NDArray[np.integer] | Sequence[int]
     ) -> npt.NDArray[np.float64]:
-        category = np.asarray(values, dtype=np.int64)
-        self._check(category)
+        category = self._checked(values)
         return np.asarray(table, dtype=np.float64)[category]
 
     def sensitivity(self, values: int) -> Norms:
         return Norms(l1=values, l2=values, unit_cells=1 if values == 1 else 0)
 
-    def _check(self, category: I64) -> None:
+    def _checked(self, values: npt.NDArray[np.integer] | Sequence[int]) -> I64:
+        category = np.asarray(values)
+        if category.size and category.dtype.kind not in "iu":  # never say which value it was
+            raise SpecError("categories must be whole numbers")
+        category = category.astype(np.int64)
         if category.size and not 0 <= category.min() <= category.max() < self.categories:
             raise SpecError(f"a category must be 0 to {self.categories - 1}")
+        return category

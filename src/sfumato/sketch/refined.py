@@ -39,7 +39,7 @@ _SURE = (10.0, 8.0, 6.4, 5.1, 4.5, 4.5, 4.0, 4.0)
 dictionary each, the surest first, since every item peeled makes the next ones surer."""
 
 _AGREE = 0.75  # share of its median that an item's mean must reach; colliders stay nearer 1/2
-_BETTER = 0.95  # the placebo error must fall below this share of the median's
+_BETTER = 0.95  # the placebo error must fall below this share of the simpler reading's
 _PASSES = 6  # passes over the most promising items after each look
 _FIT, _STEPS = 1e-4, 30  # how closely, and in how many steps at most, least squares are reached
 _SMALLEST = 0.5  # counts are whole: less than half an item is nobody
@@ -111,22 +111,27 @@ def _answer(rounds: Rounds, peeled: _Peeled, points: U64, shares: F64) -> Refine
         peeled=np.empty(0, dtype=np.int64),
         inflation=1.0,
     )
-    error = _BETTER * _root_mean_square(best.placebo_errors)
+    error = _root_mean_square(best.placebo_errors)
     inflation = 1 / (1 - min(_freedom(peeled, points) / rounds.tables.size, 0.5))
     fitted = _least_squares(rounds, peeled, points, shares)
-    readings: list[tuple[kernels.Decode, _Peeled]] = [("median", peeled), ("mean", fitted)]
+    none = _Peeled(best.peeled, np.zeros((len(shares), 0)), 0.0, rounds)
+    readings: list[tuple[kernels.Decode, _Peeled]] = [
+        ("mean", none),
+        ("median", peeled),
+        ("mean", fitted),
+    ]
     for decode, state in readings:
         read = state.residual.estimate(both, decode=decode)
         read[state.items] += state.counts.sum(axis=0)
         reached = _root_mean_square(read[points.size :])
-        if reached < error:
+        if reached < _BETTER * error:
             error = reached
             best = Refined(
                 counts=read[: points.size],
                 placebo_errors=read[points.size :],
                 decode=decode,
                 peeled=state.items,
-                inflation=inflation,
+                inflation=inflation if state.items.size else 1.0,
             )
     return best
 
@@ -169,7 +174,10 @@ def _least_squares(rounds: Rounds, peeled: _Peeled, points: U64, shares: F64) ->
         if size <= goal:
             break
         moved = seen(empty.subtract(chosen, -shares[:, None] * direction))
-        length = size / float(direction @ moved)
+        curvature = float(direction @ moved)
+        if curvature <= 0:  # the direction is finer than the grid: nothing is left to fit
+            break
+        length = size / curvature
         step += length * direction
         gap -= length * moved
         size, last = float(gap @ gap), size

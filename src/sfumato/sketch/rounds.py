@@ -120,8 +120,17 @@ class Running:
         self._points = points
         self._fresh = fresh
         self._sum = np.zeros(points.size if fresh else (rows, points.size))
+        self._first: CountSketch | None = None
 
     def add(self, sketch: CountSketch, table: npt.NDArray[np.number]) -> None:
+        first = self._first = self._first or sketch
+        if (sketch.rows, sketch.width, sketch.seed) != (first.rows, first.width, first.seed):
+            raise MismatchError("the rounds of one campaign must share rows, width and seed")
+        if not self._fresh and (sketch.bucket_round, sketch.rows) != (
+            first.bucket_round,
+            len(self._sum),
+        ):
+            raise MismatchError("rounds whose readings are added must share their cells and rows")
         round = Rounds.of([(sketch, table)])
         self._sum += (
             round.estimate(self._points) if self._fresh else round.readings(self._points)[0]

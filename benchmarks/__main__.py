@@ -1,0 +1,86 @@
+"""`python -m benchmarks [NAME ...] [--quick]`: run benchmarks, append their lines, print tables."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from benchmarks.lines import RESULTS, Settings, append, latest
+
+GROUPS = {
+    "speed": ("hashing", "encode", "decode", "samplers", "simulate"),
+    "accuracy": ("refined", "coverage"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    settings = Settings(
+        quick=options.quick,
+        repeats=options.repeats,
+        only=options.only,
+        processes=options.processes or (1 if options.quick else os.cpu_count() or 1),
+    )
+    folder = options.out or (None if options.quick else RESULTS)
+    complaints = []
+    for name in _chosen(options.names):
+        module = _module(name)
+        lines = []
+        for result in module.run(settings):
+            print(f"{name}/{result['case']}", file=sys.stderr, flush=True)
+            lines.append(result)
+            if folder is not None:
+                append(folder / f"{name}.jsonl", result)
+        if not lines:
+            print(f"\n## {name}\n\nno case is called {options.only}")
+            continue
+        print(f"\n## {name}\n\n{module.table(lines)}", flush=True)
+        if folder is not None and hasattr(module, "report"):
+            path = folder / f"{name}.md"
+            path.write_text(module.report(latest(folder / f"{name}.jsonl")), encoding="utf-8")
+        if not options.quick and hasattr(module, "missed"):  # tiny sizes are not what is required
+            complaints += module.missed(lines)
+    if complaints:
+        print("\n!!! REQUIREMENTS MISSED !!!\n" + "\n".join(complaints))
+    return 0  # benchmarks report; tests judge
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    names = [name for group in GROUPS.values() for name in group]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"{', '.join(names)}, or a group: {', '.join(GROUPS)}; all if none is given",
+    )
+    parser.add_argument("--quick", action="store_true", help="tiny sizes; nothing is kept")
+    parser.add_argument("--repeats", type=int, help="repetitions or runs of each case")
+    parser.add_argument("--only", default="*", help="a pattern on cases: 'i^-2/*/hybrid/*'")
+    parser.add_argument("--processes", type=int, help="for accuracy; one a core if not given")
+    parser.add_argument(
+        "--out", type=Path, help="folder of results; benchmarks/results if not given"
+    )
+    options = parser.parse_args(arguments)
+    unknown = set(options.names) - {*names, *GROUPS}
+    if unknown:
+        parser.error(f"there is no benchmark {', '.join(sorted(unknown))}")
+    return options
+
+
+def _chosen(names: list[str]) -> list[str]:
+    wanted = names or list(GROUPS)
+    return [name for given in wanted for name in GROUPS.get(given, (given,))]
+
+
+def _module(name: str) -> ModuleType:
+    group = next(group for group, members in GROUPS.items() if name in members)
+    return importlib.import_module(f"benchmarks.{group}.{name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

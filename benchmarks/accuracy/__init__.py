@@ -1,0 +1,1 @@
+"""Errors and intervals, against the plain decoder and against what was promised."""

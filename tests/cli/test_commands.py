@@ -1,0 +1,102 @@
+"""The command line does what the library does, and says so in JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from running import sfumato as run
+
+import sfumato
+
+WORDS = "word\n" + "oak\n" * 60 + "elm\n" * 25 + "fir\n" * 5
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "study.toml").write_text(
+        'question = "frequencies"\ntrust = "central"\nepsilon = 1.0\ndelta = 1e-6\n'
+        'devices = 90\ndictionary = "words.csv"\n'
+    )
+    (tmp_path / "words.csv").write_text("word\noak\nelm\nfir\n")
+    (tmp_path / "data.csv").write_text(WORDS)
+    return tmp_path
+
+
+def test_plan_prints_json_with_sizes_prediction_and_promise(folder: Path) -> None:
+    code, out, err = run("plan", "study.toml", "--json", cwd=folder)
+    assert (code, err) == (0, "")
+    data = json.loads(out)
+    assert data["plan"].keys() == {"algorithm", "parameters", "predicted"}
+    assert data["plan"]["predicted"]["bytes_per_device"] > 0
+    assert data["privacy"]["epsilon"] == 1.0
+
+
+def test_simulate_prints_what_the_library_returns(folder: Path) -> None:
+    code, out, err = run(
+        "simulate", "study.toml", "--data", "data.csv", "--seed", "3", "--json", cwd=folder
+    )
+    assert code == 0
+    assert "asking every round" in err
+    data = json.loads(out)
+    assert list(data) == ["study", "plan", "privacy", "cost", "notes", "estimates"]
+    assert data["privacy"].keys() == {
+        "epsilon",
+        "delta",
+        "unit",
+        "neighbours",
+        "trust",
+        "statement",
+    }
+    assert data["cost"].keys() == {"devices", "rounds", "bytes_per_device", "seconds"}
+    same = sfumato.simulate(folder / "study.toml", folder / "data.csv", seed=3)
+    assert data["estimates"] == same.to_dict()["estimates"]
+    assert [row["item"] for row in data["estimates"]] == ["oak", "elm", "fir"]
+
+
+def test_rounds_on_the_command_line_replace_the_studys(folder: Path) -> None:
+    code, out, _ = run(
+        "simulate", "study.toml", "--data", "data.csv", "--rounds", "3", "--json", cwd=folder
+    )
+    assert code == 0
+    assert json.loads(out)["cost"]["rounds"] == 3
+
+
+def test_a_ledger_file_is_charged_and_then_refuses(folder: Path) -> None:
+    command = ["simulate", "study.toml", "--data", "data.csv", "--ledger", "ledger.db"]
+    assert run(*command, cwd=folder)[0] == 0
+    code, out, err = run(*command, cwd=folder)
+    assert (code, out) == (1, "")
+    assert "is refused" in err
+
+
+def test_people_get_a_table_with_intervals_and_the_promise(folder: Path) -> None:
+    code, out, _ = run("simulate", "study.toml", "--data", "data.csv", "--seed", "3", cwd=folder)
+    assert code == 0
+    assert "95% interval" in out
+    assert "differential privacy for each device" in out
+
+
+def test_the_demo_shows_estimates_beside_the_truth(tmp_path: Path) -> None:
+    code, out, err = run("demo", "--devices", "20000", cwd=tmp_path)
+    assert code == 0, err
+    assert "truth" in out
+
+
+def test_figures_are_listed(tmp_path: Path) -> None:
+    code, out, _ = run("reproduce", "list", cwd=tmp_path)
+    assert code == 0
+    assert {"000-fig1", "000-fig2", "000-fig3"} <= {line.split()[0] for line in out.splitlines()}
+
+
+def test_every_command_has_help_with_an_example(tmp_path: Path) -> None:
+    for command in ([], ["plan"], ["simulate"], ["reproduce"], ["demo"]):
+        code, out, _ = run(*command, "--help", cwd=tmp_path)
+        assert code == 0
+        assert "Example:" in out
+
+
+def test_a_closed_pipe_is_no_error(folder: Path) -> None:
+    code, _, err = run("reproduce", "list", cwd=folder)
+    assert (code, "Traceback" in err) == (0, False)

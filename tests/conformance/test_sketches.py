@@ -1,0 +1,292 @@
+"""Every sketch keeps the same promises: found through the registry, so that none can stay out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import sfumato  # noqa: F401  # registers every kind
+from checks import SEED
+from sfumato.errors import SpecError
+from sfumato.sketch import CountSketch, OneHot, Sketch
+from sfumato.spec import digest, from_json, kind_of, kinds, to_json
+
+I64 = npt.NDArray[np.int64]
+
+EXAMPLES_EACH = 40
+DOMAIN = 40  # values drawn in the checks: 0 .. DOMAIN - 1, which every sketch here takes
+
+EXAMPLES: dict[str, list[Any]] = {
+    "count_sketch": [
+        CountSketch(rows=5, width=16, seed=SEED),
+        CountSketch(rows=4, width=3, seed=SEED, sign_round=61),
+        CountSketch(rows=1, width=2, seed=SEED, bucket_round=2, sign_round=2),
+    ],
+    "one_hot": [OneHot(categories=DOMAIN), OneHot(categories=DOMAIN + 5)],
+}
+
+values = st.lists(st.integers(0, DOMAIN - 1), max_size=30)
+weighted = st.lists(
+    st.tuples(st.integers(0, DOMAIN - 1), st.integers(-(2**40), 2**40)), max_size=20
+)
+
+
+def sketch_kinds() -> Iterator[str]:
+    """The registered kinds that are sketches: they encode and estimate."""
+    for kind, cls in kinds().items():
+        if callable(getattr(cls, "encode", None)) and callable(getattr(cls, "estimate", None)):
+            yield kind
+
+
+def array(items: list[int]) -> I64:
+    return np.array(items, dtype=np.int64)
+
+
+def encoded(sketch: Sketch, pairs: list[tuple[int, int]]) -> I64:
+    return sketch.encode(array([v for v, _ in pairs]), array([w for _, w in pairs]))
+
+
+def test_every_registered_sketch_is_checked() -> None:
+    """A new kind of sketch enters EXAMPLES, and with it every check below."""
+    assert set(sketch_kinds()) == EXAMPLES.keys()
+    assert all(kind_of(sketch) == kind for kind, some in EXAMPLES.items() for sketch in some)
+
+
+def check_linear(sketch: Sketch) -> None:
+    """encode(a) + encode(b) == encode(a and b), and weights multiply; exact integers."""
+
+    @settings(max_examples=EXAMPLES_EACH)
+    @given(weighted, weighted, st.integers(-(2**10), 2**10))
+    def linear(first: list[tuple[int, int]], second: list[tuple[int, int]], factor: int) -> None:
+        added = encoded(sketch, first) + encoded(sketch, second)
+        assert np.array_equal(added, encoded(sketch, first + second))
+        scaled = [(value, factor * weight) for value, weight in first]
+        assert np.array_equal(encoded(sketch, scaled), factor * encoded(sketch, first))
+
+    linear()
+
+
+def check_order_and_grouping(sketch: Sketch) -> None:
+    """Neither the order of values nor how they are grouped changes the table."""
+
+    @settings(max_examples=EXAMPLES_EACH)
+    @given(weighted, st.randoms(use_true_random=False), st.integers(0, 20))
+    def free(pairs: list[tuple[int, int]], chance: Any, cut: int) -> None:
+        whole = encoded(sketch, pairs)
+        shuffled = pairs.copy()
+        chance.shuffle(shuffled)
+        assert np.array_equal(encoded(sketch, shuffled), whole)
+        left, right = shuffled[:cut], shuffled[cut:]
+        assert np.array_equal(encoded(sketch, right) + encoded(sketch, left), whole)
+
+    free()
+
+
+def check_many_are_one_by_one(sketch: Sketch) -> None:
+    """Many values at once are the same values one at a time, encoded and estimated."""
+
+    @settings(max_examples=EXAMPLES_EACH)
+    @given(values)
+    def same(held: list[int]) -> None:
+        whole = sketch.encode(array(held))
+        singly = [sketch.encode(array([value])) for value in held]
+        assert np.array_equal(whole, np.sum([np.zeros_like(whole), *singly], axis=0))
+        assert np.array_equal(whole, sketch.encode(array(held), array([1] * len(held))))
+        asked = array(held)
+        alone = [float(sketch.estimate(whole, array([value]))[0]) for value in held]
+        assert sketch.estimate(whole, asked).tolist() == alone
+
+    same()
+
+
+def check_many_are_one_by_one_at_any_size(sketch: Sketch) -> None:
+    """Also where there is so much that the compiled loops take over."""
+    held = np.random.default_rng(SEED).integers(0, DOMAIN, 50_000)
+    counts = np.bincount(held, minlength=DOMAIN)
+    assert np.array_equal(sketch.encode(held), sketch.encode(np.arange(DOMAIN), counts))
+    table = sketch.encode(held)
+    every = sketch.estimate(table, np.arange(DOMAIN))
+    assert np.array_equal(sketch.estimate(table, held), every[held])
+
+
+def check_inputs_are_unchanged(sketch: Sketch) -> None:
+    """Read-only inputs are enough, and keep their bytes."""
+    held, weights = np.arange(DOMAIN), np.arange(DOMAIN) - 7
+    table = sketch.encode(held)
+    inputs = (held, weights, table)
+    before = [each.tobytes() for each in inputs]
+    for each in inputs:
+        each.flags.writeable = False
+    sketch.encode(held, weights)
+    sketch.estimate(table, held)
+    assert [each.tobytes() for each in inputs] == before
+
+
+def check_json_round_trip(sketch: Sketch) -> None:
+    """Another process builds the same sketch from its JSON, and gets the same tables."""
+    again = from_json(to_json(sketch))
+    assert again == sketch
+    assert digest(again) == digest(sketch)
+    held = np.arange(DOMAIN)
+    assert np.array_equal(again.encode(held, held), sketch.encode(held, held))
+
+
+def check_other_specs_are_other_digests(sketch: Sketch) -> None:
+    """Whatever differs between two specs shows in the digest, so their tables cannot meet."""
+    data = json.loads(to_json(sketch))
+    for name in data.keys() - {"kind", "sfumato"}:
+        other = from_json(json.dumps({**data, name: data[name] + 1}))
+        assert digest(other) != digest(sketch)
+
+
+def check_tables(sketch: Sketch) -> None:
+    """A table is whole numbers of the stated shape; nothing encodes to zeros."""
+    table = sketch.encode(np.arange(DOMAIN))
+    assert table.dtype == np.int64
+    assert table.shape == sketch.shape
+    assert sketch.encode(array([])).shape == sketch.shape
+    assert not sketch.encode(array([])).any()
+    estimates = sketch.estimate(table, np.arange(DOMAIN))
+    assert estimates.dtype == np.float64
+    assert estimates.shape == (DOMAIN,)
+
+
+def check_weights(sketch: Sketch) -> None:
+    """One whole number a value, or none at all: the compiled loops do not look."""
+    for count in (3, 50_000):  # on the numpy path and on the compiled one
+        held = np.arange(count) % DOMAIN
+        for wrong in (
+            np.ones(count - 1, dtype=np.int64),
+            np.ones(count + 1, dtype=np.int64),
+            np.ones(1, dtype=np.int64),
+            np.ones((count, 1), dtype=np.int64),
+            np.ones(count),
+            np.full(count, np.nan),
+            np.ones(count, dtype=bool),
+        ):
+            with pytest.raises(SpecError, match="weights"):
+                sketch.encode(held, wrong)
+
+
+def check_a_lone_value_is_read_exactly(sketch: Sketch) -> None:
+    for value in range(DOMAIN):
+        table = sketch.encode(array([value]), array([12_345]))
+        assert sketch.estimate(table, array([value])).tolist() == [12_345.0]
+
+
+def check_sensitivity(sketch: Sketch) -> None:
+    """No contribution of so many values leaves the stated norms; `unit_cells` is exact."""
+
+    @settings(max_examples=EXAMPLES_EACH)
+    @given(st.lists(st.integers(0, DOMAIN - 1), min_size=1, max_size=6))
+    def bounded(held: list[int]) -> None:
+        bound = sketch.sensitivity(len(held))
+        table = sketch.encode(array(held))
+        assert np.abs(table).sum() <= bound.l1
+        assert (table**2).sum() <= bound.l2**2 * (1 + 1e-12)  # l2 is a rounded square root
+        if bound.unit_cells:
+            assert np.count_nonzero(table) == bound.unit_cells
+            assert np.abs(table).max() == 1
+
+    bounded()
+    assert sketch.sensitivity(1).unit_cells > 0
+
+
+def check_sensitivity_is_reached(sketch: Sketch) -> None:
+    """The norms are no larger than they must be: values all alike reach them."""
+    for count in (1, 2, 5):
+        bound = sketch.sensitivity(count)
+        table = sketch.encode(array([3] * count))
+        assert np.abs(table).sum() == bound.l1
+        assert (table**2).sum() >= bound.l2**2 * (1 - 1e-12)
+
+
+CHECKS: list[Callable[[Sketch], None]] = [
+    check_linear,
+    check_order_and_grouping,
+    check_many_are_one_by_one,
+    check_many_are_one_by_one_at_any_size,
+    check_inputs_are_unchanged,
+    check_json_round_trip,
+    check_other_specs_are_other_digests,
+    check_tables,
+    check_weights,
+    check_a_lone_value_is_read_exactly,
+    check_sensitivity,
+    check_sensitivity_is_reached,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "sketch", [sketch for some in EXAMPLES.values() for sketch in some], ids=repr
+)
+def test_every_sketch_keeps_the_promises_of_all(
+    sketch: Sketch, check: Callable[[Sketch], None]
+) -> None:
+    check(sketch)
+
+
+class Forgetful:
+    """The control: a sketch that breaks promises, one check at a time."""
+
+    def __init__(self, fault: str) -> None:
+        self._fault = fault
+        self._sound = OneHot(categories=DOMAIN)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._sound.shape
+
+    def encode(self, held: Any, weights: Any = None) -> I64:
+        if self._fault == "writes to its input" and weights is not None:
+            weights[:] = 0
+        table = self._sound.encode(held, weights)
+        if self._fault == "saturates":
+            return np.minimum(table, 100)
+        if self._fault == "remembers the order" and len(held):
+            table[held[0]] += 1
+        return table
+
+    def estimate(self, table: Any, held: Any) -> npt.NDArray[np.float64]:
+        return self._sound.estimate(table, held) * (2 if self._fault == "doubles" else 1)
+
+    def sensitivity(self, count: int) -> Any:
+        return self._sound.sensitivity(count if self._fault != "understates its reach" else 1)
+
+
+@pytest.fixture
+def no_shrinking() -> Iterator[None]:
+    """The first counterexample will do: that there is one is all that is asked."""
+    usual = settings()
+    settings.register_profile(
+        "no shrinking", usual, phases=[Phase.generate], report_multiple_bugs=False
+    )
+    settings.load_profile("no shrinking")
+    yield
+    settings.load_profile("sfumato")
+
+
+@pytest.mark.parametrize(
+    ("fault", "check"),
+    [
+        ("saturates", check_linear),
+        ("remembers the order", check_order_and_grouping),
+        ("remembers the order", check_many_are_one_by_one),
+        ("writes to its input", check_inputs_are_unchanged),
+        ("doubles", check_a_lone_value_is_read_exactly),
+        ("understates its reach", check_sensitivity),
+    ],
+    ids=lambda case: getattr(case, "__name__", case),
+)
+@pytest.mark.usefixtures("no_shrinking")
+def test_a_broken_sketch_is_caught(fault: str, check: Callable[[Sketch], None]) -> None:
+    with pytest.raises((AssertionError, ValueError)):
+        check(Forgetful(fault))

@@ -1,0 +1,337 @@
+"""The ledger refuses before anything is spent, and what it has written stays written."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sfumato.errors import BudgetError, SpecError
+from sfumato.privacy import AdditiveLoss, Budget, Ledger, NoPrivacy, epsilon_of
+from sfumato.spec import from_json, to_json
+
+DELTA = 1e-6
+ONE = Budget(epsilon=1.0, delta=DELTA)
+LOSS = AdditiveLoss(noise="skellam", scale=9.446669, l1=5.0, l2=math.sqrt(5), unit_cells=5)
+"""Costs 0.9953 of a budget of one."""
+
+START = """
+import os, signal, sys, time
+from pathlib import Path
+from sfumato.errors import BudgetError
+from sfumato.privacy import Budget, Ledger
+from sfumato.spec import from_json
+
+path, loss = Path(sys.argv[1]), from_json(sys.argv[2])
+"""
+
+
+def start(program: str, path: Path, loss: AdditiveLoss = LOSS) -> subprocess.Popen[str]:
+    """A process of its own, which gets the ledger's path and a loss."""
+    return subprocess.Popen(
+        [sys.executable, "-c", START + program, str(path), to_json(loss)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def half() -> AdditiveLoss:
+    """Two of these fit into a budget of one, three do not."""
+    return AdditiveLoss(noise="skellam", scale=14.0, l1=5.0, l2=math.sqrt(5), unit_cells=5)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
+
+
+# Composition
+
+
+def test_charges_to_one_cohort_compose() -> None:
+    ledger = Ledger(ONE)
+    ledger.charge(cohort="a", task="1", loss=half())
+    ledger.charge(cohort="a", task="2", loss=half())
+    assert ledger.spent() == epsilon_of([half(), half()], DELTA)
+    with pytest.raises(BudgetError):
+        ledger.charge(cohort="a", task="3", loss=half())
+
+
+def test_charges_to_disjoint_cohorts_do_not_add_up() -> None:
+    ledger = Ledger(ONE)
+    for cohort in ("a", "b", "c"):
+        ledger.charge(cohort=cohort, task="1", loss=LOSS)
+    assert ledger.spent() == epsilon_of([LOSS], DELTA)
+
+
+def test_what_is_spent_is_the_most_that_any_cohort_has_spent() -> None:
+    ledger = Ledger(Budget(epsilon=10.0, delta=DELTA))
+    ledger.charge(cohort="a", task="1", loss=half())
+    ledger.charge(cohort="b", task="1", loss=LOSS)
+    ledger.charge(cohort="b", task="2", loss=LOSS)
+    assert ledger.spent() == epsilon_of([LOSS, LOSS], DELTA)
+
+
+def test_a_charge_to_everybody_composes_with_every_cohort() -> None:
+    ledger = Ledger(ONE)
+    ledger.charge(cohort="a", task="1", loss=half())
+    ledger.charge(cohort="*", task="2", loss=half())
+    assert ledger.spent() == epsilon_of([half(), half()], DELTA)
+    with pytest.raises(BudgetError):
+        ledger.charge(cohort="a", task="3", loss=half())
+    ledger.charge(cohort="b", task="3", loss=half())  # asked once, and once with everybody
+    with pytest.raises(BudgetError):
+        ledger.charge(cohort="*", task="4", loss=half())
+
+
+def test_one_task_charged_twice_is_paid_twice() -> None:
+    ledger = Ledger(ONE)
+    ledger.charge(cohort="a", task="1", loss=LOSS)
+    with pytest.raises(BudgetError):
+        ledger.charge(cohort="a", task="1", loss=LOSS)
+
+
+def test_losses_of_different_scales_are_charged_to_one_cohort() -> None:
+    ledger = Ledger(Budget(epsilon=2.0, delta=DELTA))
+    wide = AdditiveLoss(noise="gaussian", scale=100.0, l1=5.0, l2=math.sqrt(5), unit_cells=5)
+    ledger.charge(cohort="a", task="1", loss=LOSS)
+    ledger.charge(cohort="a", task="2", loss=wide)
+    assert len(ledger.entries()) == 2
+
+
+# Refusals
+
+
+def test_a_refused_charge_leaves_nothing(path: Path) -> None:
+    ledger = Ledger(ONE, path)
+    ledger.charge(cohort="a", task="1", loss=LOSS)
+    before = ledger.entries()
+    with pytest.raises(BudgetError, match=r"allows epsilon 1 at delta 1e-06 and has spent 0\.9953"):
+        ledger.charge(cohort="a", task="2", loss=LOSS)
+    assert ledger.entries() == before
+    assert Ledger(path=path).entries() == before
+    ledger.charge(cohort="b", task="2", loss=LOSS)  # and the ledger still works
+
+
+def test_a_refusal_says_what_would_have_been_spent_and_what_to_do() -> None:
+    ledger = Ledger(Budget(epsilon=0.5, delta=DELTA))
+    with pytest.raises(BudgetError, match=r"would bring it to 0\.9953 is refused") as caught:
+        ledger.charge(cohort="a", task="1", loss=LOSS)
+    assert caught.value.hint is not None
+
+
+def test_no_privacy_is_refused_by_every_finite_budget() -> None:
+    with pytest.raises(BudgetError):
+        Ledger(Budget(epsilon=1e6, delta=DELTA)).charge(cohort="a", task="1", loss=NoPrivacy())
+
+
+def test_without_a_limit_everything_is_recorded_and_nothing_refused() -> None:
+    ledger = Ledger(Budget(epsilon=None, delta=DELTA))
+    ledger.charge(cohort="a", task="1", loss=LOSS)
+    ledger.charge(cohort="a", task="2", loss=NoPrivacy())
+    assert [entry.loss for entry in ledger.entries()] == [LOSS, NoPrivacy()]
+    assert ledger.spent() == math.inf
+
+
+def test_a_budget_met_exactly_is_met() -> None:
+    laplace = AdditiveLoss(noise="laplace", scale=5.0, l1=5.0, l2=math.sqrt(5), unit_cells=5)
+    ledger = Ledger(Budget(epsilon=1.0, delta=0.0))
+    ledger.charge(cohort="a", task="1", loss=laplace)
+    assert ledger.spent() == 1.0
+
+
+@pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"epsilon": -1.0}, {"delta": 1.0}])
+def test_impossible_budgets_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(SpecError):
+        Budget(**{"epsilon": 1.0, "delta": DELTA, **wrong})
+
+
+def test_a_budget_is_a_spec() -> None:
+    for budget in (ONE, Budget(epsilon=None, delta=0.0)):
+        assert from_json(to_json(budget)) == budget
+
+
+# The file
+
+
+def test_a_ledger_is_read_back_from_its_file(path: Path) -> None:
+    ledger = Ledger(ONE, path)
+    ledger.charge(cohort="a", task="1", loss=LOSS)
+    ledger.close()
+    again = Ledger(path=path)
+    assert again.budget == ONE
+    assert [(entry.cohort, entry.task, entry.loss) for entry in again.entries()] == [
+        ("a", "1", LOSS)
+    ]
+    assert again.spent() == epsilon_of([LOSS], DELTA)
+
+
+def test_another_budget_is_refused(path: Path) -> None:
+    Ledger(ONE, path)
+    with pytest.raises(BudgetError, match="was made for epsilon 1 at delta 1e-06; got epsilon 2"):
+        Ledger(Budget(epsilon=2.0, delta=DELTA), path)
+    assert Ledger(path=path).budget == ONE
+
+
+def test_there_is_no_ledger_without_a_budget(path: Path) -> None:
+    with pytest.raises(BudgetError, match="there is no ledger"):
+        Ledger(path=path)
+    assert not path.exists()
+    Ledger(ONE, path)  # and one can still be made there
+
+
+def test_a_ledger_that_could_not_be_made_leaves_no_file(path: Path) -> None:
+    with pytest.raises(SpecError):
+        Ledger(Budget(epsilon=math.inf, delta=DELTA), path)
+    assert not path.exists()
+
+
+def test_a_path_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    for wrong in (tmp_path / "missing" / "ledger.db", tmp_path):
+        with pytest.raises(BudgetError):
+            Ledger(ONE, wrong)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello " * 1000, b"SQLite format 3\0" + bytes(4096)])
+def test_a_file_that_is_no_ledger_is_refused_and_left_alone(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(BudgetError, match="cannot be read as a ledger"):
+        Ledger(path=path)
+    assert path.read_bytes() == content
+
+
+def test_a_cut_file_is_refused(path: Path) -> None:
+    ledger = Ledger(ONE, path)
+    for number in range(40):
+        ledger.charge(cohort=f"{number}", task="1", loss=LOSS)
+    ledger.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BudgetError):
+        Ledger(path=path).charge(cohort="a", task="1", loss=LOSS)
+
+
+def test_an_entry_that_cannot_be_read_is_refused(path: Path) -> None:
+    """A row that another program has added must not make an error that looks like a caller's."""
+    Ledger(ONE, path).close()
+    with sqlite3.connect(path) as other:
+        other.execute("INSERT INTO entry (cohort, task, loss) VALUES ('a', '1', '{}')")
+    with pytest.raises(BudgetError):
+        Ledger(path=path).charge(cohort="a", task="2", loss=LOSS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE entry SET cohort = 'nobody'",
+        "DELETE FROM entry",
+        "UPDATE budget SET spec = ''",
+        "DELETE FROM budget",
+        "INSERT OR REPLACE INTO entry SELECT number, 'nobody', task, loss FROM entry",
+        "INSERT OR REPLACE INTO budget SELECT only, '' FROM budget",
+    ],
+)
+def test_entries_and_the_budget_cannot_be_changed_from_outside(path: Path, change: str) -> None:
+    ledger = Ledger(ONE, path)
+    ledger.charge(cohort="a", task="1", loss=LOSS)
+    other = sqlite3.connect(path)
+    with pytest.raises(sqlite3.IntegrityError), other:
+        other.execute(change)
+    other.close()
+    assert [entry.cohort for entry in ledger.entries()] == ["a"]
+    assert Ledger(path=path).budget == ONE
+
+
+def test_a_charge_waits_for_the_disk_and_its_directory(path: Path) -> None:
+    """Deleting the journal is what commits: the directory must be synced, too (EXTRA is 3), unless
+    the journal stays (a write-ahead log with FULL, 2)."""
+    connection = Ledger(ONE, path)._connection
+    (level,) = connection.execute("PRAGMA synchronous").fetchone()
+    (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
+    assert level == 3 or (level == 2 and journal == "wal")
+
+
+# Crashes and races
+
+
+def test_a_charge_that_returned_survives_a_kill(path: Path) -> None:
+    Ledger(ONE, path).close()
+    child = start(
+        """
+ledger = Ledger(path=path)
+ledger.charge(cohort="a", task="1", loss=loss)
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+        path,
+    )
+    child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGKILL
+    assert [entry.loss for entry in Ledger(path=path).entries()] == [LOSS]
+
+
+def test_a_kill_before_the_commit_spends_nothing(path: Path) -> None:
+    Ledger(ONE, path).close()
+    child = start(
+        """
+ledger = Ledger(path=path)
+ledger._connection.set_trace_callback(
+    lambda statement: os.kill(os.getpid(), signal.SIGKILL) if statement == "COMMIT" else None
+)
+ledger.charge(cohort="a", task="1", loss=loss)
+""",
+        path,
+    )
+    child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGKILL
+    ledger = Ledger(path=path)
+    assert ledger.entries() == []
+    ledger.charge(cohort="a", task="1", loss=LOSS)
+
+
+def test_of_two_processes_that_race_for_the_last_of_a_budget_one_wins(path: Path) -> None:
+    Ledger(ONE, path).close()
+    program = """
+ledger = Ledger(path=path)
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    ledger.charge(cohort="a", task=str(os.getpid()), loss=loss)
+except BudgetError:
+    print("refused")
+else:
+    print("charged")
+"""
+    racers = [start(program, path) for _ in range(2)]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    outcomes = sorted(racer.communicate(timeout=60)[0] for racer in racers)
+    assert outcomes == ["charged\n", "refused\n"]
+    assert len(Ledger(path=path).entries()) == 1
+
+
+def test_a_ledger_that_another_process_has_just_made_is_used(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes start at once; both look, and neither sees a file."""
+    Ledger(ONE, path).charge(cohort="a", task="1", loss=LOSS)
+    monkeypatch.setattr(Path, "exists", lambda _: False)
+    assert len(Ledger(ONE, path).entries()) == 1
+
+
+def test_two_openings_of_one_file_see_each_other(path: Path) -> None:
+    first, second = Ledger(ONE, path), Ledger(path=path)
+    first.charge(cohort="a", task="1", loss=LOSS)
+    with pytest.raises(BudgetError):
+        second.charge(cohort="a", task="2", loss=LOSS)

@@ -1,0 +1,157 @@
+"""Every benchmark runs, its lines say what they should, and a missed requirement is told."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("hashing", "encode", "decode", "samplers", "simulate", "refined", "coverage")
+ORIGIN = {"name", "case", "commit", "machine", "versions", "sizes", "seeds", "repetitions"}
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import a module of the benchmarks, which are beside the package and not in it."""
+    monkeypatch.syspath_prepend(str(ROOT))
+
+    def import_benchmark(name: str) -> ModuleType:
+        return importlib.import_module(f"benchmarks.{name}")
+
+    return import_benchmark
+
+
+def test_every_benchmark_runs_and_leaves_its_lines(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in NAMES:
+        written = (tmp_path / f"{name}.jsonl").read_text(encoding="utf-8")
+        lines = [json.loads(text) for text in written.splitlines()]
+        assert lines, name
+        assert all(line.keys() >= ORIGIN and line["name"] == name for line in lines)
+        assert f"## {name}" in done.stdout
+    assert "| data " in (tmp_path / "refined.md").read_text(encoding="utf-8")
+
+
+def test_an_unknown_benchmark_is_refused() -> None:
+    command = [sys.executable, "-m", "benchmarks", "hushing"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "there is no benchmark hushing" in done.stderr
+
+
+def test_ratios_are_of_times_in_one_repetition(load: Any) -> None:
+    race, lines = load("race"), load("lines")
+    times = {
+        "ours": iter([1.0, 2.0, 4.0]),
+        "peer": iter([5.0, 6.0, 40.0]),
+        "floor": iter([1.0] * 3),
+    }
+
+    def contender(name: str, scale: float = 1.0) -> Any:
+        return race.Contender(lambda: None, scale, lambda _: next(times[name]))
+
+    result = race.run(
+        race.Race(
+            name="made up",
+            case="one",
+            sizes={},
+            seeds=[],
+            ours=contender("ours"),
+            peers={"peer": contender("peer", 2.0)},
+            floors={"floor": contender("floor")},
+        ),
+        lines.Settings(repeats=3),
+    )
+    assert result["ratio_to_peer"]["peer"] == {"median": 10.0, "interval": [6.0, 20.0]}
+    assert result["ratio_to_floor"]["floor"] == {"median": 2.0, "interval": [1.0, 4.0]}
+    assert (result["median"], result["interval"]) == (2.0, [1.0, 4.0])
+
+
+def test_the_last_line_of_a_case_counts(load: Any, tmp_path: Path) -> None:
+    lines = load("lines")
+    path = tmp_path / "new folder" / "made_up.jsonl"
+    for number, case in enumerate(["a", "b", "a"]):
+        lines.append(path, {"case": case, "number": number})
+    assert lines.latest(path) == [{"case": "a", "number": 2}, {"case": "b", "number": 1}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({}, None),
+        ({"refined_error": 0.02}, "5.00 times better, not 10"),
+        ({"refined_error": 0.02, "width": 200}, "5.00 times better, not 10"),
+        ({"refined_error": 0.02, "width": 1000}, None),
+        ({"refined_error": 0.02, "noised": True}, None),
+        ({"refined_error": 0.02, "permuted": True}, None),
+        ({"refined_error": 0.02, "data": "gowalla"}, None),
+        ({"refined_error": 0.104, "permuted": True}, None),
+        ({"refined_error": 0.106, "permuted": True}, "more than 1.05 times the median's"),
+        ({"refined_error": 0.106, "data": "gowalla"}, "more than 1.05 times the median's"),
+        ({"refined_error": 0.0}, None),
+        ({"refined_error": 0.0, "median_error": 0.0}, None),
+    ],
+)
+def test_what_the_refined_decoder_misses_is_told(
+    load: Any, changes: dict[str, Any], complaint: str | None
+) -> None:
+    parameters = {"data": "i^-2", "width": 50, "noised": False, "permuted": False}
+    line = {"case": "made up", "seeds": [7], "median_error": 0.1, "refined_error": 0.001}
+    given = {key: changes.get(key, value) for key, value in {**line, **parameters}.items()}
+    complaints = load("accuracy.refined").missed([given | {"parameters": given}])
+    assert len(complaints) == (complaint is not None)
+    assert all(complaint in text and "seeds [7]" in text for text in complaints)
+
+
+def test_a_coverage_outside_its_limits_is_told(load: Any) -> None:
+    coverage = load("accuracy.coverage")
+    line = {"case": "made up", "seeds": [0, 1]}
+    assert not coverage.missed([line | {"covered": 0.94}])
+    assert len(coverage.missed([line | {"covered": 0.929}, line | {"covered": 0.971}])) == 2
+
+
+def test_too_much_memory_is_told(load: Any) -> None:
+    simulate = load("speed.simulate")
+    assert not simulate.missed([{"case": "made up", "peak_bytes": 999_999_999}])
+    assert simulate.missed([{"case": "made up", "peak_bytes": 1_000_000_000}])
+
+
+def test_data_that_is_not_at_hand_has_no_cases(
+    load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    refined = load("accuracy.refined")
+    monkeypatch.setattr(refined, "ROOT", tmp_path / "repository")
+    assert {case.data for case in refined.cases()} == set(refined.LAWS)
+
+
+def test_every_user_gives_one_of_their_words_in_one_round(
+    load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Forty users with two words each, in ten rounds of four."""
+    refined = load("accuracy.refined")
+    folder = tmp_path / "shared" / "data"
+    folder.mkdir(parents=True)
+    users = np.repeat(np.arange(40), 2)
+    words = [f"{word} of {user}" for user in range(40) for word in ("one", "other")]
+    made_up = pa.table({"user": users, "word": words, "count": np.ones(80, dtype=np.int64)})
+    pa.parquet.write_table(made_up, folder / refined.FILES["sentiment-140"])
+    monkeypatch.setattr(refined, "ROOT", tmp_path / "repository")
+    refined._sentiment.cache_clear()
+    try:
+        counts = refined._sentiment_counts(np.random.default_rng(1))
+    finally:
+        refined._sentiment.cache_clear()
+    assert counts.sum(axis=1).tolist() == [4] * 10
+    assert counts.sum(axis=0).reshape(40, 2).sum(axis=1).tolist() == [1] * 40

@@ -1,0 +1,261 @@
+"""The documentation says what is true: its commands run, and nothing is left out.
+
+Python examples in docs and README are doctests, which pytest runs by itself. Here run the console
+examples. In README.md and docs/guides a page is a folder: each fenced block with a title, such as
+```toml title="study.toml", is a file in it, and the ```console blocks are run there from top to
+bottom. A line `$ sfumato …` is a command; what follows, up to the next `$`, is what it prints,
+stdout and stderr together. `...` stands for anything and white space does not matter, as in a
+doctest. A command must succeed unless it is shown to print `error:`. Other commands
+(`$ make demo`) are not run.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from sfumato import errors
+from sfumato.batch import Rejection
+from sfumato.cli import main
+from sfumato.spec import kinds
+from sfumato.study import Study
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted((DOCS / "guides").glob("*.md"))]
+DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def fenced(text: str) -> Iterator[tuple[str, str]]:
+    """Every fenced block: what stands behind the fence, and the block."""
+    for match in re.finditer(r"^```(.*)\n((?:.*\n)*?)```$", text, re.MULTILINE):
+        yield match[1].strip(), match[2]
+
+
+def titled(text: str) -> dict[str, str]:
+    """The files that a page shows."""
+    return {
+        match[1]: block
+        for head, block in fenced(text)
+        if (match := re.search(r'title="(.+)"', head)) is not None
+    }
+
+
+def console(text: str) -> list[tuple[str, str]]:
+    """The commands of a page and what each prints."""
+    blocks = "".join(block for head, block in fenced(text) if head == "console")
+    parts = re.split(r"^\$ (.*)\n", blocks, flags=re.MULTILINE)
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def run(command: str) -> tuple[int, str]:
+    """Exit code and everything that a `sfumato …` command prints, in this process and folder."""
+    done = CliRunner(env={"NO_COLOR": "1"}).invoke(main, shlex.split(command)[1:])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def disagreement(page: str) -> str | None:
+    """What is wrong with the first console example of a page that does not do what it shows."""
+    for name, content in titled(page).items():
+        Path(name).write_text(content, encoding="utf-8")
+    for command, shown in console(page):
+        if not command.startswith("sfumato "):
+            continue
+        code, printed = run(command)
+        if (code != 0) != ("error:" in shown):
+            return f"$ {command}\nexit code {code}\n{printed}"
+        if not doctest.OutputChecker().check_output(shown, printed, SAME):
+            return f"$ {command}\nshown:\n{shown}\nprinted:\n{printed}"
+    return None
+
+
+def words(*pages: Path) -> str:
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages)
+
+
+def commands(group: click.Group) -> dict[str, click.Command]:
+    return {name: command for name, command in group.commands.items() if not command.hidden}
+
+
+def generator() -> ModuleType:
+    """scripts/generate_docs, which has no ending, as a module."""
+    loader = SourceFileLoader("generate_docs", str(ROOT / "scripts" / "generate_docs"))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None  # a loader was given
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_console_examples_print_what_they_show(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrong = disagreement(words(page))
+    assert wrong is None, wrong
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        "$ sfumato --version\nsfumato, version of another time\n",
+        "$ sfumato nonsense\n...\n",
+        "$ sfumato --version\nerror: ...\n",
+    ],
+    ids=["other output", "a failure not shown", "a failure shown that is none"],
+)
+def test_a_console_example_that_is_wrong_is_caught(example: str) -> None:
+    assert disagreement(f"```console\n{example}```\n") is not None
+
+
+def test_console_examples_are_found() -> None:
+    found = [command for page in PAGES for command, _ in console(words(page))]
+    assert sum(command.startswith("sfumato ") for command in found) >= 8
+
+
+@pytest.mark.slow
+def test_the_readme_shows_what_the_demo_prints() -> None:
+    shown = dict(console(words(ROOT / "README.md")))["make demo"]
+    _, printed = run("sfumato demo")
+    assert doctest.OutputChecker().check_output(shown, printed, SAME), printed
+
+
+def test_the_command_line_page_is_up_to_date() -> None:
+    page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
+    assert page == generator().text(), "run scripts/generate_docs"
+
+
+def test_every_command_and_option_is_in_the_guides() -> None:
+    text = words(*PAGES)
+    missing = []
+    for name, command in commands(main).items():
+        if f"`sfumato {name}" not in text:
+            missing.append(f"sfumato {name}")
+        for option in command.params:
+            missing += [
+                f"{name} {flag}"
+                for flag in option.opts
+                if flag.startswith("--") and f"`{flag}`" not in text
+            ]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", commands(main))
+def test_every_command_has_an_example_in_its_help(name: str) -> None:
+    text = commands(main)[name].help or ""
+    first, _, rest = text.partition("\n")
+    assert not first.endswith(".")
+    assert re.search(rf"^ +sfumato {name}", rest.partition("Example:")[2], re.MULTILINE)
+
+
+def test_every_kind_of_spec_is_in_the_concepts() -> None:
+    text = words(DOCS / "concepts" / "flow.md")
+    missing = [
+        kind for kind, cls in kinds().items() if f"| `{kind}` | `{cls.__name__}` |" not in text
+    ]
+    assert not missing
+
+
+def test_every_study_key_is_in_the_guide() -> None:
+    text = words(DOCS / "guides" / "writing_a_study.md")
+    assert not [field.name for field in fields(Study) if f"| `{field.name}` |" not in text]
+
+
+def test_every_rejection_is_in_the_data_flow() -> None:
+    text = words(DOCS / "DATA_FLOW.md")
+    assert not [reason for reason in Rejection if f"| `{reason}` |" not in text]
+
+
+def test_every_error_has_its_exit_code_in_the_guide() -> None:
+    text = words(DOCS / "guides" / "command_line.md")
+    raised = [
+        name
+        for name, cls in vars(errors).items()
+        if isinstance(cls, type) and issubclass(cls, errors.SfumatoError)
+    ]
+    assert raised
+    assert not [name for name in raised if f"`{name}`" not in text]
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    numbers = [int(page.name[:4]) for page in DECISIONS]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.name[:4])
+def test_a_decision_says_what_would_reverse_it(page: Path) -> None:
+    text = words(page)
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert headings == [
+        "Context",
+        "Options",
+        "Decision",
+        "What it costs",
+        "What would reverse it",
+    ]
+    assert text.startswith(f"# {page.name[:4]} ")
+
+
+def test_every_page_of_docs_that_the_code_names_exists() -> None:
+    named = {
+        name
+        for source in (ROOT / "src").rglob("*.py")
+        for name in re.findall(r"docs/[\w/.-]+\w", source.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert not [name for name in sorted(named) if not list(ROOT.glob(f"{name}*"))]
+
+
+def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert pages
+    assert not [page for page in pages if loads_from_elsewhere(words(page))]
+
+
+def loads_from_elsewhere(html: str) -> bool:
+    """Whether a browser would fetch something from another host to show the page."""
+    tags = re.findall(r"<(?:script|link|img|iframe|source|object|embed)\b[^>]*>", html)
+    return any(re.search(r"""=["']?(?:https?:)?//""", tag) for tag in tags) or "mermaid" in html
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        '<script src="https://cdn.example/x.js"></script>',
+        "<link rel=stylesheet href=//fonts.example/a.css>",
+        '<pre class="mermaid">',  # the theme would fetch the library that draws it
+    ],
+)
+def test_a_page_that_loads_from_elsewhere_is_caught(html: str) -> None:
+    assert loads_from_elsewhere(html)
+
+
+def test_a_plain_link_is_not_a_load() -> None:
+    assert not loads_from_elsewhere('<a href="https://www.rfc-editor.org/rfc/rfc8785">RFC</a>')

@@ -1,0 +1,313 @@
+"""Specs: canonical JSON, digests, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sfumato  # registers every kind
+from sfumato import spec
+from sfumato.aggregation import Plain
+from sfumato.errors import SpecError
+from sfumato.frequencies import FrequencyDesign
+from sfumato.privacy import (
+    AdditiveLoss,
+    Budget,
+    NoiseAtRelease,
+    NoiseInShares,
+    NoNoise,
+    NoPrivacy,
+)
+from sfumato.sketch import CountSketch, OneHot
+from sfumato.spec import canonical, digest, from_json, kind_of, kinds, to_json
+from sfumato.task import Task
+
+# RFC 8785, appendix B: the bits of a double, and how it is printed.
+NUMBERS = {
+    "0000000000000000": "0",
+    "8000000000000000": "0",
+    "0000000000000001": "5e-324",
+    "8000000000000001": "-5e-324",
+    "7fefffffffffffff": "1.7976931348623157e+308",
+    "ffefffffffffffff": "-1.7976931348623157e+308",
+    "4340000000000000": "9007199254740992",
+    "c340000000000000": "-9007199254740992",
+    "4430000000000000": "295147905179352830000",
+    "44b52d02c7e14af5": "9.999999999999997e+22",
+    "44b52d02c7e14af6": "1e+23",
+    "44b52d02c7e14af7": "1.0000000000000001e+23",
+    "444b1ae4d6e2ef4e": "999999999999999700000",
+    "444b1ae4d6e2ef4f": "999999999999999900000",
+    "444b1ae4d6e2ef50": "1e+21",
+    "3eb0c6f7a0b5ed8c": "9.999999999999997e-7",
+    "3eb0c6f7a0b5ed8d": "0.000001",
+    "41b3de4355555553": "333333333.3333332",
+    "41b3de4355555554": "333333333.33333325",
+    "41b3de4355555555": "333333333.3333333",
+    "41b3de4355555556": "333333333.3333334",
+    "41b3de4355555557": "333333333.33333343",
+    "becbf647612f3696": "-0.0000033333333333333333",
+    "43143ff3c1cb0959": "1424953923781206.2",
+}
+LITERALS = {1e21: "1e+21", 1e-7: "1e-7", 1.0: "1", 4.5: "4.5", 2e-3: "0.002", 1e20: "1" + "0" * 20}
+
+EXAMPLES: dict[str, Any] = {
+    "additive_loss": AdditiveLoss(noise="skellam", scale=9.5, l1=4.0, l2=2.0, unit_cells=4),
+    "budget": Budget(epsilon=None, delta=1e-6),
+    "count_sketch": CountSketch(rows=5, width=64, seed=2**53 - 1, bucket_round=3, sign_round=70),
+    "frequency_design": FrequencyDesign(
+        mode="hybrid",
+        items=100,
+        devices=5000,
+        rounds=4,
+        rows=5,
+        width=50,
+        seed=1,
+        items_per_device=2,
+        mechanism=NoiseAtRelease(noise="laplace", scale=3.0),
+        decode="refined",
+        every_round=True,
+        pilot_devices=500,
+        target_error=0.01,
+    ),
+    "no_noise": NoNoise(),
+    "no_privacy": NoPrivacy(),
+    "noise_at_release": NoiseAtRelease(noise="gaussian", scale=9.446669),
+    "noise_in_shares": NoiseInShares(scale=1e-7, survivors=100, colluders=5),
+    "one_hot": OneHot(categories=3),
+    "plain": Plain(modulus_bits=12),
+    "study": sfumato.Study(question="frequencies", trust="central", epsilon=1.0, devices=10**6),
+    "task": Task(
+        sketch=CountSketch(rows=3, width=8, seed=7),
+        mechanism=NoNoise(),
+        aggregation=Plain(modulus_bits=8),
+        cohort="forêt, 森",
+        max_count=100,
+    ),
+}
+
+
+def double(bits: str) -> float:
+    (value,) = struct.unpack(">d", bytes.fromhex(bits))
+    return float(value)
+
+
+@pytest.mark.parametrize(("bits", "text"), NUMBERS.items())
+def test_numbers_print_as_rfc_8785_lists_them(bits: str, text: str) -> None:
+    assert canonical(double(bits)) == text
+
+
+@pytest.mark.parametrize(("value", "text"), LITERALS.items())
+def test_numbers_print_as_ecmascript_prints_them(value: float, text: str) -> None:
+    assert canonical(value) == text
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_printed_number_reads_back_exactly(value: float) -> None:
+    assert float(canonical(value)) == value
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_json_has_not_are_refused(value: float) -> None:
+    with pytest.raises(SpecError, match="finite"):
+        canonical(value)
+
+
+@pytest.mark.parametrize("value", [2**53, -(2**53), 10**30])
+def test_integers_that_json_readers_round_are_refused(value: int) -> None:
+    assert canonical(value // abs(value) * (2**53 - 1)) in ("9007199254740991", "-9007199254740991")
+    with pytest.raises(SpecError, match=r"2\*\*53"):
+        canonical(value)
+
+
+def test_keys_are_sorted_and_nothing_is_spaced() -> None:
+    data = {"b": [1, 2.5, None], "a": {"z": True, "y": "é\n\u000f€"}}
+    assert canonical(data) == '{"a":{"y":"é\\n\\u000f€","z":true},"b":[1,2.5,null]}'
+
+
+def test_every_registered_kind_has_an_example() -> None:
+    """A new kind enters the list of examples, and with it every check below."""
+    assert EXAMPLES.keys() == kinds().keys()
+    for kind, example in EXAMPLES.items():
+        assert kind_of(example) == kind
+
+
+@pytest.mark.parametrize("kind", sorted(EXAMPLES))
+def test_every_kind_survives_the_way_to_json_and_back(kind: str) -> None:
+    example = EXAMPLES[kind]
+    again = from_json(to_json(example))
+    assert type(again) is kinds()[kind]
+    assert again == example
+    assert to_json(again) == to_json(example)
+    assert digest(again) == digest(example)
+
+
+@pytest.mark.parametrize("kind", sorted(EXAMPLES))
+def test_every_kind_is_canonical_json_in_this_format(kind: str) -> None:
+    text = to_json(EXAMPLES[kind])
+    data = json.loads(text)
+    assert (data["kind"], data["sfumato"]) == (kind, 1)
+    assert canonical(data) == text
+    assert digest(EXAMPLES[kind]) == hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("kind", sorted(EXAMPLES))
+def test_every_kind_is_frozen_and_hashable(kind: str) -> None:
+    example = EXAMPLES[kind]
+    assert hash(example) == hash(from_json(to_json(example)))
+    for field in dataclasses.fields(example):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(example, field.name, getattr(example, field.name))
+    with pytest.raises((AttributeError, TypeError)):
+        example.something_else = 1
+
+
+@pytest.mark.parametrize("kind", sorted(EXAMPLES))
+def test_every_kind_refuses_an_unknown_field_and_a_missing_one(kind: str) -> None:
+    data = json.loads(to_json(EXAMPLES[kind]))
+    with pytest.raises(SpecError, match="colour"):
+        from_json(json.dumps({**data, "colour": 1}))
+    for name in data.keys() - {"kind", "sfumato"}:
+        with pytest.raises(SpecError, match=name):
+            from_json(json.dumps({key: item for key, item in data.items() if key != name}))
+
+
+@pytest.mark.parametrize("kind", sorted(EXAMPLES))
+@pytest.mark.parametrize("wrong", [[1], {}], ids=["list", "object"])
+def test_every_field_of_every_kind_refuses_a_wrong_type(kind: str, wrong: object) -> None:
+    data = json.loads(to_json(EXAMPLES[kind]))
+    for name in data.keys() - {"kind", "sfumato"}:
+        with pytest.raises(SpecError):
+            from_json(json.dumps({**data, name: wrong}))
+
+
+@pytest.mark.parametrize("kind", sorted(EXAMPLES))
+def test_a_whole_number_field_refuses_booleans_fractions_and_strings(kind: str) -> None:
+    example = EXAMPLES[kind]
+    for field in dataclasses.fields(example):
+        if type(getattr(example, field.name)) is not int:
+            continue
+        for wrong in (True, 2.5, 2.0, "2"):
+            with pytest.raises(SpecError, match=field.name):
+                dataclasses.replace(example, **{field.name: wrong})
+
+
+def test_a_real_field_refuses_booleans_and_strings_but_takes_whole_numbers() -> None:
+    assert NoiseAtRelease(noise="gaussian", scale=2) == NoiseAtRelease(noise="gaussian", scale=2.0)
+    assert to_json(NoiseAtRelease(noise="gaussian", scale=2)) == to_json(
+        NoiseAtRelease(noise="gaussian", scale=2.0)
+    )
+    for wrong in (True, "2", None):
+        with pytest.raises(SpecError, match="scale"):
+            dataclasses.replace(EXAMPLES["noise_at_release"], scale=wrong)
+
+
+def test_a_choice_refuses_what_is_not_listed() -> None:
+    with pytest.raises(SpecError, match="noise"):
+        dataclasses.replace(EXAMPLES["additive_loss"], noise="cauchy")
+
+
+def test_a_part_must_be_a_spec() -> None:
+    for wrong in (None, 1, "no_noise", object()):
+        with pytest.raises(SpecError, match="mechanism"):
+            dataclasses.replace(EXAMPLES["task"], mechanism=wrong)
+
+
+@pytest.mark.parametrize("kind", ["", "count", "Task", None, 1, ["task"]])
+def test_an_unknown_kind_is_refused_with_the_kinds_there_are(kind: object) -> None:
+    with pytest.raises(SpecError, match="count_sketch"):
+        from_json(json.dumps({"sfumato": 1, "kind": kind}))
+
+
+@pytest.mark.parametrize("part", ["sketch", "mechanism", "aggregation"])
+def test_a_part_of_another_kind_than_its_place_asks_for_is_refused(part: str) -> None:
+    """Only the part's own kinds fit: a sketch is no mechanism, and a budget is neither."""
+    fitting = {"sketch": "one_hot", "mechanism": "no_noise", "aggregation": "plain"}
+    for kind in {*fitting.values(), "budget", "task"} - {fitting[part]}:
+        with pytest.raises(SpecError, match=part):
+            dataclasses.replace(EXAMPLES["task"], **{part: EXAMPLES[kind]})
+
+
+def test_an_unknown_kind_inside_a_spec_is_refused() -> None:
+    data = json.loads(to_json(EXAMPLES["task"]))
+    with pytest.raises(SpecError, match="count_min"):
+        from_json(json.dumps({**data, "sketch": {"kind": "count_min"}}))
+
+
+@pytest.mark.parametrize("number", [0, 2, "1", None])
+def test_another_format_is_refused(number: object) -> None:
+    data = json.loads(to_json(EXAMPLES["one_hot"]))
+    with pytest.raises(SpecError, match="sfumato"):
+        from_json(json.dumps({**data, "sfumato": number}))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "1", "null", '"one_hot"', "{}"])
+def test_what_is_not_a_spec_is_refused(text: str) -> None:
+    with pytest.raises(SpecError):
+        from_json(text)
+
+
+def test_what_is_not_registered_is_not_a_spec() -> None:
+    with pytest.raises(SpecError, match="not a registered kind"):
+        kind_of(object())
+
+
+def test_a_kind_has_one_meaning() -> None:
+    with pytest.raises(SpecError, match="one meaning"):
+
+        @spec.spec("one_hot")
+        class Another:
+            size: int
+
+    assert kinds()["one_hot"] is OneHot
+
+
+def test_the_registry_cannot_be_written_to() -> None:
+    with pytest.raises(TypeError):
+        kinds()["mine"] = OneHot  # type: ignore[index]  # that is the point
+
+
+def test_digests_stay_what_they_are() -> None:
+    """A digest that changes is another task: old reports would be refused. See `spec.FORMAT`."""
+    assert digest(CountSketch(rows=5, width=64, seed=1)) == (
+        hashlib.sha256(
+            b'{"bucket_round":0,"kind":"count_sketch","rows":5,"seed":1,"sfumato":1,'
+            b'"sign_round":0,"width":64}'
+        ).hexdigest()
+    )
+    assert digest(NoiseAtRelease(noise="gaussian", scale=2.0)) == (
+        hashlib.sha256(
+            b'{"kind":"noise_at_release","noise":"gaussian","scale":2,"sfumato":1}'
+        ).hexdigest()
+    )
+
+
+@given(
+    rows=st.integers(1, 2**53 - 1),
+    width=st.integers(2, 2**31),
+    seed=st.integers(0, 2**53 - 1),
+    rounds=st.tuples(st.integers(0, 2**53 - 1), st.integers(0, 2**53 - 1)),
+)
+def test_any_count_sketch_survives_the_way_to_json_and_back(
+    rows: int, width: int, seed: int, rounds: tuple[int, int]
+) -> None:
+    sketch = CountSketch(
+        rows=rows, width=width, seed=seed, bucket_round=rounds[0], sign_round=rounds[1]
+    )
+    assert from_json(to_json(sketch)) == sketch
+
+
+@given(st.floats(1e-300, 1e300), st.text(st.characters(codec="utf-8")))
+def test_any_number_and_any_text_survive_the_way_to_json_and_back(number: float, text: str) -> None:
+    loss = AdditiveLoss(noise="laplace", scale=number, l1=number, l2=number, unit_cells=0)
+    assert from_json(to_json(loss)) == loss
+    task = dataclasses.replace(EXAMPLES["task"], cohort=text)
+    assert from_json(to_json(task)) == task

@@ -1,0 +1,357 @@
+"""The formats of wire version 1, slowly: Python integers and hashlib, and nothing of sfumato.
+
+Run as a program it writes the vectors beside it; a test makes them again and compares. Who follows
+in another language reads this file first: every step is here, in the order in which data passes.
+Numbers that may exceed 2**53 are decimal strings in the vectors, since JSON readers round them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+PRIME = 2**61 - 1
+FORMAT = 1
+WIRE_VERSION = 1
+ROUNDS_PER_SIGN = 60
+
+Table = list[list[int]]
+Spec = dict[str, Any]
+
+
+def canonical(data: object) -> str:
+    """RFC 8785 for what is used here: ASCII keys, strings, and whole numbers below 2**53."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def digest(spec: Spec) -> str:
+    """SHA-256 of a spec's canonical JSON with its format number, in hexadecimal."""
+    return hashlib.sha256(canonical({**spec, "sfumato": FORMAT}).encode()).hexdigest()
+
+
+def coefficients(seed: int, *labels: str | int, count: int) -> list[int]:
+    """Field elements from SHAKE-128 over ["sfumato",1,seed,label,...]: 61 bits of each word."""
+    text = canonical(["sfumato", FORMAT, seed, *labels]).encode()
+    stream = hashlib.shake_128(text).digest(8 * (count + 4))
+    words = [word % 2**61 for (word,) in struct.iter_unpack("<Q", stream)]
+    return [word for word in words if word != PRIME][:count]
+
+
+def evaluate(polynomial: list[int], x: int, prime: int = PRIME) -> int:
+    """The sum of coefficient × power, highest degree first."""
+    powers = [pow(x, power, prime) for power in reversed(range(len(polynomial)))]
+    return sum(a * power for a, power in zip(polynomial, powers, strict=True)) % prime
+
+
+def fingerprint(item: bytes | int, seed: int) -> int:
+    """Chunks of seven bytes, little-endian, then the length: a polynomial at a seeded point."""
+    data = item.to_bytes(8, "little", signed=True) if isinstance(item, int) else item
+    chunks = [int.from_bytes(data[i : i + 7], "little") for i in range(0, len(data), 7)]
+    (point,) = coefficients(seed, "fingerprint", count=1)
+    value = 0
+    for chunk in [*chunks, len(data)]:
+        value = (value * point + chunk) % PRIME
+    return value
+
+
+def cell(value: int, width: int) -> int:
+    return value * width >> 61
+
+
+def sign(value: int, bit: int) -> int:
+    return 1 if value >> bit & 1 else -1
+
+
+def place(sketch: Spec, item: bytes | int, row: int) -> tuple[int, int]:
+    """Where an item goes in a row of a count sketch: its cell and its sign."""
+    seed, x = sketch["seed"], fingerprint(item, sketch["seed"])
+    block, bit = divmod(sketch["sign_round"], ROUNDS_PER_SIGN)
+    to_cell = coefficients(seed, "cell", sketch["bucket_round"], row, count=2)
+    to_sign = coefficients(seed, "sign", block, row, count=4)
+    return cell(evaluate(to_cell, x), sketch["width"]), sign(evaluate(to_sign, x), bit)
+
+
+def encode(sketch: Spec, items: Sequence[bytes | int], weights: list[int] | None = None) -> Table:
+    """The table of a count sketch: each item adds weight × sign to one cell a row."""
+    table = [[0] * sketch["width"] for _ in range(sketch["rows"])]
+    for item, weight in zip(items, weights or [1] * len(items), strict=True):
+        for row in range(sketch["rows"]):
+            where, plus = place(sketch, item, row)
+            table[row][where] += plus * weight
+    return table
+
+
+def median(readings: list[Fraction]) -> Fraction:
+    ranked, middle = sorted(readings), len(readings) // 2
+    if len(ranked) % 2:
+        return ranked[middle]
+    return (ranked[middle - 1] + ranked[middle]) / 2
+
+
+def estimate(sketches: list[Spec], tables: list[Table], item: bytes | int) -> Fraction:
+    """The count over all rounds: of sums of readings, or, when cells differ, a sum of medians."""
+    rows = range(sketches[0]["rows"])
+    readings = []
+    for sketch, table in zip(sketches, tables, strict=True):
+        places = [place(sketch, item, row) for row in rows]
+        readings.append([Fraction(plus * table[row][at]) for row, (at, plus) in enumerate(places)])
+    if len({sketch["bucket_round"] for sketch in sketches}) > 1:
+        return sum((median(reading) for reading in readings), start=Fraction(0))
+    return median([sum(reading, start=Fraction(0)) for reading in zip(*readings, strict=True)])
+
+
+def pack(numbers: list[int], bits: int) -> bytes:
+    """Numbers modulo 2**bits, least significant bit first, with no gaps between them."""
+    whole = 0
+    for number in reversed(numbers):
+        whole = whole << bits | number % (1 << bits)
+    return whole.to_bytes(-(-len(numbers) * bits // 8), "little")
+
+
+def report(task: Spec, table: Table, report_id: bytes) -> bytes:
+    numbers = [number for row in table for number in row]
+    message = pack(numbers, task["aggregation"]["modulus_bits"])
+    return bytes([WIRE_VERSION]) + bytes.fromhex(digest(task)) + report_id + message
+
+
+def vectors() -> dict[str, Any]:
+    """Every vector file of this version, by name."""
+    return {
+        "hashing_good.json": _hashing_good(),
+        "hashing_bad.json": _hashing_bad(),
+        "count_sketch_good.json": _count_sketch_good(),
+        "count_sketch_bad.json": _count_sketch_bad(),
+        "report_good.json": _report_good(),
+        "report_bad.json": _report_bad(),
+    }
+
+
+def _hashing_good() -> Any:
+    strings = ["", "a", "oak", "seven b", "eight by", "fourteen bytes", "forêt", "森", "x" * 100]
+    items = [text.encode() for text in strings] + [b"\x00", b"\x00\x00", bytes(range(256))]
+    integers = [0, 1, -1, 42, 2**40 + 7, 2**56 - 1, 2**56, 2**63 - 1, -(2**63)]
+    seeds = [0, 1, 20261115, 2**53 - 1]
+    labels: list[list[str | int]] = [
+        ["fingerprint"],
+        ["cell", 0, 0],
+        ["cell", 1, 0],
+        ["sign", 0, 3],
+    ]
+    golden = [123456789, 987654321, 555555555]
+    values = [0, 1, 2**60, PRIME - 1, 259814812833, 261228438842260942]
+    return {
+        "coefficients": [
+            {"seed": seed, "labels": label, "drawn": _texts(coefficients(seed, *label, count=4))}
+            for seed in seeds
+            for label in labels
+        ],
+        "fingerprints_of_bytes": [
+            {"seed": seed, "item": item.hex(), "fingerprint": str(fingerprint(item, seed))}
+            for seed in seeds
+            for item in items
+        ],
+        "fingerprints_of_integers": [
+            {"seed": seed, "item": str(item), "fingerprint": str(fingerprint(item, seed))}
+            for seed in seeds
+            for item in integers
+        ],
+        "polynomials": [
+            {"coefficients": _texts(golden), "point": str(x), "value": str(evaluate(golden, x))}
+            for x in (0, 1, 42, 2**40 + 7, PRIME - 1)
+        ],
+        "cells": [
+            {"value": str(value), "width": width, "cell": cell(value, width)}
+            for value in values
+            for width in (2, 3, 1000, 1024, 2**31)
+        ],
+        "signs": [
+            {"value": str(value), "bit": bit, "sign": sign(value, bit)}
+            for value in values
+            for bit in (0, 1, 59)
+        ],
+    }
+
+
+def _hashing_bad() -> Any:
+    return {
+        "items": [
+            {"arrow_type": "uint64", "items": [str(2**63)], "why": "beyond 64 signed bits"},
+            {"arrow_type": "int64", "items": ["1", None], "why": "a missing item is not an item"},
+            {
+                "arrow_type": "string",
+                "items": ["oak", None],
+                "why": "a missing item is not an item",
+            },
+            {"arrow_type": "double", "items": ["1.5"], "why": "neither bytes nor a whole number"},
+            {"arrow_type": "bool", "items": ["1"], "why": "neither bytes nor a whole number"},
+        ],
+        "seeds": [{"seed": str(2**53), "why": "JSON readers would round it"}],
+    }
+
+
+def _count_sketch(**fields: int) -> Spec:
+    small = {"rows": 3, "width": 8, "seed": 7, "bucket_round": 0, "sign_round": 0}
+    return {"kind": "count_sketch", **small, **fields}
+
+
+def _count_sketch_good() -> Any:
+    counts = {"oak": 5, "elm": 3, "fir": 2, "forêt": 1, "": 4}
+    items = [item.encode() for item in counts]
+    asked = [*items, b"nobody has this"]
+    cases = []
+    for name, rounds in {
+        "one round": [_count_sketch()],
+        "even rows": [_count_sketch(rows=4)],
+        "hybrid": [_count_sketch(sign_round=m) for m in (0, 1, 59, 60)],
+        "fresh": [_count_sketch(bucket_round=m, sign_round=m) for m in (0, 1, 2)],
+        "wide": [_count_sketch(rows=1, width=37, seed=2**53 - 1)],
+    }.items():
+        weights = [[count * (m + 1) for count in counts.values()] for m in range(len(rounds))]
+        tables = [encode(s, items, w) for s, w in zip(rounds, weights, strict=True)]
+        cases.append(
+            {
+                "name": name,
+                "sketches": [{**s, "sfumato": FORMAT, "digest": digest(s)} for s in rounds],
+                "items": [item.hex() for item in items],
+                "weights": weights,
+                "tables": tables,
+                "asked": [item.hex() for item in asked],
+                "estimates": [float(estimate(rounds, tables, item)) for item in asked],
+            }
+        )
+    return cases
+
+
+def _count_sketch_bad() -> Any:
+    good = {**_count_sketch(), "sfumato": FORMAT}
+    missing = {key: value for key, value in good.items() if key != "seed"}
+    return [
+        {"why": "no rows", "spec": {**good, "rows": 0}},
+        {"why": "one cell tells nothing apart", "spec": {**good, "width": 1}},
+        {"why": "wider than 2**31", "spec": {**good, "width": 2**31 + 1}},
+        {"why": "a negative seed", "spec": {**good, "seed": -1}},
+        {"why": "a seed that JSON readers would round", "spec": {**good, "seed": 2**53}},
+        {"why": "a negative round", "spec": {**good, "sign_round": -1}},
+        {"why": "true is not a number", "spec": {**good, "rows": True}},
+        {"why": "a fraction", "spec": {**good, "rows": 3.5}},
+        {"why": "a string", "spec": {**good, "width": "8"}},
+        {"why": "an unknown field", "spec": {**good, "colour": 1}},
+        {"why": "a missing field", "spec": missing},
+        {"why": "an unknown kind", "spec": {**good, "kind": "count_min"}},
+        {"why": "another format", "spec": {**good, "sfumato": 2}},
+        {"why": "no format", "spec": _count_sketch()},
+    ]
+
+
+def _task(**fields: Any) -> Spec:
+    return {
+        "kind": "task",
+        "sketch": _count_sketch(),
+        "mechanism": {"kind": "no_noise"},
+        "aggregation": {"kind": "plain", "modulus_bits": 5},
+        "campaign": "",
+        "cohort": "everybody",
+        "items_per_device": 1,
+        "min_count": 1,
+        "max_count": 7,
+        **fields,
+    }
+
+
+def _report_good() -> Any:
+    words = [2**64 - 1, 81985529216486895]
+    report_id = struct.pack("<QQ", *words)
+    one_hot: Spec = {"kind": "one_hot", "categories": 5}
+    cases: list[tuple[str, Spec, list[str] | list[int]]] = [
+        ("a count sketch", _task(), ["oak"]),
+        ("two items of one device", _task(items_per_device=2), ["oak", "elm"]),
+        ("nothing to say", _task(), []),
+        ("a one-hot table", _task(sketch=one_hot), [3]),
+    ]
+    made = []
+    for name, task, values in cases:
+        if task["sketch"]["kind"] == "one_hot":
+            table = [[int(category in values) for category in range(one_hot["categories"])]]
+        else:
+            table = encode(task["sketch"], [str(value).encode() for value in values])
+        made.append(
+            {
+                "name": name,
+                "task": {**task, "sfumato": FORMAT},
+                "task_id": digest(task),
+                "values": values,
+                "rng_words": _texts(words),
+                "report": report(task, table, report_id).hex(),
+            }
+        )
+    return made
+
+
+def _report_bad() -> Any:
+    """Steps at one collector, in order: a report's bytes, and the reason to refuse it, if any.
+
+    The batch takes two reports, so the last one finds it full.
+    """
+    task = _task(max_count=2)
+    tables = [encode(task["sketch"], [item]) for item in (b"oak", b"elm", b"fir")]
+    ids = [bytes([i]) * 16 for i in range(3)]
+    first, second, third = (report(task, t, i) for t, i in zip(tables, ids, strict=True))
+    other = report(_task(cohort="somebody else", max_count=2), tables[0], ids[0])
+    steps = [
+        ("no bytes at all", b"", "malformed"),
+        ("half a header", first[:40], "malformed"),
+        ("another wire version", b"\x02" + first[1:], "malformed"),
+        ("another task", other, "wrong_task"),
+        ("a message cut short", first[:-1], "malformed"),
+        ("a message too long", first + b"\x00", "malformed"),
+        ("as it should be", first, None),
+        ("the same again: accepted, counted once", first, None),
+        ("a known id with other bytes", report(task, tables[1], ids[0]), "conflicting"),
+        ("as it should be", second, None),
+        ("one more than the batch may hold", third, "batch_full"),
+    ]
+    summed = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(*tables[:2], strict=True)]
+    uneven = _task(sketch=_count_sketch(rows=1, width=3), max_count=2)
+    padded = bytearray(report(uneven, encode(uneven["sketch"], [b"oak"]), ids[0]))
+    padded[-1] |= 0x80  # 15 bits of message in 16: the last must be zero
+    return [
+        {
+            "task": {**task, "sfumato": FORMAT},
+            "steps": [{"why": w, "report": r.hex(), "rejection": code} for w, r, code in steps],
+            "count": 2,
+            "sum": summed,
+        },
+        {
+            "task": {**uneven, "sfumato": FORMAT},
+            "steps": [
+                {
+                    "why": "padding that is not zero",
+                    "report": padded.hex(),
+                    "rejection": "malformed",
+                }
+            ],
+            "count": 0,
+            "sum": [[0, 0, 0]],
+        },
+    ]
+
+
+def _texts(numbers: list[int]) -> list[str]:
+    return [str(number) for number in numbers]
+
+
+def main() -> None:
+    folder = Path(__file__).parent / str(WIRE_VERSION)
+    folder.mkdir(exist_ok=True)
+    for name, data in vectors().items():
+        text = json.dumps(data, indent=1, ensure_ascii=False)
+        (folder / name).write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

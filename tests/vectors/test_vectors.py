@@ -1,0 +1,143 @@
+"""The library agrees with the vectors, and the vectors with the slow reference that made them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sfumato import hashing
+from sfumato.batch import Collector
+from sfumato.device import report
+from sfumato.errors import SpecError
+from sfumato.kernels import plain
+from sfumato.report import Report, report_bytes
+from sfumato.sketch import Rounds
+from sfumato.spec import digest, from_json, to_json
+from vectors import reference
+
+FOLDER = Path(__file__).parent / str(reference.WIRE_VERSION)
+
+
+def read(name: str) -> Any:
+    return json.loads((FOLDER / name).read_text(encoding="utf-8"))
+
+
+class Words:
+    """A generator that gives the words of a vector, and no more."""
+
+    def __init__(self, words: list[int]) -> None:
+        self._words: Iterator[int] = iter(words)
+
+    def words(self, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        return np.array([next(self._words) for _ in range(count)], dtype=np.uint64)
+
+
+@pytest.mark.parametrize("name", sorted(reference.vectors()))
+def test_the_reference_makes_the_vector_files(name: str) -> None:
+    made = json.loads(json.dumps(reference.vectors()[name]))
+    assert made == read(name)
+
+
+def test_every_good_file_has_its_bad_file() -> None:
+    names = {path.name for path in FOLDER.glob("*.json")}
+    good = {name for name in names if name.endswith("_good.json")}
+    assert good
+    assert {name.replace("_good", "_bad") for name in good} <= names
+
+
+def test_coefficients_agree_with_the_vectors() -> None:
+    for case in read("hashing_good.json")["coefficients"]:
+        drawn = hashing.coefficients(case["seed"], *case["labels"], count=4)
+        assert [str(word) for word in drawn] == case["drawn"]
+
+
+def test_fingerprints_of_bytes_agree_with_the_vectors() -> None:
+    for case in read("hashing_good.json")["fingerprints_of_bytes"]:
+        (found,) = hashing.fingerprint([bytes.fromhex(case["item"])], case["seed"])
+        assert str(found) == case["fingerprint"]
+
+
+def test_fingerprints_of_integers_agree_with_the_vectors() -> None:
+    for case in read("hashing_good.json")["fingerprints_of_integers"]:
+        (found,) = hashing.fingerprint(np.array([int(case["item"])]), case["seed"])
+        assert str(found) == case["fingerprint"]
+
+
+def test_polynomials_cells_and_signs_agree_with_the_vectors() -> None:
+    data = read("hashing_good.json")
+    for case in data["polynomials"]:
+        polynomial = hashing.Polynomial(tuple(int(a) for a in case["coefficients"]))
+        (value,) = polynomial(np.array([int(case["point"])], dtype=np.uint64))
+        assert str(value) == case["value"]
+    for case in data["cells"]:
+        value = np.array([int(case["value"])], dtype=np.uint64)
+        assert plain.cells(value, case["width"]).tolist() == [case["cell"]]
+    for case in data["signs"]:
+        value = np.array([int(case["value"])], dtype=np.uint64)
+        assert plain.sign_of(value, case["bit"]).tolist() == [case["sign"]]
+
+
+def test_bad_items_and_seeds_are_refused() -> None:
+    data = read("hashing_bad.json")
+    for case in data["items"]:
+        kind = pa.type_for_alias(case["arrow_type"])
+        texts = pa.array(case["items"], type=pa.string())
+        items = texts if kind == pa.string() else texts.cast(kind)
+        with pytest.raises(SpecError):
+            hashing.fingerprint(items, seed=1)
+    for case in data["seeds"]:
+        with pytest.raises(SpecError):
+            hashing.fingerprint([b"oak"], seed=int(case["seed"]))
+
+
+@pytest.mark.parametrize("case", read("count_sketch_good.json"), ids=lambda case: case["name"])
+def test_count_sketches_agree_with_the_vectors(case: dict[str, Any]) -> None:
+    items = [bytes.fromhex(item) for item in case["items"]]
+    pairs = []
+    for described, weights, table in zip(
+        case["sketches"], case["weights"], case["tables"], strict=True
+    ):
+        name = described.pop("digest")
+        sketch = from_json(json.dumps(described))
+        assert digest(sketch) == name
+        assert to_json(sketch) == reference.canonical(described)
+        made = sketch.encode(items, np.array(weights))
+        assert made.tolist() == table
+        pairs.append((sketch, made))
+    points = pairs[0][0].points([bytes.fromhex(item) for item in case["asked"]])
+    assert Rounds.of(pairs).estimate(points).tolist() == case["estimates"]
+
+
+@pytest.mark.parametrize("case", read("count_sketch_bad.json"), ids=lambda case: case["why"])
+def test_bad_count_sketches_are_refused(case: dict[str, Any]) -> None:
+    with pytest.raises(SpecError):
+        from_json(json.dumps(case["spec"]))
+
+
+@pytest.mark.parametrize("case", read("report_good.json"), ids=lambda case: case["name"])
+def test_reports_agree_with_the_vectors(case: dict[str, Any]) -> None:
+    task = from_json(json.dumps(case["task"]))
+    assert task.id == case["task_id"]
+    made = report(task, case["values"], rng=Words([int(word) for word in case["rng_words"]]))
+    assert made.to_bytes().hex() == case["report"]
+    assert len(made.to_bytes()) == report_bytes(task)
+    assert Report.from_bytes(made.to_bytes()) == made
+
+
+@pytest.mark.parametrize("case", read("report_bad.json"), ids=["count sketch", "padding"])
+def test_bad_reports_are_refused_for_the_stated_reason(case: dict[str, Any]) -> None:
+    task = from_json(json.dumps(case["task"]))
+    collector = Collector(task)
+    for step in case["steps"]:
+        before = collector.rejected.copy()
+        collector.add([bytes.fromhex(step["report"])])
+        refused = [str(reason) for reason in collector.rejected - before]
+        assert refused == ([step["rejection"]] if step["rejection"] else []), step["why"]
+    assert collector.batch.count == case["count"]
+    assert task.aggregation.open(collector.batch.total).tolist() == case["sum"]
