@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from running import sfumato as run
 
 import sfumato
+from running import sfumato as run
 
 WORDS = "word\n" + "oak\n" * 60 + "elm\n" * 25 + "fir\n" * 5
 

@@ -146,8 +146,8 @@ def test_too_little_noise_betrays_more_than_is_claimed(name: str) -> None:
 
 
 def test_a_variance_taken_for_a_deviation_costs_three_times_the_epsilon() -> None:
-    """Paper 000 writes the deviation where a variance should stand (DIGEST 1C.1): epsilon 3.0, not
-    1.0. The control above catches just that noise."""
+    """Paper 000 writes the deviation where a variance should stand: epsilon 3.0, not 1.0.
+    The control above catches just that noise."""
     wrong = NoiseAtRelease(noise="gaussian", scale=math.sqrt(CLASSICAL))
     assert f"{epsilon_of([wrong.loss(ROWS.sensitivity(1))], DELTA):.1f}" == "3.0"
     assert AUDITS["gaussian, five rows"].too_small == wrong.scale

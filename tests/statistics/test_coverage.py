@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
-from checks import SEED
 
 import sfumato
+from checks import SEED
 from sfumato.plan import Plan
 
 ITEMS, DEVICES, RUNS = 500, 8_000, 200

@@ -107,8 +107,8 @@ def test_targets_below_twenty_devices_are_left_out(first: Outcome) -> None:
 
 
 def test_smaller_sizes_are_found_and_miss_the_target(first: Outcome) -> None:
-    """Deterministic for the fixed seed. Equation (2) with constant 2 errs 1.4 to 7 times the target
-    (DIGEST 1C.6), here on the law i^-1.8 with five rows, where it is worst."""
+    """Deterministic for the fixed seed. Equation (2) with constant 2 errs 1.4 to 7 times the
+    target, here on the law i^-1.8 with five rows, where it is worst."""
     assert only(first.claims, "1(a)", "minimax").holds
     assert only(first.claims, "1(d)", "minimax").holds
     missed = only(first.claims, "1(e)", "constant 2")
@@ -182,7 +182,7 @@ def test_a_difference_that_chance_explains_is_not_called_one() -> None:
 
 
 def test_figure_3_comes_out_in_the_order_of_the_paper(third: Outcome) -> None:
-    """False alarm about 1e-6: the bands of DIGEST 1E are five deviations wide for three seeds."""
+    """False alarm about 1e-6: the bands are five deviations wide for three seeds."""
     assert len(third.claims) == 2
     for claim in third.claims:
         assert claim.holds, claim.detail

@@ -57,7 +57,7 @@ def filled_batch() -> Batch:
 
 
 def filled_report() -> Report:
-    return Report(TASK.id, WORD.encode(), TASK.aggregation.seal(np.full(3, NUMBER)))
+    return Report(TASK.id, WORD.encode().ljust(16)[:16], TASK.aggregation.seal(np.full(3, NUMBER)))
 
 
 def filled_collector() -> Collector:
@@ -204,7 +204,7 @@ def test_a_mistake_is_told_without_the_secret(mistake: Callable[[], Any]) -> Non
 
 def test_a_ledger_prints_its_budget_and_nothing_that_was_asked() -> None:
     ledger = Ledger(Budget(epsilon=None, delta=0.0))
-    ledger.charge(cohort=WORD, task=WORD, loss=TASK.loss)
+    ledger.charge(campaign=WORD, cohort=WORD, task=WORD, loss=TASK.loss)
     assert_hidden(repr(ledger))
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from checks import SEED
 
 import sfumato
+from checks import SEED
 from sfumato.errors import BudgetError, DataError
 from sfumato.population import Cohorts, Population
 from sfumato.privacy import Budget, Ledger, SeededRng
@@ -49,7 +49,7 @@ def test_a_count_column_is_that_many_devices() -> None:
 
 def test_a_device_column_groups_rows_and_a_device_counts_within_its_bound() -> None:
     data = {"word": ["oak", "elm", "fir", "oak"], "user": ["a", "a", "a", "b"], "n": [9, 1, 1, 2]}
-    columns = {"item_column": "word", "device_column": "user", "count_column": "n"}
+    columns: Any = {"item_column": "word", "device_column": "user", "count_column": "n"}
     for bound in (1, 2, 3):
         study = {**STUDY, "items_per_device": bound}
         release = sfumato.simulate(study, data, **columns, seed=SEED)

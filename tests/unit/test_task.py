@@ -28,6 +28,7 @@ OTHERS: dict[str, Any] = {
     "sketch": CountSketch(rows=5, width=64, seed=2),
     "mechanism": NoiseAtRelease(noise="gaussian", scale=9.5),
     "aggregation": Plain(modulus_bits=13),
+    "campaign": "emoji",
     "cohort": "round 2",
     "items_per_device": 2,
     "min_count": 11,

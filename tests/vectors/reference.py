@@ -49,14 +49,23 @@ def evaluate(polynomial: list[int], x: int, prime: int = PRIME) -> int:
 
 
 def fingerprint(item: bytes | int, seed: int) -> int:
-    """Chunks of seven bytes, little-endian, then the length: a polynomial at a seeded point."""
+    """Chunks of seven bytes, little-endian, then the length: a polynomial at a seeded point,
+    scattered."""
     data = item.to_bytes(8, "little", signed=True) if isinstance(item, int) else item
     chunks = [int.from_bytes(data[i : i + 7], "little") for i in range(0, len(data), 7)]
     (point,) = coefficients(seed, "fingerprint", count=1)
     value = 0
     for chunk in [*chunks, len(data)]:
         value = (value * point + chunk) % PRIME
-    return value
+    value = scatter(value)
+    return scatter(value) if value == PRIME else value
+
+
+def scatter(value: int) -> int:
+    """One to one on 61-bit numbers."""
+    value ^= value >> 32
+    value = value * 0x9E3779B97F4A7C15 % 2**61
+    return value ^ value >> 29
 
 
 def cell(value: int, width: int) -> int:

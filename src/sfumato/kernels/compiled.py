@@ -17,6 +17,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from sfumato.kernels.plain import MIXED_PRIME, MIXER
+
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
@@ -91,6 +93,14 @@ def _reduce(value: Any) -> Any:
 
 
 @njit(inline="always")
+def _mix(value: Any) -> Any:
+    value ^= value >> np.uint64(32)
+    value = (value * MIXER) & _P
+    value ^= value >> np.uint64(29)
+    return MIXED_PRIME if value == _P else value
+
+
+@njit(inline="always")
 def _cell(x8: Any, b0: Any, b1: Any, width8: Any) -> Any:
     return _multiply_high(_reduce(_fold(b0, x8) + b1), width8)
 
@@ -108,7 +118,7 @@ def fingerprint_integers(items: I64, point: np.uint64) -> U64:
     for i in range(items.size):
         word = np.uint64(items[i])
         value = _fold(word & low56, x8) + (word >> np.uint64(56))
-        result[i] = _reduce(_fold(value, x8) + np.uint64(8))
+        result[i] = _mix(_reduce(_fold(value, x8) + np.uint64(8)))
     return result
 
 
@@ -135,7 +145,7 @@ def fingerprint_bytes(data: npt.NDArray[np.uint8], offsets: I64, point: np.uint6
                     chunk |= np.uint64(data[position + byte]) << np.uint64(8 * byte)
             value = _reduce(_fold(value, x8) + chunk)
             position += left
-        result[i] = _reduce(_fold(value, x8) + np.uint64(stop - start))
+        result[i] = _mix(_reduce(_fold(value, x8) + np.uint64(stop - start)))
     return result
 
 

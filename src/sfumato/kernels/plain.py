@@ -12,6 +12,9 @@ F64 = npt.NDArray[np.float64]
 PRIME = (1 << 61) - 1
 CHUNK_BYTES = 7  # seven bytes are below the prime whatever they hold
 
+MIXER = np.uint64(0x9E3779B97F4A7C15)  # odd: 2**64 over the golden ratio
+MIXED_PRIME = np.uint64(0x1016B07DE0B583EB)  # where p goes
+
 _P = np.uint64(PRIME)
 _LOW29, _LOW32 = np.uint64((1 << 29) - 1), np.uint64((1 << 32) - 1)
 _3, _29, _32, _61 = np.uint64(3), np.uint64(29), np.uint64(32), np.uint64(61)
@@ -56,10 +59,22 @@ def sign_of(values: U64, bit: int) -> I64:
     return ((values >> np.uint64(bit) & np.uint64(1)).astype(np.int64) << 1) - 1
 
 
+def mix(values: U64) -> U64:
+    """Scatter field elements, one to one: what falls on p, which is none, goes once more.
+
+    A fingerprint is linear in an item's digits, so that items in sequence ("id 1", "id 2", …) would
+    reach the cells of a pairwise independent hash at even steps and collide in clumps.
+    """
+    values = values ^ (values >> _32)
+    values = (values * MIXER) & _P
+    values = values ^ (values >> _29)
+    return np.where(values == _P, MIXED_PRIME, values)
+
+
 def fingerprint_integers(items: I64, point: np.uint64) -> U64:
     words = items.astype("<i8").view("<u8").astype(np.uint64)
     value = add_mod(multiply_mod(words & np.uint64((1 << 56) - 1), point), words >> np.uint64(56))
-    return add_mod(multiply_mod(value, point), np.uint64(8))
+    return mix(add_mod(multiply_mod(value, point), np.uint64(8)))
 
 
 def fingerprint_bytes(data: npt.NDArray[np.uint8], offsets: I64, point: np.uint64) -> U64:
@@ -78,7 +93,7 @@ def fingerprint_bytes(data: npt.NDArray[np.uint8], offsets: I64, point: np.uint6
         value[active] = add_mod(multiply_mod(value[active], point), chunk)
         position += CHUNK_BYTES
         active = active[lengths[active] > position]
-    return add_mod(multiply_mod(value, point), lengths.astype(np.uint64))
+    return mix(add_mod(multiply_mod(value, point), lengths.astype(np.uint64)))
 
 
 def encode(points: U64, weights: I64 | None, buckets: U64, signs: U64, bit: int, width: int) -> I64:

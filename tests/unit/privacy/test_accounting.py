@@ -34,7 +34,7 @@ def bounded(noise: Noise, scale: float, norms: Norms) -> AdditiveLoss:
     return AdditiveLoss(noise=noise, scale=scale, l1=norms.l1, l2=norms.l2, unit_cells=0)
 
 
-# Golden numbers, DIGEST 1D and G8
+# Golden numbers
 
 
 @pytest.mark.parametrize(("noise", "golden"), [("gaussian", "1.0003"), ("skellam", "0.9953")])

@@ -57,52 +57,68 @@ def path(tmp_path: Path) -> Path:
 
 def test_charges_to_one_cohort_compose() -> None:
     ledger = Ledger(ONE)
-    ledger.charge(cohort="a", task="1", loss=half())
-    ledger.charge(cohort="a", task="2", loss=half())
+    ledger.charge(campaign="words", cohort="a", task="1", loss=half())
+    ledger.charge(campaign="words", cohort="a", task="2", loss=half())
     assert ledger.spent() == epsilon_of([half(), half()], DELTA)
     with pytest.raises(BudgetError):
-        ledger.charge(cohort="a", task="3", loss=half())
+        ledger.charge(campaign="words", cohort="a", task="3", loss=half())
 
 
 def test_charges_to_disjoint_cohorts_do_not_add_up() -> None:
     ledger = Ledger(ONE)
     for cohort in ("a", "b", "c"):
-        ledger.charge(cohort=cohort, task="1", loss=LOSS)
+        ledger.charge(campaign="words", cohort=cohort, task="1", loss=LOSS)
     assert ledger.spent() == epsilon_of([LOSS], DELTA)
 
 
 def test_what_is_spent_is_the_most_that_any_cohort_has_spent() -> None:
     ledger = Ledger(Budget(epsilon=10.0, delta=DELTA))
-    ledger.charge(cohort="a", task="1", loss=half())
-    ledger.charge(cohort="b", task="1", loss=LOSS)
-    ledger.charge(cohort="b", task="2", loss=LOSS)
+    ledger.charge(campaign="words", cohort="a", task="1", loss=half())
+    ledger.charge(campaign="words", cohort="b", task="1", loss=LOSS)
+    ledger.charge(campaign="words", cohort="b", task="2", loss=LOSS)
     assert ledger.spent() == epsilon_of([LOSS, LOSS], DELTA)
 
 
-def test_a_charge_to_everybody_composes_with_every_cohort() -> None:
+def test_campaigns_may_have_asked_the_same_devices_whatever_their_cohorts_are_called() -> None:
     ledger = Ledger(ONE)
-    ledger.charge(cohort="a", task="1", loss=half())
-    ledger.charge(cohort="*", task="2", loss=half())
+    ledger.charge(campaign="words", cohort="every round", task="1", loss=half())
+    ledger.charge(campaign="emoji", cohort="round 1", task="2", loss=half())
+    assert ledger.spent() == epsilon_of([half(), half()], DELTA)
+    ledger.charge(campaign="emoji", cohort="round 2", task="3", loss=half())  # not those of round 1
     assert ledger.spent() == epsilon_of([half(), half()], DELTA)
     with pytest.raises(BudgetError):
-        ledger.charge(cohort="a", task="3", loss=half())
-    ledger.charge(cohort="b", task="3", loss=half())  # asked once, and once with everybody
-    with pytest.raises(BudgetError):
-        ledger.charge(cohort="*", task="4", loss=half())
+        ledger.charge(campaign="health", cohort="round 1", task="4", loss=half())
+
+
+def test_a_device_is_taken_to_have_been_in_the_costliest_cohort_of_each_campaign() -> None:
+    ledger = Ledger(Budget(epsilon=10.0, delta=DELTA))
+    for campaign in ("words", "emoji"):
+        ledger.charge(campaign=campaign, cohort="pilot", task="1", loss=half())
+        ledger.charge(campaign=campaign, cohort="rest", task="2", loss=LOSS)
+    assert ledger.spent() == epsilon_of([LOSS, LOSS], DELTA)
+
+
+def test_many_unlike_campaigns_are_bounded_from_above() -> None:
+    ledger = Ledger(Budget(epsilon=None, delta=DELTA))
+    for number in range(7):
+        campaign = f"campaign {number}"
+        ledger.charge(campaign=campaign, cohort="pilot", task="1", loss=half())
+        ledger.charge(campaign=campaign, cohort="rest", task="2", loss=LOSS)
+    assert ledger.spent() >= epsilon_of([LOSS] * 7, DELTA)
 
 
 def test_one_task_charged_twice_is_paid_twice() -> None:
     ledger = Ledger(ONE)
-    ledger.charge(cohort="a", task="1", loss=LOSS)
+    ledger.charge(campaign="words", cohort="a", task="1", loss=LOSS)
     with pytest.raises(BudgetError):
-        ledger.charge(cohort="a", task="1", loss=LOSS)
+        ledger.charge(campaign="words", cohort="a", task="1", loss=LOSS)
 
 
 def test_losses_of_different_scales_are_charged_to_one_cohort() -> None:
     ledger = Ledger(Budget(epsilon=2.0, delta=DELTA))
     wide = AdditiveLoss(noise="gaussian", scale=100.0, l1=5.0, l2=math.sqrt(5), unit_cells=5)
-    ledger.charge(cohort="a", task="1", loss=LOSS)
-    ledger.charge(cohort="a", task="2", loss=wide)
+    ledger.charge(campaign="words", cohort="a", task="1", loss=LOSS)
+    ledger.charge(campaign="words", cohort="a", task="2", loss=wide)
     assert len(ledger.entries()) == 2
 
 
@@ -111,31 +127,33 @@ def test_losses_of_different_scales_are_charged_to_one_cohort() -> None:
 
 def test_a_refused_charge_leaves_nothing(path: Path) -> None:
     ledger = Ledger(ONE, path)
-    ledger.charge(cohort="a", task="1", loss=LOSS)
+    ledger.charge(campaign="words", cohort="a", task="1", loss=LOSS)
     before = ledger.entries()
     with pytest.raises(BudgetError, match=r"allows epsilon 1 at delta 1e-06 and has spent 0\.9953"):
-        ledger.charge(cohort="a", task="2", loss=LOSS)
+        ledger.charge(campaign="words", cohort="a", task="2", loss=LOSS)
     assert ledger.entries() == before
     assert Ledger(path=path).entries() == before
-    ledger.charge(cohort="b", task="2", loss=LOSS)  # and the ledger still works
+    ledger.charge(campaign="words", cohort="b", task="2", loss=LOSS)  # and the ledger still works
 
 
 def test_a_refusal_says_what_would_have_been_spent_and_what_to_do() -> None:
     ledger = Ledger(Budget(epsilon=0.5, delta=DELTA))
     with pytest.raises(BudgetError, match=r"would bring it to 0\.9953 is refused") as caught:
-        ledger.charge(cohort="a", task="1", loss=LOSS)
+        ledger.charge(campaign="words", cohort="a", task="1", loss=LOSS)
     assert caught.value.hint is not None
 
 
 def test_no_privacy_is_refused_by_every_finite_budget() -> None:
     with pytest.raises(BudgetError):
-        Ledger(Budget(epsilon=1e6, delta=DELTA)).charge(cohort="a", task="1", loss=NoPrivacy())
+        Ledger(Budget(epsilon=1e6, delta=DELTA)).charge(
+            campaign="words", cohort="a", task="1", loss=NoPrivacy()
+        )
 
 
 def test_without_a_limit_everything_is_recorded_and_nothing_refused() -> None:
     ledger = Ledger(Budget(epsilon=None, delta=DELTA))
-    ledger.charge(cohort="a", task="1", loss=LOSS)
-    ledger.charge(cohort="a", task="2", loss=NoPrivacy())
+    ledger.charge(campaign="words", cohort="a", task="1", loss=LOSS)
+    ledger.charge(campaign="words", cohort="a", task="2", loss=NoPrivacy())
     assert [entry.loss for entry in ledger.entries()] == [LOSS, NoPrivacy()]
     assert ledger.spent() == math.inf
 
@@ -143,7 +161,7 @@ def test_without_a_limit_everything_is_recorded_and_nothing_refused() -> None:
 def test_a_budget_met_exactly_is_met() -> None:
     laplace = AdditiveLoss(noise="laplace", scale=5.0, l1=5.0, l2=math.sqrt(5), unit_cells=5)
     ledger = Ledger(Budget(epsilon=1.0, delta=0.0))
-    ledger.charge(cohort="a", task="1", loss=laplace)
+    ledger.charge(campaign="words", cohort="a", task="1", loss=laplace)
     assert ledger.spent() == 1.0
 
 
@@ -163,7 +181,7 @@ def test_a_budget_is_a_spec() -> None:
 
 def test_a_ledger_is_read_back_from_its_file(path: Path) -> None:
     ledger = Ledger(ONE, path)
-    ledger.charge(cohort="a", task="1", loss=LOSS)
+    ledger.charge(campaign="words", cohort="a", task="1", loss=LOSS)
     ledger.close()
     again = Ledger(path=path)
     assert again.budget == ONE
@@ -202,7 +220,7 @@ def test_a_path_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"hello " * 1000, b"SQLite format 3\0" + bytes(4096)])
 def test_a_file_that_is_no_ledger_is_refused_and_left_alone(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(BudgetError, match="cannot be read as a ledger"):
+    with pytest.raises(BudgetError, match="cannot be used"):
         Ledger(path=path)
     assert path.read_bytes() == content
 
@@ -210,21 +228,23 @@ def test_a_file_that_is_no_ledger_is_refused_and_left_alone(path: Path, content:
 def test_a_cut_file_is_refused(path: Path) -> None:
     ledger = Ledger(ONE, path)
     for number in range(40):
-        ledger.charge(cohort=f"{number}", task="1", loss=LOSS)
+        ledger.charge(campaign="words", cohort=f"{number}", task="1", loss=LOSS)
     ledger.close()
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(BudgetError):
-        Ledger(path=path).charge(cohort="a", task="1", loss=LOSS)
+        Ledger(path=path).charge(campaign="words", cohort="a", task="1", loss=LOSS)
 
 
 def test_an_entry_that_cannot_be_read_is_refused(path: Path) -> None:
     """A row that another program has added must not make an error that looks like a caller's."""
     Ledger(ONE, path).close()
     with sqlite3.connect(path) as other:
-        other.execute("INSERT INTO entry (cohort, task, loss) VALUES ('a', '1', '{}')")
+        other.execute(
+            "INSERT INTO entry (campaign, cohort, task, loss) VALUES ('w', 'a', '1', '{}')"
+        )
     with pytest.raises(BudgetError):
-        Ledger(path=path).charge(cohort="a", task="2", loss=LOSS)
+        Ledger(path=path).charge(campaign="words", cohort="a", task="2", loss=LOSS)
 
 
 @pytest.mark.parametrize(
@@ -234,13 +254,13 @@ def test_an_entry_that_cannot_be_read_is_refused(path: Path) -> None:
         "DELETE FROM entry",
         "UPDATE budget SET spec = ''",
         "DELETE FROM budget",
-        "INSERT OR REPLACE INTO entry SELECT number, 'nobody', task, loss FROM entry",
-        "INSERT OR REPLACE INTO budget SELECT only, '' FROM budget",
+        "INSERT OR REPLACE INTO entry SELECT number, campaign, 'nobody', task, loss FROM entry",
+        "INSERT OR REPLACE INTO budget SELECT number, '' FROM budget",
     ],
 )
 def test_entries_and_the_budget_cannot_be_changed_from_outside(path: Path, change: str) -> None:
     ledger = Ledger(ONE, path)
-    ledger.charge(cohort="a", task="1", loss=LOSS)
+    ledger.charge(campaign="words", cohort="a", task="1", loss=LOSS)
     other = sqlite3.connect(path)
     with pytest.raises(sqlite3.IntegrityError), other:
         other.execute(change)
@@ -266,7 +286,7 @@ def test_a_charge_that_returned_survives_a_kill(path: Path) -> None:
     child = start(
         """
 ledger = Ledger(path=path)
-ledger.charge(cohort="a", task="1", loss=loss)
+ledger.charge(campaign="words", cohort="a", task="1", loss=loss)
 os.kill(os.getpid(), signal.SIGKILL)
 """,
         path,
@@ -284,7 +304,7 @@ ledger = Ledger(path=path)
 ledger._connection.set_trace_callback(
     lambda statement: os.kill(os.getpid(), signal.SIGKILL) if statement == "COMMIT" else None
 )
-ledger.charge(cohort="a", task="1", loss=loss)
+ledger.charge(campaign="words", cohort="a", task="1", loss=loss)
 """,
         path,
     )
@@ -292,7 +312,7 @@ ledger.charge(cohort="a", task="1", loss=loss)
     assert child.returncode == -signal.SIGKILL
     ledger = Ledger(path=path)
     assert ledger.entries() == []
-    ledger.charge(cohort="a", task="1", loss=LOSS)
+    ledger.charge(campaign="words", cohort="a", task="1", loss=LOSS)
 
 
 def test_of_two_processes_that_race_for_the_last_of_a_budget_one_wins(path: Path) -> None:
@@ -302,7 +322,7 @@ ledger = Ledger(path=path)
 print("ready", flush=True)
 sys.stdin.readline()
 try:
-    ledger.charge(cohort="a", task=str(os.getpid()), loss=loss)
+    ledger.charge(campaign="words", cohort="a", task=str(os.getpid()), loss=loss)
 except BudgetError:
     print("refused")
 else:
@@ -325,13 +345,13 @@ def test_a_ledger_that_another_process_has_just_made_is_used(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes start at once; both look, and neither sees a file."""
-    Ledger(ONE, path).charge(cohort="a", task="1", loss=LOSS)
+    Ledger(ONE, path).charge(campaign="words", cohort="a", task="1", loss=LOSS)
     monkeypatch.setattr(Path, "exists", lambda _: False)
     assert len(Ledger(ONE, path).entries()) == 1
 
 
 def test_two_openings_of_one_file_see_each_other(path: Path) -> None:
     first, second = Ledger(ONE, path), Ledger(path=path)
-    first.charge(cohort="a", task="1", loss=LOSS)
+    first.charge(campaign="words", cohort="a", task="1", loss=LOSS)
     with pytest.raises(BudgetError):
-        second.charge(cohort="a", task="2", loss=LOSS)
+        second.charge(campaign="words", cohort="a", task="2", loss=LOSS)

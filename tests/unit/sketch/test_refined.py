@@ -92,11 +92,6 @@ def test_a_reading_that_is_kept_is_the_median_or_the_mean(fresh: bool) -> None:
     assert refined.placebo_errors.shape == errors.shape
 
 
-@pytest.mark.xfail(
-    raises=ZeroDivisionError,
-    strict=True,
-    reason="least squares divide by a step that rounds to zero on the grid of 2**-20",
-)
 @pytest.mark.parametrize("seed", [229, 264, 277])
 def test_what_is_already_fitted_to_the_grid_is_left_alone(seed: int) -> None:
     """Six items, peeled exactly but for the rounding of their counts: there is nothing to fit."""
