@@ -14,10 +14,10 @@ demo: setup
 	$(BIN)/sfumato demo
 
 test: setup
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: setup
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: setup
 	$(BIN)/ruff format --check .
