@@ -49,6 +49,7 @@ class AdditiveLoss:
     def check(self) -> None:
         require(self.scale > 0, f"scale must be above 0; got {self.scale}")
         require(0 < self.l2 <= self.l1, f"norms must be 0 < l2 <= l1; got {self.l2} and {self.l1}")
+        require(self.unit_cells >= 0, f"unit_cells must be at least 0; got {self.unit_cells}")
         exact = (float(self.unit_cells), math.sqrt(self.unit_cells))
         require(
             self.unit_cells == 0

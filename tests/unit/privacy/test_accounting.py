@@ -51,7 +51,8 @@ def test_norms_alone_cost_the_golden_renyi_epsilon(noise: Noise, golden: str) ->
 
 
 def test_ten_rounds_cost_much_less_than_ten_times_one() -> None:
-    assert f"{epsilon_of([units('gaussian', SIGMA, 5)] * 10, DELTA):.2f}" == "3.53"
+    """3.53 with losses rounded up to 1e-4; they are rounded to 1e-5 here, and fifty of them add up."""
+    assert 3.53 - 50 * 1e-4 < epsilon_of([units("gaussian", SIGMA, 5)] * 10, DELTA) <= 3.53
 
 
 @pytest.mark.parametrize(
