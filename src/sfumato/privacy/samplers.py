@@ -130,10 +130,8 @@ class Inversion:
         passed = np.searchsorted(self.cumulative, words, side="right")
         values = passed.astype(np.int64) + self.first
         # A tie means that U may lie on either side. The lower bounds are within one of the truth
-        # in their last place, so a word just above one counts as a tie, too; so does a word below
-        # them all, which may belong to a value that the table leaves out.
-        below = self.cumulative[np.maximum(passed, 1) - 1]
-        ties = (passed == 0) | (words - below <= 1)
+        # in their last place, so a word just above one counts as a tie, too.
+        ties = words - self.cumulative[passed - 1] <= 1
         for index in np.flatnonzero(ties):
             values[index] = self._settle(int(words[index]), rng)
         return values.reshape(shape)
@@ -154,19 +152,21 @@ class Inversion:
 
 
 def _cumulative(half: list[int], bits: int) -> tuple[int, list[tuple[int, int]]]:
-    """From half the weights: the least value, and bounds on each cumulative probability × 2**bits.
+    """From half the weights: a value, and bounds on cumulative probabilities × 2**bits from it up.
 
-    A pair holds the true number between its members, both included.
+    A pair holds the true number between its members, both included. The first is for all that
+    the table leaves out below, which is less than a place: without it, a table of few values
+    could not tell that a U is above what it leaves out.
     """
     weights = half[:0:-1] + half
     total = sum(weights)
     slack = len(weights) + 2  # each weight, and what was left out, is off by at most one place
-    bounds, running = [], 0
+    bounds, running = [(0, slack)], 0
     for weight in weights:
         running += weight
         place = (running << bits) // total
         bounds.append((max(place - slack, 0), min(place + slack, 1 << bits)))
-    return 1 - len(half), bounds
+    return -len(half), bounds
 
 
 @lru_cache(maxsize=64)
