@@ -4,16 +4,20 @@ Beyond paper 000. The decoder knows the hash functions, so once it knows that a 
 it can subtract it from every cell it went to, and no other item collides with it any more. What is
 left is lighter, so more items stand out; repeat.
 
-Three guards keep this honest (docs/concepts/refined.md has the table of where it helps):
+Four guards keep this honest (docs/concepts/refined.md has the table of where it helps):
 
 - *Sure, and agreed.* An item is peeled only when its count stands at least four standard
   deviations out of the error, and when the mean of its readings agrees with their median: an item
   that merely collides with a heavy one in a majority of rows has its median but not its mean.
   Candidates are taken best first and read again after each one, so what a heavy item explains is
   not taken twice.
-- *Rounds may differ.* Each item has a count per round, drawn from the pooled count towards the
-  round's own reading as far as rounds are seen to disagree (a variance ratio). Rounds that are
-  alike lend one another strength; rounds with nothing in common are peeled each on its own.
+- *Rounds may differ.* Where there are several tables, each item has a count per round, drawn from
+  the pooled count towards the round's own reading as far as rounds are seen to disagree (a
+  variance ratio). Rounds that are alike lend one another strength; rounds with nothing in common
+  are peeled each on its own.
+- *One table* (a single round, or shared ones) has no rounds to compare, and few readings for a
+  median: there the item with the largest mean is peeled, all peeled items are fitted again by
+  least squares, and those that no longer stand out are put back, until nothing changes.
 - *Placebos decide.* Errors are measured on items that do not exist (`Rounds.placebos`), on the
   same tables, noise included. They set the thresholds, choose median or mean for the last
   reading, give the intervals, and unless they got clearly better the median is returned.
@@ -42,6 +46,9 @@ _AGREE = 0.75  # share of its median that an item's mean must reach; colliders s
 _BETTER = 0.95  # the placebo error must fall below this share of the simpler reading's
 _PASSES = 6  # passes over the most promising items after each look
 _FIT, _STEPS = 1e-4, 30  # how closely, and in how many steps at most, least squares are reached
+_PURSUIT = 200  # steps of a pursuit at most
+_NEAR = 0.7  # share of the largest reading that the items of one step have at least
+_KEEP = 0.8  # share of the threshold below which an item is put back
 _SMALLEST = 0.5  # counts are whole: less than half an item is nobody
 
 
@@ -81,6 +88,8 @@ def refine(rounds: Rounds, points: U64, *, shares: F64 | None = None) -> Refined
     count = len(rounds.sketches)
     part = np.full(count, 1 / count) if shares is None else shares
     best = peeled = _Peeled(np.empty(0, np.int64), np.zeros((count, 0)), 0.0, rounds)
+    if count == 1:
+        return _answer(rounds, _pursue(peeled, points), points, part)
     error = _placebo_error(best)
     for sure in _SURE:
         pool = _promising(peeled, points)
@@ -93,6 +102,33 @@ def refine(rounds: Rounds, points: U64, *, shares: F64 | None = None) -> Refined
         if reached < error:
             best, error = peeled, reached
     return _answer(rounds, best, points, part)
+
+
+def _pursue(peeled: _Peeled, points: U64) -> _Peeled:
+    """Peel one table by orthogonal matching pursuit with items put back (after Pati, Rezaiifar and
+    Krishnaprasad 1993): the largest mean readings go in, and all that is in is fitted anew."""
+    table, alone = peeled.residual, np.ones(1)
+    limit = table.tables.size // 2  # more unknowns than equations explain anything
+    at_once = max(8, table.tables.shape[2] // 16)  # so few seldom share a cell
+    for _ in range(_PURSUIT):
+        residual = peeled.residual
+        spread = _spread(residual.estimate(residual.placebos(2048), decode="mean"))
+        threshold = max(_SURE[-1] * spread, _SMALLEST)
+        stay = peeled.counts[0] > _KEEP * threshold
+        read = residual.estimate(points, decode="mean")
+        read[peeled.items] = 0
+        fresh = np.flatnonzero(read > max(threshold, _NEAR * read.max()))
+        fresh = fresh[np.argsort(-read[fresh], kind="stable")][:at_once]
+        if not stay.all():
+            fresh = fresh[:0]  # first see what is left without them
+        elif fresh.size == 0 or peeled.items.size + fresh.size > limit:
+            break
+        items = np.concatenate([peeled.items[stay], fresh])
+        counts = np.concatenate([peeled.counts[:, stay], _on_grid(read[None, fresh])], axis=1)
+        residual = table.subtract(points[items], counts)
+        state = _Peeled(items, counts, float(items.size), residual)
+        peeled = _least_squares(table, state, points, alone)
+    return peeled
 
 
 def _placebo_error(peeled: _Peeled) -> float:
@@ -270,8 +306,8 @@ def _per_round(residual: Rounds, points: U64, counts: F64, shares: F64) -> tuple
     """
     total = residual.estimate(points) + counts.sum(axis=0)
     pooled = shares[:, None] * total
-    if len(shares) == 1 or points.size == 0:
-        return _on_grid(pooled), float(points.size)
+    if points.size == 0:
+        return pooled, 0.0
     placebos = residual.placebos(2048)
     own, noise = np.empty_like(counts), np.empty((len(shares), 1))
     for round in range(len(shares)):
