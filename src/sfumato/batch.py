@@ -9,10 +9,12 @@ from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from sfumato.errors import MismatchError
+from sfumato.privacy.tallies import Tally
 from sfumato.report import Report
-from sfumato.task import Task
+from sfumato.task import LocalTask, Task
 
 I64 = npt.NDArray[np.int64]
 
@@ -24,6 +26,7 @@ class Rejection(StrEnum):
     WRONG_TASK = "wrong_task"  # it answers another task
     CONFLICTING = "conflicting"  # a known id with other bytes
     BATCH_FULL = "batch_full"  # one more could wrap the sum
+    IMPOSSIBLE = "impossible"  # a record that the task's randomizer never makes
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -92,3 +95,72 @@ class Collector:
 
     def __repr__(self) -> str:
         return f"Collector({self.batch!r}, rejected={dict(self.rejected)})"
+
+
+@dataclass(slots=True, repr=False)
+class LocalCollector:
+    """Admits reports of one local task and folds their records into a tally, each report once."""
+
+    task: LocalTask
+    tally: Tally = field(init=False)
+    rejected: Counter[Rejection] = field(default_factory=Counter)
+    repeated: int = 0  # reports that came again, and were counted once
+    _task_id: str = field(init=False)
+    _seen: dict[bytes, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tally = Tally(self.task.randomizer)
+        self._task_id = self.task.id
+
+    def add(self, reports: Iterable[bytes]) -> None:
+        """Add reports as they came over the wire; a report counts whole or not at all."""
+        admitted: list[bytes] = []
+        for data in reports:
+            reason = self._admit(data, admitted)
+            if reason is not None:
+                self.rejected[reason] += 1
+        if admitted:
+            self.tally.fold(_records(b"".join(admitted), self.task))
+
+    def add_records(self, records: pa.Array | pa.ChunkedArray) -> None:
+        """Add a column of records that a batch of reports was sealed into; duplicates are gone."""
+        for part in records.chunks if isinstance(records, pa.ChunkedArray) else [records]:
+            if part.null_count or part.type != pa.binary(self.task.randomizer.record_bytes):
+                raise MismatchError(
+                    f"records must be a column of {self.task.randomizer.record_bytes} bytes each, "
+                    f"none missing; got {part.type}"
+                )
+            size = self.task.randomizer.record_bytes
+            data = np.frombuffer(part.buffers()[1], dtype=np.uint8)
+            wrong = self.tally.fold(
+                data[part.offset * size : (part.offset + len(part)) * size].reshape(-1, size)
+            )
+            if wrong:
+                self.rejected[Rejection.IMPOSSIBLE] += wrong
+
+    def _admit(self, data: bytes, admitted: list[bytes]) -> Rejection | None:
+        try:
+            report = Report.from_bytes(data)
+        except MismatchError:
+            return Rejection.MALFORMED
+        if report.task_id != self._task_id:
+            return Rejection.WRONG_TASK
+        message, size = report.message, self.task.randomizer.record_bytes
+        if not message or len(message) % size or len(message) > self.task.message_bytes:
+            return Rejection.MALFORMED
+        known = self._seen.get(report.report_id)
+        if known is not None:
+            self.repeated += known == hash(message)
+            return None if known == hash(message) else Rejection.CONFLICTING
+        if not self.task.randomizer.valid(_records(message, self.task)).all():
+            return Rejection.IMPOSSIBLE
+        self._seen[report.report_id] = hash(message)
+        admitted.append(message)
+        return None
+
+    def __repr__(self) -> str:
+        return f"LocalCollector({self.tally!r}, rejected={dict(self.rejected)})"
+
+
+def _records(data: bytes, task: LocalTask) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(data, dtype=np.uint8).reshape(-1, task.randomizer.record_bytes)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from sfumato.errors import SpecError
 from sfumato.privacy import Rng
 from sfumato.report import Report
-from sfumato.task import Task
+from sfumato.task import LocalTask, Task
 
 I64 = npt.NDArray[np.int64]
 
@@ -45,3 +45,21 @@ def report(task: Task, values: Any, *, rng: Rng) -> Report:
         )
     table = contribute(task, values, devices=1, rng=rng)
     return Report(task.id, rng.words(2).tobytes(), task.aggregation.seal(table))
+
+
+def local_report(task: LocalTask, items: Any, *, rng: Rng) -> Report:
+    """One device's report to a local task: a record for each item, privatised here and now.
+
+    >>> from sfumato.privacy import HashedResponse, SeededRng
+    >>> task = LocalTask(randomizer=HashedResponse(epsilon=4.0, rows=1024, width=56, seed=1),
+    ...                  cohort="everybody")
+    >>> local_report(task, ["oak"], rng=SeededRng(1)).message.hex()
+    'b47c'
+    """
+    if not 1 <= len(items) <= task.records_per_report:
+        raise SpecError(
+            f"this task takes 1 to {task.records_per_report} items of a device at a time; "
+            f"got {len(items)}: choose among them with bound_contributions"
+        )
+    records = task.randomizer.randomize(task.randomizer.values(items), rng=rng)
+    return Report(task.id, rng.words(2).tobytes(), records.tobytes())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -119,6 +119,17 @@ class FrequencyDesign:
             self.task(self.sketch(round, width), f"round {round}", each)
             for round in range(self.rounds)
         ]
+
+    def parameters(self) -> dict[str, Any]:
+        sizes: dict[str, Any] = {"items": self.items, "items_per_device": self.items_per_device}
+        if self.mode != "one_hot":
+            sizes |= {"rows": self.rows, "width": self.width, "decode": self.decode}
+            sizes |= {"constant": self.constant}
+        if self.pilot_devices:
+            sizes |= {"pilot_devices": self.pilot_devices, "width_is_at_most": self.width}
+        if isinstance(self.mechanism, NoiseAtRelease):
+            sizes |= {"noise": self.mechanism.noise, "noise_scale": self.mechanism.scale}
+        return sizes | {"rounds": self.rounds, "noise_every_round": self.every_round}
 
     def pilot(self) -> Task:
         """Phase one: a small sketch over other devices, noised and charged like any release."""

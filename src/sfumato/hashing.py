@@ -79,6 +79,21 @@ def row_polynomials(seed: int, label: str, round: int, rows: int, independence: 
     return table
 
 
+ROW_BLOCK = 256  # rows whose coefficients come from one stream, so that a device draws few
+
+
+@lru_cache(maxsize=64)
+def row_hashes(seed: int, epoch: int, rows: int) -> U64:
+    """Three-wise independent cell hashes of many rows, (rows, 3), under a seed and its epoch."""
+    blocks = [
+        coefficients(seed, "row", epoch, block, count=3 * ROW_BLOCK).reshape(ROW_BLOCK, 3)
+        for block in range(-(-rows // ROW_BLOCK))
+    ]
+    table = np.concatenate(blocks)[:rows]
+    table.flags.writeable = False  # cached, so shared
+    return table
+
+
 def fingerprint(items: Items, seed: int) -> U64:
     """One field element an item, for strings, bytes or integers; vectorised over Arrow buffers.
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sfumato import files, sizing
+from sfumato import files, local_plan, sizing
 from sfumato.batch import Batch
 from sfumato.campaign import run
 from sfumato.errors import ImpossibleError, StudyError
@@ -24,6 +24,7 @@ from sfumato.frequencies import (
     FrequencyDesign,
     Mode,
 )
+from sfumato.local_frequencies import LocalDesign
 from sfumato.privacy import (
     Budget,
     Ledger,
@@ -54,7 +55,7 @@ class Plan:
     """What will be asked, what it should give, what it costs and what it promises."""
 
     study: Study
-    design: FrequencyDesign
+    design: FrequencyDesign | LocalDesign
     dictionary: Dictionary
     algorithm: str
     predicted: Mapping[str, Any]
@@ -63,17 +64,7 @@ class Plan:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        design = self.design
-        sizes: dict[str, Any] = {"items": design.items, "items_per_device": design.items_per_device}
-        if design.mode != "one_hot":
-            sizes |= {"rows": design.rows, "width": design.width, "decode": design.decode}
-            sizes |= {"constant": design.constant}
-        if design.pilot_devices:
-            sizes |= {"pilot_devices": design.pilot_devices, "width_is_at_most": design.width}
-        noise = design.mechanism
-        if isinstance(noise, NoiseAtRelease):
-            sizes |= {"noise": noise.noise, "noise_scale": noise.scale}
-        return sizes | {"rounds": design.rounds, "noise_every_round": design.every_round}
+        return self.design.parameters()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -115,14 +106,16 @@ def plan(
         study = Study.load(study)
     elif not isinstance(study, Study):
         study = Study.from_mapping(study)
-    if study.trust != "central":
+    if study.trust == "secure":
         raise StudyError(
-            f'trust "{study.trust}" is not available for frequencies yet; got it in the study',
-            hint='use trust = "central"',
+            'trust "secure" is not available for frequencies yet; got it in the study',
+            hint='use trust = "central" or "local"',
         )
     if study.devices is None:
         raise StudyError("a plan needs to know how many devices will be asked; give devices")
     dictionary = Dictionary(_listed(study) if items is None else _arrow(items))
+    if study.trust == "local":
+        return _local(study, dictionary)
     design, rehearsed = _design(study, len(dictionary))
     warnings = _warnings(study, design, dictionary)
     return Plan(
@@ -143,6 +136,19 @@ def plan(
         },
         privacy=promise(study, design),
         warnings=tuple(warnings),
+    )
+
+
+def _local(study: Study, dictionary: Dictionary) -> Plan:
+    made, predicted, warnings = local_plan.design(study, len(dictionary))
+    return Plan(
+        study=study,
+        design=made,
+        dictionary=dictionary,
+        algorithm=local_plan.algorithm(made),
+        predicted=predicted,
+        privacy=local_plan.promise(study, made),
+        warnings=(*warnings, *_about(dictionary)),
     )
 
 
@@ -345,10 +351,7 @@ def _warnings(study: Study, design: FrequencyDesign, dictionary: Dictionary) -> 
     found = []
     if study.daily_reports is not None:
         found.append('daily_reports has no effect: it is for trust = "local"')
-    if dictionary.duplicates:
-        found.append(
-            f"the dictionary lists {dictionary.duplicates:,} items twice; each counts once"
-        )
+    found += _about(dictionary)
     if study.epsilon is not None and study.delta > 1 / study.devices:
         found.append(
             f"delta {study.delta:g} is more than 1/devices: even showing one device at random "
@@ -373,6 +376,12 @@ def _warnings(study: Study, design: FrequencyDesign, dictionary: Dictionary) -> 
             f"noise in each of {study.rounds} rounds adds up; fewer, larger rounds would have less"
         )
     return found
+
+
+def _about(dictionary: Dictionary) -> list[str]:
+    if not dictionary.duplicates:
+        return []
+    return [f"the dictionary lists {dictionary.duplicates:,} items twice; each counts once"]
 
 
 def _algorithm(design: FrequencyDesign) -> str:

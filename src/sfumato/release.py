@@ -20,6 +20,7 @@ from sfumato.task import Task
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
 
 CONFIDENCE = 0.95
 NORMAL_95 = 1.959964  # a normal variable is within that many deviations 95% of the time
@@ -107,6 +108,7 @@ class Release:
     counts: F64
     standard_error: F64
     half_width: F64  # of the 95% interval
+    significant: Bool  # held by somebody, at a family-wise level of 5% over all items
     privacy: Privacy
     cost: Cost
     study: Mapping[str, Any]
@@ -122,6 +124,7 @@ class Release:
                 "standard_error": self.standard_error,
                 "low": self.counts - self.half_width,
                 "high": self.counts + self.half_width,
+                "significant": self.significant,
             }
         )
 
@@ -195,4 +198,5 @@ class Release:
     def _promise(self) -> str:
         if self.privacy.epsilon is None or math.isinf(self.privacy.epsilon):
             return "no differential privacy"
-        return f"epsilon {self.privacy.epsilon:g}, delta {self.privacy.delta:g}"
+        each = " a report" if self.privacy.unit == "report" else ""
+        return f"epsilon {self.privacy.epsilon:g}{each}, delta {self.privacy.delta:g}"

@@ -1,9 +1,9 @@
-"""What leaves a device: a version, the task it answers, an id, and the sealed table.
+"""What leaves a device: a version, the task it answers, an id, and what it says.
 
 byte 0        wire version (1)
 bytes 1–32    digest of the task
 bytes 33–48   report id, random, so that a report sent twice is counted once
-bytes 49–     the sealed table; the task says how long it is
+bytes 49–     the sealed table, or the records of a local task; the task says how long
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sfumato.errors import MismatchError
-from sfumato.task import Task
+from sfumato.task import LocalTask, Task
 
 WIRE_VERSION = 1
 HEADER_BYTES = 49
@@ -45,6 +45,7 @@ class Report:
         return f"Report(task={self.task_id[:8]}…, {HEADER_BYTES + len(self.message)} bytes)"
 
 
-def report_bytes(task: Task) -> int:
-    """How long every report for this task is."""
+def report_bytes(task: Task | LocalTask) -> int:
+    """How long a report for this task is at most; all of them are, but for a device with little
+    to say to a local task."""
     return HEADER_BYTES + task.message_bytes

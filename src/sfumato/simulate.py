@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,18 +16,23 @@ from sfumato.batch import Batch
 from sfumato.campaign import run
 from sfumato.device import contribute
 from sfumato.engine import Engine, LocalEngine
+from sfumato.errors import ImpossibleError
 from sfumato.frequencies import PILOT_COHORT, FrequencyCampaign, FrequencyDesign
+from sfumato.local_frequencies import LocalDesign, in_epoch, values_of
+from sfumato.local_frequencies import estimates as local_estimates
 from sfumato.plan import Plan, bytes_per_device, plan
 from sfumato.population import Cohorts, Data, Population, Shard
-from sfumato.privacy import Budget, Ledger, Rng, SeededRng, SystemRng
+from sfumato.privacy import Budget, Ledger, Rng, SeededRng, SystemRng, Tally, debias
 from sfumato.release import NORMAL_95, Cost, Release
 from sfumato.spec import LARGEST_INTEGER
 from sfumato.study import Study
 from sfumato.task import Task
 
 I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
 
 Progress = Callable[[str, float], None]
+_PIECE = 1 << 18  # devices that privatise together
 _Promised = TypeVar("_Promised", Plan, Release)
 
 
@@ -67,15 +72,13 @@ def simulate(
     tell("planning", 0.0)
     planned = _planned(question, population)
     rng: Rng = SystemRng() if seed is None else SeededRng(seed)
-    public_seed = int(rng.words(1)[0]) & LARGEST_INTEGER
-    design = replace(planned.design, seed=public_seed)
-    population = population.bounded(design.items_per_device, rng=rng)
-    fleet = _Fleet(planned, design, population, rng, engine or LocalEngine(), tell)
-    campaign = FrequencyCampaign(design, planned.dictionary.items)
     books = ledger or Ledger(Budget(epsilon=planned.study.epsilon, delta=planned.study.delta))
-    run(campaign, fleet.gather, ledger=books, rng=rng)
-    tell("estimating", 1.0)
-    release = _release(planned, campaign, fleet, started)
+    if isinstance(planned.design, LocalDesign):
+        release = _ask_locally(planned, planned.design, population, rng, tell, started)
+    else:
+        release = _ask_for_sums(
+            planned, planned.design, population, rng, engine, books, tell, started
+        )
     return (
         release
         if seed is None
@@ -83,6 +86,131 @@ def simulate(
             release, "this run's noise was drawn from a seed: who knows it can take the noise off"
         )
     )
+
+
+def _ask_for_sums(
+    planned: Plan,
+    sized: FrequencyDesign,
+    population: Population,
+    rng: Rng,
+    engine: Engine | None,
+    books: Ledger,
+    tell: Progress,
+    started: float,
+) -> Release:
+    public_seed = int(rng.words(1)[0]) & LARGEST_INTEGER
+    design = replace(sized, seed=public_seed)
+    population = population.bounded(design.items_per_device, rng=rng)
+    fleet = _Fleet(planned, design, population, rng, engine or LocalEngine(), tell)
+    campaign = FrequencyCampaign(design, planned.dictionary.items)
+    run(campaign, fleet.gather, ledger=books, rng=rng)
+    tell("estimating", 1.0)
+    estimates = campaign.estimates()
+    summary = planned.summary()
+    summary["parameters"] |= {"decoder": estimates.decoder}
+    if design.pilot_devices:
+        summary["parameters"] |= {"width": estimates.width}
+    cost = Cost(
+        devices=fleet.asked,
+        rounds=design.rounds + (1 if design.pilot_devices else 0),
+        bytes_per_device=bytes_per_device(replace(design, width=campaign.width)),
+        seconds=0.0,
+    )
+    answer = _Answer(
+        counts=estimates.counts,
+        standard_error=estimates.standard_error,
+        half_width=estimates.half_width,
+        null_error=float(np.min(estimates.standard_error)),
+        answered=campaign.answered,
+        notes=_notes(planned, population, fleet.asked),
+    )
+    return _release(planned, answer, summary, cost, started)
+
+
+def _ask_locally(
+    planned: Plan,
+    sized: LocalDesign,
+    population: Population,
+    rng: Rng,
+    tell: Progress,
+    started: float,
+) -> Release:
+    """Every device privatises its own items; a tally an epoch counts the records."""
+    seed = int(rng.words(1)[0]) & LARGEST_INTEGER
+    design = replace(sized, randomizer=in_epoch(sized.randomizer, 0, seed))
+    held = sum(map(len, population.chunks))
+    population = population.bounded(design.records_per_device, rng=rng)
+    notes = []
+    if (sent := sum(map(len, population.chunks))) < held:
+        notes.append(
+            f"devices hold {held:,} values and sent {sent:,} of them, drawn at random within each "
+            f"device; counts are of what was sent"
+        )
+    cohorts = _cohorts(
+        planned.study, [task.cohort for task in design.tasks()], design.devices, 0, population, seed
+    )
+    tallies, asked, answered = [], 0, 0
+    for number, task in enumerate(design.tasks()):
+        tally = Tally(task.randomizer)
+        for shard in cohorts.shards(population, task.cohort):
+            asked += shard.asked
+            answered += shard.answering
+            values = values_of(task.randomizer, shard.items, planned.dictionary)
+            for part in _each_device(values, shard.weights):
+                tally.fold(task.randomizer.randomize(part, rng=rng))
+            tell(
+                f"asking {task.cohort}",
+                (number + min(asked / max(design.devices, 1), 1) % 1) / design.rounds,
+            )
+        tallies.append(tally)
+    if not any(tally.count for tally in tallies):
+        raise ImpossibleError("no device answered, so there is nothing to estimate from")
+    tell("estimating", 1.0)
+    found = local_estimates(tallies, planned.dictionary, aware=design.aware)
+    summary = planned.summary()
+    summary["parameters"] |= {
+        "decoder": found.decoder,
+        "unlisted": found.unlisted,
+        "unlisted_error": found.unlisted_error,
+    }
+    answer = _Answer(
+        counts=found.counts,
+        standard_error=found.standard_error,
+        half_width=NORMAL_95 * found.standard_error,
+        null_error=found.null_error,
+        answered=answered,
+        notes=[*_notes(planned, population, asked), *notes],
+    )
+    cost = Cost(
+        devices=asked,
+        rounds=design.rounds,
+        bytes_per_device=planned.predicted["bytes_per_device"],
+        seconds=0.0,
+    )
+    return _release(planned, answer, summary, cost, started)
+
+
+def _each_device(values: npt.NDArray[Any], weights: I64 | None) -> Iterator[npt.NDArray[Any]]:
+    """The values one by one, in pieces; a row of `weights` devices is as many values."""
+    if weights is None:
+        yield values
+        return
+    ends = np.cumsum(weights)
+    for start in range(0, int(ends[-1]) if ends.size else 0, _PIECE):
+        places = np.arange(start, min(start + _PIECE, int(ends[-1])))
+        yield values[np.searchsorted(ends, places, side="right")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What either way of asking gives, over the devices that answered."""
+
+    counts: F64
+    standard_error: F64
+    half_width: F64
+    null_error: float  # of an item that nobody holds
+    answered: int
+    notes: list[str]
 
 
 class _Fleet:
@@ -99,7 +227,10 @@ class _Fleet:
     ) -> None:
         self.planned, self.design, self.population = planned, design, population
         self.rng, self.engine, self.tell = rng, engine, tell
-        self.cohorts = _cohorts(planned.study, design, population)
+        names = [task.cohort for task in design.tasks()]
+        self.cohorts = _cohorts(
+            planned.study, names, design.devices, design.pilot_devices, population, design.seed
+        )
         self.asked = 0
         self.tasks = 0
 
@@ -158,63 +289,66 @@ def _qualified(promised: _Promised, exception: str) -> _Promised:
     return replace(promised, privacy=replace(privacy, statement=statement))
 
 
-def _cohorts(study: Study, design: FrequencyDesign, population: Population) -> Cohorts:
-    asked = min(1.0, design.devices / population.devices)
-    pilot = asked * design.pilot_devices / design.devices
-    names = [task.cohort for task in design.tasks()]
-    shares = {PILOT_COHORT: pilot} if design.pilot_devices else {}
+def _cohorts(
+    study: Study,
+    names: list[str],
+    devices: int,
+    pilot_devices: int,
+    population: Population,
+    seed: int,
+) -> Cohorts:
+    asked = min(1.0, devices / population.devices)
+    pilot = asked * pilot_devices / devices
+    shares = {PILOT_COHORT: pilot} if pilot_devices else {}
     shares |= {name: (asked - pilot) / len(names) for name in names}
     return Cohorts(
         shares=shares,
         in_order=study.cohorts == "different",
         dropout=study.dropout,
-        seed=design.seed,
+        seed=seed,
     )
 
 
-def _release(planned: Plan, campaign: FrequencyCampaign, fleet: _Fleet, started: float) -> Release:
+def _release(
+    planned: Plan, answer: _Answer, summary: dict[str, Any], cost: Cost, started: float
+) -> Release:
     """Counts over all devices asked: those that did not answer are taken to be like those that did.
 
     What that adds to the error is the sampling of devices: a count c known from one device in s has
     a variance of c·(s − 1) from it.
     """
-    estimates = campaign.estimates()
-    scale = fleet.asked / max(campaign.answered, 1)
-    counts = estimates.counts * scale
+    scale = cost.devices / max(answer.answered, 1)
+    counts = answer.counts * scale
     sampling = np.maximum(counts, 0) * (scale - 1)
-    error = np.sqrt((scale * estimates.standard_error) ** 2 + sampling)
-    half = np.sqrt((scale * estimates.half_width) ** 2 + NORMAL_95**2 * sampling)
+    error = np.sqrt((scale * answer.standard_error) ** 2 + sampling)
+    half = np.sqrt((scale * answer.half_width) ** 2 + NORMAL_95**2 * sampling)
+    level = debias.threshold(scale * answer.null_error, counts.size)
+    significant = counts > level
     order = np.argsort(-counts, kind="stable")
     if planned.study.threshold is not None:
         order = order[counts[order] >= planned.study.threshold]
-    sized = replace(fleet.design, width=campaign.width)
-    summary = planned.summary()
-    summary["parameters"] |= {"decoder": estimates.decoder}
-    if fleet.design.pilot_devices:
-        summary["parameters"] |= {"width": estimates.width}
+    if planned.study.publish == "significant":
+        order = order[significant[order]]
+    summary["parameters"] |= {"significant_from": level, "significance_level": debias.LEVEL}
     return Release(
-        items=planned.dictionary.items.take(pa.array(order)),
+        items=planned.dictionary.items.take(pa.array(order, type=pa.int64())),
         counts=counts[order],
         standard_error=error[order],
         half_width=half[order],
+        significant=significant[order],
         privacy=planned.privacy,
-        cost=Cost(
-            devices=fleet.asked,
-            rounds=planned.design.rounds + (1 if planned.design.pilot_devices else 0),
-            bytes_per_device=bytes_per_device(sized),
-            seconds=time.perf_counter() - started,
-        ),
+        cost=replace(cost, seconds=time.perf_counter() - started),
         study=planned.study.to_dict(),
         plan=summary,
-        notes=tuple(_notes(planned, fleet)),
+        notes=tuple(answer.notes),
     )
 
 
-def _notes(planned: Plan, fleet: _Fleet) -> list[str]:
+def _notes(planned: Plan, population: Population, asked: int) -> list[str]:
     notes = list(planned.warnings)
-    held, wanted = fleet.population.devices, planned.design.devices
+    held, wanted = population.devices, planned.design.devices
     if held < wanted:
         notes.append(f"the data holds {held:,} devices; the plan was made for {wanted:,}")
     elif held > wanted:
-        notes.append(f"{fleet.asked:,} of the {held:,} devices in the data were asked, as planned")
+        notes.append(f"{asked:,} of the {held:,} devices in the data were asked, as planned")
     return notes

@@ -40,7 +40,8 @@ class Study:
     threshold: float | None = None  # counts below this are not listed
     dropout: float = 0.0  # share of the asked devices that will not answer
     daily_reports: int | None = None  # trust "local": what one device may send in a day
-    publish: Literal["final", "rounds"] = "final"  # show only the last answer, or every round's
+    publish: Literal["final", "rounds", "significant"] = "final"
+    """Show the last answer, every round's too, or only the items that are surely there."""
     paper_mode: bool = False  # the paper's constants and decoder, for comparison
 
     def check(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sfumato.aggregation import Aggregation
 from sfumato.errors import TaskError
 from sfumato.privacy import Loss, Mechanism
+from sfumato.privacy.randomizers import Randomizer
 from sfumato.sketch import Norms, Sketch
 from sfumato.spec import digest, require, spec
 
@@ -71,6 +72,33 @@ class Task:
         for side in self.sketch.shape:
             cells *= side
         return self.aggregation.message_bytes(cells)
+
+
+@spec("local_task")
+class LocalTask:
+    """What is asked of devices that trust nobody: records of one randomizer. Its id is its digest.
+
+    A new epoch of the same study is another task with other hash functions: collisions rotate.
+    """
+
+    randomizer: Randomizer
+    campaign: str = ""
+    cohort: str  # which devices are asked
+    records_per_report: int = 1  # what one device may send at a time
+    min_count: int = 1  # records below which nothing is released
+
+    def check(self) -> None:
+        for name in ("records_per_report", "min_count"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name} must be at least 1; got {value}", TaskError)
+
+    @property
+    def id(self) -> str:
+        return digest(self)
+
+    @property
+    def message_bytes(self) -> int:
+        return self.records_per_report * self.randomizer.record_bytes
 
 
 def bits_for(largest: int) -> int:

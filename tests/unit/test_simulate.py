@@ -151,7 +151,14 @@ def test_a_two_phase_run_charges_pilot_and_main_to_disjoint_devices(tmp_path: Pa
 
 def test_a_release_is_a_frame_a_plot_and_json(tmp_path: Path) -> None:
     release = sfumato.simulate(STUDY, ["oak"] * 7 + ["elm"] * 3, seed=SEED)
-    assert release.frame().column_names == ["item", "count", "standard_error", "low", "high"]
+    assert release.frame().column_names == [
+        "item",
+        "count",
+        "standard_error",
+        "low",
+        "high",
+        "significant",
+    ]
     assert release.frame().to_pandas()["count"].tolist() == [7, 3]
     release.plot(path=tmp_path / "bars.png")
     assert (tmp_path / "bars.png").read_bytes()[:4] == b"\x89PNG"
@@ -163,6 +170,7 @@ def test_a_release_is_a_frame_a_plot_and_json(tmp_path: Path) -> None:
         "standard_error": 0.0,
         "low": 7.0,
         "high": 7.0,
+        "significant": True,
     }
     assert "oak" in repr(release)
 

@@ -18,9 +18,15 @@ from sfumato import spec
 from sfumato.aggregation import Plain
 from sfumato.errors import SpecError
 from sfumato.frequencies import FrequencyDesign
+from sfumato.local_frequencies import LocalDesign
+from sfumato.outbox import Rule
 from sfumato.privacy import (
     AdditiveLoss,
     Budget,
+    CountMeanSketch,
+    DirectResponse,
+    HadamardCountMeanSketch,
+    HashedResponse,
     NoiseAtRelease,
     NoiseInShares,
     NoNoise,
@@ -28,7 +34,7 @@ from sfumato.privacy import (
 )
 from sfumato.sketch import CountSketch, OneHot
 from sfumato.spec import canonical, digest, from_json, kind_of, kinds, to_json
-from sfumato.task import Task
+from sfumato.task import LocalTask, Task
 
 # RFC 8785, appendix B: the bits of a double, and how it is printed.
 NUMBERS = {
@@ -77,6 +83,19 @@ EXAMPLES: dict[str, Any] = {
         every_round=True,
         pilot_devices=500,
         target_error=0.01,
+    ),
+    "count_mean_sketch": CountMeanSketch(epsilon=4.0, rows=16, width=64, seed=1, flips="optimal"),
+    "device_rule": Rule(
+        study="emoji", task_id="ab" * 32, epsilon=4.0, daily_reports=1, delay_seconds=3600
+    ),
+    "direct_response": DirectResponse(epsilon=1.0, categories=3),
+    "hadamard_count_mean_sketch": HadamardCountMeanSketch(epsilon=4.0, rows=16, width=64, seed=1),
+    "hashed_response": HashedResponse(epsilon=4.0, rows=16, width=56, seed=1, epoch=2),
+    "local_design": LocalDesign(
+        randomizer=DirectResponse(epsilon=1.0, categories=3), items=3, devices=10
+    ),
+    "local_task": LocalTask(
+        randomizer=HashedResponse(epsilon=4.0, rows=16, width=56, seed=1), cohort="everybody"
     ),
     "no_noise": NoNoise(),
     "no_privacy": NoPrivacy(),

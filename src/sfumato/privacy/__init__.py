@@ -11,6 +11,13 @@ from sfumato.privacy.accounting import (
 )
 from sfumato.privacy.ledger import Budget, Entry, Ledger
 from sfumato.privacy.noise import Mechanism, NoiseAtRelease, NoiseInShares, NoNoise
+from sfumato.privacy.randomizers import (
+    CountMeanSketch,
+    DirectResponse,
+    HadamardCountMeanSketch,
+    HashedResponse,
+    Randomizer,
+)
 from sfumato.privacy.samplers import (
     Rng,
     SeededRng,
@@ -20,11 +27,16 @@ from sfumato.privacy.samplers import (
     skellam,
 )
 from sfumato.privacy.sampling import bound_contributions
+from sfumato.privacy.tallies import Tally
 
 __all__ = [
     "AdditiveLoss",
     "Budget",
+    "CountMeanSketch",
+    "DirectResponse",
     "Entry",
+    "HadamardCountMeanSketch",
+    "HashedResponse",
     "Ledger",
     "Loss",
     "Mechanism",
@@ -33,9 +45,11 @@ __all__ = [
     "Noise",
     "NoiseAtRelease",
     "NoiseInShares",
+    "Randomizer",
     "Rng",
     "SeededRng",
     "SystemRng",
+    "Tally",
     "bound_contributions",
     "calibrate",
     "discrete_gaussian",

@@ -1,0 +1,87 @@
+"""The hot loops of local privacy, over plain arrays: each twice, like those in `kernels`.
+
+`points` is (n,) of field elements and `hashes` is (rows, 3) of polynomial coefficients, highest
+degree first: three-wise independent cells. A bit vector is packed into little-endian words,
+(n, words).
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.kernels import PIECE, SMALL, _in_threads, is_compiled
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+Cells = npt.NDArray[np.integer] | F64
+_Counts = TypeVar("_Counts", bound="npt.NDArray[np.integer]")
+
+
+def row_cells(points: U64, rows: I64, hashes: U64, width: int) -> I64:
+    """The cell of each point in its own row: (n,)."""
+    return _twin(points.size).row_cells(points, rows, hashes, width)  # type: ignore[no-any-return]
+
+
+def biased_words(digits: npt.NDArray[np.uint8], words: U64, out: U64) -> tuple[int, int]:
+    """Fill `out` with bits that are 1 with the probability of these binary digits.
+
+    Each of the 64 lanes of a word compares its own uniform number with the probability, digit by
+    digit, and the lanes of four words go on together: about nine random words a word. Words run out
+    at times, so it tells how many of `out` are done and how many of `words` are used up; call again
+    for the rest.
+    """
+    return _twin(out.size * 64).biased_words(digits, words, out)  # type: ignore[no-any-return]
+
+
+def add_bits(rows: I64, bits: U64, table: _Counts) -> None:
+    """Add bit vectors to their rows of `table`, (rows, 64 × words), in place."""
+    _twin(bits.size * 64).add_bits(rows, bits, table)
+
+
+def add_signs(places: I64, signs: npt.NDArray[np.int8], flat: _Counts) -> None:
+    """Add each sign to its place of a flat table, in place."""
+    _twin(places.size).add_signs(places, signs, flat)
+
+
+def gather(points: U64, table: Cells, hashes: U64) -> F64:
+    """The sum over rows of the cell that each point has there: (n,)."""
+    kernels = _twin(points.size * table.shape[0])
+    return _over_points(points.size, lambda a, b: kernels.gather(points[a:b], table, hashes))
+
+
+def gather_hadamard(points: U64, table: npt.NDArray[np.integer], hashes: U64) -> F64:
+    """As `gather`, of the Walsh–Hadamard transform of each row; the table stays as it is."""
+    kernels = _twin(table.size + points.size * table.shape[0])
+    return kernels.gather_hadamard(points, table, hashes)  # type: ignore[no-any-return]
+
+
+def collide(points: U64, others: U64, weights: F64, hashes: U64, shares: F64, width: int) -> F64:
+    """How much of `weights`, held by `others`, each point meets: beyond what chance would bring,
+    in each row, averaged over rows with `shares`: (n,)."""
+    kernels = _twin((points.size + others.size) * hashes.shape[0])
+    return kernels.collide(points, others, weights, hashes, shares, width)  # type: ignore[no-any-return]
+
+
+def hadamard(rows: npt.NDArray[np.float64] | npt.NDArray[np.integer]) -> None:
+    """The Walsh–Hadamard transform of each row, in place and without a factor."""
+    _twin(rows.size).hadamard(rows)
+
+
+def _twin(work: int) -> ModuleType:
+    if work >= SMALL and is_compiled():
+        from sfumato.kernels import compiled_local
+
+        return compiled_local
+    from sfumato.kernels import plain_local
+
+    return plain_local
+
+
+def _over_points(size: int, function: object) -> F64:
+    pieces: list[F64] = _in_threads(size, function, cores=max(1, size // PIECE))  # type: ignore[arg-type]  # an (a, b) -> F64
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

@@ -1,0 +1,249 @@
+"""From a tally of randomised records to counts with errors.
+
+What a cell holds is set right for the coins (`Randomizer.readings`); what is left to set right are
+collisions: an item's cells also hold the devices of other items. Paper 004 subtracts what
+collisions bring on average, and its error then has a part that does not average out: with fixed
+hash functions the same items meet the same ones every day. Here the hash functions are known and so
+is the dictionary, so the collisions are solved for (`aware`, the default): counts f satisfy
+
+    g = G·f + noise,   G[d, d'] = how often d and d' share a cell, less what chance would bring
+
+over the rows, and least squares over the items that matter is a few products with G, each computed
+from the hashes (`kernels.local.collide`) without ever making G.
+
+Error: `variance` is exact for the plain estimate, over coins and hash functions. For the aware one
+    the part that comes from collisions is measured on items that do not exist, hashed like any
+    other, so that devices whose items are not in the dictionary are in the error, too
+    (docs/proofs/randomizers.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.errors import SpecError
+from sfumato.kernels import local
+from sfumato.privacy.randomizers import DirectResponse, Randomizer
+from sfumato.privacy.tallies import Tally
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+Bool = npt.NDArray[np.bool_]
+
+PLACEBOS = 2048  # items that do not exist, on which collisions are measured
+LEVEL = 0.05  # of the family-wise error, or of the false discovery rate
+MATTERS = 0.01  # collisions below this share of the variance are left alone
+SURE = 4.0  # deviations from which an item's collisions are solved for
+MOST = 0.05  # share of the cells that may be solved for at once: each adds noise to the others
+_LOOKS, _FIT, _STEPS = 3, 1e-6, 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LocalEstimates:
+    """Counts (n,) over the devices of a tally, and their errors."""
+
+    counts: F64
+    standard_error: F64
+    null_error: float  # of an item that nobody holds: what thresholds are made of
+    unlisted: float  # devices whose item is not among those asked about
+    unlisted_error: float
+    decoder: str
+
+
+def variance(
+    randomizer: Randomizer, *, count: float, held: float | F64, squares: float | F64
+) -> Any:
+    """The exact variance of the plain estimate of an item that `held` of `count` devices hold.
+
+    `squares` is the sum of the squares of all other items' counts. Over coins, rows and hash
+    functions drawn at random. After paper 004, theorems 4.2 and 4.4, whose bounds leave the item
+    itself in the sum and drop smaller terms.
+    """
+    own, hit, miss = randomizer.moments
+    chance = randomizer.collision
+    others = count - held
+    coins = held * own + others * (chance * hit + (1 - chance) * miss)
+    meeting = (
+        chance * (1 - chance) * (others * (1 - 1 / randomizer.rows) + squares / randomizer.rows)
+    )
+    return (coins + meeting) / (1 - chance) ** 2
+
+
+def optimal_variance(epsilon: float) -> float:
+    """4e^epsilon/(e^epsilon − 1)² a device: the least for a rare item of a large domain."""
+    return 4 * math.exp(epsilon) / math.expm1(epsilon) ** 2
+
+
+def estimate(tally: Tally, values: npt.NDArray[Any], *, aware: bool = True) -> LocalEstimates:
+    """Unbiased counts of these values (`Randomizer.values`), with standard errors.
+
+    `aware` solves for collisions where they matter; without it, the paper's plain means.
+    """
+    randomizer, count = tally.randomizer, tally.count
+    if count == 0:
+        raise SpecError("there is nothing to estimate from: the tally holds no record")
+    chance = randomizer.collision
+    raw = randomizer.readings(tally.cells, count, values) - chance * count
+    counts = raw / (1 - chance)
+    sure = float(variance(randomizer, count=count, held=0.0, squares=0.0))
+    squares = max(float(np.sum(counts**2 - sure)), 0.0)
+    if chance == 0 or not aware:
+        null = float(variance(randomizer, count=count, held=0.0, squares=squares))
+        return _with_errors(tally, counts, null, 1.0, "plain means" if chance else "direct")
+    meeting = float(variance(randomizer, count=count, held=0.0, squares=squares)) - sure
+    if meeting < MATTERS * sure:
+        return _with_errors(tally, counts, sure + meeting, 1.0, "plain means")
+    return _aware(tally, values, raw, sure)
+
+
+def threshold(null_error: float, items: int, *, level: float = LEVEL) -> float:
+    """The count from which an item is significant, at this family-wise level over all items."""
+    return null_error * NormalDist().inv_cdf(1 - level / items)
+
+
+def significant(
+    counts: F64,
+    null_error: float,
+    *,
+    level: float = LEVEL,
+    rule: Literal["family-wise", "false discovery"] = "family-wise",
+) -> Bool:
+    """Which items somebody holds. "family-wise": one false item or more with probability `level`
+    at most (Bonferroni). "false discovery": a share `level` of those listed is false, on average
+    (Benjamini and Hochberg 1995)."""
+    if not 0 < level < 1:
+        raise SpecError(f"level must be above 0 and below 1; got {level}")
+    if counts.size == 0:
+        return np.zeros(0, dtype=np.bool_)
+    if rule == "family-wise":
+        return np.asarray(counts > threshold(null_error, counts.size, level=level))
+    from scipy import special
+
+    chances = special.ndtr(-counts / null_error)
+    order = np.argsort(chances, kind="stable")
+    below = chances[order] <= level * np.arange(1, counts.size + 1) / counts.size
+    listed = np.zeros(counts.size, dtype=np.bool_)
+    if below.any():
+        listed[order[: int(np.flatnonzero(below)[-1]) + 1]] = True
+    return listed
+
+
+def consistent(
+    counts: F64, total: float, *, rule: Literal["norm_sub", "simplex"] = "norm_sub"
+) -> F64:
+    """Counts made to look possible: none negative, all adding up to `total`. Biased.
+
+    "norm_sub" (Wang and others 2020) takes the same amount off every positive count until the sum
+    is right, which is the Euclidean projection on the simplex; "simplex" computes that projection
+    by sorting (Duchi and others 2008). They agree; errors shrink, and intervals no longer hold.
+    """
+    if not total > 0:
+        raise SpecError(f"total must be above 0; got {total}")
+    if rule == "simplex":
+        falling = np.sort(counts)[::-1]
+        spare = (np.cumsum(falling) - total) / np.arange(1, counts.size + 1)
+        kept = np.flatnonzero(falling > spare)[-1]
+        return np.asarray(np.maximum(counts - spare[kept], 0.0))
+    positive = np.ones(counts.size, dtype=np.bool_)
+    while True:
+        shift = (counts[positive].sum() - total) / np.count_nonzero(positive)
+        wrong = positive & (counts <= shift)
+        if not wrong.any():
+            return np.where(positive, counts - shift, 0.0)
+        positive &= ~wrong
+
+
+def _aware(tally: Tally, values: U64, raw: F64, sure: float) -> LocalEstimates:
+    """Solve for the collisions of the items that matter, and take them off all others."""
+    randomizer = tally.randomizer
+    hashes, width = randomizer._hashes, randomizer.width  # type: ignore[attr-defined]  # hashed
+    shares = tally.row_counts / tally.count
+    keep = 1 - randomizer.collision
+    placebos = _placebos(values, PLACEBOS)
+    both = np.concatenate([values, placebos])
+    reading = np.concatenate([raw, randomizer.readings(tally.cells, tally.count, placebos)])
+    reading[values.size :] -= randomizer.collision * tally.count
+    most = int(MOST * tally.cells.size)
+    counts, deviation = reading / keep, math.sqrt(sure)
+    chosen = np.empty(0, dtype=np.int64)
+    for _ in range(_LOOKS):
+        spread = max(deviation, float(np.std(counts[values.size :])))
+        listed = counts[: values.size]
+        before = chosen
+        if values.size <= most:
+            chosen = np.arange(values.size)
+        else:
+            chosen = np.flatnonzero(listed > SURE * spread)
+            chosen = chosen[np.argsort(-listed[chosen], kind="stable")][:most]
+        if chosen.size == 0 or np.array_equal(np.sort(before), np.sort(chosen)):
+            break
+        solved = _solve(values[chosen], reading[chosen], listed[chosen], hashes, shares, width)
+        met = local.collide(both, values[chosen], solved, hashes, shares, width)
+        counts = (reading - met) / keep
+        counts[chosen] = solved
+    null = max(sure, float(np.mean(counts[values.size :] ** 2)))
+    inflation = np.ones(values.size)
+    inflation[chosen] = 1 / (1 - chosen.size / tally.cells.size)
+    decoder = f"collisions solved for {chosen.size:,} items"
+    return _with_errors(tally, counts[: values.size], null, inflation, decoder)
+
+
+def _solve(points: U64, reading: F64, start: F64, hashes: U64, shares: F64, width: int) -> F64:
+    """Counts f of these items with G·f = reading, by conjugate gradients."""
+
+    def product(f: F64) -> F64:
+        return local.collide(points, points, f, hashes, shares, width)
+
+    solution = start.copy()
+    gap = reading - product(solution)
+    direction, size = gap.copy(), float(gap @ gap)
+    goal = _FIT**2 * float(reading @ reading)
+    for _ in range(_STEPS):
+        if size <= goal:
+            break
+        moved = product(direction)
+        length = size / float(direction @ moved)
+        solution += length * direction
+        gap -= length * moved
+        size, last = float(gap @ gap), size
+        direction = gap + size / last * direction
+    return solution
+
+
+def _with_errors(
+    tally: Tally, counts: F64, null: float, inflation: float | F64, decoder: str
+) -> LocalEstimates:
+    """A held item's own devices add other noise than the devices of other items."""
+    randomizer, count = tally.randomizer, tally.count
+    nobody = float(variance(randomizer, count=count, held=0.0, squares=0.0))
+    everybody = float(variance(randomizer, count=count, held=float(count), squares=0.0))
+    slope = (everybody - nobody) / count
+    held = np.clip(counts, 0, count)
+    spread = np.maximum(null + slope * held, 0.0) * inflation
+    unlisted, unlisted_error = count - float(counts.sum()), math.sqrt(float(spread.sum()))
+    if isinstance(randomizer, DirectResponse):  # the others have a category of their own
+        other = np.array([randomizer.categories])
+        unlisted = float(randomizer.readings(tally.cells, count, other)[0])
+        unlisted_error = math.sqrt(null + slope * max(unlisted, 0.0))
+    return LocalEstimates(
+        counts=counts,
+        standard_error=np.sqrt(spread),
+        null_error=math.sqrt(null),
+        unlisted=unlisted,
+        unlisted_error=unlisted_error,
+        decoder=decoder,
+    )
+
+
+def _placebos(values: U64, count: int) -> U64:
+    """Points of items that are not among `values`: drawn from the field, which is almost empty."""
+    drawn = np.random.Generator(np.random.Philox(int(values[0]) if values.size else 0))
+    points = drawn.integers(0, (1 << 61) - 1, count, dtype=np.uint64)
+    return points[~np.isin(points, values)]
