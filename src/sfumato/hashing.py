@@ -111,6 +111,13 @@ def fingerprint(items: Items, seed: int) -> U64:
     return _arrow(items, point) if isinstance(items, pa.Array) else _sequence(list(items), point)
 
 
+def fingerprint_rows(rows: npt.NDArray[np.uint8], seed: int) -> U64:
+    """One field element a row of bytes, (n, size): the same as for the bytes of the row."""
+    point = int(coefficients(seed, "fingerprint", count=1)[0])
+    offsets = np.arange(rows.shape[0] + 1, dtype=np.int64) * rows.shape[1]
+    return kernels.fingerprint_bytes(np.ascontiguousarray(rows).reshape(-1), offsets, point)
+
+
 def _sequence(items: Sequence[bytes] | Sequence[str], point: int) -> U64:
     encoded = [item.encode() if isinstance(item, str) else item for item in items]
     if not all(isinstance(item, bytes) for item in encoded):

@@ -115,10 +115,15 @@ def estimates(tallies: Sequence[Tally], dictionary: Any, *, aware: bool = True) 
         for tally in tallies
         if tally.count
     ]
+    nulls = [part.null for part in parts]
     return LocalEstimates(
         counts=np.sum([part.counts for part in parts], axis=0),
         standard_error=np.sqrt(np.sum([part.standard_error**2 for part in parts], axis=0)),
-        null_error=math.sqrt(sum(part.null_error**2 for part in parts)),
+        null=debias.Null(
+            math.sqrt(sum(null.error**2 for null in nulls)),
+            sum(null.records for null in nulls),
+            nulls[0].support,
+        ),
         unlisted=sum(part.unlisted for part in parts),
         unlisted_error=math.sqrt(sum(part.unlisted_error**2 for part in parts)),
         decoder=parts[-1].decoder,

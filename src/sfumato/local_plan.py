@@ -18,6 +18,8 @@ import numpy as np
 
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.local_frequencies import NAMES, LocalDesign, oracle_of
+from sfumato.new_words import LATIN, FragmentPuzzle, PrefixExtension, WordDesign
+from sfumato.new_words import NAMES as WORD_NAMES
 from sfumato.privacy import (
     CountMeanSketch,
     DirectResponse,
@@ -180,7 +182,8 @@ def design(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any], list[
         records_per_device=per_device,
         aware=not study.paper_mode,
     )
-    level = debias.threshold(best.standard_error, items)
+    null = debias.Null(best.standard_error, records, best.randomizer.support)
+    level = null.threshold(items)
     optimal = math.sqrt(debias.optimal_variance(study.epsilon) * records)
     predicted = {
         "standard_error": best.standard_error,
@@ -202,9 +205,82 @@ def design(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any], list[
     return made, predicted, _warnings(study, made)
 
 
-def promise(study: Study, made: LocalDesign) -> Privacy:
+def word_design(study: Study) -> tuple[WordDesign, dict[str, Any], list[str]]:
+    """How new words will be looked for: by prefixes, or in `paper_mode` by the paper's puzzle."""
+    assert study.devices is not None  # plan() has checked
+    if study.epsilon is None:
+        raise StudyError(
+            "local privacy needs an epsilon: nobody is trusted with a record that has no noise"
+        )
+    for name in ("target_error", "threshold", "bytes_per_device"):
+        if getattr(study, name) is not None:
+            raise StudyError(f"{name} is not for new_words: what stands out of the noise is listed")
+    if study.rounds != 1:
+        raise StudyError(f"new_words are found in one round; got rounds = {study.rounds}")
+    alphabet = LATIN if study.alphabet is None else study.alphabet
+    per_device = study.daily_reports or 1
+    records = max(1, math.floor(study.devices * (1 - study.dropout))) * per_device
+    search: FragmentPuzzle | PrefixExtension
+    if study.paper_mode:
+        search = puzzle(study.epsilon, alphabet=alphabet, length=study.word_length)
+        final, share = search.word, 1.0
+    else:
+        search = prefix_search(study.epsilon, alphabet=alphabet, length=study.word_length)
+        final, share = search.prefix, 1 / len(search.lengths)
+    made = WordDesign(discoverer=search, devices=study.devices, records_per_device=per_device)
+    last = records * share
+    error = math.sqrt(float(debias.variance(final, count=last, held=0.0, squares=0.0))) / share
+    candidates = 1_000_000  # about what is asked about at the end
+    level = debias.Null(error, last, final.support).threshold(candidates)
+    predicted = {
+        "standard_error": error,
+        "half_width_95": NormalDist().inv_cdf(0.975) * error,
+        "standard_error_share": error / study.devices,
+        "significant_from": level,
+        "smallest_detectable_count": level + FOUND * error,
+        "bytes_per_report": search.record_bytes,
+        "bytes_per_device": HEADER_BYTES + per_device * search.record_bytes,
+        "rounds": 1,
+        "assumes": "words found at every length or position; about a million candidates at the end",
+    }
+    return made, predicted, []
+
+
+def puzzle(
+    epsilon: float, *, alphabet: str = LATIN, length: int = 10, rows: int = 2_048
+) -> FragmentPuzzle:
+    """The puzzle with the paper's sizes: a quarter of epsilon for the word, the rest for the
+    fragment (2 and 6 of 8), which finds more words than halves do."""
+    return FragmentPuzzle(
+        word=CountMeanSketch(epsilon=epsilon / 4, rows=rows, width=PAPER_WIDTH, seed=1),
+        fragment=CountMeanSketch(epsilon=3 * epsilon / 4, rows=rows, width=PAPER_WIDTH, seed=2),
+        seed=3,
+        length=length + length % 2,
+        alphabet=alphabet,
+    )
+
+
+def prefix_search(epsilon: float, *, alphabet: str = LATIN, length: int = 10) -> PrefixExtension:
+    """Prefix extension on the best oracle: steps so long that the first has some ten thousand
+    prefixes to ask about, and each later one multiplies them by as little as may be."""
+    symbols = len(alphabet) + 1
+    first = max(1, min(length, int(math.log(20_000, symbols))))
+    lengths = sorted({*range(first, min(first + 4, length)), *range(first + 3, length, 2), length})
+    width = hashed_width(epsilon)
+    return PrefixExtension(
+        prefix=HashedResponse(
+            epsilon=epsilon, rows=max(64, TABLE_CELLS * 2 // width), width=width, seed=1
+        ),
+        lengths=tuple(lengths),
+        alphabet=alphabet,
+        width=max(32, 30_000 // symbols),
+    )
+
+
+def promise(study: Study, made: LocalDesign | WordDesign) -> Privacy:
     """What a device is promised: first by its own coins, second by the shuffling of reports."""
-    epsilon, per_device = made.randomizer.epsilon, made.records_per_device
+    oracle = made.randomizer if isinstance(made, LocalDesign) else made.discoverer
+    epsilon, per_device = oracle.epsilon, made.records_per_device
     day = (
         f"a device sends at most {per_device} reports a day, {per_device * epsilon:g} in all"
         if per_device > 1
@@ -234,7 +310,9 @@ def promise(study: Study, made: LocalDesign) -> Privacy:
     )
 
 
-def algorithm(made: LocalDesign) -> str:
+def algorithm(made: LocalDesign | WordDesign) -> str:
+    if isinstance(made, WordDesign):
+        return WORD_NAMES[type(made.discoverer)]
     return NAMES[oracle_of(made.randomizer)]
 
 

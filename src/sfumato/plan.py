@@ -25,6 +25,7 @@ from sfumato.frequencies import (
     Mode,
 )
 from sfumato.local_frequencies import LocalDesign
+from sfumato.new_words import WordDesign
 from sfumato.privacy import (
     Budget,
     Ledger,
@@ -55,8 +56,8 @@ class Plan:
     """What will be asked, what it should give, what it costs and what it promises."""
 
     study: Study
-    design: FrequencyDesign | LocalDesign
-    dictionary: Dictionary
+    design: FrequencyDesign | LocalDesign | WordDesign
+    dictionary: Dictionary | None  # of items asked about; for new words, of those already known
     algorithm: str
     predicted: Mapping[str, Any]
     privacy: Privacy
@@ -65,6 +66,12 @@ class Plan:
     @property
     def parameters(self) -> dict[str, Any]:
         return self.design.parameters()
+
+    @property
+    def asked_about(self) -> Dictionary:
+        """The items of a question that lists them."""
+        assert self.dictionary is not None  # only a search for new words has none
+        return self.dictionary
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -113,6 +120,9 @@ def plan(
         )
     if study.devices is None:
         raise StudyError("a plan needs to know how many devices will be asked; give devices")
+    if study.question == "new_words":
+        known = _listed(study) if items is None and study.dictionary else items
+        return _words(study, Dictionary(_arrow(known)) if known is not None else None)
     dictionary = Dictionary(_listed(study) if items is None else _arrow(items))
     if study.trust == "local":
         return _local(study, dictionary)
@@ -135,6 +145,19 @@ def plan(
             else "nothing about the data",
         },
         privacy=promise(study, design),
+        warnings=tuple(warnings),
+    )
+
+
+def _words(study: Study, known: Dictionary | None) -> Plan:
+    made, predicted, warnings = local_plan.word_design(study)
+    return Plan(
+        study=study,
+        design=made,
+        dictionary=known,
+        algorithm=local_plan.algorithm(made),
+        predicted=predicted,
+        privacy=local_plan.promise(study, made),
         warnings=tuple(warnings),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from sfumato.errors import ImpossibleError
 from sfumato.frequencies import PILOT_COHORT, FrequencyCampaign, FrequencyDesign
 from sfumato.local_frequencies import LocalDesign, in_epoch, values_of
 from sfumato.local_frequencies import estimates as local_estimates
+from sfumato.new_words import WordDesign
 from sfumato.plan import Plan, bytes_per_device, plan
 from sfumato.population import Cohorts, Data, Population, Shard
 from sfumato.privacy import Budget, Ledger, Rng, SeededRng, SystemRng, Tally, debias
@@ -73,7 +75,9 @@ def simulate(
     planned = _planned(question, population)
     rng: Rng = SystemRng() if seed is None else SeededRng(seed)
     books = ledger or Ledger(Budget(epsilon=planned.study.epsilon, delta=planned.study.delta))
-    if isinstance(planned.design, LocalDesign):
+    if isinstance(planned.design, WordDesign):
+        release = _ask_for_words(planned, planned.design, population, rng, tell, started)
+    elif isinstance(planned.design, LocalDesign):
         release = _ask_locally(planned, planned.design, population, rng, tell, started)
     else:
         release = _ask_for_sums(
@@ -102,7 +106,7 @@ def _ask_for_sums(
     design = replace(sized, seed=public_seed)
     population = population.bounded(design.items_per_device, rng=rng)
     fleet = _Fleet(planned, design, population, rng, engine or LocalEngine(), tell)
-    campaign = FrequencyCampaign(design, planned.dictionary.items)
+    campaign = FrequencyCampaign(design, planned.asked_about.items)
     run(campaign, fleet.gather, ledger=books, rng=rng)
     tell("estimating", 1.0)
     estimates = campaign.estimates()
@@ -120,7 +124,7 @@ def _ask_for_sums(
         counts=estimates.counts,
         standard_error=estimates.standard_error,
         half_width=estimates.half_width,
-        null_error=float(np.min(estimates.standard_error)),
+        null=debias.Null(float(np.min(estimates.standard_error))),
         answered=campaign.answered,
         notes=_notes(planned, population, fleet.asked),
     )
@@ -155,7 +159,7 @@ def _ask_locally(
         for shard in cohorts.shards(population, task.cohort):
             asked += shard.asked
             answered += shard.answering
-            values = values_of(task.randomizer, shard.items, planned.dictionary)
+            values = values_of(task.randomizer, shard.items, planned.asked_about)
             for part in _each_device(values, shard.weights):
                 tally.fold(task.randomizer.randomize(part, rng=rng))
             tell(
@@ -166,7 +170,7 @@ def _ask_locally(
     if not any(tally.count for tally in tallies):
         raise ImpossibleError("no device answered, so there is nothing to estimate from")
     tell("estimating", 1.0)
-    found = local_estimates(tallies, planned.dictionary, aware=design.aware)
+    found = local_estimates(tallies, planned.asked_about, aware=design.aware)
     summary = planned.summary()
     summary["parameters"] |= {
         "decoder": found.decoder,
@@ -177,7 +181,7 @@ def _ask_locally(
         counts=found.counts,
         standard_error=found.standard_error,
         half_width=NORMAL_95 * found.standard_error,
-        null_error=found.null_error,
+        null=found.null,
         answered=answered,
         notes=[*_notes(planned, population, asked), *notes],
     )
@@ -188,6 +192,67 @@ def _ask_locally(
         seconds=0.0,
     )
     return _release(planned, answer, summary, cost, started)
+
+
+def _ask_for_words(
+    planned: Plan,
+    sized: WordDesign,
+    population: Population,
+    rng: Rng,
+    tell: Progress,
+    started: float,
+) -> Release:
+    """Devices send what they hold that is not in the dictionary of known words."""
+    population = population.bounded(sized.records_per_device, rng=rng)
+    search, known = sized.discoverer, planned.dictionary
+    seed = int(rng.words(1)[0]) & LARGEST_INTEGER
+    cohorts = _cohorts(planned.study, ["everybody"], sized.devices, 0, population, seed)
+    tallies, asked, sent, unfit = search.tallies(), 0, 0, 0
+    for shard in cohorts.shards(population, "everybody"):
+        asked += shard.asked
+        codes, fits = search.codes(shard.items)
+        new = fits if known is None else fits & (known.categories(shard.items) < 0)
+        weights = None if shard.weights is None else shard.weights[new]
+        unfit += int(np.sum(~fits if shard.weights is None else shard.weights[~fits]))
+        for part in _each_device(codes[new], weights):
+            sent += part.shape[0]
+            search.fold(search.randomize(part, rng=rng), tallies)
+        tell("asking everybody", min(asked / max(sized.devices, 1), 1.0))
+    if any(tally.count == 0 for tally in tallies):
+        raise ImpossibleError(f"{sent} devices sent a word: too few to find any")
+    tell("finding words", 1.0)
+    found = search.find(tallies)
+    notes = _notes(planned, population, asked)
+    if unfit:
+        notes.append(
+            f"{unfit:,} devices sent nothing: their word has characters not in the alphabet"
+        )
+    if found.left_out:
+        notes.append(f"{found.left_out:,} parts of words were too many to put together")
+    summary = planned.summary()
+    summary["parameters"] |= {
+        "reports": sent,
+        "candidates": found.candidates,
+        "significant_from": None if math.isinf(found.threshold) else found.threshold,
+        "significance_level": debias.LEVEL,
+    }
+    return Release(
+        items=found.words,
+        counts=found.counts,
+        standard_error=found.standard_error,
+        half_width=NORMAL_95 * found.standard_error,
+        significant=np.ones(len(found), dtype=np.bool_),
+        privacy=planned.privacy,
+        cost=Cost(
+            devices=asked,
+            rounds=1,
+            bytes_per_device=planned.predicted["bytes_per_device"],
+            seconds=time.perf_counter() - started,
+        ),
+        study=planned.study.to_dict(),
+        plan=summary,
+        notes=tuple(notes),
+    )
 
 
 def _each_device(values: npt.NDArray[Any], weights: I64 | None) -> Iterator[npt.NDArray[Any]]:
@@ -208,7 +273,7 @@ class _Answer:
     counts: F64
     standard_error: F64
     half_width: F64
-    null_error: float  # of an item that nobody holds
+    null: debias.Null  # the law of an item that nobody holds
     answered: int
     notes: list[str]
 
@@ -255,7 +320,7 @@ class _Fleet:
         values: Any = shard.items
         weights = shard.weights
         if self.design.mode == "one_hot":  # a device whose item is not listed sends zeros
-            category = self.planned.dictionary.categories(shard.items)
+            category = self.planned.asked_about.categories(shard.items)
             values, listed = category[category >= 0], category >= 0
             weights = None if weights is None else weights[listed]
         return contribute(task, values, devices=shard.answering, weights=weights, rng=self.rng)
@@ -273,7 +338,7 @@ def _planned(
         study = question if isinstance(question, Study) else Study.from_mapping(question)
     if study.devices is None:
         study = replace(study, devices=population.devices)
-    if study.dictionary is not None:
+    if study.dictionary is not None or study.question == "new_words":
         return plan(study)
     # A simulation may list what its devices hold; a real study cannot know that.
     planned = plan(study, items=pa.chunked_array(population.chunks).unique())
@@ -322,7 +387,7 @@ def _release(
     sampling = np.maximum(counts, 0) * (scale - 1)
     error = np.sqrt((scale * answer.standard_error) ** 2 + sampling)
     half = np.sqrt((scale * answer.half_width) ** 2 + NORMAL_95**2 * sampling)
-    level = debias.threshold(scale * answer.null_error, counts.size)
+    level = scale * answer.null.threshold(counts.size)
     significant = counts > level
     order = np.argsort(-counts, kind="stable")
     if planned.study.threshold is not None:
@@ -331,7 +396,7 @@ def _release(
         order = order[significant[order]]
     summary["parameters"] |= {"significant_from": level, "significance_level": debias.LEVEL}
     return Release(
-        items=planned.dictionary.items.take(pa.array(order, type=pa.int64())),
+        items=planned.asked_about.items.take(pa.array(order, type=pa.int64())),
         counts=counts[order],
         standard_error=error[order],
         half_width=half[order],

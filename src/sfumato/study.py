@@ -7,12 +7,12 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sfumato.errors import StudyError
 from sfumato.spec import require, spec
 
-Question = Literal["frequencies"]
+Question = Literal["frequencies", "new_words"]
 Trust = Literal["local", "secure", "central"]
 
 
@@ -31,7 +31,8 @@ class Study:
     delta: float = 1e-6  # 0 asks for pure differential privacy
     devices: int | None = None  # how many will be asked; simulate can count them
     rounds: int = 1
-    dictionary: str | None = None  # path of a CSV or Parquet file that lists the items
+    dictionary: str | None = None
+    """Path of a CSV or Parquet file that lists the items; for new_words, those already known."""
     dictionary_column: str | None = None  # its first column if not given
     items_per_device: int = 1  # values of one device that may count
     target_error: float | None = None  # largest error wanted, as a share of the devices
@@ -42,22 +43,30 @@ class Study:
     daily_reports: int | None = None  # trust "local": what one device may send in a day
     publish: Literal["final", "rounds", "significant"] = "final"
     """Show the last answer, every round's too, or only the items that are surely there."""
+    alphabet: str | None = None  # new_words: the characters that words are made of; a to z
+    word_length: int = 10  # new_words: longer ones are cut
     paper_mode: bool = False  # the paper's constants and decoder, for comparison
 
     def check(self) -> None:
         def need(condition: bool, message: str) -> None:
             require(condition, message, StudyError)
 
+        questions = get_args(Question)
         need(
-            self.question == "frequencies",
-            f'question must be "frequencies"; got "{self.question}"',
+            self.question in questions,
+            f"question must be one of {', '.join(questions)}; got {self.question}",
+        )
+        need(
+            self.question != "new_words" or self.trust == "local",
+            f'new_words are found with trust = "local"; got "{self.trust}"',
         )
         need(
             self.epsilon is None or (self.epsilon > 0 and math.isfinite(self.epsilon)),
             f"epsilon must be above 0 (inf for no promise); got {self.epsilon}",
         )
         need(0 <= self.delta < 1, f"delta must be at least 0 and below 1; got {self.delta}")
-        for name in ("devices", "rounds", "items_per_device", "bytes_per_device", "daily_reports"):
+        whole = ("devices", "rounds", "items_per_device", "bytes_per_device", "daily_reports")
+        for name in (*whole, "word_length"):
             value = getattr(self, name)
             need(value is None or value >= 1, f"{name} must be at least 1; got {value}")
         need(

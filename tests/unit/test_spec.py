@@ -19,6 +19,7 @@ from sfumato.aggregation import Plain
 from sfumato.errors import SpecError
 from sfumato.frequencies import FrequencyDesign
 from sfumato.local_frequencies import LocalDesign
+from sfumato.new_words import FragmentPuzzle, PrefixExtension, WordDesign
 from sfumato.outbox import Rule
 from sfumato.privacy import (
     AdditiveLoss,
@@ -89,6 +90,12 @@ EXAMPLES: dict[str, Any] = {
         study="emoji", task_id="ab" * 32, epsilon=4.0, daily_reports=1, delay_seconds=3600
     ),
     "direct_response": DirectResponse(epsilon=1.0, categories=3),
+    "fragment_puzzle": FragmentPuzzle(
+        word=DirectResponse(epsilon=1.0, categories=3),
+        fragment=HashedResponse(epsilon=4.0, rows=16, width=56, seed=1),
+        seed=2,
+        alphabet="añ森",
+    ),
     "hadamard_count_mean_sketch": HadamardCountMeanSketch(epsilon=4.0, rows=16, width=64, seed=1),
     "hashed_response": HashedResponse(epsilon=4.0, rows=16, width=56, seed=1, epoch=2),
     "local_design": LocalDesign(
@@ -103,6 +110,9 @@ EXAMPLES: dict[str, Any] = {
     "noise_in_shares": NoiseInShares(scale=1e-7, survivors=100, colluders=5),
     "one_hot": OneHot(categories=3),
     "plain": Plain(modulus_bits=12),
+    "prefix_extension": PrefixExtension(
+        prefix=HashedResponse(epsilon=4.0, rows=16, width=56, seed=1), lengths=(1, 3)
+    ),
     "study": sfumato.Study(question="frequencies", trust="central", epsilon=1.0, devices=10**6),
     "task": Task(
         sketch=CountSketch(rows=3, width=8, seed=7),
@@ -110,6 +120,12 @@ EXAMPLES: dict[str, Any] = {
         aggregation=Plain(modulus_bits=8),
         cohort="forêt, 森",
         max_count=100,
+    ),
+    "word_design": WordDesign(
+        discoverer=PrefixExtension(
+            prefix=HashedResponse(epsilon=4.0, rows=16, width=56, seed=1), lengths=(1, 3)
+        ),
+        devices=10,
     ),
 }
 

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from sfumato.errors import SpecError
 from sfumato.kernels import local
-from sfumato.privacy.randomizers import DirectResponse, Randomizer
+from sfumato.privacy.randomizers import DirectResponse, HashedResponse, Randomizer
 from sfumato.privacy.tallies import Tally
 
 F64 = npt.NDArray[np.float64]
@@ -51,7 +51,7 @@ class LocalEstimates:
 
     counts: F64
     standard_error: F64
-    null_error: float  # of an item that nobody holds: what thresholds are made of
+    null: Null  # the law of an item that nobody holds
     unlisted: float  # devices whose item is not among those asked about
     unlisted_error: float
     decoder: str
@@ -103,14 +103,57 @@ def estimate(tally: Tally, values: npt.NDArray[Any], *, aware: bool = True) -> L
     return _aware(tally, values, raw, sure)
 
 
-def threshold(null_error: float, items: int, *, level: float = LEVEL) -> float:
-    """The count from which an item is significant, at this family-wise level over all items."""
-    return null_error * NormalDist().inv_cdf(1 - level / items)
+@dataclass(frozen=True, slots=True)
+class Null:
+    """How the estimate of an item that nobody holds is distributed: what thresholds are made of.
+
+    It is a binomial variable, the number of `records` that speak for the item by chance, scaled to
+    a standard deviation of `error`. Where few do it is skewed, and a normal threshold would be
+    passed far too often. Without records, a normal variable.
+    """
+
+    error: float
+    records: float = math.inf
+    support: float = 0.5
+
+    def threshold(self, items: int, level: float = LEVEL) -> float:
+        """The count from which an item is significant, at this family-wise level over `items`."""
+        chance = level / items
+        if math.isinf(self.records):
+            return self.error * NormalDist().inv_cdf(1 - chance)
+        low, high = math.floor(self._mean), math.ceil(self.records)
+        while high - low > 1:  # the least number that is reached with no more than this chance
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._reached(middle) <= chance else (middle, high)
+        return self.error * (high - 0.5 - self._mean) / self._deviation
+
+    def chances(self, counts: F64) -> F64:
+        """How likely chance alone reaches each of these counts."""
+        from scipy import special
+
+        if math.isinf(self.records):
+            return np.asarray(special.ndtr(-counts / self.error))
+        spoke = np.rint(self._mean + counts / self.error * self._deviation)
+        return np.asarray(self._reached(np.clip(spoke, 1, self.records)))
+
+    def _reached(self, spoke: Any) -> Any:
+        """P(binomial ≥ spoke), for spoke ≥ 1."""
+        from scipy import special
+
+        return special.betainc(spoke, self.records - spoke + 1, self.support)
+
+    @property
+    def _mean(self) -> float:
+        return self.records * self.support
+
+    @property
+    def _deviation(self) -> float:
+        return math.sqrt(self._mean * (1 - self.support))
 
 
 def significant(
     counts: F64,
-    null_error: float,
+    null: Null,
     *,
     level: float = LEVEL,
     rule: Literal["family-wise", "false discovery"] = "family-wise",
@@ -123,10 +166,8 @@ def significant(
     if counts.size == 0:
         return np.zeros(0, dtype=np.bool_)
     if rule == "family-wise":
-        return np.asarray(counts > threshold(null_error, counts.size, level=level))
-    from scipy import special
-
-    chances = special.ndtr(-counts / null_error)
+        return np.asarray(counts > null.threshold(counts.size, level))
+    chances = null.chances(counts)
     order = np.argsort(chances, kind="stable")
     below = chances[order] <= level * np.arange(1, counts.size + 1) / counts.size
     listed = np.zeros(counts.size, dtype=np.bool_)
@@ -228,6 +269,10 @@ def _with_errors(
     held = np.clip(counts, 0, count)
     spread = np.maximum(null + slope * held, 0.0) * inflation
     unlisted, unlisted_error = count - float(counts.sum()), math.sqrt(float(spread.sum()))
+    if not isinstance(randomizer, HashedResponse):
+        # A row's cells err on their own, so items that share one err together; those of a response
+        # add up to the row's records exactly.
+        unlisted_error *= math.sqrt(1 + counts.size * randomizer.collision)
     if isinstance(randomizer, DirectResponse):  # the others have a category of their own
         other = np.array([randomizer.categories])
         unlisted = float(randomizer.readings(tally.cells, count, other)[0])
@@ -235,7 +280,7 @@ def _with_errors(
     return LocalEstimates(
         counts=counts,
         standard_error=np.sqrt(spread),
-        null_error=math.sqrt(null),
+        null=Null(math.sqrt(null), count, randomizer.support),
         unlisted=unlisted,
         unlisted_error=unlisted_error,
         decoder=decoder,

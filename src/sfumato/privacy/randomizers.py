@@ -75,6 +75,12 @@ class Randomizer(Protocol):
     @property
     def moments(self) -> Moments: ...
 
+    @property
+    def support(self) -> float:
+        """How likely a record speaks for an item that its device does not hold, over all hash
+        functions; 1/2 where records speak for and against."""
+        ...
+
     def values(self, items: Any) -> npt.NDArray[Any]:
         """Items as `randomize` and `readings` take them; hash once, use often."""
         ...
@@ -163,6 +169,11 @@ class CountMeanSketch:
         scale = (own - other) ** 2
         seen, unseen = own * (1 - own) / scale, other * (1 - other) / scale
         return Moments(own=seen, hit=seen, miss=unseen)
+
+    @property
+    def support(self) -> float:
+        own, other = self.rates
+        return self.collision * own + (1 - self.collision) * other
 
     def values(self, items: hashing.Items) -> U64:
         return hashing.fingerprint(items, self.seed)
@@ -269,6 +280,10 @@ class HadamardCountMeanSketch:
         square = self._scale**2
         return Moments(own=square - 1, hit=square - 1, miss=square)
 
+    @property
+    def support(self) -> float:
+        return 0.5
+
     def values(self, items: hashing.Items) -> U64:
         return hashing.fingerprint(items, self.seed)
 
@@ -346,6 +361,10 @@ class HashedResponse:
     @property
     def moments(self) -> Moments:
         return _response_moments(self.truth, self.width)
+
+    @property
+    def support(self) -> float:
+        return 1 / self.width  # whatever the device holds, a hashed cell is one of `width`
 
     @property
     def truth(self) -> float:
@@ -428,6 +447,10 @@ class DirectResponse:
     @property
     def moments(self) -> Moments:
         return _response_moments(self._coin.probability, self.width)
+
+    @property
+    def support(self) -> float:
+        return (1 - self._coin.probability) / (self.width - 1)
 
     def values(self, items: Any) -> I64:
         """Categories; what is not 0 .. categories − 1 counts as other."""
