@@ -60,11 +60,13 @@ def main() -> None:
 @main.command("plan")
 @click.argument("study", type=_STUDY)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def plan_command(study: Path, as_json: bool) -> None:
+@click.option("--plot", type=_STUDY, help="Draw the trade-off of a local study (PNG, SVG, PDF).")
+def plan_command(study: Path, as_json: bool, plot: Path | None) -> None:
     """Size a study and predict its error, its bytes and its privacy
 
     STUDY is a TOML file. A study that cannot be met is refused (exit code 1), with what would make
-    it possible.
+    it possible. --plot draws error against the size of the table, for every oracle that trust =
+    "local" can take, and marks the one taken.
 
     \b
     Example:
@@ -73,6 +75,14 @@ def plan_command(study: Path, as_json: bool) -> None:
     from sfumato.plan import plan
 
     planned = plan(study)
+    if plot is not None:
+        from sfumato import local_plan
+        from sfumato.local_frequencies import LocalDesign
+
+        if not isinstance(planned.design, LocalDesign):
+            raise SpecError('--plot is for frequencies with trust = "local"')
+        local_plan.draw(planned.study, planned.design.items).savefig(plot, dpi=150)
+        click.echo(f"wrote {plot}", err=True)
     if as_json:
         _print_json(planned.to_dict())
     else:

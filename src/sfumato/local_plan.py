@@ -293,12 +293,12 @@ def promise(study: Study, made: LocalDesign | WordDesign) -> Privacy:
     )
     delta = study.delta
     if delta > 0 and per_device == 1:
-        each = max(1, made.devices // made.rounds)
+        each = max(1, math.floor(made.devices * (1 - study.dropout)) // made.rounds)
         second = shuffled_epsilon(epsilon, each, delta)
         if second < epsilon:
             statement += (
-                f"; second, against whoever sees only the shuffled reports of {each:,} devices: "
-                f"({second:.3g}, {delta:g})-differential privacy, if the shuffler is trusted"
+                f"; second, against whoever sees only the shuffled reports of {each:,} devices or "
+                f"more: ({second:.3g}, {delta:g})-differential privacy, if the shuffler is trusted"
             )
     return Privacy(
         epsilon=epsilon,
@@ -351,7 +351,7 @@ def draw(study: Study, items: int) -> Any:
             label=f"count mean sketch, width {width:,}",
         )
     width = hashed_width(study.epsilon)
-    sizes = [max(2, cells // width) for cells in np.geomspace(1_000, 4_000_000, 12).astype(int)]
+    sizes = [max(2, int(cells / width)) for cells in np.geomspace(1_000, 4_000_000, 12)]
     for aware, style in ((False, ":"), (True, "-")):
         errors = [
             predicted_error(

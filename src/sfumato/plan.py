@@ -90,9 +90,9 @@ class Plan:
 
     def __repr__(self) -> str:
         lines = [f"Plan: {self.algorithm}"]
-        lines += [f"  {name:<22} {value}" for name, value in self.parameters.items()]
+        lines += [f"  {name:<26} {value}" for name, value in self.parameters.items()]
         lines += ["predicted"]
-        lines += [f"  {name:<22} {_short(value)}" for name, value in self.predicted.items()]
+        lines += [f"  {name:<26} {_short(value)}" for name, value in self.predicted.items()]
         lines += ["promise", f"  {self.privacy.statement}"]
         lines += [f"warning: {warning}" for warning in self.warnings]
         return "\n".join(lines)
