@@ -33,8 +33,11 @@ format: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: setup
+bench: setup .venv-peers/.ready
 	$(BIN)/python -m benchmarks
 
+.venv-peers/.ready: scripts/peers
+	PYTHON="$(PYTHON)" scripts/peers
+
 clean:
-	rm -rf .venv site out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-peers site out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -43,6 +43,8 @@ LONGEST_DELAY = 366 * DAY_SECONDS
 _END_OF_TIME = 253_402_300_800  # the year 10000; a clock in milliseconds is beyond it
 _LOT_BITS = 53  # what JSON keeps exact
 _STATES: tuple[State, ...] = ("sent", "on the way", "waiting")
+# What data of another shape raises:
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _ROUNDING = 1e-9  # a cap of 0.3 holds three times 0.1
 
 
@@ -381,7 +383,7 @@ class Outbox:
         try:
             data = json.loads(text)
             version = data["version"]
-        except (ValueError, TypeError, LookupError, RecursionError):
+        except _UNREADABLE:
             raise SpecError(
                 "the state of an outbox must be the JSON object that to_json wrote; got another "
                 "text; bring back the one that was saved last"
@@ -394,7 +396,7 @@ class Outbox:
         try:
             outbox = cls._built(data)
             sound = outbox.to_json() == text and outbox._keeps_its_rules()
-        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, SpecError):
+        except (*_UNREADABLE, SpecError):
             sound = False  # whatever the reason: its message might show a record
         require(
             sound,

@@ -68,6 +68,12 @@ class Plan:
         return self.design.parameters()
 
     @property
+    def sums(self) -> FrequencyDesign:
+        """The design of a question that is answered by sums."""
+        assert isinstance(self.design, FrequencyDesign)  # as its trust says
+        return self.design
+
+    @property
     def asked_about(self) -> Dictionary:
         """The items of a question that lists them."""
         assert self.dictionary is not None  # only a search for new words has none

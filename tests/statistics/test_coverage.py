@@ -46,7 +46,7 @@ def test_intervals_cover_95_of_100_and_narrower_ones_do_not(epsilon: float, deco
         "paper_mode": decode == "median",
     }
     plan = sfumato.plan(study, items=WORDS)
-    assert plan.design.mode == "shared"
+    assert plan.sums.mode == "shared"
     ratios = misses(plan)
     assert 0.93 <= np.mean(ratios <= 1) <= 0.97
     assert np.mean(ratios <= 0.75) < 0.93

@@ -140,7 +140,7 @@ def test_a_two_phase_run_charges_pilot_and_main_to_disjoint_devices(tmp_path: Pa
     release = sfumato.simulate(plan, held, seed=SEED, ledger=ledger)
     assert [entry.cohort for entry in ledger.entries()] == ["pilot", "every round"]
     assert ledger.spent() <= 1.0
-    assert release.plan["parameters"]["width"] < plan.design.width
+    assert release.plan["parameters"]["width"] < plan.sums.width
     truth = Counter(held.to_pylist())
     errors = [abs(count - truth[item]) for item, count in counts_of(release).items()]
     assert max(errors) < 0.02 * 50_000
