@@ -7,8 +7,8 @@ of paper 004 (65,536 rows of 1,024 cells) takes 128 MiB, and twice that when a r
 
 from __future__ import annotations
 
-import io
 import os
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,11 +99,11 @@ class Tally:
     def load(cls, randomizer: Randomizer, path: Path | str) -> Tally:
         """The snapshot at `path`; one of another randomizer, or a damaged one, is refused."""
         try:
-            with np.load(path, allow_pickle=False) as held:
+            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as held:
                 found = {name: held[name] for name in held.files}
-        except (OSError, ValueError, KeyError, io.UnsupportedOperation) as problem:
-            raise DataError(f"the tally {path} cannot be read") from problem
-        except Exception as problem:  # zipfile's own error for a damaged archive
+        except OSError as problem:
+            raise DataError(f"the tally {path} cannot be read: {problem.strerror}") from problem
+        except (ValueError, EOFError, zipfile.BadZipFile) as problem:
             raise DataError(f"the tally {path} is damaged") from problem
         if set(found) != {"format", "randomizer", "cells", "row_counts"} or found["format"] != (
             _FORMAT
