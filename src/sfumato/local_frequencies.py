@@ -116,6 +116,7 @@ def estimates(tallies: Sequence[Tally], dictionary: Any, *, aware: bool = True) 
         if tally.count
     ]
     nulls = [part.null for part in parts]
+    null_error = np.sqrt(np.sum([part.null_error**2 for part in parts], axis=0))
     return LocalEstimates(
         counts=np.sum([part.counts for part in parts], axis=0),
         standard_error=np.sqrt(np.sum([part.standard_error**2 for part in parts], axis=0)),
@@ -124,6 +125,7 @@ def estimates(tallies: Sequence[Tally], dictionary: Any, *, aware: bool = True) 
             sum(null.records for null in nulls),
             nulls[0].support,
         ),
+        null_error=null_error,
         unlisted=sum(part.unlisted for part in parts),
         unlisted_error=math.sqrt(sum(part.unlisted_error**2 for part in parts)),
         decoder=parts[-1].decoder,

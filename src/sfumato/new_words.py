@@ -45,6 +45,7 @@ PUZZLE = 256  # values of the hash that tags a word's fragments: eight bits
 FRAGMENT = 2  # characters in one
 MOST_JOINS = 200_000  # words that the fragments of one tag are joined into, at most
 _LAX = 0.5  # family-wise level of fragments
+_LIKELY = 2.0  # deviations of a prefix that is extended; false ones die at the next length
 _QUERY = 1 << 18  # words or prefixes asked about together
 
 
@@ -317,9 +318,10 @@ class PrefixExtension:
         rows, done, left_out = np.empty((1, 0), dtype=np.uint16), 0, 0
         for length, tally in zip(self.lengths[:-1], tallies, strict=False):
             rows = _extended(rows, length - done, len(self.alphabet) + 1)
-            counts, null = _counts_of(tally, rows)
-            found = np.flatnonzero(counts > 2 * null.error)  # what is false dies at the next length
-            best = found[np.argsort(-counts[found], kind="stable")]
+            found = debias.estimate(tally, _points(rows, tally.randomizer))
+            height = found.counts / found.null_error
+            likely = np.flatnonzero(height > _LIKELY)
+            best = likely[np.argsort(-height[likely], kind="stable")]
             left_out += max(0, best.size - self.width)
             rows, done = rows[best[: self.width]], length
         rows = _extended(rows, self.length - done, len(self.alphabet) + 1)
@@ -375,7 +377,8 @@ def _check_words(length: int, alphabet: str) -> None:
 
 
 def _bytes(codes: Codes) -> U8:
-    return np.ascontiguousarray(codes.astype("<u2")).view(np.uint8).reshape(codes.shape[0], -1)
+    wide = np.ascontiguousarray(codes.astype("<u2")).view(np.uint8)
+    return wide.reshape(codes.shape[0], 2 * codes.shape[1])
 
 
 def _points(codes: Codes, oracle: Any) -> U64:
@@ -400,10 +403,6 @@ def _extended(rows: Codes, more: int, symbols: int) -> Codes:
 
 def _counts(tally: Tally, keys: I64) -> tuple[F64, debias.Null]:
     return _plain_counts(tally, tally.randomizer.values(keys))
-
-
-def _counts_of(tally: Tally, rows: Codes) -> tuple[F64, debias.Null]:
-    return _plain_counts(tally, _points(rows, tally.randomizer))
 
 
 def _plain_counts(tally: Tally, points: npt.NDArray[Any]) -> tuple[F64, debias.Null]:
@@ -437,7 +436,7 @@ def _listed(
         )  # fmt: skip
     found = debias.estimate(tally, points)
     limit = found.null.threshold(rows.shape[0], level)
-    listed = np.flatnonzero(found.counts > limit)
+    listed = np.flatnonzero(found.counts > found.thresholds(level))
     listed = listed[np.argsort(-found.counts[listed], kind="stable")]
     counts = scale * found.counts[listed]
     sampling = np.maximum(counts, 0) * (scale - 1)  # which devices drew the last length

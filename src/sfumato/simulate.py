@@ -34,6 +34,7 @@ I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 
 Progress = Callable[[str, float], None]
+_TINY = float(np.finfo(np.float64).tiny)
 _PIECE = 1 << 18  # devices that privatise together
 _Promised = TypeVar("_Promised", Plan, Release)
 
@@ -124,7 +125,8 @@ def _ask_for_sums(
         counts=estimates.counts,
         standard_error=estimates.standard_error,
         half_width=estimates.half_width,
-        null=debias.Null(float(np.min(estimates.standard_error))),
+        null=debias.Null(alone := float(np.min(estimates.standard_error))),
+        null_error=alone,
         answered=campaign.answered,
         notes=_notes(planned, population, fleet.asked),
     )
@@ -182,6 +184,7 @@ def _ask_locally(
         standard_error=found.standard_error,
         half_width=NORMAL_95 * found.standard_error,
         null=found.null,
+        null_error=found.null_error,
         answered=answered,
         notes=[*_notes(planned, population, asked), *notes],
     )
@@ -274,6 +277,7 @@ class _Answer:
     standard_error: F64
     half_width: F64
     null: debias.Null  # the law of an item that nobody holds
+    null_error: F64 | float  # its deviation, item by item
     answered: int
     notes: list[str]
 
@@ -388,7 +392,7 @@ def _release(
     error = np.sqrt((scale * answer.standard_error) ** 2 + sampling)
     half = np.sqrt((scale * answer.half_width) ** 2 + NORMAL_95**2 * sampling)
     level = scale * answer.null.threshold(counts.size)
-    significant = counts > level
+    significant = counts > level * answer.null_error / max(answer.null.error, _TINY)
     order = np.argsort(-counts, kind="stable")
     if planned.study.threshold is not None:
         order = order[counts[order] >= planned.study.threshold]

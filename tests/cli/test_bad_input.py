@@ -87,7 +87,7 @@ def test_unreadable_data_is_one_line_and_exit_2(
         ('trust = "local"\nepsilon = inf', 2, "local privacy needs an epsilon"),
         ('trust = "local"\nbytes_per_device = 10', 1, "leaves 0 bytes for a record"),
         ('trust = "local"\ntarget_error = 0.0001', 1, "the largest error over"),
-        ('question = "why"', 2, 'question must be one of'),
+        ('question = "why"', 2, "question must be one of"),
         ('dictionary = "none.csv"', 2, "there is no file"),
         ('dictionary_column = "tree"', 2, "no column 'tree'"),
         ("epsilon = 0.001\ntarget_error = 0.001", 1, "the noise alone"),

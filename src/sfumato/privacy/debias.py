@@ -51,10 +51,26 @@ class LocalEstimates:
 
     counts: F64
     standard_error: F64
-    null: Null  # the law of an item that nobody holds
+    null: Null  # the law of an item that nobody holds and that meets no heavy one
+    null_error: F64  # the deviation of each item if nobody held it, (n,): those it meets add to it
     unlisted: float  # devices whose item is not among those asked about
     unlisted_error: float
     decoder: str
+
+    def thresholds(self, level: float = LEVEL) -> F64:
+        """From which count each item is significant, at this family-wise level over all, (n,)."""
+        limit = self.null.threshold(self.counts.size, level)
+        return limit * self.null_error / self.null.error
+
+    def significant(
+        self,
+        *,
+        level: float = LEVEL,
+        rule: Literal["family-wise", "false discovery"] = "family-wise",
+    ) -> Bool:
+        """Which items somebody holds; see `significant`."""
+        alike = self.counts * self.null.error / self.null_error
+        return significant(alike, self.null, level=level, rule=rule)
 
 
 def variance(
@@ -96,10 +112,10 @@ def estimate(tally: Tally, values: npt.NDArray[Any], *, aware: bool = True) -> L
     squares = max(float(np.sum(counts**2 - sure)), 0.0)
     if chance == 0 or not aware:
         null = float(variance(randomizer, count=count, held=0.0, squares=squares))
-        return _with_errors(tally, counts, null, 1.0, "plain means" if chance else "direct")
+        return _with_errors(tally, counts, null, "plain means" if chance else "direct")
     meeting = float(variance(randomizer, count=count, held=0.0, squares=squares)) - sure
     if meeting < MATTERS * sure:
-        return _with_errors(tally, counts, sure + meeting, 1.0, "plain means")
+        return _with_errors(tally, counts, sure + meeting, "plain means")
     return _aware(tally, values, raw, sure)
 
 
@@ -213,7 +229,8 @@ def _aware(tally: Tally, values: U64, raw: F64, sure: float) -> LocalEstimates:
     reading[values.size :] -= randomizer.collision * tally.count
     most = int(MOST * tally.cells.size)
     counts, deviation = reading / keep, math.sqrt(sure)
-    chosen = np.empty(0, dtype=np.int64)
+    chosen, met = np.empty(0, dtype=np.int64), np.zeros(both.size)
+    solved = np.empty(0)
     for _ in range(_LOOKS):
         spread = max(deviation, float(np.std(counts[values.size :])))
         listed = counts[: values.size]
@@ -229,11 +246,17 @@ def _aware(tally: Tally, values: U64, raw: F64, sure: float) -> LocalEstimates:
         met = local.collide(both, values[chosen], solved, hashes, shares, width)
         counts = (reading - met) / keep
         counts[chosen] = solved
-    null = max(sure, float(np.mean(counts[values.size :] ** 2)))
+    # Of a met item only the mean is taken off: in which rows its devices were, and their coins,
+    # stay as noise, more for an item that meets a heavy one.
+    _, hit, miss = randomizer.moments
+    excess = np.maximum(met, 0) * (1 + hit - miss) / keep**2
+    null = max(sure, float(np.mean(counts[values.size :] ** 2 - excess[values.size :])))
     inflation = np.ones(values.size)
     inflation[chosen] = 1 / (1 - chosen.size / tally.cells.size)
     decoder = f"collisions solved for {chosen.size:,} items"
-    return _with_errors(tally, counts[: values.size], null, inflation, decoder)
+    excess = excess[: values.size]
+    excess[chosen] = np.maximum(excess[chosen] - solved * (1 + hit - miss) / keep, 0)
+    return _with_errors(tally, counts[: values.size], null, decoder, excess, inflation)
 
 
 def _solve(points: U64, reading: F64, start: F64, hashes: U64, shares: F64, width: int) -> F64:
@@ -259,7 +282,12 @@ def _solve(points: U64, reading: F64, start: F64, hashes: U64, shares: F64, widt
 
 
 def _with_errors(
-    tally: Tally, counts: F64, null: float, inflation: float | F64, decoder: str
+    tally: Tally,
+    counts: F64,
+    null: float,
+    decoder: str,
+    excess: float | F64 = 0.0,
+    inflation: float | F64 = 1.0,
 ) -> LocalEstimates:
     """A held item's own devices add other noise than the devices of other items."""
     randomizer, count = tally.randomizer, tally.count
@@ -267,7 +295,8 @@ def _with_errors(
     everybody = float(variance(randomizer, count=count, held=float(count), squares=0.0))
     slope = (everybody - nobody) / count
     held = np.clip(counts, 0, count)
-    spread = np.maximum(null + slope * held, 0.0) * inflation
+    alone = np.broadcast_to((null + excess) * inflation, counts.shape)
+    spread = np.maximum(alone + slope * held * inflation, 0.0)
     unlisted, unlisted_error = count - float(counts.sum()), math.sqrt(float(spread.sum()))
     if not isinstance(randomizer, HashedResponse):
         # A row's cells err on their own, so items that share one err together; those of a response
@@ -281,6 +310,7 @@ def _with_errors(
         counts=counts,
         standard_error=np.sqrt(spread),
         null=Null(math.sqrt(null), count, randomizer.support),
+        null_error=np.sqrt(alone),
         unlisted=unlisted,
         unlisted_error=unlisted_error,
         decoder=decoder,
