@@ -128,6 +128,43 @@ def report(task: Spec, table: Table, report_id: bytes) -> bytes:
     return bytes([WIRE_VERSION]) + bytes.fromhex(digest(task)) + report_id + message
 
 
+def row_cell(oracle: Spec, item: bytes | int, row: int) -> int:
+    """Where an item goes in a row of a local oracle: coefficients come in blocks of 256 rows."""
+    seed, epoch = oracle["seed"], oracle["epoch"]
+    block, place = divmod(row, 256)
+    drawn = coefficients(seed, "row", epoch, block, count=3 * 256)
+    return cell(
+        evaluate(drawn[3 * place : 3 * place + 3], fingerprint(item, seed)), oracle["width"]
+    )
+
+
+def size_for(codes: int) -> int:
+    """Bytes that hold the numbers 0 .. codes − 1."""
+    return max(1, -(-(codes - 1).bit_length() // 8))
+
+
+def local_record(oracle: Spec, row: int, said: int | list[int], minus: bool = False) -> bytes:
+    """The bytes of a record: `said` is the bits of a count mean sketch, a place of a Hadamard one,
+    a cell of a hashed response or a category of a direct one."""
+    if oracle["kind"] == "count_mean_sketch":
+        assert isinstance(said, list)
+        return row.to_bytes(size_for(oracle["rows"]), "little") + pack(said, 1)
+    assert isinstance(said, int)
+    if oracle["kind"] == "direct_response":
+        return said.to_bytes(size_for(oracle["categories"] + 1), "little")
+    width: int = oracle["width"]
+    cells: int = oracle["rows"] * width
+    code = row * width + said
+    if oracle["kind"] == "hashed_response":
+        return code.to_bytes(size_for(cells), "little")
+    return (2 * code + minus).to_bytes(size_for(2 * cells), "little")
+
+
+def hadamard_sign(place: int, cell: int) -> int:
+    """The coordinate `place` of the transform of a vector that is 1 at `cell`: +1 or −1."""
+    return -1 if (place & cell).bit_count() % 2 else 1
+
+
 def vectors() -> dict[str, Any]:
     """Every vector file of this version, by name."""
     return {
@@ -137,7 +174,76 @@ def vectors() -> dict[str, Any]:
         "count_sketch_bad.json": _count_sketch_bad(),
         "report_good.json": _report_good(),
         "report_bad.json": _report_bad(),
+        "local_good.json": _local_good(),
+        "local_bad.json": _local_bad(),
     }
+
+
+LOCAL: list[Spec] = [
+    {
+        "kind": "count_mean_sketch",
+        "epsilon": 4,
+        "rows": 300,
+        "width": 20,
+        "seed": 7,
+        "epoch": 0,
+        "flips": "symmetric",
+    },
+    {
+        "kind": "hadamard_count_mean_sketch",
+        "epsilon": 2,
+        "rows": 5,
+        "width": 16,
+        "seed": 7,
+        "epoch": 3,
+    },
+    {"kind": "hashed_response", "epsilon": 4, "rows": 1024, "width": 56, "seed": 7, "epoch": 1},
+    {"kind": "direct_response", "epsilon": 1, "categories": 300},
+]
+
+
+def _local_good() -> Any:
+    """For each oracle: the cells of items, and records with the tally cells that they change."""
+    cases = []
+    for oracle in LOCAL:
+        case: Spec = {"oracle": {**oracle, "sfumato": FORMAT}, "cells": [], "records": []}
+        hashed = oracle["kind"] != "direct_response"
+        rows = [0, oracle["rows"] // 2, oracle["rows"] - 1] if hashed else [0]
+        for row in rows:
+            for item in (b"oak", "森".encode()) if hashed else ():
+                case["cells"].append(
+                    {"item": item.hex(), "row": row, "cell": row_cell(oracle, item, row)}
+                )
+            case["records"] += _records_of(oracle, row)
+        cases.append(case)
+    return cases
+
+
+def _records_of(oracle: Spec, row: int) -> list[Spec]:
+    kind = oracle["kind"]
+    if kind == "count_mean_sketch":
+        bits = [int(place % 3 == row % 3) for place in range(oracle["width"])]
+        changed = [[row, place, 1] for place, bit in enumerate(bits) if bit]
+        return [{"record": local_record(oracle, row, bits).hex(), "adds": changed}]
+    last = oracle["categories"] if kind == "direct_response" else oracle["width"] - 1
+    found = []
+    for said in (0, last // 2, last):
+        for minus in (False, True) if kind == "hadamard_count_mean_sketch" else (False,):
+            record = local_record(oracle, row, said, minus)
+            found.append({"record": record.hex(), "adds": [[row, said, -1 if minus else 1]]})
+    return found
+
+
+def _local_bad() -> Any:
+    """Records that the oracle never makes."""
+    sketch, hadamard, hashed, direct = LOCAL
+    return [
+        {"oracle": {**sketch, "sfumato": FORMAT}, "record": "2c01000000", "why": "row 300 of 300"},
+        {"oracle": {**sketch, "sfumato": FORMAT}, "record": "0000000010", "why": "bit 20 of 20"},
+        {"oracle": {**hadamard, "sfumato": FORMAT}, "record": "a0", "why": "row 5 of 5"},
+        {"oracle": {**hashed, "sfumato": FORMAT}, "record": "00e0", "why": "row 1024 of 1024"},
+        {"oracle": {**direct, "sfumato": FORMAT}, "record": "2d01", "why": "category 301 of 300"},
+    ]
 
 
 def _hashing_good() -> Any:

@@ -15,7 +15,8 @@ from sfumato import hashing
 from sfumato.batch import Collector
 from sfumato.device import report
 from sfumato.errors import SpecError
-from sfumato.kernels import plain
+from sfumato.kernels import plain, plain_local
+from sfumato.privacy import Tally
 from sfumato.report import Report, report_bytes
 from sfumato.sketch import Rounds
 from sfumato.spec import digest, from_json, to_json
@@ -36,6 +37,42 @@ class Words:
 
     def words(self, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
         return np.array([next(self._words) for _ in range(count)], dtype=np.uint64)
+
+
+def test_local_records_and_cells_agree_with_the_vectors() -> None:
+    for case in read("local_good.json"):
+        oracle = from_json(json.dumps(case["oracle"]))
+        for held in case["cells"]:
+            points = oracle.values([bytes.fromhex(held["item"])])
+            row = np.array([held["row"]])
+            found = plain_local.row_cells(points, row, oracle._hashes, oracle.width)
+            assert found.tolist() == [held["cell"]]
+        for sent in case["records"]:
+            record = np.frombuffer(bytes.fromhex(sent["record"]), dtype=np.uint8)[None]
+            tally = Tally(oracle)
+            assert record.shape[1] == oracle.record_bytes
+            assert tally.fold(record) == 0
+            wanted = np.zeros((oracle.rows, oracle.width), dtype=np.int64)
+            for row, cell, change in sent["adds"]:
+                wanted[row, cell] += change
+            assert np.array_equal(tally.cells, wanted)
+
+
+def test_records_that_no_device_makes_are_refused() -> None:
+    for case in read("local_bad.json"):
+        oracle = from_json(json.dumps(case["oracle"]))
+        record = np.frombuffer(bytes.fromhex(case["record"]), dtype=np.uint8)[None]
+        tally = Tally(oracle)
+        assert record.shape[1] == oracle.record_bytes, case["why"]
+        assert tally.fold(record) == 1, case["why"]
+        assert not tally.cells.any()
+
+
+def test_the_transform_has_the_signs_of_the_reference() -> None:
+    table = np.eye(16, dtype=np.int64)
+    plain_local.hadamard(table)
+    signs = [[reference.hadamard_sign(place, cell) for place in range(16)] for cell in range(16)]
+    assert table.tolist() == signs
 
 
 @pytest.mark.parametrize("name", sorted(reference.vectors()))

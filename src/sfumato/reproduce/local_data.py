@@ -148,6 +148,113 @@ def random_words(count: int, rng: np.random.Generator) -> U16:
     return codes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A use of paper 004, and what is known of it for a million devices."""
+
+    name: str
+    title: str
+    source: Callable[[], Source]
+    sketch: CountMeanSketch | HadamardCountMeanSketch
+    error: float
+    threshold: float
+    share: float  # at most this of the paper's variance is ours
+    repeats: int
+    small_items: int
+    small_repeats: int = 2
+
+
+CASES = (
+    Case(
+        name="004-emoji",
+        title="popular emoji",
+        source=emoji,
+        sketch=CountMeanSketch(epsilon=4.0, rows=65_536, width=1_024, seed=0),
+        error=427,
+        threshold=1_758,
+        share=0.5,
+        repeats=4,
+        small_items=1_000,
+    ),
+    Case(
+        name="004-autoplay",
+        title="domains where videos are played",
+        source=domains,
+        sketch=CountMeanSketch(epsilon=8.0, rows=65_536, width=1_024, seed=0),
+        error=142,
+        threshold=717,
+        share=0.1,
+        repeats=1,
+        small_items=2_000,
+        small_repeats=1,
+    ),
+    Case(
+        name="004-energy",
+        title="domains that take much energy",
+        source=domains,
+        sketch=HadamardCountMeanSketch(epsilon=4.0, rows=1_024, width=32_768, seed=0),
+        error=1_037,
+        threshold=5_258,
+        share=0.1,
+        repeats=3,
+        small_items=2_000,
+    ),
+    Case(
+        name="004-health",
+        title="health types in use",
+        source=health_types,
+        sketch=CountMeanSketch(epsilon=2.0, rows=65_536, width=256, seed=0),
+        error=965,
+        threshold=3_360,
+        share=0.85,
+        repeats=20,
+        small_items=100,
+    ),
+)
+
+
+SEARCHES = {"puzzle": "sequence fragment puzzle", "prefixes": "prefix extension"}
+
+
+def search(series: str, seed: int, rows: int) -> FragmentPuzzle | PrefixExtension:
+    """The search with the hash functions of a seed."""
+    if series == "prefixes":
+        search = local_plan.prefix_search(WORD_EPSILON)
+        return replace(search, prefix=in_epoch(search.prefix, 0, seed))
+    puzzle = local_plan.puzzle(WORD_EPSILON, rows=rows)
+    word, fragment = (in_epoch(part, 0, 3 * seed + k) for k, part in enumerate((puzzle.word, puzzle.fragment)))
+    return replace(puzzle, word=word, fragment=fragment, seed=3 * seed + 2)
+
+
+def estimates(
+    oracle: Randomizer,
+    source: Source,
+    counts: I64,
+    seed: int,
+    tell: Callable[[float], None],
+    *,
+    aware: bool,
+) -> LocalEstimates:
+    """Make every device's record, fold all of them and read the tally."""
+    direct = isinstance(oracle, DirectResponse)
+    values = oracle.values(np.arange(counts.size) if direct else source.items)
+    held = np.repeat(np.arange(counts.size), counts)
+    tally, rng = Tally(oracle), SeededRng(seed, oracle.rows, oracle.width)
+    for start in range(0, held.size, PIECE):
+        tell(start / held.size / 2)
+        tally.fold(oracle.randomize(values[held[start : start + PIECE]], rng=rng))
+    tell(0.5)
+    return debias.estimate(tally, values, aware=aware)
+
+
+def exact_error(oracle: Randomizer, counts: I64) -> F64:
+    """Each item's standard error by the formula."""
+    truth = counts.astype(np.float64)
+    squares = float(truth @ truth) - truth**2
+    spread = debias.variance(oracle, count=float(truth.sum()), held=truth, squares=squares)
+    return np.asarray(np.sqrt(spread))
+
+
 def simulated_tally(
     oracle: CountMeanSketch | HashedResponse, values: U64, counts: I64, rng: np.random.Generator
 ) -> Tally:

@@ -1,0 +1,398 @@
+"""Figure 4 of paper 004, and its five uses, measured.
+
+A use case is run twice over the same devices: with the paper's algorithm, parameters and plain
+means, and with what `local_plan` takes for the same epsilon, collisions solved for (ours, drawn
+hollow). Records are made, folded and read as by a service. Figure 4 has too many devices for that:
+its tallies are drawn cell by cell (`local_data.simulated_tally`). Every repeat has its own seed,
+which draws coins and hash functions; the devices stay.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato import local_plan
+from sfumato.local_frequencies import NAMES, in_epoch, oracle_of
+from sfumato.new_words import Found, FragmentPuzzle, PrefixExtension
+from sfumato.privacy import (
+    CountMeanSketch,
+    DirectResponse,
+    HadamardCountMeanSketch,
+    HashedResponse,
+    Randomizer,
+    SeededRng,
+    Tally,
+    debias,
+)
+from sfumato.privacy.debias import LocalEstimates
+from sfumato.reproduce import Figure, Outcome, Progress, Scale, local_claims
+from sfumato.reproduce import local_data as data
+from sfumato.reproduce.frequency_data import power_law_shares
+from sfumato.reproduce.frequency_runs import item_names
+from sfumato.reproduce.local_claims import Measured, Search, measure
+from sfumato.reproduce.panels import Curves, Panel, Reading, lines, run_all
+
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+
+FIRST_SEED = 1
+EPSILON_4, DEVICES_4, ITEMS_4, LAW_4 = 2.0, 100_000_000, 2_600, 1.2
+WIDTHS_4, ALL_WIDTHS_4 = (32, 128, 1_024), tuple(2**k for k in range(3, 13))
+ROWS_4, THREE_ROWS_4 = tuple(2**k for k in range(5, 17)), (32, 1_024, 65_536)
+MOST_CELLS_4 = 4_000_000  # of a simulated tally
+BANDS = (0, 1, 10, 100, 1_000, 10_000)  # true counts from which errors are taken together
+FEWEST = 5  # items in such a band
+BINS = np.arange(-4.0, 4.25, 0.25)  # of errors over standard errors
+SHOWN = 24  # items drawn with their intervals
+Z95 = NormalDist().inv_cdf(0.975)
+
+# Colours of Okabe and Ito, which people with colour blindness can tell apart.
+PAPER, OURS, TRUTH = "#0072B2", "#D55E00", "#000000"
+BY_WIDTH, BY_ROWS = ("#56B4E9", "#0072B2", "#000000"), ("#E69F00", "#CC79A7", "#009E73")
+MARKS: Mapping[str, Any] = {"linestyle": "none", "markersize": 5, "elinewidth": 1.2}
+STYLES: Mapping[str, Mapping[str, Any]] = {
+    "paper": {"color": PAPER, "marker": "o"},
+    "ours": {"color": OURS, "marker": "s", "markerfacecolor": "white"},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size4:
+    """How much of figure 4 is measured."""
+
+    repeats: int
+    rows: tuple[int, ...]
+
+
+FIGURE_4: Mapping[Scale, Size4] = {
+    "small": Size4(repeats=2, rows=(32, 128)),
+    "paper": Size4(repeats=8, rows=(32, 128, 1_024, 8_192)),
+}
+
+
+def bound(epsilon: float, rows: int, width: int, counts: F64) -> float:
+    """The paper's bound on the standard deviation of a count (theorem 4.2)."""
+    n, e, k, m = float(counts.sum()), math.exp(epsilon / 2), rows, width
+    squares = float(counts @ counts) / (n * k * m)
+    return m / (m - 1) * math.sqrt(n * (e / (e - 1) ** 2 + 1 / m + squares))
+
+
+def figure_4(scale: Scale, progress: Progress) -> Outcome:
+    """The standard deviation of a count by width m and rows k: bound, exact, measured, ours."""
+    size = FIGURE_4[scale]
+    shares = power_law_shares(LAW_4, ITEMS_4)
+    seeds = range(FIRST_SEED, FIRST_SEED + size.repeats)
+    plan = local_plan.options(epsilon=EPSILON_4, items=ITEMS_4, records=DEVICES_4)[0].randomizer
+    assert isinstance(plan, HashedResponse)  # a long dictionary and a small epsilon
+    expected = DEVICES_4 * shares
+    readings = []
+    for width in sorted({*WIDTHS_4, *ALL_WIDTHS_4}):
+        for rows in ROWS_4:
+            sketch = CountMeanSketch(epsilon=EPSILON_4, rows=rows, width=width, seed=0)
+            squares = float(expected @ expected)
+            spread = debias.variance(sketch, count=DEVICES_4, held=0.0, squares=squares)
+            said = bound(EPSILON_4, rows, width, expected)
+            if width in WIDTHS_4:
+                readings.append(Reading("a", f"bound {width}", rows, said))
+                readings.append(Reading("a", f"exact {width}", rows, math.sqrt(spread)))
+            if rows in THREE_ROWS_4:
+                bits = sketch.record_bytes
+                readings.append(Reading("b", f"rows {rows}", bits, math.sqrt(spread)))
+
+    def job(given: tuple[CountMeanSketch | HashedResponse, str, int]) -> list[Reading]:
+        oracle, series, seed = given
+        rng = np.random.default_rng([seed, oracle.rows, oracle.width])
+        counts = rng.multinomial(DEVICES_4, shares)
+        values = oracle.values(item_names(ITEMS_4, seed))
+        tally = data.simulated_tally(oracle, values, counts, rng)
+        found = debias.estimate(tally, values, aware=series == "ours")
+        rare = slice(ITEMS_4 // 2, None)  # whose own devices add nothing to speak of
+        error = float(np.sqrt(np.mean((found.counts - counts)[rare] ** 2)))
+        made = [Reading("a", series, oracle.rows, error)]
+        if oracle.rows == plan.rows:
+            made.append(Reading("b", series, oracle.record_bytes, error))
+        return made
+
+    jobs: list[tuple[CountMeanSketch | HashedResponse, str, int]] = []
+    for seed in seeds:
+        for rows in (*size.rows, plan.rows):
+            for width in WIDTHS_4 if rows != plan.rows else ():
+                sketch = CountMeanSketch(epsilon=EPSILON_4, rows=rows, width=width, seed=seed)
+                if rows * width <= MOST_CELLS_4:
+                    jobs.append((sketch, f"measured {width}", seed))
+            if rows >= 128:
+                jobs.append((replace(plan, rows=rows, seed=seed), "ours", seed))
+    readings += run_all(job, jobs, lambda given: f"{given[0].rows:,} rows", progress)
+    law = f"law i^-{LAW_4:g} over {ITEMS_4:,} items, {DEVICES_4:,} devices, made up as in the paper"
+    y = "standard deviation of a count (devices)"
+    panels = [
+        Panel(key="a", title="", data=law, x_name="rows k: work of the server", y_name=y),
+        Panel(key="b", title="", data=law, x_name="bytes of a record", y_name=y),
+    ]
+    numbers = lines("004-fig4", panels, readings, seeds)
+    ours = (plan.rows, plan.rows * plan.width, plan.record_bytes)
+    return Outcome(
+        numbers=numbers,
+        claims=local_claims.figure_4(Curves(numbers), WIDTHS_4, ours=ours),
+        draw=lambda: _draw_4(panels, Curves(numbers)),
+    )
+
+
+DEVICES: Mapping[Scale, int] = {"small": 100_000, "paper": 1_000_000}
+
+
+def use_case(case: data.Case, scale: Scale, progress: Progress) -> Outcome:
+    """One use case by the paper's sketch and by ours, over the same devices."""
+    devices, paper_size = DEVICES[scale], scale == "paper"
+    source = case.source() if paper_size else case.source().first(case.small_items)
+    counts = source.counts(devices, np.random.default_rng(FIRST_SEED))
+    order = np.argsort(-counts, kind="stable")
+    source, counts = replace(source, items=source.items.take(order)), counts[order]
+    repeats = case.repeats if paper_size else case.small_repeats
+    seeds = range(FIRST_SEED, FIRST_SEED + repeats)
+    epsilon = case.sketch.epsilon
+    plan = local_plan.options(epsilon=epsilon, items=counts.size, records=devices)[0].randomizer
+    oracles: dict[str, Randomizer] = {"paper": case.sketch, "ours": plan}
+    runs: dict[str, list[Measured]] = {series: [] for series in oracles}
+    readings, top = [], []
+    jobs = [(seed, series) for seed in seeds for series in oracles]
+    for done, (seed, series) in enumerate(jobs):
+        oracle = in_epoch(oracles[series], 0, seed)
+        name = NAMES[oracle_of(oracle)]
+
+        def tell(share: float, name: str = name, done: int = done) -> None:
+            progress(name, (done + share) / len(jobs))
+
+        found = data.estimates(oracle, source, counts, seed, tell, aware=series == "ours")
+        predicted = found.standard_error if series == "ours" else data.exact_error(oracle, counts)
+        runs[series].append(measure(series, name, seed, oracle, counts, found, predicted))
+        readings += _bands(series, counts, found, predicted)
+        if seed == FIRST_SEED:
+            top.append((series, found))
+    progress("done", 1.0)
+    about = f"{source.data}; {devices:,} devices"
+    panels = [
+        Panel(key="a", title="", data=about, x_name="rank of the item", y_name="devices"),
+        Panel(key="b", title="", data=about, x_name="true count", y_name="standard error"),
+        Panel(key="c", title="", data=about, x_name="error/standard error", y_name="density"),
+    ]
+    numbers = [
+        *_top_lines(case.name, panels, source, counts, dict(top)),
+        *lines(case.name, panels, readings, seeds),
+    ]
+    scaled = math.sqrt(devices / local_claims.KNOWN_DEVICES) * paper_size
+    claims = local_claims.use_case(
+        runs["paper"],
+        runs["ours"],
+        items=counts.size,
+        known_error=case.error * scaled,
+        known_threshold=case.threshold * scaled,
+        share=case.share,
+    )
+    title = f"Paper 004: {case.title}, epsilon {epsilon:g}, {counts.size:,} items\n{about}"
+    every = [*runs["paper"], *runs["ours"]]
+    return Outcome(
+        numbers=[*numbers, *({"figure": case.name, "data": about, **asdict(r)} for r in every)],
+        claims=claims,
+        draw=lambda: _draw_case(title, panels, numbers, every),
+    )
+
+
+def _bands(series: str, counts: I64, found: LocalEstimates, predicted: F64) -> list[Reading]:
+    """Errors measured and predicted by true count, and how errors over predictions are spread."""
+    wrong = found.counts - counts
+    band = np.searchsorted(BANDS, counts, side="right") - 1
+    made = []
+    for place, low in enumerate(BANDS):
+        mine = band == place
+        if np.count_nonzero(mine) >= FEWEST:
+            for name, values in (("measured", wrong), ("predicted", predicted)):
+                error = float(np.sqrt(np.mean(values[mine] ** 2)))
+                made.append(Reading("b", f"{series} {name}", low, error))
+    density, _ = np.histogram(np.clip(wrong / predicted, BINS[0], BINS[-1]), BINS, density=True)
+    middles = (BINS[:-1] + BINS[1:]) / 2
+    pairs = zip(middles.tolist(), density.tolist(), strict=True)
+    return made + [Reading("c", series, x, y) for x, y in pairs]
+
+
+def _top_lines(
+    figure: str,
+    panels: Sequence[Panel],
+    source: data.Source,
+    counts: I64,
+    found: Mapping[str, LocalEstimates],
+) -> list[dict[str, Any]]:
+    """The first run's estimates of items from the most common down to what ours cannot list."""
+    worth = int(np.sum(counts > found["ours"].null.threshold(counts.size) / 2))
+    ranks = np.unique(np.geomspace(1, max(worth, 2), SHOWN).round().astype(int)).tolist()
+    made = []
+    for series, values, errors in (
+        ("truth", counts.astype(np.float64), np.zeros(counts.size)),
+        *((name, one.counts, one.standard_error) for name, one in found.items()),
+    ):
+        readings = [Reading("a", series, rank, float(values[rank - 1])) for rank in ranks]
+        for line in lines(figure, panels, readings, (FIRST_SEED,)):
+            place = int(line["x"]) - 1
+            extra = {"item": source.items[place].as_py()} if source.measured else {}
+            made.append({**line, **extra, "standard_error": float(errors[place])})
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WordSize:
+    """Among how many devices words are looked for."""
+
+    devices: tuple[int, ...]  # growing
+    repeats: int
+    rows: int  # of the puzzle's sketches
+
+
+NEW_WORDS: Mapping[Scale, WordSize] = {
+    "small": WordSize(devices=(100_000, 300_000), repeats=1, rows=256),
+    "paper": WordSize(devices=(300_000, 1_000_000, 2_000_000), repeats=3, rows=2_048),
+}
+
+
+def new_words(scale: Scale, progress: Progress) -> Outcome:
+    """Words that nobody listed, by the paper's puzzle and by prefixes, over the same devices."""
+    size, source = NEW_WORDS[scale], data.new_words()
+    seeds = range(FIRST_SEED, FIRST_SEED + size.repeats)
+    jobs = [(n, seed, series) for n in size.devices for seed in seeds for series in data.SEARCHES]
+    runs, readings, listed = [], [], []
+    for done, (devices, seed, series) in enumerate(jobs):
+        stage, share = f"{data.SEARCHES[series]}, {devices:,} devices", 1 / len(jobs)
+        rng = np.random.default_rng([seed, devices])
+        counts = source.counts(devices // 2, rng)
+        search = data.search(series, seed, size.rows)
+        codes = np.concatenate(
+            [
+                np.repeat(search.codes(source.items)[0], counts, axis=0),
+                data.random_words(devices - devices // 2, rng),
+            ]
+        )
+        tallies, coins = search.tallies(), SeededRng(seed, devices)
+        for start in range(0, devices, data.PIECE):
+            progress(stage, share * (done + start / devices / 2))
+            search.fold(search.randomize(codes[start : start + data.PIECE], rng=coins), tallies)
+        progress(stage, share * (done + 0.5))
+        began = time.process_time()
+        found = search.find(tallies)
+        took = time.process_time() - began
+        truth = dict(zip(source.items.to_pylist(), counts.tolist(), strict=True))
+        right = [word for word in found.words.to_pylist() if word in truth]
+        runs.append(
+            Search(
+                series=series,
+                seed=seed,
+                devices=devices,
+                record_bytes=search.record_bytes,
+                found=len(right),
+                false=len(found) - len(right),
+                candidates=found.candidates,
+                rarest=min((truth[word] for word in right), default=0),
+                threshold=found.threshold,
+                seconds=took,
+            )
+        )
+        readings.append(Reading("b", series, devices, len(right)))
+        if (devices, seed) == (size.devices[-1], FIRST_SEED):
+            listed.append((series, found))
+            ranked = counts
+    progress("done", 1.0)
+    about = f"{source.data}, half of the devices; the other half hold random letters"
+    panels = [
+        Panel(key="a", title="", data=about, x_name="rank of the word", y_name="devices"),
+        Panel(key="b", title="", data=about, x_name="devices", y_name="words found"),
+    ]
+    numbers = [
+        *_word_lines(panels, source, ranked, dict(listed)),
+        *lines("004-new-words", panels, readings, seeds),
+    ]
+    title = f"Paper 004: new words, epsilon {data.WORD_EPSILON:g}\n{about}"
+    return Outcome(
+        numbers=[*numbers, *({"figure": "004-new-words", "data": about, **asdict(r)} for r in runs)],
+        claims=local_claims.searches(
+            runs, words=len(source.items), devices=size.devices[-1], paper_size=scale == "paper"
+        ),
+        draw=lambda: _draw_words(title, panels, numbers, runs),
+    )
+
+
+def _word_lines(
+    panels: Sequence[Panel], source: data.Source, counts: I64, found: Mapping[str, Found]
+) -> list[dict[str, Any]]:
+    """The first run with the most devices: how many hold each word, and what was found."""
+    ranks = {word: rank for rank, word in enumerate(source.items.to_pylist(), 1)}
+    readings = [Reading("a", "truth", rank, n) for rank, n in enumerate(counts.tolist(), 1)]
+    made: list[dict[str, Any]] = lines("004-new-words", panels, readings, (FIRST_SEED,))
+    for series, one in found.items():
+        for word, count, error in zip(
+            one.words.to_pylist(), one.counts.tolist(), one.standard_error.tolist(), strict=True
+        ):
+            if word in ranks:
+                reading = Reading("a", series, ranks[word], count)
+                (line,) = lines("004-new-words", panels, [reading], (FIRST_SEED,))
+                made.append({**line, "item": word, "standard_error": error})
+    return made
+
+
+def _draw_4(panels: Sequence[Panel], curves: Curves) -> Any:
+    title = (
+        f"Paper 004, figure 4: the standard deviation of a count, epsilon {EPSILON_4:g}\n"
+        f"{panels[0].data}"
+    )
+    figure, (left, right) = _canvas(title, panels, (1.0, 1.0))
+    for width, colour in zip(WIDTHS_4, BY_WIDTH, strict=True):
+        for name, style in ((f"bound {width}", ":"), (f"exact {width}", "-")):
+            label = f"m = {width:,}" if style == "-" else None
+            x = curves.get("a", name, "x")
+            left.plot(x, curves.get("a", name), style, color=colour, linewidth=1.4, label=label)
+        _marks(left, curves, "a", f"measured {width}", {"color": colour, "marker": "o"})
+    for rows, colour in zip(THREE_ROWS_4, BY_ROWS, strict=True):
+        x, y = curves.get("b", f"rows {rows}", "x"), curves.get("b", f"rows {rows}")
+        right.plot(x, y, color=colour, linewidth=1.4, label=f"k = {rows:,}")
+    for axes, key in ((left, "a"), (right, "b")):
+        _marks(axes, curves, key, "ours", STYLES["ours"])
+        axes.set(xscale="log", yscale="log")
+    x, y = curves.get("a", "ours", "x"), curves.get("a", "ours")
+    left.plot(x, y, "--", color=OURS, linewidth=1.4, zorder=1)
+    for axes in (left, right):
+        axes.plot([], [], **MARKS_OF["ours"], label="ours: hashed response, collisions solved")
+    left.plot([], [], "o", color="#666666", markersize=5, label="measured, middle 80% of runs")
+    left.plot([], [], "-", color="#666666", label="exact variance")
+    left.plot([], [], ":", color="#666666", label="the paper's bound")
+    left.set_title("(a) by rows k and width m", fontsize=9, loc="left")
+    right.set_title("(b) by size of a record, exact variance", fontsize=9, loc="left")
+    _legends(left, right)
+    return figure
+
+
+def _named(case: data.Case) -> Figure:
+    return Figure(
+        name=case.name,
+        title=f"{case.title} under local privacy, by the paper's sketch and ours (paper 004)",
+        run=partial(use_case, case),
+    )
+
+
+FIGURES = (
+    Figure(
+        name="004-fig4",
+        title="standard deviation of a count by the sketch's width and rows (paper 004)",
+        run=figure_4,
+    ),
+    *(_named(case) for case in data.CASES),
+    Figure(
+        name="004-new-words",
+        title="words nobody listed, by the fragment puzzle and by prefixes (paper 004)",
+        run=new_words,
+    ),
+)
