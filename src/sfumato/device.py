@@ -54,7 +54,7 @@ def local_report(task: LocalTask, items: Any, *, rng: Rng) -> Report:
     >>> task = LocalTask(randomizer=HashedResponse(epsilon=4.0, rows=1024, width=56, seed=1),
     ...                  cohort="everybody")
     >>> local_report(task, ["oak"], rng=SeededRng(1)).message.hex()
-    'b47c'
+    'd27c'
     """
     if not 1 <= len(items) <= task.records_per_report:
         raise SpecError(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import llvmlite.binding
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
 from sfumato.kernels.compiled import _fold, _multiply_high, _reduce
 from sfumato.kernels.plain_local import BLOCK
@@ -15,11 +18,64 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 U8 = npt.NDArray[np.uint8]
+Whole = npt.NDArray[np.integer]
 
 _0, _1, _3 = np.uint64(0), np.uint64(1), np.uint64(3)
 _ALL = np.uint64((1 << 64) - 1)
-_PARTS = 2048  # parts that vectors are dealt into first, so that each part fits the cache
-_GROUP = 63  # vectors that six planes of carries can count
+_WORD = ir.IntType(64)
+_HAS_SCATTER = bool(llvmlite.binding.get_host_cpu_features().get("bmi2"))
+_WORDS = 4  # words that are added together
+_PLANES, _FULL = 6, 63  # planes of carries, and the number of vectors that they can count
+_AHEAD = 8  # vectors whose planes are asked for before they are needed
+
+
+@intrinsic
+def _count_bits(context: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def _prefetch(context: Any, data: Any, offset: Any) -> Any:
+    """Ask for the cache line at this place of a flat array, without waiting for it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        address = builder.bitcast(builder.gep(array.data, [args[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [address.type], kind)
+        builder.call(function, [address, *(ir.Constant(number, k) for k in (1, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(data, types.int64), generate
+
+
+@intrinsic
+def _ripple(context: Any, planes: Any, place: Any, data: Any, offset: Any) -> Any:
+    """Add a group of words, at `offset` of the bytes, to the planes at `place`: one vector register
+    a plane, which the compiler does not find by itself."""
+    vector = ir.VectorType(ir.IntType(64), _WORDS)
+
+    def at(builder: Any, start: Any, step: int) -> Any:
+        moved = builder.gep(start, [ir.Constant(ir.IntType(64), step)])
+        return builder.bitcast(moved, vector.as_pointer())
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        counts = context.make_array(signature.args[0])(context, builder, args[0])
+        source = context.make_array(signature.args[2])(context, builder, args[2])
+        carry = builder.load(at(builder, builder.gep(source.data, [args[3]]), 0), align=1)
+        first = builder.gep(counts.data, [args[1]])
+        for plane in range(_PLANES):
+            address = at(builder, first, plane * _WORDS)
+            held = builder.load(address, align=8)
+            builder.store(builder.xor(held, carry), address, align=8)
+            carry = builder.and_(held, carry)
+        return context.get_dummy_value()
+
+    return types.void(planes, types.int64, data, types.int64), generate
 
 
 @njit(inline="always")
@@ -88,100 +144,137 @@ def _last_words(digits: U8, words: U64, out: U64, place: int, used: int) -> tupl
     return out.size, taken
 
 
-def add_bits(rows: I64, bits: U64, table: npt.NDArray[np.integer]) -> None:
-    """Vectors are brought into the order of their rows in two steps, since taking them from all
-    over memory costs more than adding them."""
-    if rows.size >= 64 * _PARTS:
-        each = -(-table.shape[0] // _PARTS)
-        ends = np.cumsum(np.bincount(rows // each, minlength=_PARTS))
-        dealt, dealt_rows = np.empty_like(bits), np.empty_like(rows)
-        _deal(rows, bits, each, ends - np.diff(ends, prepend=0), dealt_rows, dealt)
-        rows, bits = dealt_rows, dealt
-    small = table.shape[0] <= 1 << 16  # sixteen bits are sorted by counting
-    order = np.argsort(rows.astype(np.uint16) if small else rows, kind="stable")
-    _add_bits(rows, order, bits, table)
+@intrinsic
+def _scatter_bits(context: Any, bits: Any, mask: Any) -> Any:
+    """The lowest bits at the places of the mask: one instruction on newer x86, else a loop."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if _HAS_SCATTER:
+            kind = ir.FunctionType(_WORD, [_WORD, _WORD])
+            name = "llvm.x86.bmi.pdep.64"
+            found = builder.module.globals.get(name)
+            function = found or ir.Function(builder.module, kind, name)
+            return builder.call(function, args)
+        return context.compile_internal(builder, _scatter_slowly, signature, args)
+
+    return types.uint64(types.uint64, types.uint64), generate
+
+
+def _scatter_slowly(bits: Any, mask: Any) -> Any:
+    result = _0
+    while mask != _0:
+        lowest = mask & (~mask + _1)
+        if bits & _1:
+            result |= lowest
+        bits >>= _1
+        mask ^= lowest
+    return result
 
 
 @njit(nogil=True, cache=True)
-def _deal(rows: I64, bits: U64, each: int, place: I64, out_rows: I64, out: U64) -> None:
+def deposit(bits: U64, words: U64) -> None:
+    place, used = 0, np.uint64(0)  # the next bit: a word, and how many of its bits are gone
+    for i in range(words.size):
+        mask = words[i]
+        count: Any = _count_bits(mask)
+        if count == _0:
+            continue
+        given = bits[place] >> used
+        if used + count > np.uint64(64):
+            given |= bits[place + 1] << (np.uint64(64) - used)
+        words[i] = _scatter_bits(given, mask)
+        used += count
+        if used >= np.uint64(64):
+            used -= np.uint64(64)
+            place += 1
+
+
+@njit(nogil=True, cache=True)
+def count_rows(records: U8, row_bytes: int, counts: I64) -> npt.NDArray[np.uint32]:
+    rows = np.empty(records.shape[0], dtype=np.uint32)
     for i in range(rows.size):
-        part = rows[i] // each
-        to = place[part]
-        place[part] = to + 1
-        out_rows[to] = rows[i]
-        source, target = bits[i], out[to]
-        for word in range(source.size):
-            target[word] = source[word]
+        row = np.uint32(0)
+        for byte in range(row_bytes):
+            row |= np.uint32(records[i, byte]) << np.uint32(8 * byte)
+        rows[i] = row
+        if row < counts.size:
+            counts[row] += 1
+    return rows
+
+
+def add_bits(rows: Whole, records: U8, skip: int, table: Whole) -> None:
+    groups = -(-table.shape[1] // (64 * _WORDS))
+    if rows.size < 2 * table.shape[0]:
+        _add_each(rows, records, skip, table)
+        return
+    # The last vector's last group may reach beyond the records, so it goes by itself.
+    _add_each(rows[-1:], records[-1:], skip, table)
+    planes = np.zeros(table.shape[0] * _PLANES * groups * _WORDS, dtype=np.uint64)
+    held = np.zeros(table.shape[0], dtype=np.uint8)
+    _add_in_planes(
+        rows[:-1], records.reshape(-1), records.shape[1], skip, groups, planes, held, table
+    )
 
 
 @njit(nogil=True, cache=True)
-def _add_bits(rows: I64, order: I64, bits: U64, table: npt.NDArray[np.integer]) -> None:
-    """Vectors of one row are added up to 63 at a time: full adders over whole words keep the count
-    of every lane in six planes, which are then spread over the cells."""
-    words = bits.shape[1]
-    ones, twos, fours = (
-        np.empty(words, np.uint64),
-        np.empty(words, np.uint64),
-        np.empty(words, np.uint64),
-    )
-    eights, more, most = (
-        np.empty(words, np.uint64),
-        np.empty(words, np.uint64),
-        np.empty(words, np.uint64),
-    )
-    start = 0
-    while start < order.size:
-        row = rows[order[start]]
-        for word in range(words):
-            ones[word] = twos[word] = fours[word] = eights[word] = more[word] = most[word] = _0
-        stop = start
-        while stop < order.size and rows[order[stop]] == row and stop - start < _GROUP:
-            vector = bits[order[stop]]
-            for word in range(words):
-                carry = vector[word]
-                held = ones[word]
-                ones[word] = held ^ carry
-                carry &= held
-                held = twos[word]
-                twos[word] = held ^ carry
-                carry &= held
-                held = fours[word]
-                fours[word] = held ^ carry
-                carry &= held
-                held = eights[word]
-                eights[word] = held ^ carry
-                carry &= held
-                held = more[word]
-                more[word] = held ^ carry
-                most[word] ^= carry & held
-            stop += 1
-        line = table[row]
-        for word in range(words):
-            a, b, c, d, e, f = (
-                ones[word],
-                twos[word],
-                fours[word],
-                eights[word],
-                more[word],
-                most[word],
+def _add_each(rows: Whole, records: U8, skip: int, table: Whole) -> None:
+    for i in range(rows.size):
+        line = table[rows[i]]
+        for cell in range(line.size):
+            line[cell] += (records[i, skip + cell // 8] >> np.uint8(cell % 8)) & np.uint8(1)
+
+
+@njit(nogil=True, cache=True)
+def _add_in_planes(
+    rows: Whole, data: U8, size: int, skip: int, groups: int, planes: U64, held: U8, table: Whole
+) -> None:
+    """A row's vectors are added by full adders over whole words, which keep the count of every lane
+    in six planes; 63 vectors fill them, and then they are spread over the row's cells."""
+    each = _PLANES * groups * _WORDS
+    for i in range(rows.size):
+        if i + _AHEAD < rows.size:
+            soon = np.int64(rows[i + _AHEAD]) * each
+            for place in range(soon, soon + each, 8):
+                _prefetch(planes, place)
+        row = rows[i]
+        start, at = np.int64(row) * each, i * size + skip
+        for group in range(groups):
+            _ripple(planes, start + _PLANES * _WORDS * group, data, at + 8 * _WORDS * group)
+        held[row] += np.uint8(1)
+        if held[row] == _FULL:
+            _spread(planes[start : start + each], table[row])
+            held[row] = 0
+    for row in range(held.size):
+        if held[row]:
+            _spread(planes[np.int64(row) * each : (np.int64(row) + 1) * each], table[row])
+
+
+@njit(nogil=True, cache=True)
+def _spread(planes: U64, line: Whole) -> None:
+    """Add the count of every lane to its cell, and clear the planes."""
+    for first in range(0, line.size, 64):
+        group, word = divmod(first // 64, _WORDS)
+        start = _PLANES * _WORDS * group + word
+        a, b, c = planes[start], planes[start + _WORDS], planes[start + 2 * _WORDS]
+        d, e, f = planes[start + 3 * _WORDS], planes[start + 4 * _WORDS], planes[start + 5 * _WORDS]
+        for lane in range(min(64, line.size - first)):
+            shift = np.uint64(lane)
+            line[first + lane] += (
+                ((a >> shift) & _1)
+                + (((b >> shift) & _1) << _1)
+                + (((c >> shift) & _1) << np.uint64(2))
+                + (((d >> shift) & _1) << _3)
+                + (((e >> shift) & _1) << np.uint64(4))
+                + (((f >> shift) & _1) << np.uint64(5))
             )
-            for lane in range(64):
-                shift = np.uint64(lane)
-                line[64 * word + lane] += (
-                    ((a >> shift) & _1)
-                    + (((b >> shift) & _1) << _1)
-                    + (((c >> shift) & _1) << np.uint64(2))
-                    + (((d >> shift) & _1) << _3)
-                    + (((e >> shift) & _1) << np.uint64(4))
-                    + (((f >> shift) & _1) << np.uint64(5))
-                )
-        start = stop
+    planes[:] = _0
 
 
 @njit(nogil=True, cache=True)
-def add_signs(places: I64, signs: npt.NDArray[np.int8], flat: npt.NDArray[np.integer]) -> None:
-    for i in range(places.size):
-        flat[places[i]] += signs[i]
+def add_signs(codes: Whole, flat: Whole) -> None:
+    for i in range(codes.size):
+        code = np.int64(codes[i])
+        flat[code >> 1] += 1 - 2 * (code & 1)
 
 
 @njit(nogil=True, cache=True)

@@ -18,13 +18,15 @@ from sfumato.kernels import PIECE, SMALL, _in_threads, is_compiled
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
+U8 = npt.NDArray[np.uint8]
+Whole = npt.NDArray[np.integer]
 Cells = npt.NDArray[np.integer] | F64
 _Counts = TypeVar("_Counts", bound="npt.NDArray[np.integer]")
 
 
 def row_cells(points: U64, rows: I64, hashes: U64, width: int) -> I64:
     """The cell of each point in its own row: (n,)."""
-    return _twin(points.size).row_cells(points, rows, hashes, width)  # type: ignore[no-any-return]
+    return _twin(4 * points.size).row_cells(points, rows, hashes, width)  # type: ignore[no-any-return]
 
 
 def biased_words(digits: npt.NDArray[np.uint8], words: U64, out: U64) -> tuple[int, int]:
@@ -38,14 +40,27 @@ def biased_words(digits: npt.NDArray[np.uint8], words: U64, out: U64) -> tuple[i
     return _twin(out.size * 64).biased_words(digits, words, out)  # type: ignore[no-any-return]
 
 
-def add_bits(rows: I64, bits: U64, table: _Counts) -> None:
-    """Add bit vectors to their rows of `table`, (rows, 64 × words), in place."""
-    _twin(bits.size * 64).add_bits(rows, bits, table)
+def deposit(bits: U64, words: U64) -> None:
+    """Put the next of `bits`, lowest first, at every 1 of `words`, in place."""
+    _twin(words.size * 64).deposit(bits, words)
 
 
-def add_signs(places: I64, signs: npt.NDArray[np.int8], flat: _Counts) -> None:
-    """Add each sign to its place of a flat table, in place."""
-    _twin(places.size).add_signs(places, signs, flat)
+def count_rows(records: U8, row_bytes: int, counts: I64) -> Whole:
+    """The row at the beginning of every record, (n,); counts those that there are, in place."""
+    return _twin(records.shape[0]).count_rows(records, row_bytes, counts)  # type: ignore[no-any-return]
+
+
+def add_bits(rows: Whole, records: U8, skip: int, table: _Counts) -> None:
+    """Add bit vectors to their rows of `table`, (rows, width), in place.
+
+    A record has `skip` bytes and then its bits, the lowest of each byte first.
+    """
+    _twin(records.size * 8).add_bits(rows, records, skip, table)
+
+
+def add_signs(codes: Whole, flat: _Counts) -> None:
+    """Add −1 for an odd code, +1 for an even one, to place code // 2 of a flat table."""
+    _twin(codes.size).add_signs(codes, flat)
 
 
 def gather(points: U64, table: Cells, hashes: U64) -> F64:

@@ -11,6 +11,7 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 U8 = npt.NDArray[np.uint8]
+Whole = npt.NDArray[np.integer]
 
 BLOCK = 4  # words whose lanes are decided together
 
@@ -46,13 +47,30 @@ def biased_words(digits: U8, words: U64, out: U64) -> tuple[int, int]:
     return place, used
 
 
-def add_bits(rows: I64, bits: U64, table: npt.NDArray[np.integer]) -> None:
-    spread = np.unpackbits(bits.astype("<u8").view(np.uint8), axis=1, bitorder="little")
-    np.add.at(table, rows, spread.astype(table.dtype))
+def deposit(bits: U64, words: U64) -> None:
+    places = np.unpackbits(words.astype("<u8").view(np.uint8), bitorder="little")
+    given = np.unpackbits(bits.astype("<u8").view(np.uint8), bitorder="little")
+    at = np.flatnonzero(places)
+    places[at] = given[: at.size]
+    words[:] = np.packbits(places, bitorder="little").view("<u8")
 
 
-def add_signs(places: I64, signs: npt.NDArray[np.int8], flat: npt.NDArray[np.integer]) -> None:
-    np.add.at(flat, places, signs.astype(flat.dtype))
+def count_rows(records: U8, row_bytes: int, counts: I64) -> npt.NDArray[np.uint32]:
+    rows = np.zeros(records.shape[0], dtype=np.uint32)
+    for byte in range(row_bytes):
+        rows |= records[:, byte].astype(np.uint32) << np.uint32(8 * byte)
+    counts += np.bincount(rows[rows < counts.size], minlength=counts.size)
+    return rows
+
+
+def add_bits(rows: Whole, records: U8, skip: int, table: Whole) -> None:
+    spread = np.unpackbits(records[:, skip:], axis=1, bitorder="little")
+    np.add.at(table, rows, spread[:, : table.shape[1]].astype(table.dtype))
+
+
+def add_signs(codes: Whole, flat: Whole) -> None:
+    signs = 1 - 2 * (codes & 1).astype(flat.dtype)
+    np.add.at(flat, codes >> 1, signs)
 
 
 def gather(points: U64, table: npt.NDArray[np.integer] | F64, hashes: U64) -> F64:

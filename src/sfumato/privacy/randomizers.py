@@ -32,9 +32,11 @@ F64 = npt.NDArray[np.float64]
 U8 = npt.NDArray[np.uint8]
 Bool = npt.NDArray[np.bool_]
 Cells = npt.NDArray[np.integer]
+Whole = npt.NDArray[np.integer]
 
 LARGEST_EPSILON = 32.0
 MOST_CELLS = 1 << 31
+_PIECE = 1 << 13  # records made together, so that their bits stay in the cache
 
 
 class Moments(NamedTuple):
@@ -93,10 +95,12 @@ class Randomizer(Protocol):
         """Which records this randomizer could have made: (n,)."""
         ...
 
-    def row_of(self, records: U8) -> I64: ...
+    def count_rows(self, records: U8, counts: I64) -> Whole:
+        """The row of every valid record, (n,); adds to the number of records of each, in place."""
+        ...
 
-    def fold(self, records: U8, cells: Cells) -> None:
-        """Add valid records to a tally's cells, (rows, width), in place."""
+    def fold(self, records: U8, rows: Whole, cells: Cells) -> None:
+        """Add valid records, whose rows are known, to a tally's cells, (rows, width), in place."""
         ...
 
     def readings(self, cells: Cells, count: int, values: npt.NDArray[Any]) -> F64:
@@ -179,46 +183,45 @@ class CountMeanSketch:
         return hashing.fingerprint(items, self.seed)
 
     def randomize(self, values: U64, *, rng: Rng) -> U8:
+        records = np.empty((values.size, self.record_bytes), dtype=np.uint8)
+        for start in range(0, values.size, _PIECE):
+            part = values[start : start + _PIECE]
+            self._randomize(part, records[start : start + _PIECE], rng)
+        return records
+
+    def _randomize(self, values: U64, records: U8, rng: Rng) -> None:
         rows = below(self.rows, values.size, rng)
         cells = local.row_cells(values, rows, self._hashes, self.width)
         words = -(-self.width // 64)
-        bits = self._coin.words(values.size * words, rng).reshape(values.size, words)
-        own = np.uint64(1) << (cells % 64).astype(np.uint64)
-        every, word = np.arange(values.size), cells // 64
+        bits = self._coin.words(values.size * words, rng)
+        own = np.uint64(1) << (cells & 63).astype(np.uint64)
+        place = np.arange(0, bits.size, words) + (cells >> 6)
         if self.flips == "symmetric":
-            bits[every, word] ^= own
+            bits[place] ^= own
         else:
             coins = rng.words(-(-values.size // 64)).astype("<u8").view(np.uint8)
             heads = np.unpackbits(coins, bitorder="little")[: values.size].astype(np.bool_)
-            bits[every, word] = np.where(heads, bits[every, word] | own, bits[every, word] & ~own)
-        records = np.empty((values.size, self.record_bytes), dtype=np.uint8)
+            bits[place] = np.where(heads, bits[place] | own, bits[place] & ~own)
         records[:, : self._row_bytes] = _to_bytes(rows, self._row_bytes)
-        packed = bits.astype("<u8", copy=False).view(np.uint8)
+        packed = bits.astype("<u8", copy=False).view(np.uint8).reshape(values.size, -1)
         records[:, self._row_bytes :] = packed[:, : -(-self.width // 8)]
         if self.width % 8:
             records[:, -1] &= np.uint8((1 << self.width % 8) - 1)
-        return records
 
     def valid(self, records: U8) -> Bool:
-        fits = self.row_of(records) < self.rows
+        if self.rows == 1 << 8 * self._row_bytes:  # every number is a row
+            fits = np.ones(records.shape[0], dtype=np.bool_)
+        else:
+            fits = _from_bytes(records[:, : self._row_bytes]) < self.rows
         if self.width % 8:
             fits &= records[:, -1] >> np.uint8(self.width % 8) == 0
         return fits
 
-    def row_of(self, records: U8) -> I64:
-        return _from_bytes(records[:, : self._row_bytes])
+    def count_rows(self, records: U8, counts: I64) -> Whole:
+        return local.count_rows(records, self._row_bytes, counts)
 
-    def fold(self, records: U8, cells: Cells) -> None:
-        words = -(-self.width // 64)
-        bits = np.zeros((records.shape[0], 8 * words), dtype=np.uint8)
-        bits[:, : -(-self.width // 8)] = records[:, self._row_bytes :]
-        vectors = bits.view("<u8").astype(np.uint64, copy=False)
-        if self.width % 64 == 0:
-            local.add_bits(self.row_of(records), vectors, cells)
-        else:  # rows that do not fill their last word
-            wide = np.zeros((self.rows, 64 * words), dtype=cells.dtype)
-            local.add_bits(self.row_of(records), vectors, wide)
-            cells += wide[:, : self.width]
+    def fold(self, records: U8, rows: Whole, cells: Cells) -> None:
+        local.add_bits(rows, records, self._row_bytes, cells)
 
     def readings(self, cells: Cells, count: int, values: U64) -> F64:
         own, other = self.rates
@@ -298,13 +301,12 @@ class HadamardCountMeanSketch:
     def valid(self, records: U8) -> Bool:
         return _from_bytes(records) < 2 * self.rows * self.width
 
-    def row_of(self, records: U8) -> I64:
-        return _from_bytes(records) // (2 * self.width)
+    def count_rows(self, records: U8, counts: I64) -> Whole:
+        shift = (2 * self.width).bit_length() - 1  # a power of two
+        return _counted(_from_bytes(records) >> shift, counts)
 
-    def fold(self, records: U8, cells: Cells) -> None:
-        codes = _from_bytes(records)
-        signs = (1 - 2 * (codes & 1)).astype(np.int8)
-        local.add_signs(codes >> 1, signs, cells.reshape(-1))
+    def fold(self, records: U8, rows: Whole, cells: Cells) -> None:
+        local.add_signs(_from_bytes(records), cells.reshape(-1))
 
     def readings(self, cells: Cells, count: int, values: U64) -> F64:
         return self._scale * local.gather_hadamard(values, cells, self._hashes)
@@ -382,10 +384,10 @@ class HashedResponse:
     def valid(self, records: U8) -> Bool:
         return _from_bytes(records) < self.rows * self.width
 
-    def row_of(self, records: U8) -> I64:
-        return _from_bytes(records) // self.width
+    def count_rows(self, records: U8, counts: I64) -> Whole:
+        return _counted(_from_bytes(records) // self.width, counts)
 
-    def fold(self, records: U8, cells: Cells) -> None:
+    def fold(self, records: U8, rows: Whole, cells: Cells) -> None:
         _add_codes(_from_bytes(records), cells)
 
     def readings(self, cells: Cells, count: int, values: U64) -> F64:
@@ -467,10 +469,10 @@ class DirectResponse:
     def valid(self, records: U8) -> Bool:
         return _from_bytes(records) < self.width
 
-    def row_of(self, records: U8) -> I64:
-        return np.zeros(records.shape[0], dtype=np.int64)
+    def count_rows(self, records: U8, counts: I64) -> Whole:
+        return _counted(np.zeros(records.shape[0], dtype=np.int64), counts)
 
-    def fold(self, records: U8, cells: Cells) -> None:
+    def fold(self, records: U8, rows: Whole, cells: Cells) -> None:
         _add_codes(_from_bytes(records), cells)
 
     def readings(self, cells: Cells, count: int, values: I64) -> F64:
@@ -498,9 +500,14 @@ def _response_moments(truth: float, width: int) -> Moments:
     return Moments(own=seen, hit=seen, miss=lie * (1 - lie) / scale)
 
 
-def _add_codes(codes: I64, cells: Cells) -> None:
+def _add_codes(codes: Whole, cells: Cells) -> None:
     counted = np.bincount(codes, minlength=cells.size)
     cells += counted.reshape(cells.shape).astype(cells.dtype)
+
+
+def _counted(rows: Whole, counts: I64) -> Whole:
+    counts += np.bincount(rows, minlength=counts.size)
+    return rows
 
 
 def _bytes_for(codes: int) -> int:
@@ -514,7 +521,12 @@ def _to_bytes(codes: I64, size: int) -> U8:
     return np.ascontiguousarray(wide[:, :size])
 
 
-def _from_bytes(data: U8) -> I64:
-    wide = np.zeros((data.shape[0], 8), dtype=np.uint8)
-    wide[:, : data.shape[1]] = data
-    return wide.view("<i8").reshape(-1).astype(np.int64, copy=False)
+def _from_bytes(data: U8) -> Whole:
+    """Little-endian numbers, as wide as they need to be."""
+    size = data.shape[1]
+    wide = 1 << (size - 1).bit_length()  # 1, 2, 4 or 8
+    if wide > size:
+        padded = np.zeros((data.shape[0], wide), dtype=np.uint8)
+        padded[:, :size] = data
+        data = padded
+    return np.ascontiguousarray(data).view(f"<u{wide}").reshape(-1)

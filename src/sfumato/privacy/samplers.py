@@ -38,7 +38,7 @@ LARGEST_SCALE = {"gaussian": 1 << 16, "laplace": 1 << 12, "skellam": 1 << 16}
 PROBABILITY_BITS = 256  # of a Bernoulli probability
 _FINE_BITS = 320  # of the exponentials behind it
 _MANY_WORDS = 1 << 12
-_PIECE_WORDS = 1 << 14
+_PIECE_WORDS = 1 << 13
 _ZEROS = memoryview(bytes(1 << 21))
 LEAST_SCALE = 1e-6  # below, the noise is zero for all that anyone will ever see
 
@@ -54,8 +54,8 @@ class Rng(Protocol):
 class SystemRng:
     """The operating system's cryptographic generator: what real devices and releases use.
 
-    Many words at once come from AES-256 in counter mode under a fresh key from the system, where
-    the `cryptography` package is installed: ten times as fast, and as good as the key.
+    Many words at once come from AES-128 in counter mode under a fresh key from the system for each
+    call, where the `cryptography` package is installed: ten times as fast, and as good as the key.
     """
 
     def words(self, count: int) -> U64:
@@ -85,8 +85,8 @@ def _key_stream(size: int) -> bytes | None:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
     except ImportError:
         return None
-    secret = os.urandom(48)
-    cipher = Cipher(algorithms.AES(secret[:32]), modes.CTR(secret[32:]))
+    secret = os.urandom(32)
+    cipher = Cipher(algorithms.AES(secret[:16]), modes.CTR(secret[16:]))
     return cipher.encryptor().update(_ZEROS[:size] if size <= len(_ZEROS) else bytes(size))
 
 
@@ -133,13 +133,27 @@ class Bernoulli:
 
     def words(self, count: int, rng: Rng) -> U64:
         """`count` words of 64 such bits."""
+        # Leading zeros cost one word each: a lane is 1 only if all of them are. The rest of the
+        # digits is for the few lanes that are left, brought together into words of their own.
+        digits = self._digits()
+        zeros = int(np.argmax(digits)) if digits.any() else digits.size
         out = np.empty(count, dtype=np.uint64)
-        digits, done = self._digits(), 0
+        for start in range(0, count, _PIECE_WORDS):  # what a piece takes stays in the cache
+            part = out[start : start + _PIECE_WORDS]
+            part[:] = rng.words(part.size) if zeros else np.uint64(2**WORD_BITS - 1)
+            for _ in range(zeros - 1):
+                part &= rng.words(part.size)
+            left = int(np.bitwise_count(part).sum())
+            local.deposit(self._biased(digits[zeros:], -(-left // WORD_BITS), rng), part)
+        return out
+
+    @staticmethod
+    def _biased(digits: npt.NDArray[np.uint8], count: int, rng: Rng) -> U64:
+        out, done = np.empty(count, dtype=np.uint64), 0
         while done < count:
-            part = out[done : done + _PIECE_WORDS]  # what it takes stays in the cache
             # Random words that are left over are thrown away.
-            filled, _ = local.biased_words(digits, rng.words(part.size * 19 // 2 + 64), part)
-            done += filled
+            given = rng.words((count - done) * 19 // 2 + 64)
+            done += local.biased_words(digits, given, out[done:])[0]
         return out
 
     def bits(self, count: int, rng: Rng) -> npt.NDArray[np.bool_]:

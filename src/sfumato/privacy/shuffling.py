@@ -101,6 +101,8 @@ def _numerical_epsilon(local_epsilon: float, count: int, delta: float, clone_rat
     low, high = 0.0, local_epsilon
     while high - low > _PRECISION * high:
         middle = (low + high) / 2
+        if middle in (low, high):  # there is no float between them
+            break
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
 

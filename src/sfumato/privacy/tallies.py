@@ -24,7 +24,7 @@ I64 = npt.NDArray[np.int64]
 Cells = npt.NDArray[np.integer]
 
 _FORMAT = 1
-_PIECE = 1 << 20  # records folded together
+_PIECE_BYTES = 1 << 29  # of records folded together: many a row, so that adding them is quick
 
 
 @dataclass(slots=True, repr=False)
@@ -51,16 +51,18 @@ class Tally:
                 f"records must have {self.randomizer.record_bytes} bytes; got {records.shape}"
             )
         rejected = 0
-        for start in range(0, records.shape[0], _PIECE):
-            part = records[start : start + _PIECE]
+        piece = min(_PIECE_BYTES // self.randomizer.record_bytes, 1 << 24)
+        for start in range(0, records.shape[0], piece):
+            part = records[start : start + piece]
             valid = self.randomizer.valid(part)
             if not valid.all():
                 rejected += int(np.count_nonzero(~valid))
                 part = part[valid]
-            rows = self.randomizer.row_of(part)
-            counts = self.row_counts + np.bincount(rows, minlength=self.randomizer.rows)
+            part = np.ascontiguousarray(part)
+            counts = self.row_counts.copy()
+            rows = self.randomizer.count_rows(part, counts)
             self._make_room(counts)
-            self.randomizer.fold(part, self.cells)
+            self.randomizer.fold(part, rows, self.cells)
             self.row_counts = counts
         return rejected
 
