@@ -207,13 +207,14 @@ def add_bits(rows: Whole, records: U8, skip: int, table: Whole) -> None:
     if rows.size < 2 * table.shape[0]:
         _add_each(rows, records, skip, table)
         return
-    # The last vector's last group may reach beyond the records, so it goes by itself.
-    _add_each(rows[-1:], records[-1:], skip, table)
+    # A group of the last vectors may reach beyond the records, so these go by themselves.
+    size = records.shape[1]
+    safe = max(0, (records.size - skip - 8 * _WORDS * groups) // size + 1)
+    safe = min(safe, rows.size)
+    _add_each(rows[safe:], records[safe:], skip, table)
     planes = np.zeros(table.shape[0] * _PLANES * groups * _WORDS, dtype=np.uint64)
     held = np.zeros(table.shape[0], dtype=np.uint8)
-    _add_in_planes(
-        rows[:-1], records.reshape(-1), records.shape[1], skip, groups, planes, held, table
-    )
+    _add_in_planes(rows[:safe], records.reshape(-1), size, skip, groups, planes, held, table)
 
 
 @njit(nogil=True, cache=True)
@@ -288,12 +289,19 @@ def gather(points: U64, table: npt.NDArray[np.integer] | F64, hashes: U64) -> F6
     return total
 
 
-@njit(nogil=True, cache=True)
 def gather_hadamard(points: U64, table: npt.NDArray[np.integer], hashes: U64) -> F64:
+    # What a row adds up to fits where the number of its records does.
+    wide = table.dtype.itemsize == 8
+    line: npt.NDArray[np.integer] = np.zeros(table.shape[1], np.int64 if wide else np.int32)
+    return _gather_hadamard(points, table, hashes, line)
+
+
+@njit(nogil=True, cache=True)
+def _gather_hadamard(
+    points: U64, table: npt.NDArray[np.integer], hashes: U64, line: npt.NDArray[np.integer]
+) -> F64:
     total = np.zeros(points.size)
-    width = table.shape[1]
-    width8 = np.uint64(width) << _3
-    line = np.empty(width, dtype=np.int32)
+    width8 = np.uint64(line.size) << _3
     for row in range(table.shape[0]):
         a, b, c = hashes[row, 0], hashes[row, 1], hashes[row, 2]
         line[:] = table[row]

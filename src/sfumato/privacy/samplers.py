@@ -150,10 +150,13 @@ class Bernoulli:
     @staticmethod
     def _biased(digits: npt.NDArray[np.uint8], count: int, rng: Rng) -> U64:
         out, done = np.empty(count, dtype=np.uint64), 0
+        given = np.empty(0, dtype=np.uint64)
         while done < count:
-            # Random words that are left over are thrown away.
-            given = rng.words((count - done) * 19 // 2 + 64)
-            done += local.biased_words(digits, given, out[done:])[0]
+            # A block whose words ran out begins with the same ones again: drawing it anew would
+            # favour the lanes that are decided early.
+            given = np.concatenate([given, rng.words((count - done) * 19 // 2 + 64)])
+            filled, used = local.biased_words(digits, given, out[done:])
+            done, given = done + filled, given[used:]
         return out
 
     def bits(self, count: int, rng: Rng) -> npt.NDArray[np.bool_]:

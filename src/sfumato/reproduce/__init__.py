@@ -43,6 +43,7 @@ class Figure:
 
 def figures() -> Mapping[str, Figure]:
     """Every figure by name."""
-    from sfumato.reproduce import frequency_figures
+    from sfumato.reproduce import frequency_figures, local_figures
 
-    return {figure.name: figure for figure in frequency_figures.FIGURES}
+    every = (*frequency_figures.FIGURES, *local_figures.FIGURES)
+    return {figure.name: figure for figure in every}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import NormalDist
 
 import numpy as np
@@ -55,7 +56,7 @@ class Measured:
     coverage: float  # of 95% intervals
     error: float  # root mean square
     error_unheld: float  # what is reported for an item that nobody holds
-    threshold: float  # 5%, family-wise
+    threshold: float  # 5%, family-wise, for an item that meets no heavy one
     listed: int
     listed_unheld: int
     above: int  # items whose true count is above the threshold
@@ -76,7 +77,7 @@ def measure(
     # Items that share a cell of a sketch err together; a response's cells add up to its records.
     together = 0.0 if isinstance(randomizer, HashedResponse) else randomizer.collision
     threshold = found.null.threshold(counts.size)
-    listed = debias.significant(found.counts, found.null)
+    listed = found.significant()
     half = NormalDist().inv_cdf((1 + COVERED) / 2) * found.standard_error
     return Measured(
         series=series,
@@ -208,9 +209,7 @@ def _known(name: str, runs: Sequence[Measured], error: float, threshold: float) 
     )
 
 
-def figure_4(
-    curves: Curves, widths: Sequence[int], *, ours: tuple[int, int, int]
-) -> list[Claim]:
+def figure_4(curves: Curves, widths: Sequence[int], *, ours: tuple[int, int, int]) -> list[Claim]:
     """`ours`: the plan's rows, its cells and its bytes."""
     bound = {width: curves.get("a", f"bound {width}") for width in widths}
     exact = {width: curves.get("a", f"exact {width}") for width in widths}
@@ -234,10 +233,7 @@ def figure_4(
         Claim(
             text="4 the standard deviation falls with the width m and with the rows k, everywhere",
             holds=all(bool(np.all(np.diff(exact[width]) < 0)) for width in widths)
-            and all(
-                bool(np.all(exact[b] < exact[a]))
-                for a, b in zip(widths, widths[1:], strict=False)
-            ),
+            and all(bool(np.all(exact[b] < exact[a])) for a, b in pairwise(widths)),
             detail="; ".join(
                 f"m = {width:,}: {exact[width][0]:,.0f} to {exact[width][-1]:,.0f}"
                 for width in widths

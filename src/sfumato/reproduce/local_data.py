@@ -13,6 +13,7 @@ nothing else of the records is in the tally.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,11 +21,22 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sfumato import hashing
+from sfumato import hashing, local_plan
 from sfumato.errors import DataError
 from sfumato.kernels import local
-from sfumato.new_words import LATIN
-from sfumato.privacy import CountMeanSketch, HashedResponse, Tally
+from sfumato.local_frequencies import in_epoch
+from sfumato.new_words import LATIN, FragmentPuzzle, PrefixExtension
+from sfumato.privacy import (
+    CountMeanSketch,
+    DirectResponse,
+    HadamardCountMeanSketch,
+    HashedResponse,
+    Randomizer,
+    SeededRng,
+    Tally,
+    debias,
+)
+from sfumato.privacy.debias import LocalEstimates
 from sfumato.reproduce.frequency_data import _file, _read, power_law_shares
 
 U64 = npt.NDArray[np.uint64]
@@ -39,6 +51,8 @@ HEALTH_TYPES = 190
 MADE_UP = 1.0  # the exponent where nothing is known
 WORDS, SHORTEST, LONGEST = 100, 3, 10
 DICTIONARY_SIZE = 70  # words of a SCOWL list up to this size are in the keyboard's dictionary
+PIECE = 250_000  # devices whose records are made together
+WORD_EPSILON = 8.0
 _ROWS = 1_024  # of a simulated tally that are drawn together
 
 
@@ -88,7 +102,7 @@ def emoji() -> Source:
 
 
 def domains() -> Source:
-    """Hosts in the order of their rank buckets; inside and beyond, a law of the rank."""
+    """Hosts in the order of their rank buckets; how common each is, is made up."""
     path = _file("domains_crux_au.parquet")
     law = f"law i^-{MADE_UP:g} made up"
     shares = power_law_shares(MADE_UP, DOMAINS)
@@ -118,7 +132,7 @@ def health_types() -> Source:
 def new_words() -> Source:
     """The most common words of three to ten letters that are in no dictionary."""
     path = _file("words_en.parquet")
-    law = f"law i^-{MADE_UP:g}"
+    law = f"law i^-{MADE_UP:g} made up"
     shares = power_law_shares(MADE_UP, WORDS)
     if path is None:
         rng = np.random.default_rng(WORDS)
@@ -155,11 +169,11 @@ class Case:
     name: str
     title: str
     source: Callable[[], Source]
-    sketch: CountMeanSketch | HadamardCountMeanSketch
-    error: float
-    threshold: float
+    sketch: CountMeanSketch | HadamardCountMeanSketch  # the paper's
+    error: float  # standard error of an item that few hold
+    threshold: float  # 5%, family-wise
     share: float  # at most this of the paper's variance is ours
-    repeats: int
+    repeats: int  # enough to tell a standard error to about 1%
     small_items: int
     small_repeats: int = 2
 
@@ -206,9 +220,10 @@ CASES = (
         sketch=CountMeanSketch(epsilon=2.0, rows=65_536, width=256, seed=0),
         error=965,
         threshold=3_360,
-        share=0.85,
+        share=0.9,
         repeats=20,
         small_items=100,
+        small_repeats=12,
     ),
 )
 
@@ -222,7 +237,9 @@ def search(series: str, seed: int, rows: int) -> FragmentPuzzle | PrefixExtensio
         search = local_plan.prefix_search(WORD_EPSILON)
         return replace(search, prefix=in_epoch(search.prefix, 0, seed))
     puzzle = local_plan.puzzle(WORD_EPSILON, rows=rows)
-    word, fragment = (in_epoch(part, 0, 3 * seed + k) for k, part in enumerate((puzzle.word, puzzle.fragment)))
+    word, fragment = (
+        in_epoch(part, 0, 3 * seed + k) for k, part in enumerate((puzzle.word, puzzle.fragment))
+    )
     return replace(puzzle, word=word, fragment=fragment, seed=3 * seed + 2)
 
 

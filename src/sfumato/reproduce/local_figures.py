@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,23 +21,22 @@ import numpy.typing as npt
 
 from sfumato import local_plan
 from sfumato.local_frequencies import NAMES, in_epoch, oracle_of
-from sfumato.new_words import Found, FragmentPuzzle, PrefixExtension
+from sfumato.new_words import Found
 from sfumato.privacy import (
     CountMeanSketch,
-    DirectResponse,
-    HadamardCountMeanSketch,
     HashedResponse,
     Randomizer,
     SeededRng,
-    Tally,
     debias,
 )
 from sfumato.privacy.debias import LocalEstimates
 from sfumato.reproduce import Figure, Outcome, Progress, Scale, local_claims
 from sfumato.reproduce import local_data as data
+from sfumato.reproduce import local_pictures as pictures
 from sfumato.reproduce.frequency_data import power_law_shares
 from sfumato.reproduce.frequency_runs import item_names
 from sfumato.reproduce.local_claims import Measured, Search, measure
+from sfumato.reproduce.local_pictures import BANDS
 from sfumato.reproduce.panels import Curves, Panel, Reading, lines, run_all
 
 I64 = npt.NDArray[np.int64]
@@ -48,33 +47,26 @@ EPSILON_4, DEVICES_4, ITEMS_4, LAW_4 = 2.0, 100_000_000, 2_600, 1.2
 WIDTHS_4, ALL_WIDTHS_4 = (32, 128, 1_024), tuple(2**k for k in range(3, 13))
 ROWS_4, THREE_ROWS_4 = tuple(2**k for k in range(5, 17)), (32, 1_024, 65_536)
 MOST_CELLS_4 = 4_000_000  # of a simulated tally
-BANDS = (0, 1, 10, 100, 1_000, 10_000)  # true counts from which errors are taken together
-FEWEST = 5  # items in such a band
+FEWEST = 5  # items that a band of true counts must have
 BINS = np.arange(-4.0, 4.25, 0.25)  # of errors over standard errors
 SHOWN = 24  # items drawn with their intervals
-Z95 = NormalDist().inv_cdf(0.975)
-
-# Colours of Okabe and Ito, which people with colour blindness can tell apart.
-PAPER, OURS, TRUTH = "#0072B2", "#D55E00", "#000000"
-BY_WIDTH, BY_ROWS = ("#56B4E9", "#0072B2", "#000000"), ("#E69F00", "#CC79A7", "#009E73")
-MARKS: Mapping[str, Any] = {"linestyle": "none", "markersize": 5, "elinewidth": 1.2}
-STYLES: Mapping[str, Mapping[str, Any]] = {
-    "paper": {"color": PAPER, "marker": "o"},
-    "ours": {"color": OURS, "marker": "s", "markerfacecolor": "white"},
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size4:
     """How much of figure 4 is measured."""
 
-    repeats: int
     rows: tuple[int, ...]
+    repeats: int  # of large sketches; small ones, whose collisions are few and heavy, more often
+    ours: int  # repeats of ours
+
+    def repeats_of(self, rows: int) -> range:
+        return range(FIRST_SEED, FIRST_SEED + self.repeats * max(1, 512 // rows))
 
 
 FIGURE_4: Mapping[Scale, Size4] = {
-    "small": Size4(repeats=2, rows=(32, 128)),
-    "paper": Size4(repeats=8, rows=(32, 128, 1_024, 8_192)),
+    "small": Size4(rows=(32, 128), repeats=2, ours=1),
+    "paper": Size4(rows=(32, 128, 1_024, 8_192), repeats=8, ours=8),
 }
 
 
@@ -89,12 +81,12 @@ def figure_4(scale: Scale, progress: Progress) -> Outcome:
     """The standard deviation of a count by width m and rows k: bound, exact, measured, ours."""
     size = FIGURE_4[scale]
     shares = power_law_shares(LAW_4, ITEMS_4)
-    seeds = range(FIRST_SEED, FIRST_SEED + size.repeats)
+    seeds = size.repeats_of(min(size.rows))
     plan = local_plan.options(epsilon=EPSILON_4, items=ITEMS_4, records=DEVICES_4)[0].randomizer
     assert isinstance(plan, HashedResponse)  # a long dictionary and a small epsilon
     expected = DEVICES_4 * shares
     readings = []
-    for width in sorted({*WIDTHS_4, *ALL_WIDTHS_4}):
+    for width in ALL_WIDTHS_4:
         for rows in ROWS_4:
             sketch = CountMeanSketch(epsilon=EPSILON_4, rows=rows, width=width, seed=0)
             squares = float(expected @ expected)
@@ -104,8 +96,8 @@ def figure_4(scale: Scale, progress: Progress) -> Outcome:
                 readings.append(Reading("a", f"bound {width}", rows, said))
                 readings.append(Reading("a", f"exact {width}", rows, math.sqrt(spread)))
             if rows in THREE_ROWS_4:
-                bits = sketch.record_bytes
-                readings.append(Reading("b", f"rows {rows}", bits, math.sqrt(spread)))
+                sent = sketch.record_bytes
+                readings.append(Reading("b", f"rows {rows}", sent, math.sqrt(spread)))
 
     def job(given: tuple[CountMeanSketch | HashedResponse, str, int]) -> list[Reading]:
         oracle, series, seed = given
@@ -121,28 +113,40 @@ def figure_4(scale: Scale, progress: Progress) -> Outcome:
             made.append(Reading("b", series, oracle.record_bytes, error))
         return made
 
-    jobs: list[tuple[CountMeanSketch | HashedResponse, str, int]] = []
-    for seed in seeds:
-        for rows in (*size.rows, plan.rows):
-            for width in WIDTHS_4 if rows != plan.rows else ():
-                sketch = CountMeanSketch(epsilon=EPSILON_4, rows=rows, width=width, seed=seed)
-                if rows * width <= MOST_CELLS_4:
-                    jobs.append((sketch, f"measured {width}", seed))
-            if rows >= 128:
-                jobs.append((replace(plan, rows=rows, seed=seed), "ours", seed))
-    readings += run_all(job, jobs, lambda given: f"{given[0].rows:,} rows", progress)
-    law = f"law i^-{LAW_4:g} over {ITEMS_4:,} items, {DEVICES_4:,} devices, made up as in the paper"
+    jobs: list[tuple[CountMeanSketch | HashedResponse, str, int]] = [
+        (
+            CountMeanSketch(epsilon=EPSILON_4, rows=rows, width=width, seed=seed),
+            f"measured {width}",
+            seed,
+        )
+        for rows in size.rows
+        for width in WIDTHS_4
+        for seed in size.repeats_of(rows)
+        if rows * width <= MOST_CELLS_4
+    ]
+    jobs += [
+        (replace(plan, rows=rows, seed=seed), "ours", seed)
+        for rows in (*size.rows[1:], plan.rows)
+        for seed in range(FIRST_SEED, FIRST_SEED + size.ours)
+    ]
+    readings += run_all(
+        job, jobs, lambda given: f"{given[0].rows:,} rows × {given[0].width:,}", progress
+    )
+    law = f"law i^-{LAW_4:g} over {ITEMS_4:,} items, {DEVICES_4:,} devices, as in the paper"
     y = "standard deviation of a count (devices)"
     panels = [
-        Panel(key="a", title="", data=law, x_name="rows k: work of the server", y_name=y),
-        Panel(key="b", title="", data=law, x_name="bytes of a record", y_name=y),
+        Panel(key="a", title="by rows and width", data=law, x_name="rows k", y_name=y),
+        Panel(
+            key="b", title="by what a device sends", data=law, x_name="bytes of a record", y_name=y
+        ),
     ]
     numbers = lines("004-fig4", panels, readings, seeds)
     ours = (plan.rows, plan.rows * plan.width, plan.record_bytes)
+    title = f"Paper 004, figure 4: epsilon {EPSILON_4:g}, {law}"
     return Outcome(
         numbers=numbers,
         claims=local_claims.figure_4(Curves(numbers), WIDTHS_4, ours=ours),
-        draw=lambda: _draw_4(panels, Curves(numbers)),
+        draw=lambda: pictures.figure_4(title, panels, numbers, WIDTHS_4, THREE_ROWS_4, plan),
     )
 
 
@@ -177,16 +181,34 @@ def use_case(case: data.Case, scale: Scale, progress: Progress) -> Outcome:
         readings += _bands(series, counts, found, predicted)
         if seed == FIRST_SEED:
             top.append((series, found))
-    progress("done", 1.0)
+        tell(1.0)
     about = f"{source.data}; {devices:,} devices"
     panels = [
-        Panel(key="a", title="", data=about, x_name="rank of the item", y_name="devices"),
-        Panel(key="b", title="", data=about, x_name="true count", y_name="standard error"),
-        Panel(key="c", title="", data=about, x_name="error/standard error", y_name="density"),
+        Panel(
+            key="a",
+            title="estimates of one run with 95% intervals",
+            data=about,
+            x_name="rank of the item",
+            y_name="devices",
+        ),
+        Panel(
+            key="b",
+            title="standard error by true count",
+            data=about,
+            x_name="devices that hold the item",
+            y_name="standard error (devices)",
+        ),
+        Panel(
+            key="c",
+            title="errors of all items",
+            data=about,
+            x_name="error over predicted standard error",
+            y_name="density",
+        ),
     ]
     numbers = [
         *_top_lines(case.name, panels, source, counts, dict(top)),
-        *lines(case.name, panels, readings, seeds),
+        *(_with_items(line, counts) for line in lines(case.name, panels, readings, seeds)),
     ]
     scaled = math.sqrt(devices / local_claims.KNOWN_DEVICES) * paper_size
     claims = local_claims.use_case(
@@ -202,7 +224,7 @@ def use_case(case: data.Case, scale: Scale, progress: Progress) -> Outcome:
     return Outcome(
         numbers=[*numbers, *({"figure": case.name, "data": about, **asdict(r)} for r in every)],
         claims=claims,
-        draw=lambda: _draw_case(title, panels, numbers, every),
+        draw=lambda: pictures.use_case(title, panels, numbers, every),
     )
 
 
@@ -221,6 +243,14 @@ def _bands(series: str, counts: I64, found: LocalEstimates, predicted: F64) -> l
     middles = (BINS[:-1] + BINS[1:]) / 2
     pairs = zip(middles.tolist(), density.tolist(), strict=True)
     return made + [Reading("c", series, x, y) for x, y in pairs]
+
+
+def _with_items(line: dict[str, Any], counts: I64) -> dict[str, Any]:
+    """A band's line also says over how many items, of all runs, it is."""
+    if line["panel"] != "b":
+        return line
+    inside = np.searchsorted(BANDS, counts, side="right") - 1 == BANDS.index(line["x"])
+    return {**line, "items": int(inside.sum()) * line["repeats"]}
 
 
 def _top_lines(
@@ -306,11 +336,23 @@ def new_words(scale: Scale, progress: Progress) -> Outcome:
         if (devices, seed) == (size.devices[-1], FIRST_SEED):
             listed.append((series, found))
             ranked = counts
-    progress("done", 1.0)
+        progress(stage, share * (done + 1))
     about = f"{source.data}, half of the devices; the other half hold random letters"
     panels = [
-        Panel(key="a", title="", data=about, x_name="rank of the word", y_name="devices"),
-        Panel(key="b", title="", data=about, x_name="devices", y_name="words found"),
+        Panel(
+            key="a",
+            title=f"words found among {size.devices[-1]:,} devices, with 95% intervals",
+            data=about,
+            x_name="rank of the word",
+            y_name="devices",
+        ),
+        Panel(
+            key="b",
+            title=f"words found of {len(source.items)}",
+            data=about,
+            x_name="devices",
+            y_name="words",
+        ),
     ]
     numbers = [
         *_word_lines(panels, source, ranked, dict(listed)),
@@ -318,11 +360,14 @@ def new_words(scale: Scale, progress: Progress) -> Outcome:
     ]
     title = f"Paper 004: new words, epsilon {data.WORD_EPSILON:g}\n{about}"
     return Outcome(
-        numbers=[*numbers, *({"figure": "004-new-words", "data": about, **asdict(r)} for r in runs)],
+        numbers=[
+            *numbers,
+            *({"figure": "004-new-words", "data": about, **asdict(r)} for r in runs),
+        ],
         claims=local_claims.searches(
             runs, words=len(source.items), devices=size.devices[-1], paper_size=scale == "paper"
         ),
-        draw=lambda: _draw_words(title, panels, numbers, runs),
+        draw=lambda: pictures.new_words(title, panels, numbers, runs),
     )
 
 
@@ -342,37 +387,6 @@ def _word_lines(
                 (line,) = lines("004-new-words", panels, [reading], (FIRST_SEED,))
                 made.append({**line, "item": word, "standard_error": error})
     return made
-
-
-def _draw_4(panels: Sequence[Panel], curves: Curves) -> Any:
-    title = (
-        f"Paper 004, figure 4: the standard deviation of a count, epsilon {EPSILON_4:g}\n"
-        f"{panels[0].data}"
-    )
-    figure, (left, right) = _canvas(title, panels, (1.0, 1.0))
-    for width, colour in zip(WIDTHS_4, BY_WIDTH, strict=True):
-        for name, style in ((f"bound {width}", ":"), (f"exact {width}", "-")):
-            label = f"m = {width:,}" if style == "-" else None
-            x = curves.get("a", name, "x")
-            left.plot(x, curves.get("a", name), style, color=colour, linewidth=1.4, label=label)
-        _marks(left, curves, "a", f"measured {width}", {"color": colour, "marker": "o"})
-    for rows, colour in zip(THREE_ROWS_4, BY_ROWS, strict=True):
-        x, y = curves.get("b", f"rows {rows}", "x"), curves.get("b", f"rows {rows}")
-        right.plot(x, y, color=colour, linewidth=1.4, label=f"k = {rows:,}")
-    for axes, key in ((left, "a"), (right, "b")):
-        _marks(axes, curves, key, "ours", STYLES["ours"])
-        axes.set(xscale="log", yscale="log")
-    x, y = curves.get("a", "ours", "x"), curves.get("a", "ours")
-    left.plot(x, y, "--", color=OURS, linewidth=1.4, zorder=1)
-    for axes in (left, right):
-        axes.plot([], [], **MARKS_OF["ours"], label="ours: hashed response, collisions solved")
-    left.plot([], [], "o", color="#666666", markersize=5, label="measured, middle 80% of runs")
-    left.plot([], [], "-", color="#666666", label="exact variance")
-    left.plot([], [], ":", color="#666666", label="the paper's bound")
-    left.set_title("(a) by rows k and width m", fontsize=9, loc="left")
-    right.set_title("(b) by size of a record, exact variance", fontsize=9, loc="left")
-    _legends(left, right)
-    return figure
 
 
 def _named(case: data.Case) -> Figure:

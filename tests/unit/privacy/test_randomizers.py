@@ -115,6 +115,19 @@ def codes_of(records: U8) -> I64:
     return np.asarray(records.astype(np.int64) @ (1 << 8 * np.arange(records.shape[1])))
 
 
+def rows_of(randomizer: Any, records: U8) -> I64:
+    rows = randomizer.count_rows(records, np.zeros(randomizer.rows, dtype=np.int64))
+    return np.asarray(rows, dtype=np.int64)
+
+
+def folded(randomizer: Any, records: U8, kind: Any = np.int64) -> npt.NDArray[Any]:
+    """The cells that valid records add up to, in cells of this kind."""
+    cells = np.zeros((randomizer.rows, randomizer.width), dtype=kind)
+    rows = randomizer.count_rows(records, np.zeros(randomizer.rows, dtype=np.int64))
+    randomizer.fold(records, rows, cells)
+    return cells
+
+
 def worst_ratio(laws: Sequence[Law]) -> Fraction:
     """The largest ratio of the probabilities that two items give to one record."""
     return max(
@@ -189,10 +202,10 @@ def test_rates_are_those_of_the_coin(randomizer: Any) -> None:
         assert randomizer._coin.probability == coin
 
 
-@pytest.mark.parametrize("epsilon", [1e-17, 1e-80])
+@pytest.mark.parametrize("epsilon", [1e-17, 1e-100])
 def test_an_epsilon_too_small_to_work_with_is_refused(randomizer: Any, epsilon: float) -> None:
-    """At 1e-17 the two rates are one float and nothing can be estimated; at 1e-80 rounding up to
-    256 digits makes the flip more likely than not, by more than epsilon allows."""
+    """At 1e-17 two rates are one float and nothing can be estimated; at 1e-100 a probability of 256
+    digits is so far on the safe side of 1/2 that it betrays more than epsilon (4·2⁻²⁵⁶)."""
     with pytest.raises(SpecError, match="epsilon"):
         replace(randomizer, epsilon=epsilon)
 
@@ -353,26 +366,31 @@ def test_as_many_bits_come_as_are_asked_for(count: int) -> None:
     assert bits.dtype == np.bool_
 
 
-@pytest.mark.parametrize("words", [1, 2, 4, 8, 16])
-@pytest.mark.parametrize("epsilon", [8.0, 32.0])
-def test_a_lane_that_takes_long_is_not_drawn_anew(epsilon: float, words: int) -> None:
-    """Numbers that begin with sixty zeros are below 1/(1 + e^32) ≈ 2⁻⁴⁶, so their bits are all 1.
+ONES = (1 << 64) - 1
+
+
+@pytest.mark.parametrize("words", [1, 2, 4, 8])
+@pytest.mark.parametrize("place", [40, 100, 250])
+def test_a_lane_that_takes_long_is_not_drawn_anew(place: int, words: int) -> None:
+    """A probability of 1 − 2^-place, and numbers 0.1111… that are above it: decided by the digit
+    after that place, so that every bit is 0.
 
     To throw such numbers away because the random words at hand have run out, and to begin again,
-    favours those that are decided early: then flips below 2⁻²⁵ or so never happen, though the
-    claim rests on them.
+    would favour numbers that are decided early.
     """
     block = min(words, 4)  # words that are decided together
-    bits = Bernoulli.flip(epsilon).words(words, Script([0] * (60 * block)))
-    assert [word.bit_count() for word in bits[:block].tolist()] == [64] * block
+    numbers = [ONES] * ((place + 5) * block)
+    bits = Bernoulli((1 << 256) - (1 << 256 - place)).words(words, Script(numbers))
+    assert not bits[:block].any()
 
 
 @pytest.mark.parametrize("words", [2, 4, 8])
 def test_a_lie_that_takes_long_is_told(words: int) -> None:
-    """Numbers that begin with sixty ones are above e^32/(e^32 + 1), so their bits are 0: a lie."""
+    """Numbers that begin with sixty ones are above e^32/(e^32 + 1), so their bits are 0: a lie.
+    Were they drawn anew, 256 devices that are randomised together would never lie at epsilon 24,
+    and any claim of epsilon would be false."""
     block = min(words, 4)
-    ones = (1 << 64) - 1
-    bits = Bernoulli.truth(32.0, 1).words(words, Script([ones] * (60 * block)))
+    bits = Bernoulli.truth(32.0, 1).words(words, Script([ONES] * (60 * block)))
     assert not bits[:block].any()
 
 
@@ -624,8 +642,7 @@ def test_a_bit_reads_as_the_paper_s_debiased_bit() -> None:
     for on, golden in ((True, "75793.540235"), (False, "-10257.540235")):
         bits = (1 << cell) if on else 0xFF & ~(1 << cell)
         record = np.array([[777 % 256, 777 // 256, bits]], dtype=np.uint8)
-        cells = np.zeros((65_536, 8), dtype=np.uint16)
-        randomizer.fold(record, cells)
+        cells = folded(randomizer, record, np.uint16)
         reading = float(randomizer.readings(cells, 1, values)[0])
         assert f"{65_536 * reading:.6f}" == golden
 
@@ -646,8 +663,7 @@ def test_over_seeds_estimates_have_the_stated_mean_and_variance(kind: str) -> No
     for repeat in range(REPEATS):
         one = replace(randomizer, seed=repeat)
         values = one.values(np.arange(9))
-        cells = np.zeros((4, 8), dtype=np.int32)
-        one.fold(one.randomize(np.repeat(values[:5], POPULATION), rng=rng), cells)
+        cells = folded(one, one.randomize(np.repeat(values[:5], POPULATION), rng=rng))
         found[repeat] = (one.readings(cells, 1000, values[1:]) - 1000 / 8) * 8 / 7
     held = np.r_[POPULATION[1:], np.zeros(4)].astype(np.float64)
     others = float((POPULATION**2).sum()) - held**2
@@ -721,25 +737,29 @@ SHAPES: list[Any] = [
     HadamardCountMeanSketch(epsilon=2.0, rows=40, width=32, seed=3),
     HashedResponse(epsilon=2.0, rows=5, width=7, seed=3),
     HashedResponse(epsilon=2.0, rows=64, width=56, seed=3),
+    HashedResponse(epsilon=2.0, rows=1, width=256, seed=3),  # every byte is a record
+    HashedResponse(epsilon=2.0, rows=1, width=65_536, seed=3),
+    HadamardCountMeanSketch(epsilon=2.0, rows=1, width=128, seed=3),
+    HadamardCountMeanSketch(epsilon=2.0, rows=1, width=32_768, seed=3),
     DirectResponse(epsilon=2.0, categories=1),
+    DirectResponse(epsilon=2.0, categories=255),
     DirectResponse(epsilon=2.0, categories=300),
 ]
 
 
-def decoded(randomizer: Any, code: int) -> tuple[int, I64] | None:
-    """The row of a record and what it adds to that row; nothing if it cannot be."""
-    added = np.zeros(randomizer.width, dtype=np.int64)
+def decoded(randomizer: Any, code: int) -> tuple[int, dict[int, int]] | None:
+    """The row of a record and what it adds to which cells; nothing if it cannot be."""
     if isinstance(randomizer, CountMeanSketch):
         row, bits = code & 0xFF, code >> 8
-        added += [bits >> cell & 1 for cell in range(randomizer.width)]
+        added = {cell: 1 for cell in range(randomizer.width) if bits >> cell & 1}
         fits = row < randomizer.rows and bits < 1 << randomizer.width
     elif isinstance(randomizer, HadamardCountMeanSketch):
         row, place = divmod(code >> 1, randomizer.width)
-        added[place] = 1 - 2 * (code & 1)
+        added = {place: 1 - 2 * (code & 1)}
         fits = row < randomizer.rows
     else:
         row, cell = divmod(code, randomizer.width)
-        added[cell] = 1
+        added = {cell: 1}
         fits = row < randomizer.rows
     return (row, added) if fits else None
 
@@ -753,14 +773,13 @@ def test_of_all_records_just_those_are_valid_that_could_have_been_made(randomize
     parts = [decoded(randomizer, code) for code in codes.tolist()]
     valid = np.array([part is not None for part in parts])
     assert np.array_equal(randomizer.valid(records), valid)
-    assert randomizer.row_of(records[valid]).tolist() == [p[0] for p in parts if p is not None]
+    assert rows_of(randomizer, records[valid]).tolist() == [p[0] for p in parts if p is not None]
     expected = np.zeros((randomizer.rows, randomizer.width), dtype=np.int64)
     for part in parts:
         if part is not None:
-            expected[part[0]] += part[1]
-    cells = np.zeros((randomizer.rows, randomizer.width), dtype=np.int32)
-    randomizer.fold(records[valid], cells)
-    assert np.array_equal(cells, expected)
+            for cell, sign in part[1].items():
+                expected[part[0], cell] += sign
+    assert np.array_equal(folded(randomizer, records[valid], np.int32), expected)
     tally = Tally(randomizer)
     assert tally.fold(records) == int((~valid).sum())
     assert np.array_equal(tally.cells, expected)
@@ -777,9 +796,7 @@ def test_rows_of_any_width_are_folded_bit_by_bit(width: int) -> None:
         assert not bits[:, width:].any()
         expected = np.zeros((3, width), dtype=np.int64)
         np.add.at(expected, records[:, 0], bits[:, :width])
-        cells = np.zeros((3, width), dtype=np.uint16)
-        randomizer.fold(records, cells)
-        assert np.array_equal(cells, expected)
+        assert np.array_equal(folded(randomizer, records, np.uint16), expected)
         if width % 8:  # every bit of padding is refused
             for spare in range(width % 8, 8):
                 bad = records[:1].copy()
@@ -790,7 +807,7 @@ def test_rows_of_any_width_are_folded_bit_by_bit(width: int) -> None:
 def test_rows_are_drawn_without_a_look_at_the_item(randomizer: Any) -> None:
     """The same words give the same rows, whatever the items are; and a record has its row."""
     values = [np.repeat(randomizer.values(np.array([item])), 500) for item in (0, 1)]
-    rows = [randomizer.row_of(randomizer.randomize(each, rng=SeededRng(SEED))) for each in values]
+    rows = [rows_of(randomizer, randomizer.randomize(each, rng=SeededRng(SEED))) for each in values]
     assert np.array_equal(rows[0], rows[1])
     if not isinstance(randomizer, DirectResponse):
         assert np.array_equal(rows[0], below(randomizer.rows, 500, SeededRng(SEED)))
@@ -841,10 +858,8 @@ def test_inputs_are_not_changed(randomizer: Any) -> None:
     values.flags.writeable = False
     records = randomizer.randomize(values, rng=SeededRng(SEED))
     records.flags.writeable = False
-    cells = np.zeros((randomizer.rows, randomizer.width), dtype=np.int32)
     randomizer.valid(records)
-    randomizer.row_of(records)
-    randomizer.fold(records, cells)
+    cells = folded(randomizer, records)
     cells.flags.writeable = False
     before = cells.copy()
     randomizer.readings(cells, 50, values)
@@ -906,9 +921,7 @@ def test_a_tally_outgrows_sixteen_bits_without_losing_a_record() -> None:
         second.fold(records[40_000:])
         assert whole.cells.dtype.itemsize == 4
         assert np.array_equal((first + second).cells, whole.cells)
-        slow = np.zeros(whole.cells.shape, dtype=np.int64)
-        randomizer.fold(records, slow)
-        assert np.array_equal(whole.cells, slow)
+        assert np.array_equal(whole.cells, folded(randomizer, records))
         assert whole.count == (first + second).count == 70_000
 
 
@@ -916,7 +929,9 @@ def test_a_tally_outgrows_sixteen_bits_without_losing_a_record() -> None:
 
 
 def test_every_registered_randomizer_is_tested_here() -> None:
-    found = {cls for cls in kinds().values() if hasattr(cls, "row_of")}
+    found = {
+        cls for cls in kinds().values() if hasattr(cls, "randomize") and hasattr(cls, "readings")
+    }
     assert found == {type(each) for each in SMALL.values()}
 
 

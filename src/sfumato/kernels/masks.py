@@ -1,0 +1,132 @@
+"""The masks of secure aggregation: key streams that are added to an accumulator, in place.
+
+A stream is AES-128 in counter mode (NIST SP 800-38A): block k is the cipher of start + k, where
+`start` is sixteen bytes, big-endian, and the sum is modulo 2**128. It is read as little-endian
+words of the accumulator's type, and sums wrap around.
+
+Large inputs are masked by the processor's AES instructions where numba can use them, the rest by
+the `cryptography` package; results are equal bit for bit. Neither takes more or less time for one
+key than for another, if OpenSSL finds such instructions, too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.errors import SfumatoError
+from sfumato.kernels import is_compiled
+from sfumato.spec import require
+
+Words = npt.NDArray[np.unsignedinteger[Any]]
+
+KEY_BYTES = 16  # of a key, and of a start
+SMALL = 1 << 22  # bytes of streams below which numba is not woken, which takes a second or two
+CHUNK = 1 << 18  # bytes of a stream that are made before they are added
+_KINDS = tuple(np.dtype(kind) for kind in (np.uint8, np.uint16, np.uint32, np.uint64))
+
+
+def add_stream(total: Words, key: bytes, start: bytes, *, subtract: bool = False) -> None:
+    """Add the stream of this key to `total`, or subtract it.
+
+    >>> total = np.zeros(2, dtype=np.uint32)
+    >>> add_stream(total, bytes(16), bytes(16))
+    >>> [f"{word:x}" for word in total]
+    ['d44be966', '3b2c8aef']
+    >>> add_stream(total, bytes(16), bytes(16), subtract=True)
+    >>> total
+    array([0, 0], dtype=uint32)
+    """
+    add_streams(total, [(key, start)], [-1 if subtract else 1])
+
+
+def add_streams(
+    total: Words, keys_and_starts: Sequence[tuple[bytes, bytes]], signs: Sequence[int]
+) -> None:
+    """Add the streams of these keys to `total`, each times its sign, 1 or -1.
+
+    `total` is (n,) of uint8, uint16, uint32 or uint64. All streams are added to a part of it that
+    stays in the cache before the next part, so this is quicker than one stream after another.
+    """
+    _check(total, keys_and_starts, signs)
+    work = total.nbytes * len(signs)
+    if work == 0:
+        return
+    kernels = _compiled() if work >= SMALL or _is_awake() or not _has_cryptography() else None
+    add = _add_chunks if kernels is None else kernels.add_streams
+    add(total, keys_and_starts, signs)
+
+
+def _add_chunks(
+    total: Words, keys_and_starts: Sequence[tuple[bytes, bytes]], signs: Sequence[int]
+) -> None:
+    try:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    except ImportError as problem:
+        raise SfumatoError(
+            "masks need cryptography", hint='pip install "sfumato[secure]"'
+        ) from problem
+    streams = [
+        Cipher(algorithms.AES(key), modes.CTR(start)).encryptor() for key, start in keys_and_starts
+    ]
+    size = min(CHUNK, total.nbytes)
+    zeros = memoryview(bytes(size))
+    made = np.empty(size + KEY_BYTES, dtype=np.uint8)  # update_into asks for more than it fills
+    words = made[:size].view(total.dtype.newbyteorder("<"))
+    for first in range(0, total.size, CHUNK // total.itemsize):
+        part = total[first : first + words.size]
+        for stream, sign in zip(streams, signs, strict=True):
+            stream.update_into(zeros[: part.nbytes], made.data)
+            combine = np.add if sign > 0 else np.subtract
+            combine(part, words[: part.size], out=part)
+    made.fill(0)
+
+
+def _check(
+    total: Words, keys_and_starts: Sequence[tuple[bytes, bytes]], signs: Sequence[int]
+) -> None:
+    """Messages tell sizes and types, never bytes."""
+    require(isinstance(total, np.ndarray), f"total must be an array; got {type(total).__name__}")
+    require(
+        total.dtype in _KINDS,
+        f"total must be of uint8, uint16, uint32 or uint64; got {total.dtype}",
+    )
+    require(total.ndim == 1, f"total must have one dimension; got {total.ndim}")
+    require(total.flags.c_contiguous, "total must be contiguous; got a strided view")
+    require(total.flags.writeable, "total is added to in place; got an array that is read-only")
+    require(
+        len(keys_and_starts) == len(signs),
+        f"every key needs a sign; got {len(keys_and_starts)} keys and {len(signs)} signs",
+    )
+    for sign in signs:
+        require(sign in (1, -1), f"a sign must be 1 or -1; got {sign}")
+    for key, start in keys_and_starts:
+        for name, value in (("key", key), ("start", start)):
+            require(isinstance(value, bytes), f"a {name} must be bytes; got {type(value).__name__}")
+            require(
+                len(value) == KEY_BYTES, f"a {name} must have {KEY_BYTES} bytes; got {len(value)}"
+            )
+
+
+def _has_cryptography() -> bool:
+    return importlib.util.find_spec("cryptography") is not None
+
+
+def _is_awake() -> bool:
+    return _compiled.cache_info().currsize > 0
+
+
+@cache
+def _compiled() -> ModuleType | None:
+    """The compiled loop, where numba is here and the processor has instructions for AES."""
+    if not is_compiled():
+        return None
+    from sfumato.kernels import compiled_masks
+
+    return compiled_masks if compiled_masks.WIDTHS else None

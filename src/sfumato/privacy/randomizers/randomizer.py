@@ -1,0 +1,145 @@
+"""What every randomizer does, and the checks and bytes that they share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.privacy.samplers import Rng
+from sfumato.spec import LARGEST_INTEGER, require
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+U8 = npt.NDArray[np.uint8]
+Bool = npt.NDArray[np.bool_]
+Cells = npt.NDArray[np.integer]
+Whole = npt.NDArray[np.integer]
+
+LEAST_EPSILON = 1e-6  # below, the truth and a lie are the same to a float
+LARGEST_EPSILON = 32.0
+MOST_CELLS = 1 << 31
+
+
+class Moments(NamedTuple):
+    """Variances of what one record adds to the reading of an item, before collisions are set right:
+    by a device that holds it, by one whose item is in its cell, by one whose item is not."""
+
+    own: float
+    hit: float
+    miss: float
+
+
+@runtime_checkable
+class Randomizer(Protocol):
+    """What every randomizer does."""
+
+    @property
+    def epsilon(self) -> float: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def collision(self) -> float:
+        """The chance that two items share a cell of a row."""
+        ...
+
+    @property
+    def record_bytes(self) -> int: ...
+
+    @property
+    def signed(self) -> bool:
+        """Whether cells can be negative."""
+        ...
+
+    @property
+    def moments(self) -> Moments: ...
+
+    @property
+    def support(self) -> float:
+        """How likely a record speaks for an item that its device does not hold, over all hash
+        functions; 1/2 where records speak for and against."""
+        ...
+
+    def values(self, items: Any) -> npt.NDArray[Any]:
+        """Items as `randomize` and `readings` take them; hash once, use often."""
+        ...
+
+    def randomize(self, values: npt.NDArray[Any], *, rng: Rng) -> U8:
+        """A record for each value: (n, record_bytes)."""
+        ...
+
+    def valid(self, records: U8) -> Bool:
+        """Which records this randomizer could have made: (n,)."""
+        ...
+
+    def count_rows(self, records: U8, counts: I64) -> Whole:
+        """The row of every valid record, (n,); adds to the number of records of each, in place."""
+        ...
+
+    def fold(self, records: U8, rows: Whole, cells: Cells) -> None:
+        """Add valid records, whose rows are known, to a tally's cells, (rows, width), in place."""
+        ...
+
+    def readings(self, cells: Cells, count: int, values: npt.NDArray[Any]) -> F64:
+        """For each value the unbiased number of devices in its cells, over all rows: its own and
+        those that collide with it."""
+        ...
+
+
+def check_epsilon(epsilon: float) -> None:
+    require(
+        LEAST_EPSILON <= epsilon <= LARGEST_EPSILON,
+        f"epsilon must be {LEAST_EPSILON:g} to {LARGEST_EPSILON:g}; got {epsilon}",
+    )
+
+
+def check_sizes(self: Any) -> None:
+    check_epsilon(self.epsilon)
+    require(self.rows >= 1, f"rows must be at least 1; got {self.rows}")
+    require(self.width >= 2, f"width must be at least 2; got {self.width}")
+    require(
+        self.rows * self.width <= MOST_CELLS,
+        f"rows × width must be at most 2**31; got {self.rows} × {self.width}",
+    )
+    require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
+    require(0 <= self.epoch <= LARGEST_INTEGER, f"epoch must be at least 0; got {self.epoch}")
+
+
+def add_codes(codes: Whole, cells: Cells) -> None:
+    counted = np.bincount(codes, minlength=cells.size)
+    cells += counted.reshape(cells.shape).astype(cells.dtype)
+
+
+def counted(rows: Whole, counts: I64) -> Whole:
+    counts += np.bincount(rows, minlength=counts.size)
+    return rows
+
+
+def bytes_for(codes: int) -> int:
+    """Bytes that hold the numbers 0 .. codes − 1."""
+    return max(1, math.ceil((codes - 1).bit_length() / 8))
+
+
+def to_bytes(codes: I64, size: int) -> U8:
+    """Each number as little-endian bytes: (n, size)."""
+    wide = np.ascontiguousarray(codes, dtype="<i8").view(np.uint8).reshape(-1, 8)
+    return np.ascontiguousarray(wide[:, :size])
+
+
+def from_bytes(data: U8) -> Whole:
+    """Little-endian numbers, of four bytes or eight."""
+    size = data.shape[1]
+    wide = 4 if size <= 4 else 8
+    if wide > size:
+        padded = np.zeros((data.shape[0], wide), dtype=np.uint8)
+        padded[:, :size] = data
+        data = padded
+    return np.ascontiguousarray(data).view(f"<u{wide}").reshape(-1)

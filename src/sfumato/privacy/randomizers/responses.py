@@ -1,0 +1,206 @@
+"""One noisy cell, or one noisy category: randomised response, hashed and direct."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato import hashing
+from sfumato.errors import SpecError
+from sfumato.kernels import local
+from sfumato.privacy.randomizers.randomizer import (
+    MOST_CELLS,
+    Moments,
+    add_codes,
+    bytes_for,
+    check_epsilon,
+    check_sizes,
+    counted,
+    from_bytes,
+    to_bytes,
+)
+from sfumato.privacy.samplers import Bernoulli, Rng, below
+from sfumato.spec import require, spec
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+U8 = npt.NDArray[np.uint8]
+Bool = npt.NDArray[np.bool_]
+Cells = npt.NDArray[np.integer]
+Whole = npt.NDArray[np.integer]
+
+
+@spec("hashed_response")
+class HashedResponse:
+    """Randomised response on the item's cell in one of many rows: optimal local hashing with public
+    hash functions, so that records add up in a table.
+
+    Beyond paper 004. With width = e^epsilon + 1 the variance is 4e^epsilon/(e^epsilon − 1)², the
+    least that any local randomizer of a large domain has (Wang and others 2017), in a record of two
+    or three bytes.
+
+    Claim: epsilon-local differential privacy for one record, neighbours being any two items.
+    Proof: docs/proofs/randomizers.md: a row is drawn without looking at the item; a cell is sent
+        with probability `truth` or (1 − truth)/(width − 1), and their ratio is e^epsilon at most.
+    Assumes: as `CountMeanSketch`.
+    Utility: unbiased over the hash seed; `debias.variance` is exact.
+    """
+
+    epsilon: float
+    rows: int
+    width: int
+    seed: int
+    epoch: int = 0
+
+    check = check_sizes
+
+    @property
+    def collision(self) -> float:
+        return 1 / self.width
+
+    @property
+    def record_bytes(self) -> int:
+        return bytes_for(self.rows * self.width)
+
+    @property
+    def signed(self) -> bool:
+        return False
+
+    @property
+    def moments(self) -> Moments:
+        return _response_moments(self.truth, self.width)
+
+    @property
+    def support(self) -> float:
+        return 1 / self.width  # whatever the device holds, a hashed cell is one of `width`
+
+    @property
+    def truth(self) -> float:
+        return self._coin.probability
+
+    def values(self, items: hashing.Items) -> U64:
+        return hashing.fingerprint(items, self.seed)
+
+    def randomize(self, values: U64, *, rng: Rng) -> U8:
+        rows = below(self.rows, values.size, rng)
+        cells = local.row_cells(values, rows, self._hashes, self.width)
+        sent = _respond(cells, self.width, self._coin, rng)
+        return to_bytes(rows * self.width + sent, self.record_bytes)
+
+    def valid(self, records: U8) -> Bool:
+        return from_bytes(records) < self.rows * self.width
+
+    def count_rows(self, records: U8, counts: I64) -> Whole:
+        return counted(from_bytes(records) // self.width, counts)
+
+    def fold(self, records: U8, rows: Whole, cells: Cells) -> None:
+        add_codes(from_bytes(records), cells)
+
+    def readings(self, cells: Cells, count: int, values: U64) -> F64:
+        lie = (1 - self.truth) / (self.width - 1)
+        return (local.gather(values, cells, self._hashes) - lie * count) / (self.truth - lie)
+
+    @property
+    def _coin(self) -> Bernoulli:
+        return Bernoulli.truth(self.epsilon, self.width - 1)
+
+    @property
+    def _hashes(self) -> U64:
+        return hashing.row_hashes(self.seed, self.epoch, self.rows)
+
+
+@spec("direct_response")
+class DirectResponse:
+    """Randomised response on the item itself, for a short list: `categories` and one for others.
+
+    Better than any hashing where the list is shorter than about 3e^epsilon + 2.
+
+    Claim, proof, assumes: as `HashedResponse`, with one row and no hash function.
+    Utility: unbiased; no collisions.
+    """
+
+    epsilon: float
+    categories: int
+
+    def check(self) -> None:
+        check_epsilon(self.epsilon)
+        require(
+            1 <= self.categories < MOST_CELLS,
+            f"categories must be 1 to 2**31 - 1; got {self.categories}",
+        )
+
+    @property
+    def rows(self) -> int:
+        return 1
+
+    @property
+    def width(self) -> int:
+        return self.categories + 1
+
+    @property
+    def collision(self) -> float:
+        return 0.0
+
+    @property
+    def record_bytes(self) -> int:
+        return bytes_for(self.width)
+
+    @property
+    def signed(self) -> bool:
+        return False
+
+    @property
+    def moments(self) -> Moments:
+        return _response_moments(self._coin.probability, self.width)
+
+    @property
+    def support(self) -> float:
+        return (1 - self._coin.probability) / (self.width - 1)
+
+    def values(self, items: Any) -> I64:
+        """Categories; what is not 0 .. categories − 1 counts as other."""
+        category = np.asarray(items)
+        if category.size and category.dtype.kind not in "iu":
+            raise SpecError("a direct response takes categories: whole numbers")
+        category = category.astype(np.int64)
+        outside = (category < 0) | (category >= self.categories)
+        return np.where(outside, self.categories, category)
+
+    def randomize(self, values: I64, *, rng: Rng) -> U8:
+        return to_bytes(_respond(values, self.width, self._coin, rng), self.record_bytes)
+
+    def valid(self, records: U8) -> Bool:
+        return from_bytes(records) < self.width
+
+    def count_rows(self, records: U8, counts: I64) -> Whole:
+        return counted(np.zeros(records.shape[0], dtype=np.int64), counts)
+
+    def fold(self, records: U8, rows: Whole, cells: Cells) -> None:
+        add_codes(from_bytes(records), cells)
+
+    def readings(self, cells: Cells, count: int, values: I64) -> F64:
+        truth = self._coin.probability
+        lie = (1 - truth) / (self.width - 1)
+        told: F64 = cells[0, values].astype(np.float64)
+        return (told - lie * count) / (truth - lie)
+
+    @property
+    def _coin(self) -> Bernoulli:
+        return Bernoulli.truth(self.epsilon, self.width - 1)
+
+
+def _respond(cells: I64, width: int, coin: Bernoulli, rng: Rng) -> I64:
+    """Each cell with the coin's probability, else another one, all alike."""
+    honest = coin.bits(cells.size, rng)
+    step = 1 + below(width - 1, cells.size, rng)  # never 0: a lie is never the truth
+    return np.where(honest, cells, (cells + step) % width)
+
+
+def _response_moments(truth: float, width: int) -> Moments:
+    lie = (1 - truth) / (width - 1)
+    scale = (truth - lie) ** 2
+    seen = truth * (1 - truth) / scale
+    return Moments(own=seen, hit=seen, miss=lie * (1 - lie) / scale)

@@ -1,0 +1,245 @@
+"""How many neighbours a device masks with, and how many shares recover a secret.
+
+Each device shares its secrets among its neighbours on a random ring of the cohort. Few neighbours
+are cheap; too few, and the corrupt devices may sit around an honest one, or so many may drop out
+that a secret is lost. `find` gives the fewest that rule out both, all but surely, after Bell,
+Bonawitz, Gascón, Lepoint and Raykova, "Secure single-server aggregation with (poly)logarithmic
+overhead", 2020.
+
+Of n devices, at most a = ⌊corrupt·n⌋ are corrupt and d = ⌊dropout·n⌋ drop out. With k neighbours,
+of whom A are corrupt and D drop out, a threshold t must meet all of the following. (A and D are
+hypergeometric, k of n: of all n devices, the expected number whose A exceeds c is n·P[A > c].)
+
+- connected: the honest devices that stay are one piece; otherwise the sum of each piece is seen. A
+  cut takes two runs of k/2 bad devices, n·(n − k − 1)/2 pairs of places that are all bad, so it
+  happens with probability at most n·(n − k − 1)/2 · b(b−1)⋯(b−k+1) / n(n−1)⋯(n−k+1), where
+  b = a + d; this must be below 2^−(security_bits + 1);
+- secret: for the least c with P[A > c] ≤ 2^−(security_bits + 1)/n, t > c; and t > (c + k)/2 when
+  the collector may tell some neighbours that a device dropped out and others that it did not
+  ("semi_malicious"): a corrupt one answers both ways, so 2t ≤ k + c would yield both its secrets;
+- recoverable: for the least m with P[D > m] < 2^−correctness_bits/n, t ≤ k − m.
+
+The least even k at which some t does is taken, with the least such t, which is at least 2. A
+cohort below 20 has the complete graph, k = n − 1, and so has one for which no even k will do. There
+the same conditions hold for sure: c = a and m = d, so a < t ≤ n − 1 − d.
+
+Everything is decided in whole numbers. A rate means the decimal that it prints as: 0.1 is a tenth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Literal, NamedTuple, get_args
+
+from sfumato.errors import ImpossibleError
+from sfumato.spec import require
+
+Mode = Literal["semi_honest", "semi_malicious"]
+
+LARGEST_COHORT = 1 << 24
+COMPLETE_BELOW = 20  # devices; for so few, everybody is everybody's neighbour
+MOST_NEIGHBOURS = 4096
+LEAST_THRESHOLD = 2  # one neighbour alone never opens a secret
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """`neighbours` of each device hold a share of its secrets; `threshold` of them recover one."""
+
+    neighbours: int
+    threshold: int
+
+    def __post_init__(self) -> None:
+        require(
+            LEAST_THRESHOLD <= self.threshold <= self.neighbours <= MOST_NEIGHBOURS,
+            f"threshold must be {LEAST_THRESHOLD} to neighbours, and neighbours at most "
+            f"{MOST_NEIGHBOURS}; got {self.threshold} and {self.neighbours}",
+        )
+
+
+def find(
+    cohort: int,
+    *,
+    corrupt: float,
+    dropout: float,
+    mode: Mode,
+    security_bits: int = 40,
+    correctness_bits: int = 20,
+) -> Parameters:
+    """The fewest neighbours, and the lowest threshold for them, that are safe and recoverable.
+
+    A sum of honest devices other than the whole is seen, or a secret opened, with probability at
+    most 2^−security_bits; a secret is lost with probability at most 2^−correctness_bits.
+    Raises ImpossibleError where there are none.
+
+    >>> find(1000, corrupt=0.1, dropout=0.1, mode="semi_honest")
+    Parameters(neighbours=48, threshold=27)
+    """
+    return _answer(_question(cohort, corrupt, dropout, mode, security_bits, correctness_bits))
+
+
+def check(
+    parameters: Parameters,
+    cohort: int,
+    *,
+    corrupt: float,
+    dropout: float,
+    mode: Mode,
+    security_bits: int = 40,
+    correctness_bits: int = 20,
+) -> None:
+    """Raise SpecError if a device told to use `parameters` is less safe than `find` makes it.
+
+    What `find` gives is accepted, and so are more neighbours or a higher threshold, as long as the
+    threshold is safe for so many neighbours: with more of them, more may be corrupt.
+    """
+    question = _question(cohort, corrupt, dropout, mode, security_bits, correctness_bits)
+    needed = _answer(question)
+    given = parameters.neighbours
+    require(
+        needed.neighbours <= given < cohort and _possible(given, cohort),
+        f"neighbours must be {needed.neighbours} or more for {cohort} devices, and even or all "
+        f"the others; got {given}",
+    )
+    least = _least_threshold(question, given)
+    require(
+        parameters.threshold >= least,
+        f"threshold must be at least {least} for {given} neighbours of {cohort} devices; "
+        f"got {parameters.threshold}",
+    )
+
+
+class _Question(NamedTuple):
+    cohort: int
+    adversaries: int
+    droppers: int
+    mode: Mode
+    security_bits: int
+    correctness_bits: int
+
+
+class _Bounds(NamedTuple):
+    """What a threshold among so many neighbours must be."""
+
+    neighbours: int
+    connected: bool
+    least: int  # for secrecy
+    most: int  # for recovery
+
+
+def _question(
+    cohort: int,
+    corrupt: float,
+    dropout: float,
+    mode: Mode,
+    security_bits: int,
+    correctness_bits: int,
+) -> _Question:
+    require(mode in get_args(Mode), f"mode must be one of {get_args(Mode)}; got {mode!r}")
+    for name, rate in {"corrupt": corrupt, "dropout": dropout}.items():
+        require(0 <= rate < 1, f"{name} must be at least 0 and below 1; got {rate}")
+    for name, bits in {
+        "security_bits": security_bits,
+        "correctness_bits": correctness_bits,
+    }.items():
+        require(1 <= bits <= 256, f"{name} must be 1 to 256; got {bits}")
+    if cohort < LEAST_THRESHOLD + 1:
+        raise ImpossibleError(
+            f"a secret needs {LEAST_THRESHOLD} neighbours to keep it; got a cohort of {cohort}; "
+            f"ask at least {LEAST_THRESHOLD + 1} devices"
+        )
+    require(cohort <= LARGEST_COHORT, f"cohort must be at most {LARGEST_COHORT}; got {cohort}")
+    adversaries, droppers = (int(Fraction(str(rate)) * cohort) for rate in (corrupt, dropout))
+    return _Question(cohort, adversaries, droppers, mode, security_bits, correctness_bits)
+
+
+def _answer(question: _Question) -> Parameters:
+    found, last = _search(question)
+    if found is None:
+        reason = (
+            f"of {last.neighbours} neighbours, at least {last.least} must be needed to keep a "
+            f"secret from the {question.mode} collector, and only {last.most} are sure to stay"
+            if last.connected
+            else f"{last.neighbours} neighbours, the most there can be, may not hold them together"
+        )
+        raise ImpossibleError(
+            f"no threshold will do for {question.cohort} devices of which {question.adversaries} "
+            f"may be corrupt and {question.droppers} may drop out: {reason}; lower corrupt or "
+            f"dropout, or ask a larger cohort"
+        )
+    return found
+
+
+def _possible(neighbours: int, cohort: int) -> bool:
+    return neighbours == cohort - 1 or (cohort >= COMPLETE_BELOW and neighbours % 2 == 0)
+
+
+@lru_cache(maxsize=1024)
+def _search(question: _Question) -> tuple[Parameters | None, _Bounds]:
+    """The first that will do, if any; and the last that was looked at."""
+    for bounds in _bounds(question):
+        will_do = bounds.connected and bounds.least <= bounds.most
+        if will_do and _possible(bounds.neighbours, question.cohort):
+            return Parameters(bounds.neighbours, bounds.least), bounds
+    return None, bounds
+
+
+@lru_cache(maxsize=1024)
+def _least_threshold(question: _Question, neighbours: int) -> int:
+    return next(bounds.least for bounds in _bounds(question) if bounds.neighbours == neighbours)
+
+
+def _bounds(question: _Question) -> Iterator[_Bounds]:
+    """For one neighbour, for two, and so on."""
+    cohort, bad = question.cohort, question.adversaries + question.droppers
+    corrupt = _Most(cohort, question.adversaries, bits=question.security_bits + 1, strict=False)
+    dropped = _Most(cohort, question.droppers, bits=question.correctness_bits, strict=True)
+    all_bad = 1  # ordered draws of neighbours that are all bad
+    for neighbours in range(1, min(cohort - 1, MOST_NEIGHBOURS) + 1):
+        all_bad *= max(bad - neighbours + 1, 0)
+        corrupt.draw()
+        dropped.draw()
+        cut = all_bad * cohort * (cohort - neighbours - 1)  # over twice `corrupt.draws`
+        least = corrupt.most + 1
+        if question.mode == "semi_malicious":
+            least = (corrupt.most + neighbours) // 2 + 1
+        yield _Bounds(
+            neighbours,
+            connected=cut << question.security_bits < corrupt.draws,
+            least=max(least, LEAST_THRESHOLD),
+            most=neighbours - dropped.most,
+        )
+
+
+class _Most:
+    """How many marked devices may be among a device's neighbours: the least number `most` that
+    is exceeded with probability at most 2^−bits/cohort (below it, if `strict`).
+
+    Neighbours are drawn one by one without replacement, and ordered draws are counted exactly. With
+    one more neighbour, `most` grows by one or not at all, so each step is a few multiplications.
+    """
+
+    def __init__(self, cohort: int, marked: int, *, bits: int, strict: bool) -> None:
+        self.cohort, self.marked, self.bits, self.strict = cohort, marked, bits, strict
+        self.drawn = self.most = 0
+        self.draws = 1  # all ordered draws of `drawn` devices
+        self.above = 0  # those with more than `most` marked ones
+        self.equal = 1  # those with `most`
+
+    def draw(self) -> None:
+        """One more neighbour."""
+        marked_left = self.marked - self.most
+        clear_left = self.cohort - self.marked - (self.drawn - self.most)
+        self.above = self.above * (self.cohort - self.drawn) + self.equal * marked_left
+        self.draws *= self.cohort - self.drawn
+        self.drawn += 1
+        if (self.above * self.cohort << self.bits) + self.strict <= self.draws:
+            # Of the draws with `most` marked ones, those of one clear device more.
+            self.equal = self.equal * self.drawn * clear_left // (self.drawn - self.most)
+        else:
+            self.most += 1
+            self.equal = self.equal * self.drawn * marked_left // self.most
+            self.above -= self.equal

@@ -1,0 +1,196 @@
+"""Shamir's secret sharing: `threshold` shares rebuild a secret, and fewer say nothing about it.
+
+A secret of 32 bytes is read as a little-endian number and cut into nine limbs of 30 bits, lowest
+first. (Limbs of 31 bits would not do: one of all ones is the prime itself, and would come back as
+zero.) Each limb is the value at 0 of its own random polynomial of degree threshold − 1 over the
+prime field of p = 2**31 − 1. The share at a point is the nine values there, each in four bytes,
+little-endian: 36 bytes.
+
+Claim: fewer than `threshold` shares have the same distribution for every secret.
+Proof: for threshold − 1 points other than 0, coefficients and shares determine one another whatever
+    the secret is, as one polynomial of degree threshold − 1 goes through threshold points; the
+    coefficients are uniform, so the shares are.
+Assumes: the words of `rng` are uniform. One changed share is not seen to be wrong: it rebuilds
+    another secret, or none, never the right one; keep a hash of the secret to tell. Nothing is
+    constant-time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.errors import MismatchError
+from sfumato.privacy.samplers import Rng, below
+from sfumato.spec import require
+
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+
+PRIME = 2**31 - 1
+SECRET_BYTES = 32
+LIMBS = 9
+LIMB_BITS = 30
+SHARE_BYTES = 4 * LIMBS
+MOST_SHARES = 4096  # of one secret; `_times` adds up to so many terms
+_BROKEN = b"\xff" * SHARE_BYTES  # stands for a share of another length: no field elements either
+_P = np.uint64(PRIME)
+_HALF, _LOW_HALF = np.uint64(16), np.uint64(2**16 - 1)
+_BITS_OF_LIMBS = np.array([LIMB_BITS] * 8 + [8 * SECRET_BYTES - LIMB_BITS * 8], dtype=np.uint64)
+
+
+def split(secret: bytes, *, threshold: int, points: Sequence[int], rng: Rng) -> list[bytes]:
+    """One share of `secret` for each of `points`; any `threshold` of them rebuild it.
+
+    >>> from sfumato.privacy.samplers import SystemRng
+    >>> secret = bytes(range(32))
+    >>> shares = split(secret, threshold=2, points=[1, 2, 3], rng=SystemRng())
+    >>> join({1: shares[0], 3: shares[2]}, threshold=2) == secret
+    True
+    """
+    require(len(secret) == SECRET_BYTES, f"a secret must be {SECRET_BYTES} bytes")
+    _check(points, threshold)
+    require(
+        threshold <= len(points),
+        f"threshold must be at most the number of points, {len(points)}; got {threshold}",
+    )
+    random = below(PRIME, (threshold - 1) * LIMBS, rng).astype(np.uint64)
+    coefficients = np.vstack([_limbs(secret), random.reshape(threshold - 1, LIMBS)])
+    values = _times(_powers(points, threshold), coefficients)
+    data = values.astype("<u4").tobytes()
+    return [data[start : start + SHARE_BYTES] for start in range(0, len(data), SHARE_BYTES)]
+
+
+def join(shares: Mapping[int, bytes], *, threshold: int) -> bytes:
+    """The secret that `shares`, by their points, came from.
+
+    All of them are checked for their form; those at the `threshold` lowest points are used. Raises
+    MismatchError if there are fewer, one is malformed, or they are no shares of one secret.
+    """
+    points = sorted(shares)
+    _check(points, threshold)
+    if len(points) < threshold:
+        raise MismatchError(f"a secret needs {threshold} shares; got {len(points)}")
+    values = _values([shares[point] for point in points])
+    if (malformed := np.flatnonzero((values >= PRIME).any(axis=1))).size:
+        raise MismatchError(
+            f"a share must be {LIMBS} field elements of 4 bytes, below {PRIME}; the share at "
+            f"{points[malformed[0]]} is not"
+        )
+    (secret,) = _rebuild(values[np.newaxis, :threshold], points[:threshold])
+    if secret is None:
+        raise MismatchError(
+            f"the shares at {points[:threshold]} are not of one secret of {SECRET_BYTES} bytes; "
+            "try others"
+        )
+    return secret
+
+
+def join_many(shares: Sequence[Sequence[bytes]], *, points: Sequence[int]) -> list[bytes | None]:
+    """Many secrets that were shared at the same points, each from its shares in their order.
+
+    All points are used, so there must be as many as the threshold, or more. A secret is None where
+    a share is malformed or they are no shares of one secret; the others are not disturbed.
+    """
+    _check(points, len(points))
+    for given in shares:
+        if len(given) != len(points):
+            raise MismatchError(f"a secret needs {len(points)} shares; got {len(given)}")
+    values = _values([share for given in shares for share in given])
+    return _rebuild(values.reshape(len(shares), len(points), LIMBS), points)
+
+
+def is_share(data: bytes) -> bool:
+    """Whether `data` has the form of a share; a collector asks before it keeps one."""
+    return bool((_values([data]) < PRIME).all())
+
+
+def _check(points: Sequence[int], threshold: int) -> None:
+    require(threshold >= 2, f"threshold must be at least 2; got {threshold}")
+    require(
+        len(points) <= MOST_SHARES,
+        f"a secret has at most {MOST_SHARES} shares; got {len(points)} points",
+    )
+    require(
+        len(set(points)) == len(points) and all(0 < point < PRIME for point in points),
+        f"points must be distinct, 1 to {PRIME - 1}; got {list(points)}",
+    )
+
+
+def _values(shares: Sequence[bytes]) -> U32:
+    """Shares as rows of field elements; what is malformed has a number that is not below p."""
+    data = b"".join([share if len(share) == SHARE_BYTES else _BROKEN for share in shares])
+    return np.frombuffer(data, dtype="<u4").reshape(len(shares), LIMBS)
+
+
+def _rebuild(values: U32, points: Sequence[int]) -> list[bytes | None]:
+    """The secrets of shares (secrets, points, limbs), where there are any."""
+    limbs = _times(_weights(tuple(points)), values.astype(np.uint64))
+    sound = (values < PRIME).all(axis=(1, 2)) & (limbs >> _BITS_OF_LIMBS == 0).all(axis=1)
+    packed = _pack(limbs)
+    return [
+        packed[start : start + SECRET_BYTES] if good else None
+        for start, good in zip(range(0, len(packed), SECRET_BYTES), sound, strict=True)
+    ]
+
+
+def _times(matrix: U64, values: U64) -> U64:
+    """The matrix product over the field, of at most 2**12 terms.
+
+    The matrix goes in two halves, so that a term is below 2**48 and a sum below 2**60.
+    """
+    high = (matrix >> _HALF) @ values % _P
+    return ((high << _HALF) + (matrix & _LOW_HALF) @ values) % _P
+
+
+def _powers(points: Sequence[int], count: int) -> U64:
+    """Each point's powers 0 .. count − 1, (points, count): twice as many at a time."""
+    at = np.array(points, dtype=np.uint64)[:, np.newaxis]
+    powers = np.ones_like(at)
+    while powers.shape[1] < count:
+        powers = np.concatenate([powers, powers * at % _P], axis=1)
+        at = at * at % _P
+    return powers[:, :count]
+
+
+@lru_cache(maxsize=256)
+def _weights(points: tuple[int, ...]) -> U64:
+    """Lagrange's: the value at 0 is the sum of weight × value at each point.
+
+    The weight of x is the product of y/(y − x) over the other points y.
+    """
+    at = np.array(points, dtype=np.uint64)
+    factors = (at + _P - at[:, np.newaxis]) % _P
+    np.fill_diagonal(factors, at)  # in place of y − x = 0, what the numerator has too much
+    numerator = int(_product(at[np.newaxis])[0])
+    denominators = _product(factors).tolist()
+    weights = [numerator * pow(denominator, -1, PRIME) % PRIME for denominator in denominators]
+    table = np.array(weights, dtype=np.uint64)
+    table.flags.writeable = False  # cached, so shared
+    return table
+
+
+def _product(factors: U64) -> U64:
+    """The product over the last axis, by halves."""
+    while (length := factors.shape[-1]) > 1:
+        half = length // 2
+        pairs = factors[..., :half] * factors[..., half : 2 * half] % _P
+        factors = np.concatenate([pairs, factors[..., 2 * half :]], axis=-1)
+    return factors[..., 0]
+
+
+def _limbs(secret: bytes) -> U64:
+    number = int.from_bytes(secret, "little")
+    mask = (1 << LIMB_BITS) - 1
+    return np.array([number >> LIMB_BITS * limb & mask for limb in range(LIMBS)], dtype=np.uint64)
+
+
+def _pack(limbs: U64) -> bytes:
+    """Rows of limbs as secrets, one after the other; bits beyond a limb's or a secret's go."""
+    each = limbs.astype("<u4").view(np.uint8).reshape(len(limbs), LIMBS, 4)
+    bits = np.unpackbits(each, axis=2, bitorder="little")[..., :LIMB_BITS]
+    joined = bits.reshape(len(limbs), LIMBS * LIMB_BITS)[:, : 8 * SECRET_BYTES]
+    return np.packbits(joined, axis=1, bitorder="little").tobytes()

@@ -1,0 +1,385 @@
+"""The fewest neighbours and the lowest threshold: published tables, slow arithmetic, every case."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from sfumato.errors import ImpossibleError, SpecError
+from sfumato.secagg.parameters import (
+    COMPLETE_BELOW,
+    LARGEST_COHORT,
+    MOST_NEIGHBOURS,
+    Mode,
+    Parameters,
+    _bounds,
+    _Most,
+    _question,
+    _search,
+    check,
+    find,
+)
+
+MODES: tuple[Mode, Mode] = ("semi_honest", "semi_malicious")
+RATES = ((0.05, 0.05), (0.1, 0.05), (0.1, 0.1), (0.2, 0.1), (0.2, 0.2), (0.33, 0.05))
+TABLE = {  # for each pair of rates: neighbours,threshold when semi-honest|when semi-malicious
+    50: "6,3|8,6 8,6|10,8 12,6|16,11 16,11|22,17 22,11|32,22 20,17|22,20",
+    100: "12,6|16,11 16,11|22,17 22,11|32,22 32,21|42,32 40,21|62,42 34,29|42,37",
+    200: "20,11|30,21 26,17|40,30 34,19|56,39 46,30|76,57 62,34|118,80 50,40|68,58",
+    1000: "30,17|52,37 38,24|66,49 48,27|96,67 68,44|140,104 98,54|302,206 78,60|132,109",
+    10000: "34,20|62,44 42,27|80,59 54,31|122,85 80,51|184,136 122,67|482,328 92,70|178,146",
+}
+
+
+def cells() -> Iterator[tuple[int, float, float, Mode, Parameters]]:
+    for cohort, row in TABLE.items():
+        for (corrupt, dropout), cell in zip(RATES, row.split(), strict=True):
+            for mode, pair in zip(MODES, cell.split("|"), strict=True):
+                neighbours, threshold = map(int, pair.split(","))
+                yield cohort, corrupt, dropout, mode, Parameters(neighbours, threshold)
+
+
+@pytest.mark.parametrize(("cohort", "corrupt", "dropout", "mode", "expected"), list(cells()))
+def test_the_table_of_peers_comes_out(
+    cohort: int, corrupt: float, dropout: float, mode: Mode, expected: Parameters
+) -> None:
+    assert find(cohort, corrupt=corrupt, dropout=dropout, mode=mode) == expected
+
+
+@pytest.mark.parametrize(
+    ("dropout", "mode", "expected"),
+    [
+        (0.1, "semi_honest", Parameters(64, 41)),
+        (0.1, "semi_malicious", Parameters(120, 87)),
+        (0.05, "semi_honest", Parameters(52, 37)),
+        (0.05, "semi_malicious", Parameters(84, 65)),
+    ],
+)
+def test_eighty_bits_take_more(dropout: float, mode: Mode, expected: Parameters) -> None:
+    assert find(1000, corrupt=0.1, dropout=dropout, mode=mode, security_bits=80) == expected
+
+
+def exceeds(cohort: int, marked: int, drawn: int, limit: int) -> Fraction:
+    """P[more than `limit` of `drawn` devices are marked], from binomial coefficients."""
+    ways = sum(
+        math.comb(marked, hit) * math.comb(cohort - marked, drawn - hit)
+        for hit in range(limit + 1, drawn + 1)
+    )
+    return Fraction(ways, math.comb(cohort, drawn))
+
+
+def slow_find(
+    cohort: int, corrupt: Fraction, dropout: Fraction, mode: Mode, security: int, correctness: int
+) -> Parameters | None:
+    """The conditions as they are stated, from scratch for every number of neighbours."""
+    adversaries, droppers = math.floor(corrupt * cohort), math.floor(dropout * cohort)
+    survivors = math.ceil((1 - dropout) * cohort)
+    half_risk = Fraction(1, 2 ** (security + 1))
+    even = range(2, cohort, 2) if cohort >= COMPLETE_BELOW else ()
+    for neighbours in (*even, cohort - 1):
+        cut = Fraction(cohort * (cohort - neighbours - 1), 2) * Fraction(
+            math.perm(adversaries + droppers, neighbours), math.perm(cohort, neighbours)
+        )
+        corrupt_most = next(
+            most
+            for most in range(neighbours + 1)
+            if exceeds(cohort, adversaries, neighbours, most) <= half_risk / cohort
+        )
+        stay_least = next(
+            stay
+            for stay in range(neighbours + 1)
+            if 1 - exceeds(cohort, survivors, neighbours, stay)
+            >= Fraction(1, 2**correctness * cohort)
+        )
+        if mode == "semi_malicious":
+            corrupt_most = math.ceil(Fraction(corrupt_most + neighbours - Fraction(5, 4)) / 2)
+        threshold = max(corrupt_most + 1, 2)
+        if cut < half_risk and threshold <= stay_least:
+            return Parameters(neighbours, threshold)
+    return None
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("cohort", [*range(3, 26), 31, 40, 57])
+def test_a_search_from_scratch_finds_the_same(cohort: int, mode: Mode) -> None:
+    for corrupt, dropout in itertools.product(("0", "0.07", "0.3"), ("0", "0.1", "0.35")):
+        for security, correctness in ((40, 20), (3, 2)):
+            expected = slow_find(
+                cohort, Fraction(corrupt), Fraction(dropout), mode, security, correctness
+            )
+            try:
+                found = find(
+                    cohort,
+                    corrupt=float(corrupt),
+                    dropout=float(dropout),
+                    mode=mode,
+                    security_bits=security,
+                    correctness_bits=correctness,
+                )
+            except ImpossibleError:
+                assert expected is None
+            else:
+                assert found == expected
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("bits", [1, 3, 6])
+def test_the_most_marked_neighbours_are_those_of_all_draws(bits: int, strict: bool) -> None:
+    cohort = 9
+    for marked in range(cohort + 1):
+        most = _Most(cohort, marked, bits=bits, strict=strict)
+        for drawn in range(1, cohort):
+            most.draw()
+            hits = [
+                sum(device < marked for device in draw)
+                for draw in itertools.combinations(range(cohort), drawn)
+            ]
+            bound = Fraction(1, cohort << bits)
+            shares = [
+                Fraction(sum(hit > limit for hit in hits), len(hits)) for limit in range(drawn + 1)
+            ]
+            rare = [share < bound or (share == bound and not strict) for share in shares]
+            assert most.most == rare.index(True)
+            assert Fraction(most.above, most.draws) == shares[most.most]
+
+
+def test_a_probability_at_the_bound_counts_as_rare_only_where_it_may() -> None:
+    """Two marked of nine: both are drawn in two draws with probability 1/36 = 2^−2/9."""
+    loose, strict = (_Most(9, 2, bits=2, strict=strict) for strict in (False, True))
+    for most in (loose, strict):
+        most.draw()
+        most.draw()
+    assert (loose.most, strict.most) == (1, 2)
+    # Two of 33 are both drawn with probability 2^−4/33, two of 65 with probability 2^−5/65.
+    secret = list(_bounds(_question(33, 2 / 33, 0, "semi_honest", 3, 20)))
+    recoverable = list(_bounds(_question(65, 0, 2 / 65, "semi_honest", 40, 5)))
+    assert (secret[1].neighbours, secret[1].least) == (2, 2)
+    assert (recoverable[1].neighbours, recoverable[1].most) == (2, 0)
+
+
+def pieces(members: set[int], cohort: int, reach: int) -> int:
+    """How many connected pieces these members of an unshuffled ring are."""
+    left, count = set(members), 0
+    while left:
+        count, edge = count + 1, [left.pop()]
+        while edge:
+            here = edge.pop()
+            near = {(here + step) % cohort for step in range(-reach, reach + 1)} & left
+            left -= near
+            edge.extend(near)
+    return count
+
+
+@pytest.mark.parametrize(("cohort", "neighbours"), [(9, 2), (12, 4), (14, 6)])
+def test_the_ring_falls_apart_no_more_often_than_the_bound_says(
+    cohort: int, neighbours: int
+) -> None:
+    tight = False
+    for bad in range(cohort - 1):
+        outcomes = [
+            pieces(set(range(cohort)) - set(missing), cohort, neighbours // 2) > 1
+            for missing in itertools.combinations(range(cohort), bad)
+        ]
+        share = Fraction(sum(outcomes), len(outcomes))
+        pairs = Fraction(cohort * (cohort - neighbours - 1), 2)
+        bound = pairs * Fraction(math.perm(bad, neighbours), math.perm(cohort, neighbours))
+        assert share <= bound
+        tight |= share == bound > 0
+    assert tight  # when just enough are missing, nothing is counted twice
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_promise_holds_over_every_set_of_devices(mode: Mode) -> None:
+    """Twenty devices on a ring, three of them corrupt and two dropping out, at a few bits."""
+    cohort, adversaries, droppers, security, correctness = 20, 3, 2, 5, 3
+    found = find(
+        cohort,
+        corrupt=adversaries / cohort,
+        dropout=droppers / cohort,
+        mode=mode,
+        security_bits=security,
+        correctness_bits=correctness,
+    )
+    assert found.neighbours < cohort - 1
+    reach = found.neighbours // 2
+    near = [
+        {(here + step) % cohort for step in range(-reach, reach + 1)} - {here}
+        for here in range(cohort)
+    ]
+
+    def opened(corrupt: set[int]) -> bool:
+        honest = set(range(cohort)) - corrupt
+        most = max(len(near[device] & corrupt) for device in honest)
+        both_ways = mode == "semi_malicious" and most + found.neighbours >= 2 * found.threshold
+        return most >= found.threshold or both_ways
+
+    def lost(dropped: set[int]) -> bool:
+        return any(len(others - dropped) < found.threshold for others in near)
+
+    def cut(bad: set[int]) -> bool:
+        return pieces(set(range(cohort)) - bad, cohort, reach) > 1
+
+    def share(fails: Callable[[set[int]], bool], size: int) -> Fraction:
+        sets = list(itertools.combinations(range(cohort), size))
+        return Fraction(sum(fails(set(each)) for each in sets), len(sets))
+
+    unsafe = share(opened, adversaries) + share(cut, adversaries + droppers)
+    assert unsafe <= Fraction(1, 2**security)
+    assert share(lost, droppers) <= Fraction(1, 2**correctness)
+
+
+@pytest.mark.parametrize("cohort", range(3, COMPLETE_BELOW))
+def test_a_small_cohort_is_safe_and_recoverable_for_sure(cohort: int) -> None:
+    others = cohort - 1
+    for adversaries, droppers, mode in itertools.product(range(cohort), range(cohort), MODES):
+
+        def opens(threshold: int, adversaries: int = adversaries, mode: Mode = mode) -> bool:
+            """Whether a device's secrets are opened: by the corrupt, or by two halves of others."""
+            honest = others - adversaries
+            if mode == "semi_honest":
+                return adversaries >= threshold
+            halves = ((told, honest - told) for told in range(honest + 1))
+            return any(min(half) + adversaries >= threshold for half in halves)
+
+        will_do = [
+            threshold
+            for threshold in range(2, others + 1)
+            if not opens(threshold) and others - droppers >= threshold
+        ]
+        # A rate in the middle of those that round down to so many devices.
+        corrupt, dropout = (adversaries + 0.5) / cohort, (droppers + 0.5) / cohort
+        try:
+            found = find(cohort, corrupt=corrupt, dropout=dropout, mode=mode)
+        except ImpossibleError:
+            assert not will_do
+        else:
+            assert found == Parameters(others, will_do[0])
+
+
+def test_everybody_is_a_neighbour_where_an_even_number_is_not_enough() -> None:
+    assert find(20, corrupt=0.33, dropout=0.3, mode="semi_malicious") == Parameters(19, 13)
+
+
+def test_a_threshold_is_at_least_two_and_can_be_met() -> None:
+    for cohort in range(3, 60):
+        found = find(cohort, corrupt=0.0, dropout=0.2, mode="semi_honest")
+        assert found.threshold == 2
+        question = _question(cohort, 0.0, 0.2, "semi_honest", 40, 20)
+        bounds = {bounds.neighbours: bounds for bounds in _bounds(question)}
+        assert bounds[found.neighbours].most >= 2
+
+
+def test_a_rate_means_the_decimal_that_it_prints_as() -> None:
+    assert math.floor(0.29 * 100) == 28  # what a float makes of it
+    question = _question(100, 0.29, 0.57, "semi_honest", 40, 20)
+    assert (question.adversaries, question.droppers) == (29, 57)
+    assert _question(10**6, 1e-05, 0, "semi_honest", 40, 20).adversaries == 10
+
+
+def test_a_large_cohort_is_quick() -> None:
+    _search.cache_clear()
+    start = time.process_time()
+    find(10_000, corrupt=0.2, dropout=0.2, mode="semi_malicious")
+    assert time.process_time() - start < 1  # hundredths of a second, in fact
+
+
+def test_what_cannot_be_says_what_could() -> None:
+    with pytest.raises(ImpossibleError, match=r"at least 7 .* only 6 are sure to stay; lower"):
+        find(10, corrupt=0.33, dropout=0.3, mode="semi_malicious")
+    find(10, corrupt=0.33, dropout=0.2, mode="semi_malicious")
+    find(10, corrupt=0.1, dropout=0.3, mode="semi_malicious")
+    find(50, corrupt=0.33, dropout=0.3, mode="semi_malicious")
+    for cohort in (0, 1, 2):
+        with pytest.raises(ImpossibleError, match="ask at least 3 devices"):
+            find(cohort, corrupt=0.0, dropout=0.0, mode="semi_honest")
+    with pytest.raises(ImpossibleError, match="may not hold them together"):
+        find(10**6, corrupt=0.0, dropout=0.99, mode="semi_honest")
+
+
+ASKED: dict[str, Any] = {"corrupt": 0.1, "dropout": 0.1, "mode": "semi_honest"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"corrupt": 1.0}, "corrupt must be"),
+        ({"corrupt": -0.1}, "corrupt must be"),
+        ({"dropout": math.nan}, "dropout must be"),
+        ({"mode": "malicious"}, "mode must be"),
+        ({"security_bits": 0}, "security_bits must be"),
+        ({"correctness_bits": 257}, "correctness_bits must be"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        find(100, **{**ASKED, **wrong})
+    with pytest.raises(SpecError, match=message):
+        check(Parameters(22, 11), 100, **{**ASKED, **wrong})
+
+
+def test_too_many_devices_are_refused() -> None:
+    assert find(LARGEST_COHORT, **ASKED).neighbours < 100
+    with pytest.raises(SpecError, match="cohort must be at most"):
+        find(LARGEST_COHORT + 1, **ASKED)
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "threshold"), [(4, 1), (4, 5), (0, 0), (MOST_NEIGHBOURS + 1, 2)]
+)
+def test_parameters_check_themselves(neighbours: int, threshold: int) -> None:
+    with pytest.raises(SpecError, match="threshold must be"):
+        Parameters(neighbours, threshold)
+
+
+@pytest.mark.parametrize(("cohort", "corrupt", "dropout", "mode", "expected"), list(cells()))
+def test_a_device_accepts_what_is_needed_and_nothing_weaker(
+    cohort: int, corrupt: float, dropout: float, mode: Mode, expected: Parameters
+) -> None:
+    asked: dict[str, Any] = {"corrupt": corrupt, "dropout": dropout, "mode": mode}
+    check(expected, cohort, **asked)
+    check(Parameters(expected.neighbours, expected.threshold + 1), cohort, **asked)
+    if expected.threshold > 2:
+        with pytest.raises(SpecError, match="threshold must be at least"):
+            check(Parameters(expected.neighbours, expected.threshold - 1), cohort, **asked)
+    fewer = expected.neighbours - 2
+    with pytest.raises(SpecError, match="neighbours must be"):
+        check(Parameters(fewer, min(expected.threshold, fewer)), cohort, **asked)
+
+
+def test_a_device_accepts_what_protects_it_from_more() -> None:
+    stronger = find(1000, corrupt=0.1, dropout=0.1, mode="semi_malicious")
+    check(stronger, 1000, **ASKED)
+    check(find(1000, **ASKED, security_bits=80), 1000, **ASKED)
+    with pytest.raises(SpecError, match="threshold must be at least"):
+        check(find(1000, **ASKED), 1000, **{**ASKED, "mode": "semi_malicious", "dropout": 0.0})
+
+
+def test_more_neighbours_need_a_higher_threshold() -> None:
+    """Of 200 neighbours, 27 may well be corrupt, though of 48 they may not."""
+    needed = find(1000, **ASKED)
+    with pytest.raises(SpecError, match="threshold must be at least"):
+        check(Parameters(200, needed.threshold), 1000, **ASKED)
+
+
+def test_what_no_ring_has_is_refused() -> None:
+    check(Parameters(99, 99), 100, **ASKED)
+    for neighbours in (41, 100):
+        with pytest.raises(SpecError, match="neighbours must be"):
+            check(Parameters(neighbours, neighbours), 100, **ASKED)
+    for neighbours in (10, 16, 18):
+        with pytest.raises(SpecError, match="neighbours must be"):
+            check(Parameters(neighbours, neighbours), 18, **ASKED)
+
+
+def test_with_more_neighbours_the_conditions_on_secrecy_only_tighten_or_hold() -> None:
+    """What `check` relies on: connected stays so, and the least threshold never falls."""
+    for mode in MODES:
+        question = _question(300, 0.1, 0.1, mode, 40, 20)
+        bounds = list(_bounds(question))
+        assert sorted(bounds, key=lambda each: (each.connected, each.least)) == bounds
