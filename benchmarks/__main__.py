@@ -12,7 +12,7 @@ from types import ModuleType
 from benchmarks.lines import RESULTS, Settings, append, latest
 
 GROUPS = {
-    "speed": ("hashing", "encode", "decode", "samplers", "simulate", "local"),
+    "speed": ("hashing", "encode", "decode", "samplers", "simulate", "local", "masks"),
     "accuracy": ("refined", "coverage"),
 }
 

@@ -413,8 +413,14 @@ def _plain_counts(tally: Tally, points: npt.NDArray[Any]) -> tuple[F64, debias.N
     ]
     counts = np.concatenate(parts) if parts else np.empty(0)
     alone = float(debias.variance(tally.randomizer, count=tally.count, held=0.0, squares=0.0))
-    squares = max(float(np.sum(counts**2 - alone)), 0.0)
-    met = float(debias.variance(tally.randomizer, count=tally.count, held=0.0, squares=squares))
+    met = float(
+        debias.variance(
+            tally.randomizer,
+            count=tally.count,
+            held=0.0,
+            squares=debias.squares_of(tally.randomizer, counts, alone),
+        )
+    )
     return counts, debias.Null(math.sqrt(met), tally.count, tally.randomizer.support)
 
 

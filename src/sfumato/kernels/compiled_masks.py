@@ -108,7 +108,7 @@ def _add(
                         total[cell] = part[cell - place]
                 place += size
                 low += np.uint64(blocks)
-                high += np.uint64(low == _0)
+                high += np.uint64(low == _0)  # a multiple of `blocks`: it wraps to 0 exactly
             places[stream], counters[stream, 0], counters[stream, 1] = place, high, low
 
 

@@ -7,13 +7,16 @@ degree first: three-wise independent cells. A bit vector is packed into little-e
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sfumato.kernels import PIECE, SMALL, _in_threads, is_compiled
+from sfumato.kernels import SMALL, is_compiled
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -21,6 +24,7 @@ F64 = npt.NDArray[np.float64]
 U8 = npt.NDArray[np.uint8]
 Whole = npt.NDArray[np.integer]
 Cells = npt.NDArray[np.integer] | F64
+_LOOKUPS = 1 << 23  # cells read by one core before another is worth waking
 _Counts = TypeVar("_Counts", bound="npt.NDArray[np.integer]")
 
 
@@ -66,7 +70,8 @@ def add_signs(codes: Whole, flat: _Counts) -> None:
 def gather(points: U64, table: Cells, hashes: U64) -> F64:
     """The sum over rows of the cell that each point has there: (n,)."""
     kernels = _twin(points.size * table.shape[0])
-    return _over_points(points.size, lambda a, b: kernels.gather(points[a:b], table, hashes))
+    cores = min(points.size, points.size * table.shape[0] // _LOOKUPS)
+    return _over_points(points.size, lambda a, b: kernels.gather(points[a:b], table, hashes), cores)
 
 
 def gather_hadamard(points: U64, table: npt.NDArray[np.integer], hashes: U64) -> F64:
@@ -78,7 +83,7 @@ def gather_hadamard(points: U64, table: npt.NDArray[np.integer], hashes: U64) ->
 def collide(points: U64, others: U64, weights: F64, hashes: U64, shares: F64, width: int) -> F64:
     """How much of `weights`, held by `others`, each point meets: beyond what chance would bring,
     in each row, averaged over rows with `shares`: (n,)."""
-    kernels = _twin((points.size + others.size) * hashes.shape[0])
+    kernels = _twin((points.size + others.size + 64) * hashes.shape[0])
     return kernels.collide(points, others, weights, hashes, shares, width)  # type: ignore[no-any-return]
 
 
@@ -97,6 +102,10 @@ def _twin(work: int) -> ModuleType:
     return plain_local
 
 
-def _over_points(size: int, function: object) -> F64:
-    pieces: list[F64] = _in_threads(size, function, cores=max(1, size // PIECE))  # type: ignore[arg-type]  # an (a, b) -> F64
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+def _over_points(size: int, function: Callable[[int, int], F64], cores: int) -> F64:
+    count = min(cores, os.cpu_count() or 1)
+    if count < 2:
+        return function(0, size)
+    bounds = [size * k // count for k in range(count + 1)]
+    with ThreadPoolExecutor(count) as pool:
+        return np.concatenate(list(pool.map(function, bounds[:-1], bounds[1:])))

@@ -20,7 +20,7 @@ Error: `variance` is exact for the plain estimate, over coins and hash functions
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -42,6 +42,7 @@ LEVEL = 0.05  # of the family-wise error, or of the false discovery rate
 MATTERS = 0.01  # collisions below this share of the variance are left alone
 SURE = 4.0  # deviations from which an item's collisions are solved for
 MOST = 0.05  # share of the cells that may be solved for at once: each adds noise to the others
+_SEEN = 0.15  # how much more than stated placebos may err by chance: three of their deviations
 _LOOKS, _FIT, _STEPS = 3, 1e-6, 40
 
 
@@ -105,17 +106,26 @@ def estimate(tally: Tally, values: npt.NDArray[Any], *, aware: bool = True) -> L
     randomizer, count = tally.randomizer, tally.count
     if count == 0:
         raise SpecError("there is nothing to estimate from: the tally holds no record")
+    distinct, places = np.unique(values, return_inverse=True)
+    if distinct.size < values.size:  # an item asked about twice is one item, told twice
+        return _repeated(estimate(tally, distinct, aware=aware), places)
     chance = randomizer.collision
     raw = randomizer.readings(tally.cells, count, values) - chance * count
     counts = raw / (1 - chance)
     sure = float(variance(randomizer, count=count, held=0.0, squares=0.0))
-    squares = max(float(np.sum(counts**2 - sure)), 0.0)
-    if chance == 0 or not aware:
-        null = float(variance(randomizer, count=count, held=0.0, squares=squares))
-        return _with_errors(tally, counts, null, "plain means" if chance else "direct")
-    meeting = float(variance(randomizer, count=count, held=0.0, squares=squares)) - sure
-    if meeting < MATTERS * sure:
-        return _with_errors(tally, counts, sure + meeting, "plain means")
+    squares = squares_of(randomizer, counts, sure)
+    null = float(variance(randomizer, count=count, held=0.0, squares=squares))
+    if chance == 0:
+        return _with_errors(tally, values, counts, null, "direct")
+    if aware and null < (1 + MATTERS) * sure:  # but who knows what was not listed
+        placebos = randomizer.readings(tally.cells, count, _placebos(values, PLACEBOS))
+        seen = float(np.mean((placebos - chance * count) ** 2)) / (1 - chance) ** 2
+        if seen < (1 + _SEEN) * sure:
+            return _with_errors(tally, values, counts, max(null, seen), "plain means")
+    if not aware:
+        own = np.clip(counts**2 - sure, 0.0, squares)  # an item does not meet itself
+        less = variance(randomizer, count=count, held=0.0, squares=squares - own) - null
+        return _with_errors(tally, values, counts, null, "plain means", less)
     return _aware(tally, values, raw, sure)
 
 
@@ -137,7 +147,7 @@ class Null:
         chance = level / items
         if math.isinf(self.records):
             return self.error * NormalDist().inv_cdf(1 - chance)
-        low, high = math.floor(self._mean), math.ceil(self.records)
+        low, high = math.floor(self._mean), math.floor(self.records) + 1  # which is never reached
         while high - low > 1:  # the least number that is reached with no more than this chance
             middle = (low + high) // 2
             low, high = (low, middle) if self._reached(middle) <= chance else (middle, high)
@@ -203,6 +213,8 @@ def consistent(
     """
     if not total > 0:
         raise SpecError(f"total must be above 0; got {total}")
+    if counts.size == 0:
+        raise SpecError("there must be counts to make consistent; got none")
     if rule == "simplex":
         falling = np.sort(counts)[::-1]
         spare = (np.cumsum(falling) - total) / np.arange(1, counts.size + 1)
@@ -215,6 +227,13 @@ def consistent(
         if not wrong.any():
             return np.where(positive, counts - shift, 0.0)
         positive &= ~wrong
+
+
+def squares_of(randomizer: Randomizer, counts: F64, sure: float) -> float:
+    """The sum of the squares of the true counts: without what noise and collisions add to those of
+    the estimates, the latter in proportion to the sum itself."""
+    met = 1 + (counts.size - 1) / (randomizer.rows * (randomizer.width - 1))
+    return max(float(np.sum(counts**2 - sure)), 0.0) / met
 
 
 def _aware(tally: Tally, values: U64, raw: F64, sure: float) -> LocalEstimates:
@@ -247,16 +266,17 @@ def _aware(tally: Tally, values: U64, raw: F64, sure: float) -> LocalEstimates:
         counts = (reading - met) / keep
         counts[chosen] = solved
     # Of a met item only the mean is taken off: in which rows its devices were, and their coins,
-    # stay as noise, more for an item that meets a heavy one.
+    # stay as noise, more for an item that meets a heavy one and less for one that meets none.
     _, hit, miss = randomizer.moments
-    excess = np.maximum(met, 0) * (1 + hit - miss) / keep**2
+    excess = met * (1 + hit - miss) / keep**2
     null = max(sure, float(np.mean(counts[values.size :] ** 2 - excess[values.size :])))
     inflation = np.ones(values.size)
     inflation[chosen] = 1 / (1 - chosen.size / tally.cells.size)
     decoder = f"collisions solved for {chosen.size:,} items"
     excess = excess[: values.size]
-    excess[chosen] = np.maximum(excess[chosen] - solved * (1 + hit - miss) / keep, 0)
-    return _with_errors(tally, counts[: values.size], null, decoder, excess, inflation)
+    excess[chosen] -= solved * (1 + hit - miss) / keep  # an item does not meet itself
+    excess = np.maximum(excess, -sure / 2)
+    return _with_errors(tally, values, counts[: values.size], null, decoder, excess, inflation)
 
 
 def _solve(points: U64, reading: F64, start: F64, hashes: U64, shares: F64, width: int) -> F64:
@@ -281,8 +301,18 @@ def _solve(points: U64, reading: F64, start: F64, hashes: U64, shares: F64, widt
     return solution
 
 
+def _repeated(found: LocalEstimates, places: I64) -> LocalEstimates:
+    return replace(
+        found,
+        counts=found.counts[places],
+        standard_error=found.standard_error[places],
+        null_error=found.null_error[places],
+    )
+
+
 def _with_errors(
     tally: Tally,
+    values: npt.NDArray[Any],
     counts: F64,
     null: float,
     decoder: str,
@@ -302,10 +332,8 @@ def _with_errors(
         # A row's cells err on their own, so items that share one err together; those of a response
         # add up to the row's records exactly.
         unlisted_error *= math.sqrt(1 + counts.size * randomizer.collision)
-    if isinstance(randomizer, DirectResponse):  # the others have a category of their own
-        other = np.array([randomizer.categories])
-        unlisted = float(randomizer.readings(tally.cells, count, other)[0])
-        unlisted_error = math.sqrt(null + slope * max(unlisted, 0.0))
+    if isinstance(randomizer, DirectResponse):
+        unlisted_error = math.sqrt(randomizer.set_variance(count, unlisted, values.size))
     return LocalEstimates(
         counts=counts,
         standard_error=np.sqrt(spread),

@@ -187,6 +187,17 @@ class DirectResponse:
         told: F64 = cells[0, values].astype(np.float64)
         return (told - lie * count) / (truth - lie)
 
+    def set_variance(self, count: float, inside: float, asked: int) -> float:
+        """The variance of the number of devices, `inside` of `count`, whose category is none of
+        those `asked` about: all other categories together are one noisy answer."""
+        truth = self._coin.probability
+        lie = (1 - truth) / (self.width - 1)
+        others = self.width - asked
+        seen, unseen = truth + (others - 1) * lie, others * lie
+        held = min(max(inside, 0.0), count)
+        spread = held * seen * (1 - seen) + (count - held) * unseen * (1 - unseen)
+        return spread / (truth - lie) ** 2
+
     @property
     def _coin(self) -> Bernoulli:
         return Bernoulli.truth(self.epsilon, self.width - 1)
