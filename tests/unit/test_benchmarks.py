@@ -16,7 +16,17 @@ import pyarrow.parquet
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("hashing", "encode", "decode", "samplers", "simulate", "refined", "coverage")
+NAMES = (
+    "hashing",
+    "encode",
+    "decode",
+    "samplers",
+    "simulate",
+    "local",
+    "masks",
+    "refined",
+    "coverage",
+)
 ORIGIN = {"name", "case", "commit", "machine", "versions", "sizes", "seeds", "repetitions"}
 
 
