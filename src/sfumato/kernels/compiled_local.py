@@ -232,6 +232,7 @@ def _add_in_planes(
     """A row's vectors are added by full adders over whole words, which keep the count of every lane
     in six planes; 63 vectors fill them, and then they are spread over the row's cells."""
     each = _PLANES * groups * _WORDS
+    counts = np.empty(64, dtype=np.uint8)
     for i in range(rows.size):
         if i + _AHEAD < rows.size:
             soon = np.int64(rows[i + _AHEAD]) * each
@@ -243,31 +244,42 @@ def _add_in_planes(
             _ripple(planes, start + _PLANES * _WORDS * group, data, at + 8 * _WORDS * group)
         held[row] += np.uint8(1)
         if held[row] == _FULL:
-            _spread(planes[start : start + each], table[row])
+            _spread(planes[start : start + each], counts, table[row])
             held[row] = 0
     for row in range(held.size):
         if held[row]:
-            _spread(planes[np.int64(row) * each : (np.int64(row) + 1) * each], table[row])
+            _spread(planes[np.int64(row) * each : (np.int64(row) + 1) * each], counts, table[row])
+
+
+@intrinsic
+def _count_lanes(context: Any, planes: Any, place: Any, counts: Any) -> Any:
+    """The counts of the 64 lanes of the word at `place` of six planes, as bytes."""
+    lanes, flags = ir.VectorType(ir.IntType(8), 64), ir.VectorType(ir.IntType(1), 64)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        held = context.make_array(signature.args[0])(context, builder, args[0])
+        out = context.make_array(signature.args[2])(context, builder, args[2])
+        total = ir.Constant(lanes, [0] * 64)
+        for plane in reversed(range(_PLANES)):  # twice what is above, and this one
+            step = ir.Constant(ir.IntType(64), plane * _WORDS)
+            word = builder.load(builder.gep(held.data, [builder.add(args[1], step)]))
+            digit = builder.zext(builder.bitcast(word, flags), lanes)
+            total = builder.add(builder.add(total, total), digit)
+        builder.store(total, builder.bitcast(out.data, lanes.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(planes, types.int64, counts), generate
 
 
 @njit(nogil=True, cache=True)
-def _spread(planes: U64, line: Whole) -> None:
-    """Add the count of every lane to its cell, and clear the planes."""
+def _spread(planes: U64, counts: U8, line: Whole) -> None:
+    """Add the count of every lane to its cell, and clear the planes; `counts` is room for 64."""
     for first in range(0, line.size, 64):
         group, word = divmod(first // 64, _WORDS)
-        start = _PLANES * _WORDS * group + word
-        a, b, c = planes[start], planes[start + _WORDS], planes[start + 2 * _WORDS]
-        d, e, f = planes[start + 3 * _WORDS], planes[start + 4 * _WORDS], planes[start + 5 * _WORDS]
-        for lane in range(min(64, line.size - first)):
-            shift = np.uint64(lane)
-            line[first + lane] += (
-                ((a >> shift) & _1)
-                + (((b >> shift) & _1) << _1)
-                + (((c >> shift) & _1) << np.uint64(2))
-                + (((d >> shift) & _1) << _3)
-                + (((e >> shift) & _1) << np.uint64(4))
-                + (((f >> shift) & _1) << np.uint64(5))
-            )
+        _count_lanes(planes, _PLANES * _WORDS * group + word, counts)
+        cells = line[first : first + 64]
+        for lane in range(cells.size):
+            cells[lane] += counts[lane]
     planes[:] = _0
 
 

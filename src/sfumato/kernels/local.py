@@ -103,7 +103,8 @@ def _twin(work: int) -> ModuleType:
 
 
 def _over_points(size: int, function: Callable[[int, int], F64], cores: int) -> F64:
-    count = min(cores, os.cpu_count() or 1)
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    count = min(cores, allowed or 1)
     if count < 2:
         return function(0, size)
     bounds = [size * k // count for k in range(count + 1)]
