@@ -302,7 +302,7 @@ def gather(points: U64, table: npt.NDArray[np.integer] | F64, hashes: U64) -> F6
 
 
 def gather_hadamard(points: U64, table: npt.NDArray[np.integer], hashes: U64) -> F64:
-    # What a row adds up to fits where the number of its records does.
+    # What a row adds up to, whatever the signs, is at most the number of its records.
     wide = table.dtype.itemsize == 8
     line: npt.NDArray[np.integer] = np.zeros(table.shape[1], np.int64 if wide else np.int32)
     return _gather_hadamard(points, table, hashes, line)

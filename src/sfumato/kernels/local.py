@@ -70,14 +70,22 @@ def add_signs(codes: Whole, flat: _Counts) -> None:
 def gather(points: U64, table: Cells, hashes: U64) -> F64:
     """The sum over rows of the cell that each point has there: (n,)."""
     kernels = _twin(points.size * table.shape[0])
-    cores = min(points.size, points.size * table.shape[0] // _LOOKUPS)
-    return _over_points(points.size, lambda a, b: kernels.gather(points[a:b], table, hashes), cores)
+    cores = points.size * table.shape[0] // _LOOKUPS
+    return np.concatenate(
+        _in_pieces(points.size, lambda a, b: kernels.gather(points[a:b], table, hashes), cores)
+    )
 
 
 def gather_hadamard(points: U64, table: npt.NDArray[np.integer], hashes: U64) -> F64:
     """As `gather`, of the Walsh–Hadamard transform of each row; the table stays as it is."""
-    kernels = _twin(table.size + points.size * table.shape[0])
-    return kernels.gather_hadamard(points, table, hashes)  # type: ignore[no-any-return]
+    work = table.size + points.size * table.shape[0]
+    kernels = _twin(work)
+
+    def some(a: int, b: int) -> F64:
+        part: F64 = kernels.gather_hadamard(points, table[a:b], hashes[a:b])
+        return part
+
+    return np.asarray(sum(_in_pieces(table.shape[0], some, work // _LOOKUPS)))
 
 
 def collide(points: U64, others: U64, weights: F64, hashes: U64, shares: F64, width: int) -> F64:
@@ -102,11 +110,12 @@ def _twin(work: int) -> ModuleType:
     return plain_local
 
 
-def _over_points(size: int, function: Callable[[int, int], F64], cores: int) -> F64:
+def _in_pieces(size: int, function: Callable[[int, int], F64], cores: int) -> list[F64]:
+    """function(start, stop) over `size` rows or points, on as many cores as are worth waking."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    count = min(cores, allowed or 1)
+    count = min(cores, allowed or 1, size)
     if count < 2:
-        return function(0, size)
+        return [function(0, size)]
     bounds = [size * k // count for k in range(count + 1)]
     with ThreadPoolExecutor(count) as pool:
-        return np.concatenate(list(pool.map(function, bounds[:-1], bounds[1:])))
+        return list(pool.map(function, bounds[:-1], bounds[1:]))
