@@ -33,6 +33,7 @@ from sfumato.privacy import (
     NoNoise,
     NoPrivacy,
 )
+from sfumato.secagg.agreement import MaskedRound
 from sfumato.sketch import CountSketch, OneHot
 from sfumato.spec import canonical, digest, from_json, kind_of, kinds, to_json
 from sfumato.task import LocalTask, Task
@@ -103,6 +104,16 @@ EXAMPLES: dict[str, Any] = {
     ),
     "local_task": LocalTask(
         randomizer=HashedResponse(epsilon=4.0, rows=16, width=56, seed=1), cohort="everybody"
+    ),
+    "masked_round": MaskedRound(
+        task="ab" * 32,
+        cells=50,
+        modulus_bits=20,
+        cohort=24,
+        corrupt=0.1,
+        dropout=0.25,
+        mode="semi_malicious",
+        nonce="cd" * 16,
     ),
     "no_noise": NoNoise(),
     "no_privacy": NoPrivacy(),

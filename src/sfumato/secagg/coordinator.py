@@ -1,0 +1,293 @@
+"""The collector's side of a masked round: it adds what it cannot read.
+
+    ENROL ─close─▶ SHARE ─close─▶ MASK ─close─▶ UNMASK ─finish─▶ DONE, or ABORTED from any of them
+
+Messages are admitted with `add`, which answers with a `Refusal` or None and never raises for what a
+device sent; the same message twice is one message. Closing a phase below its floor aborts the
+round. Masked tables are added as they come and not kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import combinations, islice
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.errors import ImpossibleError, MismatchError, SpecError
+from sfumato.kernels import masks
+from sfumato.secagg.agreement import (
+    Keys,
+    MaskedRound,
+    Words,
+    agree,
+    members_to_bytes,
+    public_of,
+    ring_seed,
+    root_of,
+    sign_of,
+    stream_of,
+    unpack_words,
+)
+from sfumato.secagg.graph import Ring
+from sfumato.secagg.participant import BOX_BYTES, SHARE_BYTES
+from sfumato.secagg.sharing import is_share, join
+
+I64 = npt.NDArray[np.int64]
+MOST_SUBSETS = 200  # of shares that are tried before a secret counts as lost
+
+
+class Phase(StrEnum):
+    ENROL = "enrol"
+    SHARE = "share"
+    MASK = "mask"
+    UNMASK = "unmask"
+    DONE = "done"
+    ABORTED = "aborted"
+
+
+class Refusal(StrEnum):
+    """Why a message was not taken."""
+
+    UNKNOWN = "unknown"  # no such member, or one that is not asked in this phase
+    LATE = "late"  # the phase is over, or has not begun
+    MALFORMED = "malformed"  # not the bytes of this phase's message
+    UNSIGNED = "unsigned"  # keys that this member's identity did not sign for this round
+    EQUIVOCATING = "equivocating"  # another message than the one it sent before
+
+
+@dataclass(slots=True, repr=False)
+class Coordinator:
+    """One round, as the collector sees it."""
+
+    round: MaskedRound
+    roster: tuple[bytes, ...]  # Ed25519 public keys of the members
+    phase: Phase = Phase.ENROL
+    keys: dict[int, Keys] = field(default_factory=dict)
+    root: bytes = b""
+    neighbours: dict[int, list[int]] = field(default_factory=dict)
+    boxes: dict[int, dict[int, bytes]] = field(default_factory=dict)  # by source, then target
+    survivors: set[int] = field(default_factory=set)
+    answers: dict[int, dict[int, bytes]] = field(default_factory=dict)  # by source, then owner
+    liars: set[int] = field(default_factory=set)  # whose secret could not be opened as committed
+    _total: Words = field(init=False)
+    _said: dict[tuple[Phase, int], bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.roster) != self.round.cohort:
+            raise SpecError(f"the roster must list {self.round.cohort} members")
+        self._total = np.zeros(self.round.cells, dtype=self.round.lane)
+
+    def add(self, phase: Phase, member: int, message: bytes) -> Refusal | None:
+        """Take a member's message of a phase, unless there is something against it."""
+        if not 0 <= member < self.round.cohort:
+            return Refusal.UNKNOWN
+        said = hashlib.sha256(message).digest()
+        before = self._said.get((phase, member))
+        if before is not None:
+            return None if before == said else Refusal.EQUIVOCATING
+        if phase is not self.phase:
+            return Refusal.LATE
+        takes = {
+            Phase.ENROL: self._enrol,
+            Phase.SHARE: self._share,
+            Phase.MASK: self._mask,
+            Phase.UNMASK: self._unmask,
+        }
+        refusal = takes[phase](member, message) if phase in takes else Refusal.LATE
+        if refusal is None:
+            self._said[phase, member] = said
+        return refusal
+
+    def close(self) -> Phase:
+        """End the phase: the next one, or ABORTED if too few answered."""
+        counts = {
+            Phase.ENROL: len(self.keys),
+            Phase.SHARE: len(self.boxes),
+            Phase.MASK: len(self.survivors),
+        }
+        if self.phase not in counts:
+            raise SpecError(f"the phase {self.phase} is not one to close")
+        if counts[self.phase] < self.round.least_survivors:
+            self.phase = Phase.ABORTED
+            return self.phase
+        if self.phase is Phase.ENROL:
+            self._draw_ring()
+        self.phase = {
+            Phase.ENROL: Phase.SHARE,
+            Phase.SHARE: Phase.MASK,
+            Phase.MASK: Phase.UNMASK,
+        }[self.phase]
+        return self.phase
+
+    def roster_for(self, member: int) -> bytes:
+        """Who enrolled, the root, and the keys of this member's neighbours."""
+        who = members_to_bytes(set(self.keys), self.round.cohort)
+        keys = [self.keys[other].to_bytes() for other in self.neighbours[member]]
+        return who + self.root + b"".join(keys)
+
+    def boxes_for(self, member: int) -> bytes:
+        """The boxes that neighbours addressed to this member."""
+        return b"".join(
+            source.to_bytes(4, "little") + self.boxes[source][member]
+            for source in self.neighbours[member]
+            if source in self.boxes
+        )
+
+    def survivor_set(self) -> bytes:
+        """Whose tables are in the sum: the same for everybody, once the phase MASK is over."""
+        if self.phase not in (Phase.UNMASK, Phase.DONE):
+            raise SpecError("the survivors are known when masking is over")
+        return members_to_bytes(self.survivors, self.round.cohort)
+
+    def finish(self) -> I64:
+        """The sum over the survivors modulo 2**modulus_bits, as residues, with the masks off.
+
+        Secrets are checked against what was committed to. One that cannot be opened aborts the
+        round, and its owner or a liar among its neighbours is in `liars`.
+        """
+        if self.phase is not Phase.UNMASK:
+            raise SpecError(f"a round is finished after unmasking; it is in {self.phase}")
+        total = self._total.copy()
+        try:
+            streams, signs = self._masks_left()
+        except ImpossibleError:
+            self.phase = Phase.ABORTED
+            raise
+        masks.add_streams(total, streams, [-sign for sign in signs])
+        self.phase = Phase.DONE
+        bits = self.round.modulus_bits
+        modulus = np.uint64(2**bits - 1) if bits < 64 else np.uint64(2**64 - 1)
+        return (total.astype(np.uint64) & modulus).view(np.int64)
+
+    def __repr__(self) -> str:  # never the sum
+        return f"Coordinator({self.phase}, {len(self.keys)} enrolled, {len(self.survivors)} masked)"
+
+    def _enrol(self, member: int, message: bytes) -> Refusal | None:
+        try:
+            keys = Keys.from_bytes(message)
+        except MismatchError:
+            return Refusal.MALFORMED
+        if keys.member != member:
+            return Refusal.MALFORMED
+        if not keys.is_by(self.roster[member], self.round.salt):
+            return Refusal.UNSIGNED
+        self.keys[member] = keys
+        return None
+
+    def _share(self, member: int, message: bytes) -> Refusal | None:
+        if member not in self.keys:
+            return Refusal.UNKNOWN
+        targets = self.neighbours[member]
+        if len(message) != BOX_BYTES * len(targets):
+            return Refusal.MALFORMED
+        self.boxes[member] = {
+            target: message[place * BOX_BYTES : (place + 1) * BOX_BYTES]
+            for place, target in enumerate(targets)
+        }
+        return None
+
+    def _mask(self, member: int, message: bytes) -> Refusal | None:
+        if member not in self.boxes:
+            return Refusal.UNKNOWN
+        try:
+            words = unpack_words(
+                message, self.round.cells, self.round.modulus_bits, self.round.lane
+            )
+        except MismatchError:
+            return Refusal.MALFORMED
+        self._total += words
+        self.survivors.add(member)
+        return None
+
+    def _unmask(self, member: int, message: bytes) -> Refusal | None:
+        if member not in self.survivors:
+            return Refusal.UNKNOWN
+        owners = [other for other in self.neighbours[member] if other in self.boxes]
+        shares = [
+            message[place * SHARE_BYTES : (place + 1) * SHARE_BYTES] for place in range(len(owners))
+        ]
+        if len(message) != SHARE_BYTES * len(owners) or not all(map(is_share, shares)):
+            return Refusal.MALFORMED
+        self.answers[member] = dict(zip(owners, shares, strict=True))
+        return None
+
+    def _draw_ring(self) -> None:
+        self.root = root_of(self.keys)
+        listed = sorted(self.keys)
+        degree = self.round.parameters(len(listed)).neighbours
+        ring = Ring.draw(ring_seed(self.round.salt, self.root), len(listed), degree=degree)
+        self.neighbours = {
+            member: sorted(listed[other] for other in ring.neighbours(place))
+            for place, member in enumerate(listed)
+        }
+
+    def _masks_left(self) -> tuple[list[tuple[bytes, bytes]], list[int]]:
+        """The streams that are still in the sum, and with which sign."""
+        salt, root = self.round.salt, self.root
+        streams, signs = [], []
+        for member in sorted(self.boxes):
+            secret = self._open(member)
+            if member in self.survivors:
+                streams.append(stream_of(secret, salt, b"self", root))
+                signs.append(1)
+                continue
+            for other in self.neighbours[member]:
+                if other in self.survivors:
+                    shared = agree(secret, self.keys[other].mask)
+                    streams.append(stream_of(shared, salt, b"mask", root))
+                    signs.append(sign_of(other, member))
+        return streams, signs
+
+    def _open(self, member: int) -> bytes:
+        """A member's seed or mask key from its neighbours' shares, as it was committed to."""
+        threshold = self.round.parameters(len(self.keys)).threshold
+        shares = {
+            1 + source: told[member] for source, told in self.answers.items() if member in told
+        }
+        if len(shares) < threshold:
+            raise ImpossibleError(
+                f"{threshold} neighbours must give a share for every device; "
+                f"of member {member} there are {len(shares)}",
+                hint="ask again in a new round, with new keys; nothing was opened",
+            )
+        for chosen in islice(combinations(sorted(shares), threshold), MOST_SUBSETS):
+            try:
+                secret = join({point: shares[point] for point in chosen}, threshold=threshold)
+            except MismatchError:
+                continue
+            if self._is_committed(member, secret):
+                wrong = [p for p in shares if not self._fits(p, shares, chosen, secret, member)]
+                self.liars |= {point - 1 for point in wrong}
+                return secret
+        self.liars.add(member)
+        raise ImpossibleError(
+            f"the secret of member {member} cannot be opened as it was committed to",
+            hint="ask again in a new round without it",
+        )
+
+    def _fits(
+        self,
+        point: int,
+        shares: dict[int, bytes],
+        chosen: tuple[int, ...],
+        secret: bytes,
+        member: int,
+    ) -> bool:
+        """Whether a share lies on the same polynomial: swapped in, it gives the same secret."""
+        if point in chosen:
+            return True
+        swapped = (*chosen[1:], point)
+        try:
+            found = join({p: shares[p] for p in swapped}, threshold=len(chosen))
+        except MismatchError:
+            return False
+        return found == secret
+
+    def _is_committed(self, member: int, secret: bytes) -> bool:
+        if member in self.survivors:
+            return hashlib.sha256(secret).digest() == self.keys[member].commitment
+        return public_of(secret) == self.keys[member].mask

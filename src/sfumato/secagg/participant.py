@@ -1,0 +1,326 @@
+"""A device's side of a masked round: pure steps over bytes.
+
+    enrol() ─▶ share(roster) ─▶ mask(boxes, table) ─▶ [acknowledge(survivors)] ─▶ unmask(survivors)
+
+Every step checks what it is told before it says anything, and refuses by raising: a roster below
+the round's floor, neighbours that the ring does not give, keys that no enrolled identity signed for
+this round, boxes that do not open, a set of survivors below the floor or other than the first one
+that it answered. A refused step changes nothing. Steps repeat: the same message gives the same
+answer, byte for byte, also from a state that was saved and loaded (`to_json`, `from_json`).
+
+Claim: the collector learns the sum over the survivors and nothing else, but for the probability
+    that `parameters.find` was asked for, if at most `corrupt` of the cohort work with it.
+Proof: after Bell and others 2020, with a ring that a hash of all enrolled keys shuffles in place of
+    one that devices draw. What that changes is argued in docs/concepts/secure-aggregation.md and
+    has not been checked by anybody else: experimental.
+Assumes: identities in the roster are of different devices; each device answers one set of survivors
+    for ever, so its state must never be restored from an older copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from sfumato.errors import MismatchError, SpecError
+from sfumato.kernels import masks
+from sfumato.privacy.samplers import Rng
+from sfumato.secagg.agreement import (
+    KEY_BYTES,
+    KEYS_BYTES,
+    Keys,
+    MaskedRound,
+    agree,
+    derive,
+    members_from_bytes,
+    pack_words,
+    public_of,
+    ring_seed,
+    sign,
+    sign_of,
+    stream_of,
+    verified,
+)
+from sfumato.secagg.graph import Ring
+from sfumato.secagg.sharing import is_share, split
+from sfumato.spec import from_json, to_json
+
+SHARE_BYTES = 36
+BOX_BYTES = 2 * SHARE_BYTES + 16
+VERSION = 1
+
+
+@dataclass(slots=True, repr=False)
+class Participant:
+    """One device in one round. Holds its secrets: keep it on the device."""
+
+    round: MaskedRound
+    member: int
+    identity: bytes  # Ed25519 private key
+    roster: tuple[bytes, ...]  # Ed25519 public keys of all members, from enrolment
+    box_key: bytes
+    mask_key: bytes
+    seed: bytes
+    sharing_seed: bytes  # what the shares are drawn from, so that they can be made again
+    root: bytes = b""
+    enrolled: frozenset[int] = frozenset()
+    neighbours: dict[int, Keys] = field(default_factory=dict)
+    held: dict[int, bytes] = field(default_factory=dict)  # shares of neighbours, seed and key
+    masked: bytes = b""  # hash of what was sent
+    survivors: bytes = b""  # the set that was answered; there is no second
+
+    @classmethod
+    def join(
+        cls,
+        round: MaskedRound,
+        member: int,
+        identity: bytes,
+        roster: tuple[bytes, ...],
+        *,
+        rng: Rng,
+    ) -> Participant:
+        """A device that takes part, with fresh secrets."""
+        if len(roster) != round.cohort or not 0 <= member < round.cohort:
+            raise SpecError(
+                f"the roster must list the cohort's {round.cohort} members, this one among them; "
+                f"got {len(roster)} and {member}"
+            )
+        if len(set(roster)) != len(roster):
+            raise SpecError("the roster must not list an identity twice")
+        box_key, mask_key, seed, sharing_seed = (rng.words(4).tobytes() for _ in range(4))
+        return cls(round, member, identity, roster, box_key, mask_key, seed, sharing_seed)
+
+    def enrol(self) -> bytes:
+        """Public keys and the commitment to the seed, signed."""
+        made = Keys(
+            self.member,
+            public_of(self.box_key),
+            public_of(self.mask_key),
+            hashlib.sha256(self.seed).digest(),
+            bytes(64),
+        )
+        signature = sign(self.identity, made.signed(self.round.salt))
+        return Keys(made.member, made.box, made.mask, made.commitment, signature).to_bytes()
+
+    def share(self, roster: bytes) -> bytes:
+        """Boxes for the neighbours, each with a share of the seed and of the mask key.
+
+        `roster`: the set of enrolled members, the root, then the neighbours' keys.
+        """
+        enrolled, root, keys = self._read_roster(roster)
+        if self.root and (self.root, self.enrolled) != (root, frozenset(enrolled)):
+            raise MismatchError("this device has answered another roster of this round")
+        threshold = self.round.parameters(len(enrolled)).threshold
+        boxes = []
+        points = [1 + member for member in sorted(keys)]
+        shares = [
+            split(secret, threshold=threshold, points=points, rng=_Drawn(self.sharing_seed, label))
+            for secret, label in ((self.seed, b"seed"), (self.mask_key, b"key"))
+        ]
+        for place, member in enumerate(sorted(keys)):
+            secret = agree(self.box_key, keys[member].box)
+            cipher = ChaCha20Poly1305(derive(secret, self.round.salt, b"box", root, KEY_BYTES))
+            text = shares[0][place] + shares[1][place]
+            boxes.append(cipher.encrypt(_nonce(self.member, member), text, self.round.salt + root))
+        self.root, self.enrolled, self.neighbours = root, frozenset(enrolled), keys
+        return b"".join(boxes)
+
+    def mask(self, boxes: bytes, table: npt.NDArray[np.integer]) -> bytes:
+        """The table under its masks, packed.
+
+        `boxes`: member and box of each neighbour that shared, in any order.
+        """
+        if not self.root:
+            raise SpecError("a device masks after it has shared")
+        if table.shape != (self.round.cells,):
+            raise SpecError(f"the table must have {self.round.cells} cells; got {table.shape}")
+        held = self._open(boxes)
+        total = (table.astype(np.int64).view(np.uint64)).astype(self.round.lane)
+        streams = [stream_of(self.seed, self.round.salt, b"self", self.root)]
+        signs = [1]
+        for member in sorted(held):
+            secret = agree(self.mask_key, self.neighbours[member].mask)
+            streams.append(stream_of(secret, self.round.salt, b"mask", self.root))
+            signs.append(sign_of(self.member, member))
+        masks.add_streams(total, streams, signs)
+        message = pack_words(total, self.round.modulus_bits)
+        digest = hashlib.sha256(message).digest()
+        if self.masked and (self.masked != digest or self.held != held):
+            raise MismatchError("this device has masked another table, or for other neighbours")
+        self.masked, self.held = digest, held
+        return message
+
+    def acknowledge(self, survivors: bytes) -> bytes:
+        """A signature on the set of survivors: what "semi_malicious" rounds compare notes with."""
+        self._admit(survivors)
+        self.survivors = survivors
+        return sign(self.identity, _acknowledged(self.round.salt, self.root, survivors))
+
+    def unmask(self, survivors: bytes, acknowledgements: dict[int, bytes] | None = None) -> bytes:
+        """For each neighbour that shared, in the order of members: a share of its seed if it
+        survived, of its mask key if not. Never both."""
+        alive = self._admit(survivors)
+        if self.round.mode == "semi_malicious":
+            self._count(survivors, acknowledgements or {})
+        self.survivors = survivors
+        answer = b""
+        for member in sorted(self.held):
+            seed, key = self.held[member][:SHARE_BYTES], self.held[member][SHARE_BYTES:]
+            answer += seed if member in alive else key
+        return answer
+
+    def to_json(self) -> str:
+        """The whole state, secrets included, to be kept where only this device reads it."""
+        data = {
+            "version": VERSION,
+            "round": to_json(self.round),
+            "member": self.member,
+            "roster": [key.hex() for key in self.roster],
+            "enrolled": sorted(self.enrolled),
+            "neighbours": [self.neighbours[m].to_bytes().hex() for m in sorted(self.neighbours)],
+            "held": {str(member): share.hex() for member, share in sorted(self.held.items())},
+        }
+        return json.dumps(data | {name: getattr(self, name).hex() for name in _SECRETS})
+
+    @classmethod
+    def from_json(cls, text: str) -> Participant:
+        data: dict[str, Any] = json.loads(text)
+        if data.get("version") != VERSION:
+            raise SpecError(f"a participant's state must be of version {VERSION}")
+        keys = [Keys.from_bytes(bytes.fromhex(held)) for held in data["neighbours"]]
+        return cls(
+            round=from_json(data["round"]),
+            member=data["member"],
+            roster=tuple(bytes.fromhex(key) for key in data["roster"]),
+            enrolled=frozenset(data["enrolled"]),
+            neighbours={key.member: key for key in keys},
+            held={int(m): bytes.fromhex(share) for m, share in data["held"].items()},
+            **{name: bytes.fromhex(data[name]) for name in _SECRETS},
+        )
+
+    def __repr__(self) -> str:  # never a secret
+        return f"Participant(member={self.member}, round={self.round.task[:8]}…)"
+
+    def _read_roster(self, roster: bytes) -> tuple[set[int], bytes, dict[int, Keys]]:
+        size = -(-self.round.cohort // 8)
+        if len(roster) < size + KEY_BYTES or (len(roster) - size - KEY_BYTES) % KEYS_BYTES:
+            raise MismatchError("a roster must hold a set of members, a root, and whole keys")
+        enrolled = members_from_bytes(roster[:size], self.round.cohort)
+        root, rest = roster[size : size + KEY_BYTES], roster[size + KEY_BYTES :]
+        if self.member not in enrolled:
+            raise MismatchError("the roster does not list this device")
+        if len(enrolled) < self.round.least_survivors:
+            raise MismatchError(
+                f"at least {self.round.least_survivors} devices must have enrolled; "
+                f"got {len(enrolled)}"
+            )
+        listed = sorted(enrolled)
+        degree = self.round.parameters(len(enrolled)).neighbours
+        ring = Ring.draw(ring_seed(self.round.salt, root), len(listed), degree=degree)
+        wanted = [listed[place] for place in ring.neighbours(listed.index(self.member))]
+        given = [
+            Keys.from_bytes(rest[start : start + KEYS_BYTES])
+            for start in range(0, len(rest), KEYS_BYTES)
+        ]
+        if [keys.member for keys in given] != sorted(wanted):
+            raise MismatchError("the neighbours must be those that the ring gives")
+        for keys in given:
+            if not keys.is_by(self.roster[keys.member], self.round.salt):
+                raise MismatchError(f"member {keys.member}'s keys must be signed for this round")
+        own = public_of(self.mask_key)
+        if len({keys.mask for keys in given} | {own}) != len(given) + 1:
+            raise MismatchError("no two devices may have the same mask key")
+        return enrolled, root, {keys.member: keys for keys in given}
+
+    def _open(self, boxes: bytes) -> dict[int, bytes]:
+        if len(boxes) % (4 + BOX_BYTES):
+            raise MismatchError("boxes must be whole")
+        held: dict[int, bytes] = {}
+        for start in range(0, len(boxes), 4 + BOX_BYTES):
+            member = int.from_bytes(boxes[start : start + 4], "little")
+            if member not in self.neighbours or member in held:
+                raise MismatchError(f"a box of member {member} was not expected")
+            secret = agree(self.box_key, self.neighbours[member].box)
+            cipher = ChaCha20Poly1305(derive(secret, self.round.salt, b"box", self.root, KEY_BYTES))
+            sealed = boxes[start + 4 : start + 4 + BOX_BYTES]
+            try:
+                text = cipher.decrypt(
+                    _nonce(member, self.member), sealed, self.round.salt + self.root
+                )
+            except InvalidTag as problem:
+                raise MismatchError(f"the box of member {member} does not open") from problem
+            if not (is_share(text[:SHARE_BYTES]) and is_share(text[SHARE_BYTES:])):
+                raise MismatchError(f"the box of member {member} holds no shares")
+            held[member] = text
+        threshold = self.round.parameters(len(self.enrolled)).threshold
+        if len(held) < threshold:
+            raise MismatchError(
+                f"at least {threshold} neighbours must have shared; got {len(held)}"
+            )
+        return held
+
+    def _admit(self, survivors: bytes) -> set[int]:
+        if not self.masked:
+            raise SpecError("a device unmasks after it has masked")
+        if self.survivors and survivors != self.survivors:
+            raise MismatchError("this device has answered another set of survivors of this round")
+        alive = members_from_bytes(survivors, self.round.cohort)
+        if not alive <= self.enrolled:
+            raise MismatchError("survivors must have enrolled")
+        if len(alive) < self.round.least_survivors:
+            raise MismatchError(
+                f"at least {self.round.least_survivors} devices must survive; got {len(alive)}"
+            )
+        return alive
+
+    def _count(self, survivors: bytes, acknowledgements: dict[int, bytes]) -> None:
+        said = _acknowledged(self.round.salt, self.root, survivors)
+        good = sum(
+            verified(self.roster[member], signature, said)
+            for member, signature in acknowledgements.items()
+            if member in self.neighbours
+        )
+        threshold = self.round.parameters(len(self.enrolled)).threshold
+        if good < threshold:
+            raise MismatchError(
+                f"at least {threshold} neighbours must have signed these survivors; got {good}"
+            )
+
+
+class _Drawn:
+    """Words that a secret seed repeats: asked again, a device makes the same shares."""
+
+    def __init__(self, seed: bytes, label: bytes) -> None:
+        self._text, self._count = b"sfumato/1/secagg/shares/" + label + seed, 0
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        self._count += 1
+        stream = hashlib.shake_256(self._text + self._count.to_bytes(4, "little"))
+        return np.frombuffer(stream.digest(8 * count), dtype="<u8").astype(np.uint64)
+
+
+_SECRETS = (
+    "identity",
+    "box_key",
+    "mask_key",
+    "seed",
+    "sharing_seed",
+    "root",
+    "masked",
+    "survivors",
+)
+
+
+def _nonce(source: int, target: int) -> bytes:
+    return source.to_bytes(6, "little") + target.to_bytes(6, "little")
+
+
+def _acknowledged(salt: bytes, root: bytes, survivors: bytes) -> bytes:
+    return b"sfumato/1/secagg/survivors/" + salt + root + survivors

@@ -1,0 +1,371 @@
+"""Whole rounds: exact sums for what the threshold admits, and nothing but an error for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checks import SEED
+from sfumato.errors import ImpossibleError, MismatchError, SpecError
+from sfumato.privacy import SeededRng
+from sfumato.secagg.agreement import (
+    MaskedRound,
+    members_from_bytes,
+    members_to_bytes,
+    pack_words,
+    unpack_words,
+)
+from sfumato.secagg.coordinator import Coordinator, Phase, Refusal
+from sfumato.secagg.participant import Participant
+
+I64 = npt.NDArray[np.int64]
+
+ROUND = MaskedRound(
+    task="ab" * 32,
+    cells=50,
+    modulus_bits=20,
+    cohort=24,
+    corrupt=0.1,
+    dropout=0.25,
+    mode="semi_honest",
+    nonce="cd" * 16,
+)
+IDENTITIES = [Ed25519PrivateKey.from_private_bytes(bytes([member]) * 32) for member in range(64)]
+
+
+def roster(cohort: int) -> tuple[bytes, ...]:
+    return tuple(key.public_key().public_bytes_raw() for key in IDENTITIES[:cohort])
+
+
+def joined(round: MaskedRound, member: int, seed: int = 0) -> Participant:
+    identity = IDENTITIES[member].private_bytes_raw()
+    rng = SeededRng(SEED, seed, member)
+    return Participant.join(round, member, identity, roster(round.cohort), rng=rng)
+
+
+class Fleet:
+    """A round in one process; `leave` says at which phase members fall silent."""
+
+    def __init__(
+        self, round: MaskedRound = ROUND, leave: dict[int, Phase] | None = None, seed: int = 0
+    ) -> None:
+        self.round, self.leave = round, leave or {}
+        self.devices = [joined(round, member, seed) for member in range(round.cohort)]
+        chance = np.random.default_rng([SEED, seed])
+        self.tables = chance.integers(-1000, 1000, (round.cohort, round.cells))
+        self.collector = Coordinator(round, roster(round.cohort))
+
+    def stays(self, member: int, phase: Phase) -> bool:
+        order = list(Phase)
+        return member not in self.leave or order.index(phase) < order.index(self.leave[member])
+
+    def send(self, phase: Phase, message: Callable[[Participant], bytes]) -> None:
+        takes = {
+            Phase.ENROL: set(range(self.round.cohort)),
+            Phase.SHARE: set(self.collector.keys),
+            Phase.MASK: set(self.collector.boxes),
+            Phase.UNMASK: self.collector.survivors,
+        }[phase]
+        for member in sorted(takes):
+            if self.stays(member, phase):
+                sent = message(self.devices[member])
+                assert self.collector.add(phase, member, sent) is None
+
+    def until(self, phase: Phase) -> Coordinator:
+        """Run up to the beginning of a phase, or to the end of the round if it aborts."""
+        collector = self.collector
+        steps: list[tuple[Phase, Callable[[Participant], bytes]]] = [
+            (Phase.ENROL, lambda device: device.enrol()),
+            (Phase.SHARE, lambda device: device.share(collector.roster_for(device.member))),
+            (
+                Phase.MASK,
+                lambda device: device.mask(
+                    collector.boxes_for(device.member), self.tables[device.member]
+                ),
+            ),
+        ]
+        for step, message in steps:
+            if collector.phase is phase or collector.phase is Phase.ABORTED:
+                break
+            self.send(step, message)
+            collector.close()
+        return collector
+
+    def unmask(self) -> None:
+        survivors = self.collector.survivor_set()
+        signed = {}
+        if self.round.mode == "semi_malicious":
+            signed = {
+                member: self.devices[member].acknowledge(survivors)
+                for member in self.collector.survivors
+                if self.stays(member, Phase.UNMASK)
+            }
+        self.send(Phase.UNMASK, lambda device: device.unmask(survivors, signed))
+
+    def expected(self) -> I64:
+        members = sorted(self.collector.survivors)
+        return np.asarray(self.tables[members].sum(axis=0) % 2**self.round.modulus_bits)
+
+
+@given(
+    st.dictionaries(
+        st.integers(0, 23),
+        st.sampled_from([Phase.ENROL, Phase.SHARE, Phase.MASK, Phase.UNMASK]),
+        max_size=10,
+    ),
+    st.integers(0, 2**20),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_sum_is_exact_or_there_is_none(leave: dict[int, Phase], seed: int) -> None:
+    """Whoever falls silent, whenever: the sum over the survivors, or an error."""
+    fleet = Fleet(leave=leave, seed=seed)
+    collector = fleet.until(Phase.UNMASK)
+    gone = sum(phase is not Phase.UNMASK for phase in leave.values())
+    if ROUND.cohort - gone < ROUND.least_survivors:
+        assert collector.phase is Phase.ABORTED
+        return
+    fleet.unmask()
+    try:
+        total = collector.finish()
+    except ImpossibleError:
+        assert leave  # too few shares: some neighbour of somebody is gone
+        assert repr(collector).startswith("Coordinator(aborted")
+        return
+    assert np.array_equal(total, fleet.expected())
+    assert repr(collector).startswith("Coordinator(done")
+
+
+@pytest.mark.parametrize("mode", ["semi_honest", "semi_malicious"])
+@pytest.mark.parametrize("bits", [2, 8, 13, 32, 33, 64])
+@pytest.mark.parametrize("cohort", [5, 40])
+def test_sums_are_exact_for_every_modulus_and_mode(mode: Any, bits: int, cohort: int) -> None:
+    round = replace(ROUND, mode=mode, modulus_bits=bits, cohort=cohort, dropout=0.2, corrupt=0.05)
+    fleet = Fleet(round, leave={1: Phase.MASK})
+    fleet.until(Phase.UNMASK)
+    fleet.unmask()
+    total = fleet.collector.finish()
+    expected = fleet.tables[sorted(fleet.collector.survivors)].sum(axis=0)
+    modulus = 2**bits
+    assert [int(value) % modulus for value in total] == [int(v) % modulus for v in expected]
+
+
+def test_a_masked_table_looks_like_nothing() -> None:
+    """Of zeros: 50,000 words of 20 bits, each bit 1 in half of them, within 5 deviations each."""
+    fleet = Fleet(replace(ROUND, cells=50_000))
+    fleet.tables[:] = 0
+    fleet.until(Phase.MASK)
+    device = fleet.devices[3]
+    sent = device.mask(fleet.collector.boxes_for(3), fleet.tables[3])
+    words = unpack_words(sent, 50_000, 20, np.uint32)
+    for bit in range(20):
+        ones = int((words >> np.uint32(bit) & np.uint32(1)).sum())
+        assert abs(ones - 25_000) < 5 * (50_000**0.5) / 2
+
+
+def test_a_device_saved_and_loaded_at_every_step_gives_the_same_bytes() -> None:
+    fleet, again = Fleet(), Fleet()
+    for each in (fleet, again):
+        if each is again:
+            each.devices = [Participant.from_json(device.to_json()) for device in each.devices]
+        each.until(Phase.MASK)
+    again.devices = [Participant.from_json(device.to_json()) for device in again.devices]
+    for member in range(24):
+        boxes = fleet.collector.boxes_for(member)
+        assert boxes == again.collector.boxes_for(member)
+        first = fleet.devices[member].mask(boxes, fleet.tables[member])
+        assert first == again.devices[member].mask(boxes, fleet.tables[member])
+        assert first == fleet.devices[member].mask(boxes, fleet.tables[member])  # asked again
+
+
+def unmasking() -> tuple[Fleet, Participant, bytes]:
+    fleet = Fleet(leave={1: Phase.MASK, 2: Phase.MASK})
+    fleet.until(Phase.UNMASK)
+    return fleet, fleet.devices[5], fleet.collector.survivor_set()
+
+
+def test_a_device_answers_one_set_of_survivors_for_ever() -> None:
+    """A neighbour's seed from one answer and its key from another would open its table."""
+    fleet, device, survivors = unmasking()
+    device.unmask(survivors)
+    other = members_to_bytes(fleet.collector.survivors - {7}, 24)
+    for answering in (device, Participant.from_json(device.to_json())):
+        with pytest.raises(MismatchError, match="another set of survivors"):
+            answering.unmask(other)
+        assert answering.unmask(survivors) == device.unmask(survivors)
+
+
+def test_a_set_of_survivors_below_the_floor_or_not_enrolled_is_refused() -> None:
+    fleet, device, _ = unmasking()
+    few = members_to_bytes(set(sorted(fleet.collector.survivors)[:17]), 24)
+    with pytest.raises(MismatchError, match="at least 18 devices"):
+        device.unmask(few)
+    with pytest.raises(MismatchError, match="more than the cohort"):
+        members_from_bytes(b"\xff\xff\xff\x02", 25)
+    absent = Fleet(leave={9: Phase.ENROL})
+    absent.until(Phase.UNMASK)
+    claimed = members_to_bytes(absent.collector.survivors | {9}, 24)
+    with pytest.raises(MismatchError, match="must have enrolled"):
+        absent.devices[5].unmask(claimed)
+
+
+def test_without_a_quorum_of_signatures_a_semi_malicious_round_opens_nothing() -> None:
+    round = replace(ROUND, mode="semi_malicious", cohort=40, dropout=0.1)
+    fleet = Fleet(round)
+    fleet.until(Phase.UNMASK)
+    survivors = fleet.collector.survivor_set()
+    device = fleet.devices[5]
+    with pytest.raises(MismatchError, match="must have signed"):
+        device.unmask(survivors, {})
+    other = members_to_bytes(fleet.collector.survivors - {7}, 40)
+    split = {m: fleet.devices[m].acknowledge(other) for m in device.neighbours}
+    with pytest.raises(MismatchError, match="must have signed"):
+        device.unmask(survivors, split)
+
+
+def test_a_roster_that_is_not_the_rings_is_refused() -> None:
+    fleet = Fleet()
+    collector = fleet.until(Phase.SHARE)
+    device = fleet.devices[5]
+    good = collector.roster_for(5)
+    head = good[: 3 + 32]
+    swapped = head + collector.roster_for(6)[3 + 32 :]
+    with pytest.raises(MismatchError, match="those that the ring gives"):
+        device.share(swapped)
+    grown = good[:3] + bytes(32) + good[3 + 32 :]
+    with pytest.raises(MismatchError, match="those that the ring gives"):
+        device.share(grown)
+    forged = bytearray(good)
+    forged[-70] ^= 1
+    with pytest.raises(MismatchError, match="signed for this round"):
+        device.share(bytes(forged))
+    few = members_to_bytes(set(range(10)), 24) + good[3:]
+    with pytest.raises(MismatchError, match="at least 18 devices"):
+        device.share(few)
+    with pytest.raises(MismatchError, match="whole keys"):
+        device.share(good[:-1])
+    device.share(good)
+
+
+def test_keys_of_another_round_are_refused() -> None:
+    fleet, other = Fleet(), Fleet(replace(ROUND, nonce="ef" * 16))
+    keys = other.devices[4].enrol()
+    assert fleet.collector.add(Phase.ENROL, 4, keys) is Refusal.UNSIGNED
+    assert fleet.collector.add(Phase.ENROL, 5, keys) is Refusal.MALFORMED
+    assert fleet.collector.add(Phase.ENROL, 24, keys) is Refusal.UNKNOWN
+
+
+def test_a_box_that_was_changed_or_rerouted_does_not_open() -> None:
+    fleet = Fleet()
+    collector = fleet.until(Phase.MASK)
+    device = fleet.devices[5]
+    boxes = collector.boxes_for(5)
+    changed = bytearray(boxes)
+    changed[10] ^= 1
+    with pytest.raises(MismatchError, match="does not open"):
+        device.mask(bytes(changed), fleet.tables[5])
+    first, second = boxes[:4], boxes[92:96]
+    rerouted = second + boxes[4:92] + first + boxes[96:]
+    with pytest.raises(MismatchError, match="does not open"):
+        device.mask(rerouted, fleet.tables[5])
+    with pytest.raises(MismatchError, match="not expected"):
+        device.mask(boxes + boxes[:92], fleet.tables[5])
+    device.mask(boxes, fleet.tables[5])
+
+
+def test_devices_that_were_told_different_rounds_do_not_cancel() -> None:
+    """A collector that tells one device another modulus, task or seed gets noise for its table."""
+    fleet = Fleet()
+    collector = fleet.until(Phase.MASK)
+    odd = fleet.devices[5]
+    odd.round = replace(ROUND, task="ff" * 32)
+    with pytest.raises(MismatchError, match="does not open"):
+        odd.mask(collector.boxes_for(5), fleet.tables[5])
+
+
+def test_a_false_share_is_found_out_and_its_giver_named() -> None:
+    fleet = Fleet()
+    fleet.until(Phase.UNMASK)
+    survivors = fleet.collector.survivor_set()
+    for member in sorted(fleet.collector.survivors):
+        answer = bytearray(fleet.devices[member].unmask(survivors))
+        if member == 11:
+            answer[0] ^= 1  # of the first of its neighbours
+        assert fleet.collector.add(Phase.UNMASK, member, bytes(answer)) is None
+    assert np.array_equal(fleet.collector.finish(), fleet.expected())
+    assert fleet.collector.liars == {11}
+
+
+def test_a_second_and_different_message_is_refused_and_the_first_stands() -> None:
+    fleet = Fleet()
+    collector = fleet.until(Phase.MASK)
+    sent = fleet.devices[5].mask(collector.boxes_for(5), fleet.tables[5])
+    assert collector.add(Phase.MASK, 5, sent) is None
+    assert collector.add(Phase.MASK, 5, sent) is None  # repeated: one message
+    changed = bytes([sent[0] ^ 1]) + sent[1:]
+    assert collector.add(Phase.MASK, 5, changed) is Refusal.EQUIVOCATING
+    assert collector.add(Phase.ENROL, 5, sent) is Refusal.EQUIVOCATING
+    assert collector.add(Phase.UNMASK, 5, b"") is Refusal.LATE
+    assert collector.add(Phase.MASK, 6, sent[:-1]) is Refusal.MALFORMED
+    collector.survivors.discard(5)  # start again for this one, to see the sum
+    collector._said.clear()
+    collector._total[:] = 0
+    fleet.send(Phase.MASK, lambda d: d.mask(collector.boxes_for(d.member), fleet.tables[d.member]))
+    collector.close()
+    fleet.unmask()
+    assert np.array_equal(collector.finish(), fleet.expected())
+
+
+@given(st.binary(max_size=400), st.sampled_from(list(Phase)), st.integers(-1, 30))
+@settings(max_examples=150, deadline=None)
+def test_no_message_makes_a_collector_fall_over(message: bytes, phase: Phase, member: int) -> None:
+    for at in (Phase.ENROL, Phase.SHARE, Phase.MASK, Phase.UNMASK):
+        collector = STOPPED[at]
+        before = collector._total.copy()
+        assert collector.add(phase, member, message) in set(Refusal)
+        assert np.array_equal(before, collector._total)
+
+
+STOPPED = {
+    phase: Fleet().until(phase) for phase in (Phase.ENROL, Phase.SHARE, Phase.MASK, Phase.UNMASK)
+}
+
+
+def test_a_table_of_another_shape_and_steps_out_of_order_are_refused() -> None:
+    device = joined(ROUND, 1)
+    with pytest.raises(SpecError, match="after it has shared"):
+        device.mask(b"", np.zeros(50, dtype=np.int64))
+    with pytest.raises(SpecError, match="after it has masked"):
+        device.unmask(bytes(3))
+    fleet = Fleet()
+    collector = fleet.until(Phase.MASK)
+    with pytest.raises(SpecError, match="50 cells"):
+        fleet.devices[1].mask(collector.boxes_for(1), np.zeros(49, dtype=np.int64))
+    fleet.devices[1].mask(collector.boxes_for(1), fleet.tables[1])
+    with pytest.raises(MismatchError, match="another table"):
+        fleet.devices[1].mask(collector.boxes_for(1), fleet.tables[2])
+
+
+def test_nobody_prints_a_secret() -> None:
+    fleet = Fleet()
+    fleet.until(Phase.UNMASK)
+    for device in fleet.devices:
+        assert device.seed.hex() not in repr(device)
+    assert "array" not in repr(fleet.collector)
+
+
+@given(st.integers(2, 64), st.integers(0, 40), st.integers(0, 2**32))
+@settings(max_examples=100, deadline=None)
+def test_words_are_packed_and_unpacked(bits: int, cells: int, seed: int) -> None:
+    lane = replace(ROUND, modulus_bits=bits).lane
+    words = np.random.default_rng(seed).integers(0, 2**bits, cells, dtype=np.uint64).astype(lane)
+    data = pack_words(words, bits)
+    assert len(data) == -(-cells * bits // 8)
+    assert np.array_equal(unpack_words(data, cells, bits, lane), words)
