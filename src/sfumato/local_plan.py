@@ -330,45 +330,27 @@ def draw(study: Study, items: int) -> Any:
     made, predicted, _ = design(study, items)
     figure = Figure(figsize=(7.5, 5), layout="constrained")
     axes = figure.add_subplot()
-    records = study.devices
+    records, epsilon = study.devices, study.epsilon
+
+    def curve(oracles: list[Randomizer], aware: bool, label: str, **look: Any) -> None:
+        errors = [
+            predicted_error(oracle, items=items, records=records, aware=aware) for oracle in oracles
+        ]
+        axes.plot([oracle.rows * oracle.width for oracle in oracles], errors, label=label, **look)
+
     for width, colour in zip((64, 256, 1_024), ("#a3b8d1", "#5f81ad", "#27476e"), strict=True):
-        sizes = [2**k for k in range(5, 17)]
-        errors = [
-            predicted_error(
-                CountMeanSketch(epsilon=study.epsilon, rows=rows, width=width, seed=0),
-                items=items,
-                records=records,
-                aware=False,
-            )
-            for rows in sizes
+        sketches: list[Randomizer] = [
+            CountMeanSketch(epsilon=epsilon, rows=2**k, width=width, seed=0) for k in range(5, 17)
         ]
-        axes.plot(
-            [rows * width for rows in sizes],
-            errors,
-            marker="o",
-            markersize=3,
-            color=colour,
-            label=f"count mean sketch, width {width:,}",
-        )
-    width = hashed_width(study.epsilon)
-    sizes = [max(2, int(cells / width)) for cells in np.geomspace(1_000, 4_000_000, 12)]
-    for aware, style in ((False, ":"), (True, "-")):
-        errors = [
-            predicted_error(
-                HashedResponse(epsilon=study.epsilon, rows=rows, width=width, seed=0),
-                items=items,
-                records=records,
-                aware=aware,
-            )
-            for rows in sizes
-        ]
-        axes.plot(
-            [rows * width for rows in sizes],
-            errors,
-            style,
-            color="#b5502b",
-            label="hashed response" + (", collisions solved" if aware else ", plain means"),
-        )
+        name = f"count mean sketch, width {width:,}"
+        curve(sketches, False, name, marker="o", markersize=3, color=colour)
+    width = hashed_width(epsilon)
+    responses: list[Randomizer] = [
+        HashedResponse(epsilon=epsilon, rows=max(2, int(cells / width)), width=width, seed=0)
+        for cells in np.geomspace(1_000, 4_000_000, 12)
+    ]
+    curve(responses, False, "hashed response, plain means", linestyle=":", color="#b5502b")
+    curve(responses, True, "hashed response, collisions solved", color="#b5502b")
     axes.axhline(
         math.sqrt(debias.optimal_variance(study.epsilon) * records),
         color="#888888",

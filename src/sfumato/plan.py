@@ -128,7 +128,7 @@ def plan(
         raise StudyError("a plan needs to know how many devices will be asked; give devices")
     if study.question == "new_words":
         known = _listed(study) if items is None and study.dictionary else items
-        return _words(study, Dictionary(_arrow(known)) if known is not None else None)
+        return _local(study, Dictionary(_arrow(known)) if known is not None else None)
     dictionary = Dictionary(_listed(study) if items is None else _arrow(items))
     if study.trust == "local":
         return _local(study, dictionary)
@@ -155,21 +155,13 @@ def plan(
     )
 
 
-def _words(study: Study, known: Dictionary | None) -> Plan:
-    made, predicted, warnings = local_plan.word_design(study)
-    return Plan(
-        study=study,
-        design=made,
-        dictionary=known,
-        algorithm=local_plan.algorithm(made),
-        predicted=predicted,
-        privacy=local_plan.promise(study, made),
-        warnings=tuple(warnings),
+def _local(study: Study, dictionary: Dictionary | None) -> Plan:
+    """A plan for devices that trust nobody: of listed items, or of words beyond those known."""
+    made, predicted, warnings = (
+        local_plan.word_design(study)
+        if study.question == "new_words"
+        else local_plan.design(study, len(dictionary or ()))
     )
-
-
-def _local(study: Study, dictionary: Dictionary) -> Plan:
-    made, predicted, warnings = local_plan.design(study, len(dictionary))
     return Plan(
         study=study,
         design=made,
@@ -177,7 +169,7 @@ def _local(study: Study, dictionary: Dictionary) -> Plan:
         algorithm=local_plan.algorithm(made),
         predicted=predicted,
         privacy=local_plan.promise(study, made),
-        warnings=(*warnings, *_about(dictionary)),
+        warnings=(*warnings, *(_about(dictionary) if dictionary is not None else ())),
     )
 
 
