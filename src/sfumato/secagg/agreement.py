@@ -4,7 +4,7 @@ Everything that shapes a round is in `MaskedRound`, and its digest salts every k
 were told different things derive different masks, which then do not cancel: what a collector gets
 for lying is noise, not somebody's table.
 
-    pair key   HKDF-SHA256(X25519(own mask key, neighbour's), salt = digest, "mask" + root)
+    pair key   HKDF-SHA256(X25519(own mask key, neighbour's), salt = digest, "mask" + both + root)
     self key   HKDF-SHA256(seed, salt = digest, "self" + root)
     box key    HKDF-SHA256(X25519(own box key, neighbour's), salt = digest, "box" + root)
 
@@ -51,6 +51,7 @@ class MaskedRound:
     dropout: float  # share that may vanish
     mode: Mode
     nonce: str  # no two rounds have the same
+    security_bits: int = 80  # 40, and 40 more for a collector that tries graphs (see `root_of`)
 
     def check(self) -> None:
         require(self.cells >= 1, f"cells must be at least 1; got {self.cells}")
@@ -61,7 +62,13 @@ class MaskedRound:
         for name in ("corrupt", "dropout"):
             value = getattr(self, name)
             require(0 <= value < 1, f"{name} must be at least 0, below 1; got {value}")
-        require(len(self.nonce) == 32, "nonce must be 32 hexadecimal digits")
+        require(
+            len(self.nonce) == 32 and set(self.nonce) <= set("0123456789abcdef"),
+            "nonce must be 32 hexadecimal digits",
+        )
+        require(
+            self.security_bits >= 40, f"security_bits must be at least 40; got {self.security_bits}"
+        )
 
     @property
     def salt(self) -> bytes:
@@ -73,8 +80,20 @@ class MaskedRound:
         return math.ceil((1 - self.dropout) * self.cohort - 1e-9)
 
     def parameters(self, enrolled: int) -> Parameters:
-        """Neighbours and threshold for as many devices; every device works them out itself."""
-        return parameters.find(enrolled, corrupt=self.corrupt, dropout=self.dropout, mode=self.mode)
+        """Neighbours and threshold for as many devices; every device works them out itself.
+
+        All corrupt members of the cohort may be among them, and as many may still vanish as the
+        floor allows.
+        """
+        corrupt = math.floor(self.corrupt * self.cohort + 1e-9)
+        leaving = max(0, enrolled - self.least_survivors)
+        return parameters.find(
+            enrolled,
+            corrupt=min((corrupt + 1e-6) / enrolled, 1 - 1e-6),
+            dropout=(leaving + 1e-6) / enrolled,
+            mode=self.mode,
+            security_bits=self.security_bits,
+        )
 
     @property
     def lane(self) -> type[np.unsignedinteger]:
@@ -116,7 +135,11 @@ class Keys:
 
 
 def root_of(keys: dict[int, Keys]) -> bytes:
-    """The hash of all that enrolled, in the order of members."""
+    """The hash of all that enrolled, in the order of members.
+
+    A device cannot tell whether the root it is told is this hash, so a collector may try as many as
+    it can compute, and keep the ring that it likes best.
+    """
     every = hashlib.sha256(b"sfumato/1/secagg/root/")
     for member in sorted(keys):
         every.update(hashlib.sha256(keys[member].to_bytes()).digest())
@@ -178,6 +201,17 @@ def stream_of(secret: bytes, salt: bytes, label: bytes, root: bytes) -> tuple[by
     """A mask's AES key and its first counter block."""
     made = derive(secret, salt, label, root, 28)
     return made[:16], made[16:] + bytes(4)
+
+
+def bare(public: bytes) -> bytes:
+    """A public key as X25519 reads it, which ignores the highest bit."""
+    return public[:-1] + bytes([public[-1] & 0x7F])
+
+
+def pair_label(member: int, neighbour: int) -> bytes:
+    """What a pair's mask is derived under: no other pair has it, whoever copies whose key."""
+    low, high = sorted((member, neighbour))
+    return b"mask" + low.to_bytes(4, "little") + high.to_bytes(4, "little")
 
 
 def sign_of(member: int, neighbour: int) -> int:

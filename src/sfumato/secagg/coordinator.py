@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import combinations, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,9 @@ from sfumato.secagg.agreement import (
     MaskedRound,
     Words,
     agree,
+    bare,
     members_to_bytes,
+    pair_label,
     public_of,
     ring_seed,
     root_of,
@@ -37,6 +38,7 @@ from sfumato.secagg.participant import BOX_BYTES, SHARE_BYTES
 from sfumato.secagg.sharing import is_share, join
 
 I64 = npt.NDArray[np.int64]
+_ANY_KEY = b"\x01" * 32
 MOST_SUBSETS = 200  # of shares that are tried before a secret counts as lost
 
 
@@ -56,6 +58,7 @@ class Refusal(StrEnum):
     LATE = "late"  # the phase is over, or has not begun
     MALFORMED = "malformed"  # not the bytes of this phase's message
     UNSIGNED = "unsigned"  # keys that this member's identity did not sign for this round
+    COPIED = "copied"  # another member's mask key
     EQUIVOCATING = "equivocating"  # another message than the one it sent before
 
 
@@ -154,7 +157,7 @@ class Coordinator:
         total = self._total.copy()
         try:
             streams, signs = self._masks_left()
-        except ImpossibleError:
+        except (ImpossibleError, MismatchError):
             self.phase = Phase.ABORTED
             raise
         masks.add_streams(total, streams, [-sign for sign in signs])
@@ -175,6 +178,13 @@ class Coordinator:
             return Refusal.MALFORMED
         if not keys.is_by(self.roster[member], self.round.salt):
             return Refusal.UNSIGNED
+        try:  # one that agrees with everybody would make every neighbour refuse
+            agree(_ANY_KEY, keys.box)
+            agree(_ANY_KEY, keys.mask)
+        except MismatchError:
+            return Refusal.MALFORMED
+        if bare(keys.mask) in {bare(held.mask) for held in self.keys.values()}:
+            return Refusal.COPIED
         self.keys[member] = keys
         return None
 
@@ -238,7 +248,7 @@ class Coordinator:
             for other in self.neighbours[member]:
                 if other in self.survivors:
                     shared = agree(secret, self.keys[other].mask)
-                    streams.append(stream_of(shared, salt, b"mask", root))
+                    streams.append(stream_of(shared, salt, pair_label(other, member), root))
                     signs.append(sign_of(other, member))
         return streams, signs
 
@@ -254,7 +264,11 @@ class Coordinator:
                 f"of member {member} there are {len(shares)}",
                 hint="ask again in a new round, with new keys; nothing was opened",
             )
-        for chosen in islice(combinations(sorted(shares), threshold), MOST_SUBSETS):
+        chance = np.random.default_rng(0)  # a few liars spoil most subsets, not all
+        for attempt in range(MOST_SUBSETS):
+            points = sorted(shares)
+            drawn = chance.choice(points, threshold, replace=False) if attempt else points
+            chosen = tuple(sorted(int(point) for point in drawn[:threshold]))
             try:
                 secret = join({point: shares[point] for point in chosen}, threshold=threshold)
             except MismatchError:

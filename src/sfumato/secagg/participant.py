@@ -9,12 +9,15 @@ that it answered. A refused step changes nothing. Steps repeat: the same message
 answer, byte for byte, also from a state that was saved and loaded (`to_json`, `from_json`).
 
 Claim: the collector learns the sum over the survivors and nothing else, but for the probability
-    that `parameters.find` was asked for, if at most `corrupt` of the cohort work with it.
+    that `parameters.find` was asked for, if at most `corrupt` of the cohort work with it and, in
+    "semi_honest" rounds, it follows the protocol; in "semi_malicious" ones it may tell devices
+    different sets of survivors.
 Proof: after Bell and others 2020, with a ring that a hash of all enrolled keys shuffles in place of
     one that devices draw. What that changes is argued in docs/concepts/secure-aggregation.md and
     has not been checked by anybody else: experimental.
-Assumes: identities in the roster are of different devices; each device answers one set of survivors
-    for ever, so its state must never be restored from an older copy.
+Assumes: identities in the roster are of different devices; the state is saved before every answer
+    leaves and never restored from an older copy; the device has a policy of its own for which
+    rounds (cohort, corrupt, mode) it joins.
 """
 
 from __future__ import annotations
@@ -38,9 +41,11 @@ from sfumato.secagg.agreement import (
     Keys,
     MaskedRound,
     agree,
+    bare,
     derive,
     members_from_bytes,
     pack_words,
+    pair_label,
     public_of,
     ring_seed,
     sign,
@@ -115,13 +120,19 @@ class Participant:
         `roster`: the set of enrolled members, the root, then the neighbours' keys.
         """
         enrolled, root, keys = self._read_roster(roster)
-        if self.root and (self.root, self.enrolled) != (root, frozenset(enrolled)):
+        told = (root, frozenset(enrolled), keys)
+        if self.root and (self.root, self.enrolled, self.neighbours) != told:
             raise MismatchError("this device has answered another roster of this round")
         threshold = self.round.parameters(len(enrolled)).threshold
         boxes = []
         points = [1 + member for member in sorted(keys)]
         shares = [
-            split(secret, threshold=threshold, points=points, rng=_Drawn(self.sharing_seed, label))
+            split(
+                secret,
+                threshold=threshold,
+                points=points,
+                rng=_Drawn(self.sharing_seed + root, label),
+            )
             for secret, label in ((self.seed, b"seed"), (self.mask_key, b"key"))
         ]
         for place, member in enumerate(sorted(keys)):
@@ -141,13 +152,17 @@ class Participant:
             raise SpecError("a device masks after it has shared")
         if table.shape != (self.round.cells,):
             raise SpecError(f"the table must have {self.round.cells} cells; got {table.shape}")
+        bound = 2**self.round.modulus_bits
+        if not (-bound // 2 <= int(table.min()) and int(table.max()) < bound):
+            raise SpecError(f"cells must fit {self.round.modulus_bits} bits; the sum would wrap")
         held = self._open(boxes)
         total = (table.astype(np.int64).view(np.uint64)).astype(self.round.lane)
         streams = [stream_of(self.seed, self.round.salt, b"self", self.root)]
         signs = [1]
         for member in sorted(held):
             secret = agree(self.mask_key, self.neighbours[member].mask)
-            streams.append(stream_of(secret, self.round.salt, b"mask", self.root))
+            label = pair_label(self.member, member)
+            streams.append(stream_of(secret, self.round.salt, label, self.root))
             signs.append(sign_of(self.member, member))
         masks.add_streams(total, streams, signs)
         message = pack_words(total, self.round.modulus_bits)
@@ -235,7 +250,7 @@ class Participant:
             if not keys.is_by(self.roster[keys.member], self.round.salt):
                 raise MismatchError(f"member {keys.member}'s keys must be signed for this round")
         own = public_of(self.mask_key)
-        if len({keys.mask for keys in given} | {own}) != len(given) + 1:
+        if len({bare(keys.mask) for keys in given} | {bare(own)}) != len(given) + 1:
             raise MismatchError("no two devices may have the same mask key")
         return enrolled, root, {keys.member: keys for keys in given}
 
@@ -274,6 +289,13 @@ class Participant:
         alive = members_from_bytes(survivors, self.round.cohort)
         if not alive <= self.enrolled:
             raise MismatchError("survivors must have enrolled")
+        if self.member not in alive:  # who is called dropped must not help to open the others
+            raise MismatchError("this device has masked its table and must be among the survivors")
+        if (alive & self.neighbours.keys()) - self.held.keys():
+            raise MismatchError("a neighbour that did not share must not be among the survivors")
+        threshold = self.round.parameters(len(self.enrolled)).threshold
+        if len(alive & self.held.keys()) < threshold:
+            raise MismatchError(f"at least {threshold} neighbours must survive")
         if len(alive) < self.round.least_survivors:
             raise MismatchError(
                 f"at least {self.round.least_survivors} devices must survive; got {len(alive)}"

@@ -17,6 +17,7 @@ from checks import SEED
 from sfumato.errors import ImpossibleError, MismatchError, SpecError
 from sfumato.privacy import SeededRng
 from sfumato.secagg.agreement import (
+    Keys,
     MaskedRound,
     members_from_bytes,
     members_to_bytes,
@@ -60,7 +61,8 @@ class Fleet:
         self.round, self.leave = round, leave or {}
         self.devices = [joined(round, member, seed) for member in range(round.cohort)]
         chance = np.random.default_rng([SEED, seed])
-        self.tables = chance.integers(-1000, 1000, (round.cohort, round.cells))
+        limit = min(1000, 2 ** (round.modulus_bits - 1))
+        self.tables = chance.integers(-limit, limit, (round.cohort, round.cells))
         self.collector = Coordinator(round, roster(round.cohort))
 
     def stays(self, member: int, phase: Phase) -> bool:
@@ -216,6 +218,51 @@ def test_a_set_of_survivors_below_the_floor_or_not_enrolled_is_refused() -> None
         absent.devices[5].unmask(claimed)
 
 
+def test_a_device_that_is_called_dropped_helps_to_open_nobody() -> None:
+    """The attack: everybody is told that all neighbours of one device have vanished. They are
+    alive; if they gave shares of its seed while others gave their mask keys, it would be bare."""
+    fleet, device, _ = unmasking()
+    without = members_to_bytes(fleet.collector.survivors - {5}, 24)
+    with pytest.raises(MismatchError, match="must be among the survivors"):
+        device.unmask(without)
+    with pytest.raises(MismatchError, match="must be among the survivors"):
+        device.acknowledge(without)
+
+
+def test_a_neighbour_whose_box_was_kept_back_is_no_survivor() -> None:
+    """The attack: a sum over fewer devices than the floor, which has noise for more."""
+    fleet = Fleet()
+    collector = fleet.until(Phase.MASK)
+    device = fleet.devices[5]
+    boxes = collector.boxes_for(5)
+    device.mask(boxes[92:], fleet.tables[5])  # all but the first
+    missing = int.from_bytes(boxes[:4], "little")
+    everybody = members_to_bytes(set(range(24)), 24)
+    with pytest.raises(MismatchError, match="did not share"):
+        device.unmask(everybody)
+    device.unmask(members_to_bytes(set(range(24)) - {missing}, 24))
+
+
+def test_all_corrupt_devices_may_be_among_those_that_enrolled() -> None:
+    """Two of 24 are corrupt; if 18 enrol, a threshold for a tenth of 18 would be in their reach."""
+    for enrolled in range(18, 25):
+        assert ROUND.parameters(enrolled).threshold >= 3
+
+
+def test_a_copied_or_low_order_key_does_not_enrol() -> None:
+    fleet = Fleet()
+    fleet.collector.add(Phase.ENROL, 4, fleet.devices[4].enrol())
+    copy = joined(ROUND, 5)
+    copy.mask_key = fleet.devices[4].mask_key
+    assert fleet.collector.add(Phase.ENROL, 5, copy.enrol()) is Refusal.COPIED
+    keys = Keys.from_bytes(fleet.devices[6].enrol())
+    for low in (bytes(32), b"\x01" + bytes(31)):
+        made = replace(keys, mask=low)
+        signature = IDENTITIES[6].sign(made.signed(ROUND.salt))
+        message = replace(made, signature=signature).to_bytes()
+        assert fleet.collector.add(Phase.ENROL, 6, message) is Refusal.MALFORMED
+
+
 def test_without_a_quorum_of_signatures_a_semi_malicious_round_opens_nothing() -> None:
     round = replace(ROUND, mode="semi_malicious", cohort=40, dropout=0.1)
     fleet = Fleet(round)
@@ -225,7 +272,8 @@ def test_without_a_quorum_of_signatures_a_semi_malicious_round_opens_nothing() -
     with pytest.raises(MismatchError, match="must have signed"):
         device.unmask(survivors, {})
     other = members_to_bytes(fleet.collector.survivors - {7}, 40)
-    split = {m: fleet.devices[m].acknowledge(other) for m in device.neighbours}
+    signers = [member for member in device.neighbours if member != 7]
+    split = {member: fleet.devices[member].acknowledge(other) for member in signers}
     with pytest.raises(MismatchError, match="must have signed"):
         device.unmask(survivors, split)
 
