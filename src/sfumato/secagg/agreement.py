@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +73,7 @@ class MaskedRound:
 
     @property
     def salt(self) -> bytes:
-        return bytes.fromhex(digest(self))
+        return _salt(self)
 
     @property
     def least_survivors(self) -> int:
@@ -99,6 +100,11 @@ class MaskedRound:
     def lane(self) -> type[np.unsignedinteger]:
         """The word in which cells are masked and added; what is above the modulus is cut off."""
         return next(kind for bits, kind in LANES if self.modulus_bits <= bits)
+
+
+@lru_cache(maxsize=16)
+def _salt(round: MaskedRound) -> bytes:
+    return bytes.fromhex(digest(round))
 
 
 @dataclass(frozen=True, slots=True)
