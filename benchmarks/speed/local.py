@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks import race
 from benchmarks.lines import ROOT, Line, Settings
@@ -29,6 +30,7 @@ from sfumato.privacy import (
     Tally,
     debias,
 )
+from sfumato.privacy.randomizers import Hashed
 
 NAME = "local"
 PEER = ROOT / ".venv-peers" / "bin" / "python"
@@ -216,5 +218,6 @@ def _random(randomizer: Randomizer, count: int) -> object:
     return SystemRng().words(-(-count * randomizer.record_bytes // 8))
 
 
-def _hashes(randomizer: Randomizer) -> Any:
-    return randomizer._hashes  # type: ignore[attr-defined]  # all of them here are hashed
+def _hashes(randomizer: Randomizer) -> npt.NDArray[np.uint64]:
+    assert isinstance(randomizer, Hashed)  # all that are raced here
+    return randomizer.hashes

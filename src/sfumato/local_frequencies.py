@@ -21,6 +21,7 @@ from sfumato.privacy.randomizers import (
     CountMeanSketch,
     DirectResponse,
     HadamardCountMeanSketch,
+    Hashed,
     HashedResponse,
     Randomizer,
 )
@@ -93,9 +94,9 @@ def oracle_of(randomizer: Randomizer) -> str:
 
 def in_epoch(randomizer: Randomizer, epoch: int, seed: int | None = None) -> Randomizer:
     """The same randomizer with the hash functions of another epoch, and another seed if given."""
-    if isinstance(randomizer, DirectResponse):
+    if not isinstance(randomizer, Hashed):
         return randomizer
-    keep = randomizer.seed if seed is None else seed  # type: ignore[attr-defined]  # all but direct
+    keep = randomizer.seed if seed is None else seed
     return replace(randomizer, epoch=epoch, seed=keep)  # type: ignore[type-var]  # a dataclass
 
 

@@ -18,7 +18,7 @@ are cut, and words with other characters are not sent.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -31,7 +31,7 @@ from sfumato.kernels import plain
 from sfumato.local_frequencies import in_epoch
 from sfumato.privacy import Randomizer, Rng, Tally, debias
 from sfumato.privacy.samplers import below
-from sfumato.spec import require, spec
+from sfumato.spec import LARGEST_INTEGER, require, spec
 
 U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
@@ -334,6 +334,16 @@ NAMES = {
     FragmentPuzzle: "sequence fragment puzzle",
     PrefixExtension: "prefix extension",
 }
+
+
+def seeded(search: Discoverer, seed: int) -> Discoverer:
+    """The same search with the hash functions of another public seed."""
+    if isinstance(search, PrefixExtension):
+        return replace(search, prefix=in_epoch(search.prefix, 0, seed))
+    assert isinstance(search, FragmentPuzzle)  # there are two
+    other = (seed + 1) % (LARGEST_INTEGER + 1)
+    word, fragment = in_epoch(search.word, 0, seed), in_epoch(search.fragment, 0, other)
+    return replace(search, word=word, fragment=fragment, seed=seed)
 
 
 @spec("word_design")

@@ -21,7 +21,7 @@ from sfumato.errors import ImpossibleError
 from sfumato.frequencies import PILOT_COHORT, FrequencyCampaign, FrequencyDesign
 from sfumato.local_frequencies import LocalDesign, in_epoch, values_of
 from sfumato.local_frequencies import estimates as local_estimates
-from sfumato.new_words import WordDesign
+from sfumato.new_words import WordDesign, seeded
 from sfumato.plan import Plan, bytes_per_device, plan
 from sfumato.population import Cohorts, Data, Population, Shard
 from sfumato.privacy import Budget, Ledger, Rng, SeededRng, SystemRng, Tally, debias
@@ -207,8 +207,8 @@ def _ask_for_words(
 ) -> Release:
     """Devices send what they hold that is not in the dictionary of known words."""
     population = population.bounded(sized.records_per_device, rng=rng)
-    search, known = sized.discoverer, planned.dictionary
     seed = int(rng.words(1)[0]) & LARGEST_INTEGER
+    search, known = seeded(sized.discoverer, seed), planned.dictionary
     cohorts = _cohorts(planned.study, ["everybody"], sized.devices, 0, population, seed)
     tallies, asked, sent, unfit = search.tallies(), 0, 0, 0
     for shard in cohorts.shards(population, "everybody"):

@@ -70,7 +70,7 @@ def classes(randomizer: Any, records: U8, items: npt.NDArray[Any]) -> I64:
         signs = 2 if isinstance(randomizer, HadamardCountMeanSketch) else 1
         rows = little_endian(records) // (signs * randomizer.width)
     first, second = (
-        local.row_cells(np.full(rows.size, item), rows, randomizer._hashes, randomizer.width)
+        local.row_cells(np.full(rows.size, item), rows, randomizer.hashes, randomizer.width)
         for item in items
     )
     if isinstance(randomizer, CountMeanSketch):

@@ -46,7 +46,7 @@ def tally_of(randomizer: HashedResponse, counts: I64, seed: int) -> Tally:
     held = np.zeros((rows, width), dtype=np.int64)
     split = chance.multinomial(counts, np.full(rows, 1 / rows))  # (items, rows)
     points = randomizer.values(np.arange(counts.size))
-    hashes = randomizer._hashes
+    hashes = randomizer.hashes
     from sfumato.kernels import local
 
     for row in range(rows):

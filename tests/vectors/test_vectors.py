@@ -45,7 +45,7 @@ def test_local_records_and_cells_agree_with_the_vectors() -> None:
         for held in case["cells"]:
             points = oracle.values([bytes.fromhex(held["item"])])
             row = np.array([held["row"]])
-            found = plain_local.row_cells(points, row, oracle._hashes, oracle.width)
+            found = plain_local.row_cells(points, row, oracle.hashes, oracle.width)
             assert found.tolist() == [held["cell"]]
         for sent in case["records"]:
             record = np.frombuffer(bytes.fromhex(sent["record"]), dtype=np.uint8)[None]

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from sfumato.errors import SpecError
 from sfumato.kernels import local
-from sfumato.privacy.randomizers import DirectResponse, HashedResponse, Randomizer
+from sfumato.privacy.randomizers import DirectResponse, Hashed, HashedResponse, Randomizer
 from sfumato.privacy.tallies import Tally
 
 F64 = npt.NDArray[np.float64]
@@ -99,9 +99,11 @@ def optimal_variance(epsilon: float) -> float:
 
 
 def estimate(tally: Tally, values: npt.NDArray[Any], *, aware: bool = True) -> LocalEstimates:
-    """Unbiased counts of these values (`Randomizer.values`), with standard errors.
+    """Counts of these values (`Randomizer.values`), with standard errors.
 
-    `aware` solves for collisions where they matter; without it, the paper's plain means.
+    Without `aware`, the paper's plain means: unbiased over the hash functions. With it, collisions
+    are solved for where they matter, which costs a little of that: an item that is too rare to be
+    solved for reads a few per cent low, far within its error (docs/proofs/randomizers.md).
     """
     randomizer, count = tally.randomizer, tally.count
     if count == 0:
@@ -239,7 +241,8 @@ def squares_of(randomizer: Randomizer, counts: F64, sure: float) -> float:
 def _aware(tally: Tally, values: U64, raw: F64, sure: float) -> LocalEstimates:
     """Solve for the collisions of the items that matter, and take them off all others."""
     randomizer = tally.randomizer
-    hashes, width = randomizer._hashes, randomizer.width  # type: ignore[attr-defined]  # hashed
+    assert isinstance(randomizer, Hashed)  # only these have collisions
+    hashes, width = randomizer.hashes, randomizer.width
     shares = tally.row_counts / tally.count
     keep = 1 - randomizer.collision
     placebos = _placebos(values, PLACEBOS)

@@ -146,7 +146,7 @@ def root_of(keys: dict[int, Keys]) -> bytes:
     A device cannot tell whether the root it is told is this hash, so a collector may try as many as
     it can compute, and keep the ring that it likes best.
     """
-    every = hashlib.sha256(b"sfumato/1/secagg/root/")
+    every = hashlib.sha256(b"sfumato/1/secagg/enrolled/")
     for member in sorted(keys):
         every.update(hashlib.sha256(keys[member].to_bytes()).digest())
     return every.digest()

@@ -13,7 +13,7 @@ holds for any hash functions, whoever chose them. `debias` reads tallies.
 """
 
 from sfumato.privacy.randomizers.count_mean import CountMeanSketch, HadamardCountMeanSketch
-from sfumato.privacy.randomizers.randomizer import LARGEST_EPSILON, Moments, Randomizer
+from sfumato.privacy.randomizers.randomizer import LARGEST_EPSILON, Hashed, Moments, Randomizer
 from sfumato.privacy.randomizers.responses import DirectResponse, HashedResponse
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "CountMeanSketch",
     "DirectResponse",
     "HadamardCountMeanSketch",
+    "Hashed",
     "HashedResponse",
     "Moments",
     "Randomizer",

@@ -98,7 +98,7 @@ class CountMeanSketch:
 
     def _randomize(self, values: U64, records: U8, rng: Rng) -> None:
         rows = below(self.rows, values.size, rng)
-        cells = local.row_cells(values, rows, self._hashes, self.width)
+        cells = local.row_cells(values, rows, self.hashes, self.width)
         words = -(-self.width // 64)
         bits = self._coin.words(values.size * words, rng)
         own = np.uint64(1) << (cells & 63).astype(np.uint64)
@@ -132,7 +132,7 @@ class CountMeanSketch:
 
     def readings(self, cells: Cells, count: int, values: U64) -> F64:
         own, other = self.rates
-        return (local.gather(values, cells, self._hashes) - other * count) / (own - other)
+        return (local.gather(values, cells, self.hashes) - other * count) / (own - other)
 
     @property
     def _coin(self) -> Bernoulli:
@@ -143,7 +143,7 @@ class CountMeanSketch:
         return bytes_for(self.rows)
 
     @property
-    def _hashes(self) -> U64:
+    def hashes(self) -> U64:
         return hashing.row_hashes(self.seed, self.epoch, self.rows)
 
 
@@ -198,9 +198,15 @@ class HadamardCountMeanSketch:
         return hashing.fingerprint(items, self.seed)
 
     def randomize(self, values: U64, *, rng: Rng) -> U8:
+        records = np.empty((values.size, self.record_bytes), dtype=np.uint8)
+        for start in range(0, values.size, _PIECE):
+            records[start : start + _PIECE] = self._randomize(values[start : start + _PIECE], rng)
+        return records
+
+    def _randomize(self, values: U64, rng: Rng) -> U8:
         rows = below(self.rows, values.size, rng)
         places = below(self.width, values.size, rng)
-        cells = local.row_cells(values, rows, self._hashes, self.width)
+        cells = local.row_cells(values, rows, self.hashes, self.width)
         minus = (np.bitwise_count(cells & places) & 1).astype(np.bool_)
         minus ^= self._coin.bits(values.size, rng)
         return to_bytes(((rows * self.width + places) << 1) + minus, self.record_bytes)
@@ -216,7 +222,7 @@ class HadamardCountMeanSketch:
         local.add_signs(from_bytes(records), cells.reshape(-1))
 
     def readings(self, cells: Cells, count: int, values: U64) -> F64:
-        return self._scale * local.gather_hadamard(values, cells, self._hashes)
+        return self._scale * local.gather_hadamard(values, cells, self.hashes)
 
     @property
     def _scale(self) -> float:
@@ -227,5 +233,5 @@ class HadamardCountMeanSketch:
         return Bernoulli.flip(self.epsilon)
 
     @property
-    def _hashes(self) -> U64:
+    def hashes(self) -> U64:
         return hashing.row_hashes(self.seed, self.epoch, self.rows)

@@ -94,6 +94,22 @@ class Randomizer(Protocol):
         ...
 
 
+@runtime_checkable
+class Hashed(Randomizer, Protocol):
+    """A randomizer over rows of hash functions, which a seed and its epoch draw."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def hashes(self) -> U64:
+        """Coefficients of the three-wise independent cell hashes, (rows, 3)."""
+        ...
+
+
 def check_epsilon(epsilon: float) -> None:
     require(
         LEAST_EPSILON <= epsilon <= LARGEST_EPSILON,

@@ -86,7 +86,7 @@ class HashedResponse:
 
     def randomize(self, values: U64, *, rng: Rng) -> U8:
         rows = below(self.rows, values.size, rng)
-        cells = local.row_cells(values, rows, self._hashes, self.width)
+        cells = local.row_cells(values, rows, self.hashes, self.width)
         sent = _respond(cells, self.width, self._coin, rng)
         return to_bytes(rows * self.width + sent, self.record_bytes)
 
@@ -101,14 +101,14 @@ class HashedResponse:
 
     def readings(self, cells: Cells, count: int, values: U64) -> F64:
         lie = (1 - self.truth) / (self.width - 1)
-        return (local.gather(values, cells, self._hashes) - lie * count) / (self.truth - lie)
+        return (local.gather(values, cells, self.hashes) - lie * count) / (self.truth - lie)
 
     @property
     def _coin(self) -> Bernoulli:
         return Bernoulli.truth(self.epsilon, self.width - 1)
 
     @property
-    def _hashes(self) -> U64:
+    def hashes(self) -> U64:
         return hashing.row_hashes(self.seed, self.epoch, self.rows)
 
 
