@@ -116,12 +116,14 @@ class Bernoulli:
     numerator: int  # over 2**256
 
     @classmethod
+    @lru_cache(maxsize=64)
     def flip(cls, epsilon: float) -> Bernoulli:
         """1/(1 + e^epsilon), rounded up: a lie is never rarer than claimed."""
         one = 1 << _FINE_BITS
         return cls(-(-(one << PROBABILITY_BITS) // (one + _exp_below(epsilon))))
 
     @classmethod
+    @lru_cache(maxsize=64)
     def truth(cls, epsilon: float, others: int) -> Bernoulli:
         """e^epsilon/(e^epsilon + others), rounded down: the truth is never too likely."""
         odds = _exp_below(epsilon)

@@ -198,12 +198,6 @@ class HadamardCountMeanSketch:
         return hashing.fingerprint(items, self.seed)
 
     def randomize(self, values: U64, *, rng: Rng) -> U8:
-        records = np.empty((values.size, self.record_bytes), dtype=np.uint8)
-        for start in range(0, values.size, _PIECE):
-            records[start : start + _PIECE] = self._randomize(values[start : start + _PIECE], rng)
-        return records
-
-    def _randomize(self, values: U64, rng: Rng) -> U8:
         rows = below(self.rows, values.size, rng)
         places = below(self.width, values.size, rng)
         cells = local.row_cells(values, rows, self.hashes, self.width)
