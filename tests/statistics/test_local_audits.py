@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pytest
 from scipy import stats
 
 from checks import SEED
 from sfumato.kernels import local
+from sfumato.new_words import FragmentPuzzle, PrefixExtension
 from sfumato.privacy import (
     CountMeanSketch,
     DirectResponse,
@@ -149,3 +151,76 @@ def test_every_randomizer_is_audited() -> None:
         if hasattr(kind, "randomize") and hasattr(kind, "readings")
     }
     assert randomizers == {type(audit.randomizer) for audit in AUDITS.values()}
+
+
+# Searches for words: a record is several things at once, so what it betrays is audited whole.
+
+
+def word_bound(search: Any, words: tuple[str, str]) -> float:
+    """A lower bound on what the records of these searches, of two cells each, betray."""
+    seen = []
+    for seed, word in enumerate(words):
+        codes, _ = search.codes(pa.array([word]))
+        records = search.randomize(np.repeat(codes, RECORDS, axis=0), rng=SeededRng(SEED, seed))
+        if isinstance(search, FragmentPuzzle):  # one position: a fragment's cell and a word's
+            seen.append(records[:, 1].astype(np.int64) + 2 * records[:, 2])
+        else:
+            seen.append(records[:, 0].astype(np.int64) + 2 * records[:, 1])
+    return lower_bound(*seen)
+
+
+def told_apart(search: Any) -> tuple[str, str]:
+    """Two words whose every part falls into different cells, found by the hash functions alone."""
+    sure = seeded_sure(search)
+    for other in ("cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st", "uv", "wx", "yz"):
+        sent = []
+        for word in ("ab", other):
+            codes, _ = search.codes(pa.array([word]))
+            records = sure.randomize(np.repeat(codes, 64, axis=0), rng=SeededRng(SEED))
+            sent.append({tuple(record) for record in records.tolist()})
+        if not any(_shares_a_cell(one, two) for one in sent[0] for two in sent[1]):
+            return "ab", other
+    raise AssertionError("no two words are told apart by these hash functions")
+
+
+def seeded_sure(search: Any) -> Any:
+    """The same search with coins that all but never lie."""
+    if isinstance(search, FragmentPuzzle):
+        word, fragment = (replace(part, epsilon=32.0) for part in (search.word, search.fragment))  # type: ignore[type-var]  # specs
+        return replace(search, word=word, fragment=fragment)
+    return replace(search, prefix=replace(search.prefix, epsilon=32.0))
+
+
+def _shares_a_cell(one: tuple[int, ...], two: tuple[int, ...]) -> bool:
+    return one[0] == two[0] and any(a == b for a, b in zip(one[1:], two[1:], strict=True))
+
+
+def narrow(epsilon: float, seed: int) -> HashedResponse:
+    return HashedResponse(epsilon=epsilon, rows=1, width=2, seed=seed)
+
+
+def searches(scale: float) -> dict[str, Any]:
+    """Both searches, with the epsilons of their coins times `scale`."""
+    return {
+        "puzzle": FragmentPuzzle(
+            word=narrow(scale, 1), fragment=narrow(2 * scale, 2), seed=3, length=2
+        ),
+        "prefixes": PrefixExtension(prefix=narrow(2 * scale, 1), lengths=(1, 2)),
+    }
+
+
+CLAIMS = {"puzzle": 3.0, "prefixes": 2.0}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_word_records_betray_what_is_claimed_and_no_more(name: str) -> None:
+    """False alarm 1e-6, by exact intervals; the bound is within a tenth of the claim."""
+    search = searches(1.0)[name]
+    assert search.epsilon == CLAIMS[name]
+    assert TIGHT * CLAIMS[name] < word_bound(search, told_apart(search)) <= CLAIMS[name]
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_word_records_with_coins_a_fifth_too_honest_are_caught(name: str) -> None:
+    search = searches(1.2)[name]
+    assert word_bound(search, told_apart(search)) > CLAIMS[name]
