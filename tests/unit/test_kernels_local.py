@@ -386,6 +386,23 @@ def test_added_signs_are_the_same(count: int, kind: type[np.integer]) -> None:
 # Reading tables
 
 
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize(("rows", "width", "size"), [(1, 2, 1), (5, 16, 1), (1024, 32_768, 4)])
+def test_hadamard_records_are_the_matrix(twin: Any, rows: int, width: int, size: int) -> None:
+    """Each is its place and the matrix's sign there, turned by its own coin and no other."""
+    rng = np.random.default_rng([SEED, rows, width])
+    points, hashes = elements(rng, 150), elements(rng, rows, 3)
+    places = rng.integers(0, rows * width, 150)
+    flips = all_words(rng, 3)[:3]
+    out = np.empty((150, size), dtype=np.uint8)
+    twin.hadamard_records(points, places, flips, hashes, width, out)
+    for i, (point, place) in enumerate(zip(points.tolist(), places.tolist(), strict=True)):
+        row, column = divmod(place, width)
+        minus = (cell(point, hashes[row], width) & column).bit_count() % 2
+        flip = int(flips[i // 64]) >> i % 64 & 1
+        assert int.from_bytes(out[i].tobytes(), "little") == 2 * place + (minus ^ flip)
+
+
 def tables(rng: np.random.Generator, rows: int, width: int) -> list[npt.NDArray[Any]]:
     return [
         rng.integers(0, 2**16, (rows, width)).astype(np.uint16),
@@ -598,6 +615,8 @@ def test_kernels_write_to_none_of_their_inputs(twin: Any) -> None:
         value.flags.writeable = False
     points, rows, hashes = inputs["points"], inputs["rows"], inputs["hashes"]
     twin.row_cells(points, rows, hashes, 16)
+    out = np.empty((points.size, 1), dtype=np.uint8)
+    twin.hadamard_records(points, rows, inputs["words"], hashes, 16, out)
     twin.biased_words(inputs["digits"], inputs["words"], np.empty(6, dtype=np.uint64))
     twin.count_rows(inputs["records"], 1, np.zeros(8, dtype=np.int64))
     twin.add_bits(rows, inputs["records"], 1, np.zeros((8, 128), dtype=np.int32))

@@ -18,12 +18,16 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 U8 = npt.NDArray[np.uint8]
+U32 = npt.NDArray[np.uint32]
 Whole = npt.NDArray[np.integer]
 
 _0, _1, _3 = np.uint64(0), np.uint64(1), np.uint64(3)
+_30, _31, _61 = np.uint64(30), np.uint64(31), np.uint64(61)
+_P, _LOW, _LOWER = np.uint64((1 << 61) - 1), np.uint64((1 << 31) - 1), np.uint64((1 << 30) - 1)
 _ALL = np.uint64((1 << 64) - 1)
 _WORD = ir.IntType(64)
 _HAS_SCATTER = bool(llvmlite.binding.get_host_cpu_features().get("bmi2"))
+_POINTS = 1024  # points whose cells are worked out together, and stay in the cache
 _WORDS = 4  # words that are added together
 _PLANES, _FULL = 6, 63  # planes of carries, and the number of vectors that they can count
 _AHEAD = 8  # vectors whose planes are asked for before they are needed
@@ -92,6 +96,23 @@ def row_cells(points: U64, rows: I64, hashes: U64, width: int) -> I64:
         x8 = points[i] << _3
         result[i] = _cell(x8, hashes[row, 0], hashes[row, 1], hashes[row, 2], width8)
     return result
+
+
+@njit(nogil=True, cache=True)
+def hadamard_records(
+    points: U64, places: I64, flips: U64, hashes: U64, width: int, out: U8
+) -> None:
+    width8, last = np.uint64(width) << _3, np.uint64(width - 1)
+    shift: Any = _count_bits(last)
+    for i in range(points.size):
+        place = np.uint64(places[i])
+        row = place >> shift
+        cell = _cell(points[i] << _3, hashes[row, 0], hashes[row, 1], hashes[row, 2], width8)
+        minus = _count_bits(cell & place) ^ (flips[i >> 6] >> np.uint64(i & 63))
+        code = (place << _1) | (minus & _1)
+        for byte in range(out.shape[1]):
+            out[i, byte] = np.uint8(code)
+            code >>= np.uint64(8)
 
 
 @njit(nogil=True, cache=True)
@@ -190,7 +211,7 @@ def deposit(bits: U64, words: U64) -> None:
 
 
 @njit(nogil=True, cache=True)
-def count_rows(records: U8, row_bytes: int, counts: I64) -> npt.NDArray[np.uint32]:
+def count_rows(records: U8, row_bytes: int, counts: I64) -> U32:
     rows = np.empty(records.shape[0], dtype=np.uint32)
     for i in range(rows.size):
         row = np.uint32(0)
@@ -291,39 +312,67 @@ def add_signs(codes: Whole, flat: Whole) -> None:
 
 
 @njit(nogil=True, cache=True)
+def _squares(points: U64) -> U64:
+    result = np.empty_like(points)
+    for i in range(points.size):
+        result[i] = _reduce(_fold(points[i], points[i] << _3))
+    return result
+
+
+@njit(nogil=True, cache=True)
+def _hash(points: U64, squares: U64, hash_: U64, width: int, out: U32) -> None:
+    """The cell of each point in one row: a·x² + b·x + c modulo 2**61 − 1, scaled to the width.
+
+    In limbs of 31 bits, whose products fit a word, so that the compiler makes vectors of it. With
+    2**62 ≡ 2 the sum of all stays below 2**64: less than 2**63 from the low products and the
+    carries of the middle ones, 2**62 from the high ones, and 2**61 each from the rest and c.
+    """
+    a, d = hash_[0] & _LOW, hash_[0] >> _31
+    b, e = hash_[1] & _LOW, hash_[1] >> _31
+    c, cells = hash_[2], np.uint64(width)
+    for i in range(out.size):
+        x, u = points[i] & _LOW, points[i] >> _31
+        y, v = squares[i] & _LOW, squares[i] >> _31
+        middle = a * v + d * y + b * u + e * x
+        value = a * y + b * x + ((d * v + e * u) << _1) + c
+        value += (middle >> _30) + ((middle & _LOWER) << _31)
+        value = (value & _P) + (value >> _61)
+        value = min(value, value - _P)  # of which one is below the prime, and the other is huge
+        out[i] = np.uint32(((value >> _31) * cells + ((value & _LOW) * cells >> _31)) >> _30)
+
+
+@njit(nogil=True, cache=True)
 def gather(points: U64, table: npt.NDArray[np.integer] | F64, hashes: U64) -> F64:
     total = np.zeros(points.size)
-    rows = table.shape[0]
-    for row in range(0, rows - 1, 2):
-        _gather_two(points, table[row], table[row + 1], hashes[row], hashes[row + 1], total)
-    if rows % 2:
-        _gather_one(points, table[rows - 1], hashes[rows - 1], total)
+    squares = _squares(points)
+    for row in range(0, table.shape[0], 2):
+        _add_rows(points, squares, table[row : row + 2], hashes[row : row + 2], total)
     return total
 
 
 @njit(nogil=True, cache=True)
-def _gather_one(points: U64, line: npt.NDArray[np.integer] | F64, hash_: U64, total: F64) -> None:
-    a, b, c, width8 = hash_[0], hash_[1], hash_[2], np.uint64(line.size) << _3
-    for i in range(points.size):
-        total[i] += line[_cell(points[i] << _3, a, b, c, width8)]
+def _add_rows(
+    points: U64, squares: U64, lines: npt.NDArray[np.integer] | F64, hashes: U64, total: F64
+) -> None:
+    """Add what one row holds of each point, or two: so points and totals pass by half as often."""
+    width = lines.shape[1]
+    cells = np.empty((2, _POINTS), dtype=np.uint32)
+    for start in range(0, points.size, _POINTS):
+        part = slice(start, min(start + _POINTS, points.size))
+        sums = total[part]
+        for row in range(lines.shape[0]):
+            _hash(points[part], squares[part], hashes[row], width, cells[row, : sums.size])
+        if lines.shape[0] == 2:
+            _add_two(lines[0], cells[0], lines[1], cells[1], sums)
+        else:
+            for i in range(sums.size):
+                sums[i] += lines[0, cells[0, i]]
 
 
 @njit(nogil=True, cache=True)
-def _gather_two(
-    points: U64,
-    first: npt.NDArray[np.integer] | F64,
-    second: npt.NDArray[np.integer] | F64,
-    hash_: U64,
-    other: U64,
-    total: F64,
-) -> None:
-    """Two rows at once: points and totals pass by half as often, and the products overlap."""
-    a, b, c, width8 = hash_[0], hash_[1], hash_[2], np.uint64(first.size) << _3
-    d, e, f = other[0], other[1], other[2]
-    for i in range(points.size):
-        x8 = points[i] << _3
-        one = first[_cell(x8, a, b, c, width8)]
-        total[i] = total[i] + one + second[_cell(x8, d, e, f, width8)]
+def _add_two(first: Any, cells: U32, second: Any, others: U32, total: F64) -> None:
+    for i in range(total.size):
+        total[i] = total[i] + first[cells[i]] + second[others[i]]
 
 
 def gather_hadamard(points: U64, table: npt.NDArray[np.integer], hashes: U64) -> F64:
@@ -338,34 +387,31 @@ def _gather_hadamard(
     points: U64, table: npt.NDArray[np.integer], hashes: U64, lines: npt.NDArray[np.integer]
 ) -> F64:
     total = np.zeros(points.size)
-    rows = table.shape[0]
-    for row in range(0, rows, 2):
-        some = min(2, rows - row)
+    squares = _squares(points)
+    for row in range(0, table.shape[0], 2):
+        some = min(2, table.shape[0] - row)
+        lines[:some] = table[row : row + some]
         for k in range(some):
-            lines[k] = table[row + k]
             _transform(lines[k])
-        if some == 2:
-            _gather_two(points, lines[0], lines[1], hashes[row], hashes[row + 1], total)
-        else:
-            _gather_one(points, lines[0], hashes[row], total)
+        _add_rows(points, squares, lines[:some], hashes[row : row + some], total)
     return total
 
 
 @njit(nogil=True, cache=True)
 def collide(points: U64, others: U64, weights: F64, hashes: U64, shares: F64, width: int) -> F64:
     total = np.zeros(points.size)
-    width8 = np.uint64(width) << _3
     even = weights.sum() / width
-    line = np.empty(width)
+    lines = np.empty((1, width))
+    cells = np.empty(others.size, dtype=np.uint32)
+    squares, other_squares = _squares(points), _squares(others)
     for row in range(hashes.shape[0]):
-        a, b, c = hashes[row, 0], hashes[row, 1], hashes[row, 2]
-        line[:] = 0.0
+        lines[:] = 0.0
+        _hash(others, other_squares, hashes[row], width, cells)
         for i in range(others.size):
-            line[_cell(others[i] << _3, a, b, c, width8)] += weights[i]
-        line -= even
-        line *= shares[row]
-        for i in range(points.size):
-            total[i] += line[_cell(points[i] << _3, a, b, c, width8)]
+            lines[0, cells[i]] += weights[i]
+        lines -= even
+        lines *= shares[row]
+        _add_rows(points, squares, lines, hashes[row : row + 1], total)
     return total
 
 
@@ -377,12 +423,42 @@ def hadamard(rows: npt.NDArray[np.integer] | F64) -> None:
 
 @njit(nogil=True, cache=True)
 def _transform(line: npt.NDArray[np.integer] | F64) -> None:
-    size = line.size
-    half = 1
+    """Sixteen neighbours at a time first, in registers; then four parts of the line in one pass."""
+    size, half = line.size, 1
+    if size >= 16:
+        for start in range(0, size, 16):
+            _transform_sixteen(line[start : start + 16])
+        half = 16
+    while 4 * half <= size:
+        for start in range(0, size, 4 * half):
+            middle = start + 2 * half
+            _cross_four(
+                line[start : start + half],
+                line[start + half : middle],
+                line[middle : middle + half],
+                line[middle + half : middle + 2 * half],
+            )
+        half *= 4
     while half < size:
         for start in range(0, size, 2 * half):
             for i in range(start, start + half):
                 a, b = line[i], line[i + half]
-                line[i] = a + b
-                line[i + half] = a - b
+                line[i], line[i + half] = a + b, a - b
         half *= 2
+
+
+@njit(inline="always")
+def _transform_sixteen(line: Any) -> None:
+    for level in range(4):
+        half = 1 << level
+        for k in range(8):
+            i = (k >> level << (level + 1)) | (k & (half - 1))
+            a, b = line[i], line[i + half]
+            line[i], line[i + half] = a + b, a - b
+
+
+@njit(nogil=True, cache=True)
+def _cross_four(a: Any, b: Any, c: Any, d: Any) -> None:
+    for i in range(a.size):
+        e, f, g, h = a[i] + b[i], a[i] - b[i], c[i] + d[i], c[i] - d[i]
+        a[i], b[i], c[i], d[i] = e + g, f + h, e - g, f - h

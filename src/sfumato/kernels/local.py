@@ -33,6 +33,15 @@ def row_cells(points: U64, rows: I64, hashes: U64, width: int) -> I64:
     return _twin(4 * points.size).row_cells(points, rows, hashes, width)  # type: ignore[no-any-return]
 
 
+def hadamard_records(
+    points: U64, places: I64, flips: U64, hashes: U64, width: int, out: U8
+) -> None:
+    """Fill `out`, (n, bytes), with little-endian numbers: twice the place, and 1 if the sign of the
+    Walsh–Hadamard matrix there, in the column of the point's cell, is −1; or 0, where the point's
+    bit of `flips` is set. A place is row × width + column, and the width a power of two."""
+    _twin(4 * points.size).hadamard_records(points, places, flips, hashes, width, out)
+
+
 def biased_words(digits: npt.NDArray[np.uint8], words: U64, out: U64) -> tuple[int, int]:
     """Fill `out` with bits that are 1 with the probability of these binary digits.
 

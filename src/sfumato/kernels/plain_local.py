@@ -24,6 +24,16 @@ def row_cells(points: U64, rows: I64, hashes: U64, width: int) -> I64:
     return cells(value, width)
 
 
+def hadamard_records(
+    points: U64, places: I64, flips: U64, hashes: U64, width: int, out: U8
+) -> None:
+    cells = row_cells(points, places // width, hashes, width)
+    coins = np.unpackbits(flips.astype("<u8").view(np.uint8), bitorder="little")[: points.size]
+    minus = (np.bitwise_count(cells & places) & 1) ^ coins
+    codes = (2 * places + minus).astype("<i8")
+    out[:] = codes.view(np.uint8).reshape(-1, 8)[:, : out.shape[1]]
+
+
 def biased_words(digits: U8, words: U64, out: U64) -> tuple[int, int]:
     place, used = 0, 0
     while place < out.size:

@@ -97,7 +97,7 @@ def below(bound: int, count: int, rng: Rng) -> I64:
         raise SpecError(f"bound must be at least 1; got {bound}")
     words = rng.words(count)
     if bound & (bound - 1) == 0:
-        return (words & np.uint64(bound - 1)).astype(np.int64)
+        return (words & np.uint64(bound - 1)).view(np.int64)
     limit = np.uint64((1 << WORD_BITS) - (1 << WORD_BITS) % bound)
     while (again := np.flatnonzero(words >= limit)).size:
         words = words.copy()

@@ -198,12 +198,16 @@ class HadamardCountMeanSketch:
         return hashing.fingerprint(items, self.seed)
 
     def randomize(self, values: U64, *, rng: Rng) -> U8:
-        rows = below(self.rows, values.size, rng)
-        places = below(self.width, values.size, rng)
-        cells = local.row_cells(values, rows, self.hashes, self.width)
-        minus = (np.bitwise_count(cells & places) & 1).astype(np.bool_)
-        minus ^= self._coin.bits(values.size, rng)
-        return to_bytes(((rows * self.width + places) << 1) + minus, self.record_bytes)
+        records = np.empty((values.size, self.record_bytes), dtype=np.uint8)
+        flips = self._coin.words(-(-values.size // 64), rng)
+        for start in range(0, values.size, _PIECE):
+            part = slice(start, start + _PIECE)
+            places = below(self.rows * self.width, values[part].size, rng)
+            coins = flips[start // 64 : (start + _PIECE) // 64]
+            local.hadamard_records(
+                values[part], places, coins, self.hashes, self.width, records[part]
+            )
+        return records
 
     def valid(self, records: U8) -> Bool:
         return from_bytes(records) < 2 * self.rows * self.width
