@@ -142,23 +142,23 @@ class Bernoulli:
         out = np.empty(count, dtype=np.uint64)
         for start in range(0, count, _PIECE_WORDS):  # what a piece takes stays in the cache
             part = out[start : start + _PIECE_WORDS]
-            part[:] = rng.words(part.size) if zeros else np.uint64(2**WORD_BITS - 1)
-            for _ in range(zeros - 1):
-                part &= rng.words(part.size)
-            left = int(np.bitwise_count(part).sum())
+            drawn = rng.words(zeros * part.size).reshape(zeros, part.size)
+            np.bitwise_and.reduce(drawn, axis=0, out=part)  # of none, all ones
+            left = int(np.bitwise_count(part).sum(dtype=np.uint32))
             local.deposit(self._biased(digits[zeros:], -(-left // WORD_BITS), rng), part)
         return out
 
     @staticmethod
     def _biased(digits: npt.NDArray[np.uint8], count: int, rng: Rng) -> U64:
-        out, done = np.empty(count, dtype=np.uint64), 0
-        given = np.empty(0, dtype=np.uint64)
+        out = np.empty(count, dtype=np.uint64)
+        given = rng.words(count * 19 // 2 + 64)
+        done, used = local.biased_words(digits, given, out)
         while done < count:
             # A block whose words ran out begins with the same ones again: drawing it anew would
             # favour the lanes that are decided early.
-            given = np.concatenate([given, rng.words((count - done) * 19 // 2 + 64)])
+            given = np.concatenate([given[used:], rng.words((count - done) * 19 // 2 + 64)])
             filled, used = local.biased_words(digits, given, out[done:])
-            done, given = done + filled, given[used:]
+            done += filled
         return out
 
     def bits(self, count: int, rng: Rng) -> npt.NDArray[np.bool_]:
