@@ -33,7 +33,7 @@ from sfumato.privacy import (
     NoNoise,
     NoPrivacy,
 )
-from sfumato.secagg.agreement import MaskedRound
+from sfumato.secagg.round import MaskedRound
 from sfumato.sketch import CountSketch, OneHot
 from sfumato.spec import canonical, digest, from_json, kind_of, kinds, to_json
 from sfumato.task import LocalTask, Task

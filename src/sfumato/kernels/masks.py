@@ -47,16 +47,27 @@ def add_stream(total: Words, key: bytes, start: bytes, *, subtract: bool = False
 
 
 def add_streams(
-    total: Words, keys_and_starts: Sequence[tuple[bytes, bytes]], signs: Sequence[int]
+    total: Words,
+    keys_and_starts: Sequence[tuple[bytes, bytes]],
+    signs: Sequence[int],
+    *,
+    modulus: int | None = None,
 ) -> None:
     """Add the streams of these keys to `total`, each times its sign, 1 or -1.
 
     `total` is (n,) of uint8, uint16, uint32 or uint64. All streams are added to a part of it that
     stays in the cache before the next part, so this is quicker than one stream after another.
+
+    With a `modulus` of 2**b − 1 sums are taken modulo it, and `total` must be below it. The high b
+    bits of a word are the mask; 2**b − 1, which has one chance in 2**b, is taken for zero, so that
+    a mask is uniform but for a distance of 2**−b.
     """
     _check(total, keys_and_starts, signs)
     work = total.nbytes * len(signs)
     if work == 0:
+        return
+    if modulus is not None:
+        _add_modulo(total, keys_and_starts, signs, modulus)
         return
     kernels = _compiled() if work >= SMALL or _is_awake() or not _has_cryptography() else None
     add = _add_chunks if kernels is None else kernels.add_streams
@@ -86,6 +97,30 @@ def _add_chunks(
             combine = np.add if sign > 0 else np.subtract
             combine(part, words[: part.size], out=part)
     made.fill(0)
+
+
+def _add_modulo(
+    total: Words,
+    keys_and_starts: Sequence[tuple[bytes, bytes]],
+    signs: Sequence[int],
+    modulus: int,
+) -> None:
+    bits = modulus.bit_length()
+    kind = total.dtype.type
+    require(
+        modulus == 2**bits - 1 and bits < 8 * total.itemsize,
+        f"a modulus must be 2**b − 1 for a b below {8 * total.itemsize}; got {modulus}",
+    )
+    prime, shift = kind(modulus), kind(8 * total.itemsize - bits)
+    for key_and_start, sign in zip(keys_and_starts, signs, strict=True):
+        mask = np.zeros_like(total)
+        add_streams(mask, [key_and_start], [1])
+        mask >>= shift
+        mask[mask == prime] = 0
+        if sign < 0:
+            np.subtract(prime, mask, out=mask)
+        total += mask  # both below 2**b, so nothing wraps
+        total[:] = np.where(total >= prime, total - prime, total)
 
 
 def _check(

@@ -15,7 +15,7 @@ is the hash of all enrolled keys.
 from __future__ import annotations
 
 import hashlib
-import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -28,83 +28,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sfumato.errors import MismatchError
-from sfumato.secagg import parameters
-from sfumato.secagg.parameters import Mode, Parameters
-from sfumato.spec import digest, require, spec
+from sfumato.secagg.graph import Ring
+from sfumato.secagg.round import KEY_BYTES, KEYS_BYTES, SIGNATURE_BYTES, MaskedRound
 
 Words = npt.NDArray[np.unsignedinteger]
-
-KEY_BYTES = 32
-SIGNATURE_BYTES = 64
-KEYS_BYTES = 4 + 3 * KEY_BYTES + SIGNATURE_BYTES
-LANES = ((8, np.uint8), (16, np.uint16), (32, np.uint32), (64, np.uint64))
-
-
-@spec("masked_round")
-class MaskedRound:
-    """One secure sum: of what, over whom, and what is assumed of them."""
-
-    task: str  # whose tables are added
-    cells: int
-    modulus_bits: int
-    cohort: int  # devices invited; members are 0 .. cohort − 1 of the roster
-    corrupt: float  # share of them that may work with the collector
-    dropout: float  # share that may vanish
-    mode: Mode
-    nonce: str  # no two rounds have the same
-    security_bits: int = 80  # 40, and 40 more for a collector that tries graphs (see `root_of`)
-
-    def check(self) -> None:
-        require(self.cells >= 1, f"cells must be at least 1; got {self.cells}")
-        require(
-            2 <= self.modulus_bits <= 64, f"modulus_bits must be 2 to 64; got {self.modulus_bits}"
-        )
-        require(self.cohort >= 3, f"a cohort must have at least 3 members; got {self.cohort}")
-        for name in ("corrupt", "dropout"):
-            value = getattr(self, name)
-            require(0 <= value < 1, f"{name} must be at least 0, below 1; got {value}")
-        require(
-            len(self.nonce) == 32 and set(self.nonce) <= set("0123456789abcdef"),
-            "nonce must be 32 hexadecimal digits",
-        )
-        require(
-            self.security_bits >= 40, f"security_bits must be at least 40; got {self.security_bits}"
-        )
-
-    @property
-    def salt(self) -> bytes:
-        return _salt(self)
-
-    @property
-    def least_survivors(self) -> int:
-        """Devices below which a phase is not closed and nothing is opened."""
-        return math.ceil((1 - self.dropout) * self.cohort - 1e-9)
-
-    def parameters(self, enrolled: int) -> Parameters:
-        """Neighbours and threshold for as many devices; every device works them out itself.
-
-        All corrupt members of the cohort may be among them, and as many may still vanish as the
-        floor allows.
-        """
-        corrupt = math.floor(self.corrupt * self.cohort + 1e-9)
-        leaving = max(0, enrolled - self.least_survivors)
-        return parameters.find(
-            enrolled,
-            corrupt=min((corrupt + 1e-6) / enrolled, 1 - 1e-6),
-            dropout=(leaving + 1e-6) / enrolled,
-            mode=self.mode,
-            security_bits=self.security_bits,
-        )
-
-    @property
-    def lane(self) -> type[np.unsignedinteger]:
-        """The word in which cells are masked and added; what is above the modulus is cut off."""
-        return next(kind for bits, kind in LANES if self.modulus_bits <= bits)
-
-
-@lru_cache(maxsize=16)
-def _salt(round: MaskedRound) -> bytes:
-    return bytes.fromhex(digest(round))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +79,19 @@ def root_of(keys: dict[int, Keys]) -> bytes:
     return every.digest()
 
 
-def ring_seed(salt: bytes, root: bytes) -> bytes:
-    return hashlib.sha256(b"sfumato/1/secagg/graph/" + salt + root).digest()
+def neighbours_in(round: MaskedRound, root: bytes, enrolled: Iterable[int]) -> dict[int, list[int]]:
+    """Who is whose neighbour among those that enrolled, in the order of members."""
+    return _neighbours(round, root, tuple(sorted(enrolled)))
+
+
+@lru_cache(maxsize=4)
+def _neighbours(round: MaskedRound, root: bytes, listed: tuple[int, ...]) -> dict[int, list[int]]:
+    seed = hashlib.sha256(b"sfumato/1/secagg/graph/" + round.salt + root).digest()
+    ring = Ring.draw(seed, len(listed), degree=round.parameters(len(listed)).neighbours)
+    return {
+        member: [listed[other] for other in ring.neighbours(place)]
+        for place, member in enumerate(listed)
+    }
 
 
 def members_to_bytes(members: set[int], cohort: int) -> bytes:
@@ -170,6 +108,11 @@ def members_from_bytes(data: bytes, cohort: int) -> set[int]:
     if flags[cohort:].any():
         raise MismatchError("a set of members must not name more than the cohort")
     return set(np.flatnonzero(flags).tolist())
+
+
+def acknowledged(salt: bytes, root: bytes, survivors: bytes) -> bytes:
+    """What a device signs when it has been told the survivors."""
+    return b"sfumato/1/secagg/survivors/" + salt + root + survivors
 
 
 def verified(identity: bytes, signature: bytes, message: bytes) -> bool:

@@ -1,17 +1,25 @@
 """The collector's side of a masked round: it adds what it cannot read.
 
-    ENROL ─close─▶ SHARE ─close─▶ MASK ─close─▶ UNMASK ─finish─▶ DONE, or ABORTED from any of them
+    ENROL ─close─▶ SHARE ─close─▶ MASK ─close─▶ [ACK ─close─▶] UNMASK ─finish─▶ DONE
+    and ABORTED from any of them; ACK only in "semi_malicious" rounds
 
 Messages are admitted with `add`, which answers with a `Refusal` or None and never raises for what a
 device sent; the same message twice is one message. Closing a phase below its floor aborts the
 round. Masked tables are added as they come and not kept.
+
+The state can be saved after every step (`to_bytes`, `from_bytes`), the sum so far and whose tables
+are in it together: save it before a message is acknowledged, before a phase's outcome is told, and
+a collector that dies goes on where it was. Restored from an older copy it asks again for what it
+has forgotten, gets the same bytes, and adds each table once.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,25 +28,27 @@ from sfumato.errors import ImpossibleError, MismatchError, SpecError
 from sfumato.kernels import masks
 from sfumato.secagg.agreement import (
     Keys,
-    MaskedRound,
     Words,
+    acknowledged,
     agree,
     bare,
     members_to_bytes,
+    neighbours_in,
     pair_label,
     public_of,
-    ring_seed,
     root_of,
     sign_of,
     stream_of,
     unpack_words,
+    verified,
 )
-from sfumato.secagg.graph import Ring
-from sfumato.secagg.participant import BOX_BYTES, SHARE_BYTES
+from sfumato.secagg.round import BOX_BYTES, SHARE_BYTES, MaskedRound
 from sfumato.secagg.sharing import is_share, join
+from sfumato.spec import from_json, to_json
 
 I64 = npt.NDArray[np.int64]
 _ANY_KEY = b"\x01" * 32
+VERSION = 1
 MOST_SUBSETS = 200  # of shares that are tried before a secret counts as lost
 
 
@@ -46,6 +56,7 @@ class Phase(StrEnum):
     ENROL = "enrol"
     SHARE = "share"
     MASK = "mask"
+    ACK = "ack"
     UNMASK = "unmask"
     DONE = "done"
     ABORTED = "aborted"
@@ -57,7 +68,7 @@ class Refusal(StrEnum):
     UNKNOWN = "unknown"  # no such member, or one that is not asked in this phase
     LATE = "late"  # the phase is over, or has not begun
     MALFORMED = "malformed"  # not the bytes of this phase's message
-    UNSIGNED = "unsigned"  # keys that this member's identity did not sign for this round
+    UNSIGNED = "unsigned"  # keys or survivors that this member did not sign for this round
     COPIED = "copied"  # another member's mask key
     EQUIVOCATING = "equivocating"  # another message than the one it sent before
 
@@ -74,6 +85,7 @@ class Coordinator:
     neighbours: dict[int, list[int]] = field(default_factory=dict)
     boxes: dict[int, dict[int, bytes]] = field(default_factory=dict)  # by source, then target
     survivors: set[int] = field(default_factory=set)
+    acknowledgements: dict[int, bytes] = field(default_factory=dict)
     answers: dict[int, dict[int, bytes]] = field(default_factory=dict)  # by source, then owner
     liars: set[int] = field(default_factory=set)  # whose secret could not be opened as committed
     _total: Words = field(init=False)
@@ -98,6 +110,7 @@ class Coordinator:
             Phase.ENROL: self._enrol,
             Phase.SHARE: self._share,
             Phase.MASK: self._mask,
+            Phase.ACK: self._acknowledge,
             Phase.UNMASK: self._unmask,
         }
         refusal = takes[phase](member, message) if phase in takes else Refusal.LATE
@@ -107,22 +120,27 @@ class Coordinator:
 
     def close(self) -> Phase:
         """End the phase: the next one, or ABORTED if too few answered."""
-        counts = {
-            Phase.ENROL: len(self.keys),
-            Phase.SHARE: len(self.boxes),
-            Phase.MASK: len(self.survivors),
+        least = self.round.least_survivors
+        answered = {
+            Phase.ENROL: (len(self.keys), least),
+            Phase.SHARE: (len(self.boxes), least),
+            Phase.MASK: (len(self.survivors), least),
+            Phase.ACK: (len(self.acknowledgements), self._threshold if self.keys else 0),
         }
-        if self.phase not in counts:
+        if self.phase not in answered:
             raise SpecError(f"the phase {self.phase} is not one to close")
-        if counts[self.phase] < self.round.least_survivors:
+        count, floor = answered[self.phase]
+        if count < floor:
             self.phase = Phase.ABORTED
             return self.phase
         if self.phase is Phase.ENROL:
-            self._draw_ring()
+            self.root = root_of(self.keys)
+            self.neighbours = neighbours_in(self.round, self.root, self.keys)
         self.phase = {
             Phase.ENROL: Phase.SHARE,
             Phase.SHARE: Phase.MASK,
-            Phase.MASK: Phase.UNMASK,
+            Phase.MASK: Phase.ACK if self.round.mode == "semi_malicious" else Phase.UNMASK,
+            Phase.ACK: Phase.UNMASK,
         }[self.phase]
         return self.phase
 
@@ -142,12 +160,20 @@ class Coordinator:
 
     def survivor_set(self) -> bytes:
         """Whose tables are in the sum: the same for everybody, once the phase MASK is over."""
-        if self.phase not in (Phase.UNMASK, Phase.DONE):
+        if self.phase not in (Phase.ACK, Phase.UNMASK, Phase.DONE):
             raise SpecError("the survivors are known when masking is over")
         return members_to_bytes(self.survivors, self.round.cohort)
 
+    def acknowledgements_for(self, member: int) -> bytes:
+        """What this member's neighbours signed."""
+        return b"".join(
+            other.to_bytes(4, "little") + self.acknowledgements[other]
+            for other in self.neighbours[member]
+            if other in self.acknowledgements
+        )
+
     def finish(self) -> I64:
-        """The sum over the survivors modulo 2**modulus_bits, as residues, with the masks off.
+        """The sum over the survivors as residues of the modulus, with the masks off.
 
         Secrets are checked against what was committed to. One that cannot be opened aborts the
         round, and its owner or a liar among its neighbours is in `liars`.
@@ -160,11 +186,58 @@ class Coordinator:
         except (ImpossibleError, MismatchError):
             self.phase = Phase.ABORTED
             raise
-        masks.add_streams(total, streams, [-sign for sign in signs])
+        modulus = self.round.modulus if self.round.prime else None
+        masks.add_streams(total, streams, [-sign for sign in signs], modulus=modulus)
         self.phase = Phase.DONE
-        bits = self.round.modulus_bits
-        modulus = np.uint64(2**bits - 1) if bits < 64 else np.uint64(2**64 - 1)
-        return (total.astype(np.uint64) & modulus).view(np.int64)
+        wide = total.astype(np.uint64)
+        if modulus is None:
+            wide &= np.uint64(self.round.modulus - 1)
+        return wide.view(np.int64)
+
+    def to_bytes(self) -> bytes:
+        """The whole state: a line of JSON, then the sum so far."""
+        data = {
+            "version": VERSION,
+            "round": to_json(self.round),
+            "roster": [key.hex() for key in self.roster],
+            "phase": self.phase,
+            "keys": [self.keys[member].to_bytes().hex() for member in sorted(self.keys)],
+            "boxes": {m: b"".join(given.values()).hex() for m, given in self.boxes.items()},
+            "survivors": sorted(self.survivors),
+            "acknowledgements": {m: sent.hex() for m, sent in self.acknowledgements.items()},
+            "answers": {m: b"".join(given.values()).hex() for m, given in self.answers.items()},
+            "liars": sorted(self.liars),
+            "said": [[phase, m, said.hex()] for (phase, m), said in self._said.items()],
+        }
+        total = self._total.astype(self._total.dtype.newbyteorder("<"), copy=False)
+        return json.dumps(data).encode() + b"\n" + total.tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Coordinator:
+        head, _, rest = data.partition(b"\n")
+        state: dict[str, Any] = json.loads(head)
+        if state.get("version") != VERSION:
+            raise SpecError(f"a coordinator's state must be of version {VERSION}")
+        made = cls(from_json(state["round"]), tuple(bytes.fromhex(key) for key in state["roster"]))
+        made._total[:] = np.frombuffer(rest, dtype=made._total.dtype.newbyteorder("<"))
+        made.phase = Phase(state["phase"])
+        keys = [Keys.from_bytes(bytes.fromhex(key)) for key in state["keys"]]
+        made.keys = {key.member: key for key in keys}
+        if made.phase is not Phase.ENROL:
+            made.root = root_of(made.keys)
+            made.neighbours = neighbours_in(made.round, made.root, made.keys)
+        for name, size in (("boxes", BOX_BYTES), ("answers", SHARE_BYTES)):
+            for member, text in state[name].items():
+                others = made.neighbours[int(member)]
+                if name == "answers":
+                    others = [other for other in others if other in made.boxes]
+                getattr(made, name)[int(member)] = _cut(bytes.fromhex(text), others, size)
+        made.survivors, made.liars = set(state["survivors"]), set(state["liars"])
+        made.acknowledgements = {
+            int(member): bytes.fromhex(sent) for member, sent in state["acknowledgements"].items()
+        }
+        made._said = {(Phase(p), m): bytes.fromhex(said) for p, m, said in state["said"]}
+        return made
 
     def __repr__(self) -> str:  # never the sum
         return f"Coordinator({self.phase}, {len(self.keys)} enrolled, {len(self.survivors)} masked)"
@@ -194,10 +267,7 @@ class Coordinator:
         targets = self.neighbours[member]
         if len(message) != BOX_BYTES * len(targets):
             return Refusal.MALFORMED
-        self.boxes[member] = {
-            target: message[place * BOX_BYTES : (place + 1) * BOX_BYTES]
-            for place, target in enumerate(targets)
-        }
+        self.boxes[member] = _cut(message, targets, BOX_BYTES)
         return None
 
     def _mask(self, member: int, message: bytes) -> Refusal | None:
@@ -209,31 +279,39 @@ class Coordinator:
             )
         except MismatchError:
             return Refusal.MALFORMED
-        self._total += words
+        if self.round.prime:
+            if (words >= self.round.modulus).any():
+                return Refusal.MALFORMED
+            self._total = ((self._total + words) % self.round.modulus).astype(self.round.lane)
+        else:
+            self._total += words
         self.survivors.add(member)
+        return None
+
+    def _acknowledge(self, member: int, message: bytes) -> Refusal | None:
+        if member not in self.survivors:
+            return Refusal.UNKNOWN
+        said = acknowledged(self.round.salt, self.root, self.survivor_set())
+        if not verified(self.roster[member], message, said):
+            return Refusal.UNSIGNED
+        self.acknowledgements[member] = message
         return None
 
     def _unmask(self, member: int, message: bytes) -> Refusal | None:
         if member not in self.survivors:
             return Refusal.UNKNOWN
         owners = [other for other in self.neighbours[member] if other in self.boxes]
-        shares = [
-            message[place * SHARE_BYTES : (place + 1) * SHARE_BYTES] for place in range(len(owners))
-        ]
-        if len(message) != SHARE_BYTES * len(owners) or not all(map(is_share, shares)):
+        if len(message) != SHARE_BYTES * len(owners):
             return Refusal.MALFORMED
-        self.answers[member] = dict(zip(owners, shares, strict=True))
+        shares = _cut(message, owners, SHARE_BYTES)
+        if not all(map(is_share, shares.values())):
+            return Refusal.MALFORMED
+        self.answers[member] = shares
         return None
 
-    def _draw_ring(self) -> None:
-        self.root = root_of(self.keys)
-        listed = sorted(self.keys)
-        degree = self.round.parameters(len(listed)).neighbours
-        ring = Ring.draw(ring_seed(self.round.salt, self.root), len(listed), degree=degree)
-        self.neighbours = {
-            member: sorted(listed[other] for other in ring.neighbours(place))
-            for place, member in enumerate(listed)
-        }
+    @property
+    def _threshold(self) -> int:
+        return self.round.parameters(len(self.keys)).threshold
 
     def _masks_left(self) -> tuple[list[tuple[bytes, bytes]], list[int]]:
         """The streams that are still in the sum, and with which sign."""
@@ -254,7 +332,7 @@ class Coordinator:
 
     def _open(self, member: int) -> bytes:
         """A member's seed or mask key from its neighbours' shares, as it was committed to."""
-        threshold = self.round.parameters(len(self.keys)).threshold
+        threshold = self._threshold
         shares = {
             1 + source: told[member] for source, told in self.answers.items() if member in told
         }
@@ -305,3 +383,10 @@ class Coordinator:
         if member in self.survivors:
             return hashlib.sha256(secret).digest() == self.keys[member].commitment
         return public_of(secret) == self.keys[member].mask
+
+
+def _cut(message: bytes, members: list[int], size: int) -> dict[int, bytes]:
+    """A message's equal pieces, one for each of these members."""
+    return {
+        member: message[place * size : (place + 1) * size] for place, member in enumerate(members)
+    }

@@ -36,29 +36,34 @@ from sfumato.errors import MismatchError, SpecError
 from sfumato.kernels import masks
 from sfumato.privacy.samplers import Rng
 from sfumato.secagg.agreement import (
-    KEY_BYTES,
-    KEYS_BYTES,
     Keys,
-    MaskedRound,
+    Words,
+    acknowledged,
     agree,
     bare,
     derive,
     members_from_bytes,
+    neighbours_in,
     pack_words,
     pair_label,
     public_of,
-    ring_seed,
     sign,
     sign_of,
     stream_of,
     verified,
 )
-from sfumato.secagg.graph import Ring
+from sfumato.secagg.round import (
+    BOX_BYTES,
+    KEY_BYTES,
+    KEYS_BYTES,
+    SHARE_BYTES,
+    SIGNATURE_BYTES,
+    MaskedRound,
+)
 from sfumato.secagg.sharing import is_share, split
 from sfumato.spec import from_json, to_json
 
-SHARE_BYTES = 36
-BOX_BYTES = 2 * SHARE_BYTES + 16
+ACKNOWLEDGEMENT_BYTES = 4 + SIGNATURE_BYTES
 VERSION = 1
 
 
@@ -152,11 +157,11 @@ class Participant:
             raise SpecError("a device masks after it has shared")
         if table.shape != (self.round.cells,):
             raise SpecError(f"the table must have {self.round.cells} cells; got {table.shape}")
-        bound = 2**self.round.modulus_bits
-        if not (-bound // 2 <= int(table.min()) and int(table.max()) < bound):
+        modulus = self.round.modulus
+        if not (-modulus <= 2 * int(table.min()) and int(table.max()) < modulus):
             raise SpecError(f"cells must fit {self.round.modulus_bits} bits; the sum would wrap")
         held = self._open(boxes)
-        total = (table.astype(np.int64).view(np.uint64)).astype(self.round.lane)
+        total = self._residues(table)
         streams = [stream_of(self.seed, self.round.salt, b"self", self.root)]
         signs = [1]
         for member in sorted(held):
@@ -164,7 +169,7 @@ class Participant:
             label = pair_label(self.member, member)
             streams.append(stream_of(secret, self.round.salt, label, self.root))
             signs.append(sign_of(self.member, member))
-        masks.add_streams(total, streams, signs)
+        masks.add_streams(total, streams, signs, modulus=modulus if self.round.prime else None)
         message = pack_words(total, self.round.modulus_bits)
         digest = hashlib.sha256(message).digest()
         if self.masked and (self.masked != digest or self.held != held):
@@ -176,14 +181,17 @@ class Participant:
         """A signature on the set of survivors: what "semi_malicious" rounds compare notes with."""
         self._admit(survivors)
         self.survivors = survivors
-        return sign(self.identity, _acknowledged(self.round.salt, self.root, survivors))
+        return sign(self.identity, acknowledged(self.round.salt, self.root, survivors))
 
-    def unmask(self, survivors: bytes, acknowledgements: dict[int, bytes] | None = None) -> bytes:
+    def unmask(self, survivors: bytes, acknowledgements: bytes = b"") -> bytes:
         """For each neighbour that shared, in the order of members: a share of its seed if it
-        survived, of its mask key if not. Never both."""
+        survived, of its mask key if not. Never both.
+
+        `acknowledgements`: member and signature of neighbours, in "semi_malicious" rounds.
+        """
         alive = self._admit(survivors)
         if self.round.mode == "semi_malicious":
-            self._count(survivors, acknowledgements or {})
+            self._count(survivors, acknowledgements)
         self.survivors = survivors
         answer = b""
         for member in sorted(self.held):
@@ -223,6 +231,11 @@ class Participant:
     def __repr__(self) -> str:  # never a secret
         return f"Participant(member={self.member}, round={self.round.task[:8]}…)"
 
+    def _residues(self, table: npt.NDArray[np.integer]) -> Words:
+        if self.round.prime:
+            return (table % self.round.modulus).astype(self.round.lane)
+        return table.astype(np.int64).view(np.uint64).astype(self.round.lane)
+
     def _read_roster(self, roster: bytes) -> tuple[set[int], bytes, dict[int, Keys]]:
         size = -(-self.round.cohort // 8)
         if len(roster) < size + KEY_BYTES or (len(roster) - size - KEY_BYTES) % KEYS_BYTES:
@@ -236,15 +249,12 @@ class Participant:
                 f"at least {self.round.least_survivors} devices must have enrolled; "
                 f"got {len(enrolled)}"
             )
-        listed = sorted(enrolled)
-        degree = self.round.parameters(len(enrolled)).neighbours
-        ring = Ring.draw(ring_seed(self.round.salt, root), len(listed), degree=degree)
-        wanted = [listed[place] for place in ring.neighbours(listed.index(self.member))]
+        wanted = neighbours_in(self.round, root, enrolled)[self.member]
         given = [
             Keys.from_bytes(rest[start : start + KEYS_BYTES])
             for start in range(0, len(rest), KEYS_BYTES)
         ]
-        if [keys.member for keys in given] != sorted(wanted):
+        if [keys.member for keys in given] != wanted:
             raise MismatchError("the neighbours must be those that the ring gives")
         for keys in given:
             if not keys.is_by(self.roster[keys.member], self.round.salt):
@@ -302,17 +312,20 @@ class Participant:
             )
         return alive
 
-    def _count(self, survivors: bytes, acknowledgements: dict[int, bytes]) -> None:
-        said = _acknowledged(self.round.salt, self.root, survivors)
-        good = sum(
-            verified(self.roster[member], signature, said)
-            for member, signature in acknowledgements.items()
-            if member in self.neighbours
-        )
+    def _count(self, survivors: bytes, acknowledgements: bytes) -> None:
+        if len(acknowledgements) % ACKNOWLEDGEMENT_BYTES:
+            raise MismatchError("acknowledgements must be whole")
+        said = acknowledged(self.round.salt, self.root, survivors)
+        good = set()
+        for start in range(0, len(acknowledgements), ACKNOWLEDGEMENT_BYTES):
+            one = acknowledgements[start : start + ACKNOWLEDGEMENT_BYTES]
+            member = int.from_bytes(one[:4], "little")
+            if member in self.neighbours and verified(self.roster[member], one[4:], said):
+                good.add(member)
         threshold = self.round.parameters(len(self.enrolled)).threshold
-        if good < threshold:
+        if len(good) < threshold:
             raise MismatchError(
-                f"at least {threshold} neighbours must have signed these survivors; got {good}"
+                f"at least {threshold} neighbours must have signed these survivors; got {len(good)}"
             )
 
 
@@ -342,7 +355,3 @@ _SECRETS = (
 
 def _nonce(source: int, target: int) -> bytes:
     return source.to_bytes(6, "little") + target.to_bytes(6, "little")
-
-
-def _acknowledged(salt: bytes, root: bytes, survivors: bytes) -> bytes:
-    return b"sfumato/1/secagg/survivors/" + salt + root + survivors

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from checks import SEED
 from sfumato.errors import ImpossibleError, MismatchError, SpecError
 from sfumato.privacy import SeededRng
+from sfumato.secagg import rehearsal
 from sfumato.secagg.agreement import (
     Keys,
-    MaskedRound,
     members_from_bytes,
     members_to_bytes,
     pack_words,
@@ -26,6 +26,7 @@ from sfumato.secagg.agreement import (
 )
 from sfumato.secagg.coordinator import Coordinator, Phase, Refusal
 from sfumato.secagg.participant import Participant
+from sfumato.secagg.round import MaskedRound
 
 I64 = npt.NDArray[np.int64]
 
@@ -56,9 +57,13 @@ class Fleet:
     """A round in one process; `leave` says at which phase members fall silent."""
 
     def __init__(
-        self, round: MaskedRound = ROUND, leave: dict[int, Phase] | None = None, seed: int = 0
+        self,
+        round: MaskedRound = ROUND,
+        leave: dict[int, Phase] | None = None,
+        seed: int = 0,
+        mortal: bool = False,
     ) -> None:
-        self.round, self.leave = round, leave or {}
+        self.round, self.leave, self.mortal = round, leave or {}, mortal
         self.devices = [joined(round, member, seed) for member in range(round.cohort)]
         chance = np.random.default_rng([SEED, seed])
         limit = min(1000, 2 ** (round.modulus_bits - 1))
@@ -74,43 +79,58 @@ class Fleet:
             Phase.ENROL: set(range(self.round.cohort)),
             Phase.SHARE: set(self.collector.keys),
             Phase.MASK: set(self.collector.boxes),
+            Phase.ACK: self.collector.survivors,
             Phase.UNMASK: self.collector.survivors,
         }[phase]
         for member in sorted(takes):
             if self.stays(member, phase):
                 sent = message(self.devices[member])
                 assert self.collector.add(phase, member, sent) is None
+                self.die()
+
+    def close(self) -> None:
+        self.collector.close()
+        self.die()
+
+    def die(self) -> None:
+        """Both sides are saved, forgotten and loaded again."""
+        if not self.mortal:
+            return
+        saved = self.collector.to_bytes()
+        self.collector = Coordinator.from_bytes(saved)
+        assert self.collector.to_bytes() == saved
+        self.devices = [Participant.from_json(device.to_json()) for device in self.devices]
 
     def until(self, phase: Phase) -> Coordinator:
         """Run up to the beginning of a phase, or to the end of the round if it aborts."""
-        collector = self.collector
         steps: list[tuple[Phase, Callable[[Participant], bytes]]] = [
             (Phase.ENROL, lambda device: device.enrol()),
-            (Phase.SHARE, lambda device: device.share(collector.roster_for(device.member))),
+            (Phase.SHARE, lambda device: device.share(self.collector.roster_for(device.member))),
             (
                 Phase.MASK,
                 lambda device: device.mask(
-                    collector.boxes_for(device.member), self.tables[device.member]
+                    self.collector.boxes_for(device.member), self.tables[device.member]
                 ),
             ),
         ]
         for step, message in steps:
-            if collector.phase is phase or collector.phase is Phase.ABORTED:
+            if self.collector.phase in (phase, Phase.ABORTED):
                 break
             self.send(step, message)
-            collector.close()
-        return collector
+            self.close()
+        return self.collector
 
     def unmask(self) -> None:
         survivors = self.collector.survivor_set()
-        signed = {}
-        if self.round.mode == "semi_malicious":
-            signed = {
-                member: self.devices[member].acknowledge(survivors)
-                for member in self.collector.survivors
-                if self.stays(member, Phase.UNMASK)
-            }
-        self.send(Phase.UNMASK, lambda device: device.unmask(survivors, signed))
+        if self.collector.phase is Phase.ACK:
+            self.send(Phase.ACK, lambda device: device.acknowledge(survivors))
+            self.close()
+        self.send(
+            Phase.UNMASK,
+            lambda device: device.unmask(
+                survivors, self.collector.acknowledgements_for(device.member)
+            ),
+        )
 
     def expected(self) -> I64:
         members = sorted(self.collector.survivors)
@@ -263,6 +283,71 @@ def test_a_copied_or_low_order_key_does_not_enrol() -> None:
         assert fleet.collector.add(Phase.ENROL, 6, message) is Refusal.MALFORMED
 
 
+@pytest.mark.parametrize("mode", ["semi_honest", "semi_malicious"])
+@pytest.mark.parametrize("prime", [False, True])
+def test_a_rehearsal_adds_exactly_and_bills_every_byte(mode: Any, prime: bool) -> None:
+    round = replace(
+        ROUND, mode=mode, cohort=40, dropout=0.2, prime=prime, modulus_bits=31 if prime else 20
+    )
+    tables = np.random.default_rng(SEED).integers(-500, 500, (40, round.cells))
+    leaving = {1: Phase.ENROL, 2: Phase.SHARE, 3: Phase.MASK, 4: Phase.UNMASK}
+    outcome = rehearsal.run(
+        round, lambda member: tables[member], leaving=leaving, rng=SeededRng(SEED)
+    )
+    stayed = [member for member in range(40) if member not in (1, 2, 3)]
+    assert outcome.survivors == len(stayed)
+    assert np.array_equal(outcome.total, tables[stayed].sum(axis=0) % round.modulus)
+    assert not outcome.bytes_up[1]
+    assert not outcome.bytes_down[1]
+
+    whole = rehearsal.run(round, lambda member: tables[member], rng=SeededRng(SEED))
+    assert set(whole.bytes_up.tolist()) == {round.bytes_up(40)}
+    assert set(whole.bytes_down.tolist()) == {round.bytes_down(40)}
+
+
+def test_a_rehearsal_that_loses_too_many_says_so() -> None:
+    leaving = dict.fromkeys(range(8), Phase.MASK)
+    with pytest.raises(ImpossibleError, match="needs 18 devices to the end"):
+        rehearsal.run(
+            ROUND,
+            lambda member: np.zeros(50, dtype=np.int64),
+            leaving=leaving,
+            rng=SeededRng(SEED),
+        )
+
+
+@pytest.mark.parametrize("mode", ["semi_honest", "semi_malicious"])
+def test_both_sides_may_die_after_every_message(mode: Any) -> None:
+    round = replace(ROUND, mode=mode)
+    fleet = Fleet(round, leave={3: Phase.MASK, 9: Phase.UNMASK}, mortal=True)
+    fleet.until(Phase.UNMASK)
+    fleet.unmask()
+    assert np.array_equal(fleet.collector.finish(), fleet.expected())
+    fleet.die()
+    assert fleet.collector.phase is Phase.DONE
+
+
+def test_a_collector_that_forgot_some_tables_adds_them_once() -> None:
+    """From an older copy: what is still there counts as said, the rest is asked for again."""
+    fleet = Fleet()
+    fleet.until(Phase.MASK)
+    sent = [
+        device.mask(fleet.collector.boxes_for(device.member), fleet.tables[device.member])
+        for device in fleet.devices
+    ]
+    for member in range(10):
+        fleet.collector.add(Phase.MASK, member, sent[member])
+    old = fleet.collector.to_bytes()
+    for member in range(10, 24):
+        fleet.collector.add(Phase.MASK, member, sent[member])
+    fleet.collector = Coordinator.from_bytes(old)
+    for member in range(24):
+        assert fleet.collector.add(Phase.MASK, member, sent[member]) is None
+    fleet.collector.close()
+    fleet.unmask()
+    assert np.array_equal(fleet.collector.finish(), fleet.expected())
+
+
 def test_without_a_quorum_of_signatures_a_semi_malicious_round_opens_nothing() -> None:
     round = replace(ROUND, mode="semi_malicious", cohort=40, dropout=0.1)
     fleet = Fleet(round)
@@ -270,10 +355,13 @@ def test_without_a_quorum_of_signatures_a_semi_malicious_round_opens_nothing() -
     survivors = fleet.collector.survivor_set()
     device = fleet.devices[5]
     with pytest.raises(MismatchError, match="must have signed"):
-        device.unmask(survivors, {})
+        device.unmask(survivors)
     other = members_to_bytes(fleet.collector.survivors - {7}, 40)
     signers = [member for member in device.neighbours if member != 7]
-    split = {member: fleet.devices[member].acknowledge(other) for member in signers}
+    split = b"".join(
+        member.to_bytes(4, "little") + fleet.devices[member].acknowledge(other)
+        for member in signers
+    )
     with pytest.raises(MismatchError, match="must have signed"):
         device.unmask(survivors, split)
 

@@ -1,0 +1,180 @@
+"""A whole masked round in one process: every message of both roles, and no network.
+
+Tables are asked for one at a time and added as they come, so memory holds one table, the sum, and
+what the protocol keeps for each device (about 30 kB with 60 neighbours).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sfumato.errors import ImpossibleError
+from sfumato.privacy.samplers import Rng
+from sfumato.secagg.coordinator import Coordinator, Phase
+from sfumato.secagg.participant import Participant
+from sfumato.secagg.round import MaskedRound
+
+I64 = npt.NDArray[np.int64]
+Progress = Callable[[str, float], None]
+
+_STEPS = (Phase.ENROL, Phase.SHARE, Phase.MASK, Phase.ACK, Phase.UNMASK)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Outcome:
+    """What a round gave, and what it cost."""
+
+    total: I64  # residues, over the survivors
+    survivors: int
+    bytes_up: I64  # by member
+    bytes_down: I64
+    device_seconds: float  # of all devices together
+    collector_seconds: float
+
+    def __repr__(self) -> str:  # never the sum
+        return f"Outcome({self.survivors} survivors)"
+
+
+def run(
+    round: MaskedRound,
+    table_of: Callable[[int], npt.NDArray[np.integer]],
+    *,
+    leaving: Mapping[int, Phase] | None = None,
+    rng: Rng,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Sum the tables of a cohort; member m sends nothing from the phase `leaving[m]` on.
+
+    Raises ImpossibleError if so many leave that the round ends without a sum.
+    """
+    identities = [rng.words(4).tobytes() for _ in range(round.cohort)]
+    roster = tuple(_public(identity) for identity in identities)
+    devices = [
+        Participant.join(round, member, identity, roster, rng=rng)
+        for member, identity in enumerate(identities)
+    ]
+    course = _Course(Coordinator(round, roster), devices, table_of, leaving or {})
+    for number, phase in enumerate(_STEPS):
+        if phase is not course.collector.phase:  # ACK is not in every round
+            continue
+        if progress is not None:
+            progress(phase.value, number / len(_STEPS))
+        course.run(phase)
+    return course.outcome()
+
+
+class _Course:
+    """A round under way, and its bill."""
+
+    def __init__(
+        self,
+        collector: Coordinator,
+        devices: list[Participant],
+        table_of: Callable[[int], npt.NDArray[np.integer]],
+        leaving: Mapping[int, Phase],
+    ) -> None:
+        self.collector, self.devices, self.table_of = collector, devices, table_of
+        self.leaving = leaving
+        self.up = np.zeros(len(devices), dtype=np.int64)
+        self.down = np.zeros(len(devices), dtype=np.int64)
+        self.device_seconds = self.collector_seconds = 0.0
+
+    def run(self, phase: Phase) -> None:
+        """Every device that is still there is told what it needs, answers, and is heard."""
+        for member in self._asked(phase):
+            started = time.perf_counter()
+            told = self._told(phase, member)
+            asked = time.perf_counter()
+            table = self.table_of(member) if phase is Phase.MASK else None
+            given = time.perf_counter()
+            sent = self._answer(phase, self.devices[member], told, table)
+            answered = time.perf_counter()
+            refusal = self.collector.add(phase, member, sent)
+            self.collector_seconds += asked - started + time.perf_counter() - answered
+            self.device_seconds += answered - given
+            assert refusal is None, refusal  # both roles are ours
+            self.down[member] += len(told)
+            self.up[member] += len(sent)
+        if phase is Phase.UNMASK:
+            return
+        started = time.perf_counter()
+        if self.collector.close() is Phase.ABORTED:
+            raise ImpossibleError(
+                f"a round needs {self.collector.round.least_survivors} devices to the end; "
+                f"too few were left in phase {phase}",
+                hint="ask a larger cohort, or allow for more dropouts; nothing was opened",
+            )
+        self.collector_seconds += time.perf_counter() - started
+
+    def outcome(self) -> Outcome:
+        started = time.perf_counter()
+        total = self.collector.finish()
+        self.collector_seconds += time.perf_counter() - started
+        return Outcome(
+            total=total,
+            survivors=len(self.collector.survivors),
+            bytes_up=self.up,
+            bytes_down=self.down,
+            device_seconds=self.device_seconds,
+            collector_seconds=self.collector_seconds,
+        )
+
+    def _asked(self, phase: Phase) -> list[int]:
+        collector = self.collector
+        takes = {
+            Phase.ENROL: range(collector.round.cohort),
+            Phase.SHARE: collector.keys,
+            Phase.MASK: collector.boxes,
+            Phase.ACK: collector.survivors,
+            Phase.UNMASK: collector.acknowledgements
+            if collector.round.mode == "semi_malicious"
+            else collector.survivors,
+        }[phase]
+        return [
+            member
+            for member in sorted(takes)
+            if member not in self.leaving
+            or _STEPS.index(phase) < _STEPS.index(self.leaving[member])
+        ]
+
+    def _told(self, phase: Phase, member: int) -> bytes:
+        collector = self.collector
+        if phase is Phase.ENROL:
+            return b""
+        if phase is Phase.SHARE:
+            return collector.roster_for(member)
+        if phase is Phase.MASK:
+            return collector.boxes_for(member)
+        if phase is Phase.UNMASK and collector.round.mode == "semi_malicious":
+            return collector.acknowledgements_for(member)
+        return collector.survivor_set()
+
+    def _answer(
+        self,
+        phase: Phase,
+        device: Participant,
+        told: bytes,
+        table: npt.NDArray[np.integer] | None,
+    ) -> bytes:
+        if phase is Phase.ENROL:
+            return device.enrol()
+        if phase is Phase.SHARE:
+            return device.share(told)
+        if phase is Phase.MASK:
+            assert table is not None  # as `run` has asked for it
+            return device.mask(told, table)
+        if phase is Phase.ACK:
+            return device.acknowledge(told)
+        if device.round.mode == "semi_malicious":  # it knows the survivors: it signed them
+            return device.unmask(device.survivors, told)
+        return device.unmask(told)
+
+
+def _public(identity: bytes) -> bytes:
+    return Ed25519PrivateKey.from_private_bytes(identity).public_key().public_bytes_raw()

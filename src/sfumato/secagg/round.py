@@ -1,0 +1,114 @@
+"""One secure sum, as data: of what, over whom, and what is assumed of them."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+from sfumato.secagg import parameters
+from sfumato.secagg.parameters import Mode, Parameters
+from sfumato.spec import digest, require, spec
+
+KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+KEYS_BYTES = 4 + 3 * KEY_BYTES + SIGNATURE_BYTES
+SHARE_BYTES = 36
+BOX_BYTES = 2 * SHARE_BYTES + 16
+LANES = ((8, np.uint8), (16, np.uint16), (32, np.uint32), (64, np.uint64))
+PRIMES = (31, 61)  # Mersenne primes of so many bits
+
+
+@spec("masked_round")
+class MaskedRound:
+    """One secure sum: of what, over whom, and what is assumed of them."""
+
+    task: str  # whose tables are added
+    cells: int
+    modulus_bits: int
+    cohort: int  # devices invited; members are 0 .. cohort − 1 of the roster
+    corrupt: float  # share of them that may work with the collector
+    dropout: float  # share that may vanish
+    mode: Mode
+    nonce: str  # no two rounds have the same
+    security_bits: int = 80  # 40, and 40 more for a collector that tries graphs
+    prime: bool = False  # add modulo 2**modulus_bits − 1, a prime, in place of 2**modulus_bits
+
+    def check(self) -> None:
+        require(self.cells >= 1, f"cells must be at least 1; got {self.cells}")
+        require(
+            2 <= self.modulus_bits <= 64, f"modulus_bits must be 2 to 64; got {self.modulus_bits}"
+        )
+        require(
+            not self.prime or self.modulus_bits in PRIMES,
+            f"2**modulus_bits − 1 must be a prime, of {PRIMES} bits; got {self.modulus_bits}",
+        )
+        require(self.cohort >= 3, f"a cohort must have at least 3 members; got {self.cohort}")
+        for name in ("corrupt", "dropout"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"{name} must be at least 0, below 1; got {value}")
+        require(
+            len(self.nonce) == 32 and set(self.nonce) <= set("0123456789abcdef"),
+            "nonce must be 32 hexadecimal digits",
+        )
+        require(
+            self.security_bits >= 40, f"security_bits must be at least 40; got {self.security_bits}"
+        )
+
+    @property
+    def salt(self) -> bytes:
+        return _salt(self)
+
+    @property
+    def least_survivors(self) -> int:
+        """Devices below which a phase is not closed and nothing is opened."""
+        return math.ceil((1 - self.dropout) * self.cohort - 1e-9)
+
+    def parameters(self, enrolled: int) -> Parameters:
+        """Neighbours and threshold for as many devices; every device works them out itself.
+
+        All corrupt members of the cohort may be among them, and as many may still vanish as the
+        floor allows.
+        """
+        corrupt = math.floor(self.corrupt * self.cohort + 1e-9)
+        leaving = max(0, enrolled - self.least_survivors)
+        return parameters.find(
+            enrolled,
+            corrupt=min((corrupt + 1e-6) / enrolled, 1 - 1e-6),
+            dropout=(leaving + 1e-6) / enrolled,
+            mode=self.mode,
+            security_bits=self.security_bits,
+        )
+
+    @property
+    def modulus(self) -> int:
+        return (1 << self.modulus_bits) - self.prime
+
+    @property
+    def vector_bytes(self) -> int:
+        """What a masked table weighs."""
+        return -(-self.cells * self.modulus_bits // 8)
+
+    def bytes_up(self, enrolled: int) -> int:
+        """All that a device sends, if nobody vanishes."""
+        degree = self.parameters(enrolled).neighbours
+        signed = SIGNATURE_BYTES if self.mode == "semi_malicious" else 0
+        return KEYS_BYTES + degree * (BOX_BYTES + SHARE_BYTES) + self.vector_bytes + signed
+
+    def bytes_down(self, enrolled: int) -> int:
+        """All that a device is told, if nobody vanishes."""
+        degree, members = self.parameters(enrolled).neighbours, -(-self.cohort // 8)
+        told = KEYS_BYTES + (4 + BOX_BYTES)
+        told += 4 + SIGNATURE_BYTES if self.mode == "semi_malicious" else 0
+        return 2 * members + KEY_BYTES + degree * told
+
+    @property
+    def lane(self) -> type[np.unsignedinteger]:
+        """The word in which cells are masked and added."""
+        return next(kind for bits, kind in LANES if self.modulus_bits <= bits)
+
+
+@lru_cache(maxsize=16)
+def _salt(round: MaskedRound) -> bytes:
+    return bytes.fromhex(digest(round))
