@@ -12,8 +12,8 @@ from types import ModuleType
 from benchmarks.lines import RESULTS, Settings, append, latest
 
 GROUPS = {
-    "speed": ("hashing", "encode", "decode", "samplers", "simulate", "local", "masks"),
-    "accuracy": ("refined", "coverage"),
+    "speed": ("hashing", "encode", "decode", "samplers", "simulate", "local", "masks", "secagg"),
+    "accuracy": ("refined", "coverage", "secure"),
 }
 
 

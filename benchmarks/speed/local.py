@@ -7,9 +7,7 @@ to ours; where that environment is missing the race is run without it. Its Hadam
 
 from __future__ import annotations
 
-import json
 import resource
-import subprocess
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -18,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import race
-from benchmarks.lines import ROOT, Line, Settings
+from benchmarks.lines import Line, Settings
+from benchmarks.peer import Peer, python_of
 from benchmarks.race import Contender
 from sfumato.kernels import local
 from sfumato.privacy import (
@@ -33,39 +32,14 @@ from sfumato.privacy import (
 from sfumato.privacy.randomizers import Hashed
 
 NAME = "local"
-PEER = ROOT / ".venv-peers" / "bin" / "python"
-SERVER = ROOT / "benchmarks" / "peers" / "pure_ldp_server.py"
+SERVER = "pure_ldp_server.py"
 PEER_RECORDS = 3_000
 table = race.table
 
 
-class _Peer:
-    """pure-ldp, a task at a time."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [str(PEER), "-W", "ignore", str(SERVER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def ask(self, step: str, oracle: list[Any], records: int, items: int = 0) -> float:
-        task = {"step": step, "oracle": oracle, "records": records, "items": items}
-        assert self.process.stdin is not None  # piped above
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(task) + "\n")
-        self.process.stdin.flush()
-        return float(json.loads(self.process.stdout.readline()))
-
-    def close(self) -> None:
-        assert self.process.stdin is not None  # piped above
-        self.process.stdin.close()
-        self.process.wait()
-
-
 def run(settings: Settings) -> Iterator[Line]:
-    peer = _Peer() if PEER.exists() else None
+    python = python_of(".venv-peers")
+    peer = Peer(python, SERVER) if python is not None else None
     try:
         yield from _races(settings, peer)
     finally:
@@ -73,7 +47,7 @@ def run(settings: Settings) -> Iterator[Line]:
             peer.close()
 
 
-def _races(settings: Settings, peer: _Peer | None) -> Iterator[Line]:
+def _races(settings: Settings, peer: Peer | None) -> Iterator[Line]:
     quick = settings.quick
     rows = 256 if quick else 65_536
     cms = CountMeanSketch(epsilon=4.0, rows=rows, width=1_024, seed=1)
@@ -113,7 +87,7 @@ def _fold_race(
     randomizer: Randomizer,
     count: int,
     oracle: list[Any] | None,
-    peer: _Peer | None,
+    peer: Peer | None,
 ) -> Line:
     part = randomizer.randomize(
         np.resize(randomizer.values(np.arange(1_000)), min(count, 1 << 18)), rng=SystemRng()
@@ -141,7 +115,7 @@ def _estimate_race(
     name: str,
     randomizer: Randomizer,
     oracle: list[Any] | None,
-    peer: _Peer | None,
+    peer: Peer | None,
 ) -> Line:
     items = 50 if settings.quick else (2_600 if name == "count mean" else 250_000)
     if name == "hashed response":
@@ -198,7 +172,7 @@ def _race(
 
 
 def _against(
-    peer: _Peer | None, step: str, oracle: list[Any] | None, work: int, items: int = 0
+    peer: Peer | None, step: str, oracle: list[Any] | None, work: int, items: int = 0
 ) -> dict[str, Contender]:
     """pure-ldp on a part of the work, scaled to all of it; its seconds are its own CPU's."""
     if peer is None or oracle is None:
@@ -207,7 +181,7 @@ def _against(
     share = work / (items or records)
     return {
         "pure-ldp": Contender(
-            lambda: peer.ask(step, oracle, records, items),
+            partial(peer.ask, {"step": step, "oracle": oracle, "records": records, "items": items}),
             share,
             seconds=lambda result: float(result),  # type: ignore[arg-type]  # what ask returns
         )

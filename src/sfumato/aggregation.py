@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import MismatchError
+from sfumato.secagg.parameters import Mode
 from sfumato.spec import require, spec
 
 I64 = npt.NDArray[np.int64]
@@ -16,7 +17,7 @@ I64 = npt.NDArray[np.int64]
 
 @runtime_checkable
 class Aggregation(Protocol):
-    """Seal one device's table into bytes; open a sum of unpacked ones."""
+    """Who may see a summand; how long a table is on the wire; what a sum of residues means."""
 
     @property
     def hides_summands(self) -> bool: ...
@@ -25,10 +26,6 @@ class Aggregation(Protocol):
     def modulus_bits(self) -> int: ...
 
     def message_bytes(self, cells: int) -> int: ...
-
-    def seal(self, table: I64) -> bytes: ...
-
-    def unpack(self, message: bytes, shape: tuple[int, ...]) -> I64: ...
 
     def open(self, total: I64) -> I64: ...
 
@@ -65,10 +62,51 @@ class Plain:
         return unpack(message, math.prod(shape), self.modulus_bits).reshape(shape)
 
     def open(self, total: I64) -> I64:
-        """Residues to the whole numbers nearest zero: −2**(bits−1) .. 2**(bits−1) − 1."""
-        modulus = np.int64(1) << self.modulus_bits
-        residue = total % modulus
-        return np.where(residue >= modulus // 2, residue - modulus, residue)
+        return centred(total, 1 << self.modulus_bits)
+
+
+@spec("masked")
+class Masked:
+    """Nobody sees a summand: devices add masks that cancel in the sum (`secagg`).
+
+    A table travels in a masked round (`Task.masked_round`), in as many bytes as under `Plain`; the
+    round's other messages are on its bill (`MaskedRound.bytes_up` and `bytes_down`).
+
+    Who sees what: everybody who is shown the sum sees the sum, of at least the task's `min_count`
+    devices. See docs/concepts/secure-aggregation.md for what that assumes.
+    """
+
+    modulus_bits: int
+    corrupt: float  # share of a cohort that may work with the collector
+    mode: Mode = "semi_honest"  # what the collector may do
+    security_bits: int = 80
+    prime: bool = False  # modulo the prime 2**modulus_bits − 1, which can be divided by
+
+    def check(self) -> None:
+        require(
+            2 <= self.modulus_bits <= 62, f"modulus_bits must be 2 to 62; got {self.modulus_bits}"
+        )
+        require(0 <= self.corrupt < 1, f"corrupt must be at least 0, below 1; got {self.corrupt}")
+
+    @property
+    def hides_summands(self) -> bool:
+        return True
+
+    def message_bytes(self, cells: int) -> int:
+        return -(-cells * self.modulus_bits // 8)
+
+    def open(self, total: I64) -> I64:
+        return centred(total, (1 << self.modulus_bits) - self.prime)
+
+
+def centred(total: I64, modulus: int) -> I64:
+    """Residues to the whole numbers nearest zero.
+
+    >>> centred(np.array([0, 7, 8, 15]), 16)
+    array([ 0,  7, -8, -1])
+    """
+    residue = total % np.int64(modulus)
+    return np.where(residue >= (modulus + 1) // 2, residue - modulus, residue)
 
 
 def pack(table: I64, bits: int) -> bytes:

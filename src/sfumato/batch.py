@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sfumato.errors import MismatchError
+from sfumato.aggregation import Plain
+from sfumato.errors import MismatchError, TaskError
 from sfumato.privacy.tallies import Tally
 from sfumato.report import Report
 from sfumato.task import LocalTask, Task
@@ -36,12 +37,15 @@ class Batch:
     task_id: str
     total: I64
     count: int
+    charged: bool = False  # on the ledger already: a masked sum is seen as soon as it is unmasked
 
     def __add__(self, other: Batch) -> Batch:
         if self.task_id != other.task_id:
             raise MismatchError(
                 f"batches of different tasks do not add: {self.task_id[:8]} and {other.task_id[:8]}"
             )
+        if self.charged or other.charged:
+            raise MismatchError("a sum that was seen is a batch of its own")
         return Batch(self.task_id, self.total + other.total, self.count + other.count)
 
     def __repr__(self) -> str:  # never the sum
@@ -60,9 +64,13 @@ class Collector:
     batch: Batch = field(init=False)
     rejected: Counter[Rejection] = field(default_factory=Counter)
     _task_id: str = field(init=False)
+    _aggregation: Plain = field(init=False)
     _seen: dict[bytes, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.task.aggregation, Plain):
+            raise TaskError("a masked task has no reports; its round gives the sum")
+        self._aggregation = self.task.aggregation
         self.batch = Batch.empty(self.task)
         self._task_id = self.task.id
 
@@ -81,7 +89,7 @@ class Collector:
         if report.task_id != self._task_id:
             return Rejection.WRONG_TASK
         try:
-            table = self.task.aggregation.unpack(report.message, self.task.sketch.shape)
+            table = self._aggregation.unpack(report.message, self.task.sketch.shape)
         except MismatchError:
             return Rejection.MALFORMED
         known = self._seen.get(report.report_id)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sfumato.errors import SpecError
+from sfumato.aggregation import Plain
+from sfumato.errors import SpecError, TaskError
 from sfumato.privacy import Rng
 from sfumato.report import Report
 from sfumato.task import LocalTask, Task
@@ -30,7 +31,6 @@ def contribute(
 def report(task: Task, values: Any, *, rng: Rng) -> Report:
     """One device's report. It holds at most `task.items_per_device` values, chosen by the caller.
 
-    >>> from sfumato.aggregation import Plain
     >>> from sfumato.privacy import NoNoise, SeededRng
     >>> from sfumato.sketch import OneHot
     >>> task = Task(sketch=OneHot(categories=3), mechanism=NoNoise(), cohort="everybody",
@@ -42,6 +42,11 @@ def report(task: Task, values: Any, *, rng: Rng) -> Report:
         raise SpecError(
             f"this task takes at most {task.items_per_device} values of a device; "
             f"got {len(values)}: choose among them with bound_contributions"
+        )
+    if not isinstance(task.aggregation, Plain):
+        raise TaskError(
+            "a table of a masked task is sent in a masked round, not in a report",
+            hint="give what `contribute` returns to `secagg.participant.Participant.mask`",
         )
     table = contribute(task, values, devices=1, rng=rng)
     return Report(task.id, rng.words(2).tobytes(), task.aggregation.seal(table))

@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 from sfumato import hashing, sizing
 from sfumato.aggregation import Plain
 from sfumato.errors import DataError, SpecError
-from sfumato.privacy import Mechanism, NoiseAtRelease
+from sfumato.privacy import Mechanism, NoiseAtRelease, NoiseInShares
 from sfumato.privacy.samplers import central_width
 from sfumato.release import CONFIDENCE, NORMAL_95, NoisedSum
+from sfumato.secure_sum import ANY_NONCE, SecureSum
 from sfumato.sketch import CountSketch, OneHot, Rounds, Sketch, refine
 from sfumato.spec import digest, require, spec
 from sfumato.task import Task, bits_for
@@ -71,6 +72,7 @@ class FrequencyDesign:
     pilot_devices: int = 0
     target_error: float | None = None
     constant: float = sizing.CONSTANT
+    secure: SecureSum | None = None  # how sums are hidden, and from whom
 
     def check(self) -> None:
         require(self.rounds >= 1, f"rounds must be at least 1; got {self.rounds}")
@@ -82,6 +84,10 @@ class FrequencyDesign:
         require(
             self.every_round or self.mode in ("one_hot", "shared"),
             f"{self.mode} rounds are noised one by one",
+        )
+        require(
+            self.every_round or self.rounds == 1 or self.secure is None,
+            "the sum of a secure round is seen when the round ends, so every round is noised",
         )
 
     def sketch(self, round: int, width: int | None = None) -> Sketch:
@@ -98,6 +104,15 @@ class FrequencyDesign:
 
     def task(self, sketch: Sketch, cohort: str, devices: int) -> Task:
         """A task to one cohort; chance may bring more devices than planned, so there is room."""
+        if self.secure is not None:
+            return self.secure.task(
+                sketch=sketch,
+                mechanism=self.mechanism,
+                campaign=digest(self),
+                cohort=cohort,
+                asked=devices,
+                items_per_device=self.items_per_device,
+            )
         most = devices + max(64, devices // 16)
         return Task(
             sketch=sketch,
@@ -129,6 +144,16 @@ class FrequencyDesign:
             sizes |= {"pilot_devices": self.pilot_devices, "width_is_at_most": self.width}
         if isinstance(self.mechanism, NoiseAtRelease):
             sizes |= {"noise": self.mechanism.noise, "noise_scale": self.mechanism.scale}
+        if isinstance(self.mechanism, NoiseInShares):
+            sizes |= {"noise": "skellam, in shares", "noise_scale": self.mechanism.scale}
+            sizes |= {"noise_scale_of_a_share": self.mechanism.share_stddev}
+        if self.secure is not None:
+            task = self.tasks()[0]
+            asked = task.max_count - 1
+            found = task.masked_round(asked, ANY_NONCE).parameters(asked)
+            sizes |= {"cohort": asked, "least_survivors": task.min_count}
+            sizes |= {"neighbours": found.neighbours, "threshold": found.threshold}
+            sizes |= {"modulus_bits": task.aggregation.modulus_bits}
         return sizes | {"rounds": self.rounds, "noise_every_round": self.every_round}
 
     def pilot(self) -> Task:

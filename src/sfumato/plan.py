@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sfumato import files, local_plan, sizing
+from sfumato import files, local_plan, secure_sum, sizing
 from sfumato.batch import Batch
 from sfumato.campaign import run
 from sfumato.errors import ImpossibleError, StudyError
@@ -32,6 +32,7 @@ from sfumato.privacy import (
     Mechanism,
     Noise,
     NoiseAtRelease,
+    NoiseInShares,
     NoNoise,
     SeededRng,
     calibrate,
@@ -39,6 +40,7 @@ from sfumato.privacy import (
 )
 from sfumato.release import Privacy
 from sfumato.report import HEADER_BYTES, report_bytes
+from sfumato.secure_sum import SecureSum
 from sfumato.sketch import CountSketch, Norms, OneHot
 from sfumato.study import Study
 from sfumato.task import Task, bits_for
@@ -48,6 +50,7 @@ I64 = npt.NDArray[np.int64]
 DEFAULT_BYTES = 1 << 16  # what a device may upload when a study says nothing about size
 REFERENCE_EXPONENT = 1.1  # of the law that plans are rehearsed on
 SMALLEST_WIDTH = 10  # the paper's theorems need more than ten cells a row
+MOST_CELLS = 1 << 20  # for which there is room when cells are sized before they are counted
 PILOT_MOST, PILOT_LEAST = 5_000, 500  # devices; the paper asks 5,000 of a million
 
 
@@ -119,11 +122,6 @@ def plan(
         study = Study.load(study)
     elif not isinstance(study, Study):
         study = Study.from_mapping(study)
-    if study.trust == "secure":
-        raise StudyError(
-            'trust "secure" is not available for frequencies yet; got it in the study',
-            hint='use trust = "central" or "local"',
-        )
     if study.devices is None:
         raise StudyError("a plan needs to know how many devices will be asked; give devices")
     if study.question == "new_words":
@@ -134,17 +132,19 @@ def plan(
         return _local(study, dictionary)
     design, rehearsed = _design(study, len(dictionary))
     warnings = _warnings(study, design, dictionary)
+    scale = study.devices / _answering(study.devices, study)  # a release counts all that are asked
+    error = scale * float(np.median(rehearsed.standard_error))
     return Plan(
         study=study,
         design=design,
         dictionary=dictionary,
         algorithm=_algorithm(design),
         predicted={
-            "standard_error": float(np.median(rehearsed.standard_error)),
-            "half_width_95": float(np.median(rehearsed.half_width)),
-            "standard_error_share": float(np.median(rehearsed.standard_error)) / study.devices,
+            "standard_error": error,
+            "half_width_95": scale * float(np.median(rehearsed.half_width)),
+            "standard_error_share": error / study.devices,
             "width": rehearsed.width or None,
-            "bytes_per_device": bytes_per_device(design),
+            **_weights(design),
             "rounds": design.rounds + (1 if design.pilot_devices else 0),
             "assumes": f"counts fall off like rank^-{REFERENCE_EXPONENT}"
             if design.mode != "one_hot"
@@ -174,15 +174,25 @@ def _local(study: Study, dictionary: Dictionary | None) -> Plan:
 
 
 def bytes_per_device(design: FrequencyDesign) -> int:
-    """What the report of one device weighs; the pilot's devices send less or as much."""
+    """What the report of one device weighs, or all that it sends and is told in a masked round;
+    the pilot's devices send less or as much."""
+    return int(_weights(design)["bytes_per_device"])
+
+
+def _weights(design: FrequencyDesign) -> dict[str, int]:
     tasks = design.tasks() + ([design.pilot()] if design.pilot_devices else [])
-    return max(report_bytes(task) for task in tasks)
+    if design.secure is None:
+        return {"bytes_per_device": max(report_bytes(task) for task in tasks)}
+    up, down = max((secure_sum.bytes_of(task) for task in tasks), key=sum)
+    return {"bytes_per_device": up + down, "bytes_up": up, "bytes_down": down}
 
 
 def promise(study: Study, design: FrequencyDesign) -> Privacy:
     """The privacy statement of a design, true of every release it makes."""
     who = (
         "the collector sees each device's table, adds the noise to the sum and is trusted with both"
+        if design.secure is None
+        else _who_sees_sums(design.tasks()[0], design.secure)
     )
     if study.epsilon is None:
         statement = f"no differential privacy: exact sums are released; {who}"
@@ -194,11 +204,12 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
             else "the table of all devices is noised once"
         )
         noise = design.mechanism
-        assert isinstance(noise, NoiseAtRelease)  # a finite epsilon has noise
+        assert isinstance(noise, NoiseAtRelease | NoiseInShares)  # a finite epsilon has noise
+        kind = f"discrete {noise.noise}" if isinstance(noise, NoiseAtRelease) else "Skellam"
         statement = (
             f"({study.epsilon:g}, {study.delta:g})-differential privacy for each device: what is "
             f"released is nearly as likely if one device's table is replaced by zeros, the "
-            f"number of devices being public; discrete {noise.noise} noise of scale "
+            f"number of devices being public; {kind} noise of scale "
             f"{noise.scale:.4f} on every cell spends {spent:.4f}; {once}; {who}; devices that drop "
             f"out do not weaken it"
         )
@@ -209,6 +220,25 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
         neighbours="zero-out: one device's table becomes zero, the number of devices is public",
         trust=study.trust,
         statement=statement,
+    )
+
+
+def _who_sees_sums(task: Task, secure: SecureSum) -> str:
+    asked = task.max_count - 1
+    shares = (
+        "the noise is added in shares by the devices, enough without those of the corrupt; "
+        if task.mechanism.in_shares
+        else ""
+    )
+    trusted = (
+        "follows the protocol"
+        if secure.mode == "semi_honest"
+        else "may tell devices different things about who is left"
+    )
+    return (
+        f"the collector sees sums over at least {task.min_count:,} of {asked:,} devices and no "
+        f"device's table, if it {trusted} and at most {secure.corrupt:.0%} of the devices work "
+        f"with it; {shares}devices refuse a round with fewer left"
     )
 
 
@@ -226,15 +256,18 @@ def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
         design = replace(design, items=items)
 
     def gather(task: Task) -> Batch:
-        devices = _answering(task.max_count * 16 // 17, study)
+        most = task.max_count * 16 // 17 if design.secure is None else task.max_count - 1
+        devices = max(_answering(most, study), task.min_count)
         law = shares[chance.permutation(items)] if study.cohorts == "different" else shares
         expected = devices * design.items_per_device * law
         counts = np.floor(expected + chance.random(items)).astype(np.int64)
-        return Batch(task.id, task.sketch.encode(made_up, counts), devices)
+        table = task.sketch.encode(made_up, counts)
+        sent = task.mechanism.at_device(table, devices=devices, rng=rng)
+        return Batch(task.id, sent, devices)
 
-    campaign = FrequencyCampaign(design, made_up)
+    campaign, rng = FrequencyCampaign(design, made_up), SeededRng(0)
     ledger = Ledger(Budget(epsilon=None, delta=study.delta))
-    run(campaign, gather, ledger=ledger, rng=SeededRng(0))
+    run(campaign, gather, ledger=ledger, rng=rng)
     return campaign.estimates()
 
 
@@ -246,6 +279,7 @@ def _design(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
     constant = sizing.PAPER_CONSTANT if study.paper_mode else sizing.CONSTANT
     sketch = width > 0
     mechanism = noise_for(study, _norms(study, rows if sketch else 0))
+    secure = _secure(study)
 
     def made(mode: Mode, every_round: bool) -> FrequencyDesign:
         assert study.devices is not None  # as above
@@ -264,9 +298,10 @@ def _design(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
             pilot_devices=pilot,
             target_error=study.target_error if pilot else None,
             constant=constant,
+            secure=secure,
         )
 
-    shown = study.publish == "rounds" and study.rounds > 1
+    shown = (study.publish == "rounds" or secure is not None) and study.rounds > 1
     mixed: Mode = "fresh" if study.cohorts == "different" else "hybrid"
     if not sketch:
         candidates = [made("one_hot", shown)]
@@ -286,16 +321,16 @@ def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
     """Width (0 for one-hot) and pilot devices, from the target error or the bytes allowed."""
     assert study.devices is not None  # plan() has checked
     devices = _answering(study.devices, study)
-    bits = bits_for((study.devices + max(64, study.devices // 16)) * study.items_per_device)
+    bits, besides = _bits_and_bytes(study, rows)
     limit = study.bytes_per_device
-    cells = ((limit or DEFAULT_BYTES) - HEADER_BYTES) * 8 // bits
+    cells = max(0, ((limit or DEFAULT_BYTES) - besides) * 8 // bits)
     constant = sizing.PAPER_CONSTANT if study.paper_mode else sizing.CONSTANT
     if study.target_error is None:
         if items <= cells:
             return 0, 0
         width = min(cells // rows, math.ceil(constant * devices))
         if width < SMALLEST_WIDTH:
-            need = HEADER_BYTES + -(-rows * SMALLEST_WIDTH * bits // 8)
+            need = besides + -(-rows * SMALLEST_WIDTH * bits // 8)
             raise ImpossibleError(
                 f"a sketch of {items:,} items needs at least {need:,} bytes a device; "
                 f"bytes_per_device is {limit}",
@@ -310,7 +345,7 @@ def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
     if limit is not None and needed > cells:
         if items <= cells:
             return 0, 0
-        weight = HEADER_BYTES + -(-needed * bits // 8)
+        weight = besides + -(-needed * bits // 8)
         reachable = 2 * constant / max(cells // rows, 1)
         raise ImpossibleError(
             f"target_error {study.target_error:g} needs up to "
@@ -323,16 +358,57 @@ def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
     return widest, pilot if pilot >= PILOT_LEAST else 0
 
 
+def _bits_and_bytes(study: Study, rows: int) -> tuple[int, int]:
+    """How many bits a cell has, and what a device sends besides cells."""
+    assert study.devices is not None  # plan() has checked
+    secure = _secure(study)
+    if secure is None:
+        most = study.devices + max(64, study.devices // 16)
+        return bits_for(most * study.items_per_device), HEADER_BYTES
+    task = secure.task(
+        sketch=OneHot(categories=MOST_CELLS),
+        mechanism=noise_for(study, _norms(study, rows)),
+        campaign="",
+        cohort="",
+        asked=_asked(study),
+        items_per_device=study.items_per_device,
+    )
+    up, _ = secure_sum.bytes_of(task)
+    return task.aggregation.modulus_bits, up - task.message_bytes
+
+
+def _secure(study: Study) -> SecureSum | None:
+    if study.trust != "secure":
+        return None
+    return SecureSum(corrupt=study.corrupt, dropout=study.dropout, mode=study.collector)
+
+
+def _asked(study: Study) -> int:
+    """Devices in one round's cohort."""
+    assert study.devices is not None  # plan() has checked
+    return -(-study.devices // study.rounds)
+
+
 def noise_for(study: Study, norms: Norms) -> Mechanism:
-    """The least noise that keeps the promise: Gaussian or Laplace, whichever is smaller."""
+    """The least noise that keeps the promise: Gaussian or Laplace, whichever is smaller; with trust
+    "secure", Skellam noise in shares, which adds exactly."""
     if study.epsilon is None:
         return NoNoise()
+    secure = _secure(study)
+    if secure is not None and study.delta == 0:
+        raise ImpossibleError(
+            "noise in shares needs a delta above 0; delta is 0",
+            hint=f"set delta to {0.1 / (study.devices or 1):.1g}",
+        )
     bounds: Any = {"l1": float(norms.l1), "l2": float(norms.l2), "unit_cells": norms.unit_cells}
 
     def sized(noise: Noise, delta: float) -> NoiseAtRelease:
         scale = calibrate(noise, **bounds, epsilon=study.epsilon, delta=delta)
         return NoiseAtRelease(noise=noise, scale=scale)
 
+    if secure is not None:
+        scale = calibrate("skellam", **bounds, epsilon=study.epsilon, delta=study.delta)
+        return secure.noise(scale, _asked(study))
     if study.delta == 0:
         return sized("laplace", 0.0)
     gaussian = sized("gaussian", study.delta)
@@ -350,10 +426,10 @@ def _norms(study: Study, rows: int) -> Norms:
 def _check_noise(study: Study, items: int, rows: int, devices: int) -> None:
     """Refuse a target that the noise alone misses, and say what would reach it."""
     assert study.target_error is not None  # callers have checked
-    spread = noise_for(study, _norms(study, rows)).stddev(devices)
+    tables = study.rounds if study.publish == "rounds" or study.trust == "secure" else 1
+    spread = noise_for(study, _norms(study, rows)).stddev(devices // tables)
     if rows:
         spread *= math.sqrt(math.pi / (2 * rows))  # of a median of `rows` readings
-    tables = study.rounds if study.publish == "rounds" else 1
     deviations = NormalDist().inv_cdf(1 - sizing.RISK / (2 * items))
     share = deviations * spread * math.sqrt(tables) / devices
     if share > study.target_error:
@@ -372,6 +448,8 @@ def _warnings(study: Study, design: FrequencyDesign, dictionary: Dictionary) -> 
     found = []
     if study.daily_reports is not None:
         found.append('daily_reports has no effect: it is for trust = "local"')
+    if study.trust == "secure":
+        found += _about_rounds(study)
     found += _about(dictionary)
     if study.epsilon is not None and study.delta > 1 / study.devices:
         found.append(
@@ -399,6 +477,23 @@ def _warnings(study: Study, design: FrequencyDesign, dictionary: Dictionary) -> 
     return found
 
 
+def _about_rounds(study: Study) -> list[str]:
+    assert study.devices is not None  # plan() has checked
+    found = []
+    asked = _asked(study)
+    if asked > secure_sum.LARGEST_TESTED:
+        most = secure_sum.LARGEST_TESTED
+        found.append(
+            f"a masked round of {asked:,} devices is more than the {most:,} that are tested; "
+            f"rounds = {-(-study.devices // most)} would have fewer, and more noise"
+        )
+    if study.dropout == 0:
+        found.append(
+            "dropout is 0, so a round is lost if a single device vanishes; say how many may"
+        )
+    return found
+
+
 def _about(dictionary: Dictionary) -> list[str]:
     if not dictionary.duplicates:
         return []
@@ -407,8 +502,10 @@ def _about(dictionary: Dictionary) -> list[str]:
 
 def _algorithm(design: FrequencyDesign) -> str:
     if design.mode == "one_hot":
-        return "one-hot"
+        return "one-hot" if design.secure is None else "masked one-hot"
     name = "count sketch" if design.rounds == 1 else f"{design.mode} count sketches"
+    if design.secure is not None:
+        name = f"{name} in masked rounds" if design.rounds > 1 else f"masked {name}"
     return f"two-phase {name}" if design.pilot_devices else name
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -104,6 +105,22 @@ class Shard:
     weights: I64 | None
     asked: int
     answering: int
+    owners: I64 | None = None  # which of the answering devices has each item; a device each if None
+
+    def each_device(self) -> Iterator[pa.Array]:
+        """The items of one answering device after another."""
+        if self.owners is not None:
+            order = np.argsort(self.owners, kind="stable")
+            counts = np.bincount(self.owners, minlength=self.answering)
+            ends = np.cumsum(counts)
+            held = self.items.take(pa.array(order))
+            for count, end in zip(counts.tolist(), ends.tolist(), strict=True):
+                yield held.slice(end - count, count)
+            return
+        repeats = [1] * len(self.items) if self.weights is None else self.weights.tolist()
+        for row, count in enumerate(repeats):
+            for _ in range(count):
+                yield self.items.slice(row, 1)
 
     def __repr__(self) -> str:  # never what they hold
         return f"Shard({self.answering:,} of {self.asked:,} devices)"
@@ -114,13 +131,15 @@ class Cohorts:
     """Which task asks which devices; none is asked twice, and some may not be asked at all.
 
     Devices fall into cohorts by chance, or `in_order` of the data. Chance is drawn again from its
-    seed whenever it is needed, so nothing about a device is stored.
+    seed whenever it is needed, so nothing about a device is stored. Where it must be `exact`, as a
+    masked round's cohort is, devices are shuffled and dealt out, so that sizes are as planned.
     """
 
     shares: Mapping[str, float]  # of the population, by cohort; they add up to at most one
     in_order: bool
     dropout: float
     seed: int
+    exact: bool = False
 
     def shards(self, population: Population, cohort: str) -> Iterator[Shard]:
         """The devices of one cohort, in pieces."""
@@ -136,9 +155,13 @@ class Cohorts:
             devices = len(items) if population.owners is None else population.devices
             asked = self._place(start, devices, population.devices, chance) == index
             answers = asked & (chance.random(devices) >= self.dropout)
-            rows = answers if population.owners is None else answers[population.owners]
+            owners, rows = population.owners, answers
+            if owners is not None:
+                rows = answers[owners]
+                owners = (np.cumsum(answers) - 1)[owners[rows]]
             start += devices
-            yield Shard(items.filter(pa.array(rows)), None, int(asked.sum()), int(answers.sum()))
+            kept = items.filter(pa.array(rows))
+            yield Shard(kept, None, int(asked.sum()), int(answers.sum()), owners)
 
     def _weighted(
         self,
@@ -154,6 +177,12 @@ class Cohorts:
             first, last = np.rint(self._cuts()[index : index + 2] * devices).astype(np.int64)
             begins = ends - weights
             asked = np.clip(last, begins, ends) - np.clip(first, begins, ends)
+        elif self.exact:
+            order = _shuffled(self.seed, devices)[start : start + int(weights.sum())]
+            inside = np.searchsorted(self._cuts()[1:], (order + 0.5) / devices, "right") == index
+            counted = np.r_[0, np.cumsum(inside)]
+            ends = np.cumsum(weights)
+            asked = counted[ends] - counted[ends - weights]
         else:
             chances = np.r_[list(self.shares.values()), 0.0]
             chances[-1] = max(0.0, 1 - chances.sum())
@@ -164,13 +193,21 @@ class Cohorts:
 
     def _place(self, start: int, count: int, devices: int, chance: np.random.Generator) -> I64:
         """The cohort of each of `count` devices; the number of cohorts for those not asked."""
-        drawn = chance.random(count)
-        place = (np.arange(start, start + count) + 0.5) / devices if self.in_order else drawn
+        place = chance.random(count)
+        if self.in_order:
+            place = (np.arange(start, start + count) + 0.5) / devices
+        elif self.exact:
+            place = (_shuffled(self.seed, devices)[start : start + count] + 0.5) / devices
         return np.searchsorted(self._cuts()[1:], place, side="right")
 
     def _cuts(self) -> F64:
         cuts = np.cumsum([0.0, *self.shares.values()])
         return np.where(cuts > 1 - 1e-9, 1.0, cuts)
+
+
+@lru_cache(maxsize=1)
+def _shuffled(seed: int, devices: int) -> I64:
+    return np.random.default_rng([seed, devices]).permutation(devices)
 
 
 def _batches(

@@ -38,10 +38,16 @@ class NoisedSum:
         return f"NoisedSum(task={self.task.id[:8]}…, count={self.count})"
 
 
+def charge(task: Task, *, ledger: Ledger) -> None:
+    """Put what a release of this task costs on the ledger, or raise BudgetError."""
+    ledger.charge(campaign=task.campaign, cohort=task.cohort, task=task.id, loss=task.loss)
+
+
 def noised_sum(task: Task, batch: Batch, *, ledger: Ledger, rng: Rng) -> NoisedSum:
     """Charge the ledger, open the batch and add what noise is due at the release.
 
-    Nothing is opened unless the charge is on the ledger; a refused charge opens nothing.
+    Nothing is opened unless the charge is on the ledger; a refused charge opens nothing. A masked
+    sum opens when it is unmasked, so its batch may have been charged then.
     """
     if batch.task_id != task.id:
         raise MismatchError(f"this batch is of task {batch.task_id[:8]}, not {task.id[:8]}")
@@ -50,7 +56,8 @@ def noised_sum(task: Task, batch: Batch, *, ledger: Ledger, rng: Rng) -> NoisedS
             f"a release of this task needs {task.min_count} to {task.max_count} devices; "
             f"got {batch.count}"
         )
-    ledger.charge(campaign=task.campaign, cohort=task.cohort, task=task.id, loss=task.loss)
+    if not batch.charged:
+        charge(task, ledger=ledger)
     total = task.aggregation.open(batch.total)
     table = task.mechanism.at_release(total, count=batch.count, rng=rng)
     return NoisedSum(task, table, batch.count)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from sfumato.errors import StudyError
+from sfumato.secagg.parameters import Mode
 from sfumato.spec import require, spec
 
 Question = Literal["frequencies", "new_words"]
@@ -40,6 +41,10 @@ class Study:
     cohorts: Literal["similar", "different"] = "similar"  # whether rounds ask like devices
     threshold: float | None = None  # counts below this are not listed
     dropout: float = 0.0  # share of the asked devices that will not answer
+    corrupt: float = 0.1  # trust "secure": share of them that may work with the collector
+    collector: Mode = "semi_honest"
+    """Trust "secure": one that follows the protocol, or one that may tell devices different
+    things ("semi_malicious"), which takes twice the neighbours."""
     daily_reports: int | None = None  # trust "local": what one device may send in a day
     publish: Literal["final", "rounds", "significant"] = "final"
     """Show the last answer, every round's too, or only the items that are surely there."""
@@ -82,7 +87,9 @@ class Study:
             self.threshold is None or (self.threshold >= 0 and math.isfinite(self.threshold)),
             f"threshold must be at least 0; got {self.threshold}",
         )
-        need(0 <= self.dropout < 1, f"dropout must be at least 0, below 1; got {self.dropout}")
+        for name in ("dropout", "corrupt"):
+            value = getattr(self, name)
+            need(0 <= value < 1, f"{name} must be at least 0, below 1; got {value}")
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Study:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from sfumato.aggregation import Aggregation
+import math
+
+from sfumato.aggregation import Aggregation, Masked
 from sfumato.errors import TaskError
-from sfumato.privacy import Loss, Mechanism
+from sfumato.privacy import Loss, Mechanism, NoiseInShares
 from sfumato.privacy.randomizers import Randomizer
+from sfumato.secagg.round import MaskedRound
 from sfumato.sketch import Norms, Sketch
 from sfumato.spec import digest, require, spec
 
@@ -47,7 +50,15 @@ class Task:
             f"this noise needs a min_count of at least {self.mechanism.least_count}; "
             f"got {self.min_count}",
         )
+        if isinstance(self.aggregation, Masked) and isinstance(self.mechanism, NoiseInShares):
+            corrupt = math.floor(self.aggregation.corrupt * self.max_count + 1e-9)
+            need(
+                self.mechanism.colluders >= corrupt,
+                f"{corrupt} of {self.max_count} devices may tell their share of the noise; "
+                f"the noise allows for {self.mechanism.colluders}",
+            )
         largest = self.items_per_device * self.max_count
+        largest += self.mechanism.reach(self.max_count, self.cells)
         need(
             2 * largest < 2**self.aggregation.modulus_bits,
             f"modulus_bits must hold sums of ±{largest}: at least {bits_for(largest)}; "
@@ -67,11 +78,34 @@ class Task:
         return self.mechanism.loss(self.contribution)
 
     @property
+    def cells(self) -> int:
+        return math.prod(self.sketch.shape)
+
+    @property
     def message_bytes(self) -> int:
-        cells = 1
-        for side in self.sketch.shape:
-            cells *= side
-        return self.aggregation.message_bytes(cells)
+        return self.aggregation.message_bytes(self.cells)
+
+    def masked_round(self, cohort: int, nonce: str) -> MaskedRound:
+        """The round in which `cohort` devices add their tables; `nonce` is never used again."""
+        if not isinstance(self.aggregation, Masked):
+            raise TaskError("only a task with masked aggregation is answered in a masked round")
+        if not self.min_count <= cohort <= self.max_count:
+            raise TaskError(
+                f"a cohort of this task must have {self.min_count} to {self.max_count} devices; "
+                f"got {cohort}"
+            )
+        return MaskedRound(
+            task=self.id,
+            cells=self.cells,
+            modulus_bits=self.aggregation.modulus_bits,
+            cohort=cohort,
+            corrupt=self.aggregation.corrupt,
+            dropout=1 - self.min_count / cohort,
+            mode=self.aggregation.mode,
+            nonce=nonce,
+            security_bits=self.aggregation.security_bits,
+            prime=self.aggregation.prime,
+        )
 
 
 @spec("local_task")

@@ -24,8 +24,10 @@ NAMES = (
     "simulate",
     "local",
     "masks",
+    "secagg",
     "refined",
     "coverage",
+    "secure",
 )
 ORIGIN = {"name", "case", "commit", "machine", "versions", "sizes", "seeds", "repetitions"}
 
@@ -136,6 +138,31 @@ def test_too_much_memory_is_told(load: Any) -> None:
     simulate = load("speed.simulate")
     assert not simulate.missed([{"case": "made up", "peak_bytes": 999_999_999}])
     assert simulate.missed([{"case": "made up", "peak_bytes": 1_000_000_000}])
+
+
+def test_what_a_masked_round_misses_is_told(load: Any) -> None:
+    secagg = load("speed.secagg")
+    client = {
+        "case": "made up/client",
+        "sizes": {"to_the_floor": True},
+        "ratio_to_peer": {"a peer": {"median": 15.0}},
+        "ratio_to_floor": {"a floor": {"median": 1.3}},
+        "bytes_up": 50,
+        "bytes_over_vector": 20_000,
+        "peers_bytes_up": {"a peer": 100},
+    }
+    server = {name: client[name] for name in ("sizes", "ratio_to_floor")} | {
+        "case": "made up/server",
+        "ratio_to_peer": {"a peer": {"median": 80.0}},
+    }
+    assert not secagg.missed([client, server])
+    assert len(secagg.missed([client | {"bytes_up": 51}])) == 1
+    assert len(secagg.missed([client | {"bytes_over_vector": 20_001}])) == 1
+    for line, faster in ((client, 14.9), (server, 79.9)):
+        assert secagg.missed([line | {"ratio_to_peer": {"a peer": {"median": faster}}}])
+        slow = line | {"ratio_to_floor": {"a floor": {"median": 1.31}}}
+        assert secagg.missed([slow])
+        assert not secagg.missed([slow | {"sizes": {"to_the_floor": False}}])
 
 
 def test_data_that_is_not_at_hand_has_no_cases(

@@ -26,10 +26,11 @@ WORD = "canary-0f1e2d"
 NUMBER = 271_828
 SPELLINGS = (WORD, str(NUMBER), f"{NUMBER:,}", f"{NUMBER:_}", hex(NUMBER)[2:], WORD.encode().hex())
 
+PLAIN = Plain(modulus_bits=40)
 TASK = Task(
     sketch=OneHot(categories=3),
     mechanism=NoNoise(),
-    aggregation=Plain(modulus_bits=40),
+    aggregation=PLAIN,
     cohort="everybody",
     max_count=1_000_000,
 )
@@ -57,7 +58,7 @@ def filled_batch() -> Batch:
 
 
 def filled_report() -> Report:
-    return Report(TASK.id, WORD.encode().ljust(16)[:16], TASK.aggregation.seal(np.full(3, NUMBER)))
+    return Report(TASK.id, WORD.encode().ljust(16)[:16], PLAIN.seal(np.full(3, NUMBER)))
 
 
 def filled_collector() -> Collector:
@@ -133,7 +134,7 @@ def values_of_no_kind() -> object:
 
 
 def a_message_of_another_length() -> object:
-    return TASK.aggregation.unpack(WORD.encode(), (3,))
+    return PLAIN.unpack(WORD.encode(), (3,))
 
 
 def no_report_at_all() -> object:

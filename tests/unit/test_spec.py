@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import sfumato  # registers every kind
 from sfumato import spec
-from sfumato.aggregation import Plain
+from sfumato.aggregation import Masked, Plain
 from sfumato.errors import SpecError
 from sfumato.frequencies import FrequencyDesign
 from sfumato.local_frequencies import LocalDesign
@@ -34,6 +34,7 @@ from sfumato.privacy import (
     NoPrivacy,
 )
 from sfumato.secagg.round import MaskedRound
+from sfumato.secure_sum import SecureSum
 from sfumato.sketch import CountSketch, OneHot
 from sfumato.spec import canonical, digest, from_json, kind_of, kinds, to_json
 from sfumato.task import LocalTask, Task
@@ -105,6 +106,8 @@ EXAMPLES: dict[str, Any] = {
     "local_task": LocalTask(
         randomizer=HashedResponse(epsilon=4.0, rows=16, width=56, seed=1), cohort="everybody"
     ),
+    "masked": Masked(modulus_bits=20, corrupt=0.1),
+    "secure_sum": SecureSum(corrupt=0.1, dropout=0.05),
     "masked_round": MaskedRound(
         task="ab" * 32,
         cells=50,

@@ -164,11 +164,6 @@ def test_legal_and_unwise_studies_are_warned_of() -> None:
     assert any("majority of rows" in w for w in planned(bytes_per_device=345).warnings)
 
 
-def test_secure_trust_is_refused_for_now() -> None:
-    with pytest.raises(StudyError, match="not available"):
-        planned(trust="secure")
-
-
 def test_a_plan_prints_what_it_will_do() -> None:
     text = repr(planned(bytes_per_device=3_000))
     for part in ("count sketch", "width", "standard_error", "differential privacy"):

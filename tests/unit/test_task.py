@@ -126,5 +126,6 @@ def test_the_loss_is_the_mechanisms_for_what_one_device_adds() -> None:
 
 
 def test_message_bytes_are_what_a_sealed_table_weighs() -> None:
+    assert isinstance(TASK.aggregation, Plain)
     sealed = TASK.aggregation.seal(np.zeros(TASK.sketch.shape, dtype=np.int64))
     assert TASK.message_bytes == len(sealed) == 5 * 64 * 12 // 8

@@ -7,6 +7,7 @@ Tables are integers and so is the noise, so nothing is rounded and a modular sum
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -19,6 +20,7 @@ from sfumato.privacy.samplers import Rng
 from sfumato.spec import require, spec
 
 I64 = npt.NDArray[np.int64]
+_WRAP_BITS = 40  # a sum wraps with probability at most 2**-40
 
 
 class Contribution(Protocol):
@@ -62,6 +64,12 @@ class Mechanism(Protocol):
         """Standard deviation of the noise on a cell of a release over `count` devices."""
         ...
 
+    def reach(self, count: int, cells: int) -> int:
+        """How far devices' noise moves any of `cells` cells of a sum over `count` devices, but for
+        a chance of 2**-40. A sum that wraps is wrong and no less private: a residue is computed
+        from what was private already."""
+        ...
+
 
 @spec("no_noise")
 class NoNoise:
@@ -89,6 +97,9 @@ class NoNoise:
 
     def stddev(self, count: int) -> float:
         return 0.0
+
+    def reach(self, count: int, cells: int) -> int:
+        return 0
 
 
 @spec("noise_at_release")
@@ -142,6 +153,9 @@ class NoiseAtRelease:
             return self.scale
         ratio = math.exp(-1 / self.scale)
         return math.sqrt(2 * ratio) / (1 - ratio)
+
+    def reach(self, count: int, cells: int) -> int:
+        return 0  # it comes after the sum is opened
 
 
 @spec("noise_in_shares")
@@ -202,6 +216,21 @@ class NoiseInShares:
 
     def stddev(self, count: int) -> float:
         return self.share_stddev * math.sqrt(count)
+
+    def reach(self, count: int, cells: int) -> int:
+        """By Chernoff's bound: Skellam noise of variance v has E[e^(s·X)] = e^(v·(cosh s − 1)), so
+        log P[X ≥ t] ≤ √(t² + v²) − v − t·asinh(t/v)."""
+        variance = self.stddev(count) ** 2
+        wanted = math.log(2 * cells) + _WRAP_BITS * math.log(2)
+
+        def is_enough(t: int) -> bool:
+            spent = math.hypot(t, variance) - variance - t * math.asinh(t / variance)
+            return -spent >= wanted
+
+        high = 1
+        while not is_enough(high):
+            high *= 2
+        return bisect_left(range(high), True, key=is_enough)
 
 
 def _additive(noise: Noise, scale: float, contribution: Contribution) -> AdditiveLoss:

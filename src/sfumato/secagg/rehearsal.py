@@ -46,11 +46,13 @@ def run(
     table_of: Callable[[int], npt.NDArray[np.integer]],
     *,
     leaving: Mapping[int, Phase] | None = None,
+    before_unmask: Callable[[], None] | None = None,
     rng: Rng,
     progress: Progress | None = None,
 ) -> Outcome:
     """Sum the tables of a cohort; member m sends nothing from the phase `leaving[m]` on.
 
+    `before_unmask` is called when the sum is about to be opened; what it raises ends the round.
     Raises ImpossibleError if so many leave that the round ends without a sum.
     """
     identities = [rng.words(4).tobytes() for _ in range(round.cohort)]
@@ -65,6 +67,8 @@ def run(
             continue
         if progress is not None:
             progress(phase.value, number / len(_STEPS))
+        if phase is Phase.UNMASK and before_unmask is not None:
+            before_unmask()
         course.run(phase)
     return course.outcome()
 

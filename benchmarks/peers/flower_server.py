@@ -1,0 +1,163 @@
+"""Flower's SecAgg+ in a process of its own: reads a round a line, answers with what it cost.
+
+The workflow of the server and the mod of the clients are Flower's; between them, in place of a
+network, is a loop. Run by the interpreter of `.venv-flower`; it imports nothing of ours.
+
+Seconds are of the process's CPU. Left out, in Flower's favour: messages as bytes (their sizes are
+counted), quantizing, training, and a strategy's average.
+"""
+
+import importlib
+import json
+import logging
+import os
+import sys
+import time
+from types import SimpleNamespace
+
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"  # before flwr is imported
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.common import (
+    Code,
+    FitIns,
+    FitRes,
+    Parameters,
+    Status,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.compat.common import recorddict_compat as compat
+from flwr.server.compat.legacy_context import LegacyContext
+from flwr.server.strategy import FedAvg
+from flwr.server.workflow import SecAggPlusWorkflow
+from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
+from flwr.supercore.task_identity import TaskIdentity
+
+device_side = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
+server_side = importlib.import_module("flwr.server.workflow.secure_aggregation.secaggplus_workflow")
+
+EXAMPLES = 1000  # as many as Flower's largest weight: tables are added as they are
+STAGES = 4
+NOTHING = Parameters([], "numpy.ndarray")
+
+
+class Watch:
+    """CPU seconds, less those of functions that are set aside."""
+
+    def __init__(self):
+        self.aside = 0.0
+
+    def now(self):
+        return time.process_time() - self.aside
+
+    def leave_out(self, function):
+        def timed(*args, **kwargs):
+            started = time.process_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.aside += time.process_time() - started
+
+        return timed
+
+
+class Fleet:
+    """All devices of a round, in the place of Flower's grid; the last ones send no table."""
+
+    def __init__(self, task, watch):
+        """`watch` runs on the devices' side."""
+        chance = np.random.default_rng(task["seed"])
+        self.nodes = [int(node) for node in chance.integers(1, 2**63, task["devices"])]
+        self.gone = set(self.nodes[task["devices"] - task["dropped"] :])
+        self.tables = chance.uniform(-1, 1, (task["devices"], task["cells"]))
+        self.contexts = {
+            node: Context(1, node, {}, RecordDict(), {}, series_id=0) for node in self.nodes
+        }
+        self.seconds = dict.fromkeys(self.nodes, 0.0)
+        self.bytes_up = dict.fromkeys(self.nodes, 0)
+        self.stage, self.watch = 0, watch
+        self.train = watch.leave_out(self._train)
+
+    def expected(self):
+        stay = [node not in self.gone for node in self.nodes]
+        return self.tables[stay].mean(axis=0)
+
+    def send_and_receive(self, messages, timeout=None):
+        self.stage += 1
+        there = [m for m in messages if self.stage < STAGES - 1 or not self._is_gone(m)]
+        return [self._answer(message) for message in there]
+
+    def _is_gone(self, message):
+        return message.metadata.dst_node_id in self.gone
+
+    def _answer(self, message):
+        node = message.metadata.dst_node_id
+        sent = recorddict_from_proto(recorddict_to_proto(message.content))  # a copy of its own
+        message = Message(sent, node, message.metadata.message_type, group_id="1")
+        started = self.watch.now()
+        answer = device_side.secaggplus_mod(message, self.contexts[node], self.train)
+        self.seconds[node] += self.watch.now() - started
+        self.bytes_up[node] += recorddict_to_proto(answer.content).ByteSize()
+        return answer
+
+    def _train(self, message, context):
+        table = self.tables[self.nodes.index(message.metadata.dst_node_id)]
+        result = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([table]), EXAMPLES, {})
+        return Message(compat.fitres_to_recorddict(result, True), reply_to=message)
+
+
+class Once(FedAvg):
+    """Asks all nodes, and takes the sum as it is."""
+
+    def __init__(self, nodes):
+        super().__init__()
+        self.nodes, self.result = nodes, None
+
+    def configure_fit(self, server_round, parameters, client_manager):
+        return [(SimpleNamespace(node_id=node), FitIns(NOTHING, {})) for node in self.nodes]
+
+    def aggregate_fit(self, server_round, results, failures):
+        self.result = results[0][1].parameters
+        return None, {}
+
+
+def run(task):
+    devices, server = Watch(), Watch()
+    quantize, dequantize = device_side.quantize, server_side.dequantize
+    device_side.quantize = devices.leave_out(quantize)
+    server_side.dequantize = server.leave_out(dequantize)
+    try:
+        return run_round(Fleet(task, devices), task, server)
+    finally:
+        device_side.quantize, server_side.dequantize = quantize, dequantize
+
+
+def run_round(fleet, task, watch):
+    strategy = Once(fleet.nodes)
+    context = LegacyContext(Context(1, 0, {}, RecordDict(), {}, series_id=0), strategy=strategy)
+    context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: 1})
+    context.state.array_records[MAIN_PARAMS_RECORD] = compat.parameters_to_arrayrecord(
+        NOTHING, True
+    )
+    grid = SimpleNamespace(send_and_receive=watch.leave_out(fleet.send_and_receive))
+    workflow = SecAggPlusWorkflow(task["shares"], task["threshold"])
+    started = watch.now()
+    workflow(grid, context)
+    server_seconds = watch.now() - started
+    found = parameters_to_ndarrays(strategy.result)[0]
+    assert np.allclose(found, fleet.expected(), atol=1e-4), "Flower's sum is not the sum"
+    stayed = [node for node in fleet.nodes if node not in fleet.gone]
+    return {
+        "client_seconds": sum(fleet.seconds[node] for node in stayed) / len(stayed),
+        "server_seconds": server_seconds,
+        "bytes_up": sum(fleet.bytes_up[node] for node in stayed) / len(stayed),
+    }
+
+
+TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # every message says who asks
+logging.getLogger("flwr").setLevel(logging.ERROR)
+for request in sys.stdin:
+    print(json.dumps(run(json.loads(request))), flush=True)

@@ -1,0 +1,423 @@
+"""Whole rounds of secure aggregation on one core: against Flower's SecAgg+, and bare primitives.
+
+A round is one process: every device goes its whole way, and all that it computes is on its own
+watch, all that the collector computes on another. Seconds are of the process's CPU. Flower runs in
+an environment and a process of its own (`scripts/peers`); where that is missing the rounds are run
+without it.
+
+The floors are what a round of this kind cannot leave out: of a device, a mask for itself and each
+neighbour, two agreements with each, and a check of each one's signature; of the collector, the
+addition of the tables, the masks that are still in the sum, and an agreement for each mask of a
+device that dropped out.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from benchmarks import race
+from benchmarks.lines import Line, Settings
+from benchmarks.peer import Peer, python_of
+from benchmarks.race import Contender
+from sfumato.kernels import masks
+from sfumato.privacy import SystemRng
+from sfumato.secagg.coordinator import Coordinator, Phase
+from sfumato.secagg.participant import Participant
+from sfumato.secagg.round import MaskedRound
+
+NAME = "secagg"
+SEED = 1
+REPETITIONS = 3
+ENVIRONMENT, SERVER, FLOWER = ".venv-flower", "flower_server.py", "Flower"
+BITS = 32
+IN_MEMORY = 16  # tables that the floor adds in turn: more than a cache holds
+SAMPLES = 20  # of a step's floor in a round
+
+# The requirements: against Flower, and against the floors of the largest round.
+TIMES_FASTER = {"client": 15.0, "server": 80.0}
+MOST_OF_PEERS_BYTES = 0.5
+MOST_TIMES_FLOOR = 1.3
+MOST_BYTES_OVER_VECTOR = 20_000
+
+P = ParamSpec("P")
+T = TypeVar("T")
+U32 = npt.NDArray[np.uint32]
+Costs = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    devices: int
+    cells: int
+    corrupt: float
+    dropout: float
+    dropped: int  # after sharing
+    against_flower: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.devices} devices/{self.cells} cells"
+
+    def round(self) -> MaskedRound:
+        return MaskedRound(
+            task="00" * 32,
+            cells=self.cells,
+            modulus_bits=BITS,
+            cohort=self.devices,
+            corrupt=self.corrupt,
+            dropout=self.dropout,
+            mode="semi_honest",
+            nonce=secrets.token_hex(16),
+            security_bits=40,
+        )
+
+
+def run(settings: Settings) -> Iterator[Line]:
+    python = python_of(ENVIRONMENT)
+    with race.on_cores(1):
+        flower = Peer(python, SERVER) if python is not None else None
+    try:
+        masks._compiled()  # as in a process that has met large inputs: some rounds' are small
+        for case in _cases(quick=True):
+            _Round(case, _Floor(case)).run()
+        for case in _cases(quick=settings.quick):
+            wanted = [role for role in TIMES_FASTER if settings.wants(f"{case.name}/{role}")]
+            if wanted:
+                yield from _lines(settings, case, flower if case.against_flower else None, wanted)
+    finally:
+        if flower is not None:
+            flower.close()
+
+
+def table(lines: Sequence[Line]) -> str:
+    """The race, and what devices sent and got."""
+    sizes = [
+        f"{line['case']}: sends {line['bytes_up']:,.0f} bytes"
+        + "".join(
+            f" ({line['bytes_up'] / sent:.3g} of {name}'s)"
+            for name, sent in line["peers_bytes_up"].items()
+        )
+        + f"; sends and gets {line['bytes_over_vector']:,.0f} more than the packed table"
+        for line in lines
+        if "bytes_up" in line
+    ]
+    return "\n".join([race.table(lines), *sizes])
+
+
+def missed(lines: Sequence[Line]) -> list[str]:
+    """What the requirements ask and a line does not give."""
+    return [f"{NAME}/{line['case']}: {text}" for line in lines for text in _complaints(line)]
+
+
+def _complaints(line: Line) -> Iterator[str]:
+    needed = TIMES_FASTER[line["case"].rsplit("/", 1)[-1]]
+    for name, ratio in line["ratio_to_peer"].items():
+        if ratio["median"] < needed:
+            yield f"{ratio['median']:.3g} times faster than {name}, not {needed:g}"
+    for name, sent in line.get("peers_bytes_up", {}).items():
+        if line["bytes_up"] > MOST_OF_PEERS_BYTES * sent:
+            part = line["bytes_up"] / sent
+            yield f"a device sends {part:.4g} of {name}'s bytes, not {MOST_OF_PEERS_BYTES:g}"
+    if not line["sizes"]["to_the_floor"]:
+        return
+    for ratio in line["ratio_to_floor"].values():
+        if ratio["median"] > MOST_TIMES_FLOOR:
+            yield f"{ratio['median']:.3g} times the floor, not {MOST_TIMES_FLOOR:g}"
+    if (over := line.get("bytes_over_vector", 0)) > MOST_BYTES_OVER_VECTOR:
+        yield f"{over:,.0f} bytes over the packed table, not {MOST_BYTES_OVER_VECTOR:,}"
+
+
+def _cases(*, quick: bool) -> Iterator[_Case]:
+    """Against Flower the rates are such that k and t are what Flower is told."""
+    for cells in (1_000,) if quick else (10_000, 100_000, 1_000_000):
+        yield _Case(
+            devices=12 if quick else 50,
+            cells=cells,
+            corrupt=0.22,
+            dropout=0.2,
+            dropped=1 if quick else 2,
+            against_flower=True,
+        )
+    yield _Case(
+        devices=24 if quick else 1_000,
+        cells=1_000 if quick else 1 << 20,
+        corrupt=0.1,
+        dropout=0.1,
+        dropped=1 if quick else 50,
+        against_flower=False,
+    )
+
+
+def _lines(
+    settings: Settings, case: _Case, flower: Peer | None, wanted: Sequence[str]
+) -> Iterator[Line]:
+    """A round gives a device's line and the collector's."""
+    repeats = settings.repeats or (1 if settings.quick else REPETITIONS)
+    found = case.round().parameters(case.devices)
+    ours, peers, floors = [], [], []
+    with race.on_cores(1):
+        for _ in range(repeats):
+            floor = _Floor(case)
+            ours.append(_Round(case, floor).run())
+            if flower is not None:
+                task = {
+                    "devices": case.devices,
+                    "cells": case.cells,
+                    "shares": found.neighbours + 1,  # one is its own
+                    "threshold": found.threshold,
+                    "dropped": case.dropped,
+                    "seed": SEED,
+                }
+                peers.append(flower.ask(task))
+            floors.append(floor.costs())
+    for role in wanted:
+        key = f"{role}_seconds"
+        yield race.run(
+            race.Race(
+                name=NAME,
+                case=f"{case.name}/{role}",
+                sizes={
+                    "devices": case.devices,
+                    "cells": case.cells,
+                    "bits": BITS,
+                    "neighbours": found.neighbours,
+                    "threshold": found.threshold,
+                    "dropped": case.dropped,
+                    "to_the_floor": not case.against_flower,
+                },
+                seeds=[SEED],
+                ours=_replayed(ours, key),
+                peers={FLOWER: _replayed(peers, key)} if peers else {},
+                floors={"primitives": _replayed(floors, key)},
+                packages=["cryptography"],
+                note="CPU seconds, of the mean device that stayed and of the collector; Flower "
+                "without quantizing, training and messages as bytes",
+                more=partial(_more, role, peers, floors),
+                warm_up=False,
+            ),
+            Settings(quick=settings.quick, repeats=repeats),
+        )
+
+
+def _replayed(results: Sequence[Costs], key: str) -> Contender:
+    """What was measured, in the order in which it was."""
+    return Contender(
+        partial(next, iter(results)),
+        seconds=lambda result: float(result[key]),  # type: ignore[index]  # one of the costs
+    )
+
+
+def _more(
+    role: str, peers: Sequence[Costs], floors: Sequence[Costs], results: Sequence[Any]
+) -> Mapping[str, Any]:
+    """The parts of the last round and of its floor, and a device's bytes."""
+    parts = {"steps": results[-1][f"{role}_steps"], "floor_steps": floors[-1][f"{role}_steps"]}
+    if role == "server":
+        return parts
+    return parts | {
+        "bytes_up": results[-1]["bytes_up"],
+        "bytes_over_vector": results[-1]["bytes_over_vector"],
+        "peers_bytes_up": {FLOWER: peers[-1]["bytes_up"]} if peers else {},
+    }
+
+
+@dataclass(slots=True)
+class _Watch:
+    """CPU seconds by step."""
+
+    steps: dict[str, float] = field(default_factory=dict)
+
+    def __call__(
+        self, step: str, function: Callable[P, T], /, *args: P.args, **named: P.kwargs
+    ) -> T:
+        started = time.process_time()
+        result = function(*args, **named)
+        taken = time.process_time() - started
+        self.steps[step] = self.steps.get(step, 0.0) + taken
+        return result
+
+
+class _Round:
+    """All devices and their collector; the last devices vanish when they have shared."""
+
+    def __init__(self, case: _Case, floor: _Floor) -> None:
+        self.case, self.round, self.floor = case, case.round(), floor
+        self.stayed = range(case.devices - case.dropped)
+        identities = [Ed25519PrivateKey.generate() for _ in range(case.devices)]
+        roster = tuple(key.public_key().public_bytes_raw() for key in identities)
+        self.server, self.clients = _Watch(), [_Watch() for _ in identities]
+        self.up, self.down = [0] * case.devices, [0] * case.devices
+        self.collector = self.server("open", Coordinator, self.round, roster)
+        self.devices = [
+            watch(
+                "enrol",
+                Participant.join,
+                self.round,
+                member,
+                identity.private_bytes_raw(),
+                roster,
+                rng=SystemRng(),
+            )
+            for member, (watch, identity) in enumerate(zip(self.clients, identities, strict=True))
+        ]
+        self.table = np.random.default_rng(SEED).integers(0, 1 << 16, case.cells)
+
+    def run(self) -> Costs:
+        collector, devices = self.collector, self.devices
+        everybody = range(self.case.devices)
+        self._step(Phase.ENROL, everybody, None, lambda member, _: devices[member].enrol)
+        self._step(
+            Phase.SHARE,
+            everybody,
+            collector.roster_for,
+            lambda member, heard: partial(devices[member].share, heard),
+        )
+        self._step(
+            Phase.MASK,
+            self.stayed,
+            collector.boxes_for,
+            lambda member, heard: partial(devices[member].mask, heard, self.table + member),
+        )
+        survivors = self.server("unmask", collector.survivor_set)
+        self._step(
+            Phase.UNMASK,
+            self.stayed,
+            lambda _: survivors,
+            lambda member, heard: partial(devices[member].unmask, heard),
+        )
+        total = self.server("finish", collector.finish)
+        self.floor.finish(self._masks_of_dropped())
+        expected = len(self.stayed) * self.table + sum(self.stayed)
+        assert np.array_equal(total, expected % 2**BITS), "the sum is not the sum"
+        return self._costs()
+
+    def _step(
+        self,
+        phase: Phase,
+        members: range,
+        told: Callable[[int], bytes] | None,
+        answer: Callable[[int, bytes], Callable[[], bytes]],  # what is timed, made ready
+    ) -> None:
+        for member in members:
+            heard = self.server(phase, told, member) if told is not None else b""
+            if phase is Phase.SHARE:
+                _forget()
+            sent = self.clients[member](phase, answer(member, heard))
+            refusal = self.server(phase, self.collector.add, phase, member, sent)
+            assert refusal is None, refusal
+            self.down[member] += len(heard)
+            self.up[member] += len(sent)
+            if member % -(-len(members) // SAMPLES) == 0:
+                self.floor.sample(phase)
+        if phase is not Phase.UNMASK:
+            self.server(phase, self.collector.close)
+
+    def _costs(self) -> Costs:
+        watches = [self.clients[member].steps for member in self.stayed]
+        client = {step: float(np.mean([taken[step] for taken in watches])) for step in watches[0]}
+        up, down = (np.array(sizes)[self.stayed].mean() for sizes in (self.up, self.down))
+        sizes = {"bytes_up": up, "bytes_over_vector": up + down - self.round.vector_bytes}
+        return _bill(client, self.server.steps) | sizes
+
+    def _masks_of_dropped(self) -> int:
+        """Pairs of one that stayed and one that did not."""
+        pairs = self.collector.neighbours.items()
+        gone = [others for member, others in pairs if member not in self.stayed]
+        return sum(other in self.stayed for others in gone for other in others)
+
+
+def _forget() -> None:
+    """A device has a process of its own: what others left in a cache, it works out itself."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("sfumato.secagg"):
+            for value in vars(module).values():
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
+
+
+class _Floor:
+    """The primitives of a device and of the collector, a few at a time between our own steps."""
+
+    def __init__(self, case: _Case) -> None:
+        self.case, self.neighbours = case, case.round().parameters(case.devices).neighbours
+        self.server, self.client = _Watch(), _Watch()
+        self.table = np.zeros(case.cells, dtype=np.uint32)
+        self.arriving = np.ones((IN_MEMORY, case.cells), dtype=np.uint32)
+        self.taken = dict.fromkeys(Phase, 0)
+
+    def sample(self, phase: Phase) -> None:
+        """One device's part in a phase, and the additions that the collector does meanwhile."""
+        self.taken[phase] += 1
+        if phase is Phase.SHARE:
+            self.client(phase, _verify, self.neighbours)
+        if phase in (Phase.SHARE, Phase.MASK):
+            self.client(phase, _agree, self.neighbours, 1)
+        if phase is Phase.MASK:
+            self.client(phase, _add_masks, self.table, self.neighbours + 1)
+            self.server(phase, _add_tables, self.table, self.arriving)
+
+    def finish(self, masks_of_dropped: int) -> None:
+        stayed = self.case.devices - self.case.dropped
+        self.server("finish", _add_masks, self.table, stayed + masks_of_dropped)
+        self.server("finish", _agree, masks_of_dropped, self.case.dropped)
+
+    def costs(self) -> Costs:
+        client = {
+            step: taken / self.taken[Phase(step)] for step, taken in self.client.steps.items()
+        }
+        stayed = self.case.devices - self.case.dropped
+        share = stayed / (self.taken[Phase.MASK] * IN_MEMORY)
+        server = self.server.steps | {Phase.MASK: self.server.steps[Phase.MASK] * share}
+        return _bill(client, server)
+
+
+def _bill(client: Mapping[str, float], server: Mapping[str, float]) -> Costs:
+    return {
+        "client_seconds": sum(client.values()),
+        "client_steps": dict(client),
+        "server_seconds": sum(server.values()),
+        "server_steps": dict(server),
+    }
+
+
+def _add_masks(table: U32, count: int) -> None:
+    made = np.random.default_rng(SEED).bytes(28 * count)
+    pairs = [(made[k : k + 16], made[k + 16 : k + 28] + bytes(4)) for k in range(0, 28 * count, 28)]
+    masks.add_streams(table, pairs, [1] * count)
+
+
+def _add_tables(table: U32, arriving: U32) -> None:
+    for one in arriving:
+        np.add(table, one, out=table)
+
+
+def _agree(count: int, private_keys: int) -> None:
+    """From the bytes of public keys to the keys and counters of masks; private keys, which take as
+    long to load as to agree with, are loaded once each."""
+    own, other = (X25519PrivateKey.generate() for _ in range(2))
+    secret, public = own.private_bytes_raw(), other.public_key().public_bytes_raw()
+    for number in range(count):
+        if number % -(-count // private_keys) == 0:
+            key = X25519PrivateKey.from_private_bytes(secret)
+        shared = key.exchange(X25519PublicKey.from_public_bytes(public))
+        HKDF(algorithm=hashes.SHA256(), length=28, salt=secret, info=public).derive(shared)
+
+
+def _verify(count: int) -> None:
+    key, message = Ed25519PrivateKey.generate(), bytes(150)
+    signature, identity = key.sign(message), key.public_key().public_bytes_raw()
+    for _ in range(count):
+        Ed25519PublicKey.from_public_bytes(identity).verify(signature, message)
