@@ -32,6 +32,7 @@ from sfumato.privacy import (
     NoiseInShares,
     NoNoise,
     NoPrivacy,
+    Rounding,
 )
 from sfumato.secagg.round import MaskedRound
 from sfumato.secure_sum import SecureSum
@@ -107,6 +108,7 @@ EXAMPLES: dict[str, Any] = {
         randomizer=HashedResponse(epsilon=4.0, rows=16, width=56, seed=1), cohort="everybody"
     ),
     "masked": Masked(modulus_bits=20, corrupt=0.1),
+    "rounding": Rounding(clip=1.0, scale=64.0, cells=100),
     "secure_sum": SecureSum(corrupt=0.1, dropout=0.05),
     "masked_round": MaskedRound(
         task="ab" * 32,

@@ -18,6 +18,7 @@ from sfumato.privacy.randomizers import (
     HashedResponse,
     Randomizer,
 )
+from sfumato.privacy.rounding import Rounding
 from sfumato.privacy.samplers import (
     Rng,
     SeededRng,
@@ -47,6 +48,7 @@ __all__ = [
     "NoiseInShares",
     "Randomizer",
     "Rng",
+    "Rounding",
     "SeededRng",
     "SystemRng",
     "Tally",

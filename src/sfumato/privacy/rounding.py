@@ -1,0 +1,98 @@
+"""Real vectors as whole numbers, and back: what a modular sum can add."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.errors import SpecError
+from sfumato.privacy.samplers import Rng
+from sfumato.spec import require, spec
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+LARGEST = 2.0**52  # of a scaled cell: beyond it a double has no fractions
+_SLACK = 1e-9  # what floating-point norms may differ by
+
+
+@spec("rounding")
+class Rounding:
+    """Scales a vector and rounds each cell up or down by chance, so that the mean is kept; does it
+    again until the result is no longer than `l2` (Kairouz, Liu and Steinke 2021).
+
+    Claim: whatever the input of norm `clip`, the integers' norms are at most `l1` and `l2`.
+    Proof: of `l2`, it is checked before anything is given out. An integer is at most its square, so
+        l1 ≤ l2²; and l1 ≤ √cells·l2 for every vector.
+    Assumes: nothing about `rng`: privacy comes from noise that is calibrated to these norms.
+    Utility: an attempt is too long with probability at most `risk`, since the squared norm is below
+        (s·c)² + d/4 + √(2·ln(1/risk))·(s·c + √d/2) otherwise; so the mean of a vector is off by at
+        most risk/(1 − risk)·√d/s in norm. The variance of a cell is at most 1/(4·s²).
+    """
+
+    clip: float  # largest L2 norm of a vector
+    scale: float  # whole numbers to a unit
+    cells: int
+    risk: float = 2**-10
+
+    def check(self) -> None:
+        require(self.clip > 0, f"clip must be above 0; got {self.clip}")
+        require(self.scale > 0, f"scale must be above 0; got {self.scale}")
+        require(self.cells >= 1, f"cells must be at least 1; got {self.cells}")
+        require(0 < self.risk < 1, f"risk must be above 0 and below 1; got {self.risk}")
+        require(
+            self.clip * self.scale <= LARGEST,
+            f"clip × scale must be at most 2**52; got {self.clip} × {self.scale}",
+        )
+
+    @property
+    def l2(self) -> float:
+        """Largest L2 norm of what comes out."""
+        long, root = self.scale * self.clip, math.sqrt(self.cells)
+        likely = long**2 + self.cells / 4
+        likely += math.sqrt(2 * math.log(1 / self.risk)) * (long + root / 2)
+        return math.sqrt(min(likely, (long + root) ** 2))
+
+    @property
+    def l1(self) -> float:
+        return min(self.l2**2, math.sqrt(self.cells) * self.l2)
+
+    @property
+    def unit_cells(self) -> int:
+        return 0  # cells move by any amount within the norms
+
+    @property
+    def largest(self) -> int:
+        """The largest cell of one vector, as a sum's modulus has to allow for."""
+        return min(math.floor(self.l2), math.floor(self.scale * self.clip) + 1)
+
+    def integers(self, vectors: F64, *, rng: Rng) -> I64:
+        """Each row of (n, cells) as whole numbers; a row longer than `clip` is refused.
+
+        >>> from sfumato.privacy import SeededRng
+        >>> Rounding(clip=1.0, scale=10.0, cells=2).integers(
+        ...     np.array([[0.6, -0.8]]), rng=SeededRng(1))
+        array([[ 6, -8]])
+        """
+        if vectors.ndim != 2 or vectors.shape[1] != self.cells:
+            raise SpecError(f"vectors must be (n, {self.cells}); got {vectors.shape}")
+        length = np.linalg.norm(vectors, axis=1)
+        if not np.all(length <= self.clip * (1 + _SLACK)):  # also for what is not a number
+            raise SpecError(f"a vector's norm must be at most {self.clip}: clip it first")
+        scaled = vectors * self.scale
+        result = np.empty(vectors.shape, dtype=np.int64)
+        waiting = np.arange(vectors.shape[0])
+        while waiting.size:
+            low = np.floor(scaled[waiting])
+            chance = (rng.words(low.size) >> np.uint64(11)).reshape(low.shape) * 2.0**-53
+            drawn = (low + (chance < scaled[waiting] - low)).astype(np.int64)
+            fits = np.einsum("ij,ij->i", drawn, drawn, dtype=np.float64) <= self.l2**2
+            result[waiting[fits]] = drawn[fits]
+            waiting = waiting[~fits]
+        return result
+
+    def reals(self, total: I64) -> F64:
+        """A sum of integers in the vectors' own unit."""
+        return total / self.scale
