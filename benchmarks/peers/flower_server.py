@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import time
+from importlib import metadata
 from types import SimpleNamespace
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"  # before flwr is imported
@@ -151,6 +152,7 @@ def run_round(fleet, task, watch):
     assert np.allclose(found, fleet.expected(), atol=1e-4), "Flower's sum is not the sum"
     stayed = [node for node in fleet.nodes if node not in fleet.gone]
     return {
+        "version": metadata.version("flwr"),
         "client_seconds": sum(fleet.seconds[node] for node in stayed) / len(stayed),
         "server_seconds": server_seconds,
         "bytes_up": sum(fleet.bytes_up[node] for node in stayed) / len(stayed),

@@ -223,8 +223,12 @@ def _replayed(results: Sequence[Costs], key: str) -> Contender:
 def _more(
     role: str, peers: Sequence[Costs], floors: Sequence[Costs], results: Sequence[Any]
 ) -> Mapping[str, Any]:
-    """The parts of the last round and of its floor, and a device's bytes."""
-    parts = {"steps": results[-1][f"{role}_steps"], "floor_steps": floors[-1][f"{role}_steps"]}
+    """The parts of the last round and of its floor, whom it met, and a device's bytes."""
+    parts = {
+        "steps": results[-1][f"{role}_steps"],
+        "floor_steps": floors[-1][f"{role}_steps"],
+        "peer_versions": {FLOWER: peers[-1]["version"]} if peers else {},
+    }
     if role == "server":
         return parts
     return parts | {
@@ -299,7 +303,7 @@ class _Round:
             lambda member, heard: partial(devices[member].unmask, heard),
         )
         total = self.server("finish", collector.finish)
-        self.floor.finish(self._masks_of_dropped())
+        self.floor.finish(self._pairs())
         expected = len(self.stayed) * self.table + sum(self.stayed)
         assert np.array_equal(total, expected % 2**BITS), "the sum is not the sum"
         return self._costs()
@@ -332,11 +336,13 @@ class _Round:
         sizes = {"bytes_up": up, "bytes_over_vector": up + down - self.round.vector_bytes}
         return _bill(client, self.server.steps) | sizes
 
-    def _masks_of_dropped(self) -> int:
-        """Pairs of one that stayed and one that did not."""
-        pairs = self.collector.neighbours.items()
-        gone = [others for member, others in pairs if member not in self.stayed]
-        return sum(other in self.stayed for others in gone for other in others)
+    def _pairs(self) -> list[int]:
+        """For each device that dropped out, how many of its neighbours stayed."""
+        return [
+            sum(other in self.stayed for other in others)
+            for member, others in self.collector.neighbours.items()
+            if member not in self.stayed
+        ]
 
 
 def _forget() -> None:
@@ -352,27 +358,41 @@ class _Floor:
     """The primitives of a device and of the collector, a few at a time between our own steps."""
 
     def __init__(self, case: _Case) -> None:
-        self.case, self.neighbours = case, case.round().parameters(case.devices).neighbours
+        self.case, neighbours = case, case.round().parameters(case.devices).neighbours
         self.server, self.client = _Watch(), _Watch()
+        self.taken = dict.fromkeys(Phase, 0)
         self.table = np.zeros(case.cells, dtype=np.uint32)
         self.arriving = np.ones((IN_MEMORY, case.cells), dtype=np.uint32)
-        self.taken = dict.fromkeys(Phase, 0)
+        made = np.random.default_rng(SEED).bytes(28 * case.devices * (neighbours + 1))
+        starts = range(0, len(made), 28)
+        self.streams = [(made[k : k + 16], made[k + 16 : k + 28] + bytes(4)) for k in starts]
+        own, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+        self.own = own.private_bytes_raw()
+        self.others = [other.public_key().public_bytes_raw()] * neighbours
+        identity, self.message = Ed25519PrivateKey.generate(), bytes(150)
+        self.signature = identity.sign(self.message)
+        self.identities = [identity.public_key().public_bytes_raw()] * neighbours
 
     def sample(self, phase: Phase) -> None:
-        """One device's part in a phase, and the additions that the collector does meanwhile."""
+        """One device's part in a phase, and additions as the collector does them meanwhile."""
         self.taken[phase] += 1
         if phase is Phase.SHARE:
-            self.client(phase, _verify, self.neighbours)
+            self.client(phase, _verify, self.identities, self.message, self.signature)
         if phase in (Phase.SHARE, Phase.MASK):
-            self.client(phase, _agree, self.neighbours, 1)
+            self.client(phase, _agree, self.own, self.others)
         if phase is Phase.MASK:
-            self.client(phase, _add_masks, self.table, self.neighbours + 1)
+            self._add_masks(self.client, phase, len(self.others) + 1)
             self.server(phase, _add_tables, self.table, self.arriving)
 
-    def finish(self, masks_of_dropped: int) -> None:
+    def finish(self, pairs: Sequence[int]) -> None:
+        """`pairs`: for each device that dropped out, its neighbours that stayed."""
         stayed = self.case.devices - self.case.dropped
-        self.server("finish", _add_masks, self.table, stayed + masks_of_dropped)
-        self.server("finish", _agree, masks_of_dropped, self.case.dropped)
+        self._add_masks(self.server, "finish", stayed + sum(pairs))
+        for count in pairs:
+            self.server("finish", _agree, self.own, self.others[:count])
+
+    def _add_masks(self, watch: _Watch, step: str, count: int) -> None:
+        watch(step, masks.add_streams, self.table, self.streams[:count], [1] * count)
 
     def costs(self) -> Costs:
         client = {
@@ -393,31 +413,22 @@ def _bill(client: Mapping[str, float], server: Mapping[str, float]) -> Costs:
     }
 
 
-def _add_masks(table: U32, count: int) -> None:
-    made = np.random.default_rng(SEED).bytes(28 * count)
-    pairs = [(made[k : k + 16], made[k + 16 : k + 28] + bytes(4)) for k in range(0, 28 * count, 28)]
-    masks.add_streams(table, pairs, [1] * count)
-
-
 def _add_tables(table: U32, arriving: U32) -> None:
     for one in arriving:
         np.add(table, one, out=table)
 
 
-def _agree(count: int, private_keys: int) -> None:
-    """From the bytes of public keys to the keys and counters of masks; private keys, which take as
-    long to load as to agree with, are loaded once each."""
-    own, other = (X25519PrivateKey.generate() for _ in range(2))
-    secret, public = own.private_bytes_raw(), other.public_key().public_bytes_raw()
-    for number in range(count):
-        if number % -(-count // private_keys) == 0:
-            key = X25519PrivateKey.from_private_bytes(secret)
-        shared = key.exchange(X25519PublicKey.from_public_bytes(public))
-        HKDF(algorithm=hashes.SHA256(), length=28, salt=secret, info=public).derive(shared)
+def _agree(own: bytes, public_keys: Sequence[bytes]) -> None:
+    """From the bytes of keys to the keys and counters of masks.
+
+    To load a private key takes as long as to agree with it, so it is loaded once.
+    """
+    key = X25519PrivateKey.from_private_bytes(own)
+    for public in public_keys:
+        secret = key.exchange(X25519PublicKey.from_public_bytes(public))
+        HKDF(algorithm=hashes.SHA256(), length=28, salt=own, info=public).derive(secret)
 
 
-def _verify(count: int) -> None:
-    key, message = Ed25519PrivateKey.generate(), bytes(150)
-    signature, identity = key.sign(message), key.public_key().public_bytes_raw()
-    for _ in range(count):
+def _verify(identities: Sequence[bytes], message: bytes, signature: bytes) -> None:
+    for identity in identities:
         Ed25519PublicKey.from_public_bytes(identity).verify(signature, message)

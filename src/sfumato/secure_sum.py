@@ -9,7 +9,7 @@ import math
 from bisect import bisect_left
 
 from sfumato.aggregation import Masked
-from sfumato.errors import ImpossibleError, StudyError
+from sfumato.errors import ImpossibleError, SpecError, StudyError
 from sfumato.privacy import Mechanism, NoiseInShares
 from sfumato.secagg.parameters import Mode
 from sfumato.sketch import Sketch
@@ -105,7 +105,10 @@ class SecureSum:
             min_count=self.least(asked - 1),
             max_count=most,
         )
-        made.masked_round(asked, ANY_NONCE).parameters(asked)  # that there are any
+        try:
+            made.masked_round(asked, ANY_NONCE).parameters(asked)  # that there are any
+        except SpecError as problem:
+            raise ImpossibleError(f"a secure sum cannot be had: {problem}") from problem
         return made
 
     def _corrupt(self, asked: int) -> int:

@@ -32,24 +32,26 @@ from sfumato.secagg.agreement import (
     acknowledged,
     agree,
     bare,
+    fingerprint,
+    is_low_order,
     members_to_bytes,
-    neighbours_in,
+    neighbours_of,
     pair_label,
+    private_key,
     public_of,
     root_of,
     sign_of,
     stream_of,
     unpack_words,
     verified,
+    view_of,
 )
 from sfumato.secagg.round import BOX_BYTES, SHARE_BYTES, MaskedRound
-from sfumato.secagg.sharing import is_share, join
+from sfumato.secagg.sharing import are_shares, correct, join_many
 from sfumato.spec import from_json, to_json
 
 I64 = npt.NDArray[np.int64]
-_ANY_KEY = b"\x01" * 32
 VERSION = 1
-MOST_SUBSETS = 200  # of shares that are tried before a secret counts as lost
 
 
 class Phase(StrEnum):
@@ -82,14 +84,16 @@ class Coordinator:
     phase: Phase = Phase.ENROL
     keys: dict[int, Keys] = field(default_factory=dict)
     root: bytes = b""
+    view: bytes = b""  # what devices are told before they mask, hashed
     neighbours: dict[int, list[int]] = field(default_factory=dict)
     boxes: dict[int, dict[int, bytes]] = field(default_factory=dict)  # by source, then target
     survivors: set[int] = field(default_factory=set)
     acknowledgements: dict[int, bytes] = field(default_factory=dict)
     answers: dict[int, dict[int, bytes]] = field(default_factory=dict)  # by source, then owner
-    liars: set[int] = field(default_factory=set)  # whose secret could not be opened as committed
+    liars: set[int] = field(default_factory=set)  # who sent wrong shares, or shared a wrong secret
     _total: Words = field(init=False)
     _said: dict[tuple[Phase, int], bytes] = field(default_factory=dict)
+    _mask_keys: set[bytes] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if len(self.roster) != self.round.cohort:
@@ -100,7 +104,7 @@ class Coordinator:
         """Take a member's message of a phase, unless there is something against it."""
         if not 0 <= member < self.round.cohort:
             return Refusal.UNKNOWN
-        said = hashlib.sha256(message).digest()
+        said = fingerprint(message, self.round.salt)
         before = self._said.get((phase, member))
         if before is not None:
             return None if before == said else Refusal.EQUIVOCATING
@@ -125,7 +129,7 @@ class Coordinator:
             Phase.ENROL: (len(self.keys), least),
             Phase.SHARE: (len(self.boxes), least),
             Phase.MASK: (len(self.survivors), least),
-            Phase.ACK: (len(self.acknowledgements), self._threshold if self.keys else 0),
+            Phase.ACK: (len(self.acknowledgements), self.round.quorum),
         }
         if self.phase not in answered:
             raise SpecError(f"the phase {self.phase} is not one to close")
@@ -135,7 +139,9 @@ class Coordinator:
             return self.phase
         if self.phase is Phase.ENROL:
             self.root = root_of(self.keys)
-            self.neighbours = neighbours_in(self.round, self.root, self.keys)
+            self.neighbours = neighbours_of(self.round, self.root, self.keys, self.keys)
+        elif self.phase is Phase.SHARE:
+            self.view = view_of(self.round, self.root, self.keys.keys(), self.boxes.keys())
         self.phase = {
             Phase.ENROL: Phase.SHARE,
             Phase.SHARE: Phase.MASK,
@@ -146,13 +152,13 @@ class Coordinator:
 
     def roster_for(self, member: int) -> bytes:
         """Who enrolled, the root, and the keys of this member's neighbours."""
-        who = members_to_bytes(set(self.keys), self.round.cohort)
+        who = members_to_bytes(self.keys.keys(), self.round.cohort)
         keys = [self.keys[other].to_bytes() for other in self.neighbours[member]]
         return who + self.root + b"".join(keys)
 
     def boxes_for(self, member: int) -> bytes:
-        """The boxes that neighbours addressed to this member."""
-        return b"".join(
+        """Who shared, and the boxes that neighbours addressed to this member."""
+        return members_to_bytes(self.boxes.keys(), self.round.cohort) + b"".join(
             source.to_bytes(4, "little") + self.boxes[source][member]
             for source in self.neighbours[member]
             if source in self.boxes
@@ -164,19 +170,19 @@ class Coordinator:
             raise SpecError("the survivors are known when masking is over")
         return members_to_bytes(self.survivors, self.round.cohort)
 
-    def acknowledgements_for(self, member: int) -> bytes:
-        """What this member's neighbours signed."""
+    def signatures(self) -> bytes:
+        """What a quorum of devices signed: the same for everybody."""
+        signers = sorted(self.acknowledgements)[: self.round.quorum]
         return b"".join(
-            other.to_bytes(4, "little") + self.acknowledgements[other]
-            for other in self.neighbours[member]
-            if other in self.acknowledgements
+            member.to_bytes(4, "little") + self.acknowledgements[member] for member in signers
         )
 
     def finish(self) -> I64:
         """The sum over the survivors as residues of the modulus, with the masks off.
 
-        Secrets are checked against what was committed to. One that cannot be opened aborts the
-        round, and its owner or a liar among its neighbours is in `liars`.
+        Secrets are checked against what was committed to. Where one does not open at first, wrong
+        shares are found and left out, up to half of those beyond the threshold, and who sent them
+        is in `liars`, as is who shared another secret than it committed to, which ends the round.
         """
         if self.phase is not Phase.UNMASK:
             raise SpecError(f"a round is finished after unmasking; it is in {self.phase}")
@@ -215,23 +221,33 @@ class Coordinator:
     @classmethod
     def from_bytes(cls, data: bytes) -> Coordinator:
         head, _, rest = data.partition(b"\n")
-        state: dict[str, Any] = json.loads(head)
-        if state.get("version") != VERSION:
-            raise SpecError(f"a coordinator's state must be of version {VERSION}")
+        try:
+            state: dict[str, Any] = json.loads(head)
+            if state.get("version") != VERSION:
+                raise SpecError(f"a coordinator's state must be of version {VERSION}")
+            return cls._loaded(state, rest)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise SpecError("this is not the state of a coordinator, or it is damaged") from None
+
+    @classmethod
+    def _loaded(cls, state: dict[str, Any], rest: bytes) -> Coordinator:
         made = cls(from_json(state["round"]), tuple(bytes.fromhex(key) for key in state["roster"]))
         made._total[:] = np.frombuffer(rest, dtype=made._total.dtype.newbyteorder("<"))
         made.phase = Phase(state["phase"])
         keys = [Keys.from_bytes(bytes.fromhex(key)) for key in state["keys"]]
         made.keys = {key.member: key for key in keys}
+        made._mask_keys = {bare(key.mask) for key in keys}
         if made.phase is not Phase.ENROL:
             made.root = root_of(made.keys)
-            made.neighbours = neighbours_in(made.round, made.root, made.keys)
+            made.neighbours = neighbours_of(made.round, made.root, made.keys, made.keys)
         for name, size in (("boxes", BOX_BYTES), ("answers", SHARE_BYTES)):
             for member, text in state[name].items():
                 others = made.neighbours[int(member)]
                 if name == "answers":
                     others = [other for other in others if other in made.boxes]
                 getattr(made, name)[int(member)] = _cut(bytes.fromhex(text), others, size)
+        if made.phase not in (Phase.ENROL, Phase.SHARE):
+            made.view = view_of(made.round, made.root, made.keys.keys(), made.boxes.keys())
         made.survivors, made.liars = set(state["survivors"]), set(state["liars"])
         made.acknowledgements = {
             int(member): bytes.fromhex(sent) for member, sent in state["acknowledgements"].items()
@@ -251,13 +267,11 @@ class Coordinator:
             return Refusal.MALFORMED
         if not keys.is_by(self.roster[member], self.round.salt):
             return Refusal.UNSIGNED
-        try:  # one that agrees with everybody would make every neighbour refuse
-            agree(_ANY_KEY, keys.box)
-            agree(_ANY_KEY, keys.mask)
-        except MismatchError:
+        if is_low_order(keys.box) or is_low_order(keys.mask):  # every neighbour would refuse
             return Refusal.MALFORMED
-        if bare(keys.mask) in {bare(held.mask) for held in self.keys.values()}:
+        if bare(keys.mask) in self._mask_keys:
             return Refusal.COPIED
+        self._mask_keys.add(bare(keys.mask))
         self.keys[member] = keys
         return None
 
@@ -291,7 +305,7 @@ class Coordinator:
     def _acknowledge(self, member: int, message: bytes) -> Refusal | None:
         if member not in self.survivors:
             return Refusal.UNKNOWN
-        said = acknowledged(self.round.salt, self.root, self.survivor_set())
+        said = acknowledged(self.round.salt, self.view, self.survivor_set())
         if not verified(self.roster[member], message, said):
             return Refusal.UNSIGNED
         self.acknowledgements[member] = message
@@ -301,12 +315,9 @@ class Coordinator:
         if member not in self.survivors:
             return Refusal.UNKNOWN
         owners = [other for other in self.neighbours[member] if other in self.boxes]
-        if len(message) != SHARE_BYTES * len(owners):
+        if len(message) != SHARE_BYTES * len(owners) or not are_shares(message):
             return Refusal.MALFORMED
-        shares = _cut(message, owners, SHARE_BYTES)
-        if not all(map(is_share, shares.values())):
-            return Refusal.MALFORMED
-        self.answers[member] = shares
+        self.answers[member] = _cut(message, owners, SHARE_BYTES)
         return None
 
     @property
@@ -315,69 +326,66 @@ class Coordinator:
 
     def _masks_left(self) -> tuple[list[tuple[bytes, bytes]], list[int]]:
         """The streams that are still in the sum, and with which sign."""
-        salt, root = self.round.salt, self.root
+        salt, view = self.round.salt, self.view
         streams, signs = [], []
-        for member in sorted(self.boxes):
-            secret = self._open(member)
+        for member, secret in self._secrets().items():
             if member in self.survivors:
-                streams.append(stream_of(secret, salt, b"self", root))
+                streams.append(stream_of(secret, salt, b"self", view))
                 signs.append(1)
                 continue
+            own = private_key(secret)
             for other in self.neighbours[member]:
                 if other in self.survivors:
-                    shared = agree(secret, self.keys[other].mask)
-                    streams.append(stream_of(shared, salt, pair_label(other, member), root))
+                    shared = agree(own, self.keys[other].mask)
+                    streams.append(stream_of(shared, salt, pair_label(other, member), view))
                     signs.append(sign_of(other, member))
         return streams, signs
 
-    def _open(self, member: int) -> bytes:
-        """A member's seed or mask key from its neighbours' shares, as it was committed to."""
-        threshold = self._threshold
-        shares = {
-            1 + source: told[member] for source, told in self.answers.items() if member in told
+    def _secrets(self) -> dict[int, bytes]:
+        """Of each member that shared, its seed if it survived and its mask key if not, as it was
+        committed to. All at once; where that fails, one by one from other shares."""
+        members = sorted(self.boxes)
+        shares = [self._shares_of(member) for member in members]
+        opened = join_many(shares, threshold=self._threshold)
+        return {
+            member: secret
+            if secret is not None and self._is_committed(member, secret)
+            else self._open(member, given)
+            for member, given, secret in zip(members, shares, opened, strict=True)
         }
-        if len(shares) < threshold:
+
+    def _shares_of(self, member: int) -> dict[int, bytes]:
+        shares = {
+            1 + source: self.answers[source][member]
+            for source in self.neighbours[member]
+            if source in self.answers
+        }
+        if len(shares) < self._threshold:
             raise ImpossibleError(
-                f"{threshold} neighbours must give a share for every device; "
+                f"{self._threshold} neighbours must give a share for every device; "
                 f"of member {member} there are {len(shares)}",
                 hint="ask again in a new round, with new keys; nothing was opened",
             )
-        chance = np.random.default_rng(0)  # a few liars spoil most subsets, not all
-        for attempt in range(MOST_SUBSETS):
-            points = sorted(shares)
-            drawn = chance.choice(points, threshold, replace=False) if attempt else points
-            chosen = tuple(sorted(int(point) for point in drawn[:threshold]))
-            try:
-                secret = join({point: shares[point] for point in chosen}, threshold=threshold)
-            except MismatchError:
-                continue
-            if self._is_committed(member, secret):
-                wrong = [p for p in shares if not self._fits(p, shares, chosen, secret, member)]
-                self.liars |= {point - 1 for point in wrong}
-                return secret
-        self.liars.add(member)
-        raise ImpossibleError(
-            f"the secret of member {member} cannot be opened as it was committed to",
-            hint="ask again in a new round without it",
-        )
+        return shares
 
-    def _fits(
-        self,
-        point: int,
-        shares: dict[int, bytes],
-        chosen: tuple[int, ...],
-        secret: bytes,
-        member: int,
-    ) -> bool:
-        """Whether a share lies on the same polynomial: swapped in, it gives the same secret."""
-        if point in chosen:
-            return True
-        swapped = (*chosen[1:], point)
-        try:
-            found = join({p: shares[p] for p in swapped}, threshold=len(chosen))
-        except MismatchError:
-            return False
-        return found == secret
+    def _open(self, member: int, shares: dict[int, bytes]) -> bytes:
+        """A secret of which some shares are wrong; who sent them is known afterwards."""
+        found = correct(shares, threshold=self._threshold)
+        if found is None:
+            raise ImpossibleError(
+                f"more than {(len(shares) - self._threshold) // 2} shares of member {member} are "
+                f"wrong: its neighbours sent other ones than it gave them, or it gave wrong ones",
+                hint="ask again in a new round, with new keys; nothing was opened",
+            )
+        secret, wrong = found
+        self.liars |= {point - 1 for point in wrong}
+        if not self._is_committed(member, secret):
+            self.liars.add(member)
+            raise ImpossibleError(
+                f"the secret of member {member} is not what it committed to",
+                hint="ask again in a new round without it",
+            )
+        return secret
 
     def _is_committed(self, member: int, secret: bytes) -> bool:
         if member in self.survivors:

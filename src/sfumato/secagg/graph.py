@@ -24,8 +24,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from sfumato.secagg.parameters import LARGEST_COHORT
 from sfumato.spec import require
@@ -88,6 +90,16 @@ class Ring:
         place, reach = self._places[member], self.degree // 2
         steps = (*range(-reach, 0), *range(1, reach + 1))
         return sorted(self.order[(place + step) % cohort] for step in steps)
+
+    def fewest(self, members: Set[int], run: int) -> int:
+        """How many of these there are at least among `run` in a row, anywhere on the ring.
+
+        >>> Ring((3, 2, 4, 1, 0), degree=2).fewest({3, 2, 1}, 2)
+        1
+        """
+        flags = np.isin(self.order, np.fromiter(members, dtype=np.int64))
+        sums = np.cumsum(np.r_[0, flags, flags[:run]])
+        return int((sums[run : run + flags.size] - sums[: flags.size]).min())
 
 
 def _shuffle(words: Iterator[int], cohort: int, word_bits: int = WORD_BITS) -> tuple[int, ...]:

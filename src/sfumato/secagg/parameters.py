@@ -19,6 +19,15 @@ hypergeometric, k of n: of all n devices, the expected number whose A exceeds c 
   ("semi_malicious"): a corrupt one answers both ways, so 2t ≤ k + c would yield both its secrets;
 - recoverable: for the least m with P[D > m] < 2^−correctness_bits/n, t ≤ k − m.
 
+That is for devices that drop out whatever the ring. A collector that says who dropped out may
+choose them by the ring, and two runs of k/2 cut it. With `any_dropouts` "connected" becomes:
+
+- held together: let h be the least with P[A' > h] ≤ 2^−(security_bits + 1)/n, A' being the corrupt
+  among k/2 devices, which is a run on the ring. Devices refuse survivors of whom some run of k/2
+  holds fewer than h + 1 (`window`), so an honest one survives in every run, and next to it another.
+  That must not be lost by chance: for the least m' with P[D' > m'] < 2^−correctness_bits/n, D'
+  being those of k/2 that drop out, k/2 − m' > h.
+
 The least even k at which some t does is taken, with the least such t, which is at least 2. A
 cohort below 20 has the complete graph, k = n − 1, and so has one for which no even k will do. There
 the same conditions hold for sure: c = a and m = d, so a < t ≤ n − 1 − d.
@@ -47,10 +56,14 @@ LEAST_THRESHOLD = 2  # one neighbour alone never opens a secret
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """`neighbours` of each device hold a share of its secrets; `threshold` of them recover one."""
+    """`neighbours` of each device hold a share of its secrets; `threshold` of them recover one.
+
+    At least `window` of every neighbours/2 in a row on the ring must survive.
+    """
 
     neighbours: int
     threshold: int
+    window: int = 0
 
     def __post_init__(self) -> None:
         require(
@@ -68,17 +81,20 @@ def find(
     mode: Mode,
     security_bits: int = 40,
     correctness_bits: int = 20,
+    any_dropouts: bool = False,
 ) -> Parameters:
     """The fewest neighbours, and the lowest threshold for them, that are safe and recoverable.
 
     A sum of honest devices other than the whole is seen, or a secret opened, with probability at
     most 2^−security_bits; a secret is lost with probability at most 2^−correctness_bits.
-    Raises ImpossibleError where there are none.
+    With `any_dropouts` that holds whoever drops out. Raises ImpossibleError where there are none.
 
     >>> find(1000, corrupt=0.1, dropout=0.1, mode="semi_honest")
-    Parameters(neighbours=48, threshold=27)
+    Parameters(neighbours=48, threshold=27, window=0)
     """
-    return _answer(_question(cohort, corrupt, dropout, mode, security_bits, correctness_bits))
+    return _answer(
+        _question(cohort, corrupt, dropout, mode, security_bits, correctness_bits, any_dropouts)
+    )
 
 
 def check(
@@ -119,6 +135,7 @@ class _Question(NamedTuple):
     mode: Mode
     security_bits: int
     correctness_bits: int
+    any_dropouts: bool = False
 
 
 class _Bounds(NamedTuple):
@@ -128,6 +145,7 @@ class _Bounds(NamedTuple):
     connected: bool
     least: int  # for secrecy
     most: int  # for recovery
+    window: int
 
 
 def _question(
@@ -137,6 +155,7 @@ def _question(
     mode: Mode,
     security_bits: int,
     correctness_bits: int,
+    any_dropouts: bool = False,
 ) -> _Question:
     require(mode in get_args(Mode), f"mode must be one of {get_args(Mode)}; got {mode!r}")
     for name, rate in {"corrupt": corrupt, "dropout": dropout}.items():
@@ -153,7 +172,9 @@ def _question(
         )
     require(cohort <= LARGEST_COHORT, f"cohort must be at most {LARGEST_COHORT}; got {cohort}")
     adversaries, droppers = (int(Fraction(str(rate)) * cohort) for rate in (corrupt, dropout))
-    return _Question(cohort, adversaries, droppers, mode, security_bits, correctness_bits)
+    return _Question(
+        cohort, adversaries, droppers, mode, security_bits, correctness_bits, any_dropouts
+    )
 
 
 def _answer(question: _Question) -> Parameters:
@@ -183,7 +204,7 @@ def _search(question: _Question) -> tuple[Parameters | None, _Bounds]:
     for bounds in _bounds(question):
         will_do = bounds.connected and bounds.least <= bounds.most
         if will_do and _possible(bounds.neighbours, question.cohort):
-            return Parameters(bounds.neighbours, bounds.least), bounds
+            return Parameters(bounds.neighbours, bounds.least, bounds.window), bounds
     return None, bounds
 
 
@@ -198,19 +219,28 @@ def _bounds(question: _Question) -> Iterator[_Bounds]:
     corrupt = _Most(cohort, question.adversaries, bits=question.security_bits + 1, strict=False)
     dropped = _Most(cohort, question.droppers, bits=question.correctness_bits, strict=True)
     all_bad = 1  # ordered draws of neighbours that are all bad
+    halves = [(0, 0)]  # corrupt and dropped, at most, of so many
     for neighbours in range(1, min(cohort - 1, MOST_NEIGHBOURS) + 1):
         all_bad *= max(bad - neighbours + 1, 0)
         corrupt.draw()
         dropped.draw()
+        halves.append((corrupt.most, dropped.most))
         cut = all_bad * cohort * (cohort - neighbours - 1)  # over twice `corrupt.draws`
         least = corrupt.most + 1
         if question.mode == "semi_malicious":
             least = (corrupt.most + neighbours) // 2 + 1
+        connected, window = cut << question.security_bits < corrupt.draws, 0
+        if question.any_dropouts:
+            some_corrupt, some_dropped = halves[neighbours // 2]
+            complete = neighbours == cohort - 1
+            window = 0 if complete else some_corrupt + 1
+            connected = complete or neighbours // 2 - some_dropped >= window
         yield _Bounds(
             neighbours,
-            connected=cut << question.security_bits < corrupt.draws,
+            connected=connected,
             least=max(least, LEAST_THRESHOLD),
             most=neighbours - dropped.most,
+            window=window,
         )
 
 

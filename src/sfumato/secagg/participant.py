@@ -42,28 +42,31 @@ from sfumato.secagg.agreement import (
     agree,
     bare,
     derive,
+    fingerprint,
+    holds_together,
     members_from_bytes,
-    neighbours_in,
+    neighbours_of,
     pack_words,
     pair_label,
+    private_key,
     public_of,
     sign,
     sign_of,
     stream_of,
     verified,
+    view_of,
 )
 from sfumato.secagg.round import (
+    ACKNOWLEDGEMENT_BYTES,
     BOX_BYTES,
     KEY_BYTES,
     KEYS_BYTES,
     SHARE_BYTES,
-    SIGNATURE_BYTES,
     MaskedRound,
 )
-from sfumato.secagg.sharing import is_share, split
+from sfumato.secagg.sharing import are_shares, split
 from sfumato.spec import from_json, to_json
 
-ACKNOWLEDGEMENT_BYTES = 4 + SIGNATURE_BYTES
 VERSION = 1
 
 
@@ -82,9 +85,12 @@ class Participant:
     root: bytes = b""
     enrolled: frozenset[int] = frozenset()
     neighbours: dict[int, Keys] = field(default_factory=dict)
+    view: bytes = b""  # hash of what it was told before it masked
+    shared: frozenset[int] = frozenset()
     held: dict[int, bytes] = field(default_factory=dict)  # shares of neighbours, seed and key
     masked: bytes = b""  # hash of what was sent
     survivors: bytes = b""  # the set that was answered; there is no second
+    _ciphers: dict[int, ChaCha20Poly1305] = field(default_factory=dict)  # not part of the state
 
     @classmethod
     def join(
@@ -140,18 +146,18 @@ class Participant:
             )
             for secret, label in ((self.seed, b"seed"), (self.mask_key, b"key"))
         ]
+        self._ciphers = self._box_ciphers(keys, root)
         for place, member in enumerate(sorted(keys)):
-            secret = agree(self.box_key, keys[member].box)
-            cipher = ChaCha20Poly1305(derive(secret, self.round.salt, b"box", root, KEY_BYTES))
             text = shares[0][place] + shares[1][place]
-            boxes.append(cipher.encrypt(_nonce(self.member, member), text, self.round.salt + root))
+            nonce = _nonce(self.member, member)
+            boxes.append(self._ciphers[member].encrypt(nonce, text, self.round.salt + root))
         self.root, self.enrolled, self.neighbours = root, frozenset(enrolled), keys
         return b"".join(boxes)
 
     def mask(self, boxes: bytes, table: npt.NDArray[np.integer]) -> bytes:
         """The table under its masks, packed.
 
-        `boxes`: member and box of each neighbour that shared, in any order.
+        `boxes`: the set of members that shared, then member and box of each neighbour among them.
         """
         if not self.root:
             raise SpecError("a device masks after it has shared")
@@ -160,34 +166,36 @@ class Participant:
         modulus = self.round.modulus
         if not (-modulus <= 2 * int(table.min()) and int(table.max()) < modulus):
             raise SpecError(f"cells must fit {self.round.modulus_bits} bits; the sum would wrap")
-        held = self._open(boxes)
+        shared, held = self._open(boxes)
+        view = view_of(self.round, self.root, self.enrolled, shared)
         total = self._residues(table)
-        streams = [stream_of(self.seed, self.round.salt, b"self", self.root)]
+        streams = [stream_of(self.seed, self.round.salt, b"self", view)]
         signs = [1]
+        own = private_key(self.mask_key)
         for member in sorted(held):
-            secret = agree(self.mask_key, self.neighbours[member].mask)
+            secret = agree(own, self.neighbours[member].mask)
             label = pair_label(self.member, member)
-            streams.append(stream_of(secret, self.round.salt, label, self.root))
+            streams.append(stream_of(secret, self.round.salt, label, view))
             signs.append(sign_of(self.member, member))
         masks.add_streams(total, streams, signs, modulus=modulus if self.round.prime else None)
         message = pack_words(total, self.round.modulus_bits)
-        digest = hashlib.sha256(message).digest()
-        if self.masked and (self.masked != digest or self.held != held):
+        digest = fingerprint(message, self.seed)
+        if self.masked and (self.masked != digest or self.held != held or self.view != view):
             raise MismatchError("this device has masked another table, or for other neighbours")
-        self.masked, self.held = digest, held
+        self.masked, self.held, self.shared, self.view = digest, held, frozenset(shared), view
         return message
 
     def acknowledge(self, survivors: bytes) -> bytes:
         """A signature on the set of survivors: what "semi_malicious" rounds compare notes with."""
         self._admit(survivors)
         self.survivors = survivors
-        return sign(self.identity, acknowledged(self.round.salt, self.root, survivors))
+        return sign(self.identity, acknowledged(self.round.salt, self.view, survivors))
 
     def unmask(self, survivors: bytes, acknowledgements: bytes = b"") -> bytes:
         """For each neighbour that shared, in the order of members: a share of its seed if it
         survived, of its mask key if not. Never both.
 
-        `acknowledgements`: member and signature of neighbours, in "semi_malicious" rounds.
+        `acknowledgements`: member and signature of a quorum, in "semi_malicious" rounds.
         """
         alive = self._admit(survivors)
         if self.round.mode == "semi_malicious":
@@ -207,6 +215,7 @@ class Participant:
             "member": self.member,
             "roster": [key.hex() for key in self.roster],
             "enrolled": sorted(self.enrolled),
+            "shared": sorted(self.shared),
             "neighbours": [self.neighbours[m].to_bytes().hex() for m in sorted(self.neighbours)],
             "held": {str(member): share.hex() for member, share in sorted(self.held.items())},
         }
@@ -214,18 +223,39 @@ class Participant:
 
     @classmethod
     def from_json(cls, text: str) -> Participant:
-        data: dict[str, Any] = json.loads(text)
-        if data.get("version") != VERSION:
-            raise SpecError(f"a participant's state must be of version {VERSION}")
+        try:
+            data: dict[str, Any] = json.loads(text)
+            if data.get("version") != VERSION:
+                raise SpecError(f"a participant's state must be of version {VERSION}")
+            return cls._loaded(data)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            # Not from the problem itself, which would show the state and its secrets.
+            raise SpecError("this is not the state of a participant, or it is damaged") from None
+
+    @classmethod
+    def _loaded(cls, data: dict[str, Any]) -> Participant:
+        secrets = {name: bytes.fromhex(data[name]) for name in _SECRETS}
+        for name, size in _SIZES.items():
+            if len(secrets[name]) not in size:
+                raise SpecError("this is not the state of a participant, or it is damaged")
         keys = [Keys.from_bytes(bytes.fromhex(held)) for held in data["neighbours"]]
         return cls(
             round=from_json(data["round"]),
             member=data["member"],
             roster=tuple(bytes.fromhex(key) for key in data["roster"]),
             enrolled=frozenset(data["enrolled"]),
+            shared=frozenset(data["shared"]),
             neighbours={key.member: key for key in keys},
             held={int(m): bytes.fromhex(share) for m, share in data["held"].items()},
-            **{name: bytes.fromhex(data[name]) for name in _SECRETS},
+            identity=secrets["identity"],
+            box_key=secrets["box_key"],
+            mask_key=secrets["mask_key"],
+            seed=secrets["seed"],
+            sharing_seed=secrets["sharing_seed"],
+            root=secrets["root"],
+            view=secrets["view"],
+            masked=secrets["masked"],
+            survivors=secrets["survivors"],
         )
 
     def __repr__(self) -> str:  # never a secret
@@ -233,8 +263,15 @@ class Participant:
 
     def _residues(self, table: npt.NDArray[np.integer]) -> Words:
         if self.round.prime:
-            return (table % self.round.modulus).astype(self.round.lane)
-        return table.astype(np.int64).view(np.uint64).astype(self.round.lane)
+            return (table.astype(np.int64) % self.round.modulus).astype(self.round.lane)
+        return table.astype(np.int64, copy=False).view(np.uint64).astype(self.round.lane)
+
+    def _box_ciphers(self, keys: dict[int, Keys], root: bytes) -> dict[int, ChaCha20Poly1305]:
+        own, salt = private_key(self.box_key), self.round.salt
+        return {
+            member: ChaCha20Poly1305(derive(agree(own, key.box), salt, b"box", root, KEY_BYTES))
+            for member, key in keys.items()
+        }
 
     def _read_roster(self, roster: bytes) -> tuple[set[int], bytes, dict[int, Keys]]:
         size = -(-self.round.cohort // 8)
@@ -249,7 +286,7 @@ class Participant:
                 f"at least {self.round.least_survivors} devices must have enrolled; "
                 f"got {len(enrolled)}"
             )
-        wanted = neighbours_in(self.round, root, enrolled)[self.member]
+        wanted = neighbours_of(self.round, root, enrolled, [self.member])[self.member]
         given = [
             Keys.from_bytes(rest[start : start + KEYS_BYTES])
             for start in range(0, len(rest), KEYS_BYTES)
@@ -264,32 +301,41 @@ class Participant:
             raise MismatchError("no two devices may have the same mask key")
         return enrolled, root, {keys.member: keys for keys in given}
 
-    def _open(self, boxes: bytes) -> dict[int, bytes]:
+    def _open(self, boxes: bytes) -> tuple[set[int], dict[int, bytes]]:
+        size = -(-self.round.cohort // 8)
+        shared, boxes = members_from_bytes(boxes[:size], self.round.cohort), boxes[size:]
         if len(boxes) % (4 + BOX_BYTES):
             raise MismatchError("boxes must be whole")
+        if self.member not in shared or not shared <= self.enrolled:
+            raise MismatchError("those that shared must have enrolled, this device among them")
+        if len(shared) < self.round.least_survivors:
+            raise MismatchError(
+                f"at least {self.round.least_survivors} devices must have shared; got {len(shared)}"
+            )
         held: dict[int, bytes] = {}
+        self._ciphers = self._ciphers or self._box_ciphers(self.neighbours, self.root)
+        context = self.round.salt + self.root
         for start in range(0, len(boxes), 4 + BOX_BYTES):
             member = int.from_bytes(boxes[start : start + 4], "little")
             if member not in self.neighbours or member in held:
                 raise MismatchError(f"a box of member {member} was not expected")
-            secret = agree(self.box_key, self.neighbours[member].box)
-            cipher = ChaCha20Poly1305(derive(secret, self.round.salt, b"box", self.root, KEY_BYTES))
             sealed = boxes[start + 4 : start + 4 + BOX_BYTES]
+            nonce = _nonce(member, self.member)
             try:
-                text = cipher.decrypt(
-                    _nonce(member, self.member), sealed, self.round.salt + self.root
-                )
+                held[member] = self._ciphers[member].decrypt(nonce, sealed, context)
             except InvalidTag as problem:
                 raise MismatchError(f"the box of member {member} does not open") from problem
-            if not (is_share(text[:SHARE_BYTES]) and is_share(text[SHARE_BYTES:])):
-                raise MismatchError(f"the box of member {member} holds no shares")
-            held[member] = text
+        if not are_shares(b"".join(held.values())):
+            wrong = next(member for member, text in held.items() if not are_shares(text))
+            raise MismatchError(f"the box of member {wrong} holds no shares")
         threshold = self.round.parameters(len(self.enrolled)).threshold
         if len(held) < threshold:
             raise MismatchError(
                 f"at least {threshold} neighbours must have shared; got {len(held)}"
             )
-        return held
+        if held.keys() != shared & self.neighbours.keys():
+            raise MismatchError("there must be a box of every neighbour that shared, and no other")
+        return shared, held
 
     def _admit(self, survivors: bytes) -> set[int]:
         if not self.masked:
@@ -297,12 +343,10 @@ class Participant:
         if self.survivors and survivors != self.survivors:
             raise MismatchError("this device has answered another set of survivors of this round")
         alive = members_from_bytes(survivors, self.round.cohort)
-        if not alive <= self.enrolled:
-            raise MismatchError("survivors must have enrolled")
+        if not alive <= self.shared:
+            raise MismatchError("survivors must have shared")
         if self.member not in alive:  # who is called dropped must not help to open the others
             raise MismatchError("this device has masked its table and must be among the survivors")
-        if (alive & self.neighbours.keys()) - self.held.keys():
-            raise MismatchError("a neighbour that did not share must not be among the survivors")
         threshold = self.round.parameters(len(self.enrolled)).threshold
         if len(alive & self.held.keys()) < threshold:
             raise MismatchError(f"at least {threshold} neighbours must survive")
@@ -310,22 +354,26 @@ class Participant:
             raise MismatchError(
                 f"at least {self.round.least_survivors} devices must survive; got {len(alive)}"
             )
+        if not holds_together(self.round, self.root, self.enrolled, alive):
+            raise MismatchError("too many next to each other on the ring are said to have vanished")
         return alive
 
     def _count(self, survivors: bytes, acknowledgements: bytes) -> None:
-        if len(acknowledgements) % ACKNOWLEDGEMENT_BYTES:
-            raise MismatchError("acknowledgements must be whole")
-        said = acknowledged(self.round.salt, self.root, survivors)
-        good = set()
+        whole, rest = divmod(len(acknowledgements), ACKNOWLEDGEMENT_BYTES)
+        if rest or whole > self.round.cohort:
+            raise MismatchError("acknowledgements must be whole, and one of a member at most")
+        said = acknowledged(self.round.salt, self.view, survivors)
+        good: set[int] = set()
         for start in range(0, len(acknowledgements), ACKNOWLEDGEMENT_BYTES):
             one = acknowledgements[start : start + ACKNOWLEDGEMENT_BYTES]
             member = int.from_bytes(one[:4], "little")
-            if member in self.neighbours and verified(self.roster[member], one[4:], said):
+            listed = member < self.round.cohort and member not in good
+            if listed and verified(self.roster[member], one[4:], said):
                 good.add(member)
-        threshold = self.round.parameters(len(self.enrolled)).threshold
-        if len(good) < threshold:
+        if len(good) < self.round.quorum:
             raise MismatchError(
-                f"at least {threshold} neighbours must have signed these survivors; got {len(good)}"
+                f"at least {self.round.quorum} devices must have signed these survivors; "
+                f"got {len(good)}"
             )
 
 
@@ -348,9 +396,16 @@ _SECRETS = (
     "seed",
     "sharing_seed",
     "root",
+    "view",
     "masked",
     "survivors",
 )
+
+
+_SIZES = {
+    **dict.fromkeys(("identity", "box_key", "mask_key", "seed", "sharing_seed"), (KEY_BYTES,)),
+    **dict.fromkeys(("root", "view"), (0, KEY_BYTES)),
+}
 
 
 def _nonce(source: int, target: int) -> bytes:

@@ -156,7 +156,7 @@ class _Course:
         if phase is Phase.MASK:
             return collector.boxes_for(member)
         if phase is Phase.UNMASK and collector.round.mode == "semi_malicious":
-            return collector.acknowledgements_for(member)
+            return collector.signatures()
         return collector.survivor_set()
 
     def _answer(

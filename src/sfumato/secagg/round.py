@@ -15,6 +15,7 @@ KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 KEYS_BYTES = 4 + 3 * KEY_BYTES + SIGNATURE_BYTES
 SHARE_BYTES = 36
+ACKNOWLEDGEMENT_BYTES = 4 + SIGNATURE_BYTES
 BOX_BYTES = 2 * SHARE_BYTES + 16
 LANES = ((8, np.uint8), (16, np.uint16), (32, np.uint32), (64, np.uint64))
 PRIMES = (31, 61)  # Mersenne primes of so many bits
@@ -53,6 +54,11 @@ class MaskedRound:
             "nonce must be 32 hexadecimal digits",
         )
         require(
+            self.least_survivors >= self.quorum,
+            f"{self.quorum} devices must sign the survivors of a semi_malicious round, so as many "
+            f"must stay; got a floor of {self.least_survivors}: lower dropout or corrupt",
+        )
+        require(
             self.security_bits >= 40, f"security_bits must be at least 40; got {self.security_bits}"
         )
 
@@ -71,15 +77,27 @@ class MaskedRound:
         All corrupt members of the cohort may be among them, and as many may still vanish as the
         floor allows.
         """
-        corrupt = math.floor(self.corrupt * self.cohort + 1e-9)
         leaving = max(0, enrolled - self.least_survivors)
         return parameters.find(
             enrolled,
-            corrupt=min((corrupt + 1e-6) / enrolled, 1 - 1e-6),
+            corrupt=min((self._corrupt + 1e-6) / enrolled, 1 - 1e-6),
             dropout=(leaving + 1e-6) / enrolled,
             mode=self.mode,
             security_bits=self.security_bits,
+            any_dropouts=self.mode == "semi_malicious",
         )
+
+    @property
+    def quorum(self) -> int:
+        """Devices that must have signed the same survivors: no two sets can have so many, since
+        only corrupt devices sign both. None in a "semi_honest" round."""
+        if self.mode == "semi_honest":
+            return 0
+        return (self.cohort + self._corrupt) // 2 + 1
+
+    @property
+    def _corrupt(self) -> int:
+        return math.floor(self.corrupt * self.cohort + 1e-9)
 
     @property
     def modulus(self) -> int:
@@ -99,9 +117,8 @@ class MaskedRound:
     def bytes_down(self, enrolled: int) -> int:
         """All that a device is told, if nobody vanishes."""
         degree, members = self.parameters(enrolled).neighbours, -(-self.cohort // 8)
-        told = KEYS_BYTES + (4 + BOX_BYTES)
-        told += 4 + SIGNATURE_BYTES if self.mode == "semi_malicious" else 0
-        return 2 * members + KEY_BYTES + degree * told
+        signed = self.quorum * ACKNOWLEDGEMENT_BYTES
+        return 3 * members + KEY_BYTES + degree * (KEYS_BYTES + 4 + BOX_BYTES) + signed
 
     @property
     def lane(self) -> type[np.unsignedinteger]:

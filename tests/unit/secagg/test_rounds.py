@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from checks import SEED
 from sfumato.errors import ImpossibleError, MismatchError, SpecError
 from sfumato.privacy import SeededRng
-from sfumato.secagg import rehearsal
+from sfumato.secagg import agreement, rehearsal
 from sfumato.secagg.agreement import (
     Keys,
     members_from_bytes,
@@ -127,9 +127,7 @@ class Fleet:
             self.close()
         self.send(
             Phase.UNMASK,
-            lambda device: device.unmask(
-                survivors, self.collector.acknowledgements_for(device.member)
-            ),
+            lambda device: device.unmask(survivors, self.collector.signatures()),
         )
 
     def expected(self) -> I64:
@@ -234,7 +232,7 @@ def test_a_set_of_survivors_below_the_floor_or_not_enrolled_is_refused() -> None
     absent = Fleet(leave={9: Phase.ENROL})
     absent.until(Phase.UNMASK)
     claimed = members_to_bytes(absent.collector.survivors | {9}, 24)
-    with pytest.raises(MismatchError, match="must have enrolled"):
+    with pytest.raises(MismatchError, match="must have shared"):
         absent.devices[5].unmask(claimed)
 
 
@@ -249,18 +247,32 @@ def test_a_device_that_is_called_dropped_helps_to_open_nobody() -> None:
         device.acknowledge(without)
 
 
-def test_a_neighbour_whose_box_was_kept_back_is_no_survivor() -> None:
-    """The attack: a sum over fewer devices than the floor, which has noise for more."""
+def test_a_box_cannot_be_kept_back() -> None:
+    """The attack: a sum over fewer devices than the floor, which has noise for more. A device that
+    is told that a neighbour did not share has other masks, which cancel with nobody's."""
     fleet = Fleet()
     collector = fleet.until(Phase.MASK)
     device = fleet.devices[5]
     boxes = collector.boxes_for(5)
-    device.mask(boxes[92:], fleet.tables[5])  # all but the first
-    missing = int.from_bytes(boxes[:4], "little")
-    everybody = members_to_bytes(set(range(24)), 24)
-    with pytest.raises(MismatchError, match="did not share"):
-        device.unmask(everybody)
-    device.unmask(members_to_bytes(set(range(24)) - {missing}, 24))
+    with pytest.raises(MismatchError, match="a box of every neighbour that shared"):
+        device.mask(boxes[:3] + boxes[3 + 92 :], fleet.tables[5])  # all but the first
+    missing = int.from_bytes(boxes[3:7], "little")
+    told = members_to_bytes(set(range(24)) - {missing}, 24)
+    fleet.tables[:] = 0
+    sent = device.mask(told + boxes[3 + 92 :], fleet.tables[5])
+    with pytest.raises(MismatchError, match="must have shared"):
+        device.unmask(members_to_bytes(set(range(24)), 24))
+    for other in fleet.devices:
+        if other is not device:
+            mine = other.mask(collector.boxes_for(other.member), fleet.tables[other.member])
+            assert collector.add(Phase.MASK, other.member, mine) is None
+    assert collector.add(Phase.MASK, 5, sent) is None
+    collector.close()
+    everybody = collector.survivor_set()
+    for other in fleet.devices:
+        if other is not device:
+            assert collector.add(Phase.UNMASK, other.member, other.unmask(everybody)) is None
+    assert np.count_nonzero(collector.finish()) > 40  # of 50 cells that would be zero
 
 
 def test_all_corrupt_devices_may_be_among_those_that_enrolled() -> None:
@@ -357,13 +369,66 @@ def test_without_a_quorum_of_signatures_a_semi_malicious_round_opens_nothing() -
     with pytest.raises(MismatchError, match="must have signed"):
         device.unmask(survivors)
     other = members_to_bytes(fleet.collector.survivors - {7}, 40)
-    signers = [member for member in device.neighbours if member != 7]
+    signers = [member for member in range(40) if member not in (5, 7)]
     split = b"".join(
         member.to_bytes(4, "little") + fleet.devices[member].acknowledge(other)
         for member in signers
     )
     with pytest.raises(MismatchError, match="must have signed"):
         device.unmask(survivors, split)
+    assert round.quorum == (40 + 4) // 2 + 1
+
+
+def test_signatures_count_once_and_only_from_the_roster() -> None:
+    round = replace(ROUND, mode="semi_malicious", cohort=40, dropout=0.1)
+    fleet = Fleet(round)
+    fleet.until(Phase.UNMASK)
+    survivors = fleet.collector.survivor_set()
+    signed = [
+        member.to_bytes(4, "little") + fleet.devices[member].acknowledge(survivors)
+        for member in range(round.quorum)
+    ]
+    device, enough = fleet.devices[30], b"".join(signed)
+    repeated = b"".join([*signed[:-1], signed[0]])
+    stranger = b"".join([*signed[:-1], (40).to_bytes(4, "little") + signed[0][4:]])
+    for wrong in (enough[:-68], repeated, stranger):
+        with pytest.raises(MismatchError, match="must have signed"):
+            device.unmask(survivors, wrong)
+    with pytest.raises(MismatchError, match="must be whole"):
+        device.unmask(survivors, enough[:-1])
+    device.unmask(survivors, enough)
+
+
+def test_dropouts_chosen_by_the_ring_are_refused() -> None:
+    """The attack: the collector calls two runs of devices dropped, so that those between them mask
+    with nobody else, and their sum can be told from the rest."""
+    round = replace(ROUND, mode="semi_malicious", cohort=60, corrupt=0.05, dropout=0.3)
+    fleet = Fleet(round)
+    fleet.until(Phase.UNMASK)
+    enrolled = fleet.collector.keys.keys()
+    found = round.parameters(60)
+    ring = agreement._ring(round, fleet.collector.root, tuple(range(60)))
+    half = found.neighbours // 2
+    assert 0 < found.window <= half
+    gaps = [*ring.order[:half], *ring.order[30 : 30 + half]]
+    alive = set(range(60)) - set(gaps)
+    if len(alive) >= round.least_survivors:
+        between = ring.order[half : half + 1][0]
+        with pytest.raises(MismatchError, match="next to each other on the ring"):
+            fleet.devices[between].acknowledge(members_to_bytes(alive, 60))
+    one_gap = set(range(60)) - set(ring.order[: half - found.window + 1])
+    assert len(one_gap) >= round.least_survivors
+    assert not agreement.holds_together(round, fleet.collector.root, enrolled, one_gap)
+    with pytest.raises(MismatchError, match="next to each other on the ring"):
+        fleet.devices[ring.order[-1]].acknowledge(members_to_bytes(one_gap, 60))
+    fewer = one_gap | {ring.order[0]}
+    assert agreement.holds_together(round, fleet.collector.root, enrolled, fewer)
+    fleet.devices[ring.order[-1]].acknowledge(members_to_bytes(fewer, 60))
+
+
+def test_a_floor_below_the_quorum_is_refused() -> None:
+    with pytest.raises(SpecError, match="must sign the survivors"):
+        replace(ROUND, mode="semi_malicious", cohort=40, dropout=0.5)
 
 
 def test_a_roster_that_is_not_the_rings_is_refused() -> None:
@@ -404,16 +469,17 @@ def test_a_box_that_was_changed_or_rerouted_does_not_open() -> None:
     device = fleet.devices[5]
     boxes = collector.boxes_for(5)
     changed = bytearray(boxes)
-    changed[10] ^= 1
+    changed[13] ^= 1
     with pytest.raises(MismatchError, match="does not open"):
         device.mask(bytes(changed), fleet.tables[5])
+    who, boxes = boxes[:3], boxes[3:]
     first, second = boxes[:4], boxes[92:96]
-    rerouted = second + boxes[4:92] + first + boxes[96:]
+    rerouted = who + second + boxes[4:92] + first + boxes[96:]
     with pytest.raises(MismatchError, match="does not open"):
         device.mask(rerouted, fleet.tables[5])
     with pytest.raises(MismatchError, match="not expected"):
-        device.mask(boxes + boxes[:92], fleet.tables[5])
-    device.mask(boxes, fleet.tables[5])
+        device.mask(who + boxes + boxes[:92], fleet.tables[5])
+    device.mask(who + boxes, fleet.tables[5])
 
 
 def test_devices_that_were_told_different_rounds_do_not_cancel() -> None:
@@ -426,17 +492,18 @@ def test_devices_that_were_told_different_rounds_do_not_cancel() -> None:
         odd.mask(collector.boxes_for(5), fleet.tables[5])
 
 
-def test_a_false_share_is_found_out_and_its_giver_named() -> None:
+@pytest.mark.parametrize("liar", [0, 23])
+def test_a_false_share_is_found_out_and_its_giver_named(liar: int) -> None:
     fleet = Fleet()
     fleet.until(Phase.UNMASK)
     survivors = fleet.collector.survivor_set()
     for member in sorted(fleet.collector.survivors):
         answer = bytearray(fleet.devices[member].unmask(survivors))
-        if member == 11:
+        if member == liar:
             answer[0] ^= 1  # of the first of its neighbours
         assert fleet.collector.add(Phase.UNMASK, member, bytes(answer)) is None
     assert np.array_equal(fleet.collector.finish(), fleet.expected())
-    assert fleet.collector.liars == {11}
+    assert fleet.collector.liars == ({0} if liar == 0 else set())  # what is not needed is not read
 
 
 def test_a_second_and_different_message_is_refused_and_the_first_stands() -> None:

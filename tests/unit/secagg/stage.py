@@ -1,0 +1,231 @@
+"""A masked round in one process, seen by a collector that writes down everything it hears."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from checks import SEED
+from sfumato.kernels import masks
+from sfumato.privacy import SeededRng
+from sfumato.secagg.agreement import (
+    Words,
+    agree,
+    members_to_bytes,
+    pair_label,
+    sign_of,
+    stream_of,
+    unpack_words,
+)
+from sfumato.secagg.coordinator import Coordinator, Phase
+from sfumato.secagg.participant import ACKNOWLEDGEMENT_BYTES, Participant
+from sfumato.secagg.round import SHARE_BYTES, MaskedRound
+from sfumato.secagg.sharing import join
+
+I64 = npt.NDArray[np.int64]
+
+STEPS = (Phase.ENROL, Phase.SHARE, Phase.MASK, Phase.ACK, Phase.UNMASK)
+ROUND = MaskedRound(
+    task="ab" * 32,
+    cells=50,
+    modulus_bits=20,
+    cohort=24,
+    corrupt=0.1,
+    dropout=0.25,
+    mode="semi_honest",
+    nonce="cd" * 16,
+)
+
+
+@cache
+def identity(member: int) -> bytes:
+    return SeededRng(SEED, 1, member).words(4).tobytes()
+
+
+@cache
+def public_identity(member: int) -> bytes:
+    private = Ed25519PrivateKey.from_private_bytes(identity(member))
+    return private.public_key().public_bytes_raw()
+
+
+def roster(cohort: int) -> tuple[bytes, ...]:
+    return tuple(public_identity(member) for member in range(cohort))
+
+
+class Stage:
+    """The collector's books and all devices; `leave` says from which phase members are silent."""
+
+    def __init__(
+        self,
+        round: MaskedRound = ROUND,
+        *,
+        tables: npt.NDArray[np.integer] | None = None,
+        leave: Mapping[int, Phase] | None = None,
+        kind: type[Participant] = Participant,
+        kinds: Mapping[int, type[Participant]] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.round, self.leave = round, dict(leave or {})
+        chosen = dict.fromkeys(range(round.cohort), kind) | dict(kinds or {})
+        self.devices = [
+            chosen[member].join(
+                round,
+                member,
+                identity(member),
+                roster(round.cohort),
+                rng=SeededRng(SEED, 2, seed, member),
+            )
+            for member in range(round.cohort)
+        ]
+        limit = min(1000, 2 ** (round.modulus_bits - 1))
+        drawn = np.random.default_rng([SEED, seed]).integers(
+            -limit, limit, (round.cohort, round.cells)
+        )
+        self.tables = drawn if tables is None else tables
+        self.collector = Coordinator(round, roster(round.cohort))
+        self.heard: dict[tuple[Phase, int], bytes] = {}
+
+    def takes(self, phase: Phase) -> list[int]:
+        """Who is asked in a phase and still there."""
+        asked: Collection[int] = {
+            Phase.ENROL: range(self.round.cohort),
+            Phase.SHARE: self.collector.keys,
+            Phase.MASK: self.collector.boxes,
+        }.get(phase, self.collector.survivors)
+        return [
+            member
+            for member in sorted(asked)
+            if member not in self.leave or STEPS.index(phase) < STEPS.index(self.leave[member])
+        ]
+
+    def told(self, phase: Phase, member: int) -> bytes:
+        """What an honest collector tells a device in a phase."""
+        if phase is Phase.SHARE:
+            return self.collector.roster_for(member)
+        if phase is Phase.MASK:
+            return self.collector.boxes_for(member)
+        return b"" if phase is Phase.ENROL else self.collector.survivor_set()
+
+    def answer(self, phase: Phase, member: int) -> bytes:
+        """What a device says to it."""
+        device, told = self.devices[member], self.told(phase, member)
+        steps: dict[Phase, Callable[[], bytes]] = {
+            Phase.ENROL: device.enrol,
+            Phase.SHARE: lambda: device.share(told),
+            Phase.MASK: lambda: device.mask(told, self.tables[member]),
+            Phase.ACK: lambda: device.acknowledge(told),
+            Phase.UNMASK: lambda: device.unmask(told, self.collector.acknowledgements_for(member)),
+        }
+        return steps[phase]()
+
+    def run(self, phase: Phase) -> None:
+        """One phase, which is then closed; UNMASK is left open for `finish`."""
+        for member in self.takes(phase):
+            self.heard[phase, member] = sent = self.answer(phase, member)
+            refusal = self.collector.add(phase, member, sent)
+            assert refusal is None, refusal
+        if phase is not Phase.UNMASK:
+            self.collector.close()
+
+    def until(self, phase: Phase) -> Coordinator:
+        """Up to the beginning of a phase, or to where the round aborts."""
+        while self.collector.phase not in (phase, Phase.ABORTED):
+            self.run(self.collector.phase)
+        return self.collector
+
+    def finish(self) -> I64:
+        self.until(Phase.UNMASK)
+        self.run(Phase.UNMASK)
+        return self.collector.finish()
+
+    def expected(self, members: Iterable[int] | None = None) -> I64:
+        chosen = sorted(self.collector.survivors if members is None else members)
+        return np.asarray(self.tables[chosen].astype(np.int64).sum(axis=0) % self.round.modulus)
+
+    def neighbours(self, member: int) -> list[int]:
+        return self.collector.neighbours[member]
+
+    @property
+    def threshold(self) -> int:
+        return self.round.parameters(len(self.collector.keys)).threshold
+
+    # What follows is the attacker's.
+
+    def set_of(self, members: Iterable[int]) -> bytes:
+        return members_to_bytes(set(members), self.round.cohort)
+
+    def words_of(self, victim: int) -> Words:
+        """A victim's masked table, as it was heard."""
+        return self.words_of_message(self.heard[Phase.MASK, victim])
+
+    def words_of_message(self, sent: bytes) -> Words:
+        return unpack_words(sent, self.round.cells, self.round.modulus_bits, self.round.lane)
+
+    def read(
+        self,
+        victim: int,
+        *,
+        seed: bytes | None = None,
+        key: bytes | None = None,
+        pairs: Mapping[int, bytes] | None = None,
+        label: Callable[[int, int], bytes] = pair_label,
+    ) -> I64:
+        """A victim's masked table without the masks of its seed, of its mask key with everybody,
+        and of some pairs' shared secrets; as whole numbers nearest zero."""
+        shared = dict(pairs or {})
+        if key is not None:
+            shared = {
+                other: agree(key, self.collector.keys[other].mask)
+                for other in self.neighbours(victim)
+                if other in self.collector.boxes
+            }
+        salt, root = self.round.salt, self.collector.root
+        streams = [stream_of(seed, salt, b"self", root)] if seed is not None else []
+        signs = [-1] * len(streams)
+        for other, secret in shared.items():
+            streams.append(stream_of(secret, salt, label(victim, other), root))
+            signs.append(-sign_of(victim, other))
+        words = self.words_of(victim)
+        masks.add_streams(words, streams, signs)
+        return nearest_zero(words, self.round.modulus)
+
+
+def nearest_zero(words: npt.NDArray[np.integer], modulus: int) -> I64:
+    """Residues as whole numbers."""
+    residues = [int(word) % modulus for word in words]
+    return np.array([word - modulus * (2 * word >= modulus) for word in residues], dtype=np.int64)
+
+
+def pieces(answer: bytes, owners: Iterable[int], size: int = SHARE_BYTES) -> dict[int, bytes]:
+    """An answer's shares, by their owners."""
+    return {
+        owner: answer[place * size : (place + 1) * size]
+        for place, owner in enumerate(sorted(owners))
+    }
+
+
+def opened(shares: Mapping[int, bytes], threshold: int) -> bytes:
+    """A secret from shares, by the member that gave them."""
+    return join({1 + member: share for member, share in shares.items()}, threshold=threshold)
+
+
+def signed_by(signatures: Mapping[int, bytes], members: Iterable[int]) -> bytes:
+    """The acknowledgements of those of `members` that have signed, as a device is told them."""
+    told = b"".join(
+        member.to_bytes(4, "little") + signatures[member]
+        for member in members
+        if member in signatures
+    )
+    assert len(told) % ACKNOWLEDGEMENT_BYTES == 0
+    return told
+
+
+def assert_hidden(read: I64, table: npt.NDArray[np.integer]) -> None:
+    """What was read has nothing to do with the table: of 50 cells of 20 bits three or more agree by
+    chance with probability below 1e-13."""
+    assert read.size == 50
+    assert int((read == table).sum()) <= 2
