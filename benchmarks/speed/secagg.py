@@ -6,9 +6,9 @@ an environment and a process of its own (`scripts/peers`); where that is missing
 without it.
 
 The floors are what a round of this kind cannot leave out: of a device, a mask for itself and each
-neighbour, two agreements with each, and a check of each one's signature; of the collector, the
-addition of the tables, the masks that are still in the sum, and an agreement for each mask of a
-device that dropped out.
+neighbour, two agreements with each, and a check of each one's signature; of the collector, a check
+of every device's signature, the addition of the tables, the masks that are still in the sum, and an
+agreement for each mask of a device that dropped out.
 """
 
 from __future__ import annotations
@@ -203,8 +203,8 @@ def _lines(
                 peers={FLOWER: _replayed(peers, key)} if peers else {},
                 floors={"primitives": _replayed(floors, key)},
                 packages=["cryptography"],
-                note="CPU seconds, of the mean device that stayed and of the collector; Flower "
-                "without quantizing, training and messages as bytes",
+                note="CPU seconds from bytes to bytes, of the mean device that stayed and of the "
+                "collector; Flower with its quantizing, which it needs, and without training",
                 more=partial(_more, role, peers, floors),
                 warm_up=False,
             ),
@@ -376,6 +376,8 @@ class _Floor:
     def sample(self, phase: Phase) -> None:
         """One device's part in a phase, and additions as the collector does them meanwhile."""
         self.taken[phase] += 1
+        if phase is Phase.ENROL:
+            self.server(phase, _verify, self.identities[:1], self.message, self.signature)
         if phase is Phase.SHARE:
             self.client(phase, _verify, self.identities, self.message, self.signature)
         if phase in (Phase.SHARE, Phase.MASK):
@@ -400,7 +402,11 @@ class _Floor:
         }
         stayed = self.case.devices - self.case.dropped
         share = stayed / (self.taken[Phase.MASK] * IN_MEMORY)
-        server = self.server.steps | {Phase.MASK: self.server.steps[Phase.MASK] * share}
+        enrolled = self.case.devices / self.taken[Phase.ENROL]
+        server = self.server.steps | {
+            Phase.ENROL: self.server.steps[Phase.ENROL] * enrolled,
+            Phase.MASK: self.server.steps[Phase.MASK] * share,
+        }
         return _bill(client, server)
 
 

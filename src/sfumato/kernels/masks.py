@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sfumato.errors import SfumatoError
+from sfumato.errors import SfumatoError, SpecError
 from sfumato.kernels import is_compiled
 from sfumato.spec import require
 
@@ -139,14 +139,15 @@ def _check(
         len(keys_and_starts) == len(signs),
         f"every key needs a sign; got {len(keys_and_starts)} keys and {len(signs)} signs",
     )
-    for sign in signs:
-        require(sign in (1, -1), f"a sign must be 1 or -1; got {sign}")
-    for key, start in keys_and_starts:
-        for name, value in (("key", key), ("start", start)):
-            require(isinstance(value, bytes), f"a {name} must be bytes; got {type(value).__name__}")
-            require(
-                len(value) == KEY_BYTES, f"a {name} must have {KEY_BYTES} bytes; got {len(value)}"
-            )
+    for sign in set(signs) - {1, -1}:
+        raise SpecError(f"a sign must be 1 or -1; got {sign}")
+    for pair in keys_and_starts:
+        for value in pair:
+            if not isinstance(value, bytes) or len(value) != KEY_BYTES:
+                name = "key" if value is pair[0] else "start"
+                if not isinstance(value, bytes):
+                    raise SpecError(f"a {name} must be bytes; got {type(value).__name__}")
+                raise SpecError(f"a {name} must have {KEY_BYTES} bytes; got {len(value)}")
 
 
 def _has_cryptography() -> bool:

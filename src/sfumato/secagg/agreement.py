@@ -60,7 +60,8 @@ class Keys:
     signature: bytes
 
     def signed(self, salt: bytes) -> bytes:
-        body = self.to_bytes()[:-SIGNATURE_BYTES]
+        member = self.member.to_bytes(4, "little")
+        body = member + self.box + self.mask + self.commitment
         return b"sfumato/1/secagg/keys/" + salt + body
 
     def is_by(self, identity: bytes, salt: bytes) -> bool:

@@ -90,7 +90,8 @@ class Participant:
     held: dict[int, bytes] = field(default_factory=dict)  # shares of neighbours, seed and key
     masked: bytes = b""  # hash of what was sent
     survivors: bytes = b""  # the set that was answered; there is no second
-    _ciphers: dict[int, ChaCha20Poly1305] = field(default_factory=dict)  # not part of the state
+    _ciphers: dict[int, ChaCha20Poly1305] = field(default_factory=dict)  # no part of the state
+    _public: dict[str, bytes] = field(default_factory=dict)  # nor are these
 
     @classmethod
     def join(
@@ -117,8 +118,8 @@ class Participant:
         """Public keys and the commitment to the seed, signed."""
         made = Keys(
             self.member,
-            public_of(self.box_key),
-            public_of(self.mask_key),
+            self._public_of("box_key"),
+            self._public_of("mask_key"),
             hashlib.sha256(self.seed).digest(),
             bytes(64),
         )
@@ -147,10 +148,11 @@ class Participant:
             for secret, label in ((self.seed, b"seed"), (self.mask_key, b"key"))
         ]
         self._ciphers = self._box_ciphers(keys, root)
+        context = self.round.salt + root
         for place, member in enumerate(sorted(keys)):
             text = shares[0][place] + shares[1][place]
             nonce = _nonce(self.member, member)
-            boxes.append(self._ciphers[member].encrypt(nonce, text, self.round.salt + root))
+            boxes.append(self._ciphers[member].encrypt(nonce, text, context))
         self.root, self.enrolled, self.neighbours = root, frozenset(enrolled), keys
         return b"".join(boxes)
 
@@ -171,11 +173,11 @@ class Participant:
         total = self._residues(table)
         streams = [stream_of(self.seed, self.round.salt, b"self", view)]
         signs = [1]
-        own = private_key(self.mask_key)
+        own, salt = private_key(self.mask_key), self.round.salt
         for member in sorted(held):
             secret = agree(own, self.neighbours[member].mask)
             label = pair_label(self.member, member)
-            streams.append(stream_of(secret, self.round.salt, label, view))
+            streams.append(stream_of(secret, salt, label, view))
             signs.append(sign_of(self.member, member))
         masks.add_streams(total, streams, signs, modulus=modulus if self.round.prime else None)
         message = pack_words(total, self.round.modulus_bits)
@@ -266,6 +268,11 @@ class Participant:
             return (table.astype(np.int64) % self.round.modulus).astype(self.round.lane)
         return table.astype(np.int64, copy=False).view(np.uint64).astype(self.round.lane)
 
+    def _public_of(self, name: str) -> bytes:
+        if name not in self._public:
+            self._public[name] = public_of(getattr(self, name))
+        return self._public[name]
+
     def _box_ciphers(self, keys: dict[int, Keys], root: bytes) -> dict[int, ChaCha20Poly1305]:
         own, salt = private_key(self.box_key), self.round.salt
         return {
@@ -293,10 +300,11 @@ class Participant:
         ]
         if [keys.member for keys in given] != wanted:
             raise MismatchError("the neighbours must be those that the ring gives")
+        salt = self.round.salt
         for keys in given:
-            if not keys.is_by(self.roster[keys.member], self.round.salt):
+            if not keys.is_by(self.roster[keys.member], salt):
                 raise MismatchError(f"member {keys.member}'s keys must be signed for this round")
-        own = public_of(self.mask_key)
+        own = self._public_of("mask_key")
         if len({bare(keys.mask) for keys in given} | {bare(own)}) != len(given) + 1:
             raise MismatchError("no two devices may have the same mask key")
         return enrolled, root, {keys.member: keys for keys in given}

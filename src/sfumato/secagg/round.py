@@ -77,15 +77,7 @@ class MaskedRound:
         All corrupt members of the cohort may be among them, and as many may still vanish as the
         floor allows.
         """
-        leaving = max(0, enrolled - self.least_survivors)
-        return parameters.find(
-            enrolled,
-            corrupt=min((self._corrupt + 1e-6) / enrolled, 1 - 1e-6),
-            dropout=(leaving + 1e-6) / enrolled,
-            mode=self.mode,
-            security_bits=self.security_bits,
-            any_dropouts=self.mode == "semi_malicious",
-        )
+        return _parameters(self, enrolled)
 
     @property
     def quorum(self) -> int:
@@ -129,3 +121,16 @@ class MaskedRound:
 @lru_cache(maxsize=16)
 def _salt(round: MaskedRound) -> bytes:
     return bytes.fromhex(digest(round))
+
+
+@lru_cache(maxsize=64)
+def _parameters(round: MaskedRound, enrolled: int) -> Parameters:
+    leaving = max(0, enrolled - round.least_survivors)
+    return parameters.find(
+        enrolled,
+        corrupt=min((round._corrupt + 1e-6) / enrolled, 1 - 1e-6),
+        dropout=(leaving + 1e-6) / enrolled,
+        mode=round.mode,
+        security_bits=round.security_bits,
+        any_dropouts=round.mode == "semi_malicious",
+    )
