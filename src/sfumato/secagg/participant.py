@@ -45,6 +45,7 @@ from sfumato.secagg.agreement import (
     fingerprint,
     holds_together,
     members_from_bytes,
+    members_to_bytes,
     neighbours_of,
     pack_words,
     pair_label,
@@ -83,10 +84,10 @@ class Participant:
     seed: bytes
     sharing_seed: bytes  # what the shares are drawn from, so that they can be made again
     root: bytes = b""
-    enrolled: frozenset[int] = frozenset()
+    enrolled_bits: bytes = b""  # sets of members, a bit each: a set of numbers takes 500 times that
     neighbours: dict[int, Keys] = field(default_factory=dict)
     view: bytes = b""  # hash of what it was told before it masked
-    shared: frozenset[int] = frozenset()
+    shared_bits: bytes = b""
     held: dict[int, bytes] = field(default_factory=dict)  # shares of neighbours, seed and key
     masked: bytes = b""  # hash of what was sent
     survivors: bytes = b""  # the set that was answered; there is no second
@@ -132,8 +133,8 @@ class Participant:
         `roster`: the set of enrolled members, the root, then the neighbours' keys.
         """
         enrolled, root, keys = self._read_roster(roster)
-        told = (root, frozenset(enrolled), keys)
-        if self.root and (self.root, self.enrolled, self.neighbours) != told:
+        told = (root, self._bits(enrolled), keys)
+        if self.root and (self.root, self.enrolled_bits, self.neighbours) != told:
             raise MismatchError("this device has answered another roster of this round")
         threshold = self.round.parameters(len(enrolled)).threshold
         boxes = []
@@ -153,7 +154,7 @@ class Participant:
             text = shares[0][place] + shares[1][place]
             nonce = _nonce(self.member, member)
             boxes.append(self._ciphers[member].encrypt(nonce, text, context))
-        self.root, self.enrolled, self.neighbours = root, frozenset(enrolled), keys
+        self.root, self.enrolled_bits, self.neighbours = told
         return b"".join(boxes)
 
     def mask(self, boxes: bytes, table: npt.NDArray[np.integer]) -> bytes:
@@ -184,7 +185,8 @@ class Participant:
         digest = fingerprint(message, self.seed)
         if self.masked and (self.masked != digest or self.held != held or self.view != view):
             raise MismatchError("this device has masked another table, or for other neighbours")
-        self.masked, self.held, self.shared, self.view = digest, held, frozenset(shared), view
+        self.masked, self.held, self.view = digest, held, view
+        self.shared_bits, self._ciphers = self._bits(shared), {}
         return message
 
     def acknowledge(self, survivors: bytes) -> bytes:
@@ -216,8 +218,6 @@ class Participant:
             "round": to_json(self.round),
             "member": self.member,
             "roster": [key.hex() for key in self.roster],
-            "enrolled": sorted(self.enrolled),
-            "shared": sorted(self.shared),
             "neighbours": [self.neighbours[m].to_bytes().hex() for m in sorted(self.neighbours)],
             "held": {str(member): share.hex() for member, share in sorted(self.held.items())},
         }
@@ -245,8 +245,6 @@ class Participant:
             round=from_json(data["round"]),
             member=data["member"],
             roster=tuple(bytes.fromhex(key) for key in data["roster"]),
-            enrolled=frozenset(data["enrolled"]),
-            shared=frozenset(data["shared"]),
             neighbours={key.member: key for key in keys},
             held={int(m): bytes.fromhex(share) for m, share in data["held"].items()},
             identity=secrets["identity"],
@@ -256,12 +254,30 @@ class Participant:
             sharing_seed=secrets["sharing_seed"],
             root=secrets["root"],
             view=secrets["view"],
+            enrolled_bits=secrets["enrolled_bits"],
+            shared_bits=secrets["shared_bits"],
             masked=secrets["masked"],
             survivors=secrets["survivors"],
         )
 
+    @property
+    def enrolled(self) -> set[int]:
+        return members_from_bytes(self.enrolled_bits, self.round.cohort)
+
+    @property
+    def shared(self) -> set[int]:
+        return members_from_bytes(self.shared_bits, self.round.cohort)
+
+    def _bits(self, members: set[int]) -> bytes:
+        return members_to_bytes(members, self.round.cohort)
+
     def __repr__(self) -> str:  # never a secret
         return f"Participant(member={self.member}, round={self.round.task[:8]}…)"
+
+    @property
+    def _threshold(self) -> int:
+        enrolled = int.from_bytes(self.enrolled_bits, "little").bit_count()
+        return self.round.parameters(enrolled).threshold
 
     def _residues(self, table: npt.NDArray[np.integer]) -> Words:
         if self.round.prime:
@@ -336,7 +352,7 @@ class Participant:
         if not are_shares(b"".join(held.values())):
             wrong = next(member for member, text in held.items() if not are_shares(text))
             raise MismatchError(f"the box of member {wrong} holds no shares")
-        threshold = self.round.parameters(len(self.enrolled)).threshold
+        threshold = self._threshold
         if len(held) < threshold:
             raise MismatchError(
                 f"at least {threshold} neighbours must have shared; got {len(held)}"
@@ -355,7 +371,7 @@ class Participant:
             raise MismatchError("survivors must have shared")
         if self.member not in alive:  # who is called dropped must not help to open the others
             raise MismatchError("this device has masked its table and must be among the survivors")
-        threshold = self.round.parameters(len(self.enrolled)).threshold
+        threshold = self._threshold
         if len(alive & self.held.keys()) < threshold:
             raise MismatchError(f"at least {threshold} neighbours must survive")
         if len(alive) < self.round.least_survivors:
@@ -405,6 +421,8 @@ _SECRETS = (
     "sharing_seed",
     "root",
     "view",
+    "enrolled_bits",
+    "shared_bits",
     "masked",
     "survivors",
 )

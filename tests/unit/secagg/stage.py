@@ -10,20 +10,23 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from checks import SEED
+from sfumato.errors import MismatchError
 from sfumato.kernels import masks
 from sfumato.privacy import SeededRng
 from sfumato.secagg.agreement import (
     Words,
     agree,
+    members_from_bytes,
     members_to_bytes,
     pair_label,
+    private_key,
     sign_of,
     stream_of,
     unpack_words,
 )
 from sfumato.secagg.coordinator import Coordinator, Phase
-from sfumato.secagg.participant import ACKNOWLEDGEMENT_BYTES, Participant
-from sfumato.secagg.round import SHARE_BYTES, MaskedRound
+from sfumato.secagg.participant import Participant
+from sfumato.secagg.round import ACKNOWLEDGEMENT_BYTES, BOX_BYTES, SHARE_BYTES, MaskedRound
 from sfumato.secagg.sharing import join
 
 I64 = npt.NDArray[np.int64]
@@ -118,7 +121,7 @@ class Stage:
             Phase.SHARE: lambda: device.share(told),
             Phase.MASK: lambda: device.mask(told, self.tables[member]),
             Phase.ACK: lambda: device.acknowledge(told),
-            Phase.UNMASK: lambda: device.unmask(told, self.collector.acknowledgements_for(member)),
+            Phase.UNMASK: lambda: device.unmask(told, self.collector.signatures()),
         }
         return steps[phase]()
 
@@ -158,6 +161,15 @@ class Stage:
     def set_of(self, members: Iterable[int]) -> bytes:
         return members_to_bytes(set(members), self.round.cohort)
 
+    def box(self, source: int, target: int) -> bytes:
+        """What one member sealed for another, as it was heard."""
+        sent = self.heard[Phase.SHARE, source]
+        return pieces(sent, self.neighbours(source), BOX_BYTES)[target]
+
+    def share(self, source: int, owner: int) -> bytes:
+        """What one member gave of another's secrets, as it was heard."""
+        return pieces(self.heard[Phase.UNMASK, source], self.devices[source].held)[owner]
+
     def words_of(self, victim: int) -> Words:
         """A victim's masked table, as it was heard."""
         return self.words_of_message(self.heard[Phase.MASK, victim])
@@ -175,23 +187,86 @@ class Stage:
         label: Callable[[int, int], bytes] = pair_label,
     ) -> I64:
         """A victim's masked table without the masks of its seed, of its mask key with everybody,
-        and of some pairs' shared secrets; as whole numbers nearest zero."""
+        and of some pairs' shared secrets; as whole numbers nearest zero. The attacker knows what it
+        told the victim, and so its view."""
         shared = dict(pairs or {})
         if key is not None:
+            own = private_key(key)
             shared = {
-                other: agree(key, self.collector.keys[other].mask)
+                other: agree(own, self.collector.keys[other].mask)
                 for other in self.neighbours(victim)
                 if other in self.collector.boxes
             }
-        salt, root = self.round.salt, self.collector.root
-        streams = [stream_of(seed, salt, b"self", root)] if seed is not None else []
+        salt, view = self.round.salt, self.devices[victim].view
+        streams = [stream_of(seed, salt, b"self", view)] if seed is not None else []
         signs = [-1] * len(streams)
         for other, secret in shared.items():
-            streams.append(stream_of(secret, salt, label(victim, other), root))
+            streams.append(stream_of(secret, salt, label(victim, other), view))
             signs.append(-sign_of(victim, other))
-        words = self.words_of(victim)
+        words = self.words_of(victim).copy()
         masks.add_streams(words, streams, signs)
         return nearest_zero(words, self.round.modulus)
+
+    def sum_of(
+        self, members: Iterable[int], seeds: Mapping[int, bytes], keys: Mapping[int, bytes]
+    ) -> I64:
+        """The sum over some members without the masks of their seeds and those that they have with
+        members whose mask keys are known; as residues."""
+        total = np.zeros(self.round.cells, dtype=np.int64)
+        known = {member: private_key(key) for member, key in keys.items()}
+        for member in members:
+            public = self.collector.keys[member].mask
+            pairs = {
+                other: agree(known[other], public)
+                for other in self.devices[member].held
+                if other in known
+            }
+            total += self.read(member, seed=seeds[member], pairs=pairs)
+        return np.asarray(total % self.round.modulus)
+
+
+class Haul:
+    """What an attacker was given: shares of seeds and of mask keys, by owner, then by giver."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.given: dict[bool, dict[int, dict[int, bytes]]] = {True: {}, False: {}}
+
+    def ask(self, member: int, survivors: bytes, signatures: bytes = b"") -> bool:
+        """Whether a device gives its shares for these survivors; of seeds of those (True) that are
+        among them, of mask keys of the others (False)."""
+        device = self.stage.devices[member]
+        try:
+            answer = device.unmask(survivors, signatures)
+        except MismatchError:
+            return False
+        alive = members_from_bytes(survivors, self.stage.round.cohort)
+        for owner, share in pieces(answer, device.held).items():
+            self.given[owner in alive].setdefault(owner, {})[member] = share
+        return True
+
+    def corrupt(self, member: int) -> None:
+        """A corrupt device gives all that it has."""
+        for owner, both in self.stage.devices[member].held.items():
+            self.given[True].setdefault(owner, {})[member] = both[:SHARE_BYTES]
+            self.given[False].setdefault(owner, {})[member] = both[SHARE_BYTES:]
+
+    def seeds(self, members: Iterable[int]) -> dict[int, bytes] | None:
+        return self._opened(True, members)
+
+    def keys(self, members: Iterable[int]) -> dict[int, bytes] | None:
+        return self._opened(False, members)
+
+    def _opened(self, seed: bool, members: Iterable[int]) -> dict[int, bytes] | None:
+        """The secrets of all of these, or None if there are too few shares of one."""
+        threshold = self.stage.threshold
+        found = {}
+        for member in members:
+            shares = self.given[seed].get(member, {})
+            if len(shares) < threshold:
+                return None
+            found[member] = opened(shares, threshold)
+        return found
 
 
 def nearest_zero(words: npt.NDArray[np.integer], modulus: int) -> I64:

@@ -1,21 +1,22 @@
-"""Thirteen attacks on a masked round: each fails here, and works where its defence is taken away.
+"""Fifteen attacks on a masked round: each fails here, and works where its defence is taken away.
 
-The numbers are those of the list that the design was held against. "Works" means that a table, or a
-sum that nobody should see, is read to the last digit.
+The first thirteen are those of the list that the design was held against, under its numbers; the
+last two were found on the way. "Works" means that a table, or a sum that nobody should see, is read
+to the last digit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -37,22 +38,33 @@ from sfumato.secagg import coordinator as collector_side
 from sfumato.secagg import participant as device_side
 from sfumato.secagg.agreement import (
     Keys,
+    _ring,
+    acknowledged,
     agree,
     derive,
     members_from_bytes,
+    private_key,
     public_of,
     sign,
     stream_of,
+    verified,
 )
 from sfumato.secagg.coordinator import Coordinator, Phase, Refusal
-from sfumato.secagg.parameters import Parameters
+from sfumato.secagg.parameters import Parameters, find
 from sfumato.secagg.participant import Participant
-from sfumato.secagg.round import BOX_BYTES, KEY_BYTES, SHARE_BYTES, MaskedRound
-from sfumato.secagg.sharing import PRIME, _weights
+from sfumato.secagg.round import (
+    ACKNOWLEDGEMENT_BYTES,
+    BOX_BYTES,
+    KEY_BYTES,
+    SHARE_BYTES,
+    MaskedRound,
+)
+from sfumato.secagg.sharing import PRIME, _interpolate, _weights
 from sfumato.sketch import OneHot
 from sfumato.task import Task, bits_for
 from unit.secagg.stage import (
     ROUND,
+    Haul,
     Stage,
     assert_hidden,
     nearest_zero,
@@ -196,7 +208,12 @@ def test_1_devices_restored_from_older_copies_are_read() -> None:
 CORRUPT = (0, 1)
 
 
-def two_halves(stage: Stage) -> dict[bool, dict[int, bytes]]:
+def ring_of(stage: Stage) -> tuple[int, ...]:
+    """Members as they stand on the ring, if all have enrolled."""
+    return _ring(stage.round, stage.collector.root, tuple(range(stage.round.cohort))).order
+
+
+def two_halves(stage: Stage) -> Haul:
     """Half of a victim's neighbours hear that it survived, half that it did not; the corrupt ones
     say and sign both. The set without it goes to the second half and, where sets are signed, to
     whoever else is left; everybody signs what it is told, and is shown all who signed the same."""
@@ -212,111 +229,114 @@ def two_halves(stage: Stage) -> dict[bool, dict[int, bytes]]:
                 copy = Participant.from_json(stage.devices[member].to_json())
                 device = copy if member in CORRUPT else stage.devices[member]
                 signatures[which][member] = device.acknowledge(sets[which])
-    given: dict[bool, dict[int, bytes]] = {True: {}, False: {}}
+    haul = Haul(stage)
     for member in stage.neighbours(VICTIM):
-        device = stage.devices[member]
         if member in CORRUPT:
-            held = device.held[VICTIM]
-            given[True][member], given[False][member] = held[:SHARE_BYTES], held[SHARE_BYTES:]
-            continue
-        which = told[member]
-        notes = signed_by(signatures[which], device.neighbours)
-        try:
-            answer = device.unmask(sets[which], notes)
-        except MismatchError:
-            continue
-        given[which][member] = pieces(answer, device.held)[VICTIM]
-    return given
+            haul.corrupt(member)
+        else:
+            which = told[member]
+            haul.ask(member, sets[which], signed_by(signatures[which], everybody))
+    return haul
 
 
-def test_2_two_halves_do_not_open_a_device_in_a_semi_malicious_round() -> None:
-    stage = masked(SEMI_MALICIOUS)
-    given = two_halves(stage)
-    assert both_secrets(stage, given) is None
-    for alive, name in ((True, "seed"), (False, "key")):
-        if len(given[alive]) >= stage.threshold:
-            secret: Any = {name: opened(given[alive], stage.threshold)}
-            assert_hidden(stage.read(VICTIM, **secret), stage.tables[VICTIM])
+def read_from_two_halves(stage: Stage) -> I64 | None:
+    haul = two_halves(stage)
+    seeds, keys = haul.seeds([VICTIM]), haul.keys([VICTIM])
+    if seeds is not None:  # one of them alone is worth nothing
+        assert_hidden(stage.read(VICTIM, seed=seeds[VICTIM]), stage.tables[VICTIM])
+    if keys is not None:
+        assert_hidden(stage.read(VICTIM, key=keys[VICTIM]), stage.tables[VICTIM])
+    if seeds is None or keys is None:
+        return None
+    return stage.read(VICTIM, seed=seeds[VICTIM], key=keys[VICTIM])
 
 
-def read_from_two_halves(stage: Stage) -> I64:
-    secrets = both_secrets(stage, two_halves(stage))
-    assert secrets is not None
-    return stage.read(VICTIM, seed=secrets[0], key=secrets[1])
+class ComparesNoNotes(Participant):
+    """Answers whatever others have signed."""
+
+    def _count(self, survivors: bytes, acknowledgements: bytes) -> None:
+        pass
 
 
-def test_2_two_halves_open_a_device_in_a_semi_honest_round() -> None:
-    """Documented: such rounds promise nothing against a collector that tells different sets."""
-    stage = masked(ROUND)
-    assert np.array_equal(read_from_two_halves(stage), stage.tables[VICTIM])
-
-
-def test_2_without_the_higher_threshold_two_halves_open_a_device(monkeypatch: Patch) -> None:
-    """Signatures of as few neighbours as a "semi_honest" threshold asks for stop nobody."""
+def lower_threshold(monkeypatch: Patch) -> None:
+    """That of a "semi_honest" round, which its signatures do not change."""
     parameters = MaskedRound.parameters
     monkeypatch.setattr(
         MaskedRound,
         "parameters",
         lambda self, enrolled: parameters(replace(self, mode="semi_honest"), enrolled),
     )
+
+
+def test_2_two_halves_do_not_open_a_device_in_a_semi_malicious_round() -> None:
+    assert read_from_two_halves(masked(SEMI_MALICIOUS)) is None
+
+
+def test_2_the_quorum_alone_keeps_two_halves_from_opening_a_device(monkeypatch: Patch) -> None:
+    lower_threshold(monkeypatch)
     stage = masked(replace(SEMI_MALICIOUS, nonce="01" * 16))  # rings are kept, by round
-    assert np.array_equal(read_from_two_halves(stage), stage.tables[VICTIM])
+    assert read_from_two_halves(stage) is None
 
 
-class ComparesNoNotes(Participant):
-    """Answers whatever its neighbours have signed."""
+def test_2_the_threshold_alone_keeps_two_halves_from_opening_a_device() -> None:
+    assert read_from_two_halves(masked(SEMI_MALICIOUS, kind=ComparesNoNotes)) is None
 
-    def _count(self, survivors: bytes, acknowledgements: bytes) -> None:
-        pass
+
+def test_2_without_both_two_halves_open_a_device(monkeypatch: Patch) -> None:
+    lower_threshold(monkeypatch)
+    stage = masked(replace(SEMI_MALICIOUS, nonce="01" * 16), kind=ComparesNoNotes)
+    read = read_from_two_halves(stage)
+    assert read is not None
+    assert np.array_equal(read, stage.tables[VICTIM])
+
+
+def test_2_two_halves_open_a_device_in_a_semi_honest_round() -> None:
+    """Documented: such rounds promise nothing against a collector that tells different sets."""
+    stage = masked(ROUND)
+    read = read_from_two_halves(stage)
+    assert read is not None
+    assert np.array_equal(read, stage.tables[VICTIM])
 
 
 def sum_below_the_floor(stage: Stage, gone: set[int]) -> I64 | None:
     """Everybody is told a set of its own, with as many of `gone` missing as the floor allows: those
-    that have the fewest votes against them so far. Nobody is told that itself is missing."""
+    that have the fewest votes against them so far. Nobody is told that itself is missing, and all
+    are shown who signed the same."""
     round, votes = stage.round, dict.fromkeys(gone, 0)
     room = round.cohort - round.least_survivors
+    everybody, signed = set(range(round.cohort)), dict[bytes, dict[int, bytes]]()
     for member in range(round.cohort):
-        device = stage.devices[member]
-        near = [other for other in device.held if other in gone and other != member]
+        near = [other for other in stage.devices[member].held if other in gone]
         missing = sorted(near, key=lambda other: votes[other])[:room]
-        survivors = stage.set_of(set(range(round.cohort)) - set(missing))
-        try:
-            device.acknowledge(survivors)
-            answer = device.unmask(survivors)
-        except MismatchError:
-            continue
         for other in missing:
             votes[other] += 1
-        kept = {
-            owner: share
-            for owner, share in pieces(answer, device.held).items()
-            if (owner in gone) == (owner in missing)
-        }
-        stage.collector.answers[member] = kept
-    return summed(stage, set(range(round.cohort)) - gone)
+        survivors = stage.set_of(everybody - set(missing))
+        signature = stage.devices[member].acknowledge(survivors)
+        signed.setdefault(survivors, {})[member] = signature
+    haul = Haul(stage)
+    for survivors, signatures in signed.items():
+        for member in signatures:
+            haul.ask(member, survivors, signed_by(signatures, everybody))
+    return sum_without(stage, haul, gone)
 
 
-def summed(stage: Stage, members: set[int]) -> I64 | None:
-    """The sum over `members` alone, if the shares that were given open it."""
-    collector = stage.collector
-    collector.survivors, collector.phase = members, Phase.UNMASK
-    collector._total = np.zeros_like(collector._total)
-    for member in members:
-        collector._total += stage.words_of(member)
-    try:
-        return collector.finish()
-    except ImpossibleError:
+def sum_without(stage: Stage, haul: Haul, gone: set[int]) -> I64 | None:
+    """The sum over all but `gone`, if what was given opens it."""
+    left = set(range(stage.round.cohort)) - gone
+    seeds, keys = haul.seeds(left), haul.keys(gone)
+    if seeds is None or keys is None:
         return None
+    assert len(left) < stage.round.least_survivors
+    return stage.sum_of(left, seeds, keys)
 
 
 GONE = set(range(0, 24, 3))  # eight of 24, of whom six may vanish
 
 
-def test_2_sets_that_nobody_else_signed_give_no_sum_below_the_floor() -> None:
+def test_2_sets_that_few_others_signed_give_no_sum_below_the_floor() -> None:
     stage = masked(SEMI_MALICIOUS)
     assert len(GONE) > ROUND.cohort - ROUND.least_survivors
     assert sum_below_the_floor(stage, GONE) is None
-    assert not stage.collector.answers
 
 
 def test_2_devices_that_compare_no_notes_give_a_sum_below_the_floor() -> None:
@@ -326,55 +346,60 @@ def test_2_devices_that_compare_no_notes_give_a_sum_below_the_floor() -> None:
     assert np.array_equal(total, stage.expected(set(range(24)) - GONE))
 
 
-def test_2_two_arcs_that_are_told_different_sets_give_no_sum_below_the_floor() -> None:
+ARCS = replace(SEMI_MALICIOUS, cohort=100, corrupt=0.02, dropout=0.1)  # 24 neighbours, 14 shares
+
+
+def two_arcs(kind: type[Participant]) -> tuple[Stage, I64 | None]:
     """The collector cuts the ring in two arcs. Each arc hears a set of survivors in which the other
-    arc is whole and ten devices in its own middle are gone; all of them sign it, so that everybody
-    but a few at the ends sees enough neighbours who signed the same. Together twenty of 100 are
+    arc is whole and ten devices in its own middle are gone; all of it sign that, so that everybody
+    but a few at the ends has enough neighbours who signed the same. Together twenty of 100 are
     called gone, where ten may be, and no corrupt device takes part."""
-    round = replace(SEMI_MALICIOUS, cohort=100, corrupt=0.05, dropout=0.1, cells=5)
-    stage = masked(round)
+    stage = masked(ARCS, kind=kind)
+    order, everybody = ring_of(stage), set(range(100))
+    gone = set[int]()
+    haul = Haul(stage)
+    for arc in (order[:50], order[50:]):
+        missing = {*arc[20:29], arc[32]}
+        survivors = stage.set_of(everybody - missing)
+        signed = {
+            member: stage.devices[member].acknowledge(survivors)
+            for member in arc
+            if member not in missing
+        }
+        for member in signed:
+            haul.ask(member, survivors, signed_by(signed, everybody))
+        gone |= missing
+    return stage, sum_without(stage, haul, gone)
+
+
+class CountsNeighbours(Participant):
+    """Is content if as many of its neighbours have signed as it takes shares to open a secret."""
+
+    def _count(self, survivors: bytes, acknowledgements: bytes) -> None:
+        said = acknowledged(self.round.salt, self.view, survivors)
+        good = 0
+        for start in range(0, len(acknowledgements), ACKNOWLEDGEMENT_BYTES):
+            one = acknowledgements[start : start + ACKNOWLEDGEMENT_BYTES]
+            member = int.from_bytes(one[:4], "little")
+            good += member in self.neighbours and verified(self.roster[member], one[4:], said)
+        if good < self.round.parameters(len(self.enrolled)).threshold:
+            raise MismatchError("too few neighbours have signed")
+
+
+def test_2_two_arcs_that_are_told_different_sets_give_no_sum_below_the_floor() -> None:
+    """Forty sign either set, and 52 must sign one."""
+    stage, total = two_arcs(Participant)
+    assert stage.round.quorum == 52
+    assert total is None
+
+
+def test_2_devices_that_ask_their_neighbours_alone_give_a_sum_below_the_floor() -> None:
+    stage, total = two_arcs(CountsNeighbours)
     order = ring_of(stage)
-    arcs = (order[:50], order[50:])
-    signatures: list[dict[int, bytes]] = [{}, {}]
-    gone = [set(arc[20:30]) for arc in arcs]
-    sets = [stage.set_of(set(range(100)) - missing) for missing in gone]
-    for arc, missing, survivors, signed in zip(arcs, gone, sets, signatures, strict=True):
-        for member in arc:
-            if member in missing:
-                continue
-            signed[member] = stage.devices[member].acknowledge(survivors)
-    for arc, survivors, signed in zip(arcs, sets, signatures, strict=True):
-        for member in arc:
-            device = stage.devices[member]
-            try:
-                answer = device.unmask(survivors, signed_by(signed, device.neighbours))
-            except MismatchError:
-                continue
-            shown = pieces(answer, device.held)
-            alive = members_from_bytes(survivors, 100)
-            stage.collector.answers[member] = {
-                owner: share
-                for owner, share in shown.items()
-                if (owner in alive) == (owner not in gone[0] | gone[1])
-            }
-    left = set(range(100)) - gone[0] - gone[1]
-    assert len(left) < round.least_survivors
-    total = summed(stage, left)
-    assert total is None, (
-        f"a sum over {len(left)} devices was opened, where {round.least_survivors} must survive; "
-        f"it is exact: {np.array_equal(total, stage.expected(left))}"
-    )
-
-
-def ring_of(stage: Stage) -> list[int]:
-    """Members as they stand on the ring: next to each other if they share most neighbours."""
-    near = {member: set(stage.neighbours(member)) for member in range(stage.round.cohort)}
-    order = [0]
-    while len(order) < stage.round.cohort:
-        last = order[-1]
-        rest = near[last] - set(order)
-        order.append(max(rest, key=lambda other: len(near[last] & near[other])))
-    return order
+    left = set(order) - {*order[20:29], order[32], *order[70:79], order[82]}
+    assert (len(left), stage.round.least_survivors) == (80, 90)
+    assert total is not None
+    assert np.array_equal(total, stage.expected(left))
 
 
 # 3. A live device declared dropped after its upload.
@@ -400,8 +425,8 @@ def test_3_without_a_mask_of_its_own_it_is_read(monkeypatch: Patch) -> None:
     monkeypatch.setattr(
         device_side,
         "stream_of",
-        lambda secret, salt, label, root: stream_of(
-            bytes(32) if label == b"self" else secret, salt, label, root
+        lambda secret, salt, label, view: stream_of(
+            bytes(32) if label == b"self" else secret, salt, label, view
         ),
     )
     stage = masked()
@@ -431,24 +456,18 @@ def alone(kind: type[Participant]) -> tuple[Stage, I64 | None]:
     everybody, near = set(range(110)), set(stage.neighbours(VICTIM))
     assert len(everybody - near) >= WIDE.least_survivors
     survivors = stage.set_of(everybody - near)
-    for member in everybody:
-        answer = ask(stage, member, survivors)
-        if answer is not None:
-            stage.collector.answers[member] = pieces(answer, stage.devices[member].held)
-    collector = stage.collector
-    collector.survivors = {VICTIM}
-    collector._total = stage.words_of(VICTIM)
-    collector.boxes = {member: collector.boxes[member] for member in near | {VICTIM}}
-    try:
-        return stage, collector.finish()
-    except ImpossibleError:
+    haul = Haul(stage)
+    answered = {member for member in everybody if haul.ask(member, survivors)}
+    assert (near <= answered) == (kind is HelpsWhenDropped)
+    seeds, keys = haul.seeds([VICTIM]), haul.keys(near)
+    if seeds is None or keys is None:
         return stage, None
+    return stage, stage.sum_of([VICTIM], seeds, keys)
 
 
 def test_3_devices_that_are_called_dropped_do_not_uncover_their_neighbour() -> None:
-    stage, total = alone(Participant)
+    _, total = alone(Participant)
     assert total is None
-    assert not set(stage.collector.answers) & set(stage.neighbours(VICTIM))
 
 
 def test_3_devices_that_help_when_called_dropped_uncover_their_neighbour() -> None:
@@ -490,7 +509,7 @@ def friendly_roster(stage: Stage, friends: list[int]) -> bytes:
 def box_for(stage: Stage, source: Participant, victim: int, text: bytes) -> bytes:
     """A box as `source` seals it."""
     salt, root = stage.round.salt, stage.collector.root
-    secret = agree(source.box_key, stage.collector.keys[victim].box)
+    secret = agree(private_key(source.box_key), stage.collector.keys[victim].box)
     cipher = ChaCha20Poly1305(derive(secret, salt, b"box", root, KEY_BYTES))
     nonce = source.member.to_bytes(6, "little") + victim.to_bytes(6, "little")
     return source.member.to_bytes(4, "little") + cipher.encrypt(nonce, text, salt + root)
@@ -498,7 +517,7 @@ def box_for(stage: Stage, source: Participant, victim: int, text: bytes) -> byte
 
 def unbox(stage: Stage, target: Participant, victim: int, box: bytes) -> bytes:
     salt, root = stage.round.salt, stage.collector.root
-    secret = agree(target.box_key, stage.collector.keys[victim].box)
+    secret = agree(private_key(target.box_key), stage.collector.keys[victim].box)
     cipher = ChaCha20Poly1305(derive(secret, salt, b"box", root, KEY_BYTES))
     nonce = victim.to_bytes(6, "little") + target.member.to_bytes(6, "little")
     return cipher.decrypt(nonce, box, salt + root)
@@ -512,12 +531,13 @@ def surrounded(stage: Stage, friends: list[Participant], told: bytes) -> I64:
         friend.member: unbox(stage, friend, VICTIM, boxes[friend.member]) for friend in friends
     }
     empty = bytes(2 * SHARE_BYTES)
-    sealed = b"".join(box_for(stage, friend, VICTIM, empty) for friend in friends)
+    sealed = stage.set_of(stage.collector.keys)
+    sealed += b"".join(box_for(stage, friend, VICTIM, empty) for friend in friends)
     stage.heard[Phase.MASK, VICTIM] = victim.mask(sealed, stage.tables[VICTIM])
     threshold = stage.round.parameters(len(stage.collector.keys)).threshold
     seed = opened({m: text[:SHARE_BYTES] for m, text in texts.items()}, threshold)
     public = stage.collector.keys[VICTIM].mask
-    pairs = {friend.member: agree(friend.mask_key, public) for friend in friends}
+    pairs = {friend.member: agree(private_key(friend.mask_key), public) for friend in friends}
     return stage.read(VICTIM, seed=seed, pairs=pairs)
 
 
@@ -531,7 +551,7 @@ def test_4_neighbours_other_than_the_rings_are_refused() -> None:
 def test_4_a_device_that_takes_any_neighbours_and_threshold_is_read(monkeypatch: Patch) -> None:
     stage = Stage()
     stage.until(Phase.SHARE)
-    monkeypatch.setattr(device_side, "neighbours_in", lambda *told: {VICTIM: [0, 1]})
+    monkeypatch.setattr(device_side, "neighbours_of", lambda *told: {VICTIM: [0, 1]})
     monkeypatch.setattr(MaskedRound, "parameters", lambda self, enrolled: Parameters(2, 2))
     read = surrounded(stage, stage.devices[:2], friendly_roster(stage, [0, 1]))
     assert np.array_equal(read, stage.tables[VICTIM])
@@ -667,8 +687,8 @@ def test_5_nothing_from_another_round_is_taken() -> None:
     later.until(Phase.MASK)
     boxes = later.collector.boxes_for(VICTIM)
     member = next(m for m in near if m in earlier.neighbours(VICTIM))
-    place = 92 * near.index(member)
-    replayed = earlier.collector.boxes[member][VICTIM]
+    place = 3 + 92 * near.index(member)
+    replayed = earlier.box(member, VICTIM)
     with pytest.raises(MismatchError, match="does not open"):
         later.devices[VICTIM].mask(
             boxes[: place + 4] + replayed + boxes[place + 92 :], later.tables[VICTIM]
@@ -679,13 +699,13 @@ def test_5_nothing_from_another_round_is_taken() -> None:
     signatures = {m: earlier.devices[m].acknowledge(survivors) for m in range(24)}
     assert later.collector.add(Phase.ACK, 7, signatures[7]) is Refusal.UNSIGNED
     with pytest.raises(MismatchError, match="must have signed"):
-        later.devices[VICTIM].unmask(survivors, signed_by(signatures, near))
+        later.devices[VICTIM].unmask(survivors, signed_by(signatures, range(24)))
 
 
 def test_5_signatures_that_name_no_round_are_replayed(monkeypatch: Patch) -> None:
     """All are told other survivors than anybody has signed in this round, and unmask."""
     for side in (device_side, collector_side):
-        monkeypatch.setattr(side, "acknowledged", lambda salt, root, survivors: survivors)
+        monkeypatch.setattr(side, "acknowledged", lambda salt, view, survivors: survivors)
     earlier = masked(SEMI_MALICIOUS, leave={9: Phase.MASK})
     claimed = earlier.collector.survivor_set()
     signatures = {m: earlier.devices[m].acknowledge(claimed) for m in range(24) if m != 9}
@@ -693,7 +713,7 @@ def test_5_signatures_that_name_no_round_are_replayed(monkeypatch: Patch) -> Non
     assert later.collector.survivor_set() != claimed
     for member in later.neighbours(9):
         device = later.devices[member]
-        answer = device.unmask(claimed, signed_by(signatures, device.neighbours))
+        answer = device.unmask(claimed, signed_by(signatures, range(24)))
         assert pieces(answer, device.held)[9] == device.held[9][SHARE_BYTES:]
 
 
@@ -729,9 +749,9 @@ def test_5_without_a_salt_masks_repeat_and_old_tables_are_summed(monkeypatch: Pa
 
 def reflected(stage: Stage) -> bytes:
     """The victim's own boxes, as if each came back from the neighbour it was for."""
-    own = stage.collector.boxes[VICTIM]
-    return b"".join(
-        member.to_bytes(4, "little") + own[member] for member in stage.neighbours(VICTIM)
+    return stage.set_of(range(24)) + b"".join(
+        member.to_bytes(4, "little") + stage.box(VICTIM, member)
+        for member in stage.neighbours(VICTIM)
     )
 
 
@@ -742,15 +762,9 @@ def test_6_reflected_and_rerouted_boxes_do_not_open() -> None:
     with pytest.raises(MismatchError, match="does not open"):
         device.mask(reflected(stage), table)
     boxes = stage.collector.boxes_for(VICTIM)
-    for member, place in ((m, 92 * p) for p, m in enumerate(stage.neighbours(VICTIM))):
-        strays = [
-            *(box for target, box in stage.collector.boxes[member].items() if target != VICTIM),
-            *(
-                stage.collector.boxes[other][VICTIM]
-                for other in stage.neighbours(VICTIM)
-                if other != member
-            ),
-        ]
+    for member, place in ((m, 3 + 92 * p) for p, m in enumerate(stage.neighbours(VICTIM))):
+        strays = [stage.box(member, to) for to in stage.neighbours(member) if to != VICTIM]
+        strays += [stage.box(m, VICTIM) for m in stage.neighbours(VICTIM) if m != member]
         for stray in strays[::4]:
             with pytest.raises(MismatchError, match=f"box of member {member} does not open"):
                 device.mask(boxes[: place + 4] + stray + boxes[place + 92 :], table)
@@ -820,8 +834,8 @@ def test_7_a_device_that_is_told_another_round_does_not_get_into_the_sum(field: 
 class OpensAnything(Participant):
     """Takes the boxes that an attacker made up for it."""
 
-    def _open(self, boxes: bytes) -> dict[int, bytes]:
-        return dict.fromkeys(self.neighbours, bytes(2 * SHARE_BYTES))
+    def _open(self, boxes: bytes) -> tuple[set[int], dict[int, bytes]]:
+        return set(self.enrolled), dict.fromkeys(self.neighbours, bytes(2 * SHARE_BYTES))
 
 
 def split_sum(kind: type[Participant]) -> tuple[Stage, I64]:
@@ -853,10 +867,15 @@ def test_7_without_a_salt_the_odd_device_is_read_from_the_sum(monkeypatch: Patch
 # 8. False shares, false commitments, keys of low order.
 
 
+def weights_at(points: Sequence[int]) -> list[int]:
+    """Of each share in the secret."""
+    return [int(weight) for weight in _weights(np.array([points], dtype=np.uint64))[0]]
+
+
 def one_more(stage: Stage, liar: int, owner: int, share: bytes) -> bytes:
     """A share that makes an owner's secret greater by one, if the lowest points are used."""
     points = [1 + member for member in stage.neighbours(owner)[: stage.threshold]]
-    weight = int(_weights(tuple(points))[points.index(1 + liar)])
+    weight = weights_at(points)[points.index(1 + liar)]
     limbs = np.frombuffer(share, dtype="<u4").copy()
     limbs[0] = (int(limbs[0]) + pow(weight, -1, PRIME)) % PRIME
     return limbs.tobytes()
@@ -890,25 +909,106 @@ def test_8_where_secrets_are_not_checked_a_false_share_falsifies_the_sum(
     assert_hidden(total, stage.expected())
 
 
-def test_8_two_liars_do_not_make_an_honest_device_look_like_one() -> None:
-    """They change their shares so that together they cancel at zero: the secret is right, and what
-    honest neighbours gave does not fit the two."""
-    stage = Stage()
+def unmasked(stage: Stage, shifts: Mapping[int, int]) -> None:
+    """Some neighbours of the victim add to the first limb of their share of its seed."""
     stage.until(Phase.UNMASK)
-    first, second = stage.neighbours(VICTIM)[:2]
-    points = tuple(1 + member for member in stage.neighbours(VICTIM)[: stage.threshold])
-    weights = [int(weight) for weight in _weights(points)]
-    shift = {first: 1, second: -weights[0] * pow(weights[1], -1, PRIME)}
     for member in stage.takes(Phase.UNMASK):
         shares = pieces(stage.answer(Phase.UNMASK, member), stage.devices[member].held)
-        if member in shift:
+        if member in shifts:
             limbs = np.frombuffer(shares[VICTIM], dtype="<u4").copy()
-            limbs[0] = (int(limbs[0]) + shift[member]) % PRIME
+            limbs[0] = (int(limbs[0]) + shifts[member]) % PRIME
             shares[VICTIM] = limbs.tobytes()
+        stage.heard[Phase.UNMASK, member] = b"".join(shares.values())
         assert stage.collector.add(Phase.UNMASK, member, b"".join(shares.values())) is None
+
+
+def cancelling(stage: Stage) -> dict[int, int]:
+    """Two liars change their shares so that together they cancel at zero: the secret is right, and
+    what honest neighbours gave does not fit the two."""
+    stage.until(Phase.UNMASK)
+    first, second = stage.neighbours(VICTIM)[:2]
+    weights = weights_at([1 + member for member in stage.neighbours(VICTIM)[: stage.threshold]])
+    return {first: 1, second: -weights[0] * pow(weights[1], -1, PRIME)}
+
+
+def test_8_two_liars_who_cancel_each_other_change_nothing_and_frame_nobody() -> None:
+    stage = Stage()
+    unmasked(stage, cancelling(stage))
     assert np.array_equal(stage.collector.finish(), stage.expected())
-    framed = stage.collector.liars - {first, second}
-    assert not framed, f"{sorted(framed)} gave true shares, and {first} and {second} lied"
+    assert not stage.collector.liars  # what was not needed was not looked at
+
+
+def test_8_who_names_all_that_do_not_fit_the_first_shares_names_the_honest() -> None:
+    stage = Stage()
+    shifts = cancelling(stage)
+    unmasked(stage, shifts)
+    near = stage.neighbours(VICTIM)
+    first_limbs = {m: int.from_bytes(stage.share(m, VICTIM)[:4], "little") for m in near}
+    used = near[: stage.threshold]
+    values = np.array([first_limbs[member] for member in used], dtype=np.uint64)
+    fits = _interpolate([1 + member for member in used], values, [1 + member for member in near])
+    named = {m for m, fit in zip(near, fits.tolist(), strict=True) if fit != first_limbs[m]}
+    assert named == set(near) - set(used)
+    assert not named & shifts.keys()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_8_as_many_liars_as_half_of_what_is_spare_are_named_and_nobody_else(count: int) -> None:
+    """Ten neighbours, of whom three recover: three may lie."""
+    stage = Stage()
+    stage.until(Phase.UNMASK)
+    liars = stage.neighbours(VICTIM)[:count]
+    unmasked(stage, {liar: (1 + liar) ** 5 for liar in liars})
+    assert np.array_equal(stage.collector.finish(), stage.expected())
+    assert stage.collector.liars == set(liars)
+
+
+def test_8_more_liars_end_the_round() -> None:
+    stage = Stage()
+    stage.until(Phase.UNMASK)
+    liars = stage.neighbours(VICTIM)[:4]
+    unmasked(stage, {liar: (1 + liar) ** 5 for liar in liars})
+    with pytest.raises(ImpossibleError, match=f"more than 3 shares of member {VICTIM} are wrong"):
+        stage.collector.finish()
+    assert stage.collector.phase is Phase.ABORTED
+    assert not stage.collector.liars
+
+
+class GivesFalseShares(Participant):
+    """Corrupt: what it seals for the lowest of its neighbours is no share of its seed."""
+
+    def share(self, roster: bytes) -> bytes:
+        sent = super().share(roster)
+        target = min(self.neighbours)
+        nonce = self.member.to_bytes(6, "little") + target.to_bytes(6, "little")
+        context = self.round.salt + self.root
+        text = self._ciphers[target].decrypt(nonce, sent[:BOX_BYTES], context)
+        false = bytes([text[0] ^ 1]) + text[1:]
+        return self._ciphers[target].encrypt(nonce, false, context) + sent[BOX_BYTES:]
+
+
+@pytest.mark.xfail(strict=True, reason="who was given a wrong share is named for passing it on")
+def test_8_a_device_that_gives_false_shares_does_not_frame_its_neighbours() -> None:
+    stage = Stage(kinds={VICTIM: GivesFalseShares})
+    assert np.array_equal(stage.finish(), stage.expected())
+    assert stage.collector.liars <= {VICTIM}
+
+
+@pytest.mark.xfail(strict=True, reason="more liars than can be told from the owner make it one")
+def test_8_liars_who_are_too_many_do_not_frame_who_shared() -> None:
+    """Two are corrupt, as allowed, and six neighbours of the victim say no more. Of ten shares four
+    are left, two of them changed so that all four fit another secret: nobody can be named, and the
+    victim, which did nothing, is."""
+    stage = Stage()
+    stage.until(Phase.UNMASK)
+    near = stage.neighbours(VICTIM)
+    stage.leave = dict.fromkeys(near[4:], Phase.UNMASK)
+    first, second = (1 + member for member in near[:2])
+    liars = near[2:4]
+    unmasked(stage, {liar: (1 + liar - first) * (1 + liar - second) for liar in liars})
+    with pytest.raises(ImpossibleError):
+        stage.collector.finish()
+    assert stage.collector.liars <= set(liars)
 
 
 class CommitsToAnother(Participant):
@@ -925,7 +1025,9 @@ class CommitsToAnother(Participant):
 
 def test_8_a_false_commitment_ends_the_round_and_names_the_device() -> None:
     stage = Stage(kinds={VICTIM: CommitsToAnother})
-    with pytest.raises(ImpossibleError, match=f"secret of member {VICTIM} cannot be opened"):
+    with pytest.raises(
+        ImpossibleError, match=f"secret of member {VICTIM} is not what it committed"
+    ):
         stage.finish()
     assert stage.collector.phase is Phase.ABORTED
     assert stage.collector.liars == {VICTIM}
@@ -961,7 +1063,7 @@ def test_8_keys_of_low_order_are_refused_by_both_sides(low: bytes) -> None:
             message = with_keys(stage.devices[member], **{which: key})
             assert fresh.add(Phase.ENROL, member, message) is Refusal.MALFORMED
             with pytest.raises(MismatchError, match="low order"):
-                agree(stage.devices[VICTIM].box_key, key)
+                agree(private_key(stage.devices[VICTIM].box_key), key)
         told = stage.collector.roster_for(VICTIM)
         honest = stage.collector.keys[member].to_bytes()
         message = with_keys(stage.devices[member], box=key)
@@ -978,47 +1080,38 @@ class EnrolsZeros(Participant):
 def test_8_where_they_are_taken_whoever_listens_reads_a_table(monkeypatch: Patch) -> None:
     """Three neighbours have a box key of zeros. Nobody is corrupt: what is sent is enough."""
 
-    def any_key(private: bytes, public: bytes) -> bytes:
+    def any_key(private: X25519PrivateKey, public: bytes) -> bytes:
         try:
-            return X25519PrivateKey.from_private_bytes(private).exchange(
-                X25519PublicKey.from_public_bytes(public)
-            )
+            return private.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError:
             return bytes(32)
 
     for side in (device_side, collector_side):
         monkeypatch.setattr(side, "agree", any_key)
-    near = ring_neighbours_of_zeros()
-    stage = Stage(kinds=dict.fromkeys(near, EnrolsZeros))
-    for member in near:  # they cannot open what they are sent, and say no more
-        stage.leave[member] = Phase.MASK
-    stage.until(Phase.SHARE)
-    stage.run(Phase.SHARE)
+    monkeypatch.setattr(collector_side, "is_low_order", lambda public: False)
+    zeros = members_with_zeros()
+    stage = Stage(kinds=dict.fromkeys(zeros, EnrolsZeros))
+    stage.until(Phase.MASK)
     salt, root = ROUND.salt, stage.collector.root
     cipher = ChaCha20Poly1305(derive(bytes(32), salt, b"box", root, KEY_BYTES))
-    sent = pieces(stage.heard[Phase.SHARE, VICTIM], stage.neighbours(VICTIM), BOX_BYTES)
-    texts = {}
-    for member, box in sent.items():
-        nonce = VICTIM.to_bytes(6, "little") + member.to_bytes(6, "little")
-        try:
-            texts[member] = cipher.decrypt(nonce, box, salt + root)
-        except InvalidTag:
-            continue
+    texts, boxes = {}, stage.set_of(range(24))
+    for member in stage.neighbours(VICTIM):
+        there = VICTIM.to_bytes(6, "little") + member.to_bytes(6, "little")
+        back = member.to_bytes(6, "little") + VICTIM.to_bytes(6, "little")
+        box = stage.box(member, VICTIM)
+        if member in zeros:  # the collector makes up what they cannot seal themselves
+            texts[member] = cipher.decrypt(there, stage.box(VICTIM, member), salt + root)
+            box = cipher.encrypt(back, bytes(2 * SHARE_BYTES), salt + root)
+        boxes += member.to_bytes(4, "little") + box
     seed, key = (
         opened({m: text[part] for m, text in texts.items()}, stage.threshold)
         for part in (slice(SHARE_BYTES), slice(SHARE_BYTES, None))
     )
-    boxes = b"".join(
-        member.to_bytes(4, "little") + stage.collector.boxes[member][VICTIM]
-        for member in stage.neighbours(VICTIM)
-        if member not in near
-    )
     stage.heard[Phase.MASK, VICTIM] = stage.devices[VICTIM].mask(boxes, stage.tables[VICTIM])
-    stage.collector.boxes = {m: b for m, b in stage.collector.boxes.items() if m not in near}
     assert np.array_equal(stage.read(VICTIM, seed=seed, key=key), stage.tables[VICTIM])
 
 
-def ring_neighbours_of_zeros() -> list[int]:
+def members_with_zeros() -> list[int]:
     """Enough members that at least three are neighbours of the victim, whatever the ring: it has
     ten neighbours of 23, so sixteen others leave three among them."""
     return [member for member in range(24) if member != VICTIM][:16]
@@ -1338,6 +1431,230 @@ def test_13_both_rounds_are_charged_to_who_may_have_been_in_both() -> None:
         with pytest.raises(BudgetError):
             ledger.charge(campaign=campaigns[1], cohort=cohorts[1], task="2", loss=loss)
         assert ledger.spent() == pytest.approx(once, rel=1e-9)
+
+
+# 14. Boxes kept back, so that a sum over fewer than the floor is opened.
+
+
+def fewer(stage: Stage) -> set[int]:
+    """Every third on the ring, 34 of 100, where ten may vanish: nobody has more than nine of them
+    among its neighbours."""
+    return set(ring_of(stage)[::3])
+
+
+def without_boxes(stage: Stage, member: int, claim: Callable[[set[int]], set[int]]) -> bytes:
+    """What a device is told that gets no boxes of `fewer`: `claim` says who shared, given those
+    whose boxes it is not given. So its masks with them are left out."""
+    everybody, boxes = set(range(100)), stage.collector.boxes_for(member)[13:]
+    kept_back = fewer(stage) & set(stage.neighbours(member)) - {member}
+    given = [boxes[start : start + 92] for start in range(0, len(boxes), 92)]
+    left = [box for box in given if int.from_bytes(box[:4], "little") not in kept_back]
+    return stage.set_of(everybody - claim(kept_back)) + b"".join(left)
+
+
+def mask_without(stage: Stage, claim: Callable[[set[int]], set[int]]) -> list[str]:
+    """All but `fewer` are told so, and mask; what those say that refuse."""
+    stage.until(Phase.MASK)
+    refused: list[str] = []
+    for member in range(100):
+        told = stage.told(Phase.MASK, member)
+        if member not in fewer(stage):
+            told = without_boxes(stage, member, claim)
+        try:
+            sent = stage.devices[member].mask(told, stage.tables[member])
+        except MismatchError as problem:
+            refused.append(str(problem))
+            continue
+        stage.heard[Phase.MASK, member] = sent
+    return refused
+
+
+def sum_of_fewer(stage: Stage) -> I64 | None:
+    """Everybody is told that everybody it knows of survived; where that is asked, it signs that,
+    and is shown who signed the same, of whom a quorum will do."""
+    haul, everybody = Haul(stage), set(range(100))
+    sets = [stage.set_of(device.shared) for device in stage.devices]
+    signed: dict[bytes, dict[int, bytes]] = {survivors: {} for survivors in sets}
+    if stage.round.mode == "semi_malicious":
+        for device, survivors in zip(stage.devices, sets, strict=True):
+            signed[survivors][device.member] = device.acknowledge(survivors)
+    for member in everybody:
+        same = signed[sets[member]]
+        haul.ask(member, sets[member], signed_by(same, sorted(same)[: stage.round.quorum]))
+    left = everybody - fewer(stage)
+    seeds = haul.seeds(left)
+    assert len(left) < stage.round.least_survivors
+    return None if seeds is None else stage.sum_of(left, seeds, {})
+
+
+class CountsNoBoxes(Participant):
+    """Masks with those whose boxes it was given, whoever is said to have shared."""
+
+    def _open(self, boxes: bytes) -> tuple[set[int], dict[int, bytes]]:
+        every, size = self.neighbours, -(-self.round.cohort // 8)
+        given = {
+            int.from_bytes(boxes[start : start + 4], "little")
+            for start in range(size, len(boxes), 4 + BOX_BYTES)
+        }
+        self.neighbours = {member: every[member] for member in given}
+        try:
+            return super()._open(boxes)
+        finally:
+            self.neighbours = every
+
+
+def test_14_boxes_of_those_that_are_said_to_have_shared_cannot_be_kept_back() -> None:
+    stage = Stage(ARCS)
+    refused = mask_without(stage, lambda kept_back: set())
+    assert len(refused) == 66
+    assert set(refused) == {"there must be a box of every neighbour that shared, and no other"}
+
+
+def test_14_devices_that_count_no_boxes_give_a_sum_below_the_floor() -> None:
+    """In a round whose survivors all have signed: 66 devices, where 90 must survive."""
+    stage = Stage(ARCS, kind=CountsNoBoxes)
+    assert not mask_without(stage, lambda kept_back: set())
+    total = sum_of_fewer(stage)
+    assert total is not None
+    assert np.array_equal(total, stage.expected(set(range(100)) - fewer(stage)))
+
+
+def nobody_shared(round: MaskedRound) -> Stage:
+    """Each is told that those whose boxes it does not get have not shared."""
+    stage = Stage(round)
+    assert not mask_without(stage, lambda kept_back: kept_back)
+    return stage
+
+
+HONEST_ARCS = replace(ARCS, mode="semi_honest")
+
+
+def test_14_masks_of_devices_that_were_told_different_sets_do_not_cancel() -> None:
+    """All seeds are opened, as nobody compares notes here, and it is noise that is left."""
+    stage = nobody_shared(HONEST_ARCS)
+    total = sum_of_fewer(stage)
+    assert total is not None
+    assert_hidden(total, stage.expected(set(range(100)) - fewer(stage)))
+
+
+def test_14_where_masks_follow_from_the_root_alone_they_do(monkeypatch: Patch) -> None:
+    for side in (device_side, collector_side):
+        monkeypatch.setattr(side, "view_of", lambda round, root, enrolled, shared: root)
+    stage = nobody_shared(HONEST_ARCS)
+    total = sum_of_fewer(stage)
+    assert total is not None
+    assert np.array_equal(total, stage.expected(set(range(100)) - fewer(stage)))
+
+
+def test_14_a_quorum_stops_it_in_any_case(monkeypatch: Patch) -> None:
+    for side in (device_side, collector_side):
+        monkeypatch.setattr(side, "view_of", lambda round, root, enrolled, shared: root)
+    assert sum_of_fewer(nobody_shared(ARCS)) is None
+
+
+# 15. Dropouts that the collector chooses so that they cut the ring.
+
+CUT = replace(SEMI_MALICIOUS, cohort=80, corrupt=0.05, dropout=0.1)
+TOY = find(
+    80,
+    corrupt=0.05,
+    dropout=0.1,
+    mode="semi_malicious",
+    security_bits=2,
+    correctness_bits=2,
+    any_dropouts=True,
+)
+
+
+@dataclass
+class Gaps:
+    """Two runs of k/2 places, opposite each other, of corrupt devices and of dropouts."""
+
+    corrupt: set[int]
+    dropped: set[int]
+    between: tuple[set[int], set[int]]
+
+
+def gaps(stage: Stage, corrupt: tuple[int, int]) -> Gaps:
+    """As many corrupt devices in each. They are where the ring leaves them: the tests put them
+    there, which is not more than what a good ring may do (docs/proofs/secure_aggregation.md)."""
+    order, half = ring_of(stage), stage.round.parameters(80).neighbours // 2
+    first, second = order[:half], order[40 : 40 + half]
+    bad = {*first[: corrupt[0]], *second[: corrupt[1]]}
+    arcs = set(order[half:40]), set(order[40 + half :])
+    return Gaps(bad, {*first, *second} - bad, arcs)
+
+
+def cut_in_two(monkeypatch: Patch) -> tuple[Stage, Gaps, list[I64 | None]]:
+    """Everybody hears and signs the same survivors; the sums of both arcs, if they are opened.
+
+    With 2 bits a ring of 80 has 12 neighbours and 8 shares: of six in a row two may be corrupt, and
+    the other four are called dropped. So are four more on the other side, eight as allowed."""
+    monkeypatch.setattr(MaskedRound, "parameters", lambda self, enrolled: TOY)
+    stage = masked(replace(CUT, nonce="03" * 16))  # rings are kept, by round
+    ring = gaps(stage, (2, 2))
+    assert len(ring.corrupt) == int(CUT.corrupt * 80)
+    assert len(ring.dropped) == 80 - CUT.least_survivors
+    for near in (set(stage.neighbours(member)) for member in range(80)):  # a good ring
+        assert len(near & ring.corrupt) <= 2 * TOY.threshold - TOY.neighbours - 1
+    order = ring_of(stage)
+    for place in range(80):
+        run = {order[(place + step) % 80] for step in range(TOY.neighbours // 2)}
+        assert len(run & ring.corrupt) < TOY.window
+    alive = set(range(80)) - ring.dropped
+    survivors, haul, signed = stage.set_of(alive), Haul(stage), dict[int, bytes]()
+    for member in ring.corrupt:
+        haul.corrupt(member)
+        said = acknowledged(stage.round.salt, stage.devices[member].view, survivors)
+        signed[member] = sign(stage.devices[member].identity, said)
+    for member in alive - ring.corrupt:
+        with contextlib.suppress(MismatchError):
+            signed[member] = stage.devices[member].acknowledge(survivors)
+    for member in alive - ring.corrupt:
+        haul.ask(member, survivors, signed_by(signed, range(80)))
+    sums: list[I64 | None] = []
+    for arc in ring.between:
+        seeds, keys = haul.seeds(arc), haul.keys(ring.dropped)
+        if seeds is None or keys is None:
+            sums.append(None)
+            continue
+        keys |= {member: stage.devices[member].mask_key for member in ring.corrupt}
+        sums.append(stage.sum_of(arc, seeds, keys))
+    return stage, ring, sums
+
+
+def test_15_chosen_dropouts_do_not_cut_the_ring(monkeypatch: Patch) -> None:
+    _, _, sums = cut_in_two(monkeypatch)
+    assert sums == [None, None]
+
+
+def test_15_where_no_run_is_looked_at_they_do(monkeypatch: Patch) -> None:
+    """Two sums of 34 devices, where 72 must survive, with one set of survivors that all signed."""
+    monkeypatch.setattr(device_side, "holds_together", lambda *told: True)
+    stage, ring, sums = cut_in_two(monkeypatch)
+    for arc, total in zip(ring.between, sums, strict=True):
+        assert len(arc) == 34
+        assert total is not None
+        assert np.array_equal(total, stage.expected(arc))
+
+
+def test_15_where_all_corrupt_devices_may_be_neighbours_the_threshold_alone_prevents_it(
+    monkeypatch: Patch,
+) -> None:
+    """With 80 bits, four of 80: next to a gap stay k/2 and the corrupt in it, and t − k/2 > c/2
+    are needed in either gap, together more than there are. Nobody looks at runs here."""
+    monkeypatch.setattr(device_side, "holds_together", lambda *told: True)
+    stage = masked(CUT)
+    found = CUT.parameters(80)
+    assert 2 * (found.threshold - found.neighbours // 2) > 4
+    order, half = ring_of(stage), found.neighbours // 2
+    for corrupt in ((2, 2), (1, 3), (0, 4)):
+        ring = gaps(stage, corrupt)
+        survivors = stage.set_of(set(range(80)) - ring.dropped)
+        for member in (order[-1], order[half]):  # next to the gap with the fewer of them
+            assert len(ring.dropped & set(stage.neighbours(member))) >= half - corrupt[0]
+            with pytest.raises(MismatchError, match=f"at least {found.threshold} neighbours must"):
+                stage.devices[member].acknowledge(survivors)
 
 
 def test_an_attacker_who_has_both_secrets_reads_the_table() -> None:

@@ -7,9 +7,11 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from sfumato.errors import ImpossibleError, SpecError
 from sfumato.secagg.parameters import (
@@ -383,3 +385,195 @@ def test_with_more_neighbours_the_conditions_on_secrecy_only_tighten_or_hold() -
         question = _question(300, 0.1, 0.1, mode, 40, 20)
         bounds = list(_bounds(question))
         assert sorted(bounds, key=lambda each: (each.connected, each.least)) == bounds
+
+
+# Whoever drops out: `any_dropouts`.
+
+
+@cache
+def least_exceeded(
+    cohort: int, marked: int, drawn: int, bound: Fraction, *, strict: bool = False
+) -> int:
+    """The least number that so many marked devices exceed with probability at most `bound`."""
+    return next(
+        most
+        for most in range(drawn + 1)
+        if (tail := exceeds(cohort, marked, drawn, most)) < bound or (tail == bound and not strict)
+    )
+
+
+def faults(
+    cohort: int,
+    adversaries: int,
+    droppers: int,
+    found: Parameters,
+    mode: Mode,
+    bits: int,
+    lost: int,
+) -> set[str]:
+    """Which of the conditions of the module's docstring these parameters break, from scratch."""
+    neighbours, threshold, window = found.neighbours, found.threshold, found.window
+    half, risk = neighbours // 2, Fraction(1, 2 ** (bits + 1) * cohort)
+    loss = Fraction(1, 2**lost * cohort)
+    corrupt = least_exceeded(cohort, adversaries, neighbours, risk)
+    dropped = least_exceeded(cohort, droppers, neighbours, loss, strict=True)
+    broken = set()
+    if threshold <= corrupt or (mode == "semi_malicious" and 2 * threshold <= corrupt + neighbours):
+        broken.add("secret")
+    if threshold > neighbours - dropped:
+        broken.add("recoverable")
+    if neighbours < cohort - 1:
+        if window <= least_exceeded(cohort, adversaries, half, risk):
+            broken.add("held together")
+        if half - least_exceeded(cohort, droppers, half, loss, strict=True) < window:
+            broken.add("lost by chance")
+    return broken
+
+
+ROUNDS = [
+    (100, 10, 10, 80, 20),
+    (1000, 100, 100, 80, 20),
+    (1000, 50, 200, 40, 20),
+    (10_000, 1_000, 1_000, 80, 20),
+    (10_000, 500, 500, 40, 30),
+    (200, 0, 40, 40, 20),
+    (60, 3, 18, 80, 20),
+    (50, 5, 0, 80, 20),
+]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("cohort", "adversaries", "droppers", "bits", "lost"), ROUNDS)
+def test_whoever_drops_out_the_conditions_hold_and_fewer_neighbours_break_one(
+    cohort: int, adversaries: int, droppers: int, bits: int, lost: int, mode: Mode
+) -> None:
+    found = find(
+        cohort,
+        corrupt=adversaries / cohort,
+        dropout=droppers / cohort,
+        mode=mode,
+        security_bits=bits,
+        correctness_bits=lost,
+        any_dropouts=True,
+    )
+    case = (cohort, adversaries, droppers)
+    assert found.neighbours < cohort - 1
+    assert faults(*case, found, mode, bits, lost) == set()
+    risk = Fraction(1, 2 ** (bits + 1) * cohort)
+    half = found.neighbours // 2
+    assert exceeds(cohort, adversaries, half, found.window - 1) <= risk
+    if found.window > 1:  # and it is the least
+        assert exceeds(cohort, adversaries, half, found.window - 2) > risk
+    fewer = found.neighbours - 2
+    window = least_exceeded(cohort, adversaries, fewer // 2, risk) + 1
+    for threshold in range(2, fewer + 1):
+        assert faults(*case, Parameters(fewer, threshold, window), mode, bits, lost)
+    if found.threshold > 2:
+        lower = Parameters(found.neighbours, found.threshold - 1, found.window)
+        assert "secret" in faults(*case, lower, mode, bits, lost)
+
+
+def test_the_exact_tails_are_those_of_scipy() -> None:
+    """To nine digits, which is what its logarithms of factorials are good for."""
+    for cohort, marked, drawn, limit in (
+        (1000, 100, 64, 30),
+        (100, 10, 21, 9),
+        (10_000, 500, 40, 3),
+    ):
+        tail = stats.hypergeom.sf(limit, cohort, marked, drawn)
+        assert float(exceeds(cohort, marked, drawn, limit)) == pytest.approx(tail, rel=1e-9)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("cohort", [20, 21, 24, 30, 41])
+def test_a_search_from_scratch_finds_the_same_whoever_drops_out(cohort: int, mode: Mode) -> None:
+    for adversaries, droppers in itertools.product((0, 1, 3), (0, 2, 5)):
+        for bits, lost in ((40, 20), (3, 2)):
+            found = find(
+                cohort,
+                corrupt=(adversaries + 0.5) / cohort,
+                dropout=(droppers + 0.5) / cohort,
+                mode=mode,
+                security_bits=bits,
+                correctness_bits=lost,
+                any_dropouts=True,
+            )
+            risk = Fraction(1, 2 ** (bits + 1) * cohort)
+            windows = {
+                neighbours: least_exceeded(cohort, adversaries, neighbours // 2, risk) + 1
+                for neighbours in range(2, cohort - 1, 2)
+            }
+            good = (
+                Parameters(neighbours, threshold, window)
+                for neighbours, window in [*windows.items(), (cohort - 1, 0)]
+                for threshold in range(2, neighbours + 1)
+                if not faults(
+                    cohort,
+                    adversaries,
+                    droppers,
+                    Parameters(neighbours, threshold, window),
+                    mode,
+                    bits,
+                    lost,
+                )
+            )
+            assert found == next(good)
+
+
+def test_where_all_are_neighbours_there_is_no_window() -> None:
+    for cohort in range(5, COMPLETE_BELOW):
+        found = find(cohort, **ASKED, any_dropouts=True)
+        assert found == Parameters(cohort - 1, found.threshold, 0)
+        assert found == find(cohort, **ASKED)
+    crowded: dict[str, Any] = {"corrupt": 0.3, "dropout": 0.3, "mode": "semi_malicious"}
+    found = find(24, **crowded, any_dropouts=True)
+    assert (found.neighbours, found.window) == (23, 0)
+
+
+@pytest.mark.parametrize(("window", "whole"), [(1, True), (2, True), (3, True), (0, False)])
+def test_what_holds_together_is_in_one_piece_whoever_drops_out(window: int, whole: bool) -> None:
+    """Ten on a ring, each with the three before and after it. For every set of corrupt devices of
+    whom no run of three holds `window`, and all survivors of whom every run holds `window`, honest
+    survivors are one piece. Without a window some are not."""
+    cohort, reach = 10, 3
+    runs = [frozenset((place + step) % cohort for step in range(reach)) for place in range(cohort)]
+    sets = [
+        frozenset(place for place in range(cohort) if number >> place & 1)
+        for number in range(1 << cohort)
+    ]
+    fewest = {each: min(len(each & run) for run in runs) for each in sets}
+    held = [each for each in sets if fewest[each] >= window]
+    corrupt = [
+        each
+        for each in sets
+        if len(each) <= 3 and max(len(each & run) for run in runs) < max(window, 1)
+    ]
+    honest = {alive - bad for alive in held for bad in corrupt}
+    assert all(pieces(set(each), cohort, reach) <= 1 for each in honest) == whole
+
+
+@pytest.mark.parametrize(("cohort", "adversaries", "droppers", "bits", "lost"), ROUNDS)
+def test_the_threshold_alone_leaves_a_cut_to_more_corrupt_devices_than_a_neighbourhood_has(
+    cohort: int, adversaries: int, droppers: int, bits: int, lost: int
+) -> None:
+    """Next to a gap of k/2 places stay k/2 neighbours and the corrupt ones in the gap, t in all, if
+    its secrets are to be opened. So two gaps hold 2t − k > c corrupt devices on k places: for all
+    pairs of gaps together that has probability at most cohort/4 · 2^−bits. The window is there for
+    the factor; and where all corrupt devices may be neighbours, c = a, it is not needed at all."""
+    found = find(
+        cohort,
+        corrupt=adversaries / cohort,
+        dropout=droppers / cohort,
+        mode="semi_malicious",
+        security_bits=bits,
+        correctness_bits=lost,
+        any_dropouts=True,
+    )
+    risk = Fraction(1, 2 ** (bits + 1) * cohort)
+    corrupt = least_exceeded(cohort, adversaries, found.neighbours, risk)
+    needed = 2 * found.threshold - found.neighbours
+    assert needed > corrupt
+    pairs = Fraction(cohort * (cohort - found.neighbours - 1), 2)
+    cut = pairs * exceeds(cohort, adversaries, found.neighbours, needed - 1)
+    assert cut <= Fraction(cohort, 4 << bits)
+    assert cut == 0 or corrupt < adversaries
