@@ -91,7 +91,7 @@ class Participant:
     held: dict[int, bytes] = field(default_factory=dict)  # shares of neighbours, seed and key
     masked: bytes = b""  # hash of what was sent
     survivors: bytes = b""  # the set that was answered; there is no second
-    _ciphers: dict[int, ChaCha20Poly1305] = field(default_factory=dict)  # no part of the state
+    _box_keys: dict[int, bytes] = field(default_factory=dict)  # no part of the state
     _public: dict[str, bytes] = field(default_factory=dict)  # nor are these
 
     @classmethod
@@ -148,12 +148,13 @@ class Participant:
             )
             for secret, label in ((self.seed, b"seed"), (self.mask_key, b"key"))
         ]
-        self._ciphers = self._box_ciphers(keys, root)
+        self._box_keys = self._agreed(keys, root)
         context = self.round.salt + root
         for place, member in enumerate(sorted(keys)):
             text = shares[0][place] + shares[1][place]
             nonce = _nonce(self.member, member)
-            boxes.append(self._ciphers[member].encrypt(nonce, text, context))
+            cipher = ChaCha20Poly1305(self._box_keys[member])
+            boxes.append(cipher.encrypt(nonce, text, context))
         self.root, self.enrolled_bits, self.neighbours = told
         return b"".join(boxes)
 
@@ -186,7 +187,7 @@ class Participant:
         if self.masked and (self.masked != digest or self.held != held or self.view != view):
             raise MismatchError("this device has masked another table, or for other neighbours")
         self.masked, self.held, self.view = digest, held, view
-        self.shared_bits, self._ciphers = self._bits(shared), {}
+        self.shared_bits, self._box_keys = self._bits(shared), {}
         return message
 
     def acknowledge(self, survivors: bytes) -> bytes:
@@ -289,10 +290,11 @@ class Participant:
             self._public[name] = public_of(getattr(self, name))
         return self._public[name]
 
-    def _box_ciphers(self, keys: dict[int, Keys], root: bytes) -> dict[int, ChaCha20Poly1305]:
+    def _agreed(self, keys: dict[int, Keys], root: bytes) -> dict[int, bytes]:
+        """The keys of the boxes to and from these."""
         own, salt = private_key(self.box_key), self.round.salt
         return {
-            member: ChaCha20Poly1305(derive(agree(own, key.box), salt, b"box", root, KEY_BYTES))
+            member: derive(agree(own, key.box), salt, b"box", root, KEY_BYTES)
             for member, key in keys.items()
         }
 
@@ -337,7 +339,7 @@ class Participant:
                 f"at least {self.round.least_survivors} devices must have shared; got {len(shared)}"
             )
         held: dict[int, bytes] = {}
-        self._ciphers = self._ciphers or self._box_ciphers(self.neighbours, self.root)
+        self._box_keys = self._box_keys or self._agreed(self.neighbours, self.root)
         context = self.round.salt + self.root
         for start in range(0, len(boxes), 4 + BOX_BYTES):
             member = int.from_bytes(boxes[start : start + 4], "little")
@@ -346,7 +348,8 @@ class Participant:
             sealed = boxes[start + 4 : start + 4 + BOX_BYTES]
             nonce = _nonce(member, self.member)
             try:
-                held[member] = self._ciphers[member].decrypt(nonce, sealed, context)
+                cipher = ChaCha20Poly1305(self._box_keys[member])
+                held[member] = cipher.decrypt(nonce, sealed, context)
             except InvalidTag as problem:
                 raise MismatchError(f"the box of member {member} does not open") from problem
         if not are_shares(b"".join(held.values())):
