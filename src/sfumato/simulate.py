@@ -22,13 +22,14 @@ from sfumato.frequencies import PILOT_COHORT, FrequencyCampaign, FrequencyDesign
 from sfumato.local_frequencies import LocalDesign, in_epoch, values_of
 from sfumato.local_frequencies import estimates as local_estimates
 from sfumato.new_words import WordDesign, seeded
-from sfumato.plan import Plan, bytes_per_device, plan
+from sfumato.plan import Plan, plan
 from sfumato.population import Cohorts, Data, Population, Shard
 from sfumato.privacy import Budget, Ledger, Rng, SeededRng, SystemRng, Tally, debias
 from sfumato.privacy.samplers import below
 from sfumato.release import NORMAL_95, Cost, Release, charge
 from sfumato.spec import LARGEST_INTEGER
 from sfumato.study import Study
+from sfumato.sum_plan import bytes_per_device
 from sfumato.task import Task
 
 I64 = npt.NDArray[np.int64]

@@ -12,9 +12,10 @@ import pytest
 import sfumato
 from sfumato import sizing
 from sfumato.errors import ImpossibleError, StudyError
-from sfumato.plan import DEFAULT_BYTES, Plan
+from sfumato.plan import Plan
 from sfumato.privacy import NoiseAtRelease, NoNoise, epsilon_of
 from sfumato.report import report_bytes
+from sfumato.sum_plan import DEFAULT_BYTES
 
 WORDS = pa.array([f"word {i}" for i in range(20_000)])
 BASE: dict[str, Any] = {

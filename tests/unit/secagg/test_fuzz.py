@@ -444,7 +444,7 @@ def test_a_damaged_state_of_a_device_is_refused_in_our_words() -> None:
 DIVIDES = "a state without keys divides by zero in MaskedRound.parameters"
 
 
-@pytest.mark.xfail(strict=True, reason=DIVIDES)
+@pytest.mark.xfail(strict=True, raises=ZeroDivisionError, reason=DIVIDES)
 def test_a_state_of_a_collector_without_keys_is_refused_in_our_words() -> None:
     """Found by what follows: no ring has no members."""
     head, _, rest = script("semi_malicious").books[Phase.SHARE].partition(b"\n")
@@ -452,7 +452,9 @@ def test_a_state_of_a_collector_without_keys_is_refused_in_our_words() -> None:
         Coordinator.from_bytes(json.dumps(json.loads(head) | {"keys": []}).encode() + b"\n" + rest)
 
 
-@pytest.mark.xfail(reason=DIVIDES)  # when it comes to that, which is nearly always
+@pytest.mark.xfail(
+    raises=AssertionError, reason=DIVIDES
+)  # when it comes to that, which is nearly always
 def test_a_damaged_state_of_a_collector_is_refused_in_our_words() -> None:
     chance = np.random.default_rng([SEED, 6])
     books = list(script("semi_malicious").books.values())
