@@ -32,7 +32,13 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sfumato.errors import MismatchError
 from sfumato.secagg.graph import Ring
-from sfumato.secagg.round import KEY_BYTES, KEYS_BYTES, SIGNATURE_BYTES, MaskedRound
+from sfumato.secagg.round import (
+    COMMITMENT_BYTES,
+    KEY_BYTES,
+    KEYS_BYTES,
+    SIGNATURE_BYTES,
+    MaskedRound,
+)
 
 Words = npt.NDArray[np.unsignedinteger]
 
@@ -90,6 +96,14 @@ def root_of(keys: dict[int, Keys]) -> bytes:
     for member in sorted(keys):
         every.update(hashlib.sha256(keys[member].to_bytes()).digest())
     return every.digest()
+
+
+def commitment(salt: bytes, owner: int, holder: int, label: bytes, share: bytes) -> bytes:
+    """What an owner says of a share beside the box: the holder checks it, and so does the collector
+    when the share comes back. A share is random, so its hash says nothing about it."""
+    who = owner.to_bytes(4, "little") + holder.to_bytes(4, "little")
+    text = b"sfumato/1/secagg/share/" + label + salt + who + share
+    return hashlib.sha256(text).digest()[:COMMITMENT_BYTES]
 
 
 def view_of(round: MaskedRound, root: bytes, enrolled: Set[int], shared: Set[int]) -> bytes:

@@ -34,6 +34,7 @@ from sfumato.secagg.agreement import (
     acknowledged,
     agree,
     bare,
+    commitment,
     fingerprint,
     is_low_order,
     members_to_bytes,
@@ -48,8 +49,14 @@ from sfumato.secagg.agreement import (
     verified,
     view_of,
 )
-from sfumato.secagg.round import BOX_BYTES, SHARE_BYTES, MaskedRound
-from sfumato.secagg.sharing import are_shares, correct, join_many
+from sfumato.secagg.round import (
+    BOX_BYTES,
+    COMMITMENT_BYTES,
+    SEALED_BYTES,
+    SHARE_BYTES,
+    MaskedRound,
+)
+from sfumato.secagg.sharing import are_shares, join_many
 from sfumato.spec import from_json, to_json
 
 I64 = npt.NDArray[np.int64]
@@ -75,6 +82,7 @@ class Refusal(StrEnum):
     MALFORMED = "malformed"  # not the bytes of this phase's message
     UNSIGNED = "unsigned"  # keys or survivors that this member did not sign for this round
     COPIED = "copied"  # another member's mask key
+    FALSE = "false"  # a share other than the one that was given to it
     EQUIVOCATING = "equivocating"  # another message than the one it sent before
 
 
@@ -187,9 +195,8 @@ class Coordinator:
     def finish(self) -> I64:
         """The sum over the survivors as residues of the modulus, with the masks off.
 
-        Secrets are checked against what was committed to. Where one does not open at first, wrong
-        shares are found and left out, up to half of those beyond the threshold, and who sent them
-        is in `liars`, as is who shared another secret than it committed to, which ends the round.
+        Secrets are checked against what was committed to: who shared another one is in `liars`,
+        and the round is over. (Who sent a wrong share is there already.)
         """
         if self.phase is not Phase.UNMASK:
             raise SpecError(f"a round is finished after unmasking; it is in {self.phase}")
@@ -233,7 +240,7 @@ class Coordinator:
             if state.get("version") != VERSION:
                 raise SpecError(f"a coordinator's state must be of version {VERSION}")
             return cls._loaded(state, rest)
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
             raise SpecError("this is not the state of a coordinator, or it is damaged") from None
 
     @classmethod
@@ -322,8 +329,22 @@ class Coordinator:
         owners = self._owners(member)
         if len(message) != SHARE_BYTES * len(owners) or not are_shares(message):
             return Refusal.MALFORMED
+        if any(not self._was_given(owner, member, message, owners) for owner in owners):
+            self.liars.add(member)
+            return Refusal.FALSE
+        self.liars.discard(member)  # whoever spoke in its name before
         self.answers[member] = message
         return None
+
+    def _was_given(self, owner: int, member: int, message: bytes, owners: list[int]) -> bool:
+        """Whether a member's share of an owner's secret is what the owner committed to, and the
+        member found in its box."""
+        share = _piece(message, owners, owner, SHARE_BYTES)
+        said = _piece(self.boxes[owner], self.neighbours[owner], member, BOX_BYTES)
+        of_seed, of_key = said[SEALED_BYTES:-COMMITMENT_BYTES], said[-COMMITMENT_BYTES:]
+        if owner in self.survivors:
+            return commitment(self.round.salt, owner, member, b"seed", share) == of_seed
+        return commitment(self.round.salt, owner, member, b"key", share) == of_key
 
     def _owners(self, member: int) -> list[int]:
         """The neighbours of which a member holds shares."""
@@ -358,18 +379,22 @@ class Coordinator:
         return streams, signs
 
     def _secrets(self) -> dict[int, bytes]:
-        """Of each member that shared, its seed if it survived and its mask key if not, as it was
-        committed to. All at once; where that fails, one by one from other shares."""
+        """Of each member that shared, its seed if it survived and its mask key if not."""
         members = sorted(self.boxes)
         owners = {source: self._owners(source) for source in self.answers}
         shares = [self._shares_of(member, owners) for member in members]
-        opened = join_many(shares, threshold=self._threshold)
-        return {
-            member: secret
-            if secret is not None and self._is_committed(member, secret)
-            else self._open(member, given)
-            for member, given, secret in zip(members, shares, opened, strict=True)
-        }
+        opened: dict[int, bytes] = {}
+        for member, secret in zip(
+            members, join_many(shares, threshold=self._threshold), strict=True
+        ):
+            if secret is None or not self._is_committed(member, secret):
+                self.liars.add(member)
+                raise ImpossibleError(
+                    f"the secret of member {member} is not what it committed to",
+                    hint="ask again in a new round without it",
+                )
+            opened[member] = secret
+        return opened
 
     def _shares_of(self, member: int, owners: dict[int, list[int]]) -> dict[int, bytes]:
         shares = {
@@ -384,25 +409,6 @@ class Coordinator:
                 hint="ask again in a new round, with new keys; nothing was opened",
             )
         return shares
-
-    def _open(self, member: int, shares: dict[int, bytes]) -> bytes:
-        """A secret of which some shares are wrong; who sent them is known afterwards."""
-        found = correct(shares, threshold=self._threshold)
-        if found is None:
-            raise ImpossibleError(
-                f"more than {(len(shares) - self._threshold) // 2} shares of member {member} are "
-                f"wrong: its neighbours sent other ones than it gave them, or it gave wrong ones",
-                hint="ask again in a new round, with new keys; nothing was opened",
-            )
-        secret, wrong = found
-        self.liars |= {point - 1 for point in wrong}
-        if not self._is_committed(member, secret):
-            self.liars.add(member)
-            raise ImpossibleError(
-                f"the secret of member {member} is not what it committed to",
-                hint="ask again in a new round without it",
-            )
-        return secret
 
     def _is_committed(self, member: int, secret: bytes) -> bool:
         if member in self.survivors:

@@ -41,6 +41,7 @@ from sfumato.secagg.agreement import (
     acknowledged,
     agree,
     bare,
+    commitment,
     derive,
     fingerprint,
     holds_together,
@@ -62,6 +63,7 @@ from sfumato.secagg.round import (
     BOX_BYTES,
     KEY_BYTES,
     KEYS_BYTES,
+    SEALED_BYTES,
     SHARE_BYTES,
     MaskedRound,
 )
@@ -154,7 +156,8 @@ class Participant:
             text = shares[0][place] + shares[1][place]
             nonce = _nonce(self.member, member)
             cipher = ChaCha20Poly1305(self._box_keys[member])
-            boxes.append(cipher.encrypt(nonce, text, context))
+            sealed = cipher.encrypt(nonce, text, context)
+            boxes.append(sealed + self._commitments(self.member, member, text))
         self.root, self.enrolled_bits, self.neighbours = told
         return b"".join(boxes)
 
@@ -285,6 +288,12 @@ class Participant:
             return (table.astype(np.int64) % self.round.modulus).astype(self.round.lane)
         return table.astype(np.int64, copy=False).view(np.uint64).astype(self.round.lane)
 
+    def _commitments(self, owner: int, holder: int, shares: bytes) -> bytes:
+        seed, key, salt = shares[:SHARE_BYTES], shares[SHARE_BYTES:], self.round.salt
+        return commitment(salt, owner, holder, b"seed", seed) + commitment(
+            salt, owner, holder, b"key", key
+        )
+
     def _public_of(self, name: str) -> bytes:
         if name not in self._public:
             self._public[name] = public_of(getattr(self, name))
@@ -345,13 +354,16 @@ class Participant:
             member = int.from_bytes(boxes[start : start + 4], "little")
             if member not in self.neighbours or member in held:
                 raise MismatchError(f"a box of member {member} was not expected")
-            sealed = boxes[start + 4 : start + 4 + BOX_BYTES]
+            box = boxes[start + 4 : start + 4 + BOX_BYTES]
+            sealed, said = box[:SEALED_BYTES], box[SEALED_BYTES:]
             nonce = _nonce(member, self.member)
             try:
                 cipher = ChaCha20Poly1305(self._box_keys[member])
                 held[member] = cipher.decrypt(nonce, sealed, context)
             except InvalidTag as problem:
                 raise MismatchError(f"the box of member {member} does not open") from problem
+            if self._commitments(member, self.member, held[member]) != said:
+                raise MismatchError(f"the box of member {member} holds other shares than it says")
         if not are_shares(b"".join(held.values())):
             wrong = next(member for member, text in held.items() if not are_shares(text))
             raise MismatchError(f"the box of member {wrong} holds no shares")

@@ -16,7 +16,9 @@ SIGNATURE_BYTES = 64
 KEYS_BYTES = 4 + 3 * KEY_BYTES + SIGNATURE_BYTES
 SHARE_BYTES = 36
 ACKNOWLEDGEMENT_BYTES = 4 + SIGNATURE_BYTES
-BOX_BYTES = 2 * SHARE_BYTES + 16
+COMMITMENT_BYTES = 6  # to a share; it is there to tell who lied
+SEALED_BYTES = 2 * SHARE_BYTES + 16
+BOX_BYTES = SEALED_BYTES + 2 * COMMITMENT_BYTES
 LANES = ((8, np.uint8), (16, np.uint16), (32, np.uint32), (64, np.uint64))
 PRIMES = (31, 61)  # Mersenne primes of so many bits
 

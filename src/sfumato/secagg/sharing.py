@@ -17,7 +17,6 @@ Assumes: the words of `rng` are uniform. One changed share is not seen to be wro
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -113,33 +112,6 @@ def join_many(shares: Sequence[Mapping[int, bytes]], *, threshold: int) -> list[
     return found
 
 
-def correct(shares: Mapping[int, bytes], *, threshold: int) -> tuple[bytes, set[int]] | None:
-    """The secret and the points of wrong shares, if those are at most half of what is spare.
-
-    Of m shares, (m − threshold)/2 may be wrong, and what is found is then the only polynomial that
-    so many fit (Berlekamp and Welch). One combination of the limbs is decoded, with factors that
-    follow from all shares, so that errors in several limbs do not cancel. None if there is none.
-    """
-    points = sorted(shares)
-    _check(points, threshold)
-    values = _values([shares[point] for point in points]).astype(np.uint64)
-    malformed = {p for p, row in zip(points, values, strict=True) if (row >= _P).any()}
-    if malformed:
-        rest = {point: share for point, share in shares.items() if point not in malformed}
-        if len(rest) < threshold:
-            return None
-        found = correct(rest, threshold=threshold)
-        return None if found is None else (found[0], found[1] | malformed)
-    told = hashlib.shake_256(values.tobytes()).digest(8 * LIMBS)
-    factors = np.frombuffer(told, dtype="<u8") % _P
-    wrong = _wrong_points(points, (values * factors % _P).sum(axis=1) % _P, threshold)
-    if wrong is None:
-        return None
-    good = {point: shares[point] for point in points if point not in wrong}
-    (secret,) = join_many([good], threshold=threshold)
-    return None if secret is None else (secret, wrong)
-
-
 def are_shares(data: bytes) -> bool:
     """Whether `data` has the form of shares in a row; a collector asks before it keeps them."""
     if len(data) % SHARE_BYTES:
@@ -226,62 +198,6 @@ def _product(factors: U64) -> U64:
         pairs = factors[..., :half] * factors[..., half : 2 * half] % _P
         factors = np.concatenate([pairs, factors[..., 2 * half :]], axis=-1)
     return factors[..., 0]
-
-
-def _wrong_points(points: Sequence[int], values: U64, threshold: int) -> set[int] | None:
-    """Where these values leave the polynomial that nearly all of them lie on.
-
-    With e errors there are E of degree e, zero at the errors, and Q = f·E of degree below
-    e + threshold with Q(x) = value·E(x) at every point: linear equations for their coefficients.
-    """
-    count = len(points)
-    errors = (count - threshold) // 2
-    powers = _powers(points, errors + threshold)
-    unknown = np.hstack([powers, (_P - values[:, np.newaxis]) * powers[:, :errors] % _P])
-    solution = _solve(unknown, values * powers[:, errors] % _P)
-    if solution is None:
-        return None
-    locator = np.append(solution[errors + threshold :], np.uint64(1))
-    at = (powers[:, : errors + 1] * locator % _P).sum(axis=1) % _P
-    right = [place for place in range(count) if at[place] != 0]
-    if len(right) < threshold:
-        return None
-    chosen = right[:threshold]
-    rebuilt = _interpolate([points[k] for k in chosen], values[chosen], points)
-    wrong = {point for point, a, b in zip(points, rebuilt, values, strict=True) if a != b}
-    return wrong if len(wrong) <= errors else None
-
-
-def _interpolate(points: Sequence[int], values: U64, at: Sequence[int]) -> U64:
-    """The polynomial through these points, at others."""
-    coefficients = _solve(_powers(points, len(points)), values)
-    assert coefficients is not None  # distinct points
-    return _times(_powers(at, len(points)), coefficients)
-
-
-def _solve(matrix: U64, right: U64) -> U64 | None:
-    """Some solution of linear equations over the field, or None; free unknowns are zero."""
-    rows = np.hstack([matrix, right[:, np.newaxis]])
-    pivots: list[int] = []
-    for column in range(matrix.shape[1]):
-        place = len(pivots)
-        below_it = np.flatnonzero(rows[place:, column])
-        if not below_it.size:
-            continue
-        swap = place + int(below_it[0])
-        rows[[place, swap]] = rows[[swap, place]]
-        rows[place] = rows[place] * _inverse(rows[place, column : column + 1]) % _P
-        others = rows[:, column].copy()
-        others[place] = 0
-        rows = (rows + (_P - others[:, np.newaxis]) * rows[place]) % _P
-        pivots.append(column)
-        if len(pivots) == len(rows):
-            break
-    if rows[len(pivots) :, -1].any():
-        return None
-    solution = np.zeros(matrix.shape[1], dtype=np.uint64)
-    solution[pivots] = rows[: len(pivots), -1]
-    return solution
 
 
 def _limbs(secret: bytes) -> U64:

@@ -24,9 +24,7 @@ from sfumato.secagg.sharing import (
     SECRET_BYTES,
     SHARE_BYTES,
     _times,
-    _weights,
     are_shares,
-    correct,
     join,
     join_many,
     split,
@@ -322,48 +320,3 @@ def test_no_error_shows_a_secret_or_a_share(leak: Callable[[], object]) -> None:
         assert spelling not in text
     # The lines of code that a traceback quotes may name the canary, but not show it.
     assert CANARY.decode() not in "".join(traceback.format_exception(caught.value))
-
-
-@pytest.mark.parametrize(("count", "threshold"), [(3, 2), (5, 3), (12, 5), (60, 40), (120, 87)])
-def test_wrong_shares_are_found_up_to_half_of_what_is_spare(count: int, threshold: int) -> None:
-    """Also those that lie so that the secret stays the same: their lies cancel at zero."""
-    chance = np.random.default_rng([SEED, count])
-    secret = chance.bytes(32)
-    points = sorted(chance.choice(500, count, replace=False) + 1)
-    shares = dict(
-        zip(
-            points,
-            split(secret, threshold=threshold, points=points, rng=SeededRng(SEED)),
-            strict=True,
-        )
-    )
-    most = (count - threshold) // 2
-    for wrong in {0, 1, most}:
-        lied = dict(shares)
-        liars = set(chance.choice(points, min(wrong, most), replace=False).tolist())
-        for point in liars:
-            lied[point] = bytes(
-                np.frombuffer(lied[point], np.uint8) ^ np.eye(36, dtype=np.uint8)[0]
-            )
-        assert correct(lied, threshold=threshold) == (secret, liars)
-    if most:
-        broken = {**shares, points[0]: MALFORMED["the prime"]}
-        assert correct(broken, threshold=threshold) == (secret, {points[0]})
-    too_many = {
-        point: struct.pack("<9I", *chance.integers(0, PRIME, 9)) if place < count - 1 else share
-        for place, (point, share) in enumerate(shares.items())
-    }
-    if most:
-        assert correct(too_many, threshold=threshold) is None
-
-
-def test_two_liars_whose_lies_cancel_are_both_found() -> None:
-    points = list(range(1, 13))
-    shares = split(CANARY, threshold=5, points=points, rng=SeededRng(SEED))
-    weights = _weights(np.array([points[:5]], dtype=np.uint64))[0].tolist()
-    values = [list(elements(share)) for share in shares]
-    values[0][0] = (values[0][0] + weights[1]) % PRIME
-    values[1][0] = (values[1][0] - weights[0]) % PRIME
-    lied = {p: struct.pack("<9I", *v) for p, v in zip(points, values, strict=True)}
-    assert join(lied, threshold=5) == CANARY  # the lowest five points, lies and all
-    assert correct(lied, threshold=5) == (CANARY, {1, 2})
