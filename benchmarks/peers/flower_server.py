@@ -3,7 +3,7 @@
 The workflow of the server and the mod of the clients are Flower's; between them, in place of a
 network, is a loop. Run by the interpreter of `.venv-flower`; it imports nothing of ours.
 
-Seconds are of the process's CPU, from the bytes of a message to the bytes of its answer, and with
+Seconds are on the wall, from the bytes of a message to the bytes of its answer, and with
 Flower's quantizing, which its SecAgg+ cannot do without. Training and the strategy's average are
 left out.
 """
@@ -47,21 +47,21 @@ NOTHING = Parameters([], "numpy.ndarray")
 
 
 class Watch:
-    """CPU seconds, less those of functions that are set aside."""
+    """Seconds, less those of functions that are set aside."""
 
     def __init__(self):
         self.aside = 0.0
 
     def now(self):
-        return time.process_time() - self.aside
+        return time.perf_counter() - self.aside
 
     def leave_out(self, function):
         def timed(*args, **kwargs):
-            started = time.process_time()
+            started = time.perf_counter()
             try:
                 return function(*args, **kwargs)
             finally:
-                self.aside += time.process_time() - started
+                self.aside += time.perf_counter() - started
 
         return timed
 

@@ -1,9 +1,9 @@
-"""Whole rounds of secure aggregation on one core: against Flower's SecAgg+, and bare primitives.
+"""Whole rounds of secure aggregation: against Flower's SecAgg+, and bare primitives.
 
 A round is one process: every device goes its whole way, and all that it computes is on its own
-watch, all that the collector computes on another. Seconds are of the process's CPU. Flower runs in
-an environment and a process of its own (`scripts/peers`); where that is missing the rounds are run
-without it.
+watch, all that the collector computes on another. Seconds are on the wall, with all cores; Flower
+runs in an environment and a process of its own (`scripts/peers`), and where that is missing the
+rounds are run without it.
 
 The floors are what a round of this kind cannot leave out: of a device, a mask for itself and each
 neighbour, two agreements with each, and a check of each one's signature; of the collector, a check
@@ -87,8 +87,7 @@ class _Case:
 
 def run(settings: Settings) -> Iterator[Line]:
     python = python_of(ENVIRONMENT)
-    with race.on_cores(1):
-        flower = Peer(python, SERVER) if python is not None else None
+    flower = Peer(python, SERVER) if python is not None else None
     try:
         masks._compiled()  # as in a process that has met large inputs: some rounds' are small
         for case in _cases(quick=True):
@@ -168,21 +167,20 @@ def _lines(
     repeats = settings.repeats or (1 if settings.quick else REPETITIONS)
     found = case.round().parameters(case.devices)
     ours, peers, floors = [], [], []
-    with race.on_cores(1):
-        for _ in range(repeats):
-            floor = _Floor(case)
-            ours.append(_Round(case, floor).run())
-            if flower is not None:
-                task = {
-                    "devices": case.devices,
-                    "cells": case.cells,
-                    "shares": found.neighbours + 1,  # one is its own
-                    "threshold": found.threshold,
-                    "dropped": case.dropped,
-                    "seed": SEED,
-                }
-                peers.append(flower.ask(task))
-            floors.append(floor.costs())
+    for _ in range(repeats):
+        floor = _Floor(case)
+        ours.append(_Round(case, floor).run())
+        if flower is not None:
+            task = {
+                "devices": case.devices,
+                "cells": case.cells,
+                "shares": found.neighbours + 1,  # one is its own
+                "threshold": found.threshold,
+                "dropped": case.dropped,
+                "seed": SEED,
+            }
+            peers.append(flower.ask(task))
+        floors.append(floor.costs())
     for role in wanted:
         key = f"{role}_seconds"
         yield race.run(
@@ -203,7 +201,7 @@ def _lines(
                 peers={FLOWER: _replayed(peers, key)} if peers else {},
                 floors={"primitives": _replayed(floors, key)},
                 packages=["cryptography"],
-                note="CPU seconds from bytes to bytes, of the mean device that stayed and of the "
+                note="seconds from bytes to bytes, of the mean device that stayed and of the "
                 "collector; Flower with its quantizing, which it needs, and without training",
                 more=partial(_more, role, peers, floors),
                 warm_up=False,
@@ -240,16 +238,16 @@ def _more(
 
 @dataclass(slots=True)
 class _Watch:
-    """CPU seconds by step."""
+    """Seconds by step."""
 
     steps: dict[str, float] = field(default_factory=dict)
 
     def __call__(
         self, step: str, function: Callable[P, T], /, *args: P.args, **named: P.kwargs
     ) -> T:
-        started = time.process_time()
+        started = time.perf_counter()
         result = function(*args, **named)
-        taken = time.process_time() - started
+        taken = time.perf_counter() - started
         self.steps[step] = self.steps.get(step, 0.0) + taken
         return result
 

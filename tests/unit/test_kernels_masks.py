@@ -372,3 +372,19 @@ def test_no_streams_and_no_cells_are_nothing_to_do() -> None:
     masks.add_streams(total, [], [])
     assert total.tolist() == [1] * 4
     masks.add_stream(np.zeros(0, np.uint32), bytes(16), bytes(16))
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint32, np.uint64])
+def test_several_cores_add_what_one_adds(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts that begin within the streams, and a counter that wraps between them."""
+    starts = [bytes(15) + b"\x07", b"\xff" * 16, b"\xff" * 14 + bytes(2)]
+    streams = [(bytes([k]) * 16, start) for k, start in enumerate(starts)]
+    one = np.arange(10_007).astype(kind)
+    several = one.copy()
+    monkeypatch.setattr(masks, "cores_allowed", lambda: 1)
+    masks.add_streams(one, streams, [1, -1, 1])
+    monkeypatch.setattr(masks, "cores_allowed", lambda: 3)
+    monkeypatch.setattr(masks, "_WORTH_A_CORE", 1)
+    masks._compiled()
+    masks.add_streams(several, streams, [1, -1, 1])
+    assert np.array_equal(one, several)

@@ -89,6 +89,13 @@ def readings(points: U64, tables: F64, buckets: U64, signs: U64, rounds: I64) ->
     return result
 
 
+def cores_allowed() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def is_compiled() -> bool:
     """Whether numba is here; without it every loop runs in numpy."""
     return importlib.util.find_spec("numba") is not None

@@ -7,7 +7,6 @@ degree first: three-wise independent cells. A bit vector is packed into little-e
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -16,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sfumato.kernels import SMALL, is_compiled
+from sfumato.kernels import SMALL, cores_allowed, is_compiled
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -121,8 +120,7 @@ def _twin(work: int) -> ModuleType:
 
 def _in_pieces(size: int, function: Callable[[int, int], F64], cores: int) -> list[F64]:
     """function(start, stop) over `size` rows or points, on as many cores as are worth waking."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    count = min(cores, allowed or 1, size)
+    count = min(cores, cores_allowed(), size)
     if count < 2:
         return [function(0, size)]
     bounds = [size * k // count for k in range(count + 1)]

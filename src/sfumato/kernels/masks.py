@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -21,13 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import SfumatoError, SpecError
-from sfumato.kernels import is_compiled
+from sfumato.kernels import cores_allowed, is_compiled
 from sfumato.spec import require
 
 Words = npt.NDArray[np.unsignedinteger[Any]]
 
 KEY_BYTES = 16  # of a key, and of a start
 SMALL = 1 << 22  # bytes of streams below which numba is not woken, which takes a second or two
+_WORTH_A_CORE = 1 << 25  # bytes of streams
 CHUNK = 1 << 18  # bytes of a stream that are made before they are added
 _KINDS = tuple(np.dtype(kind) for kind in (np.uint8, np.uint16, np.uint32, np.uint64))
 
@@ -71,7 +73,25 @@ def add_streams(
         return
     kernels = _compiled() if work >= SMALL or _is_awake() or not _has_cryptography() else None
     add = _add_chunks if kernels is None else kernels.add_streams
-    add(total, keys_and_starts, signs)
+    cores = min(cores_allowed(), work // _WORTH_A_CORE) if kernels is not None else 1
+    if cores < 2:
+        add(total, keys_and_starts, signs)
+        return
+    each = KEY_BYTES // total.itemsize  # cells of a block of the cipher
+    blocks = -(-total.size // each)
+    cuts = [blocks * part // cores for part in range(cores + 1)]
+
+    def add_part(first: int, last: int) -> None:
+        streams = [(key, _later(start, first)) for key, start in keys_and_starts]
+        add(total[first * each : last * each], streams, signs)
+
+    with ThreadPoolExecutor(cores) as pool:
+        list(pool.map(add_part, cuts[:-1], cuts[1:]))
+
+
+def _later(start: bytes, blocks: int) -> bytes:
+    """The counter so many blocks on."""
+    return ((int.from_bytes(start, "big") + blocks) % 2**128).to_bytes(KEY_BYTES, "big")
 
 
 def _add_chunks(

@@ -101,8 +101,13 @@ def root_of(keys: dict[int, Keys]) -> bytes:
 def commitment(salt: bytes, owner: int, holder: int, label: bytes, share: bytes) -> bytes:
     """What an owner says of a share beside the box: the holder checks it, and so does the collector
     when the share comes back. A share is random, so its hash says nothing about it."""
-    who = owner.to_bytes(4, "little") + holder.to_bytes(4, "little")
-    text = b"sfumato/1/secagg/share/" + label + salt + who + share
+    text = b"sfumato/1/secagg/share/%b%b%b%b%b" % (
+        label,
+        salt,
+        owner.to_bytes(4, "little"),
+        holder.to_bytes(4, "little"),
+        share,
+    )
     return hashlib.sha256(text).digest()[:COMMITMENT_BYTES]
 
 

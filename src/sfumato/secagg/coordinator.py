@@ -24,7 +24,6 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sfumato.errors import ImpossibleError, MismatchError, SpecError
 from sfumato.kernels import masks
@@ -59,7 +58,6 @@ from sfumato.secagg.round import (
 from sfumato.secagg.sharing import are_shares, join_many
 from sfumato.spec import from_json, to_json
 
-I64 = npt.NDArray[np.int64]
 VERSION = 1
 _END = 1 << 12  # bytes
 
@@ -192,27 +190,28 @@ class Coordinator:
             member.to_bytes(4, "little") + self.acknowledgements[member] for member in signers
         )
 
-    def finish(self) -> I64:
+    def finish(self) -> Words:
         """The sum over the survivors as residues of the modulus, with the masks off.
 
         Secrets are checked against what was committed to: who shared another one is in `liars`,
-        and the round is over. (Who sent a wrong share is there already.)
+        and the round is over. (Who sent a wrong share is there already.) Asked again, it gives the
+        same.
         """
+        if self.phase is Phase.DONE:
+            return self._total
         if self.phase is not Phase.UNMASK:
             raise SpecError(f"a round is finished after unmasking; it is in {self.phase}")
-        total = self._total.copy()
         try:
             streams, signs = self._masks_left()
         except (ImpossibleError, MismatchError):
             self.phase = Phase.ABORTED
             raise
         modulus = self.round.modulus if self.round.prime else None
-        masks.add_streams(total, streams, [-sign for sign in signs], modulus=modulus)
+        masks.add_streams(self._total, streams, [-sign for sign in signs], modulus=modulus)
+        if modulus is None and 8 * self._total.itemsize > self.round.modulus_bits:
+            self._total &= self.round.lane(self.round.modulus - 1)
         self.phase = Phase.DONE
-        wide = total.astype(np.uint64)
-        if 8 * total.itemsize > self.round.modulus_bits and modulus is None:
-            wide &= np.uint64(self.round.modulus - 1)
-        return wide.view(np.int64)
+        return self._total
 
     def to_bytes(self) -> bytes:
         """The whole state: a line of JSON, then the sum so far."""
@@ -329,22 +328,27 @@ class Coordinator:
         owners = self._owners(member)
         if len(message) != SHARE_BYTES * len(owners) or not are_shares(message):
             return Refusal.MALFORMED
-        if any(not self._was_given(owner, member, message, owners) for owner in owners):
+        if not self._were_given(member, owners, message):
             self.liars.add(member)
             return Refusal.FALSE
         self.liars.discard(member)  # whoever spoke in its name before
         self.answers[member] = message
         return None
 
-    def _was_given(self, owner: int, member: int, message: bytes, owners: list[int]) -> bool:
-        """Whether a member's share of an owner's secret is what the owner committed to, and the
-        member found in its box."""
-        share = _piece(message, owners, owner, SHARE_BYTES)
-        said = _piece(self.boxes[owner], self.neighbours[owner], member, BOX_BYTES)
-        of_seed, of_key = said[SEALED_BYTES:-COMMITMENT_BYTES], said[-COMMITMENT_BYTES:]
-        if owner in self.survivors:
-            return commitment(self.round.salt, owner, member, b"seed", share) == of_seed
-        return commitment(self.round.salt, owner, member, b"key", share) == of_key
+    def _were_given(self, member: int, owners: list[int], shares: bytes) -> bool:
+        """Whether a member's shares of its neighbours' secrets are what the owners committed to,
+        and the member found in their boxes."""
+        salt = self.round.salt
+        for place, owner in enumerate(owners):
+            share = shares[place * SHARE_BYTES : (place + 1) * SHARE_BYTES]
+            box = _piece(self.boxes[owner], self.neighbours[owner], member, BOX_BYTES)
+            if owner in self.survivors:
+                label, said = b"seed", box[SEALED_BYTES:-COMMITMENT_BYTES]
+            else:
+                label, said = b"key", box[-COMMITMENT_BYTES:]
+            if commitment(salt, owner, member, label, share) != said:
+                return False
+        return True
 
     def _owners(self, member: int) -> list[int]:
         """The neighbours of which a member holds shares."""

@@ -118,7 +118,7 @@ class _Course:
 
     def outcome(self) -> Outcome:
         started = time.perf_counter()
-        total = self.collector.finish()
+        total = self.collector.finish().astype(np.int64)
         self.collector_seconds += time.perf_counter() - started
         return Outcome(
             total=total,

@@ -143,7 +143,7 @@ class Stage:
     def finish(self) -> I64:
         self.until(Phase.UNMASK)
         self.run(Phase.UNMASK)
-        return self.collector.finish()
+        return self.collector.finish().astype(np.int64)
 
     def expected(self, members: Iterable[int] | None = None) -> I64:
         chosen = sorted(self.collector.survivors if members is None else members)

@@ -869,7 +869,7 @@ def split_sum(kind: type[Participant]) -> tuple[Stage, I64]:
     stage.run(Phase.MASK)
     stage.leave[VICTIM] = Phase.UNMASK
     stage.run(Phase.UNMASK)
-    return stage, stage.collector.finish()
+    return stage, stage.collector.finish().astype(np.int64)
 
 
 def test_7_masks_of_different_rounds_do_not_cancel() -> None:
@@ -913,7 +913,7 @@ def with_a_liar(stage: Stage, refusal: Refusal | None) -> tuple[int, I64]:
             shares[VICTIM] = one_more(stage, liar, VICTIM, shares[VICTIM])
         said = stage.collector.add(Phase.UNMASK, member, b"".join(shares.values()))
         assert said is (refusal if member == liar else None)
-    return liar, stage.collector.finish()
+    return liar, stage.collector.finish().astype(np.int64)
 
 
 def test_8_a_false_share_changes_nothing_and_its_giver_is_named() -> None:
@@ -927,7 +927,7 @@ def test_8_where_secrets_are_not_checked_a_false_share_falsifies_the_sum(
     monkeypatch: Patch,
 ) -> None:
     """Two checks: of each share, and of the secret. Either alone is enough."""
-    monkeypatch.setattr(Coordinator, "_was_given", lambda *args: True)
+    monkeypatch.setattr(Coordinator, "_were_given", lambda *args: True)
     with pytest.raises(ImpossibleError, match="is not what it committed to"):
         with_a_liar(Stage(), None)
     monkeypatch.setattr(Coordinator, "_is_committed", lambda self, member, secret: True)
@@ -1371,7 +1371,7 @@ def test_12_a_collector_that_forgets_who_spoke_adds_a_table_twice() -> None:
     assert collector.add(Phase.MASK, VICTIM, sent) is None
     collector.close()
     stage.run(Phase.UNMASK)
-    assert_hidden(collector.finish(), stage.expected())
+    assert_hidden(collector.finish().astype(np.int64), stage.expected())
 
 
 def test_12_a_device_that_comes_back_with_new_keys_is_refused() -> None:
@@ -1394,7 +1394,7 @@ def test_12_masks_of_new_keys_would_not_cancel() -> None:
     device.mask_key = reborn.mask_key
     stage.run(Phase.MASK)
     stage.run(Phase.UNMASK)
-    assert_hidden(stage.collector.finish(), stage.expected())
+    assert_hidden(stage.collector.finish().astype(np.int64), stage.expected())
 
 
 def noised_again(forgets: bool) -> tuple[Stage, I64]:
