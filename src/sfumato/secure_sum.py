@@ -46,7 +46,7 @@ class SecureSum:
         By Chernoff's bound: log P[X ≤ m] ≤ −n·KL(m/n ‖ 1 − dropout).
 
         >>> SecureSum(corrupt=0.1, dropout=0.05).least(1_000)
-        908
+        910
         """
         stay = 1 - self.dropout
         if self.dropout == 0:
