@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sfumato.aggregation import Plain
-from sfumato.errors import SpecError, TaskError
+from sfumato.errors import MismatchError, SpecError, TaskError
 from sfumato.privacy import Rng
 from sfumato.report import Report
+from sfumato.secagg.round import MaskedRound
 from sfumato.task import LocalTask, Task
+
+if TYPE_CHECKING:  # it needs cryptography, which other devices do without
+    from sfumato.secagg.participant import Participant
 
 I64 = npt.NDArray[np.int64]
 
@@ -46,10 +50,32 @@ def report(task: Task, values: Any, *, rng: Rng) -> Report:
     if not isinstance(task.aggregation, Plain):
         raise TaskError(
             "a table of a masked task is sent in a masked round, not in a report",
-            hint="give what `contribute` returns to `secagg.participant.Participant.mask`",
+            hint="join_round, and give what `contribute` returns to the participant's `mask`",
         )
     table = contribute(task, values, devices=1, rng=rng)
     return Report(task.id, rng.words(2).tobytes(), task.aggregation.seal(table))
+
+
+def join_round(
+    task: Task,
+    round: MaskedRound,
+    member: int,
+    identity: bytes,
+    roster: tuple[bytes, ...],
+    *,
+    rng: Rng,
+) -> Participant:
+    """Take part in a masked round, if it is this task's: its floor, its modulus and what it assumes
+    are then those that the task's noise was made for.
+
+    `identity` is the device's Ed25519 key, and `roster` the public ones of all members. What
+    `contribute` gives for one device goes, flat, to the participant's `mask`.
+    """
+    from sfumato.secagg.participant import Participant
+
+    if round != task.masked_round(round.cohort, round.nonce):
+        raise MismatchError("this round is not what its task asks for; it is not joined")
+    return Participant.join(round, member, identity, roster, rng=rng)
 
 
 def local_report(task: LocalTask, items: Any, *, rng: Rng) -> Report:

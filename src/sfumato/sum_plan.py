@@ -117,15 +117,15 @@ def _who_sees_sums(task: Task, secure: SecureSum) -> str:
         if task.mechanism.in_shares
         else ""
     )
+    share = f"{100 * secure.corrupt:.3g}% of the devices of each round"
     trusted = (
-        "follows the protocol"
+        f"it follows the protocol and at most {share} tell it what they see"
         if secure.mode == "semi_honest"
-        else "may tell devices different things about who is left"
+        else f"at most {share} work with it, whatever it and they send"
     )
     return (
         f"the collector sees sums over at least {task.min_count:,} of {asked:,} devices and no "
-        f"device's table, if it {trusted} and at most {secure.corrupt:.0%} of the devices work "
-        f"with it; {shares}devices refuse a round with fewer left"
+        f"device's table, if {trusted}; {shares}devices refuse a round with fewer left"
     )
 
 

@@ -15,7 +15,7 @@ from checks import SEED
 from sfumato import plan, simulate
 from sfumato.aggregation import Masked, Plain, centred
 from sfumato.batch import Batch, Collector
-from sfumato.device import report
+from sfumato.device import join_round, report
 from sfumato.errors import (
     BudgetError,
     ImpossibleError,
@@ -110,6 +110,26 @@ def test_masked_tasks_are_answered_in_rounds_only() -> None:
             task().masked_round(cohort, ANY_NONCE)
 
 
+def test_a_device_joins_only_its_tasks_rounds() -> None:
+    """The attack: everybody is told the same round, whose floor is below what the noise is for."""
+    asked = task()
+    identity = bytes(32)
+    roster = tuple(bytes([member]) * 32 for member in range(90))
+    good = asked.masked_round(90, "ab" * 16)
+    joined = join_round(asked, good, 3, identity, roster, rng=SeededRng(SEED))
+    assert joined.round == good
+    for change in (
+        {"dropout": 0.3},
+        {"corrupt": 0.0},
+        {"security_bits": 40},
+        {"task": "ff" * 32},
+        {"cells": 5},
+        {"mode": "semi_malicious"},
+    ):
+        with pytest.raises(MismatchError, match="not what its task asks for"):
+            join_round(asked, replace(good, **change), 3, identity, roster, rng=SeededRng(SEED))
+
+
 def test_a_sum_that_was_seen_is_not_charged_twice_nor_added_to() -> None:
     ledger = Ledger(Budget(epsilon=None, delta=1e-6))
     asked = task()
@@ -124,8 +144,8 @@ def test_a_sum_that_was_seen_is_not_charged_twice_nor_added_to() -> None:
 
 def test_residues_of_a_prime_are_centred() -> None:
     assert centred(np.array([0, 1, 15, 16, 30]), 31).tolist() == [0, 1, 15, -15, -1]
-    masked = Masked(modulus_bits=31, corrupt=0.0, prime=True)
-    assert masked.open(np.array([2**31 - 2, 5])).tolist() == [-1, 5]
+    masked = Masked(modulus_bits=61, corrupt=0.0, prime=True)
+    assert masked.open(np.array([2**61 - 2, 5])).tolist() == [-1, 5]
 
 
 def test_a_secure_task_has_room_and_noise_for_the_worst_case() -> None:
@@ -192,14 +212,14 @@ def test_a_secure_plan_says_what_it_assumes_and_costs() -> None:
     assert parameters["least_survivors"] == SecureSum(corrupt=0.1, dropout=0.05).least(999)
     assert parameters["noise"] == "skellam, in shares"
     assert predicted["bytes_per_device"] == predicted["bytes_up"] + predicted["bytes_down"]
-    assert "at most 10% of the devices work with it" in planned.privacy.statement
-    assert "follows the protocol" in planned.privacy.statement
+    assert "at most 10% of the devices of each round tell it" in planned.privacy.statement
+    assert "it follows the protocol" in planned.privacy.statement
     assert planned.privacy.trust == "secure"
 
     wary = plan(STUDY | {"devices": 1_000, "collector": "semi_malicious"}, items=TREES)
     assert wary.parameters["neighbours"] > parameters["neighbours"]
     assert wary.predicted["bytes_per_device"] > predicted["bytes_per_device"]
-    assert "may tell devices different things" in wary.privacy.statement
+    assert "whatever it and they send" in wary.privacy.statement
 
     assert any(
         "single device vanishes" in text

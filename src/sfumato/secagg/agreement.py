@@ -9,8 +9,8 @@ for lying is noise, not somebody's table.
     self key   HKDF-SHA256(seed, salt = digest, "self" + view)
 
 A mask is the AES-128-CTR stream of 16 bytes of key and 12 of counter start, both from HKDF. `root`
-is the hash of all enrolled keys, and `view` that of the root, of who enrolled and of who shared: a
-device that was told otherwise has other masks, with everybody.
+is the hash of all enrolled keys, and `view` that of the roster, of the root, of who enrolled and of
+who shared: a device that was told otherwise has other masks, with everybody.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def root_of(keys: dict[int, Keys]) -> bytes:
 
 def commitment(salt: bytes, owner: int, holder: int, label: bytes, share: bytes) -> bytes:
     """What an owner says of a share beside the box: the holder checks it, and so does the collector
-    when the share comes back. A share is random, so its hash says nothing about it."""
+    when the share comes back. To whom fewer than the threshold are known the others are uniform, so
+    a hash says nothing about them. Six bytes tell who lied, but for who tries 2**48 lies."""
     text = b"sfumato/1/secagg/share/%b%b%b%b%b" % (
         label,
         salt,
@@ -111,10 +112,17 @@ def commitment(salt: bytes, owner: int, holder: int, label: bytes, share: bytes)
     return hashlib.sha256(text).digest()[:COMMITMENT_BYTES]
 
 
-def view_of(round: MaskedRound, root: bytes, enrolled: Set[int], shared: Set[int]) -> bytes:
+def view_of(
+    round: MaskedRound,
+    roster: tuple[bytes, ...],
+    root: bytes,
+    enrolled: Set[int],
+    shared: Set[int],
+) -> bytes:
     """The hash of what a device was told before it masked."""
     told = (members_to_bytes(members, round.cohort) for members in (enrolled, shared))
-    return hashlib.sha256(b"sfumato/1/secagg/view/" + root + b"".join(told)).digest()
+    members = hashlib.sha256(b"".join(roster)).digest()
+    return hashlib.sha256(b"sfumato/1/secagg/view/" + members + root + b"".join(told)).digest()
 
 
 def holds_together(
@@ -144,7 +152,10 @@ def neighbours_of(
 
 @lru_cache(maxsize=4)
 def _ring(round: MaskedRound, root: bytes, listed: tuple[int, ...]) -> Ring:
-    seed = hashlib.sha256(b"sfumato/1/secagg/graph/" + round.salt + root).digest()
+    # The set is hashed as well: were it not, a collector could choose it so that certain members
+    # come to stand next to each other, in an order that it knows.
+    who = members_to_bytes(set(listed), round.cohort)
+    seed = hashlib.sha256(b"sfumato/1/secagg/graph/" + round.salt + root + who).digest()
     return Ring.draw(seed, len(listed), degree=round.parameters(len(listed)).neighbours)
 
 

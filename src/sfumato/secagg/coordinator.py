@@ -154,7 +154,9 @@ class Coordinator:
             self.root = root_of(self.keys)
             self.neighbours = neighbours_of(self.round, self.root, self.keys, self.keys)
         elif self.phase is Phase.SHARE:
-            self.view = view_of(self.round, self.root, self.keys.keys(), self.boxes.keys())
+            self.view = view_of(
+                self.round, self.roster, self.root, self.keys.keys(), self.boxes.keys()
+            )
         self.phase = {
             Phase.ENROL: Phase.SHARE,
             Phase.SHARE: Phase.MASK,
@@ -258,7 +260,9 @@ class Coordinator:
             given = {int(member): bytes.fromhex(text) for member, text in state[name].items()}
             getattr(made, name).update(given)
         if made.phase not in (Phase.ENROL, Phase.SHARE):
-            made.view = view_of(made.round, made.root, made.keys.keys(), made.boxes.keys())
+            made.view = view_of(
+                made.round, made.roster, made.root, made.keys.keys(), made.boxes.keys()
+            )
         made.survivors, made.liars = set(state["survivors"]), set(state["liars"])
         made.acknowledgements = {
             int(member): bytes.fromhex(sent) for member, sent in state["acknowledgements"].items()
@@ -410,7 +414,8 @@ class Coordinator:
             raise ImpossibleError(
                 f"{self._threshold} neighbours must give a share for every device; "
                 f"of member {member} there are {len(shares)}",
-                hint="ask again in a new round, with new keys; nothing was opened",
+                hint="ask again in a new round, with new keys; what corrupt devices kept back may "
+                "have opened this one, so it stays charged",
             )
         return shares
 

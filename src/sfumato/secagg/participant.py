@@ -9,15 +9,13 @@ that it answered. A refused step changes nothing. Steps repeat: the same message
 answer, byte for byte, also from a state that was saved and loaded (`to_json`, `from_json`).
 
 Claim: the collector learns the sum over the survivors and nothing else, but for the probability
-    that `parameters.find` was asked for, if at most `corrupt` of the cohort work with it and, in
-    "semi_honest" rounds, it follows the protocol; in "semi_malicious" ones it may tell devices
-    different sets of survivors.
-Proof: after Bell and others 2020, with a ring that a hash of all enrolled keys shuffles in place of
-    one that devices draw. What that changes is argued in docs/concepts/secure-aggregation.md and
-    has not been checked by anybody else: experimental.
-Assumes: identities in the roster are of different devices; the state is saved before every answer
-    leaves and never restored from an older copy; the device has a policy of its own for which
-    rounds (cohort, corrupt, mode) it joins.
+    that `parameters.find` was asked for, if at most `corrupt` of the cohort work with it. In
+    "semi_honest" rounds it and they follow the protocol; in "semi_malicious" ones they may send
+    anything, and it may say that anybody dropped out.
+Proof: docs/proofs/secure_aggregation.md. Nobody outside the project has checked it.
+Assumes: the roster lists different devices; a device joins a round once, and as many rounds of a
+    campaign as its promise counts with; the state is saved before every answer leaves and never
+    restored from an older copy; the round is the task's (`device.join_round` sees to that).
 """
 
 from __future__ import annotations
@@ -174,7 +172,7 @@ class Participant:
         if not (-modulus <= 2 * int(table.min()) and int(table.max()) < modulus):
             raise SpecError(f"cells must fit {self.round.modulus_bits} bits; the sum would wrap")
         shared, held = self._open(boxes)
-        view = view_of(self.round, self.root, self.enrolled, shared)
+        view = view_of(self.round, self.roster, self.root, self.enrolled, shared)
         total = self._residues(table)
         streams = [stream_of(self.seed, self.round.salt, b"self", view)]
         signs = [1]
@@ -186,7 +184,7 @@ class Participant:
             signs.append(sign_of(self.member, member))
         masks.add_streams(total, streams, signs, modulus=modulus if self.round.prime else None)
         message = pack_words(total, self.round.modulus_bits)
-        digest = fingerprint(message, self.seed)
+        digest = fingerprint(message, self.sharing_seed)  # which is never opened
         if self.masked and (self.masked != digest or self.held != held or self.view != view):
             raise MismatchError("this device has masked another table, or for other neighbours")
         self.masked, self.held, self.view = digest, held, view

@@ -20,7 +20,7 @@ COMMITMENT_BYTES = 6  # to a share; it is there to tell who lied
 SEALED_BYTES = 2 * SHARE_BYTES + 16
 BOX_BYTES = SEALED_BYTES + 2 * COMMITMENT_BYTES
 LANES = ((8, np.uint8), (16, np.uint16), (32, np.uint32), (64, np.uint64))
-PRIMES = (31, 61)  # Mersenne primes of so many bits
+PRIMES = (61,)  # Mersenne primes of so many bits: a mask is uniform but for 2**-bits a cell
 
 
 @spec("masked_round")

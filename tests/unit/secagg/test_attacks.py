@@ -1305,7 +1305,7 @@ def test_11_a_cell_that_does_not_fit_is_refused_by_the_device(cell: int) -> None
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.int16, np.int32, np.uint8, np.uint64])
-@pytest.mark.parametrize(("bits", "prime"), [(20, False), (31, True), (61, True)])
+@pytest.mark.parametrize(("bits", "prime"), [(20, False), (61, True)])
 def test_11_tables_of_any_whole_numbers_are_summed_alike(kind: Any, bits: int, prime: bool) -> None:
     """`mask` takes any array of integers; a narrow one must not wrap before it is masked."""
     tables = np.random.default_rng(SEED).integers(0, 100, (24, 50)).astype(kind)
@@ -1577,7 +1577,7 @@ def test_14_masks_of_devices_that_were_told_different_sets_do_not_cancel() -> No
 
 def test_14_where_masks_follow_from_the_root_alone_they_do(monkeypatch: Patch) -> None:
     for side in (device_side, collector_side):
-        monkeypatch.setattr(side, "view_of", lambda round, root, enrolled, shared: root)
+        monkeypatch.setattr(side, "view_of", lambda round, roster, root, enrolled, shared: root)
     stage = nobody_shared(HONEST_ARCS)
     total = sum_of_fewer(stage)
     assert total is not None
@@ -1586,7 +1586,7 @@ def test_14_where_masks_follow_from_the_root_alone_they_do(monkeypatch: Patch) -
 
 def test_14_a_quorum_stops_it_in_any_case(monkeypatch: Patch) -> None:
     for side in (device_side, collector_side):
-        monkeypatch.setattr(side, "view_of", lambda round, root, enrolled, shared: root)
+        monkeypatch.setattr(side, "view_of", lambda round, roster, root, enrolled, shared: root)
     assert sum_of_fewer(nobody_shared(ARCS)) is None
 
 

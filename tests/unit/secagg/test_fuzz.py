@@ -37,7 +37,7 @@ SMALL = replace(ROUND, cells=8)
 ROUNDS = {
     "semi_honest": SMALL,
     "semi_malicious": replace(SMALL, mode="semi_malicious"),
-    "prime": replace(SMALL, prime=True, modulus_bits=31),
+    "prime": replace(SMALL, prime=True, modulus_bits=61),
 }
 LEAVE = {4: Phase.SHARE, 17: Phase.MASK}
 PIECE = {
@@ -285,7 +285,7 @@ def assert_sound(
         shared, really = (members_from_bytes(text[:first], 24) for text in (told, good))
         assert device.held.keys() == shared & device.neighbours.keys()
         assert len(shared) >= device.round.least_survivors
-        known = view_of(device.round, device.root, device.enrolled, really)
+        known = view_of(device.round, device.roster, device.root, device.enrolled, really)
         assert (device.view == known) == (shared == really), "who is lied to masks with nobody"
     elif phase is Phase.UNMASK:
         alive = members_from_bytes(device.survivors, device.round.cohort)

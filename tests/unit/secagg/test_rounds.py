@@ -299,7 +299,7 @@ def test_a_copied_or_low_order_key_does_not_enrol() -> None:
 @pytest.mark.parametrize("prime", [False, True])
 def test_a_rehearsal_adds_exactly_and_bills_every_byte(mode: Any, prime: bool) -> None:
     round = replace(
-        ROUND, mode=mode, cohort=40, dropout=0.2, prime=prime, modulus_bits=31 if prime else 20
+        ROUND, mode=mode, cohort=40, dropout=0.2, prime=prime, modulus_bits=61 if prime else 20
     )
     tables = np.random.default_rng(SEED).integers(-500, 500, (40, round.cells))
     leaving = {1: Phase.ENROL, 2: Phase.SHARE, 3: Phase.MASK, 4: Phase.UNMASK}
@@ -424,6 +424,31 @@ def test_dropouts_chosen_by_the_ring_are_refused() -> None:
     fewer = one_gap | {ring.order[0]}
     assert agreement.holds_together(round, fleet.collector.root, enrolled, fewer)
     fleet.devices[ring.order[-1]].acknowledge(members_to_bytes(fewer, 60))
+
+
+def test_who_enrolled_decides_the_ring() -> None:
+    """The attack: with an order of ranks that it knows, a collector leaves out honest members until
+    corrupt ones have the ranks around a victim. So the order depends on the whole set."""
+    root = bytes(32)
+    orders = {
+        agreement._ring(ROUND, root, tuple(m for m in range(24) if m != missing)).order
+        for missing in range(24)
+    }
+    assert len(orders) == 24
+    alike = agreement._ring(ROUND, root, tuple(range(23))).order
+    assert alike in orders  # the same set, the same ring
+
+
+def test_devices_with_different_rosters_do_not_cancel() -> None:
+    """The attack: two rosters that share their corrupt members, and a quorum in each."""
+    fleet = Fleet()
+    fleet.until(Phase.MASK)
+    odd = fleet.devices[5]
+    stranger = IDENTITIES[40].public_key().public_bytes_raw()
+    odd.roster = (*odd.roster[:20], stranger, *odd.roster[21:])
+    fleet.tables[:] = 0
+    odd.mask(fleet.collector.boxes_for(5), fleet.tables[5])
+    assert odd.view != fleet.collector.view
 
 
 def test_a_floor_below_the_quorum_is_refused() -> None:
