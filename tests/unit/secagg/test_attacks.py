@@ -44,6 +44,7 @@ from sfumato.secagg.agreement import (
     commitment,
     derive,
     members_from_bytes,
+    neighbours_of,
     private_key,
     public_of,
     sign,
@@ -1703,3 +1704,40 @@ def test_an_attacker_who_has_both_secrets_reads_the_table() -> None:
     assert np.array_equal(both, stage.tables[VICTIM])
     assert_hidden(stage.read(VICTIM, seed=device.seed), stage.tables[VICTIM])
     assert_hidden(stage.read(VICTIM, key=device.mask_key), stage.tables[VICTIM])
+
+
+# 16. Members that are left out, so that corrupt ones stand around a victim.
+
+
+def surrounding(cohort: int, floor: int, corrupt: set[int], places: list[int]) -> tuple[int, ...]:
+    """Whom to list so that corrupt members have these ranks: others are left out before them."""
+    listed: list[int] = []
+    spare = cohort - floor
+    for member in range(cohort):
+        wanted = len(listed) in places and member not in corrupt
+        if wanted and spare and member != VICTIM:
+            spare -= 1
+        elif len(listed) < floor:
+            listed.append(member)
+    return tuple(listed)
+
+
+def test_16_who_is_left_out_does_not_decide_who_stands_next_to_whom() -> None:
+    """10,000 devices, a tenth corrupt, a tenth that may be missing. If the order of ranks did not
+    depend on the set, the ring would be known before the set is chosen: here that of the lowest
+    9,000. Then enough neighbours of a victim are corrupt; on the ring of the set itself, few are.
+    """
+    round = replace(ROUND, cohort=10_000, corrupt=0.1, dropout=0.1, mode="semi_malicious")
+    chance = np.random.default_rng(SEED)
+    others = [member for member in range(10_000) if member != VICTIM]
+    corrupt = set(chance.choice(others, 1_000, replace=False).tolist())
+    floor, root = round.least_survivors, bytes(32)
+    found = round.parameters(floor)
+    known = _ring(round, root, tuple(range(floor)))
+    listed = surrounding(10_000, floor, corrupt, known.neighbours(VICTIM))
+    assert len(listed) == floor
+    assert listed[VICTIM] == VICTIM
+    at_known = {listed[place] for place in known.neighbours(VICTIM)}
+    assert len(at_known & corrupt) >= found.threshold  # who hold enough of both its secrets
+    near = set(neighbours_of(round, root, listed, [VICTIM])[VICTIM])
+    assert len(near & corrupt) < found.threshold / 2
