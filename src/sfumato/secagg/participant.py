@@ -69,6 +69,7 @@ from sfumato.secagg.sharing import are_shares, split
 from sfumato.spec import from_json, to_json
 
 VERSION = 1
+_PART = 1 << 14  # cells that stay in the cache
 
 
 @dataclass(slots=True, repr=False)
@@ -169,8 +170,6 @@ class Participant:
         if table.shape != (self.round.cells,):
             raise SpecError(f"the table must have {self.round.cells} cells; got {table.shape}")
         modulus = self.round.modulus
-        if not (-modulus <= 2 * int(table.min()) and int(table.max()) < modulus):
-            raise SpecError(f"cells must fit {self.round.modulus_bits} bits; the sum would wrap")
         shared, held = self._open(boxes)
         view = view_of(self.round, self.roster, self.root, self.enrolled, shared)
         total = self._residues(table)
@@ -282,9 +281,19 @@ class Participant:
         return self.round.parameters(enrolled).threshold
 
     def _residues(self, table: npt.NDArray[np.integer]) -> Words:
-        if self.round.prime:
-            return (table.astype(np.int64) % self.round.modulus).astype(self.round.lane)
-        return table.astype(np.int64, copy=False).view(np.uint64).astype(self.round.lane)
+        """The table modulo the round's, a part after another, so that it passes by once."""
+        total = np.empty(table.size, dtype=self.round.lane)
+        modulus = self.round.modulus
+        for start in range(0, table.size, _PART):
+            part = table[start : start + _PART]
+            if not (-modulus <= 2 * int(part.min()) and int(part.max()) < modulus):
+                raise SpecError(
+                    f"cells must fit {self.round.modulus_bits} bits; the sum would wrap"
+                )
+            if self.round.prime:
+                part = part.astype(np.int64) % modulus
+            total[start : start + _PART] = part.astype(np.int64, copy=False).view(np.uint64)
+        return total
 
     def _commitments(self, owner: int, holder: int, shares: bytes) -> bytes:
         seed, key, salt = shares[:SHARE_BYTES], shares[SHARE_BYTES:], self.round.salt
