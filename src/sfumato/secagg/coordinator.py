@@ -359,7 +359,8 @@ class Coordinator:
         return [other for other in self.neighbours[member] if other in self.boxes]
 
     def _set_of(self, members: Collection[int]) -> bytes:
-        """Members as bytes, worked out once: a set that is told no longer grows."""
+        """Members as bytes, worked out once. Survivors have shared, and who shared has enrolled, so
+        two of these sets that have one size are one."""
         key = (self.phase, len(members))
         if key not in self._sets:
             self._sets[key] = members_to_bytes(set(members), self.round.cohort)
