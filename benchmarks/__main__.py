@@ -12,7 +12,17 @@ from types import ModuleType
 from benchmarks.lines import RESULTS, Settings, append, latest
 
 GROUPS = {
-    "speed": ("hashing", "encode", "decode", "samplers", "simulate", "local", "masks", "secagg"),
+    "speed": (
+        "hashing",
+        "encode",
+        "decode",
+        "samplers",
+        "simulate",
+        "local",
+        "masks",
+        "secagg",
+        "invertible",
+    ),
     "accuracy": ("refined", "coverage", "secure"),
 }
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from sfumato.aggregation import Plain
 from sfumato.errors import MismatchError, SpecError, TaskError
-from sfumato.privacy import Rng
+from sfumato.privacy import ListedAbove, Rng
 from sfumato.report import Report
 from sfumato.secagg.round import MaskedRound
 from sfumato.task import LocalTask, Task
@@ -28,6 +28,8 @@ def contribute(
     `values` are within the contribution bound already (`privacy.bound_contributions`); `weights`
     says how many devices hold each. The sum of contributions is the contribution of the sum.
     """
+    if isinstance(task.mechanism, ListedAbove):
+        values, weights = task.mechanism.sample(values, weights, rng=rng)
     table = task.sketch.encode(values, weights)
     return task.mechanism.at_device(table, devices=devices, rng=rng)
 

@@ -23,7 +23,7 @@ from sfumato.release import CONFIDENCE, NORMAL_95, NoisedSum
 from sfumato.secure_sum import ANY_NONCE, SecureSum
 from sfumato.sketch import CountSketch, OneHot, Rounds, Sketch, refine
 from sfumato.spec import digest, require, spec
-from sfumato.task import Task, bits_for
+from sfumato.task import Task, bits_for, most_devices
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -113,7 +113,7 @@ class FrequencyDesign:
                 asked=devices,
                 items_per_device=self.items_per_device,
             )
-        most = devices + max(64, devices // 16)
+        most = most_devices(devices)
         return Task(
             sketch=sketch,
             mechanism=self.mechanism,

@@ -18,8 +18,8 @@ import numpy as np
 
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.local_frequencies import NAMES, LocalDesign, oracle_of
-from sfumato.new_words import LATIN, FragmentPuzzle, PrefixExtension, WordDesign
 from sfumato.new_words import NAMES as WORD_NAMES
+from sfumato.new_words import FragmentPuzzle, PrefixExtension, WordDesign
 from sfumato.privacy import (
     CountMeanSketch,
     DirectResponse,
@@ -32,6 +32,7 @@ from sfumato.privacy.shuffling import shuffled_epsilon
 from sfumato.release import Privacy
 from sfumato.report import HEADER_BYTES
 from sfumato.study import Study
+from sfumato.words import LATIN
 
 REFERENCE_EXPONENT = 1.1
 TABLE_CELLS = 250_000  # a table of a million bytes, at four a cell

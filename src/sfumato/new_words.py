@@ -32,15 +32,13 @@ from sfumato.local_frequencies import in_epoch
 from sfumato.privacy import Randomizer, Rng, Tally, debias
 from sfumato.privacy.samplers import below
 from sfumato.spec import LARGEST_INTEGER, require, spec
+from sfumato.words import LATIN, Bool, Codes, check_alphabet, codes_of, words_of
 
 U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
-Codes = npt.NDArray[np.uint16]
 
-LATIN = "abcdefghijklmnopqrstuvwxyz"
 PUZZLE = 256  # values of the hash that tags a word's fragments: eight bits
 FRAGMENT = 2  # characters in one
 MOST_JOINS = 200_000  # words that the fragments of one tag are joined into, at most
@@ -95,30 +93,6 @@ class Discoverer(Protocol):
     def find(self, tallies: list[Tally], *, level: float = debias.LEVEL) -> Found: ...
 
 
-def codes_of(words: pa.Array | pa.ChunkedArray, alphabet: str, length: int) -> tuple[Codes, Bool]:
-    """Words as rows of codes, (n, length), and which of them have characters of the alphabet only.
-
-    >>> codes_of(pa.array(["bad", "é"]), "abcd", 4)[0].tolist()
-    [[2, 1, 4, 0], [0, 0, 0, 0]]
-    """
-    held = words.to_numpy(zero_copy_only=False).astype(f"<U{length}")  # numpy cuts longer ones
-    points = np.ascontiguousarray(held).view(np.uint32).reshape(len(words), length)
-    order = np.argsort([ord(character) for character in alphabet])
-    known = np.array([0, *sorted(map(ord, alphabet))], dtype=np.uint32)
-    place = np.minimum(np.searchsorted(known, points), known.size - 1)
-    listed = known[place] == points
-    code = np.r_[0, order + 1][place].astype(np.uint16)
-    fits = listed.all(axis=1) & (points[:, 0] != 0)
-    code[~fits] = 0
-    return code, fits
-
-
-def words_of(codes: Codes, alphabet: str) -> pa.Array:
-    """The words that rows of codes stand for."""
-    characters = np.array(["", *alphabet])
-    return pa.array(["".join(row) for row in characters[codes].tolist()], type=pa.string())
-
-
 @spec("fragment_puzzle")
 class FragmentPuzzle:
     """The Sequence Fragment Puzzle: a fragment and the whole word, in one record.
@@ -140,7 +114,7 @@ class FragmentPuzzle:
     alphabet: str = LATIN
 
     def check(self) -> None:
-        _check_words(self.length, self.alphabet)
+        check_alphabet(self.length, self.alphabet)
         require(
             self.length % FRAGMENT == 0,
             f"length must be even, to cut into pairs; got {self.length}",
@@ -274,7 +248,7 @@ class PrefixExtension:
         )
         require(len(self.lengths) <= 256, "at most 256 lengths fit a byte")
         require(self.width >= 1, f"width must be at least 1; got {self.width}")
-        _check_words(self.lengths[-1], self.alphabet)
+        check_alphabet(self.lengths[-1], self.alphabet)
 
     @property
     def epsilon(self) -> float:
@@ -375,15 +349,6 @@ class WordDesign:
             "epsilon_per_report": search.epsilon,
             "records_per_device": self.records_per_device,
         }
-
-
-def _check_words(length: int, alphabet: str) -> None:
-    require(1 <= length <= 64, f"length must be 1 to 64 characters; got {length}")
-    require(
-        len(set(alphabet)) == len(alphabet) >= 1,
-        "alphabet must name each of its characters once",
-    )
-    require("\0" not in alphabet, "alphabet must not hold the zero character, which pads")
 
 
 def _bytes(codes: Codes) -> U8:

@@ -11,14 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sfumato import files, local_plan, sum_plan
+from sfumato import files, heavy_plan, local_plan, prefix_plan, sum_plan
 from sfumato.errors import StudyError
 from sfumato.frequencies import (
     Dictionary,
     FrequencyDesign,
 )
+from sfumato.heavy_hitters import HeavyHitterDesign, HistogramDesign
 from sfumato.local_frequencies import LocalDesign
 from sfumato.new_words import WordDesign
+from sfumato.prefix_search import PrefixDesign
 from sfumato.release import Privacy
 from sfumato.study import Study
 
@@ -30,7 +32,14 @@ class Plan:
     """What will be asked, what it should give, what it costs and what it promises."""
 
     study: Study
-    design: FrequencyDesign | LocalDesign | WordDesign
+    design: (
+        FrequencyDesign
+        | LocalDesign
+        | WordDesign
+        | HeavyHitterDesign
+        | HistogramDesign
+        | PrefixDesign
+    )
     dictionary: Dictionary | None  # of items asked about; for new words, of those already known
     algorithm: str
     predicted: Mapping[str, Any]
@@ -50,7 +59,7 @@ class Plan:
     @property
     def asked_about(self) -> Dictionary:
         """The items of a question that lists them."""
-        assert self.dictionary is not None  # only a search for new words has none
+        assert self.dictionary is not None  # only a search in an open domain has none
         return self.dictionary
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,6 +104,8 @@ def plan(
         study = Study.from_mapping(study)
     if study.devices is None:
         raise StudyError("a plan needs to know how many devices will be asked; give devices")
+    if study.question in ("heavy_hitters", "histogram"):
+        return _open_domain(study)
     if study.question == "new_words":
         known = _listed(study) if items is None and study.dictionary else items
         return _local(study, Dictionary(_arrow(known)) if known is not None else None)
@@ -128,6 +139,23 @@ def _local(study: Study, dictionary: Dictionary | None) -> Plan:
         predicted=predicted,
         privacy=local_plan.promise(study, made),
         warnings=(*warnings, *(_about(dictionary) if dictionary is not None else ())),
+    )
+
+
+def _open_domain(study: Study) -> Plan:
+    """A plan for items that nobody listed."""
+    made, predicted, warnings = (
+        prefix_plan.design(study) if study.trust == "secure" else heavy_plan.design(study)
+    )
+    about = prefix_plan if isinstance(made, PrefixDesign) else heavy_plan
+    return Plan(
+        study=study,
+        design=made,
+        dictionary=None,
+        algorithm=about.algorithm(made),
+        predicted=predicted,
+        privacy=about.promise(study, made),
+        warnings=tuple(warnings),
     )
 
 

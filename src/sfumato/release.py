@@ -28,7 +28,11 @@ NORMAL_95 = 1.959964  # a normal variable is within that many deviations 95% of 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class NoisedSum:
-    """A batch's sum with its noise: paid for, and safe to show. All that a campaign ever sees."""
+    """A batch's sum with its noise: paid for, and safe to show. All that a campaign ever sees.
+
+    The sum of a listed sketch has no noise: it is for the decoder alone, and what its campaign
+    makes of it (`ListedAbove`) is paid for here.
+    """
 
     task: Task
     table: I64

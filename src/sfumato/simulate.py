@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,20 +13,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sfumato.batch import Batch
+from sfumato import heavy_simulation
 from sfumato.campaign import run
-from sfumato.device import contribute
 from sfumato.engine import Engine, LocalEngine
-from sfumato.errors import ImpossibleError, SfumatoError
-from sfumato.frequencies import PILOT_COHORT, FrequencyCampaign, FrequencyDesign
+from sfumato.errors import ImpossibleError
+from sfumato.fleet import Asking, Progress, cohorts_of
+from sfumato.frequencies import FrequencyCampaign, FrequencyDesign
 from sfumato.local_frequencies import LocalDesign, in_epoch, values_of
 from sfumato.local_frequencies import estimates as local_estimates
 from sfumato.new_words import WordDesign, seeded
 from sfumato.plan import Plan, plan
-from sfumato.population import Cohorts, Data, Population, Shard
+from sfumato.population import Data, Population
 from sfumato.privacy import Budget, Ledger, Rng, SeededRng, SystemRng, Tally, debias
-from sfumato.privacy.samplers import below
-from sfumato.release import NORMAL_95, Cost, Release, charge
+from sfumato.release import NORMAL_95, Cost, Release
 from sfumato.spec import LARGEST_INTEGER
 from sfumato.study import Study
 from sfumato.sum_plan import bytes_per_device
@@ -34,8 +33,8 @@ from sfumato.task import Task
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
 
-Progress = Callable[[str, float], None]
 _TINY = float(np.finfo(np.float64).tiny)
 _PIECE = 1 << 18  # devices that privatise together
 _Promised = TypeVar("_Promised", Plan, Release)
@@ -88,16 +87,11 @@ def simulate(
     elif isinstance(planned.design, LocalDesign):
         release = _ask_locally(planned, planned.design, population, rng, tell, started)
     else:
-        fleet = _Fleet(
-            planned,
-            planned.design,
-            population,
-            rng,
-            engine or LocalEngine(),
-            tell,
-            books if protocol else None,
-        )
-        release = _ask_for_sums(planned, fleet, books, started)
+        ask = Asking(population, rng, engine or LocalEngine(), tell, books, protocol, started)
+        if isinstance(planned.design, FrequencyDesign):
+            release = _ask_for_sums(planned, planned.design, ask)
+        else:
+            release = _ask_for_lists(planned, ask)
     return (
         release
         if seed is None
@@ -107,11 +101,24 @@ def simulate(
     )
 
 
-def _ask_for_sums(planned: Plan, fleet: _Fleet, books: Ledger, started: float) -> Release:
-    design, tell = fleet.design, fleet.tell
+def _ask_for_sums(planned: Plan, sized: FrequencyDesign, ask: Asking) -> Release:
+    design = replace(sized, seed=ask.public_seed())
+    population = ask.population.bounded(design.items_per_device, rng=ask.rng)
+    names = [task.cohort for task in design.tasks()]
+    cohorts = cohorts_of(
+        planned.study, names, design.devices, design.pilot_devices, population, design.seed
+    )
+
+    def values(task: Task, items: pa.Array) -> tuple[Any, Bool | None]:
+        if design.mode != "one_hot":
+            return items, None
+        category = planned.asked_about.categories(items)  # who holds none of them sends zeros
+        return category[category >= 0], category >= 0
+
+    fleet = ask.fleet(planned.study, population, cohorts, values, tasks=len(cohorts.shares))
     campaign = FrequencyCampaign(design, planned.asked_about.items)
-    run(campaign, fleet.gather, ledger=books, rng=fleet.rng)
-    tell("estimating", 1.0)
+    run(campaign, fleet.gather, ledger=ask.books, rng=ask.rng)
+    ask.tell("estimating", 1.0)
     estimates = campaign.estimates()
     summary = planned.summary()
     summary["parameters"] |= {"decoder": estimates.decoder}
@@ -130,9 +137,41 @@ def _ask_for_sums(planned: Plan, fleet: _Fleet, books: Ledger, started: float) -
         null=debias.Null(alone := float(np.min(estimates.standard_error))),
         null_error=alone,
         answered=campaign.answered,
-        notes=[*_notes(planned, fleet.population, fleet.asked), *fleet.notes],
+        notes=[*_notes(planned, population, fleet.asked), *fleet.notes],
     )
-    return _release(planned, answer, summary, cost, started)
+    return _release(planned, answer, summary, cost, ask.started)
+
+
+def _ask_for_lists(planned: Plan, ask: Asking) -> Release:
+    """An open domain: devices send what the design has keys for, each item once."""
+    design = planned.design
+    assert not isinstance(design, FrequencyDesign | LocalDesign | WordDesign)  # as was seen
+    found = heavy_simulation.ask(planned.study, design, ask)
+    summary = planned.summary()
+    summary["parameters"] |= found.parameters
+    scale = found.asked / max(found.answered, 1)
+    counts = found.counts * scale
+    sampling = np.maximum(counts, 0) * (scale - 1)
+    error = np.sqrt((scale * found.standard_error) ** 2 + sampling)
+    half = np.sqrt((scale * found.half_width) ** 2 + NORMAL_95**2 * sampling)
+    kept = np.flatnonzero(counts >= (planned.study.threshold or 0.0))
+    return Release(
+        items=found.items.take(pa.array(kept)),
+        counts=counts[kept],
+        standard_error=error[kept],
+        half_width=half[kept],
+        significant=np.ones(kept.size, dtype=np.bool_),
+        privacy=planned.privacy,
+        cost=Cost(
+            devices=found.asked,
+            rounds=planned.predicted["rounds"],
+            bytes_per_device=planned.predicted["bytes_per_device"],
+            seconds=time.perf_counter() - ask.started,
+        ),
+        study=planned.study.to_dict(),
+        plan=summary,
+        notes=(*_notes(planned, ask.population, found.asked), *found.notes),
+    )
 
 
 def _ask_locally(
@@ -154,7 +193,7 @@ def _ask_locally(
             f"devices hold {held:,} values and sent {sent:,} of them, drawn at random within each "
             f"device; counts are of what was sent"
         )
-    cohorts = _cohorts(
+    cohorts = cohorts_of(
         planned.study, [task.cohort for task in design.tasks()], design.devices, 0, population, seed
     )
     tallies, asked, answered = [], 0, 0
@@ -211,7 +250,7 @@ def _ask_for_words(
     population = population.bounded(sized.records_per_device, rng=rng)
     seed = int(rng.words(1)[0]) & LARGEST_INTEGER
     search, known = seeded(sized.discoverer, seed), planned.dictionary
-    cohorts = _cohorts(planned.study, ["everybody"], sized.devices, 0, population, seed)
+    cohorts = cohorts_of(planned.study, ["everybody"], sized.devices, 0, population, seed)
     tallies, asked, sent, unfit = search.tallies(), 0, 0, 0
     for shard in cohorts.shards(population, "everybody"):
         asked += shard.asked
@@ -284,103 +323,6 @@ class _Answer:
     notes: list[str]
 
 
-class _Fleet:
-    """Answers for the devices: a task in, the batch of its cohort out."""
-
-    def __init__(
-        self,
-        planned: Plan,
-        sized: FrequencyDesign,
-        population: Population,
-        rng: Rng,
-        engine: Engine,
-        tell: Progress,
-        books: Ledger | None,
-    ) -> None:
-        """With `books` the protocol of masked sums is run, and pays before it opens a sum."""
-        public_seed = int(rng.words(1)[0]) & LARGEST_INTEGER
-        self.planned, self.design = planned, replace(sized, seed=public_seed)
-        population = population.bounded(sized.items_per_device, rng=rng)
-        self.population, self.rng, self.engine, self.tell = population, rng, engine, tell
-        self.books = books if sized.secure is not None else None
-        self.notes: list[str] = []
-        design = self.design
-        names = [task.cohort for task in design.tasks()]
-        self.cohorts = _cohorts(
-            planned.study, names, design.devices, design.pilot_devices, population, design.seed
-        )
-        self.asked = 0
-        self.tasks = 0
-
-    def gather(self, task: Task) -> Batch:
-        self.tell(f"asking {task.cohort}", self.tasks / len(self.cohorts.shares))
-        self.tasks += 1
-        answering = 0
-
-        def shards() -> Iterator[Shard]:
-            nonlocal answering
-            for shard in self.cohorts.shards(self.population, task.cohort):
-                self.asked += shard.asked
-                answering += shard.answering
-                if shard.answering:
-                    yield shard
-
-        if self.books is not None:
-            return self._run_protocol(task, list(shards()), self.books)
-        total = self.engine.sum(lambda shard: self._contribute(task, shard), shards())
-        batch = Batch.empty(task)
-        return batch if total is None else batch + Batch(task.id, total, answering)
-
-    def _run_protocol(self, task: Task, shards: list[Shard], books: Ledger) -> Batch:
-        """A masked round, message by message; who does not answer vanishes at some step of it."""
-        try:
-            from sfumato.secagg import rehearsal
-            from sfumato.secagg.coordinator import Phase
-        except ImportError as problem:
-            raise SfumatoError(
-                "masked rounds need cryptography", hint='pip install "sfumato[secure]"'
-            ) from problem
-        devices = [items for shard in shards for items in shard.each_device()]
-        asked = sum(shard.asked for shard in shards)
-        round = task.masked_round(asked, self.rng.words(2).tobytes().hex())
-
-        def table_of(member: int) -> I64:
-            held = Shard(devices[member], None, 1, 1)
-            return self._contribute(task, held).reshape(-1)
-
-        steps = (Phase.ENROL, Phase.SHARE, Phase.MASK)
-        when = below(len(steps), asked - len(devices), self.rng).tolist()
-        outcome = rehearsal.run(
-            round,
-            table_of,
-            leaving={len(devices) + k: steps[step] for k, step in enumerate(when)},
-            before_unmask=lambda: charge(task, ledger=books),
-            rng=self.rng,
-            progress=lambda step, share: self.tell(
-                f"asking {task.cohort}: {step}",
-                (self.tasks - 1 + share) / len(self.cohorts.shares),
-            ),
-        )
-        self.notes.append(
-            f"{task.cohort}: {asked:,} devices ran the masked round, {outcome.survivors:,} to the "
-            f"end; a device sent at most {outcome.bytes_up.max():,} bytes, was told at most "
-            f"{outcome.bytes_down.max():,}, and computed for "
-            f"{1000 * outcome.device_seconds / asked:.1f} ms; the collector took "
-            f"{outcome.collector_seconds:.2f} s"
-        )
-        total = outcome.total.reshape(task.sketch.shape)
-        return Batch(task.id, total, outcome.survivors, charged=True)
-
-    def _contribute(self, task: Task, shard: Shard) -> I64:
-        values: Any = shard.items
-        weights = shard.weights
-        if self.design.mode == "one_hot":  # a device whose item is not listed sends zeros
-            category = self.planned.asked_about.categories(shard.items)
-            values, listed = category[category >= 0], category >= 0
-            weights = None if weights is None else weights[listed]
-        return contribute(task, values, devices=shard.answering, weights=weights, rng=self.rng)
-
-
 def _planned(
     question: Plan | Study | Mapping[str, Any] | Path | str, population: Population
 ) -> Plan:
@@ -393,7 +335,7 @@ def _planned(
         study = question if isinstance(question, Study) else Study.from_mapping(question)
     if study.devices is None:
         study = replace(study, devices=population.devices)
-    if study.dictionary is not None or study.question == "new_words":
+    if study.dictionary is not None or study.question != "frequencies":
         return plan(study)
     # A simulation may list what its devices hold; a real study cannot know that.
     planned = plan(study, items=pa.chunked_array(population.chunks).unique())
@@ -407,27 +349,6 @@ def _qualified(promised: _Promised, exception: str) -> _Promised:
         return promised
     statement = f"{privacy.statement}; not covered: {exception}"
     return replace(promised, privacy=replace(privacy, statement=statement))
-
-
-def _cohorts(
-    study: Study,
-    names: list[str],
-    devices: int,
-    pilot_devices: int,
-    population: Population,
-    seed: int,
-) -> Cohorts:
-    asked = min(1.0, devices / population.devices)
-    pilot = asked * pilot_devices / devices
-    shares = {PILOT_COHORT: pilot} if pilot_devices else {}
-    shares |= {name: (asked - pilot) / len(names) for name in names}
-    return Cohorts(
-        shares=shares,
-        in_order=study.cohorts == "different",
-        dropout=study.dropout,
-        seed=seed,
-        exact=study.trust == "secure",
-    )
 
 
 def _release(

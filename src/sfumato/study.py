@@ -13,7 +13,7 @@ from sfumato.errors import StudyError
 from sfumato.secagg.parameters import Mode
 from sfumato.spec import require, spec
 
-Question = Literal["frequencies", "new_words"]
+Question = Literal["frequencies", "new_words", "heavy_hitters", "histogram"]
 Trust = Literal["local", "secure", "central"]
 
 
@@ -48,8 +48,11 @@ class Study:
     daily_reports: int | None = None  # trust "local": what one device may send in a day
     publish: Literal["final", "rounds", "significant"] = "final"
     """Show the last answer, every round's too, or only the items that are surely there."""
-    alphabet: str | None = None  # new_words: the characters that words are made of; a to z
-    word_length: int = 10  # new_words: longer ones are cut
+    alphabet: str | None = None
+    """Open domains: the characters that words are made of (new_words: a to z if not given). Without
+    one, heavy_hitters and histogram take any text."""
+    word_length: int = 10  # longer words are cut; of any text, bytes: longer ones are left out
+    adaptive: bool | None = None  # heavy_hitters: let the sampling follow what tables show
     paper_mode: bool = False  # the paper's constants and decoder, for comparison
 
     def check(self) -> None:
@@ -64,6 +67,22 @@ class Study:
         need(
             self.question != "new_words" or self.trust == "local",
             f'new_words are found with trust = "local"; got "{self.trust}"',
+        )
+        open_domain = self.question in ("heavy_hitters", "histogram")
+        need(
+            not open_domain or self.trust != "local",
+            f'{self.question} are found with trust = "central" or "secure"; with "local" there are '
+            "new_words",
+        )
+        need(
+            self.question != "histogram" or self.trust == "central",
+            'a histogram of an open domain needs trust = "central": noise in shares would leave '
+            'nothing to list; with "secure", heavy_hitters are found by prefixes',
+        )
+        need(
+            not open_domain or self.dictionary is None,
+            f"{self.question} are of an open domain; leave out the dictionary, or ask for "
+            "frequencies",
         )
         need(
             self.epsilon is None or (self.epsilon > 0 and math.isfinite(self.epsilon)),

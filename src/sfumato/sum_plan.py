@@ -13,7 +13,13 @@ from sfumato import secure_sum, sizing
 from sfumato.batch import Batch
 from sfumato.campaign import run
 from sfumato.errors import ImpossibleError
-from sfumato.frequencies import Estimates, FrequencyCampaign, FrequencyDesign, Mode
+from sfumato.frequencies import (
+    PILOT_COHORT,
+    Estimates,
+    FrequencyCampaign,
+    FrequencyDesign,
+    Mode,
+)
 from sfumato.privacy import (
     Budget,
     Ledger,
@@ -31,7 +37,7 @@ from sfumato.report import HEADER_BYTES, report_bytes
 from sfumato.secure_sum import SecureSum
 from sfumato.sketch import CountSketch, Norms, OneHot
 from sfumato.study import Study
-from sfumato.task import Task, bits_for
+from sfumato.task import Task, bits_for, most_devices
 
 DEFAULT_BYTES = 1 << 16  # what a device may upload when a study says nothing about size
 REFERENCE_EXPONENT = 1.1  # of the law that plans are rehearsed on
@@ -79,7 +85,7 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
     who = (
         "the collector sees each device's table, adds the noise to the sum and is trusted with both"
         if design.secure is None
-        else _who_sees_sums(design.tasks()[0], design.secure)
+        else who_sees_sums(design.tasks()[0], design.secure)
     )
     if study.epsilon is None:
         statement = f"no differential privacy: exact sums are released; {who}"
@@ -110,7 +116,8 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
     )
 
 
-def _who_sees_sums(task: Task, secure: SecureSum) -> str:
+def who_sees_sums(task: Task, secure: SecureSum) -> str:
+    """What the collector sees of a masked round, and what that assumes."""
     asked = task.max_count - 1
     shares = (
         "the noise is added in shares by the devices, enough without those of the corrupt; "
@@ -142,9 +149,12 @@ def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
     if design.mode == "one_hot":
         design = replace(design, items=items)
 
+    left = design.devices - design.pilot_devices
+    each = -(-left // design.rounds) if design.every_round else left
+
     def gather(task: Task) -> Batch:
-        most = task.max_count * 16 // 17 if design.secure is None else task.max_count - 1
-        devices = max(_answering(most, study), task.min_count)
+        asked = design.pilot_devices if task.cohort == PILOT_COHORT else each
+        devices = max(_answering(asked, study), task.min_count)
         law = shares[chance.permutation(items)] if study.cohorts == "different" else shares
         expected = devices * design.items_per_device * law
         counts = np.floor(expected + chance.random(items)).astype(np.int64)
@@ -166,7 +176,7 @@ def _sized(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
     constant = sizing.PAPER_CONSTANT if study.paper_mode else sizing.CONSTANT
     sketch = width > 0
     mechanism = noise_for(study, _norms(study, rows if sketch else 0))
-    secure = _secure(study)
+    secure = secure_of(study)
 
     def made(mode: Mode, every_round: bool) -> FrequencyDesign:
         assert study.devices is not None  # as above
@@ -248,9 +258,9 @@ def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
 def _bits_and_bytes(study: Study, rows: int) -> tuple[int, int]:
     """How many bits a cell has, and what a device sends besides cells."""
     assert study.devices is not None  # plan() has checked
-    secure = _secure(study)
+    secure = secure_of(study)
     if secure is None:
-        most = study.devices + max(64, study.devices // 16)
+        most = most_devices(study.devices)
         return bits_for(most * study.items_per_device), HEADER_BYTES
     task = secure.task(
         sketch=OneHot(categories=MOST_CELLS),
@@ -264,7 +274,8 @@ def _bits_and_bytes(study: Study, rows: int) -> tuple[int, int]:
     return task.aggregation.modulus_bits, up - task.message_bytes
 
 
-def _secure(study: Study) -> SecureSum | None:
+def secure_of(study: Study) -> SecureSum | None:
+    """How a study's sums are hidden, if they are."""
     if study.trust != "secure":
         return None
     return SecureSum(corrupt=study.corrupt, dropout=study.dropout, mode=study.collector)
@@ -281,7 +292,7 @@ def noise_for(study: Study, norms: Norms) -> Mechanism:
     "secure", Skellam noise in shares, which adds exactly."""
     if study.epsilon is None:
         return NoNoise()
-    secure = _secure(study)
+    secure = secure_of(study)
     if secure is not None and study.delta == 0:
         raise ImpossibleError(
             "noise in shares needs a delta above 0; delta is 0",
@@ -336,7 +347,7 @@ def _warnings(study: Study, design: FrequencyDesign) -> list[str]:
     if study.daily_reports is not None:
         found.append('daily_reports has no effect: it is for trust = "local"')
     if study.trust == "secure":
-        found += _about_rounds(study)
+        found += about_rounds(study)
     if study.epsilon is not None and study.delta > 1 / study.devices:
         found.append(
             f"delta {study.delta:g} is more than 1/devices: even showing one device at random "
@@ -363,15 +374,20 @@ def _warnings(study: Study, design: FrequencyDesign) -> list[str]:
     return found
 
 
-def _about_rounds(study: Study) -> list[str]:
+def about_rounds(study: Study) -> list[str]:
+    """What there is to say about masked rounds of this size."""
     assert study.devices is not None  # plan() has checked
     found = []
     asked = _asked(study)
     if asked > secure_sum.LARGEST_TESTED:
         most = secure_sum.LARGEST_TESTED
         found.append(
-            f"a masked round of {asked:,} devices is more than the {most:,} that are tested; "
-            f"rounds = {-(-study.devices // most)} would have fewer, and more noise"
+            f"a masked round of {asked:,} devices is more than the {most:,} that are tested"
+            + (
+                f"; rounds = {-(-study.devices // most)} would have fewer, and more noise"
+                if study.question == "frequencies"
+                else ""
+            )
         )
     if study.dropout == 0:
         found.append(

@@ -6,7 +6,7 @@ import math
 
 from sfumato.aggregation import Aggregation, Masked
 from sfumato.errors import TaskError
-from sfumato.privacy import Loss, Mechanism, NoiseInShares
+from sfumato.privacy import ListedAbove, Loss, Mechanism, NoiseInShares
 from sfumato.privacy.randomizers import Randomizer
 from sfumato.secagg.round import MaskedRound
 from sfumato.sketch import Norms, Sketch
@@ -57,12 +57,47 @@ class Task:
                 f"{corrupt} of {self.max_count} devices may tell their share of the noise; "
                 f"the noise allows for {self.mechanism.colluders}",
             )
+        if self.sketch.word_bits is not None:
+            self._check_listed(self.sketch.word_bits)
+            return
+        need(
+            not isinstance(self.mechanism, ListedAbove),
+            "only an invertible sketch is listed; use noise on this one",
+        )
         largest = self.items_per_device * self.max_count
         largest += self.mechanism.reach(self.max_count, self.cells)
         need(
             2 * largest < 2**self.aggregation.modulus_bits,
             f"modulus_bits must hold sums of ±{largest}: at least {bits_for(largest)}; "
             f"got {self.aggregation.modulus_bits}",
+        )
+
+    def _check_listed(self, word_bits: int) -> None:
+        """A table whose words are residues, and wrap by design."""
+        require(
+            isinstance(self.mechanism, ListedAbove),
+            "noise on a table that is to be listed would leave nothing to list: a key with noise "
+            "on it is another key. Keep the list private instead (ListedAbove, whose decoder is "
+            "trusted), or search by prefixes, whose sums take noise in shares",
+            TaskError,
+        )
+        require(
+            self.aggregation.modulus_bits == word_bits,
+            f"modulus_bits must be the sketch's own {word_bits}; "
+            f"got {self.aggregation.modulus_bits}",
+            TaskError,
+        )
+        require(
+            not getattr(self.aggregation, "prime", False),
+            "this sketch divides modulo a power of two; prime must be false",
+            TaskError,
+        )
+        given = getattr(self.mechanism, "items_per_device", self.items_per_device)
+        require(
+            self.items_per_device <= given,
+            f"the list is private for {given} items a device; the task takes "
+            f"{self.items_per_device}",
+            TaskError,
         )
 
     @property
@@ -133,6 +168,12 @@ class LocalTask:
     @property
     def message_bytes(self) -> int:
         return self.records_per_report * self.randomizer.record_bytes
+
+
+def most_devices(asked: int) -> int:
+    """How many may come to a cohort of about so many, which chance dealt out: seven deviations
+    more."""
+    return asked + max(64, asked // 16, 7 * math.isqrt(asked))
 
 
 def bits_for(largest: int) -> int:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import sfumato  # noqa: F401  # registers every kind
 from checks import SEED
 from sfumato.errors import SpecError
-from sfumato.sketch import CountSketch, OneHot, Sketch
+from sfumato.sketch import CountSketch, IntegerKeys, InvertibleSketch, OneHot, Sketch
 from sfumato.spec import digest, from_json, kind_of, kinds, to_json
 
 I64 = npt.NDArray[np.int64]
@@ -28,6 +28,12 @@ EXAMPLES: dict[str, list[Any]] = {
         CountSketch(rows=5, width=16, seed=SEED),
         CountSketch(rows=4, width=3, seed=SEED, sign_round=61),
         CountSketch(rows=1, width=2, seed=SEED, bucket_round=2, sign_round=2),
+    ],
+    "invertible_sketch": [
+        InvertibleSketch(
+            keys=IntegerKeys(bits=bits), rows=3, width=40, count_bits=17, check_bits=20, seed=SEED
+        )
+        for bits in (8, 50)  # a word a cell, and two
     ],
     "one_hot": [OneHot(categories=DOMAIN), OneHot(categories=DOMAIN + 5)],
 }
@@ -59,6 +65,14 @@ def test_every_registered_sketch_is_checked() -> None:
     assert all(kind_of(sketch) == kind for kind, some in EXAMPLES.items() for sketch in some)
 
 
+def equal(sketch: Sketch, one: I64, other: I64) -> bool:
+    """Whether two tables are one, in the ring that the sketch's words belong to."""
+    if sketch.word_bits is None:
+        return np.array_equal(one, other)
+    mask = (1 << sketch.word_bits) - 1
+    return np.array_equal(one & mask, other & mask)
+
+
 def check_linear(sketch: Sketch) -> None:
     """encode(a) + encode(b) == encode(a and b), and weights multiply; exact integers."""
 
@@ -66,9 +80,9 @@ def check_linear(sketch: Sketch) -> None:
     @given(weighted, weighted, st.integers(-(2**10), 2**10))
     def linear(first: list[tuple[int, int]], second: list[tuple[int, int]], factor: int) -> None:
         added = encoded(sketch, first) + encoded(sketch, second)
-        assert np.array_equal(added, encoded(sketch, first + second))
+        assert equal(sketch, added, encoded(sketch, first + second))
         scaled = [(value, factor * weight) for value, weight in first]
-        assert np.array_equal(encoded(sketch, scaled), factor * encoded(sketch, first))
+        assert equal(sketch, encoded(sketch, scaled), factor * encoded(sketch, first))
 
     linear()
 
@@ -82,9 +96,9 @@ def check_order_and_grouping(sketch: Sketch) -> None:
         whole = encoded(sketch, pairs)
         shuffled = pairs.copy()
         chance.shuffle(shuffled)
-        assert np.array_equal(encoded(sketch, shuffled), whole)
+        assert equal(sketch, encoded(sketch, shuffled), whole)
         left, right = shuffled[:cut], shuffled[cut:]
-        assert np.array_equal(encoded(sketch, right) + encoded(sketch, left), whole)
+        assert equal(sketch, encoded(sketch, right) + encoded(sketch, left), whole)
 
     free()
 
@@ -97,7 +111,7 @@ def check_many_are_one_by_one(sketch: Sketch) -> None:
     def same(held: list[int]) -> None:
         whole = sketch.encode(array(held))
         singly = [sketch.encode(array([value])) for value in held]
-        assert np.array_equal(whole, np.sum([np.zeros_like(whole), *singly], axis=0))
+        assert equal(sketch, whole, np.sum([np.zeros_like(whole), *singly], axis=0))
         assert np.array_equal(whole, sketch.encode(array(held), array([1] * len(held))))
         asked = array(held)
         alone = [float(sketch.estimate(whole, array([value]))[0]) for value in held]
@@ -142,7 +156,8 @@ def check_other_specs_are_other_digests(sketch: Sketch) -> None:
     """Whatever differs between two specs shows in the digest, so their tables cannot meet."""
     data = json.loads(to_json(sketch))
     for name in data.keys() - {"kind", "sfumato"}:
-        other = from_json(json.dumps({**data, name: data[name] + 1}))
+        changed = data[name] | {"bits": 9} if name == "keys" else data[name] + 1
+        other = from_json(json.dumps({**data, name: changed}))
         assert digest(other) != digest(sketch)
 
 
@@ -231,6 +246,8 @@ CHECKS: list[Callable[[Sketch], None]] = [
 def test_every_sketch_keeps_the_promises_of_all(
     sketch: Sketch, check: Callable[[Sketch], None]
 ) -> None:
+    if sketch.word_bits is not None and check in (check_sensitivity, check_sensitivity_is_reached):
+        pytest.skip("its words are residues: the norms are of what is listed, and not of the table")
     check(sketch)
 
 
@@ -244,6 +261,10 @@ class Forgetful:
     @property
     def shape(self) -> tuple[int, ...]:
         return self._sound.shape
+
+    @property
+    def word_bits(self) -> None:
+        return None
 
     def encode(self, held: Any, weights: Any = None) -> I64:
         if self._fault == "writes to its input" and weights is not None:

@@ -25,6 +25,7 @@ NAMES = (
     "local",
     "masks",
     "secagg",
+    "invertible",
     "refined",
     "coverage",
     "secure",

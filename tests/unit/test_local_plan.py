@@ -16,8 +16,9 @@ from checks import SEED, assert_binomial
 from sfumato import local_plan
 from sfumato.errors import ImpossibleError, SpecError, StudyError
 from sfumato.local_frequencies import LocalDesign, oracle_of
-from sfumato.new_words import FragmentPuzzle, PrefixExtension, codes_of, words_of
+from sfumato.new_words import FragmentPuzzle, PrefixExtension
 from sfumato.privacy import HashedResponse, SeededRng, Tally, debias
+from sfumato.words import codes_of, words_of
 
 I64 = npt.NDArray[np.int64]
 ITEMS = pa.array([f"item {number}" for number in range(400)])

@@ -18,11 +18,14 @@ from sfumato import spec
 from sfumato.aggregation import Masked, Plain
 from sfumato.errors import SpecError
 from sfumato.frequencies import FrequencyDesign
+from sfumato.heavy_hitters import HeavyHitterDesign, HistogramDesign
 from sfumato.local_frequencies import LocalDesign
 from sfumato.new_words import FragmentPuzzle, PrefixExtension, WordDesign
 from sfumato.outbox import Rule
+from sfumato.prefix_search import PrefixDesign
 from sfumato.privacy import (
     AdditiveLoss,
+    ApproximateLoss,
     Budget,
     CountMeanSketch,
     DirectResponse,
@@ -33,10 +36,11 @@ from sfumato.privacy import (
     NoNoise,
     NoPrivacy,
     Rounding,
+    best_list,
 )
 from sfumato.secagg.round import MaskedRound
 from sfumato.secure_sum import SecureSum
-from sfumato.sketch import CountSketch, OneHot
+from sfumato.sketch import CountSketch, IntegerKeys, OneHot, TextKeys, WordKeys
 from sfumato.spec import canonical, digest, from_json, kind_of, kinds, to_json
 from sfumato.task import LocalTask, Task
 
@@ -69,26 +73,48 @@ NUMBERS = {
 }
 LITERALS = {1e21: "1e+21", 1e-7: "1e-7", 1.0: "1", 4.5: "4.5", 2e-3: "0.002", 1e20: "1" + "0" * 20}
 
+COUNTS = FrequencyDesign(
+    mode="hybrid",
+    items=100,
+    devices=5000,
+    rounds=4,
+    rows=5,
+    width=50,
+    seed=1,
+    items_per_device=2,
+    mechanism=NoiseAtRelease(noise="laplace", scale=3.0),
+    decode="refined",
+    every_round=True,
+    pilot_devices=500,
+    target_error=0.01,
+)
+NAMES = HeavyHitterDesign(
+    keys=TextKeys(length=16),
+    devices=5000,
+    rounds=4,
+    rows=3,
+    width=50,
+    cell_bits=177,
+    seed=1,
+    items_per_device=1,
+    mechanism=best_list(0.1, epsilon=1.0, delta=1e-6),
+    target=100.0,
+    partial=False,
+)
 EXAMPLES: dict[str, Any] = {
     "additive_loss": AdditiveLoss(noise="skellam", scale=9.5, l1=4.0, l2=2.0, unit_cells=4),
+    "approximate_loss": ApproximateLoss(epsilon=0.5, delta=1e-7),
     "budget": Budget(epsilon=None, delta=1e-6),
     "count_sketch": CountSketch(rows=5, width=64, seed=2**53 - 1, bucket_round=3, sign_round=70),
-    "frequency_design": FrequencyDesign(
-        mode="hybrid",
-        items=100,
-        devices=5000,
-        rounds=4,
-        rows=5,
-        width=50,
-        seed=1,
-        items_per_device=2,
-        mechanism=NoiseAtRelease(noise="laplace", scale=3.0),
-        decode="refined",
-        every_round=True,
-        pilot_devices=500,
-        target_error=0.01,
-    ),
+    "frequency_design": COUNTS,
     "count_mean_sketch": CountMeanSketch(epsilon=4.0, rows=16, width=64, seed=1, flips="optimal"),
+    "heavy_hitter_design": NAMES,
+    "histogram_design": HistogramDesign(names=NAMES, counts=COUNTS),
+    "integer_keys": IntegerKeys(bits=40),
+    "invertible_sketch": NAMES.sketch(2, 0.1),
+    "listed_above": best_list(0.1, items_per_device=3, epsilon=1.0, delta=1e-6),
+    "text_keys": TextKeys(length=16),
+    "word_keys": WordKeys(alphabet="añ森", length=30),
     "device_rule": Rule(
         study="emoji", task_id="ab" * 32, epsilon=4.0, daily_reports=1, delay_seconds=3600
     ),
@@ -128,6 +154,16 @@ EXAMPLES: dict[str, Any] = {
     "plain": Plain(modulus_bits=12),
     "prefix_extension": PrefixExtension(
         prefix=HashedResponse(epsilon=4.0, rows=16, width=56, seed=1), lengths=(1, 3)
+    ),
+    "prefix_design": PrefixDesign(
+        alphabet="añ森",
+        lengths=(1, 3),
+        devices=100,
+        rows=5,
+        width=50,
+        seed=1,
+        mechanism=NoiseInShares(scale=3.0, survivors=90, colluders=10),
+        secure=SecureSum(corrupt=0.1, dropout=0.05),
     ),
     "study": sfumato.Study(question="frequencies", trust="central", epsilon=1.0, devices=10**6),
     "task": Task(

@@ -15,6 +15,7 @@ import importlib.util
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -98,7 +99,7 @@ def add_table(total: Words, words: Words) -> None:
         np.add(total, words, out=total)
         return
     cuts = [words.size * part // cores for part in range(cores + 1)]
-    parts = [slice(*ends) for ends in zip(cuts[:-1], cuts[1:], strict=True)]
+    parts = [slice(*ends) for ends in pairwise(cuts)]
     list(_adders().map(lambda part: np.add(total[part], words[part], out=total[part]), parts))
 
 

@@ -2,6 +2,7 @@
 
 from sfumato.privacy.accounting import (
     AdditiveLoss,
+    ApproximateLoss,
     Loss,
     Noise,
     NoPrivacy,
@@ -10,6 +11,7 @@ from sfumato.privacy.accounting import (
     gaussian_stddev,
 )
 from sfumato.privacy.ledger import Budget, Entry, Ledger
+from sfumato.privacy.listing import ListedAbove, best_list
 from sfumato.privacy.noise import Mechanism, NoiseAtRelease, NoiseInShares, NoNoise
 from sfumato.privacy.randomizers import (
     CountMeanSketch,
@@ -27,11 +29,12 @@ from sfumato.privacy.samplers import (
     discrete_laplace,
     skellam,
 )
-from sfumato.privacy.sampling import bound_contributions
+from sfumato.privacy.sampling import bound_contributions, threshold_sample
 from sfumato.privacy.tallies import Tally
 
 __all__ = [
     "AdditiveLoss",
+    "ApproximateLoss",
     "Budget",
     "CountMeanSketch",
     "DirectResponse",
@@ -39,6 +42,7 @@ __all__ = [
     "HadamardCountMeanSketch",
     "HashedResponse",
     "Ledger",
+    "ListedAbove",
     "Loss",
     "Mechanism",
     "NoNoise",
@@ -52,6 +56,7 @@ __all__ = [
     "SeededRng",
     "SystemRng",
     "Tally",
+    "best_list",
     "bound_contributions",
     "calibrate",
     "discrete_gaussian",
@@ -59,4 +64,5 @@ __all__ = [
     "epsilon_of",
     "gaussian_stddev",
     "skellam",
+    "threshold_sample",
 ]

@@ -58,12 +58,24 @@ class AdditiveLoss:
         )
 
 
+@spec("approximate_loss")
+class ApproximateLoss:
+    """What is known to be (epsilon, delta)-DP, and no more than that."""
+
+    epsilon: float
+    delta: float
+
+    def check(self) -> None:
+        require(self.epsilon > 0, f"epsilon must be above 0; got {self.epsilon}")
+        require(0 <= self.delta < 1, f"delta must be at least 0, below 1; got {self.delta}")
+
+
 @spec("no_privacy")
 class NoPrivacy:
     """A release without noise: the loss is infinite, and is recorded as such."""
 
 
-Loss = AdditiveLoss | NoPrivacy
+Loss = AdditiveLoss | ApproximateLoss | NoPrivacy
 
 
 def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
@@ -77,7 +89,14 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
         raise SpecError(f"delta must be at least 0 and below 1; got {delta}")
     if any(isinstance(loss, NoPrivacy) for loss in losses):
         return math.inf
+    # (epsilon, delta) is pure epsilon but for an event of probability delta; events add up.
+    known = [loss for loss in losses if isinstance(loss, ApproximateLoss)]
+    left = delta - sum(loss.delta for loss in known)
+    if left < -1e-9 * delta:
+        return math.inf
+    delta = max(left, 0.0)
     additive = [loss for loss in losses if isinstance(loss, AdditiveLoss)]
+    additive += [_pure(loss.epsilon) for loss in known]
     if not additive:
         return 0.0
     laplace = all(loss.noise == "laplace" for loss in additive)
@@ -90,6 +109,11 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
 
     total = sum(_renyi(loss) for loss in additive)
     return float(rdp.compute_epsilon(_ORDERS, total, delta)[0])
+
+
+def _pure(epsilon: float) -> AdditiveLoss:
+    """The loss of anything that is epsilon-DP."""
+    return AdditiveLoss(noise="laplace", scale=1 / epsilon, l1=1.0, l2=1.0, unit_cells=0)
 
 
 def gaussian_stddev(sensitivity: float, epsilon: float, delta: float) -> float:
@@ -157,7 +181,18 @@ def _within_sampler(noise: Noise, scale: float) -> float:
     return scale
 
 
+def delta_of(loss: AdditiveLoss, epsilon: float) -> float:
+    """The delta of a loss of unit cells at this epsilon; rounded up, never down."""
+    if not loss.unit_cells:
+        raise SpecError("a delta is computed for cells that are moved by exactly one")
+    return float(_composed([loss]).get_delta_for_epsilon(epsilon))
+
+
 def _composed_epsilon(losses: Sequence[AdditiveLoss], delta: float) -> float:
+    return float(_composed(losses).get_epsilon_for_delta(delta))
+
+
+def _composed(losses: Sequence[AdditiveLoss]) -> pld.PrivacyLossDistribution:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     # Rounding up costs at most an interval a cell: keep the sum small, beside the losses as well.
@@ -174,7 +209,7 @@ def _composed_epsilon(losses: Sequence[AdditiveLoss], delta: float) -> float:
             )
         total = part if total is None else total.compose(part)
     assert total is not None  # callers pass at least one loss
-    return float(total.get_epsilon_for_delta(delta))
+    return total
 
 
 @lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""Contribution bounds: how much of what a device holds may count."""
+"""What of a device's values counts: bounds on their number, and samples of them."""
 
 from __future__ import annotations
 
@@ -32,3 +32,26 @@ def bound_contributions(devices: I64, limit: int, *, rng: Rng) -> I64:
     starts = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]])
     place = np.arange(owner.size) - np.repeat(starts, np.diff(np.r_[starts, owner.size]))
     return np.sort(order[place < limit])
+
+
+def threshold_sample(counts: I64, threshold: float, *, rng: Rng) -> npt.NDArray[np.float64]:
+    """Paper 001's algorithm 1: counts from `threshold` on stay; a smaller one becomes the threshold
+    with probability count/threshold, and else nothing. Without bias; the variance of a smaller
+    count is count·(threshold − count).
+
+    (The paper's text has lost the line that sets a kept count to the threshold.)
+
+    >>> from sfumato.privacy import SeededRng
+    >>> threshold_sample(np.array([0, 10, 12]), 10.0, rng=SeededRng(1)).tolist()
+    [0.0, 10.0, 12.0]
+    """
+    if not threshold > 0:
+        raise SpecError(f"threshold must be above 0; got {threshold}")
+    if counts.size and counts.min() < 0:
+        raise SpecError("counts must be at least 0")
+    share = np.minimum(counts / threshold, 1.0)
+    kept = rng.words(counts.size).reshape(counts.shape) < np.minimum(
+        share * 2.0**64, np.nextafter(2.0**64, 0)
+    ).astype(np.uint64)
+    large = counts >= threshold
+    return np.where(large, counts.astype(np.float64), np.where(kept, threshold, 0.0))

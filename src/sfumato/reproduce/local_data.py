@@ -25,7 +25,7 @@ from sfumato import hashing, local_plan
 from sfumato.errors import DataError
 from sfumato.kernels import local
 from sfumato.local_frequencies import in_epoch
-from sfumato.new_words import LATIN, FragmentPuzzle, PrefixExtension
+from sfumato.new_words import FragmentPuzzle, PrefixExtension
 from sfumato.privacy import (
     CountMeanSketch,
     DirectResponse,
@@ -38,6 +38,7 @@ from sfumato.privacy import (
 )
 from sfumato.privacy.debias import LocalEstimates
 from sfumato.reproduce.frequency_data import _file, _read, power_law_shares
+from sfumato.words import LATIN
 
 U64 = npt.NDArray[np.uint64]
 U16 = npt.NDArray[np.uint16]

@@ -52,6 +52,7 @@ class Panel:
     floor: float = 0.0  # smaller values are drawn here, since a logarithmic axis has no zero
     floor_name: str = ""
     level: tuple[str, float] | None = None  # a series and an x at whose y a line runs across
+    linear: bool = False  # y runs evenly from 0 to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +189,10 @@ def _draw_panel(axes: Any, panel: Panel, curves: Curves, series: Mapping[str, Se
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log")
-    axes.set_yscale("log")
+    if panel.linear:
+        axes.set_ylim(0, 1.02)
+    else:
+        axes.set_yscale("log")
     for name in curves.series(panel.key):
         style = series[name]
         x = curves.get(panel.key, name, "x")

@@ -12,12 +12,28 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.sketch.count import CountSketch
+from sfumato.sketch.invertible import InvertibleSketch, Listing
+from sfumato.sketch.keys import IntegerKeys, Keys, TextKeys, WordKeys
 from sfumato.sketch.norms import Norms
 from sfumato.sketch.onehot import OneHot
 from sfumato.sketch.refined import refine
 from sfumato.sketch.rounds import Rounds, Running
 
-__all__ = ["CountSketch", "Norms", "OneHot", "Rounds", "Running", "Sketch", "refine"]
+__all__ = [
+    "CountSketch",
+    "IntegerKeys",
+    "InvertibleSketch",
+    "Keys",
+    "Listing",
+    "Norms",
+    "OneHot",
+    "Rounds",
+    "Running",
+    "Sketch",
+    "TextKeys",
+    "WordKeys",
+    "refine",
+]
 
 
 @runtime_checkable
@@ -26,6 +42,11 @@ class Sketch(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def word_bits(self) -> int | None:
+        """The ring that its words belong to; None if they are counts, for any that holds them."""
+        ...
 
     def encode(self, values: Any, weights: Any = None) -> npt.NDArray[np.int64]: ...
 

@@ -61,6 +61,10 @@ class CountSketch:
         return (self.rows, self.width)
 
     @property
+    def word_bits(self) -> None:
+        return None
+
+    @property
     def buckets(self) -> U64:
         """Coefficients of the pairwise independent cell hashes, (rows, 2)."""
         return hashing.row_polynomials(self.seed, "cell", self.bucket_round, self.rows, 2)

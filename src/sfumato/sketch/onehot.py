@@ -35,6 +35,10 @@ class OneHot:
     def shape(self) -> tuple[int, ...]:
         return (self.categories,)
 
+    @property
+    def word_bits(self) -> None:
+        return None
+
     def encode(
         self, values: npt.NDArray[np.integer] | Sequence[int], weights: I64 | None = None
     ) -> I64:

@@ -98,13 +98,14 @@ def test_a_device_is_taken_to_have_been_in_the_costliest_cohort_of_each_campaign
     assert ledger.spent() == epsilon_of([LOSS, LOSS], DELTA)
 
 
-def test_many_unlike_campaigns_are_bounded_from_above() -> None:
+def test_many_unlike_campaigns_are_bounded_from_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sfumato.privacy.ledger._MOST_CHOICES", 4)  # pricing 64 takes minutes
     ledger = Ledger(Budget(epsilon=None, delta=DELTA))
-    for number in range(7):
+    for number in range(3):
         campaign = f"campaign {number}"
         ledger.charge(campaign=campaign, cohort="pilot", task="1", loss=half())
         ledger.charge(campaign=campaign, cohort="rest", task="2", loss=LOSS)
-    assert ledger.spent() >= epsilon_of([LOSS] * 7, DELTA)
+    assert ledger.spent() > epsilon_of([LOSS] * 3, DELTA)
 
 
 def test_one_task_charged_twice_is_paid_twice() -> None:

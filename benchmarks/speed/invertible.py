@@ -1,0 +1,152 @@
+"""Keys into an invertible sketch and out of it again, on one core: against two peers and memory.
+
+The peers are those that `.peers` holds (`scripts/peers` says how to get and build them): a C++
+library with 64-bit keys and 4-byte values, and the one of TensorFlow Federated with strings of ten
+characters. Each races against our sketch of the same keys and values. A floor is what any such
+table must do: one random cell a row and key, read and written.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from numba import njit
+
+from benchmarks import race
+from benchmarks.lines import ROOT, Line, Settings
+from benchmarks.peer import Peer, python_of
+from benchmarks.race import Contender
+from sfumato.sketch import IntegerKeys, InvertibleSketch, TextKeys, capacity
+
+NAME = "invertible"
+SEED = 1
+DRIVER = ROOT / ".peers" / "iblt_cpp" / "driver"
+TFF_SOURCES = ROOT / ".peers" / "tff_iblt"
+LEAST = {"C++": 5.0, "TFF": 50.0}  # times faster than a peer
+table = race.table
+
+I64 = npt.NDArray[np.int64]
+_CALLS = count(1)
+
+
+def run(settings: Settings) -> Iterator[Line]:
+    sizes = (2_000,) if settings.quick else (10_000, 100_000, 1_000_000)
+    for keys in sizes:
+        yield from _integers(settings, keys)
+    python = python_of(".venv-tff") if TFF_SOURCES.exists() else None
+    peer = Peer(python, "tff_iblt_server.py") if python is not None else None
+    try:
+        for keys in (1_000,) if settings.quick else (1_000, 5_000):
+            yield from _strings(settings, keys, peer)
+    finally:
+        if peer is not None:
+            peer.close()
+
+
+def missed(lines: Sequence[Line]) -> list[str]:
+    """The requirements that these lines do not meet."""
+    return [
+        f"{line['name']}/{line['case']}: {ratio['median']:.3g} times faster than {peer}, "
+        f"not {LEAST[peer]:g}"
+        for line in lines
+        for peer, ratio in line["ratio_to_peer"].items()
+        if ratio["median"] < LEAST[peer]
+    ]
+
+
+def _integers(settings: Settings, keys: int) -> Iterator[Line]:
+    chance = np.random.default_rng(SEED)
+    held = np.unique(chance.integers(0, 1 << 62, 2 * keys))[:keys]
+    chance.shuffle(held)
+    sketch = InvertibleSketch(
+        keys=IntegerKeys(bits=63), rows=3, width=-(-capacity.typical_cells(keys) // 3),
+        count_bits=5, value_bits=36, check_bits=10, seed=SEED,
+    )  # fmt: skip
+    amounts = chance.integers(0, 1 << 31, keys)
+    peer: dict[str, Any] = {}
+    if DRIVER.exists() and keys <= 100_000:
+        peer = {"C++": lambda: _driven(keys)}
+    yield from _both(settings, f"{keys:,} integers", sketch, held, amounts, peer)
+
+
+def _strings(settings: Settings, keys: int, tff: Peer | None) -> Iterator[Line]:
+    chance = np.random.default_rng(SEED)
+    letters = chance.integers(97, 123, (keys, 10), dtype=np.uint8)
+    held = pa.array(np.unique(letters.view("S10").astype("U10").reshape(-1)))
+    sketch = InvertibleSketch(
+        keys=TextKeys(length=10), rows=3, width=-(-capacity.typical_cells(len(held)) // 3),
+        count_bits=8, check_bits=16, seed=SEED,
+    )  # fmt: skip
+    peer: dict[str, Any] = {}
+    if tff is not None:
+        peer = {"TFF": lambda: tff.ask({"keys": keys, "repeats": 1})}
+    yield from _both(settings, f"{keys:,} strings", sketch, held, None, peer)
+
+
+def _both(
+    settings: Settings,
+    case: str,
+    sketch: InvertibleSketch,
+    held: Any,
+    amounts: I64 | None,
+    peer: Mapping[str, Any],
+) -> Iterator[Line]:
+    filled = sketch.encode(held, None, amounts)
+    assert sketch.list(filled).is_complete
+    total = len(held)
+    cells = np.random.default_rng(SEED).integers(0, sketch.width, (total, sketch.rows))
+    scratch = np.zeros((sketch.rows * sketch.width, sketch.words), dtype=np.uint64)
+    work = {
+        "insert": lambda: sketch.encode(held, None, amounts),
+        "list": lambda: sketch.list(filled),
+    }
+    for what, ours in work.items():
+        if not settings.wants(f"{what}/{case}"):
+            continue
+        yield race.run(
+            race.Race(
+                name=NAME,
+                case=f"{what}/{case}",
+                sizes={"keys": total, "cell_bits": sketch.cell_bits},
+                seeds=[SEED],
+                ours=Contender(ours),
+                peers={
+                    name: Contender(asked, seconds=_seconds_of(what))
+                    for name, asked in peer.items()
+                },
+                floors={"cells touched": Contender(lambda: _touch(scratch, cells, sketch.width))},
+                cores=1,
+                note="the floor hashes nothing and checks nothing",
+            ),
+            settings,
+        )
+
+
+def _seconds_of(what: str) -> Any:
+    def seconds(answer: Any) -> float:
+        assert all(answer["listed"])
+        return float(answer[f"{what}_seconds"][0])
+
+    return seconds
+
+
+def _driven(keys: int) -> Any:
+    """One repeat of the C++ peer, in a process of its own; it times itself."""
+    command = [str(DRIVER), str(keys), "1", str(next(_CALLS))]  # other keys each time
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@njit(nogil=True, cache=True)
+def _touch(table: Any, cells: Any, width: int) -> None:
+    for i in range(cells.shape[0]):
+        for row in range(cells.shape[1]):
+            cell = row * width + cells[i, row]
+            for word in range(table.shape[1]):
+                table[cell, word] += np.uint64(i)

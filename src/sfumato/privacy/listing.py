@@ -1,0 +1,375 @@
+"""What may be told of a list of names nobody asked for: those held often enough, no others.
+
+A decoded table shows every name in it, also one that a single device holds. Here is what makes the
+list that leaves the decoder differentially private: devices send a sample (`rate`), counts get
+noise or not, and names below a threshold stay untold. docs/proofs/listing.md has the proofs.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sfumato.errors import ImpossibleError
+from sfumato.privacy import samplers
+from sfumato.privacy.accounting import (
+    AdditiveLoss,
+    ApproximateLoss,
+    Loss,
+    NoPrivacy,
+    calibrate,
+    delta_of,
+)
+from sfumato.privacy.noise import Contribution
+from sfumato.privacy.samplers import Rng, log_mass
+from sfumato.spec import require, spec
+
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+ListNoise = Literal["none", "laplace", "gaussian"]
+
+FOUND = 0.95  # of items with the detectable count are listed
+_COINS = 1 << 20  # tossed together
+_SLACK = 1e-9  # of a claim that is computed again in floating point
+
+
+@spec("listed_above")
+class ListedAbove:
+    """Names whose count in a sample, with noise, reaches `threshold`; the rest is not told.
+
+    Each device tosses a coin for each of its items, which takes part with probability `rate`. The
+    sum goes to the decoder, who is trusted with it, counts the items of the sample, adds `noise` to
+    each count and lists what reaches the threshold.
+
+    Claim: the list is (epsilon, delta)-DP; neighbours differ by one device's items, at most
+        `items_per_device` different ones, becoming none. `unlisted` is the part of delta that
+        stands for a table that cannot be listed whole, of which nothing is told.
+    Proof: docs/proofs/listing.md. Without noise, the coins are the noise (Bharadwaj and Cormode
+        2022): delta by enumeration, `sampled_delta`. With it, names held by others are protected
+        by the noise, names held by nobody else by the threshold; and if `amplified`, by the coins.
+    Assumes: the decoder is trusted; it lists the whole sample or nothing; rates were fixed before
+        the devices answered, if coins are counted on (noise "none", or `amplified`).
+    Utility: count / rate is unbiased before the threshold; its variance for an item that c devices
+        hold is c·(1/rate − 1) + (noise's variance)/rate².
+    """
+
+    rate: float
+    noise: ListNoise
+    scale: float  # of the noise; 0 without
+    threshold: int
+    items_per_device: int = 1
+    amplified: bool = True
+    epsilon: float | None  # None: no promise
+    delta: float
+    unlisted: float = 0.0
+    statistic: float = 0.0
+    """Part of epsilon for telling how many different items a table had, with Laplace noise."""
+
+    def check(self) -> None:
+        require(0 < self.rate <= 1, f"rate must be above 0, at most 1; got {self.rate}")
+        require(self.threshold >= 1, f"threshold must be at least 1; got {self.threshold}")
+        require(
+            (self.scale > 0) == (self.noise != "none"),
+            f"noise has a scale and none has not; got {self.noise}, {self.scale}",
+        )
+        if self.epsilon is None:
+            return
+        require(
+            0 <= self.statistic < self.epsilon,
+            f"statistic must be at least 0 and below epsilon; got {self.statistic}",
+        )
+        spent = self.unlisted + _delta(
+            self.noise, self.scale, self.rate if self.amplified else 1.0, self.threshold,
+            self.items_per_device, self.epsilon - self.statistic,
+        )  # fmt: skip
+        require(
+            spent <= self.delta * (1 + _SLACK),
+            f"this list costs a delta of {spent:.3g} at epsilon {self.epsilon}; "
+            f"it may cost {self.delta:.3g}",
+        )
+
+    @property
+    def in_shares(self) -> bool:
+        return False
+
+    @property
+    def least_count(self) -> int:
+        return 1
+
+    def at_device(self, table: I64, *, devices: int, rng: Rng) -> I64:
+        return table
+
+    def at_release(self, total: I64, *, count: int, rng: Rng) -> I64:
+        """The sum as it is: for the decoder, and nobody else."""
+        return total
+
+    def loss(self, contribution: Contribution) -> Loss:
+        if self.epsilon is None:
+            return NoPrivacy()
+        return ApproximateLoss(epsilon=self.epsilon, delta=self.delta)
+
+    def stddev(self, count: int) -> float:
+        return 0.0  # of the table's cells
+
+    @property
+    def noise_stddev(self) -> float:
+        """Standard deviation of the noise on a count of the list."""
+        return _stddev(self.noise, self.scale)
+
+    def reach(self, count: int, cells: int) -> int:
+        return 0
+
+    def sample(self, values: Any, weights: I64 | None, *, rng: Rng) -> tuple[Any, I64 | None]:
+        """The values that take part, of rows that `weights` devices (one each if None) hold."""
+        if self.rate == 1:
+            return values, weights
+        kept = _heads(len(values) if weights is None else weights, self.rate, rng)
+        rows = np.flatnonzero(kept)
+        chosen = (
+            values.take(pa.array(rows))
+            if isinstance(values, pa.Array | pa.ChunkedArray)
+            else np.asarray(values)[rows]
+        )
+        return chosen, None if weights is None else kept[rows]
+
+    def told(self, counts: I64, *, rng: Rng) -> tuple[I64, npt.NDArray[np.bool_]]:
+        """Counts in the sample with their noise, and which of them may be told."""
+        noised = counts
+        if self.noise == "laplace":
+            noised = counts + samplers.discrete_laplace(self.scale, counts.shape, rng)
+        elif self.noise == "gaussian":
+            noised = counts + samplers.discrete_gaussian(self.scale, counts.shape, rng)
+        return noised, noised >= self.threshold
+
+    def chance(self, count: int, least: float = 0.0) -> float:
+        """The probability that an item of so many devices is listed, with an estimate of at least
+        `least`."""
+        threshold = max(self.threshold, math.ceil(least * self.rate - 1e-9))
+        return _chance(self.noise, self.scale, self.rate, threshold, count)
+
+    def detectable(self, least: float = 0.0, share: float = FOUND) -> int:
+        """The smallest count that is listed with probability `share`, or more."""
+        high = 1
+        while self.chance(high, least) < share:
+            high *= 2
+        return bisect_left(range(high), share, key=lambda count: self.chance(count, least))
+
+    def thinned(self, counts: I64, given: float, *, rng: Rng) -> I64:
+        """Counts of a sample of a higher rate as if it was taken at this one, with new coins."""
+        return counts if given == self.rate else _heads(counts, self.rate / given, rng)
+
+
+def lists(
+    rate: float,
+    *,
+    items_per_device: int = 1,
+    epsilon: float,
+    delta: float,
+    unlisted: float = 0.0,
+    statistic: float = 0.0,
+    amplified: bool = True,
+) -> list[ListedAbove]:
+    """Every kind of list at this rate that keeps the promise, each with its least threshold."""
+    found = []
+    for noise in ("none", "laplace", "gaussian"):
+        counted_on = rate if amplified else 1.0
+        made = _least(noise, counted_on, items_per_device, epsilon - statistic, delta - unlisted)
+        if made is not None:
+            scale, threshold = made
+            found.append(
+                ListedAbove(
+                    rate=rate,
+                    noise=noise,
+                    scale=scale,
+                    threshold=threshold,
+                    items_per_device=items_per_device,
+                    amplified=amplified,
+                    epsilon=epsilon,
+                    delta=delta,
+                    unlisted=unlisted,
+                    statistic=statistic,
+                )
+            )
+    if not found:
+        raise ImpossibleError(
+            f"no list of names is ({epsilon:g}, {delta:g})-private: delta must be above 0",
+            hint="set delta to a tenth of one over the number of devices",
+        )
+    return found
+
+
+def best_list(rate: float, *, least: float = 0.0, **promise: Any) -> ListedAbove:
+    """The list at this rate with the smallest detectable count."""
+    return min(lists(rate, **promise), key=lambda made: made.detectable(least))
+
+
+def sampled_delta(rate: float, threshold: int, epsilon: float) -> float:
+    """The exact delta of counts of a sample, told from `threshold` on, for one item a device.
+
+    The largest over true counts k of the hockey-stick divergence of Bin(k + 1, rate) from
+    Bin(k, rate), all below the threshold being one outcome; the other direction costs nothing, if
+    epsilon is at least −log(1 − rate). Enumerated up to 6·threshold/rate; beyond, the divergence is
+    at most a binomial tail, which falls with k (Chernoff).
+
+    >>> f"{sampled_delta(0.1, 8, 1.0):.2g}"
+    '2.3e-07'
+    """
+    if rate >= 1 or epsilon < -math.log1p(-rate):
+        return 1.0
+    return _sampled_delta(rate, threshold, epsilon)
+
+
+@lru_cache(maxsize=4096)
+def _sampled_delta(rate: float, threshold: int, epsilon: float) -> float:
+    from scipy import stats
+
+    most = math.ceil(6 * threshold / rate)
+    worst, factor = 0.0, math.exp(epsilon)
+    high = 6 * threshold + 12 * math.ceil(math.sqrt(6 * threshold)) + 60  # where all but 1e-20 is
+    values = np.arange(threshold, min(high, most + 1) + 1)
+    for start in range(0, most + 1, 256):
+        k = np.arange(start, min(start + 256, most + 1))[:, None]
+        with_one, without = stats.binom(k + 1, rate), stats.binom(k, rate)
+        more = with_one.pmf(values) - factor * without.pmf(values)
+        below = with_one.cdf(threshold - 1) - factor * without.cdf(threshold - 1)
+        beyond = with_one.sf(values[-1])  # all of it counts
+        found = np.maximum(more, 0).sum(axis=1) + (np.maximum(below, 0) + beyond)[:, 0]
+        worst = max(worst, float(found.max()))
+    # P(k+1; j) > e^epsilon·P(k; j) only for j above (k + 1)·share, and share exceeds the rate.
+    share = 1 - (1 - rate) * math.exp(-epsilon)
+    distance = share * math.log(share / rate) + (1 - share) * math.log((1 - share) / (1 - rate))
+    return max(worst, math.exp(-(most + 2) * distance))
+
+
+@lru_cache(maxsize=4096)
+def _delta(
+    noise: ListNoise, scale: float, rate: float, threshold: int, items: int, epsilon: float
+) -> float:
+    """What a list costs in delta at this epsilon."""
+    if noise == "none":
+        return items * sampled_delta(rate, threshold, epsilon / items)
+    if noise == "laplace":  # item by item: each is a release of its own
+        allowed = _unsampled(rate, epsilon / items)
+        if 1 / scale > allowed * (1 + _SLACK):
+            return 1.0
+        return items * rate * _tail(noise, scale, threshold - 1)
+    if items > 1:
+        rate = 1.0  # coins of several items of a device are not counted on
+    return rate * (
+        _gaussian_delta(scale, items, _unsampled(rate, epsilon))
+        + items * _tail(noise, scale, threshold - 1)
+    )
+
+
+def _least(
+    noise: ListNoise, rate: float, items: int, epsilon: float, delta: float
+) -> tuple[float, int] | None:
+    """The scale and the least threshold that keep a promise, if there are any."""
+    if delta <= 0:
+        return None
+    scale = 0.0
+    if noise == "none" and (rate >= 1 or epsilon / items < -math.log1p(-rate)):
+        return None
+    if noise == "laplace":
+        scale = math.nextafter(1 / _unsampled(rate, epsilon / items), math.inf)
+    if noise == "gaussian":
+        given = rate if items == 1 else 1.0
+        scale = calibrate(
+            "gaussian", l1=float(items), l2=math.sqrt(items), unit_cells=items,
+            epsilon=_unsampled(given, epsilon), delta=min(delta / (2 * given), 0.5),
+        )  # fmt: skip
+
+    def keeps(threshold: int) -> bool:
+        return _delta(noise, scale, rate, threshold, items, epsilon) <= delta
+
+    high = 2
+    while not keeps(high):
+        high *= 2
+        if high > 1 << 40:
+            return None
+    return scale, bisect_left(range(high), True, lo=2, key=keeps)
+
+
+def _unsampled(rate: float, epsilon: float) -> float:
+    """The epsilon that, for those whom a coin of this rate lets in, is this epsilon for all."""
+    return math.log1p(math.expm1(epsilon) / rate)
+
+
+def _gaussian_delta(scale: float, items: int, epsilon: float) -> float:
+    return delta_of(
+        AdditiveLoss(
+            noise="gaussian", scale=scale, l1=float(items), l2=math.sqrt(items), unit_cells=items
+        ),
+        epsilon,
+    )
+
+
+@lru_cache(maxsize=256)
+def _mass(noise: ListNoise, scale: float) -> tuple[int, F64]:
+    if noise == "none":
+        return 0, np.ones(1)
+    first, logs = log_mass(noise, scale)
+    return first, np.exp(logs)
+
+
+def _stddev(noise: ListNoise, scale: float) -> float:
+    first, mass = _mass(noise, scale)
+    return float(np.sqrt(((first + np.arange(mass.size)) ** 2 * mass).sum()))
+
+
+def _tail(noise: ListNoise, scale: float, least: int) -> float:
+    """P[noise ≥ least], for a least of 1 or more; exact or above."""
+    if noise == "laplace":
+        return math.exp(-least / scale) / (1 + math.exp(-1 / scale))
+    # A discrete Gaussian's tail: its first term, and a ratio that only falls.
+    first = math.exp(-(least**2) / (2 * scale**2))
+    ratio = math.exp(-(2 * least + 1) / (2 * scale**2))
+    normal = max(math.sqrt(2 * math.pi) * scale, 1.0)  # at most the sum over all whole numbers
+    return min(1.0, first / (1 - ratio) / normal)
+
+
+@lru_cache(maxsize=1 << 14)
+def _chance(noise: ListNoise, scale: float, rate: float, threshold: int, count: int) -> float:
+    from scipy import stats
+
+    first, mass = _mass(noise, scale)
+    over = np.cumsum(mass[::-1])[::-1]  # P[noise ≥ first + k]
+    held = np.arange(count + 1) if rate < 1 else np.array([count])
+    if held.size > 4096:  # all but 2**-60 of a binomial
+        middle, wide = count * rate, 10 * math.sqrt(count * rate * (1 - rate)) + 50
+        held = np.arange(max(0, int(middle - wide)), min(count, int(middle + wide)) + 1)
+    weight = stats.binom.pmf(held, count, rate) if rate < 1 else np.ones(1)
+    needed = threshold - held - first
+    reached = np.where(
+        needed <= 0, 1.0, np.where(needed < over.size, over[np.clip(needed, 0, over.size - 1)], 0)
+    )
+    return float((weight * reached).sum())
+
+
+def _heads(weights: I64 | int, rate: float, rng: Rng) -> I64:
+    """How many of each row's coins, which show heads with this probability, do: exactly, since a
+    rate is a multiple of 2**-64 unless it is below 2**-11, where it is rounded down."""
+    limit = np.uint64(min(int(rate * 2**64), 2**64 - 1))
+    if isinstance(weights, int):
+        return (rng.words(weights) < limit).astype(np.int64)
+    ends = np.cumsum(weights)
+    kept = np.zeros(weights.size, dtype=np.int64)
+    for start in range(0, int(ends[-1]) if ends.size else 0, _COINS):
+        stop = min(start + _COINS, int(ends[-1]))
+        heads = start + np.flatnonzero(rng.words(stop - start) < limit)
+        np.add.at(kept, np.searchsorted(ends, heads, side="right"), 1)
+    return kept
+
+
+def without_promise(rate: float, items_per_device: int = 1) -> ListedAbove:
+    """A sample of which everything may be told."""
+    return ListedAbove(
+        rate=rate, noise="none", scale=0.0, threshold=1, items_per_device=items_per_device,
+        epsilon=None, delta=0.0,
+    )  # fmt: skip

@@ -1,0 +1,258 @@
+"""The invertible sketch (IBLT) of paper 001: a table that gives back the keys that went into it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sfumato import hashing
+from sfumato.errors import SpecError
+from sfumato.kernels import invertible as kernels
+from sfumato.sketch import capacity, keys
+from sfumato.sketch.keys import Column, Keys
+from sfumato.sketch.norms import Norms, check_weights
+from sfumato.spec import LARGEST_INTEGER, require, spec
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+
+MOST_WORD_BITS = 62  # of the ring that sums are taken in
+_PART_BITS = 60  # of a key, in one word: below the prime of the hashes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Listing:
+    """What could be read from a table: each key once, and how much stayed in it."""
+
+    items: pa.Array
+    counts: I64  # insertions of each
+    values: I64  # the sum of what was inserted with each; its count if the table keeps no values
+    keys: U64  # the items' numbers, for `known` of another listing
+    cells_left: int  # that are not empty: 0 if every key was listed
+    inserted: int  # insertions that the table holds in all, listed or not
+    keys_estimate: float  # distinct keys in the table; exact if every one was listed
+
+    @property
+    def is_complete(self) -> bool:
+        return self.cells_left == 0
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __repr__(self) -> str:  # never what was listed
+        return f"Listing({len(self)} keys, {self.cells_left} cells left)"
+
+
+@spec("invertible_sketch")
+class InvertibleSketch:
+    """Sum up keys of an open domain, and list them: no dictionary is asked for.
+
+    A key lands in one cell of each row. A cell is a few words of one ring, modulo 2**word_bits, and
+    adds up, for each insertion: a one (`count_bits`), the key, a check of it (`check_bits` at the
+    top of every word) and, where wanted, a value. A cell in which one key was inserted c times
+    holds c times that key's content, so the key is read off, its check proves it, and it leaves its
+    other cells; and so on, until every key is listed or those left hold each other in every cell.
+
+    Differs from the paper: where the paper divides by c in a prime field of 31 bits, one field a
+    sum, here c = 2**v · odd is divided out in the ring of the secure sum. That leaves the top v
+    bits of a word unknown, so the check is on top: what is lost of it there is won at the bottom,
+    where v bits must be zero, and a key is read in whatever number it came. A cell is as wide as
+    its fields, 48 bits for the paper's words against its eight words a key. Each row has cells of
+    its own. A key must lie in the cell that it is read from, and be in its others often enough.
+
+    Error: none in what is listed, but for a wrong key in a cell with probability at most
+        2**-(check_bits · words) / width. All of `keys` keys are listed with probability at least
+        1 − capacity.failure_bound(keys, rows, width).
+    Sensitivity: of what is listed when all is: one device with `values` keys moves as many counts
+        by one. The table itself takes no noise: a key with noise on it is not that key any more.
+
+    >>> from sfumato.sketch.keys import TextKeys
+    >>> sketch = InvertibleSketch(keys=TextKeys(length=8), rows=3, width=8, count_bits=8,
+    ...                           check_bits=20, seed=1)
+    >>> table = sketch.encode(["oak", "elm"]) + sketch.encode(["oak"])
+    >>> found = sketch.list(table)
+    >>> sorted(zip(found.items.to_pylist(), found.counts.tolist()))
+    [('elm', 1), ('oak', 2)]
+    """
+
+    keys: Keys
+    rows: int = 3
+    width: int  # cells of each row
+    count_bits: int  # cells must not hold 2**count_bits insertions
+    value_bits: int = 0  # values of a cell must add up to less than 2**value_bits; 0: none are kept
+    check_bits: int  # of each word
+    seed: int
+    round: int = 0
+
+    def check(self) -> None:
+        require(2 <= self.rows <= 8, f"rows must be 2 to 8; got {self.rows}")
+        require(1 <= self.width <= 1 << 31, f"width must be 1 to 2**31; got {self.width}")
+        require(1 <= self.count_bits <= 40, f"count_bits must be 1 to 40; got {self.count_bits}")
+        require(0 <= self.value_bits <= 50, f"value_bits must be 0 to 50; got {self.value_bits}")
+        require(
+            max(2, self.count_bits - 1) <= self.check_bits <= 44,
+            f"check_bits must be {max(2, self.count_bits - 1)} to 44, so that a key can be read "
+            f"however often it comes; got {self.check_bits}",
+        )
+        require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
+        require(self.round >= 0, f"round must be at least 0; got {self.round}")
+        require(
+            self.value_bits + self.count_bits + self.check_bits < MOST_WORD_BITS,
+            "value_bits, count_bits and check_bits must leave room for a key in "
+            f"{MOST_WORD_BITS} bits",
+        )
+
+    @property
+    def words(self) -> int:
+        """Words of a cell."""
+        room = min(_PART_BITS, MOST_WORD_BITS - self.check_bits)
+        needed = self.value_bits + self.count_bits + self.keys.bits
+        return max(1, -(-needed // room))
+
+    @property
+    def word_bits(self) -> int:
+        """The ring that sums must be taken in: modulo 2**word_bits."""
+        least = self.value_bits + self.count_bits
+        return max(least, -(-(least + self.keys.bits) // self.words)) + self.check_bits
+
+    @property
+    def cell_bits(self) -> int:
+        return self.words * self.word_bits
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows, self.width, self.words)
+
+    def encode(self, values: Column, weights: I64 | None = None, amounts: I64 | None = None) -> I64:
+        """The table of these items, each inserted `weights` times (once if not given), with what
+        is to be added to their values: `amounts` in all. Items without a key are refused."""
+        numbers, fits = self.keys.numbers(values)
+        if not fits.all():  # never say which
+            raise SpecError(
+                f"items must be keys of this task ({self.keys}); {int((~fits).sum())} are not"
+            )
+        return self.encode_keys(numbers, weights, amounts)
+
+    def encode_keys(
+        self, numbers: U64, weights: I64 | None = None, amounts: I64 | None = None
+    ) -> I64:
+        """The same for keys that are numbers already, (n, limbs)."""
+        count = len(numbers)
+        check_weights(weights, count)
+        check_weights(amounts, count)
+        if amounts is not None and not self.value_bits:
+            raise SpecError("this sketch keeps no values; give it value_bits")
+        times = np.ones(count, dtype=np.int64) if weights is None else weights
+        if amounts is None:
+            amounts = times if self.value_bits else np.zeros(count, dtype=np.int64)
+        table = np.zeros((self.rows * self.width, self.words), dtype=np.uint64)
+        kernels.insert(table, self._parts(numbers), times, amounts, *self._hashes, self._layout)
+        return table.view(np.int64).reshape(self.shape)
+
+    def list(
+        self, table: npt.NDArray[np.integer], *, known: U64 | None = None, signed: bool = False
+    ) -> Listing:
+        """What the table gives away. `known` keys, of earlier listings, help where it is stuck.
+
+        With `signed` the table is a difference of two, and counts may be negative.
+        """
+        if table.shape != self.shape:
+            raise SpecError(f"a table must have the shape {self.shape}; got {table.shape}")
+        mask = np.uint64((1 << self.word_bits) - 1)
+        left = (table.astype(np.int64).view(np.uint64) & mask).reshape(-1, self.words)
+        if (signed or known is not None) and self.value_bits:
+            raise SpecError("only tables without values are split by known keys, or signed")
+        inserted = self._inserted(left)
+        seen = (
+            np.zeros((0, keys.limbs(self.keys.bits)), dtype=np.uint64) if known is None else known
+        )
+        parts, counts, values = kernels.peel(
+            left, self._parts(seen), *self._hashes, self._layout, signed
+        )
+        numbers = self._joined(parts)
+        items, valid = self.keys.items(numbers)
+        again = self._parts(numbers)
+        for word in range(self.words):  # by columns: much quicker than along short rows
+            valid &= again[:, word] == parts[:, word]
+            left[:, 0] |= left[:, word]
+        cells_left = int(np.count_nonzero(left[:, 0]))
+        if not valid.all():  # a damaged table: what it gave is no key, so not all of it was listed
+            kept = pa.array(valid)
+            items, numbers, counts, values = (
+                items.filter(kept), numbers[valid], counts[valid], values[valid],
+            )  # fmt: skip
+            cells_left = max(cells_left, 1)
+        return Listing(
+            items=items,
+            counts=counts,
+            values=values if self.value_bits else counts,
+            keys=numbers,
+            cells_left=cells_left,
+            inserted=inserted,
+            keys_estimate=self._estimated(len(counts), cells_left),
+        )
+
+    def estimate(self, table: npt.NDArray[np.integer], values: Column) -> F64:
+        """The counts of these items, zero for those not listed."""
+        found = self.list(table)
+        numbers, _ = self.keys.numbers(values)
+        held = dict(zip(map(bytes, found.keys), found.counts.tolist(), strict=True))
+        return np.array([held.get(bytes(row), 0) for row in numbers], dtype=np.float64)
+
+    def sensitivity(self, values: int) -> Norms:
+        return Norms(l1=values, l2=math.sqrt(values), unit_cells=values)
+
+    def _inserted(self, table: U64) -> int:
+        """Insertions in all: the counts of a row, if no cell is over its count_bits."""
+        first = table.reshape(self.shape)[0, :, 0] >> np.uint64(self.value_bits)
+        return int((first & np.uint64((1 << self.count_bits) - 1)).sum())
+
+    def _estimated(self, listed: int, cells_left: int) -> float:
+        if cells_left == 0:
+            return float(listed)
+        cells = self.rows * self.width
+        if self.rows != 3 or listed > 0.9 * cells_left:  # duplicates, not a core
+            return max(listed + 2 * cells_left / 3, capacity.keys_of_core(cells_left, cells))
+        return max(float(listed), capacity.keys_of_core(cells_left, cells))
+
+    @property
+    def _layout(self) -> tuple[int, int, int, int]:
+        return (self.value_bits, self.count_bits, self.check_bits, self.word_bits)
+
+    @property
+    def _hashes(self) -> tuple[int, U64, U64, int]:
+        point = hashing.row_polynomials(self.seed, "key", self.round, 1, 1)
+        buckets = hashing.row_polynomials(self.seed, "key cell", self.round, self.rows, 4)
+        checks = hashing.row_polynomials(self.seed, "key check", self.round, self.words, 2)
+        return int(point[0, 0]), buckets, checks, self.width
+
+    def _part_sizes(self) -> tuple[int, ...]:
+        """Bits of a key in each word."""
+        each = self.word_bits - self.check_bits
+        first = each - self.value_bits - self.count_bits
+        return (first, *[each] * (self.words - 1))
+
+    def _parts(self, numbers: U64) -> U64:
+        """Keys as words hold them; the last may be short of bits."""
+        parts, start = np.zeros((len(numbers), self.words), dtype=np.uint64), 0
+        for word, size in enumerate(self._part_sizes()):
+            size = min(size, self.keys.bits - start)
+            if size > 0:
+                parts[:, word] = keys.take(numbers, start, size)
+                start += size
+        return parts
+
+    def _joined(self, parts: U64) -> U64:
+        numbers = np.zeros((len(parts), keys.limbs(self.keys.bits)), dtype=np.uint64)
+        start = 0
+        for word, size in enumerate(self._part_sizes()):
+            size = min(size, self.keys.bits - start)
+            if size > 0:
+                keys.put(numbers, start, size, parts[:, word] & np.uint64((1 << size) - 1))
+                start += size
+        return numbers

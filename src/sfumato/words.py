@@ -1,0 +1,48 @@
+"""Words as rows of character codes: 0 pads, k is the alphabet's k-th character."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sfumato.spec import require
+
+Bool = npt.NDArray[np.bool_]
+Codes = npt.NDArray[np.uint16]
+
+LATIN = "abcdefghijklmnopqrstuvwxyz"
+
+
+def codes_of(words: pa.Array | pa.ChunkedArray, alphabet: str, length: int) -> tuple[Codes, Bool]:
+    """Words as rows of codes, (n, length), and which of them have characters of the alphabet only.
+
+    >>> codes_of(pa.array(["bad", "é"]), "abcd", 4)[0].tolist()
+    [[2, 1, 4, 0], [0, 0, 0, 0]]
+    """
+    held = words.to_numpy(zero_copy_only=False).astype(f"<U{length}")  # numpy cuts longer ones
+    points = np.ascontiguousarray(held).view(np.uint32).reshape(len(words), length)
+    order = np.argsort([ord(character) for character in alphabet])
+    known = np.array([0, *sorted(map(ord, alphabet))], dtype=np.uint32)
+    place = np.minimum(np.searchsorted(known, points), known.size - 1)
+    listed = known[place] == points
+    code = np.r_[0, order + 1][place].astype(np.uint16)
+    gap = ((points[:, :-1] == 0) & (points[:, 1:] != 0)).any(axis=1)  # a zero inside a word
+    fits = listed.all(axis=1) & (points[:, 0] != 0) & ~gap
+    code[~fits] = 0
+    return code, fits
+
+
+def words_of(codes: Codes, alphabet: str) -> pa.Array:
+    """The words that rows of codes stand for."""
+    characters = np.array(["", *alphabet])
+    return pa.array(["".join(row) for row in characters[codes].tolist()], type=pa.string())
+
+
+def check_alphabet(length: int, alphabet: str) -> None:
+    require(1 <= length <= 64, f"length must be 1 to 64 characters; got {length}")
+    require(
+        len(set(alphabet)) == len(alphabet) >= 1,
+        "alphabet must name each of its characters once",
+    )
+    require("\0" not in alphabet, "alphabet must not hold the zero character, which pads")
