@@ -17,6 +17,7 @@ from sfumato.heavy_hitters import (
     HeavyHitterDesign,
     HistogramDesign,
     most_kept,
+    sketch_of,
 )
 from sfumato.privacy import ListedAbove, best_list
 from sfumato.privacy.listing import without_promise
@@ -255,11 +256,15 @@ class _Table:
         """Rows, width and cell bits for so many keys."""
         most_rows = MOST_ROWS if count < 1_000 else 6  # more help small tables only
         rows, width = capacity.sized(count, self.failure, most_rows=most_rows)
-        # Each cell is looked at when a key leaves it; a wrong key needs the check and the cell.
-        looks = 2 * rows * count + rows * width
-        check_bits = math.ceil(math.log2(looks / self.failure / width))
         most = self.items if self.adaptive else min(self.items, count)  # insertions
-        return rows, width, _cell_bits(self.keys, most, check_bits)
+        cell_bits = self.keys.bits + 2 * most.bit_length()
+        while (
+            sketch_of(self.keys, rows, width, cell_bits, most, 0, 0).wrong_keys(count, most)
+            > self.failure
+        ):
+            cell_bits += 1
+        cells = sketch_of(self.keys, rows, width, cell_bits, most, 0, 0)
+        return rows, width, cells.cell_bits
 
     def bytes(self, count: int) -> int:
         rows, width, cell_bits = self.sizes(count)

@@ -78,8 +78,7 @@ def test_a_private_plan_lists_whatever_devices_hold() -> None:
         most = made.most_kept(made.mechanism.rate)
         failure = capacity.failure_bound(most, made.rows, made.width) + 2.0**-40
         sketch = made.sketch(0, made.mechanism.rate)
-        looks = 2 * made.rows * most + made.rows * made.width
-        failure += looks * 2.0 ** -(sketch.words * sketch.check_bits) / made.width
+        failure += sketch.wrong_keys(most, most)
         assert failure * (1 + math.e) <= 0.1 * asked.delta
         assert made.mechanism.unlisted == pytest.approx(0.1 * asked.delta)
         assert made.tasks()[0].message_bytes + 64 >= heavy_plan.bytes_per_device(made) - 64

@@ -47,11 +47,6 @@ def _inverse(odd: Any) -> Any:
     return inverse
 
 
-@njit(inline="always")
-def _line(x8: Any, slope: Any, start: Any) -> Any:
-    return _reduce(_fold(slope, x8) + start)
-
-
 @njit(nogil=True, cache=True)
 def insert(
     table: U64,
@@ -77,7 +72,12 @@ def insert(
         point8 = _mix(point8) << _3
         weight, value = np.uint64(weights[i]), np.uint64(values[i])
         for word in range(words):
-            check = _line(point8, checks[word, 0], checks[word, 1]) >> check_shift
+            check = (
+                _sign_word(
+                    point8, checks[word, 0], checks[word, 1], checks[word, 2], checks[word, 3]
+                )
+                >> check_shift
+            )
             held = (parts[i, word] << first) + one if word == 0 else parts[i, word]
             content[word] = (held + (check << top)) * weight
         content[0] += value
@@ -140,7 +140,12 @@ def peel(
             point8 = _reduce(_fold(point8, x8) + known[key, word])
         point8 = _mix(point8) << _3
         for word in range(words):
-            check = _line(point8, checks[word, 0], checks[word, 1]) >> check_shift
+            check = (
+                _sign_word(
+                    point8, checks[word, 0], checks[word, 1], checks[word, 2], checks[word, 3]
+                )
+                >> check_shift
+            )
             held = (known[key, word] << first) + one_count if word == 0 else known[key, word]
             known_content[key, word] = held + (check << top_shift)
         for row in range(rows):
@@ -152,16 +157,17 @@ def peel(
                     width8,
                 )
             )
-    # Cells with one insertion wait on a stack; of the others it is known whether they changed.
-    waiting, top = np.empty(size + 1, dtype=np.int64), 0
+    # Cells with one insertion wait in a ring, first come first served: the next one seldom depends
+    # on the last, so that the processor works on several. The others are known to have changed.
+    waiting, head, tail = np.empty(size + 1, dtype=np.int64), 0, 0
     is_waiting, changed = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
     changes, scan, listed = 0, 0, 0
     for place in range(size):
         count = (table[place, 0] >> value_shift) & count_mask
         if count == _1 or (signed and count == count_mask):
             is_waiting[place] = True
-            waiting[top] = place
-            top += 1
+            waiting[tail] = place
+            tail += 1
         elif count != _0:
             changed[place] = True
             changes += 1
@@ -169,11 +175,11 @@ def peel(
     while listed < limit:
         # The next cell to look at; when none is left, one with a known key taken out of it.
         negative = False
-        splits = top == 0 and changes == 0
+        splits = head == tail and changes == 0
         if not splits:
-            if top > 0:
-                top -= 1
-                place = waiting[top]
+            if head != tail:
+                place = waiting[head]
+                head = head + 1 if head < size else 0
                 is_waiting[place] = False
             else:
                 while not changed[scan]:
@@ -252,7 +258,12 @@ def peel(
             point8 = _reduce(_fold(point8, x8) + parts[word])
         point8 = _mix(point8) << _3
         for word in range(words):
-            check = _line(point8, checks[word, 0], checks[word, 1]) >> check_shift
+            check = (
+                _sign_word(
+                    point8, checks[word, 0], checks[word, 1], checks[word, 2], checks[word, 3]
+                )
+                >> check_shift
+            )
             pure &= tails[word] == check & _low(check_bits - twos)
             held = (parts[word] << first) + one_count if word == 0 else parts[word]
             content[word] = held + (check << top_shift)
@@ -308,8 +319,9 @@ def peel(
             # Without branches: which way a cell goes cannot be foretold.
             single = (count == _1) | (signed & (count == count_mask))
             more = (count != _0) & ~single & ~changed[other]
-            waiting[top] = other
-            top += single & ~is_waiting[other]
+            waiting[tail] = other
+            tail += single & ~is_waiting[other]
+            tail = tail if tail <= size else 0
             is_waiting[other] |= single
             changed[other] |= more
             changes += more

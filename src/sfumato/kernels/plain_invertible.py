@@ -7,6 +7,7 @@ each word. Tables are (rows · width, words) of uint64.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,7 @@ class _Reader:
     ) -> None:
         self.table, self.known, self.layout, self.signed = table, known, layout, signed
         self.hashes: tuple[Any, ...] = (point, buckets, checks, width)
-        self.waiting: list[int] = []
+        self.waiting: deque[int] = deque()
         self.changed: set[int] = set()
         self.scan = 0
         self.parts: list[list[int]] = []
@@ -152,7 +153,7 @@ class _Reader:
 
     def _next(self) -> int:
         if self.waiting:
-            return self.waiting.pop()
+            return self.waiting.popleft()
         while self.scan not in self.changed:
             self.scan = (self.scan + 1) % len(self.table)
         self.changed.discard(self.scan)

@@ -166,8 +166,9 @@ def _flat(name: str, key: str, series: str, curves: Curves) -> Claim:
     values = curves.get(key, series)
     drop = float(np.max(np.maximum.accumulate(values) - values))
     return Claim(
-        text=f"{name} is flat in the rounds: its means are within {FLAT:g} of one another",
-        holds=bool(np.ptp(values) <= FLAT),
+        text=f"{name} does not fall with the rounds: no mean is more than {FLAT:g} below an "
+        "earlier one",
+        holds=bool(drop <= FLAT),
         detail=f"{_by_x(curves, key, values)}; range {np.ptp(values):.3f}, largest fall {drop:.3f}",
     )
 

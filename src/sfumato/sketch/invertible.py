@@ -65,9 +65,8 @@ class InvertibleSketch:
     its fields, 48 bits for the paper's words against its eight words a key. Each row has cells of
     its own. A key must lie in the cell that it is read from, and be in its others often enough.
 
-    Error: none in what is listed, but for a wrong key in a cell with probability at most
-        2**-(check_bits · words) / width. All of `keys` keys are listed with probability at least
-        1 − capacity.failure_bound(keys, rows, width).
+    Error: none in what is listed, but for wrong keys, as few as `wrong_keys` says. All of `keys`
+        keys are listed with probability at least 1 − capacity.failure_bound(keys, rows, width).
     Sensitivity: of what is listed when all is: one device with `values` keys moves as many counts
         by one. The table itself takes no noise: a key with noise on it is not that key any more.
 
@@ -164,7 +163,7 @@ class InvertibleSketch:
         if table.shape != self.shape:
             raise SpecError(f"a table must have the shape {self.shape}; got {table.shape}")
         mask = np.uint64((1 << self.word_bits) - 1)
-        left = (table.astype(np.int64).view(np.uint64) & mask).reshape(-1, self.words)
+        left = (table.astype(np.int64, copy=False).view(np.uint64) & mask).reshape(-1, self.words)
         if (signed or known is not None) and self.value_bits:
             raise SpecError("only tables without values are split by known keys, or signed")
         inserted = self._inserted(left)
@@ -176,9 +175,8 @@ class InvertibleSketch:
         )
         numbers = self._joined(parts)
         items, valid = self.keys.items(numbers)
-        again = self._parts(numbers)
-        for word in range(self.words):  # by columns: much quicker than along short rows
-            valid &= again[:, word] == parts[:, word]
+        valid &= parts[:, -1] >> np.uint64(self._last_bits) == 0
+        for word in range(1, self.words):  # by columns: much quicker than along short rows
             left[:, 0] |= left[:, word]
         cells_left = int(np.count_nonzero(left[:, 0]))
         if not valid.all():  # a damaged table: what it gave is no key, so not all of it was listed
@@ -196,6 +194,22 @@ class InvertibleSketch:
             inserted=inserted,
             keys_estimate=self._estimated(len(counts), cells_left),
         )
+
+    def wrong_keys(self, keys: int, insertions: int) -> float:
+        """How many wrong keys are read from a table at most, in expectation, whatever so many keys
+        with so many insertions are (docs/proofs/listing.md).
+
+        A cell of several keys is looked at no more often than it has keys. If 2**v divides its
+        count, it passes for one key with a chance of 2**-(check_bits − v) a word, and that key lies
+        there with a chance of 1/width; cells with 2**v insertions are as few as Markov's inequality
+        says.
+        """
+        expected = 0.0
+        for twos in range(self.count_bits):
+            looks = min(float(keys), insertions * (1 + keys / self.width) / 2**twos)
+            chance = 2.0 ** -(self.words * max(self.check_bits - twos, 0)) / self.width
+            expected += self.rows * looks * chance
+        return expected
 
     def estimate(self, table: npt.NDArray[np.integer], values: Column) -> F64:
         """The counts of these items, zero for those not listed."""
@@ -228,7 +242,7 @@ class InvertibleSketch:
     def _hashes(self) -> tuple[int, U64, U64, int]:
         point = hashing.row_polynomials(self.seed, "key", self.round, 1, 1)
         buckets = hashing.row_polynomials(self.seed, "key cell", self.round, self.rows, 4)
-        checks = hashing.row_polynomials(self.seed, "key check", self.round, self.words, 2)
+        checks = hashing.row_polynomials(self.seed, "key check", self.round, self.words, 4)
         return int(point[0, 0]), buckets, checks, self.width
 
     def _part_sizes(self) -> tuple[int, ...]:
@@ -236,6 +250,11 @@ class InvertibleSketch:
         each = self.word_bits - self.check_bits
         first = each - self.value_bits - self.count_bits
         return (first, *[each] * (self.words - 1))
+
+    @property
+    def _last_bits(self) -> int:
+        """Bits of a key in the last word, which may have room for more."""
+        return self.keys.bits - sum(self._part_sizes()[:-1])
 
     def _parts(self, numbers: U64) -> U64:
         """Keys as words hold them; the last may be short of bits."""
