@@ -12,6 +12,7 @@ from sfumato.errors import MismatchError, SpecError, TaskError
 from sfumato.privacy import ListedAbove, Rng
 from sfumato.report import Report
 from sfumato.secagg.round import MaskedRound
+from sfumato.sketch import InvertibleSketch
 from sfumato.task import LocalTask, Task
 
 if TYPE_CHECKING:  # it needs cryptography, which other devices do without
@@ -44,6 +45,8 @@ def report(task: Task, values: Any, *, rng: Rng) -> Report:
     >>> report(task, [2], rng=SeededRng(1)).message.hex()
     '000001'
     """
+    if isinstance(task.sketch, InvertibleSketch):  # a device counts once for an item
+        values = task.sketch.distinct(values)
     if len(values) > task.items_per_device:
         raise SpecError(
             f"this task takes at most {task.items_per_device} values of a device; "

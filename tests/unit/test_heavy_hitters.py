@@ -17,6 +17,7 @@ import sfumato
 from checks import SEED, assert_binomial
 from sfumato import heavy_plan
 from sfumato.aggregation import Masked, Plain
+from sfumato.device import report
 from sfumato.errors import ImpossibleError, SpecError, StudyError, TaskError
 from sfumato.heavy_hitters import (
     HeavyHitterCampaign,
@@ -28,6 +29,8 @@ from sfumato.heavy_hitters import (
 )
 from sfumato.privacy import NoiseAtRelease, NoiseInShares, NoNoise, SeededRng, epsilon_of
 from sfumato.release import NoisedSum
+from sfumato.secagg import rehearsal
+from sfumato.secagg.coordinator import Phase
 from sfumato.sketch import InvertibleSketch, TextKeys, WordKeys, capacity
 from sfumato.spec import from_json, to_json
 from sfumato.task import Task
@@ -360,6 +363,43 @@ def test_a_device_counts_once_for_an_item_and_for_no_more_than_its_bound() -> No
         sfumato.plan(replace(asked, items_per_device=1)), data, device_column="device", seed=1
     )
     assert sum(one.counts) == 100
+
+
+def test_a_real_device_counts_once_for_an_item_too() -> None:
+    """A report made of one item three times is one that has it once; more items are refused."""
+    made = design_of(study(epsilon=None, alphabet="abcdefghijklmnopqrstuvwxyz", word_length=3))
+    task = made.task(0, 1.0)
+    assert isinstance(task.aggregation, Plain)
+    assert isinstance(task.sketch, InvertibleSketch)
+    sent = report(task, ["oakley", "oakum", "oak"], rng=SeededRng(1))
+    found = task.sketch.list(task.aggregation.unpack(sent.message, task.sketch.shape))
+    assert (found.items.to_pylist(), found.counts.tolist()) == (["oak"], [1])
+    with pytest.raises(SpecError, match="at most 1 values"):
+        report(task, ["oak", "elm"], rng=SeededRng(1))
+
+
+def test_a_masked_sum_of_tables_lists_as_their_sum() -> None:
+    """The masked ring is the sketch's own, so a secure round of ten devices is one table."""
+    made = design_of(study(epsilon=None, devices=10, bytes_per_device=4_000))
+    task = made.task(0, 1.0)
+    fields = {part.name: getattr(task, part.name) for part in fields_of(task)}
+    bits = task.aggregation.modulus_bits
+    fields |= {"aggregation": Masked(modulus_bits=bits, corrupt=0.1), "min_count": 8}
+    masked = Task(**fields)
+    assert isinstance(masked.sketch, InvertibleSketch)
+    sketch = masked.sketch
+    outcome = rehearsal.run(
+        masked.masked_round(10, "ab" * 16),
+        lambda member: sketch.encode(["oak" if member < 6 else f"elm{member}"]).reshape(-1),
+        leaving={9: Phase.MASK},
+        before_unmask=lambda: None,
+        rng=SeededRng(SEED),
+    )
+    total = masked.aggregation.open(outcome.total.astype(np.int64).reshape(sketch.shape))
+    found = sketch.list(total)
+    assert dict(zip(found.items.to_pylist(), found.counts.tolist(), strict=True)) == {
+        "oak": 6, "elm6": 1, "elm7": 1, "elm8": 1,
+    }  # fmt: skip
 
 
 def test_items_without_a_key_stay_on_the_device_and_are_counted_in_the_notes() -> None:

@@ -130,12 +130,11 @@ class InvertibleSketch:
     def encode(self, values: Column, weights: I64 | None = None, amounts: I64 | None = None) -> I64:
         """The table of these items, each inserted `weights` times (once if not given), with what
         is to be added to their values: `amounts` in all. Items without a key are refused."""
-        numbers, fits = self.keys.numbers(values)
-        if not fits.all():  # never say which
-            raise SpecError(
-                f"items must be keys of this task ({self.keys}); {int((~fits).sum())} are not"
-            )
-        return self.encode_keys(numbers, weights, amounts)
+        return self.encode_keys(self._numbers(values), weights, amounts)
+
+    def distinct(self, values: Column) -> pa.Array:
+        """The items that these are keys for, each once."""
+        return self.keys.items(np.unique(self._numbers(values), axis=0))[0]
 
     def encode_keys(
         self, numbers: U64, weights: I64 | None = None, amounts: I64 | None = None
@@ -220,6 +219,14 @@ class InvertibleSketch:
 
     def sensitivity(self, values: int) -> Norms:
         return Norms(l1=values, l2=math.sqrt(values), unit_cells=values)
+
+    def _numbers(self, values: Column) -> U64:
+        numbers, fits = self.keys.numbers(values)
+        if not fits.all():  # never say which
+            raise SpecError(
+                f"items must be keys of this task ({self.keys}); {int((~fits).sum())} are not"
+            )
+        return numbers
 
     def _inserted(self, table: U64) -> int:
         """Insertions in all: the counts of a row, if no cell is over its count_bits."""
