@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -29,6 +30,7 @@ NAME = "invertible"
 SEED = 1
 DRIVER = ROOT / ".peers" / "iblt_cpp" / "driver"
 TFF_SOURCES = ROOT / ".peers" / "tff_iblt"
+REPEATS = 3  # of a peer, which times itself, in a stretch
 LEAST = {"C++": 5.0, "TFF": 50.0}  # times faster than a peer
 table = race.table
 
@@ -86,7 +88,7 @@ def _strings(settings: Settings, keys: int, tff: Peer | None) -> Iterator[Line]:
     )  # fmt: skip
     peer: dict[str, Any] = {}
     if tff is not None:
-        peer = {"TFF": lambda: tff.ask({"keys": keys, "repeats": 1})}
+        peer = {"TFF": lambda: tff.ask({"keys": keys, "repeats": REPEATS})}
     yield from _both(settings, f"{keys:,} strings", sketch, held, None, peer)
 
 
@@ -101,6 +103,7 @@ def _both(
     filled = sketch.encode(held, None, amounts)
     assert sketch.list(filled).is_complete
     total = len(held)
+    calls = max(1, 50_000 // total)  # of small tables, as many as a stretch of work has
     cells = np.random.default_rng(SEED).integers(0, sketch.width, (total, sketch.rows))
     scratch = np.zeros((sketch.rows * sketch.width, sketch.words), dtype=np.uint64)
     work = {
@@ -116,12 +119,17 @@ def _both(
                 case=f"{what}/{case}",
                 sizes={"keys": total, "cell_bits": sketch.cell_bits},
                 seeds=[SEED],
-                ours=Contender(ours),
+                ours=Contender(partial(_again, ours, calls), scale=1 / calls),
                 peers={
                     name: Contender(asked, seconds=_seconds_of(what))
                     for name, asked in peer.items()
                 },
-                floors={"cells touched": Contender(lambda: _touch(scratch, cells, sketch.width))},
+                floors={
+                    "cells touched": Contender(
+                        partial(_again, lambda: _touch(scratch, cells, sketch.width), calls),
+                        scale=1 / calls,
+                    )
+                },
                 cores=1,
                 note="the floor hashes nothing and checks nothing",
             ),
@@ -132,15 +140,20 @@ def _both(
 def _seconds_of(what: str) -> Any:
     def seconds(answer: Any) -> float:
         assert all(answer["listed"])
-        return float(answer[f"{what}_seconds"][0])
+        return float(np.median(answer[f"{what}_seconds"]))
 
     return seconds
 
 
 def _driven(keys: int) -> Any:
-    """One repeat of the C++ peer, in a process of its own; it times itself."""
-    command = [str(DRIVER), str(keys), "1", str(next(_CALLS))]  # other keys each time
+    """The C++ peer, in a process of its own; it times itself."""
+    command = [str(DRIVER), str(keys), str(REPEATS), str(next(_CALLS))]  # other keys each time
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def _again(work: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        work()
 
 
 @njit(nogil=True, cache=True)

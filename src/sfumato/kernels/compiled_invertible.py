@@ -318,13 +318,13 @@ def peel(
             count = (table[other, 0] >> value_shift) & count_mask
             # Without branches: which way a cell goes cannot be foretold.
             single = (count == _1) | (signed & (count == count_mask))
-            more = (count != _0) & ~single & ~changed[other]
+            more = (count != _0) & ~single
             waiting[tail] = other
             tail += single & ~is_waiting[other]
             tail = tail if tail <= size else 0
             is_waiting[other] |= single
-            changed[other] |= more
-            changes += more
+            changes += np.int64(more) - np.int64(changed[other])
+            changed[other] = more
     return found[:listed], counts[:listed], values[:listed]
 
 

@@ -145,6 +145,7 @@ class _Reader:
     def _look_at(self, place: int) -> None:
         """A cell to look at: at once if it has one insertion, when nothing else is left if more."""
         count = self._count(place)
+        self.changed.discard(place)
         if count == 1 or (self.signed and count == (1 << self.layout[1]) - 1):
             if place not in self.waiting:
                 self.waiting.append(place)
