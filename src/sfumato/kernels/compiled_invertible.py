@@ -323,7 +323,7 @@ def peel(
             tail += single & ~is_waiting[other]
             tail = tail if tail <= size else 0
             is_waiting[other] |= single
-            changes += np.int64(more) - np.int64(changed[other])
+            changes += int(more) - int(changed[other])
             changed[other] = more
     return found[:listed], counts[:listed], values[:listed]
 
