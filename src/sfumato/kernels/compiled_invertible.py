@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from sfumato.kernels.compiled import _fold, _mix, _multiply_high, _reduce, _sign_word
+from sfumato.kernels.compiled import _fold, _mix, _multiply_high, _reduce
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -47,6 +47,11 @@ def _inverse(odd: Any) -> Any:
     return inverse
 
 
+@njit(inline="always")
+def _hashed(x8: Any, first: Any, second: Any, third: Any) -> Any:
+    return _reduce(_fold(_fold(first, x8) + second, x8) + third)
+
+
 @njit(nogil=True, cache=True)
 def insert(
     table: U64,
@@ -70,23 +75,19 @@ def insert(
         for word in range(words):
             point8 = _reduce(_fold(point8, x8) + parts[i, word])
         point8 = _mix(point8) << _3
-        weight, value = np.uint64(weights[i]), np.uint64(values[i])
+        weight = np.uint64(weights[i]) if weights.size else _1
         for word in range(words):
             check = (
-                _sign_word(
-                    point8, checks[word, 0], checks[word, 1], checks[word, 2], checks[word, 3]
-                )
-                >> check_shift
+                _hashed(point8, checks[word, 0], checks[word, 1], checks[word, 2]) >> check_shift
             )
             held = (parts[i, word] << first) + one if word == 0 else parts[i, word]
             content[word] = (held + (check << top)) * weight
-        content[0] += value
+        if values.size:
+            content[0] += np.uint64(values[i])
         for row in range(rows):
             cell = row * width + np.int64(
                 _multiply_high(
-                    _sign_word(
-                        point8, buckets[row, 0], buckets[row, 1], buckets[row, 2], buckets[row, 3]
-                    ),
+                    _hashed(point8, buckets[row, 0], buckets[row, 1], buckets[row, 2]),
                     width8,
                 )
             )
@@ -141,19 +142,14 @@ def peel(
         point8 = _mix(point8) << _3
         for word in range(words):
             check = (
-                _sign_word(
-                    point8, checks[word, 0], checks[word, 1], checks[word, 2], checks[word, 3]
-                )
-                >> check_shift
+                _hashed(point8, checks[word, 0], checks[word, 1], checks[word, 2]) >> check_shift
             )
             held = (known[key, word] << first) + one_count if word == 0 else known[key, word]
             known_content[key, word] = held + (check << top_shift)
         for row in range(rows):
             known_cells[key, row] = row * width + np.int64(
                 _multiply_high(
-                    _sign_word(
-                        point8, buckets[row, 0], buckets[row, 1], buckets[row, 2], buckets[row, 3]
-                    ),
+                    _hashed(point8, buckets[row, 0], buckets[row, 1], buckets[row, 2]),
                     width8,
                 )
             )
@@ -259,10 +255,7 @@ def peel(
         point8 = _mix(point8) << _3
         for word in range(words):
             check = (
-                _sign_word(
-                    point8, checks[word, 0], checks[word, 1], checks[word, 2], checks[word, 3]
-                )
-                >> check_shift
+                _hashed(point8, checks[word, 0], checks[word, 1], checks[word, 2]) >> check_shift
             )
             pure &= tails[word] == check & _low(check_bits - twos)
             held = (parts[word] << first) + one_count if word == 0 else parts[word]
@@ -273,9 +266,7 @@ def peel(
         for row in range(rows):
             cells[row] = row * width + np.int64(
                 _multiply_high(
-                    _sign_word(
-                        point8, buckets[row, 0], buckets[row, 1], buckets[row, 2], buckets[row, 3]
-                    ),
+                    _hashed(point8, buckets[row, 0], buckets[row, 1], buckets[row, 2]),
                     width8,
                 )
             )

@@ -74,10 +74,13 @@ def insert(
     width: int,
     layout: Layout,
 ) -> None:
-    """Add each key to its cells `weights` times, and its value once."""
+    """Add each key to its cells `weights` times (once if there are none), and its value once."""
     cell, check = places(parts, point, buckets, checks, width)
-    added = contents(parts, check, layout) * weights.astype(np.uint64)[:, None]
-    added[:, 0] += values.astype(np.uint64)
+    added = contents(parts, check, layout)
+    if weights.size:
+        added *= weights.astype(np.uint64)[:, None]
+    if values.size:
+        added[:, 0] += values.astype(np.uint64)
     for row in range(cell.shape[1]):
         np.add.at(table, cell[:, row], added)
     table &= np.uint64((1 << layout[3]) - 1)

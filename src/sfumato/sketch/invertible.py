@@ -145,9 +145,11 @@ class InvertibleSketch:
         check_weights(amounts, count)
         if amounts is not None and not self.value_bits:
             raise SpecError("this sketch keeps no values; give it value_bits")
-        times = np.ones(count, dtype=np.int64) if weights is None else weights
+        nothing = np.zeros(0, dtype=np.int64)
         if amounts is None:
-            amounts = times if self.value_bits else np.zeros(count, dtype=np.int64)
+            ones = np.ones(count, dtype=np.int64) if weights is None else weights
+            amounts = ones if self.value_bits else nothing
+        times = nothing if weights is None else weights
         table = np.zeros((self.rows * self.width, self.words), dtype=np.uint64)
         kernels.insert(table, self._parts(numbers), times, amounts, *self._hashes, self._layout)
         return table.view(np.int64).reshape(self.shape)
@@ -248,8 +250,8 @@ class InvertibleSketch:
     @property
     def _hashes(self) -> tuple[int, U64, U64, int]:
         point = hashing.row_polynomials(self.seed, "key", self.round, 1, 1)
-        buckets = hashing.row_polynomials(self.seed, "key cell", self.round, self.rows, 4)
-        checks = hashing.row_polynomials(self.seed, "key check", self.round, self.words, 4)
+        buckets = hashing.row_polynomials(self.seed, "key cell", self.round, self.rows, 3)
+        checks = hashing.row_polynomials(self.seed, "key check", self.round, self.words, 3)
         return int(point[0, 0]), buckets, checks, self.width
 
     def _part_sizes(self) -> tuple[int, ...]:
