@@ -27,7 +27,7 @@ from sfumato.frequencies import FrequencyDesign
 from sfumato.privacy import ListedAbove, Rng
 from sfumato.privacy.samplers import discrete_laplace
 from sfumato.release import NORMAL_95, NoisedSum
-from sfumato.sketch import InvertibleSketch, Keys, Listing
+from sfumato.sketch import InvertibleSketch, Keys, Listing, capacity
 from sfumato.sketch.keys import limbs
 from sfumato.spec import digest, require, spec
 from sfumato.task import Task, most_devices
@@ -55,7 +55,9 @@ class HeavyHitterDesign:
     rounds: int
     rows: int
     width: int
-    cell_bits: int  # count and check share what a key leaves of them
+    cell_bits: int = 0  # count and check share what a key leaves of them; or they are given:
+    count_bits: int = 0
+    check_bits: int = 0
     seed: int
     items_per_device: int
     mechanism: ListedAbove  # its rate is the first round's, and every round's unless `adaptive`
@@ -83,6 +85,37 @@ class HeavyHitterDesign:
             "statistic and not count on its coins",
         )
 
+        if promises:
+            self._check_tables()
+
+    def _check_tables(self) -> None:
+        """That tables fail to be listed as seldom as the mechanism pays for, whatever is in them
+        (docs/proofs/listing.md)."""
+        told = self.mechanism
+        assert told.epsilon is not None  # the caller has seen
+        require(self.check_bits > 0, "a private design must say the bits of its cells")
+        require(
+            not self.adaptive or self.most_keys is not None,
+            "a rate that adapts needs most_keys: fuller tables are not told of",
+        )
+        allowed = told.unlisted / (1 + math.exp(told.epsilon))
+        if told.noise == "none":  # which counts on the coins of all rounds
+            allowed /= self.rounds
+        keys = insertions = self.most_kept(told.rate)
+        chance = 2.0**-TAIL_BITS
+        if self.adaptive:
+            spare = slack(self.items_per_device, told.statistic, allowed)
+            keys, insertions = (self.most_keys or 0) + spare, self.most_kept(1.0)
+            chance += allowed / 4
+        sketch = self.sketch(0, told.rate)
+        chance += capacity.failure_bound(keys, self.rows, self.width)
+        chance += sketch.wrong_keys(keys, insertions) + sketch.collisions(keys)
+        require(
+            chance <= allowed,
+            f"tables must fail to be listed with a chance of at most {allowed:.3g}; it is "
+            f"{chance:.3g}",
+        )
+
     @property
     def asked(self) -> int:
         """Devices in one round's cohort."""
@@ -93,6 +126,11 @@ class HeavyHitterDesign:
         return most_kept(most_devices(self.asked) * self.items_per_device, rate)
 
     def sketch(self, round: int, rate: float) -> InvertibleSketch:
+        if self.check_bits:
+            return InvertibleSketch(
+                keys=self.keys, rows=self.rows, width=self.width, count_bits=self.count_bits,
+                check_bits=self.check_bits, seed=self.seed, round=round,
+            )  # fmt: skip
         return sketch_of(
             self.keys, self.rows, self.width, self.cell_bits, self.most_kept(rate), self.seed, round
         )
@@ -164,6 +202,12 @@ def sketch_of(
     )  # fmt: skip
 
 
+def slack(items_per_device: int, statistic: float, failure: float) -> int:
+    """Keys that a table may have beyond those that its noised number shows, but for a quarter of
+    this chance."""
+    return math.ceil(items_per_device / statistic * math.log(4 / failure))
+
+
 def most_kept(items: int, rate: float) -> int:
     """More than this many of so many items are kept with probability at most 2**-40 (Bernstein)."""
     if rate == 1:
@@ -221,6 +265,7 @@ class HeavyHitterCampaign:
     rounds: list[Round] = field(default_factory=list)
     _known: U64 | None = None
     _target: float = field(init=False)
+    _found: HeavyHitters | None = None
 
     def __post_init__(self) -> None:
         self.rate = self.design.mechanism.rate
@@ -256,7 +301,20 @@ class HeavyHitterCampaign:
             self.rate = self._next_rate(listing, distinct)
 
     def found(self) -> HeavyHitters:
-        """What may be told, at the end."""
+        """What may be told, at the end: worked out once, since its noise is paid for once."""
+        if self._found is None:
+            if self.next_task() is not None and self.design.mechanism.epsilon is not None:
+                raise SpecError(
+                    f"what may be told is known when all {self.design.rounds} rounds are absorbed; "
+                    f"{len(self.rounds)} are"
+                )
+            found = self._at_the_end()
+            if self.design.mechanism.epsilon is None:
+                return found
+            self._found = found
+        return self._found
+
+    def _at_the_end(self) -> HeavyHitters:
         self._read_again()
         used = [part for part in self.rounds if part.is_told and part.read_rate > 0]
         items, counts, errors = self._told(used)

@@ -17,13 +17,14 @@ from sfumato.heavy_hitters import (
     HeavyHitterDesign,
     HistogramDesign,
     most_kept,
-    sketch_of,
+    slack,
 )
 from sfumato.privacy import ListedAbove, best_list
 from sfumato.privacy.listing import without_promise
+from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.release import Privacy
 from sfumato.report import HEADER_BYTES, report_bytes
-from sfumato.sketch import CountSketch, Keys, TextKeys, WordKeys, capacity
+from sfumato.sketch import CountSketch, InvertibleSketch, Keys, TextKeys, WordKeys, capacity
 from sfumato.study import Study
 from sfumato.sum_plan import DEFAULT_BYTES, SMALLEST_WIDTH, noise_for
 from sfumato.task import bits_for, most_devices
@@ -127,7 +128,7 @@ def promise(study: Study, design: HeavyHitterDesign | HistogramDesign) -> Privac
             f"released is nearly as likely if one device's {_items(names.items_per_device)} became "
             f"none, the number of devices being public; {coins}{noise}, and names below "
             f"{told.threshold} in the sample are not told{counts}; {who}; devices that drop out do "
-            f"not weaken it"
+            f"not weaken it; items are assumed not to be chosen by who knows the hash functions"
         )
     return Privacy(
         epsilon=study.epsilon,
@@ -196,23 +197,24 @@ def _private(
     adaptive = bool(study.adaptive)
     unlisted = UNLISTED * delta
     failure = unlisted / (1 + math.exp(epsilon))  # it may tell two neighbours apart both ways
+    failure /= study.rounds  # a list without noise counts on the coins of all rounds
     statistic = STATISTIC * epsilon if adaptive else 0.0
-    slack = 0  # keys that a table may have beyond those that are seen in it
+    spare = slack(study.items_per_device, statistic, failure) if adaptive else 0
     if adaptive:
-        slack = math.ceil(study.items_per_device / statistic * math.log(4 / failure))
+        _check_scale(study.items_per_device / statistic)
     table = _Table(keys, items, failure / 4, adaptive)
     least = min(items, max(_LEAST_KEYS, most_kept(items, LEAST_RATE)))
-    need = table.bytes(least + slack)
+    need = table.bytes(least + spare)
     if limit // parts < need:
         raise _too_small(limit, parts * need, keys)
-    room = max(table.most_keys(limit // parts) - slack, least)
+    room = max(table.most_keys(limit // parts) - spare, least)
     rate = 1.0
     if room < items:  # the highest, in steps of the lowest
         steps = range(1, round(1 / LEAST_RATE))
         rate = LEAST_RATE * bisect_left(
             steps, True, key=lambda step: most_kept(items, step * LEAST_RATE) > room
         )
-    rows, width, cell_bits = table.sizes(min(room + slack, items))
+    sketch = table.sketch(min(room + spare, items))
     mechanism: ListedAbove = best_list(
         rate,
         least=study.threshold or 0.0,
@@ -227,9 +229,10 @@ def _private(
         keys=keys,
         devices=_devices(study),
         rounds=study.rounds,
-        rows=rows,
-        width=width,
-        cell_bits=cell_bits,
+        rows=sketch.rows,
+        width=sketch.width,
+        count_bits=sketch.count_bits,
+        check_bits=sketch.check_bits,
         seed=0,
         items_per_device=study.items_per_device,
         mechanism=mechanism,
@@ -238,6 +241,16 @@ def _private(
         most_keys=room if adaptive else None,
         partial=False,
     )
+
+
+def _check_scale(scale: float) -> None:
+    most = LARGEST_SCALE["laplace"]
+    if scale > most:
+        raise ImpossibleError(
+            f"how full tables are would be told with noise of scale {scale:,.0f}, more than the "
+            f"sampler's {most:,}",
+            hint="leave out adaptive, raise epsilon, or let a device contribute fewer items",
+        )
 
 
 class _Table:
@@ -249,26 +262,32 @@ class _Table:
         if self.failure <= 0:
             raise ImpossibleError(
                 "delta is too small for tables that may fail to be listed",
-                hint="set delta to 1e-10 or more",
+                hint=f"multiply delta by {math.ceil(2 * 2.0**-TAIL_BITS / failure)}",
             )
 
-    def sizes(self, count: int) -> tuple[int, int, int]:
-        """Rows, width and cell bits for so many keys."""
+    def sketch(self, count: int) -> InvertibleSketch:
+        """The smallest that lists so many keys."""
         most_rows = MOST_ROWS if count < 1_000 else 6  # more help small tables only
         rows, width = capacity.sized(count, self.failure, most_rows=most_rows)
         most = self.items if self.adaptive else min(self.items, count)  # insertions
-        cell_bits = self.keys.bits + 2 * most.bit_length()
-        while (
-            sketch_of(self.keys, rows, width, cell_bits, most, 0, 0).wrong_keys(count, most)
-            > self.failure
-        ):
-            cell_bits += 1
-        cells = sketch_of(self.keys, rows, width, cell_bits, most, 0, 0)
-        return rows, width, cells.cell_bits
+        count_bits = max(1, most.bit_length())
+        made = None
+        for check_bits in range(max(2, count_bits - 1), 45):
+            if count_bits + check_bits > 60:
+                break
+            made = InvertibleSketch(
+                keys=self.keys, rows=rows, width=width, count_bits=count_bits,
+                check_bits=check_bits, seed=0,
+            )  # fmt: skip
+            if made.wrong_keys(count, most) + made.collisions(count) <= self.failure:
+                return made
+        raise ImpossibleError(
+            "delta is too small for keys that may be misread", hint="raise delta, or ask in rounds"
+        )
 
     def bytes(self, count: int) -> int:
-        rows, width, cell_bits = self.sizes(count)
-        return HEADER_BYTES + -(-rows * width * cell_bits // 8)
+        sketch = self.sketch(count)
+        return HEADER_BYTES + -(-sketch.rows * sketch.width * sketch.cell_bits // 8)
 
     def most_keys(self, limit: int) -> int:
         """About the most keys for which a table has at most so many bytes; 0 if there are none."""

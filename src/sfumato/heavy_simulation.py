@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sfumato.campaign import run
 from sfumato.fleet import Asking, cohorts_of
@@ -51,7 +50,7 @@ def ask(study: Study, design: OpenDesign, asking: Asking) -> OpenAnswer:
         return _by_prefixes(study, design, asking)
     names = design.names if isinstance(design, HistogramDesign) else design
     names = replace(names, seed=asking.public_seed())
-    population, notes = _sendable(asking, names.keys, names.items_per_device)
+    population, notes = _sendable(study, asking, names.keys, names.items_per_device)
     cohorts = cohorts_of(
         study,
         [f"round {round}" for round in range(names.rounds)],
@@ -62,12 +61,14 @@ def ask(study: Study, design: OpenDesign, asking: Asking) -> OpenAnswer:
     )
 
     def values(task: Task, items: pa.Array) -> tuple[Any, Bool]:
-        fits = names.keys.numbers(items)[1]
-        return items.filter(pa.array(fits)), fits
+        numbers, fits = names.keys.numbers(items)
+        return names.keys.items(numbers[fits])[0], fits  # cut, where words are
 
     halves = 2 if isinstance(design, HistogramDesign) else 1
     fleet = asking.fleet(study, population, cohorts, values, tasks=halves * names.rounds)
-    campaign = HeavyHitterCampaign(names, asking.rng, least=study.threshold or 0.0)
+    # Counts are scaled up to all that are asked; the threshold is on those, so it comes down.
+    least = (study.threshold or 0.0) * (1 - study.dropout)
+    campaign = HeavyHitterCampaign(names, asking.rng, least=least)
     run(campaign, fleet.gather, ledger=asking.books, rng=asking.rng)
     found = campaign.found()
     items, counts, error, half = found.items, found.counts, found.standard_error, found.half_width
@@ -125,7 +126,7 @@ def _unread(campaign: HeavyHitterCampaign, unread: int) -> str:
 def _by_prefixes(study: Study, sized: PrefixDesign, asking: Asking) -> OpenAnswer:
     design = replace(sized, seed=asking.public_seed())
     keys = WordKeys(alphabet=design.alphabet, length=design.lengths[-1])
-    population, notes = _sendable(asking, keys, 1)
+    population, notes = _sendable(study, asking, keys, 1)
     cohorts = cohorts_of(study, [EVERYBODY], design.devices, 0, population, design.seed)
     levels = {task.id: level for level, task in enumerate(design.tasks())}
 
@@ -156,7 +157,7 @@ def _by_prefixes(study: Study, sized: PrefixDesign, asking: Asking) -> OpenAnswe
     )
 
 
-def _sendable(asking: Asking, keys: Keys, limit: int) -> tuple[Population, list[str]]:
+def _sendable(study: Study, asking: Asking, keys: Keys, limit: int) -> tuple[Population, list[str]]:
     """Devices with what they may send: items that have a key, each once, at most `limit`."""
     population = asking.population
     unfit = 0
@@ -165,16 +166,18 @@ def _sendable(asking: Asking, keys: Keys, limit: int) -> tuple[Population, list[
         weights = None if population.weights is None else population.weights[number]
         unfit += int(np.sum(~fits if weights is None else weights[~fits]))
     notes = []
-    if unfit:
+    if study.epsilon is not None:
+        unfit = 1  # said of every private release, so that it says nothing
+    if unfit:  # how many is nobody's business if there is a promise
+        many = f"{unfit:,} items" if study.epsilon is None else "items"
         notes.append(
-            f"{unfit:,} items were not sent: they are longer than the study allows, or have "
-            f"characters not in its alphabet (a simulation knows; a collector would not)"
+            f"{many} without a key are not sent: longer than the study allows, or with characters "
+            f"not in its alphabet"
         )
     if population.owners is None:
         return population, notes
-    held = population.chunks[0]
-    if isinstance(keys, WordKeys):  # words that are cut to the same one are one
-        held = pc.utf8_slice_codeunits(held, 0, keys.length)
-    kept = np.flatnonzero(keys.numbers(held)[1])
-    distinct = population.only(kept, held).distinct().bounded(limit, rng=asking.rng)
+    numbers, fits = keys.numbers(population.chunks[0])
+    kept = np.flatnonzero(fits)
+    items = keys.items(numbers[kept])[0]  # items with one key are one item
+    distinct = population.only(kept, items).distinct().bounded(limit, rng=asking.rng)
     return distinct, notes

@@ -100,13 +100,13 @@ class Population:
         codes = self.chunks[0].dictionary_encode().indices.to_numpy(zero_copy_only=False)
         pairs = np.stack([self.owners, codes.astype(np.int64)], axis=1)
         kept = np.sort(np.unique(pairs, axis=0, return_index=True)[1])
-        return self.only(kept, self.chunks[0])
+        return self.only(kept, self.chunks[0].take(pa.array(kept)))
 
     def only(self, rows: I64, items: pa.Array) -> Population:
         """These rows of devices that hold several values, which are now `items`; the devices stay
         as many as they were."""
         assert self.owners is not None  # a row is then a value, and not a device
-        return replace(self, chunks=(items.take(pa.array(rows)),), owners=self.owners[rows])
+        return replace(self, chunks=(items,), owners=self.owners[rows])
 
     def __repr__(self) -> str:  # never what they hold
         return f"Population({self.devices:,} devices)"

@@ -137,6 +137,25 @@ def test_no_list_without_a_delta() -> None:
         heavy_plan.design(study(delta=0.0))
 
 
+def test_cells_have_the_bits_that_were_planned_for_at_every_rate() -> None:
+    """Short keys, which fit a word with few check bits: what is promised is checked of the sketch
+    that is used, whatever the rate becomes."""
+    for changes in (
+        {"alphabet": "abcdefghijklmnopqrstuvwxyz", "word_length": 4, "bytes_per_device": 65_536},
+        {"word_length": 10, "adaptive": True, "rounds": 5, "devices": 100_000},
+        {"alphabet": "abcdefghijklmnopqrstuvwxyz", "word_length": 4, "adaptive": True,
+         "epsilon": 2.0, "bytes_per_device": 20_000},
+    ):  # fmt: skip
+        made = design_of(study(**changes))
+        first = made.sketch(0, made.mechanism.rate)
+        assert all(made.sketch(0, rate) == first for rate in (1.0, 0.25, 0.01))
+        assert heavy_plan.bytes_per_device(made) <= (study(**changes).bytes_per_device or 0)
+        with pytest.raises(SpecError, match="fail to be listed"):
+            replace(made, check_bits=max(made.count_bits - 1, made.check_bits - 12))
+        with pytest.raises(SpecError, match="fail to be listed"):
+            replace(made, width=made.width // 2)
+
+
 # Tasks
 
 
@@ -235,6 +254,16 @@ def test_a_private_rate_adapts_by_a_noised_statistic_and_tells_at_one_rate() -> 
     other = _answered(made, [draw(10_000, seed) for seed in range(6)], seed=4)
     assert [part.rate for part in other.rounds][1:] != rates[1:]  # other noise
     assert again.rate == rates[0]
+
+
+def test_what_is_told_is_worked_out_once_and_at_the_end() -> None:
+    """Its noise is paid for once: asked again it is the same, and half-way there is nothing."""
+    made = design_of(study(rounds=2))
+    campaign = _answered(made, [draw(10_000, seed) for seed in range(2)])
+    assert campaign.found() is campaign.found()
+    early = HeavyHitterCampaign(made, SeededRng(1))
+    with pytest.raises(SpecError, match="when all 2 rounds are absorbed; 0 are"):
+        early.found()
 
 
 def test_a_table_that_is_too_full_tells_nothing_but_that() -> None:
@@ -409,7 +438,52 @@ def test_items_without_a_key_stay_on_the_device_and_are_counted_in_the_notes() -
         seed=1,
     )
     assert release.items.to_pylist() == ["oak"]
-    assert any(note.startswith("10 items were not sent") for note in release.notes)
+    assert any(note.startswith("10 items without a key") for note in release.notes)
+
+
+def test_a_private_release_does_not_say_how_many_items_had_no_key() -> None:
+    asked = study(alphabet="ab", word_length=3, devices=501)
+    texts = []
+    for odd in ("b", "ZZZ"):
+        release = sfumato.simulate(sfumato.plan(asked), {"item": ["ab"] * 500 + [odd]}, seed=1)
+        texts.append(release.notes)
+    assert texts[0] == texts[1]
+
+
+def test_items_of_one_key_are_one_item() -> None:
+    data = {"item": ["ab", "ab\0", "abc", "b"] * 10, "device": [str(k // 4) for k in range(40)]}
+    asked = study(epsilon=None, devices=10, items_per_device=4, alphabet="ab", word_length=2)
+    release = sfumato.simulate(sfumato.plan(asked), data, device_column="device", seed=1)
+    assert max(release.counts) <= 10
+
+
+def test_counts_of_cut_words_are_counts_of_what_they_are_cut_to() -> None:
+    asked = study(
+        question="histogram", epsilon=None, devices=900, word_length=3,
+        alphabet="abcdefghijklmnopqrstuvwxyz",
+    )  # fmt: skip
+    release = sfumato.simulate(
+        sfumato.plan(asked), {"item": ["oaktree"] * 600 + ["elm"] * 300}, seed=1
+    )
+    assert dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True)) == {
+        "oak": 600.0, "elm": 300.0,
+    }  # fmt: skip
+
+
+def test_a_threshold_is_on_all_devices_that_are_asked() -> None:
+    release = sfumato.simulate(
+        sfumato.plan(study(epsilon=None, devices=1_000, dropout=0.5, threshold=100.0)),
+        {"item": ["oak"] * 300 + ["elm"] * 150 + [f"tree{k}" for k in range(550)]},
+        seed=1,
+    )
+    assert set(release.items.to_pylist()) == {"oak", "elm"}
+
+
+def test_noise_that_the_sampler_cannot_draw_is_refused_beforehand() -> None:
+    with pytest.raises(ImpossibleError, match="the sampler's"):
+        heavy_plan.design(
+            study(epsilon=0.1, items_per_device=50, adaptive=True, bytes_per_device=3_000_000)
+        )
 
 
 def test_dropouts_are_counted_as_asked() -> None:

@@ -38,6 +38,7 @@ from sfumato.privacy import (
     Rounding,
     best_list,
 )
+from sfumato.privacy.listing import without_promise
 from sfumato.secagg.round import MaskedRound
 from sfumato.secure_sum import SecureSum
 from sfumato.sketch import CountSketch, IntegerKeys, OneHot, TextKeys, WordKeys
@@ -97,9 +98,9 @@ NAMES = HeavyHitterDesign(
     cell_bits=177,
     seed=1,
     items_per_device=1,
-    mechanism=best_list(0.1, epsilon=1.0, delta=1e-6),
+    mechanism=without_promise(0.1),
     target=100.0,
-    partial=False,
+    partial=True,
 )
 EXAMPLES: dict[str, Any] = {
     "additive_loss": AdditiveLoss(noise="skellam", scale=9.5, l1=4.0, l2=2.0, unit_cells=4),

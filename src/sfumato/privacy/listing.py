@@ -340,8 +340,10 @@ def _chance(noise: ListNoise, scale: float, rate: float, threshold: int, count: 
 
     first, mass = _mass(noise, scale)
     over = np.cumsum(mass[::-1])[::-1]  # P[noise ≥ first + k]
-    held = np.arange(count + 1) if rate < 1 else np.array([count])
-    if held.size > 4096:  # all but 2**-60 of a binomial
+    held = np.array([count])
+    if rate < 1 and count < 4096:
+        held = np.arange(count + 1)
+    elif rate < 1:  # all but 2**-60 of a binomial
         middle, wide = count * rate, 10 * math.sqrt(count * rate * (1 - rate)) + 50
         held = np.arange(max(0, int(middle - wide)), min(count, int(middle + wide)) + 1)
     weight = stats.binom.pmf(held, count, rate) if rate < 1 else np.ones(1)

@@ -212,6 +212,10 @@ class InvertibleSketch:
             expected += self.rows * looks * chance
         return expected
 
+    def collisions(self, keys: int) -> float:
+        """The chance that two of so many keys have one fingerprint, and so the same cells."""
+        return keys**2 / 2 * max(self.words - 1, 0) / 2.0**61
+
     def estimate(self, table: npt.NDArray[np.integer], values: Column) -> F64:
         """The counts of these items, zero for those not listed."""
         found = self.list(table)
