@@ -388,13 +388,3 @@ def test_several_cores_add_what_one_adds(kind: Any, monkeypatch: pytest.MonkeyPa
     masks._compiled()
     masks.add_streams(several, streams, [1, -1, 1])
     assert np.array_equal(one, several)
-
-
-@pytest.mark.parametrize("size", [1, 1000, (1 << 19) + 7])
-def test_a_table_is_added_whole_and_wraps(size: int) -> None:
-    chance = np.random.default_rng(SEED)
-    total = chance.integers(0, 1 << 32, size, dtype=np.uint32)
-    words = chance.integers(0, 1 << 32, size, dtype=np.uint32)
-    expected = total + words
-    masks.add_table(total, words)
-    assert np.array_equal(total, expected)

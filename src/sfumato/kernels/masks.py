@@ -15,7 +15,6 @@ import importlib.util
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -31,7 +30,6 @@ Words = npt.NDArray[np.unsignedinteger[Any]]
 KEY_BYTES = 16  # of a key, and of a start
 SMALL = 1 << 22  # bytes of streams below which numba is not woken, which takes a second or two
 _WORTH_A_CORE = 1 << 25  # bytes of streams
-_WORTH_A_THREAD = 1 << 20  # bytes of a table that is added
 CHUNK = 1 << 18  # bytes of a stream that are made before they are added
 _KINDS = tuple(np.dtype(kind) for kind in (np.uint8, np.uint16, np.uint32, np.uint64))
 
@@ -89,23 +87,6 @@ def add_streams(
 
     with ThreadPoolExecutor(cores) as pool:
         list(pool.map(add_part, cuts[:-1], cuts[1:]))
-
-
-def add_table(total: Words, words: Words) -> None:
-    """Add a table to `total`, in place; sums wrap around. A core alone does not fill the memory's
-    bus, so a long table is added by several."""
-    cores = min(cores_allowed(), words.nbytes // _WORTH_A_THREAD)
-    if cores < 2:
-        np.add(total, words, out=total)
-        return
-    cuts = [words.size * part // cores for part in range(cores + 1)]
-    parts = [slice(*ends) for ends in pairwise(cuts)]
-    list(_adders().map(lambda part: np.add(total[part], words[part], out=total[part]), parts))
-
-
-@cache
-def _adders() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(cores_allowed(), thread_name_prefix="add_table")
 
 
 def _later(start: bytes, blocks: int) -> bytes:

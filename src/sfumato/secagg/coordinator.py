@@ -313,7 +313,7 @@ class Coordinator:
                 return Refusal.MALFORMED
             self._total = ((self._total + words) % self.round.modulus).astype(self.round.lane)
         else:
-            masks.add_table(self._total, words)
+            self._total += words
         self.survivors.add(member)
         return None
 
