@@ -84,7 +84,6 @@ class HeavyHitterDesign:
             "a rate that adapts shows how full a table was: the mechanism must pay for that "
             "statistic and not count on its coins",
         )
-
         if promises:
             self._check_tables()
 
@@ -423,8 +422,8 @@ class HeavyHitterCampaign:
             return rate / 2  # too full, and by how much is nobody's business
         if design.partial:
             cells = design.rows * design.width
-            step = _STEP if listing.is_complete else -_STEP
-            load = min(max(self._target / cells + step, LEAST_LOAD), MOST_LOAD)
+            load = self._target / cells + (_STEP if listing.is_complete else -_STEP)
+            load = min(max(load, LEAST_LOAD), MOST_LOAD)
             self._target = load * cells
         factor = max(distinct, 1.0) / self._target
         if design.paper or design.mechanism.epsilon is not None or not listing.is_complete:

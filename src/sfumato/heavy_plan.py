@@ -271,7 +271,6 @@ class _Table:
         rows, width = capacity.sized(count, self.failure, most_rows=most_rows)
         most = self.items if self.adaptive else min(self.items, count)  # insertions
         count_bits = max(1, most.bit_length())
-        made = None
         for check_bits in range(max(2, count_bits - 1), 45):
             if count_bits + check_bits > 60:
                 break

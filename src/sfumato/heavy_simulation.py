@@ -160,20 +160,15 @@ def _by_prefixes(study: Study, sized: PrefixDesign, asking: Asking) -> OpenAnswe
 def _sendable(study: Study, asking: Asking, keys: Keys, limit: int) -> tuple[Population, list[str]]:
     """Devices with what they may send: items that have a key, each once, at most `limit`."""
     population = asking.population
-    unfit = 0
-    for number, items in enumerate(population.chunks):
-        fits = keys.numbers(items)[1]
-        weights = None if population.weights is None else population.weights[number]
-        unfit += int(np.sum(~fits if weights is None else weights[~fits]))
-    notes = []
-    if study.epsilon is not None:
-        unfit = 1  # said of every private release, so that it says nothing
-    if unfit:  # how many is nobody's business if there is a promise
-        many = f"{unfit:,} items" if study.epsilon is None else "items"
-        notes.append(
-            f"{many} without a key are not sent: longer than the study allows, or with characters "
-            f"not in its alphabet"
-        )
+    # Of a private release it is always said, and not how many, so that it says nothing.
+    unfit = _without_key(population, keys) if study.epsilon is None else None
+    many = "items" if unfit is None else f"{unfit:,} items"
+    notes = [
+        f"{many} without a key are not sent: longer than the study allows, or with characters not "
+        f"in its alphabet"
+    ]
+    if unfit == 0:
+        notes = []
     if population.owners is None:
         return population, notes
     numbers, fits = keys.numbers(population.chunks[0])
@@ -181,3 +176,11 @@ def _sendable(study: Study, asking: Asking, keys: Keys, limit: int) -> tuple[Pop
     items = keys.items(numbers[kept])[0]  # items with one key are one item
     distinct = population.only(kept, items).distinct().bounded(limit, rng=asking.rng)
     return distinct, notes
+
+
+def _without_key(population: Population, keys: Keys) -> int:
+    """Items of devices that cannot be sent."""
+    fits = [keys.numbers(items)[1] for items in population.chunks]
+    if population.weights is None:
+        return sum(int((~part).sum()) for part in fits)
+    return sum(int(w[~part].sum()) for part, w in zip(fits, population.weights, strict=True))

@@ -25,7 +25,7 @@ class Task:
     sketch: Sketch
     mechanism: Mechanism
     aggregation: Aggregation
-    campaign: str = ""  # what it is part of; a campaign asks each device at most once
+    campaign: str = ""  # what it is part of; a device is in one of its cohorts at most
     cohort: str  # which devices are asked
     items_per_device: int = 1
     min_count: int = 1  # devices below which nothing is released

@@ -60,8 +60,8 @@ class InvertibleSketch:
 
     Differs from the paper: where the paper divides by c in a prime field of 31 bits, one field a
     sum, here c = 2**v · odd is divided out in the ring of the secure sum. That leaves the top v
-    bits of a word unknown, so the check is on top: what is lost of it there is won at the bottom,
-    where v bits must be zero, and a key is read in whatever number it came. A cell is as wide as
+    bits of a word unknown, so the check is on top: v bits of it are lost (`wrong_keys` counts with
+    that) and none of the key, which is read in whatever number it came. A cell is as wide as
     its fields, 48 bits for the paper's words against its eight words a key. Each row has cells of
     its own. A key must lie in the cell that it is read from, and be in its others often enough.
 
