@@ -9,7 +9,7 @@ from typing import Any
 
 from sfumato import sizing
 from sfumato.errors import ImpossibleError, StudyError
-from sfumato.frequencies import FrequencyDesign
+from sfumato.frequencies import FrequencyDesign, Mode
 from sfumato.heavy_hitters import (
     LOAD,
     PAPER_LOAD,
@@ -341,9 +341,9 @@ def _histogram(study: Study, limit: int) -> HistogramDesign:
     share = None if epsilon is None else _COUNTS * epsilon
     part = replace(study, epsilon=share, delta=(1 - NAMES) * study.delta, trust="central")
     norms = CountSketch(rows=rows, width=width, seed=0).sensitivity(study.items_per_device)
-    mixed = "fresh" if study.cohorts == "different" else "hybrid"
+    mode: Mode = "fresh" if study.cohorts == "different" else "hybrid"
     counts = FrequencyDesign(
-        mode="shared" if study.rounds == 1 else mixed,  # type: ignore[arg-type]  # three of four
+        mode="shared" if study.rounds == 1 else mode,
         items=expected,
         devices=devices,
         rounds=study.rounds,

@@ -57,24 +57,15 @@ def design(study: Study) -> tuple[PrefixDesign, dict[str, Any], list[str]]:
     """The search that answers a study under secure sums, what it gives, and warnings."""
     assert study.devices is not None  # plan() has checked
     limit = study.bytes_per_device or DEFAULT_BYTES
-    made = _sized(study, limit // 3)
-    besides = _besides(made)
-    for _ in range(_TRIES):
-        each = limit // made.rounds - besides
-        again = _sized(study, max(each, 1))
-        if again.rounds <= made.rounds:
-            made = again
-            break
-        made = again
+    try:
+        made = _fitted(study, limit)
+    except _TooFewBytes as problem:
+        raise ImpossibleError(
+            f"a search by prefixes cannot be had with {limit:,} bytes a device",
+            hint=f"set bytes_per_device to {_enough(study, limit)} or more",
+        ) from problem
     predicted = predicted_of(made)
     detectable = predicted.pop("detectable")
-    sent = predicted.get("bytes_up", predicted["bytes_per_device"])
-    if study.bytes_per_device is not None and sent > limit:
-        raise ImpossibleError(
-            f"a search by prefixes in {made.rounds} rounds needs about {sent:,} bytes a device; "
-            f"bytes_per_device is {limit:,}",
-            hint=f"set bytes_per_device to {sent} or more",
-        )
     scale = study.devices / max(1, int(study.devices * (1 - study.dropout)))
     return made, {"detectable_count": round(scale * detectable), **predicted}, _warnings(study)
 
@@ -112,26 +103,45 @@ def promise(study: Study, design: PrefixDesign) -> Privacy:
     )
 
 
+class _TooFewBytes(ImpossibleError):
+    """A round's table, or all rounds together, do not fit."""
+
+
+def _enough(study: Study, limit: int) -> int:
+    """Bytes a device with which there is a search: those given, doubled until there is one."""
+    while True:
+        limit *= 2
+        try:
+            _fitted(study, limit)
+        except _TooFewBytes:
+            continue
+        return limit
+
+
+def _fitted(study: Study, limit: int) -> PrefixDesign:
+    """The search whose rounds send so many bytes together."""
+    made = _sized(study, max(limit // 3, DEFAULT_BYTES // 3))  # for how many rounds there may be
+    besides = _besides(made)
+    for _ in range(_TRIES):
+        again = _sized(study, limit // made.rounds - besides)
+        if again.rounds <= made.rounds:
+            return again
+        made = again
+    raise _TooFewBytes(f"a search in {made.rounds} rounds needs more than {limit:,} bytes")
+
+
 def _sized(study: Study, bytes_per_round: int) -> PrefixDesign:
     assert study.devices is not None  # plan() has checked
-    try:
-        return sized(
-            devices=study.devices,
-            length=study.word_length,
-            bytes_per_round=bytes_per_round,
-            epsilon=study.epsilon,
-            delta=study.delta,
-            secure=secure_of(study),
-            alphabet=LATIN if study.alphabet is None else study.alphabet,
-            items_per_device=study.items_per_device,
-        )
-    except ImpossibleError as problem:
-        if "bytes" not in str(problem):
-            raise
-        raise ImpossibleError(
-            f"a search by prefixes cannot be had with {study.bytes_per_device} bytes a device",
-            hint="set bytes_per_device to 20,000 or more",
-        ) from problem
+    return sized(
+        devices=study.devices,
+        length=study.word_length,
+        bytes_per_round=bytes_per_round,
+        epsilon=study.epsilon,
+        delta=study.delta,
+        secure=secure_of(study),
+        alphabet=LATIN if study.alphabet is None else study.alphabet,
+        items_per_device=study.items_per_device,
+    )
 
 
 def _besides(design: PrefixDesign) -> int:
@@ -292,7 +302,7 @@ def _width(start: PrefixDesign, most_bytes: int) -> int:
     width = most_bytes * 8 // (bits * start.rows)
     if width < SMALLEST_WIDTH:
         need = -(-SMALLEST_WIDTH * start.rows * bits // 8)
-        raise ImpossibleError(
+        raise _TooFewBytes(
             f"a search by prefixes needs at least {need:,} bytes a round for cells; "
             f"bytes_per_round is {most_bytes:,}",
             hint=f"set bytes_per_round to {need} or more",

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from checks import SEED, assert_binomial
-from sfumato import secure_sum
+from sfumato import prefix_plan, secure_sum
 from sfumato.batch import Batch
 from sfumato.campaign import run
 from sfumato.errors import BudgetError, ImpossibleError, SpecError, StudyError
@@ -45,6 +45,7 @@ from sfumato.report import report_bytes
 from sfumato.secure_sum import SecureSum
 from sfumato.sketch import CountSketch, OneHot, Rounds
 from sfumato.spec import from_json, to_json
+from sfumato.study import Study
 from sfumato.task import Task
 from sfumato.words import Codes, codes_of
 
@@ -452,3 +453,16 @@ def test_results_do_not_print_words() -> None:
     campaign = PrefixCampaign(made)
     campaign.absorb(answer(made, made.task(0), held, 80))
     assert "hag" not in repr(searched(made, held)) + repr(campaign)
+
+
+def test_too_few_bytes_say_how_many_would_do() -> None:
+    asked = Study(
+        question="heavy_hitters", trust="secure", epsilon=1.0, delta=1e-6, devices=2_000,
+        dropout=0.05, word_length=4, bytes_per_device=3_000,
+    )  # fmt: skip
+    with pytest.raises(ImpossibleError, match="3,000 bytes a device") as caught:
+        prefix_plan.design(asked)
+    assert caught.value.hint is not None
+    enough = int(caught.value.hint.split("bytes_per_device to ")[1].split()[0])
+    _, predicted, _ = prefix_plan.design(replace(asked, bytes_per_device=enough))
+    assert predicted["bytes_up"] <= enough
