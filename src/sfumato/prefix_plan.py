@@ -59,7 +59,7 @@ def design(study: Study) -> tuple[PrefixDesign, dict[str, Any], list[str]]:
     limit = study.bytes_per_device or DEFAULT_BYTES
     try:
         made = _fitted(study, limit)
-    except _TooFewBytes as problem:
+    except _TooSmallError as problem:
         raise ImpossibleError(
             f"a search by prefixes cannot be had with {limit:,} bytes a device",
             hint=f"set bytes_per_device to {_enough(study, limit)} or more",
@@ -103,7 +103,7 @@ def promise(study: Study, design: PrefixDesign) -> Privacy:
     )
 
 
-class _TooFewBytes(ImpossibleError):
+class _TooSmallError(ImpossibleError):
     """A round's table, or all rounds together, do not fit."""
 
 
@@ -113,7 +113,7 @@ def _enough(study: Study, limit: int) -> int:
         limit *= 2
         try:
             _fitted(study, limit)
-        except _TooFewBytes:
+        except _TooSmallError:
             continue
         return limit
 
@@ -127,7 +127,7 @@ def _fitted(study: Study, limit: int) -> PrefixDesign:
         if again.rounds <= made.rounds:
             return again
         made = again
-    raise _TooFewBytes(f"a search in {made.rounds} rounds needs more than {limit:,} bytes")
+    raise _TooSmallError(f"a search in {made.rounds} rounds needs more than {limit:,} bytes")
 
 
 def _sized(study: Study, bytes_per_round: int) -> PrefixDesign:
@@ -302,7 +302,7 @@ def _width(start: PrefixDesign, most_bytes: int) -> int:
     width = most_bytes * 8 // (bits * start.rows)
     if width < SMALLEST_WIDTH:
         need = -(-SMALLEST_WIDTH * start.rows * bits // 8)
-        raise _TooFewBytes(
+        raise _TooSmallError(
             f"a search by prefixes needs at least {need:,} bytes a round for cells; "
             f"bytes_per_round is {most_bytes:,}",
             hint=f"set bytes_per_round to {need} or more",
