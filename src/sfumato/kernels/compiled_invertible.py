@@ -21,6 +21,7 @@ Layout = tuple[int, int, int, int]
 Listed = tuple[U64, I64, I64]
 
 _0, _1, _2, _3, _61 = (np.uint64(k) for k in (0, 1, 2, 3, 61))
+_BLOCK = 64  # keys worked on together: what is known of them stays in the first-level cache
 
 
 @njit(inline="always")
@@ -65,34 +66,144 @@ def insert(
     layout: Layout,
 ) -> None:
     value_bits, count_bits, check_bits, bits = layout
-    words, rows = table.shape[1], buckets.shape[0]
+    words, rows, total = table.shape[1], buckets.shape[0], parts.shape[0]
     x8, mask, width8 = point << _3, _low(bits), np.uint64(width) << _3
     check_shift, top = np.uint64(61 - check_bits), np.uint64(bits - check_bits)
     first, one = np.uint64(value_bits + count_bits), _1 << np.uint64(value_bits)
-    content = np.empty(words, dtype=np.uint64)
-    for i in range(parts.shape[0]):
-        point8 = _0
+    point8 = np.empty(_BLOCK, dtype=np.uint64)
+    content = np.empty((words, _BLOCK), dtype=np.uint64)
+    for start in range(0, total, _BLOCK):
+        many = min(_BLOCK, total - start)
+        point8[:many] = _0
         for word in range(words):
-            point8 = _reduce(_fold(point8, x8) + parts[i, word])
-        point8 = _mix(point8) << _3
-        weight = np.uint64(weights[i]) if weights.size else _1
+            for i in range(many):
+                point8[i] = _reduce(_fold(point8[i], x8) + parts[start + i, word])
+        for i in range(many):
+            point8[i] = _mix(point8[i]) << _3
         for word in range(words):
-            check = (
-                _hashed(point8, checks[word, 0], checks[word, 1], checks[word, 2]) >> check_shift
-            )
-            held = (parts[i, word] << first) + one if word == 0 else parts[i, word]
-            content[word] = (held + (check << top)) * weight
+            a, b, c = checks[word, 0], checks[word, 1], checks[word, 2]
+            shift, ones = (first, one) if word == 0 else (_0, _0)
+            for i in range(many):
+                check = _hashed(point8[i], a, b, c) >> check_shift
+                content[word, i] = (parts[start + i, word] << shift) + ones + (check << top)
+            if weights.size:
+                for i in range(many):
+                    content[word, i] *= np.uint64(weights[start + i])
         if values.size:
-            content[0] += np.uint64(values[i])
+            for i in range(many):
+                content[0, i] += np.uint64(values[start + i])
         for row in range(rows):
-            cell = row * width + np.int64(
-                _multiply_high(
-                    _hashed(point8, buckets[row, 0], buckets[row, 1], buckets[row, 2]),
-                    width8,
+            a, b, c = buckets[row, 0], buckets[row, 1], buckets[row, 2]
+            for i in range(many):
+                cell = row * width + np.int64(_multiply_high(_hashed(point8[i], a, b, c), width8))
+                for word in range(words):
+                    table[cell, word] = (table[cell, word] + content[word, i]) & mask
+
+
+@njit(nogil=True, cache=True)
+def peel_singles(
+    table: U64,
+    found: U64,
+    counts: I64,
+    values: I64,
+    point: np.uint64,
+    buckets: U64,
+    checks: U64,
+    width: int,
+    layout: Layout,
+) -> int:
+    """The first and longest stretch of `peel`, without signs: cells with one insertion, and what
+    becomes one, until none is left. How many keys it found.
+
+    Cells wait in a ring, first come first served. Those of a block are read and hashed together, so
+    that the processor works on many at once, and then leave one by one.
+    """
+    value_bits, count_bits, check_bits, bits = layout
+    size, words = table.shape
+    rows = buckets.shape[0]
+    x8, mask, width8 = point << _3, _low(bits), np.uint64(width) << _3
+    check_shift, top = np.uint64(61 - check_bits), np.uint64(bits - check_bits)
+    first = np.uint64(value_bits + count_bits)
+    value_shift, value_mask, count_mask = np.uint64(value_bits), _low(value_bits), _low(count_bits)
+    waiting, head, tail = np.empty(size + 1, dtype=np.int64), 0, 0
+    is_waiting = np.zeros(size, dtype=np.bool_)
+    for place in range(size):
+        single = (table[place, 0] >> value_shift) & count_mask == _1
+        waiting[tail] = place
+        is_waiting[place] = single
+        tail += single
+    places, slots = np.empty(_BLOCK, dtype=np.int64), np.empty(_BLOCK, dtype=np.int64)
+    point8, pure = np.empty(_BLOCK, dtype=np.uint64), np.empty(_BLOCK, dtype=np.bool_)
+    cell = np.empty((words, _BLOCK), dtype=np.uint64)
+    parts = np.empty((words, _BLOCK), dtype=np.uint64)
+    cells = np.empty((rows, _BLOCK), dtype=np.int64)
+    limit, listed = counts.size - 1, 0
+    while head != tail and listed < limit:
+        many = 0
+        while head != tail and many < _BLOCK:
+            place = waiting[head]
+            places[many], slots[many] = place, head
+            head = head + 1 if head < size else 0
+            # One that was emptied meanwhile stays so, and is passed over.
+            held = (table[place, 0] >> value_shift) & count_mask != _0
+            is_waiting[place] = held
+            many += held
+        for word in range(words):
+            shift = first if word == 0 else _0
+            part_mask = _low(np.uint64(bits - check_bits) - shift)
+            for i in range(many):
+                cell[word, i] = table[places[i], word]
+                parts[word, i] = (cell[word, i] >> shift) & part_mask
+        point8[:many] = _0
+        for word in range(words):
+            for i in range(many):
+                point8[i] = _reduce(_fold(point8[i], x8) + parts[word, i])
+        for i in range(many):
+            point8[i] = _mix(point8[i]) << _3
+            pure[i] = (cell[0, i] >> value_shift) & count_mask == _1
+        for word in range(words):
+            a, b, c = checks[word, 0], checks[word, 1], checks[word, 2]
+            for i in range(many):
+                check = _hashed(point8[i], a, b, c) >> check_shift
+                pure[i] &= cell[word, i] >> top == check
+        for row in range(rows):
+            a, b, c = buckets[row, 0], buckets[row, 1], buckets[row, 2]
+            for i in range(many):
+                cells[row, i] = row * width + np.int64(
+                    _multiply_high(_hashed(point8[i], a, b, c), width8)
                 )
-            )
+        for i in range(many):
+            place, same, lies = places[i], True, False
+            if (table[place, 0] >> value_shift) & count_mask == _0:  # its key left meanwhile
+                is_waiting[place] = False
+                continue
             for word in range(words):
-                table[cell, word] = (table[cell, word] + content[word]) & mask
+                same &= table[place, word] == cell[word, i]
+            if not same or listed == limit:  # of a damaged table: read it again
+                head = slots[i]
+                break
+            is_waiting[place] = False
+            whole = pure[i]
+            for row in range(rows):
+                lies |= cells[row, i] == place
+                whole &= (table[cells[row, i], 0] >> value_shift) & count_mask != _0
+            if not (whole and lies):
+                continue
+            for word in range(words):
+                found[listed, word] = parts[word, i]
+            counts[listed], values[listed] = 1, np.int64(cell[0, i] & value_mask)
+            listed += 1
+            for row in range(rows):
+                other = cells[row, i]
+                for word in range(words):
+                    table[other, word] = (table[other, word] - cell[word, i]) & mask
+                # Without branches: which way a cell goes cannot be foretold.
+                single = (table[other, 0] >> value_shift) & count_mask == _1
+                waiting[tail] = other
+                tail += single & ~is_waiting[other]
+                tail = tail if tail <= size else 0
+                is_waiting[other] |= single
+    return listed
 
 
 @njit(nogil=True, cache=True)
@@ -158,6 +269,8 @@ def peel(
     waiting, head, tail = np.empty(size + 1, dtype=np.int64), 0, 0
     is_waiting, changed = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
     changes, scan, listed = 0, 0, 0
+    if not signed:
+        listed = peel_singles(table, found, counts, values, point, buckets, checks, width, layout)
     for place in range(size):
         count = (table[place, 0] >> value_shift) & count_mask
         if count == _1 or (signed and count == count_mask):

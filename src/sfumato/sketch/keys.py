@@ -169,9 +169,11 @@ class IntegerKeys:
         column = np.asarray(items)
         if column.size and column.dtype.kind not in "iu":
             raise SpecError(f"integer keys must be whole numbers; got {column.dtype}")
-        values = column.astype(np.uint64)
-        fits = (column >= 0) & (values >> np.uint64(self.bits) == 0)
-        return np.where(fits, values, 0).astype(np.uint64)[:, None], fits
+        values = column.astype(np.uint64)  # negative ones become too large
+        fits = values >> np.uint64(self.bits) == 0
+        if not fits.all():
+            values[~fits] = 0
+        return values[:, None], fits
 
     def items(self, keys: U64) -> tuple[pa.Array, Bool]:
         valid = keys[:, 0] >> np.uint64(self.bits) == 0

@@ -227,6 +227,7 @@ def test_the_compiled_loops_equal_the_plain_ones(data: st.DataObject) -> None:
     point, buckets, checks, width = sketch._hashes
     signed = draw(st.booleans()) and not values
     known = parts[chance.random(count) < 0.5] if not (values or signed) else parts[:0]
+    damaged = chance.integers(0, sketch.rows * sketch.width, draw(st.integers(0, 5)))
     tables, listed = [], []
     for loops in (plain_invertible, compiled_invertible):
         table = np.zeros((sketch.rows * sketch.width, sketch.words), dtype=np.uint64)
@@ -234,6 +235,7 @@ def test_the_compiled_loops_equal_the_plain_ones(data: st.DataObject) -> None:
         hashes = (np.uint64(point), buckets, checks, width, sketch._layout)
         loops.insert(table, parts, weights, amounts, *hashes)
         tables.append(table.copy())
+        table[damaged, 0] ^= np.uint64(1 << sketch.value_bits)
         listed.append(loops.peel(table, known, *hashes, signed))
         tables.append(table)
     assert np.array_equal(tables[0], tables[2])
