@@ -16,6 +16,7 @@ who shared: a device that was told otherwise has other masks, with everybody.
 from __future__ import annotations
 
 import hashlib
+import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ from sfumato.secagg.round import (
 Words = npt.NDArray[np.unsignedinteger]
 
 _FIELD = 2**255 - 19
+_PAIR = struct.Struct("<II")  # owner and holder
 _LOW_ORDER = {
     0,
     1,
@@ -102,13 +104,7 @@ def commitment(salt: bytes, owner: int, holder: int, label: bytes, share: bytes)
     """What an owner says of a share beside the box: the holder checks it, and so does the collector
     when the share comes back. To whom fewer than the threshold are known the others are uniform, so
     a hash says nothing about them. Six bytes tell who lied, but for who tries 2**48 lies."""
-    text = b"sfumato/1/secagg/share/%b%b%b%b%b" % (
-        label,
-        salt,
-        owner.to_bytes(4, "little"),
-        holder.to_bytes(4, "little"),
-        share,
-    )
+    text = b"sfumato/1/secagg/share/" + label + salt + _PAIR.pack(owner, holder) + share
     return hashlib.sha256(text).digest()[:COMMITMENT_BYTES]
 
 

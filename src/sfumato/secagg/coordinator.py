@@ -342,14 +342,12 @@ class Coordinator:
     def _were_given(self, member: int, owners: list[int], shares: bytes) -> bool:
         """Whether a member's shares of its neighbours' secrets are what the owners committed to,
         and the member found in their boxes."""
-        salt = self.round.salt
+        salt, key_at = self.round.salt, BOX_BYTES - COMMITMENT_BYTES
         for place, owner in enumerate(owners):
             share = shares[place * SHARE_BYTES : (place + 1) * SHARE_BYTES]
-            box = _piece(self.boxes[owner], self.neighbours[owner], member, BOX_BYTES)
-            if owner in self.survivors:
-                label, said = b"seed", box[SEALED_BYTES:-COMMITMENT_BYTES]
-            else:
-                label, said = b"key", box[-COMMITMENT_BYTES:]
+            label, at = (b"seed", SEALED_BYTES) if owner in self.survivors else (b"key", key_at)
+            at += bisect_left(self.neighbours[owner], member) * BOX_BYTES
+            said = self.boxes[owner][at : at + COMMITMENT_BYTES]
             if commitment(salt, owner, member, label, share) != said:
                 return False
         return True
@@ -390,11 +388,14 @@ class Coordinator:
     def _secrets(self) -> dict[int, bytes]:
         """Of each member that shared, its seed if it survived and its mask key if not."""
         members = sorted(self.boxes)
-        owners = {source: self._owners(source) for source in self.answers}
-        shares = [self._shares_of(member, owners) for member in members]
+        shares = self._shares_by_owner()
+        for member in members:
+            self._check_enough(member, len(shares[member]))
         opened: dict[int, bytes] = {}
         for member, secret in zip(
-            members, join_many(shares, threshold=self._threshold), strict=True
+            members,
+            join_many([shares[member] for member in members], threshold=self._threshold),
+            strict=True,
         ):
             if secret is None or not self._is_committed(member, secret):
                 self.liars.add(member)
@@ -405,20 +406,23 @@ class Coordinator:
             opened[member] = secret
         return opened
 
-    def _shares_of(self, member: int, owners: dict[int, list[int]]) -> dict[int, bytes]:
-        shares = {
-            1 + source: _piece(self.answers[source], owners[source], member, SHARE_BYTES)
-            for source in self.neighbours[member]
-            if source in self.answers
-        }
-        if len(shares) < self._threshold:
+    def _shares_by_owner(self) -> dict[int, dict[int, bytes]]:
+        """Of each member that shared, what its neighbours hold of its secret, by their points."""
+        shares: dict[int, dict[int, bytes]] = {member: {} for member in self.boxes}
+        for source, message in self.answers.items():
+            for place, owner in enumerate(self._owners(source)):
+                at = place * SHARE_BYTES
+                shares[owner][1 + source] = message[at : at + SHARE_BYTES]
+        return shares
+
+    def _check_enough(self, member: int, held: int) -> None:
+        if held < self._threshold:
             raise ImpossibleError(
                 f"{self._threshold} neighbours must give a share for every device; "
-                f"of member {member} there are {len(shares)}",
+                f"of member {member} there are {held}",
                 hint="ask again in a new round, with new keys; what corrupt devices kept back may "
                 "have opened this one, so it stays charged",
             )
-        return shares
 
     def _is_committed(self, member: int, secret: bytes) -> bool:
         if member in self.survivors:
