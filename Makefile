@@ -40,4 +40,4 @@ bench: setup .venv-peers/.ready
 	PYTHON="$(PYTHON)" scripts/peers
 
 clean:
-	rm -rf .venv .venv-flower .venv-peers site out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-flower .venv-peers .venv-pfl .venv-tff site out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -22,6 +22,8 @@ GROUPS = {
         "masks",
         "secagg",
         "invertible",
+        "dense",
+        "clients",
     ),
     "accuracy": ("refined", "coverage", "secure"),
 }

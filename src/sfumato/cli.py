@@ -91,7 +91,7 @@ def plan_command(study: Path, as_json: bool, plot: Path | None) -> None:
 
 @main.command("simulate")
 @click.argument("study", type=_STUDY)
-@click.option("--data", required=True, type=_STUDY, help="CSV, CSV.gz or Parquet file.")
+@click.option("--data", required=True, type=_STUDY, help="CSV, CSV.gz, Parquet or numpy file.")
 @click.option("--item-column", help='Column of items. Default: "item", or the first column.')
 @click.option("--device-column", help="Column that names the device of each row.")
 @click.option("--count-column", help="Column that says how many times each row counts.")
@@ -115,12 +115,14 @@ def simulate_command(
     """Ask a study's question of simulated devices
 
     A row of the data is one device's item, unless a device column groups rows. Estimates come
-    largest first with 95% intervals.
+    largest first with 95% intervals. For a mean a row is one device's vector (.npy, .npz, or
+    columns of numbers).
 
     \b
     Example:
       sfumato simulate study.toml --data words.csv --item-column word --seed 1 --json
     """
+    from sfumato import vectors
     from sfumato.privacy import Budget, Ledger
     from sfumato.simulate import simulate
     from sfumato.study import Study
@@ -132,9 +134,9 @@ def simulate_command(
     if ledger is not None:
         books = Ledger(Budget(epsilon=question.epsilon, delta=question.delta), ledger)
     with _progress() as progress:
-        release = simulate(
+        release: Any = simulate(
             question,
-            data,
+            vectors.load(data) if question.question == "mean" else data,
             item_column=item_column,
             device_column=device_column,
             count_column=count_column,
@@ -146,7 +148,98 @@ def simulate_command(
     if as_json:
         _print_release(release)
         return
+    if question.question == "mean":
+        click.echo(repr(release))
+        _print_bill(release)
+        return
     _print_estimates(release, truth=None)
+
+
+@main.command("train")
+@click.argument("study", type=_STUDY)
+@click.option("--data", required=True, type=_STUDY, help="The clients' examples.")
+@click.option(
+    "--kind",
+    type=click.Choice(["examples", "femnist", "mnist", "shakespeare", "commits"]),
+    default="examples",
+    show_default=True,
+    help="What the data is: an .npz of inputs, targets and client, or a known data set.",
+)
+@click.option("--checkpoint", type=_STUDY, help="Written after every round.")
+@click.option("--resume", is_flag=True, help="Go on from the checkpoint.")
+@click.option("--metrics", type=_STUDY, help="Append a line of JSON a round to this file.")
+@click.option("--model", "model_file", type=_STUDY, help="Write the parameters to this file.")
+@click.option("--device", default="cpu", show_default=True, help="Of PyTorch: cpu, cuda, cuda:1.")
+@click.option("--float-noise", is_flag=True, help="Floating-point sums and noise: experiments.")
+@click.option("--evaluate-every", type=click.IntRange(min=1), default=10, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), help="Repeat a run exactly, noise included.")
+@click.option("--ledger", type=_STUDY, help="Charge this ledger file; made if it is not there.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def train_command(
+    study: Path,
+    data: Path,
+    kind: str,
+    checkpoint: Path | None,
+    resume: bool,
+    metrics: Path | None,
+    model_file: Path | None,
+    device: str,
+    float_noise: bool,
+    evaluate_every: int,
+    seed: int | None,
+    ledger: Path | None,
+    as_json: bool,
+) -> None:
+    """Train a study's model on simulated clients
+
+    The whole training is charged before it starts. A training that was interrupted goes on from
+    its checkpoint with --resume, and ends with the same model if it has a seed.
+
+    \b
+    Example:
+      sfumato train study.toml --data clients.npz --checkpoint run.pt --model model.pt
+    """
+    from sfumato.learn import data as loaders
+    from sfumato.privacy import Budget, Ledger
+    from sfumato.study import Study
+    from sfumato.train import train
+
+    question = Study.load(study)
+    readers: dict[str, Callable[[Path], Any]] = {
+        "examples": loaders.load,
+        "femnist": loaders.femnist,
+        "mnist": lambda folder: loaders.mnist(folder, writers=folder / "mnist_writers.npz"),
+        "shakespeare": loaders.shakespeare,
+        "commits": loaders.commits,
+    }
+    books = None
+    if ledger is not None:
+        books = Ledger(Budget(epsilon=question.epsilon, delta=question.delta), ledger)
+    with _progress() as progress:
+        progress("reading", 0.0)
+        trained = train(
+            question,
+            readers[kind](data),
+            device=device,
+            exact=not float_noise,
+            seed=seed,
+            ledger=books,
+            checkpoint=checkpoint,
+            resume=resume,
+            metrics=metrics,
+            evaluate_every=evaluate_every,
+            progress=progress,
+        )
+    if model_file is not None:
+        trained.save(model_file)
+        click.echo(f"wrote {model_file}", err=True)
+    if as_json:
+        _print_json(trained.to_dict())
+        return
+    click.echo(repr(trained))
+    for seen in trained.history:
+        click.echo(f"  round {seen.round:>6,}  accuracy {seen.accuracy:.4f}  rate {seen.rate:.3g}")
+    _print_bill(trained)
 
 
 @main.command("reproduce")
@@ -295,6 +388,10 @@ def _print_estimates(release: Any, truth: dict[str, int] | None, top: int = 20) 
     console.print(table)
     if len(release) > top:
         click.echo(f"… and {len(release) - top:,} more; --json has them all")
+    _print_bill(release)
+
+
+def _print_bill(release: Any) -> None:
     cost = release.cost
     click.echo(
         f"\n{cost.devices:,} devices, {cost.rounds} round{'s' if cost.rounds > 1 else ''}, "

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sfumato import files, heavy_plan, local_plan, prefix_plan, sum_plan
+from sfumato import files, heavy_plan, local_plan, mean_plan, prefix_plan, sum_plan
 from sfumato.errors import StudyError
 from sfumato.frequencies import (
     Dictionary,
@@ -19,10 +19,14 @@ from sfumato.frequencies import (
 )
 from sfumato.heavy_hitters import HeavyHitterDesign, HistogramDesign
 from sfumato.local_frequencies import LocalDesign
+from sfumato.mean import MeanDesign
 from sfumato.new_words import WordDesign
 from sfumato.prefix_search import PrefixDesign
 from sfumato.release import Privacy
 from sfumato.study import Study
+
+if TYPE_CHECKING:  # PyTorch takes seconds to import, and only training needs it
+    from sfumato.learn.training import TrainingDesign
 
 I64 = npt.NDArray[np.int64]
 
@@ -39,6 +43,8 @@ class Plan:
         | HeavyHitterDesign
         | HistogramDesign
         | PrefixDesign
+        | MeanDesign
+        | TrainingDesign
     )
     dictionary: Dictionary | None  # of items asked about; for new words, of those already known
     algorithm: str
@@ -59,7 +65,7 @@ class Plan:
     @property
     def asked_about(self) -> Dictionary:
         """The items of a question that lists them."""
-        assert self.dictionary is not None  # only a search in an open domain has none
+        assert self.dictionary is not None  # only an open domain, a mean and a model have none
         return self.dictionary
 
     def to_dict(self) -> dict[str, Any]:
@@ -106,6 +112,10 @@ def plan(
         raise StudyError("a plan needs to know how many devices will be asked; give devices")
     if study.question in ("heavy_hitters", "histogram"):
         return _open_domain(study)
+    if study.question == "mean":
+        return _mean(study)
+    if study.question == "train":
+        return _training(study)
     if study.question == "new_words":
         known = _listed(study) if items is None and study.dictionary else items
         return _local(study, Dictionary(_arrow(known)) if known is not None else None)
@@ -155,6 +165,36 @@ def _open_domain(study: Study) -> Plan:
         algorithm=about.algorithm(made),
         predicted=predicted,
         privacy=about.promise(study, made),
+        warnings=tuple(warnings),
+    )
+
+
+def _mean(study: Study) -> Plan:
+    """A plan for vectors."""
+    made, predicted, warnings = mean_plan.design(study)
+    return Plan(
+        study=study,
+        design=made,
+        dictionary=None,
+        algorithm=mean_plan.algorithm(made),
+        predicted=predicted,
+        privacy=mean_plan.promise(study, made),
+        warnings=tuple(warnings),
+    )
+
+
+def _training(study: Study) -> Plan:
+    """A plan for a model."""
+    from sfumato import train_plan
+
+    made, predicted, warnings = train_plan.design(study)
+    return Plan(
+        study=study,
+        design=made,
+        dictionary=None,
+        algorithm=train_plan.algorithm(made),
+        predicted=predicted,
+        privacy=train_plan.promise(study, made),
         warnings=tuple(warnings),
     )
 

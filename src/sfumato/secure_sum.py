@@ -14,7 +14,7 @@ from sfumato.privacy import Mechanism, NoiseInShares
 from sfumato.secagg.parameters import Mode
 from sfumato.sketch import Sketch
 from sfumato.spec import require, spec
-from sfumato.task import Task, bits_for
+from sfumato.task import Task, bits_for, largest_cell
 
 GRACE_BITS = 20  # fewer devices stay than the floor with probability at most 2**-20
 LEAST_ASKED = 4  # devices in one masked round, of which one may be missing
@@ -95,7 +95,7 @@ class SecureSum:
             sketch=sketch,
             mechanism=mechanism,
             aggregation=Masked(
-                modulus_bits=bits_for(most * items_per_device + reach),
+                modulus_bits=bits_for(most * largest_cell(sketch, items_per_device) + reach),
                 corrupt=self.corrupt,
                 mode=self.mode,
             ),

@@ -7,23 +7,26 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sfumato import heavy_simulation
+from sfumato import heavy_simulation, mean_simulation, vectors
 from sfumato.campaign import run
 from sfumato.engine import Engine, LocalEngine
-from sfumato.errors import ImpossibleError
+from sfumato.errors import DataError, ImpossibleError, StudyError
 from sfumato.fleet import Asking, Progress, cohorts_of
 from sfumato.frequencies import FrequencyCampaign, FrequencyDesign
+from sfumato.heavy_hitters import HeavyHitterDesign, HistogramDesign
 from sfumato.local_frequencies import LocalDesign, in_epoch, values_of
 from sfumato.local_frequencies import estimates as local_estimates
+from sfumato.mean import MeanRelease
 from sfumato.new_words import WordDesign, seeded
 from sfumato.plan import Plan, plan
 from sfumato.population import Data, Population
+from sfumato.prefix_search import PrefixDesign
 from sfumato.privacy import Budget, Ledger, Rng, SeededRng, SystemRng, Tally, debias
 from sfumato.release import NORMAL_95, Cost, Release
 from sfumato.spec import LARGEST_INTEGER
@@ -37,11 +40,28 @@ Bool = npt.NDArray[np.bool_]
 
 _TINY = float(np.finfo(np.float64).tiny)
 _PIECE = 1 << 18  # devices that privatise together
-_Promised = TypeVar("_Promised", Plan, Release)
+_SEEDED = "this run's noise was drawn from a seed: who knows it can take the noise off"
+_Promised = TypeVar("_Promised", Plan, Release, MeanRelease)
+_Question = Plan | Study | Mapping[str, Any] | Path | str
+_Vectors = npt.NDArray[np.floating[Any]] | npt.NDArray[np.integer[Any]]
 
 
+@overload
 def simulate(
-    question: Plan | Study | Mapping[str, Any] | Path | str,
+    question: _Question,
+    data: _Vectors,
+    *,
+    seed: int | None = None,
+    ledger: Ledger | None = None,
+    engine: Engine | None = None,
+    protocol: bool = False,
+    progress: Progress | None = None,
+) -> MeanRelease: ...
+
+
+@overload
+def simulate(
+    question: _Question,
     data: Data | Population,
     *,
     item_column: str | None = None,
@@ -52,12 +72,30 @@ def simulate(
     engine: Engine | None = None,
     protocol: bool = False,
     progress: Progress | None = None,
-) -> Release:
+) -> Release: ...
+
+
+def simulate(
+    question: _Question,
+    data: Data | Population | _Vectors,
+    *,
+    item_column: str | None = None,
+    device_column: str | None = None,
+    count_column: str | None = None,
+    seed: int | None = None,
+    ledger: Ledger | None = None,
+    engine: Engine | None = None,
+    protocol: bool = False,
+    progress: Progress | None = None,
+) -> Release | MeanRelease:
     """Ask a plan's question of the devices in `data`, through the same flow as real devices.
 
     A row is one device's item unless a device column groups rows; a count column makes a row that
     many devices (or, with a device column, that many values of the device). With a `seed` the run
     repeats exactly, its noise included, so it is for study and never for a real release.
+
+    The data of a mean is an array (devices, dimensions), a vector a device; `vectors.load` reads
+    one from a file.
 
     A masked sum is exact, so with trust "secure" tables are simply added, with every device's
     noise. With `protocol` every device does run the protocol, message by message: the same sums, at
@@ -72,15 +110,35 @@ def simulate(
     started = time.perf_counter()
     tell = progress or (lambda stage, share: None)
     tell("reading", 0.0)
+    rng: Rng = SystemRng() if seed is None else SeededRng(seed)
+    asked = question if isinstance(question, Plan) else _study(question)
+    study = asked.study if isinstance(asked, Plan) else asked
+    if study.question == "train":
+        raise StudyError(
+            "a model is trained by sfumato.train.train, or `sfumato train` on the command line"
+        )
+    is_mean, is_array = study.question == "mean", isinstance(data, np.ndarray)
+    if is_mean != is_array and (is_mean or getattr(data, "ndim", 1) > 1):  # a row of items is fine
+        raise DataError(
+            "a mean, and nothing else, is of vectors in an array (devices, dimensions); the "
+            f"question is {study.question}",
+            hint="sfumato.vectors.load reads an array from a file",
+        )
     columns = {"item": item_column, "device": device_column, "count": count_column}
+    if is_mean and isinstance(data, np.ndarray):
+        if any(columns.values()):
+            raise DataError("an array of vectors has no columns of items, devices or counts")
+        mean = _ask_for_mean(
+            asked, vectors.checked(data), rng, engine, tell, ledger, protocol, started
+        )
+        return mean if seed is None else _qualified(mean, _SEEDED)
     population = (
         data
         if isinstance(data, Population)
         else Population.load(data, **{f"{role}_column": name for role, name in columns.items()})
     )
     tell("planning", 0.0)
-    planned = _planned(question, population)
-    rng: Rng = SystemRng() if seed is None else SeededRng(seed)
+    planned = _planned(asked, population)
     books = ledger or Ledger(Budget(epsilon=planned.study.epsilon, delta=planned.study.delta))
     if isinstance(planned.design, WordDesign):
         release = _ask_for_words(planned, planned.design, population, rng, tell, started)
@@ -92,13 +150,34 @@ def simulate(
             release = _ask_for_sums(planned, planned.design, ask)
         else:
             release = _ask_for_lists(planned, ask)
-    return (
-        release
-        if seed is None
-        else _qualified(
-            release, "this run's noise was drawn from a seed: who knows it can take the noise off"
+    return release if seed is None else _qualified(release, _SEEDED)
+
+
+def _ask_for_mean(
+    asked: Plan | Study,
+    held: npt.NDArray[np.floating[Any]],
+    rng: Rng,
+    engine: Engine | None,
+    tell: Progress,
+    ledger: Ledger | None,
+    protocol: bool,
+    started: float,
+) -> MeanRelease:
+    population = mean_simulation.holders(held)
+    tell("planning", 0.0)
+    if isinstance(asked, Study):
+        devices, dimensions = asked.devices, asked.dimensions
+        asked = plan(
+            replace(
+                asked,
+                devices=devices or population.devices,
+                dimensions=dimensions or held.shape[1],
+            )
         )
-    )
+    books = ledger or Ledger(Budget(epsilon=asked.study.epsilon, delta=asked.study.delta))
+    one = LocalEngine(workers=1)  # so that noise in shares is drawn in one order
+    ask = Asking(population, rng, engine or one, tell, books, protocol, started)
+    return mean_simulation.ask(asked, held, ask)
 
 
 def _ask_for_sums(planned: Plan, sized: FrequencyDesign, ask: Asking) -> Release:
@@ -145,7 +224,7 @@ def _ask_for_sums(planned: Plan, sized: FrequencyDesign, ask: Asking) -> Release
 def _ask_for_lists(planned: Plan, ask: Asking) -> Release:
     """An open domain: devices send what the design has keys for, each item once."""
     design = planned.design
-    assert not isinstance(design, FrequencyDesign | LocalDesign | WordDesign)  # as was seen
+    assert isinstance(design, HeavyHitterDesign | HistogramDesign | PrefixDesign)  # as was seen
     found = heavy_simulation.ask(planned.study, design, ask)
     summary = planned.summary()
     summary["parameters"] |= found.parameters
@@ -323,16 +402,10 @@ class _Answer:
     notes: list[str]
 
 
-def _planned(
-    question: Plan | Study | Mapping[str, Any] | Path | str, population: Population
-) -> Plan:
+def _planned(study: Plan | Study, population: Population) -> Plan:
     """The plan itself, or one made for as many devices and, if need be, the items of the data."""
-    if isinstance(question, Plan):
-        return question
-    if isinstance(question, Path | str):
-        study = Study.load(question)
-    else:
-        study = question if isinstance(question, Study) else Study.from_mapping(question)
+    if isinstance(study, Plan):
+        return study
     if study.devices is None:
         study = replace(study, devices=population.devices)
     if study.dictionary is not None or study.question != "frequencies":
@@ -340,6 +413,12 @@ def _planned(
     # A simulation may list what its devices hold; a real study cannot know that.
     planned = plan(study, items=pa.chunked_array(population.chunks).unique())
     return _qualified(planned, "the items listed were taken from the devices' own data")
+
+
+def _study(question: Study | Mapping[str, Any] | Path | str) -> Study:
+    if isinstance(question, Path | str):
+        return Study.load(question)
+    return question if isinstance(question, Study) else Study.from_mapping(question)
 
 
 def _qualified(promised: _Promised, exception: str) -> _Promised:

@@ -163,8 +163,8 @@ def _check_types(value: Any) -> None:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    if isinstance(hint, types.UnionType):
-        return any(_fits(value, option) for option in hint.__args__)
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):  # a Literal makes the latter
+        return any(_fits(value, option) for option in typing.get_args(hint))
     if typing.get_origin(hint) is typing.Literal:
         return value in typing.get_args(hint)
     if typing.get_origin(hint) is tuple:

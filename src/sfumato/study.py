@@ -13,8 +13,52 @@ from sfumato.errors import StudyError
 from sfumato.secagg.parameters import Mode
 from sfumato.spec import require, spec
 
-Question = Literal["frequencies", "new_words", "heavy_hitters", "histogram"]
+Question = Literal["frequencies", "new_words", "heavy_hitters", "histogram", "mean", "train"]
 Trust = Literal["local", "secure", "central"]
+
+
+@spec("training")
+class TrainingKeys:
+    """The table [training] of a study: the model, what clients do, what the server does."""
+
+    model: str
+    inputs: int | None = None  # numbers an example has, or symbols there are; None: the paper's
+    classes: int | None = None
+    hidden: int | None = None  # width of the dense or recurrent layers
+    cohort: int  # clients of a round
+    sampling: Literal["poisson", "fixed"] = "poisson"
+    """How a cohort is drawn: by a coin a client, or so many at a time, which costs more privacy."""
+    learning_rate: float = 0.1  # of clients
+    batch: int = 20
+    epochs: int = 1
+    steps: int | None = None  # batches, instead of epochs; 1 is distributed SGD
+    most_examples: int | None = None  # that a client uses in a round
+    server: Literal["sgd", "momentum", "adam"] = "momentum"
+    server_rate: float = 1.0
+    momentum: float = 0.9
+    noise_multiplier: float | None = None  # with epsilon = inf: noise without a promise
+    adaptive_clip: bool = False  # let the clip follow the median norm
+    rate: float | None = None  # compression = "fixed": parameters to a cell
+    warm_up: int = 75  # compression = "two_stage": rounds of whole vectors
+    early: float = 4.0  # compression = "free_norm": times the relative error in the first round
+    seed: int = 0  # of the model and the sketches
+
+    def check(self) -> None:
+        for name in ("cohort", "batch", "epochs", "steps", "most_examples", "warm_up"):
+            value = getattr(self, name)
+            require(
+                value is None or value >= 1,
+                f"training.{name} must be at least 1; got {value}",
+                StudyError,
+            )
+        for name in ("learning_rate", "server_rate"):
+            value = getattr(self, name)
+            require(value > 0, f"training.{name} must be above 0; got {value}", StudyError)
+        require(
+            self.noise_multiplier is None or self.noise_multiplier >= 0,
+            f"training.noise_multiplier must be at least 0; got {self.noise_multiplier}",
+            StudyError,
+        )
 
 
 @spec("study")
@@ -53,6 +97,18 @@ class Study:
     one, heavy_hitters and histogram take any text."""
     word_length: int = 10  # longer words are cut; of any text, bytes: longer ones are left out
     adaptive: bool | None = None  # heavy_hitters: let the sampling follow what tables show
+    clip: float | None = None  # mean, train: longer vectors are scaled down to this L2 norm
+    dimensions: int | None = None  # mean: of the vectors; simulate can count them
+    compression: (
+        Literal["adapt_norm", "adapt_tail", "free_norm", "two_stage", "fixed", "none"] | None
+    ) = None
+    """Mean, train: how sketches of vectors are sized: by the mean's norm, by its tail, by
+    bytes_per_device (train: training.rate), or not at all. A mean adapts to its norm if nothing is
+    said, and training to the norm that comes for free (free_norm; two_stage is for training, too).
+    """
+    relative_error: float = 0.1  # what compression may add to the squared error of the noise
+    top: int | None = None  # mean: keep only the largest coordinates of the answer
+    training: TrainingKeys | None = None  # train: see TrainingKeys
     paper_mode: bool = False  # the paper's constants and decoder, for comparison
 
     def check(self) -> None:
@@ -84,17 +140,44 @@ class Study:
             f"{self.question} are of an open domain; leave out the dictionary, or ask for "
             "frequencies",
         )
+        vectors = self.question in ("mean", "train")
+        need(
+            not vectors or self.trust != "local",
+            f'a {self.question} study needs trust = "central" or "secure"; got "local"',
+        )
+        need(
+            not vectors or self.clip is not None,
+            f"a {self.question} study needs clip, the largest norm of what a device adds",
+        )
+        need(
+            self.question != "mean" or self.compression not in ("free_norm", "two_stage"),
+            f"compression of a mean is adapt_norm, adapt_tail, fixed or none; "
+            f"got {self.compression}",
+        )
+        need(
+            (self.question == "train") == (self.training is not None),
+            "a train study, and no other, has a table [training] with at least model and cohort",
+        )
+        need(
+            self.clip is None or (self.clip > 0 and math.isfinite(self.clip)),
+            f"clip must be above 0; got {self.clip}",
+        )
+        need(
+            0 < self.relative_error <= 1,
+            "relative_error must be above 0, at most 1, a share of the noise's squared error; "
+            f"got {self.relative_error}",
+        )
         need(
             self.epsilon is None or (self.epsilon > 0 and math.isfinite(self.epsilon)),
             f"epsilon must be above 0 (inf for no promise); got {self.epsilon}",
         )
         need(0 <= self.delta < 1, f"delta must be at least 0 and below 1; got {self.delta}")
         whole = ("devices", "rounds", "items_per_device", "bytes_per_device", "daily_reports")
-        for name in (*whole, "word_length"):
+        for name in (*whole, "word_length", "dimensions", "top"):
             value = getattr(self, name)
             need(value is None or value >= 1, f"{name} must be at least 1; got {value}")
         need(
-            self.devices is None or self.rounds <= self.devices,
+            self.devices is None or self.rounds <= self.devices or self.question == "train",
             f"rounds must not exceed the {self.devices} devices; got {self.rounds}",
         )
         need(
@@ -126,6 +209,8 @@ class Study:
         keys = dict(given)
         if keys["epsilon"] == math.inf:
             keys["epsilon"] = None
+        if isinstance(keys.get("training"), Mapping):
+            keys["training"] = _training(keys["training"])
         return cls(**keys)
 
     @classmethod
@@ -145,6 +230,23 @@ class Study:
     def to_dict(self) -> dict[str, Any]:
         """The keys that say something, as a file would have them."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.training is not None:
+            keys = {
+                field.name: getattr(self.training, field.name) for field in fields(TrainingKeys)
+            }
+            values["training"] = {name: value for name, value in keys.items() if value is not None}
         return {
             name: value for name, value in values.items() if value is not None or name == "epsilon"
         }
+
+
+def _training(given: Mapping[str, Any]) -> TrainingKeys:
+    known = [field.name for field in fields(TrainingKeys)]
+    if unknown := sorted(set(given) - set(known)):
+        raise StudyError(
+            f"unknown key{'s' if len(unknown) > 1 else ''} {', '.join(unknown)} in [training]",
+            hint=f"the keys are {', '.join(known)}",
+        )
+    if missing := [name for name in ("model", "cohort") if name not in given]:
+        raise StudyError(f"[training] must have {', '.join(missing)}")
+    return TrainingKeys(**given)

@@ -64,7 +64,7 @@ class Task:
             not isinstance(self.mechanism, ListedAbove),
             "only an invertible sketch is listed; use noise on this one",
         )
-        largest = self.items_per_device * self.max_count
+        largest = largest_cell(self.sketch, self.items_per_device) * self.max_count
         largest += self.mechanism.reach(self.max_count, self.cells)
         need(
             2 * largest < 2**self.aggregation.modulus_bits,
@@ -174,6 +174,12 @@ def most_devices(asked: int) -> int:
     """How many may come to a cohort of about so many, which chance dealt out: seven deviations
     more."""
     return asked + max(64, asked // 16, 7 * math.isqrt(asked))
+
+
+def largest_cell(sketch: Sketch, items_per_device: int) -> int:
+    """The most that one device moves a cell."""
+    largest = sketch.sensitivity(items_per_device).largest
+    return items_per_device if largest is None else largest
 
 
 def bits_for(largest: int) -> int:

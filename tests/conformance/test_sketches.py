@@ -45,9 +45,14 @@ weighted = st.lists(
 
 
 def sketch_kinds() -> Iterator[str]:
-    """The registered kinds that are sketches: they encode and estimate."""
+    """The registered kinds that are sketches: they encode and estimate.
+
+    A vector sketch is left out: its values are not items but tables that devices made, bounded in
+    norm, so that it has no values or weights in common with the others (tests/unit/test_mean.py).
+    """
     for kind, cls in kinds().items():
-        if callable(getattr(cls, "encode", None)) and callable(getattr(cls, "estimate", None)):
+        counts = callable(getattr(cls, "encode", None)) and callable(getattr(cls, "estimate", None))
+        if counts and kind != "vector_sketch":
             yield kind
 
 

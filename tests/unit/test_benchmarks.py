@@ -26,6 +26,8 @@ NAMES = (
     "masks",
     "secagg",
     "invertible",
+    "dense",
+    "clients",
     "refined",
     "coverage",
     "secure",
@@ -164,6 +166,19 @@ def test_what_a_masked_round_misses_is_told(load: Any) -> None:
         slow = line | {"ratio_to_floor": {"a floor": {"median": 1.31}}}
         assert secagg.missed([slow])
         assert not secagg.missed([slow | {"sizes": {"to_the_floor": False}}])
+
+
+def test_what_simulated_clients_miss_is_told(load: Any) -> None:
+    clients = load("speed.clients")
+    fast = {"pfl": {"median": 3.0}, "Flower": {"median": 20.0}, "loop": {"median": 0.9}}
+    one = {"case": "made up", "sizes": {"steps": 1}, "ratio_to_peer": fast}
+    sketching = {"case": "sketching", "ratio_to_floor": {"without": {"median": 1.05}}}
+    assert not clients.missed([one, sketching])
+    for peer, median in (("pfl", 2.9), ("Flower", 19.9)):
+        slow = one | {"ratio_to_peer": fast | {peer: {"median": median}}}
+        assert len(clients.missed([slow])) == 1
+        assert not clients.missed([slow | {"sizes": {"steps": 5}}])
+    assert clients.missed([sketching | {"ratio_to_floor": {"without": {"median": 1.051}}}])
 
 
 def test_data_that_is_not_at_hand_has_no_cases(

@@ -201,7 +201,7 @@ def test_data_in_memory_is_checked_like_a_file(
     data: dict[str, Any], columns: dict[str, str], says: str
 ) -> None:
     with pytest.raises(DataError, match=says):
-        sfumato.simulate(STUDY, data, **columns)  # type: ignore[arg-type]  # columns by name
+        sfumato.simulate(STUDY, data, **columns)  # type: ignore[call-overload]  # columns by name
 
 
 def test_bounding_keeps_a_population_without_owners_as_it_is() -> None:

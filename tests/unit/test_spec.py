@@ -19,7 +19,18 @@ from sfumato.aggregation import Masked, Plain
 from sfumato.errors import SpecError
 from sfumato.frequencies import FrequencyDesign
 from sfumato.heavy_hitters import HeavyHitterDesign, HistogramDesign
+from sfumato.learn.clients import LocalTraining
+from sfumato.learn.compression import (
+    AdaptNorm,
+    AdaptTail,
+    FixedRate,
+    FreeNorm,
+    NoCompression,
+    TwoStage,
+)
+from sfumato.learn.training import AdaptiveClip, ServerOptimizer, TrainingDesign
 from sfumato.local_frequencies import LocalDesign
+from sfumato.mean import MeanDesign
 from sfumato.new_words import FragmentPuzzle, PrefixExtension, WordDesign
 from sfumato.outbox import Rule
 from sfumato.prefix_search import PrefixDesign
@@ -38,11 +49,14 @@ from sfumato.privacy import (
     Rounding,
     best_list,
 )
+from sfumato.privacy.accounting import SampledLoss
 from sfumato.privacy.listing import without_promise
 from sfumato.secagg.round import MaskedRound
 from sfumato.secure_sum import SecureSum
-from sfumato.sketch import CountSketch, IntegerKeys, OneHot, TextKeys, WordKeys
+from sfumato.sketch import CountSketch, IntegerKeys, OneHot, TextKeys, VectorSketch, WordKeys
+from sfumato.sketch.dense import DenseSketch
 from sfumato.spec import canonical, digest, from_json, kind_of, kinds, to_json
+from sfumato.study import TrainingKeys
 from sfumato.task import LocalTask, Task
 
 # RFC 8785, appendix B: the bits of a double, and how it is printed.
@@ -103,6 +117,33 @@ NAMES = HeavyHitterDesign(
     partial=True,
 )
 EXAMPLES: dict[str, Any] = {
+    "sampled_loss": SampledLoss(
+        loss=AdditiveLoss(noise="gaussian", scale=9.0, l1=25.0, l2=5.0, unit_cells=0),
+        probability=0.25,
+        scheme="poisson",
+        times=100,
+    ),
+    "training": TrainingKeys(model="softmax", cohort=10),
+    "local_training": LocalTraining(learning_rate=0.1, batch=20),
+    "server_optimizer": ServerOptimizer(method="adam", learning_rate=0.5),
+    "adaptive_clip": AdaptiveClip(),
+    "no_compression": NoCompression(),
+    "fixed_rate": FixedRate(rate=20.0),
+    "adapt_norm": AdaptNorm(error=0.25),
+    "two_stage": TwoStage(),
+    "adapt_tail": AdaptTail(),
+    "free_norm": FreeNorm(),
+    "training_design": TrainingDesign(
+        model="softmax",
+        clients=100,
+        cohort=10,
+        rounds=5,
+        local=LocalTraining(learning_rate=0.1, batch=20, steps=3),
+        clip=0.5,
+        noise_multiplier=1.5,
+        compression=FreeNorm(),
+        seed=1,
+    ),
     "additive_loss": AdditiveLoss(noise="skellam", scale=9.5, l1=4.0, l2=2.0, unit_cells=4),
     "approximate_loss": ApproximateLoss(epsilon=0.5, delta=1e-7),
     "budget": Budget(epsilon=None, delta=1e-6),
@@ -116,6 +157,7 @@ EXAMPLES: dict[str, Any] = {
     "listed_above": best_list(0.1, items_per_device=3, epsilon=1.0, delta=1e-6),
     "text_keys": TextKeys(length=16),
     "word_keys": WordKeys(alphabet="añ森", length=30),
+    "dense_sketch": DenseSketch(length=50, rows=3, width=4, blocks=2, seed=1, round=2),
     "device_rule": Rule(
         study="emoji", task_id="ab" * 32, epsilon=4.0, daily_reports=1, delay_seconds=3600
     ),
@@ -133,6 +175,24 @@ EXAMPLES: dict[str, Any] = {
     ),
     "local_task": LocalTask(
         randomizer=HashedResponse(epsilon=4.0, rows=16, width=56, seed=1), cohort="everybody"
+    ),
+    "mean_design": MeanDesign(
+        compression="adapt_norm",
+        dimensions=1_000,
+        devices=50,
+        clip=0.5,
+        most_cells=900,
+        seed=1,
+        multiplier=2.5,
+        top=7,
+        secure=SecureSum(corrupt=0.1, dropout=0.05),
+    ),
+    "vector_sketch": VectorSketch(
+        length=50,
+        clip=1.0,
+        bound=1.25,
+        scale=900.5,
+        dense=DenseSketch(length=50, rows=3, width=4, seed=1),
     ),
     "masked": Masked(modulus_bits=20, corrupt=0.1),
     "rounding": Rounding(clip=1.0, scale=64.0, cells=100),

@@ -70,12 +70,39 @@ class ApproximateLoss:
         require(0 <= self.delta < 1, f"delta must be at least 0, below 1; got {self.delta}")
 
 
+@spec("sampled_loss")
+class SampledLoss:
+    """The same loss `times` times, each to a cohort that is drawn at random and kept secret.
+
+    Claim: of Poisson sampling, for the zero-out relation; of cohorts of a fixed size, for it and
+        for replacing a device (which is why it costs more).
+    Proof: docs/proofs/sampled_rounds.md, from Rényi bounds at whole orders: they hold for discrete
+        Gaussian and Skellam noise as for continuous noise.
+    """
+
+    loss: AdditiveLoss
+    probability: float  # of a device to be in a cohort
+    scheme: Literal["poisson", "fixed"]
+    times: int
+
+    def check(self) -> None:
+        require(
+            0 < self.probability <= 1,
+            f"probability must be above 0, at most 1; got {self.probability}",
+        )
+        require(self.times >= 1, f"times must be at least 1; got {self.times}")
+        require(
+            self.loss.noise != "laplace",
+            "sampled rounds are accounted for Gaussian and Skellam noise; got laplace",
+        )
+
+
 @spec("no_privacy")
 class NoPrivacy:
     """A release without noise: the loss is infinite, and is recorded as such."""
 
 
-Loss = AdditiveLoss | ApproximateLoss | NoPrivacy
+Loss = AdditiveLoss | SampledLoss | ApproximateLoss | NoPrivacy
 
 
 def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
@@ -97,18 +124,26 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
     delta = max(left, 0.0)
     additive = [loss for loss in losses if isinstance(loss, AdditiveLoss)]
     additive += [_pure(loss.epsilon) for loss in known]
-    if not additive:
+    sampled = [loss for loss in losses if isinstance(loss, SampledLoss)]
+    if not additive and not sampled:
         return 0.0
+    if sampled:
+        return _renyi_epsilon([*map(_renyi, additive), *map(_sampled_renyi, sampled)], delta)
     laplace = all(loss.noise == "laplace" for loss in additive)
     pure = sum(loss.l1 / loss.scale for loss in additive) if laplace else math.inf
     if delta == 0:
         return pure
     if all(loss.unit_cells or loss.noise == "laplace" for loss in additive):
         return min(pure, _composed_epsilon(additive, delta))
+    return _renyi_epsilon([_renyi(loss) for loss in additive], delta)
+
+
+def _renyi_epsilon(divergences: Sequence[npt.NDArray[np.float64]], delta: float) -> float:
+    if delta == 0:
+        return math.inf
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
-    total = sum(_renyi(loss) for loss in additive)
-    return float(rdp.compute_epsilon(_ORDERS, total, delta)[0])
+    return float(rdp.compute_epsilon(_ORDERS, sum(divergences), delta)[0])
 
 
 def _pure(epsilon: float) -> AdditiveLoss:
@@ -229,20 +264,67 @@ def _unit_shift(
     return one if cells == 1 else one.self_compose(cells)
 
 
-def _renyi(loss: AdditiveLoss) -> npt.NDArray[np.float64]:
+def _renyi(
+    loss: AdditiveLoss, orders: npt.NDArray[np.float64] = _ORDERS
+) -> npt.NDArray[np.float64]:
     """Rényi divergence at each order, bounded from the norms."""
     if loss.noise == "laplace":  # pure epsilon: min(epsilon, order·epsilon²/2)
         pure = loss.l1 / loss.scale
-        return np.minimum(pure, _ORDERS * pure**2 / 2)
+        return np.minimum(pure, orders * pure**2 / 2)
     variance = loss.scale**2
-    gaussian = _ORDERS * loss.l2**2 / (2 * variance)
+    gaussian = orders * loss.l2**2 / (2 * variance)
     if loss.noise == "gaussian":  # Canonne, Kamath, Steinke 2020, theorem 14
         return gaussian
     # Agarwal, Kairouz, Liu 2021, theorem 3.5: integer orders; others take the next integer's
-    order = np.ceil(_ORDERS)
+    order = np.ceil(orders)
     gaussian = order * loss.l2**2 / (2 * variance)
     extra = np.minimum(
         ((2 * order - 1) * loss.l2**2 + 6 * loss.l1) / (4 * variance**2),
         3 * loss.l1 / (2 * variance),
     )
     return np.asarray(gaussian + extra)
+
+
+@lru_cache(maxsize=64)
+def _sampled_renyi(sampled: SampledLoss) -> npt.NDArray[np.float64]:
+    """Rényi divergence at each order of all the rounds; orders between take the next whole one's.
+
+    Poisson: Mironov, Talwar and Zhang 2019, with the moments of this noise for a Gaussian's.
+    Fixed size: Wang, Balle and Kasiviswanathan 2019, theorem 9, without its pure-DP terms.
+    """
+    from scipy import special
+
+    fixed = sampled.scheme == "fixed"
+    loss = sampled.loss
+    if fixed:  # a cohort without a device has another one in its place
+        loss = AdditiveLoss(
+            noise=loss.noise, scale=loss.scale, l1=2 * loss.l1, l2=2 * loss.l2, unit_cells=0
+        )
+    most = int(_ORDERS[-1])
+    whole = np.arange(most + 1, dtype=np.float64)
+    moments = np.zeros(most + 1)  # log of the j-th moment of the likelihood ratio
+    moments[2:] = (whole[2:] - 1) * _renyi(loss, whole[2:])
+    log_in, log_out = (
+        math.log(sampled.probability),
+        math.log1p(-sampled.probability) if (sampled.probability < 1) else -math.inf,
+    )
+    found = np.empty(_ORDERS.size)
+    for place, order in enumerate(np.ceil(_ORDERS)):
+        j = whole[: int(order) + 1]
+        ways = special.gammaln(order + 1) - special.gammaln(j + 1) - special.gammaln(order - j + 1)
+        if fixed:
+            terms = ways + j * log_in + moments[: j.size] + math.log(2)
+            double = math.log(4) + _log_minus_one(moments[2])
+            terms[2] = ways[2] + 2 * log_in + min(double, moments[2] + math.log(2))
+            terms[0], terms[1] = 0.0, -math.inf
+        else:
+            stay = np.where(order > j, (order - j) * log_out if log_out > -math.inf else -np.inf, 0)
+            terms = ways + j * log_in + stay + moments[: j.size]
+        found[place] = max(special.logsumexp(terms), 0.0) / (order - 1)
+    unsampled = _renyi(loss, np.ceil(_ORDERS))  # sampling never costs more than none
+    return sampled.times * np.minimum(found, unsampled)
+
+
+def _log_minus_one(log: float) -> float:
+    """log(e**log − 1), for log above 0."""
+    return log + math.log(-math.expm1(-log))

@@ -18,6 +18,7 @@ from sfumato.sketch.norms import Norms
 from sfumato.sketch.onehot import OneHot
 from sfumato.sketch.refined import refine
 from sfumato.sketch.rounds import Rounds, Running
+from sfumato.sketch.vector import VectorSketch
 
 __all__ = [
     "CountSketch",
@@ -31,6 +32,7 @@ __all__ = [
     "Running",
     "Sketch",
     "TextKeys",
+    "VectorSketch",
     "WordKeys",
     "refine",
 ]

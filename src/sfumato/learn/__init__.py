@@ -1,0 +1,20 @@
+"""Federated training: what clients hold, what they do in a round, and how updates are summed.
+
+Needs PyTorch, which sfumato itself does not: `pip install "sfumato[learn]"`.
+
+    models       the papers' models by name; a model's parameters as one vector
+    data         clients and their examples, from files
+    clients      local training of many clients at once
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from sfumato.errors import SfumatoError
+
+if importlib.util.find_spec("torch") is None:
+    raise SfumatoError(
+        "sfumato.learn needs PyTorch, which is not installed",
+        hint='pip install "sfumato[learn]"',
+    )

@@ -1,0 +1,467 @@
+"""Clients and their examples: the container, the papers' data sets and your own.
+
+A loader reads a file and returns a `Federated`: clients to train on and one set of examples to test
+on. Inputs are numbers (float32) or symbols (int64). A target is a class, or one class a time step
+in a sequence; −1 stands where there is nothing to predict, and is left out of every loss.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sfumato.errors import DataError, SpecError
+from sfumato.spec import require
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+I64 = npt.NDArray[np.int64]
+
+IGNORED = -1  # a target that counts for nothing
+PAD, BEGIN, END, UNKNOWN = range(4)  # symbols that are no character and no word
+CHARACTERS = (
+    "\n !\"#$%&'()*+,-./:;?@[]_0123456789"
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+)  # 86, so that there are 90 symbols, as in paper 002
+SYMBOLS = UNKNOWN + 1 + len(CHARACTERS)
+_MNIST = "{part}-{kind}-ubyte.gz"
+_MNIST_BYTES = {"images": (16, 2051), "labels": (8, 2049)}  # header bytes and magic number
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Clients:
+    """The examples of many clients, one client's after another's.
+
+    Client i holds examples `offsets[i]` to `offsets[i + 1]` − 1. `inputs` is (examples, …),
+    `targets` (examples,) or (examples, time), int64. `offsets`, (clients + 1,), stays on the CPU:
+    sizes are needed before a device is given work.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    offsets: Tensor
+
+    def __post_init__(self) -> None:
+        offsets = self.offsets
+        require(
+            offsets.ndim == 1 and offsets.dtype == torch.int64 and offsets.device.type == "cpu",
+            "offsets must be one row of int64 on the CPU",
+        )
+        require(
+            len(offsets) >= 1 and int(offsets[0]) == 0 and bool((offsets.diff() >= 0).all()),
+            "offsets must start at 0 and never fall",
+        )
+        for name, part in (("inputs", self.inputs), ("targets", self.targets)):
+            require(
+                part.ndim >= 1 and part.shape[0] == int(offsets[-1]),
+                f"{name} must have as many examples as offsets say, {int(offsets[-1])};"
+                f" got shape {tuple(part.shape)}",
+            )
+        require(self.targets.dtype == torch.int64, "targets must be int64")
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __repr__(self) -> str:  # never an example
+        return f"Clients({len(self)} clients, {self.targets.shape[0]} examples)"
+
+    def size(self, client: int) -> int:
+        """How many examples a client holds."""
+        if not 0 <= client < len(self):
+            raise SpecError(f"a client must be 0 to {len(self) - 1}; got {client}")
+        return int(self.offsets[client + 1] - self.offsets[client])
+
+    @property
+    def sizes(self) -> Tensor:
+        """How many examples each client holds, (clients,)."""
+        return self.offsets.diff()
+
+    def to(self, device: torch.device | str) -> Clients:
+        """The same with inputs and targets on a device."""
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Federated:
+    """Clients to train on, and examples of one shape with theirs to test on."""
+
+    train: Clients
+    test_inputs: Tensor
+    test_targets: Tensor
+    name: str
+
+    def __post_init__(self) -> None:
+        require(
+            self.test_inputs.shape[1:] == self.train.inputs.shape[1:]
+            and self.test_targets.shape[1:] == self.train.targets.shape[1:]
+            and self.test_inputs.shape[0] == self.test_targets.shape[0],
+            "test examples must have the shapes of the training ones, and a target each",
+        )
+
+    def __repr__(self) -> str:  # never an example
+        tests = self.test_targets.shape[0]
+        return f"Federated({self.name!r}, {self.train!r}, {tests} test examples)"
+
+    def to(self, device: torch.device | str) -> Federated:
+        return replace(
+            self,
+            train=self.train.to(device),
+            test_inputs=self.test_inputs.to(device),
+            test_targets=self.test_targets.to(device),
+        )
+
+
+def grouped(inputs: Tensor, targets: Tensor, client: Tensor, clients: int) -> Clients:
+    """Examples with their client's number each, in any order; some of `clients` may have none."""
+    order = torch.argsort(client, stable=True)
+    sizes = torch.bincount(client, minlength=clients)
+    offsets = torch.zeros(clients + 1, dtype=torch.int64)
+    offsets[1:] = sizes.cumsum(0)
+    return Clients(inputs=inputs[order], targets=targets[order], offsets=offsets)
+
+
+def femnist(path: Path | str) -> Federated:
+    """F-EMNIST by writer: each full writer's training images; ink 1 on paper 0, (28, 28).
+
+    Tested on all test images, those of writers who are no clients included. The file is an .npz
+    with `images`, `labels`, `writer`, `split` (1 = test) and `writer_full`.
+    """
+    parts = _npz(path, ("images", "labels", "writer", "split", "writer_full"))
+    examples = len(parts["images"])
+    for name in ("labels", "writer", "split"):
+        _same_length(path, name, parts[name], examples)
+    images = _ink(255 - parts["images"].astype(np.uint8))
+    labels = torch.from_numpy(parts["labels"].astype(np.int64))
+    writer = parts["writer"].astype(np.int64)
+    full = parts["writer_full"].astype(bool)
+    if examples and int(writer.max()) >= len(full):
+        raise DataError(f"{path} names writer {writer.max()} and tells of {len(full)}")
+    test = parts["split"] == 1
+    train = torch.from_numpy(np.flatnonzero(~test & full[writer]))
+    number = torch.from_numpy(np.cumsum(full) - 1)  # full writers are clients 0, 1, 2, …
+    client = number[torch.from_numpy(writer)[train]]
+    held_out = torch.from_numpy(np.flatnonzero(test))
+    return Federated(
+        train=grouped(images[train], labels[train], client, int(full.sum())),
+        test_inputs=images[held_out],
+        test_targets=labels[held_out],
+        name="femnist",
+    )
+
+
+def mnist(
+    folder: Path | str,
+    *,
+    writers: Path | str | None = None,
+    clients: int | None = None,
+    examples: int | None = None,
+    seed: int = 0,
+) -> Federated:
+    """MNIST by writer, or dealt at random: `clients` of `examples` each, none twice.
+
+    `folder` has the four idx files, gzipped; `writers` is an .npz with `train_writer`, the writer
+    of each training image. Paper 003's sets are 10 clients of 200 and 6,000 of 10.
+    """
+    if (writers is None) == (clients is None) or (clients is None) != (examples is None):
+        raise SpecError("MNIST is split by writers, or into clients and examples each; give one")
+    images, labels = _mnist_part(folder, "mnist-train")
+    if writers is not None:
+        writer = _npz(writers, ("train_writer",))["train_writer"].astype(np.int64)
+        _same_length(writers, "train_writer", writer, len(labels))
+        known, client = np.unique(writer, return_inverse=True)
+        train = grouped(images, labels, torch.from_numpy(client.reshape(-1)), len(known))
+    else:
+        assert clients is not None  # and so is examples: the check above
+        assert examples is not None
+        require(clients >= 1 and examples >= 1, "clients and examples must be at least 1")
+        if clients * examples > len(labels):
+            raise DataError(
+                f"{clients} clients of {examples} need {clients * examples} examples;"
+                f" there are {len(labels)}"
+            )
+        generator = torch.Generator().manual_seed(seed)
+        dealt = torch.randperm(len(labels), generator=generator)[: clients * examples]
+        offsets = torch.arange(clients + 1) * examples
+        train = Clients(inputs=images[dealt], targets=labels[dealt], offsets=offsets)
+    test_images, test_labels = _mnist_part(folder, "mnist-t10k")
+    return Federated(train=train, test_inputs=test_images, test_targets=test_labels, name="mnist")
+
+
+def shakespeare(path: Path | str, *, length: int = 80) -> Federated:
+    """Speaking roles, each predicting its next character.
+
+    A role's lines are joined by line ends, put between BEGIN and END and cut into sequences of
+    `length`; the last is padded. Training takes the lines of split 0, the test those of split 1.
+    The file is Parquet with `client`, `split` and `line`. There are `SYMBOLS` = 90 symbols.
+    """
+    require(length >= 1, f"length must be at least 1; got {length}")
+    table = _parquet(path, ("client", "split"), "line")
+    client, split = _numbers(table, "client"), _numbers(table, "split")
+    codes = np.full(0x110000, UNKNOWN, dtype=np.int64)
+    codes[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS)) + UNKNOWN + 1
+    known, number = np.unique(client, return_inverse=True)
+    number = number.reshape(-1)
+    lines: list[list[list[str]]] = [[[] for _ in known] for _ in range(2)]
+    for role, part, line in zip(
+        number.tolist(), split.tolist(), table.column("line").to_pylist(), strict=True
+    ):
+        lines[part][role].append(line)
+    parts = []
+    for of_roles in lines:
+        pieces, owners = [], []
+        for role, said in enumerate(of_roles):
+            if said:
+                text = np.frombuffer("\n".join(said).encode("utf-32-le"), dtype=np.uint32)
+                cut = _cut(np.concatenate(([BEGIN], codes[text], [END])), length)
+                pieces.append(cut)
+                owners.append(np.full(len(cut), role, dtype=np.int64))
+        joined = np.concatenate(pieces) if pieces else np.empty((0, length + 1), dtype=np.int64)
+        owner = np.concatenate(owners) if owners else np.empty(0, dtype=np.int64)
+        parts.append((*_next(torch.from_numpy(joined)), torch.from_numpy(owner)))
+    (inputs, targets, owner_of), (test_inputs, test_targets, _) = parts
+    return Federated(
+        train=grouped(inputs, targets, owner_of, len(known)),
+        test_inputs=test_inputs,
+        test_targets=test_targets,
+        name="shakespeare",
+    )
+
+
+def commits(
+    path: Path | str, *, vocabulary: int = 10_000, length: int = 20, most: int = 256
+) -> Federated:
+    """Users' sentences, each predicting its next word.
+
+    A sentence is put between BEGIN and END and cut after `length` words to predict; a user has its
+    first `most`. Words are numbered by how often the training sentences have them, from
+    UNKNOWN + 1; all beyond the `vocabulary` most frequent are UNKNOWN. So there are at most
+    vocabulary + 4 symbols. The vocabulary is counted in the clear: it is no private release.
+    The file is Parquet with `user`, `split` (1 = test) and `text`, words between single spaces.
+    """
+    for name, value in (("vocabulary", vocabulary), ("length", length), ("most", most)):
+        require(value >= 1, f"{name} must be at least 1; got {value}")
+    table = _parquet(path, ("user", "split"), "text")
+    import pyarrow.compute as pc
+
+    user, split = _numbers(table, "user"), _numbers(table, "split")
+    words = pc.split_pattern(table.column("text").combine_chunks(), " ")
+    sizes = pc.list_value_length(words).to_numpy(zero_copy_only=False).astype(np.int64)
+    encoded = pc.dictionary_encode(pc.list_flatten(words))
+    word = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    names = np.array(encoded.dictionary.to_pylist(), dtype=object)
+    trained = np.repeat(split == 0, sizes)
+    uses = np.bincount(word[trained], minlength=len(names))
+    ranked = np.array(sorted(range(len(names)), key=lambda each: (-uses[each], names[each])))
+    ranked = ranked[:vocabulary][uses[ranked[:vocabulary]] > 0].astype(np.int64)
+    symbol = np.full(len(names), UNKNOWN, dtype=np.int64)
+    symbol[ranked] = np.arange(len(ranked)) + UNKNOWN + 1
+
+    sentences = np.full((len(sizes), length + 1), PAD, dtype=np.int64)
+    place = np.arange(len(word)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + 1  # after BEGIN
+    row = np.repeat(np.arange(len(sizes)), sizes)
+    fits = place <= length
+    sentences[row[fits], place[fits]] = symbol[word[fits]]
+    sentences[:, 0] = BEGIN
+    ends = np.flatnonzero(sizes + 1 <= length)
+    sentences[ends, sizes[ends] + 1] = END
+    inputs, targets = _next(torch.from_numpy(sentences))
+
+    known, number = np.unique(user, return_inverse=True)
+    number = number.reshape(-1)
+    first = np.lexsort((np.arange(len(number)), split, number))  # by user, then part, then order
+    rank = np.empty(len(number), dtype=np.int64)
+    group = number[first] * 2 + split[first]
+    starts = np.flatnonzero(np.diff(group, prepend=-1))
+    rank[first] = np.arange(len(number)) - np.repeat(starts, np.diff(starts, append=len(number)))
+    train = torch.from_numpy(np.flatnonzero((split == 0) & (rank < most)))
+    test = torch.from_numpy(np.flatnonzero(split == 1))
+    return Federated(
+        train=grouped(inputs[train], targets[train], torch.from_numpy(number)[train], len(known)),
+        test_inputs=inputs[test],
+        test_targets=targets[test],
+        name="commits",
+    )
+
+
+def load(path: Path | str) -> Federated:
+    """Your own data: an .npz with `inputs`, `targets`, `client` and, if you like, `split`.
+
+    `inputs` is (examples, …): floating-point numbers, or whole numbers ≥ 0 that stand for symbols.
+    `targets` is (examples,) or (examples, time), classes from 0 and −1 for none. `client` says
+    whose an example is, by any whole numbers, and `split` is 0 to train and 1 to test; without it
+    there are no test examples. Clients are numbered in the order of their numbers in the file.
+    """
+    parts = _npz(path, ("inputs", "targets", "client"), ("split",))
+    examples = len(parts["inputs"])
+    for name, part in parts.items():
+        _same_length(path, name, part, examples)
+        if name != "inputs" and part.dtype.kind not in "iu":
+            raise DataError(f"{name} of {path} must be whole numbers; got {part.dtype}")
+    if examples == 0:
+        raise DataError(f"{path} has no examples")
+    for name in ("client", "split"):
+        if name in parts and parts[name].ndim != 1:
+            raise DataError(f"{name} of {path} must be one number an example")
+    targets = torch.from_numpy(parts["targets"].astype(np.int64))
+    if targets.ndim > 2:
+        raise DataError(f"targets of {path} must be (examples,) or (examples, time)")
+    if int(targets.min() if targets.numel() else 0) < IGNORED:
+        raise DataError(f"targets of {path} must be at least −1; got {int(targets.min())}")
+    split = parts.get("split", np.zeros(examples, dtype=np.int64))
+    if not np.isin(split, (0, 1)).all():
+        raise DataError(f"split of {path} must be 0 (train) or 1 (test) everywhere")
+    inputs = _inputs(path, parts["inputs"])
+    train = torch.from_numpy(np.flatnonzero(split == 0))
+    test = torch.from_numpy(np.flatnonzero(split == 1))
+    known, number = np.unique(parts["client"][split == 0], return_inverse=True)
+    client = torch.from_numpy(number.reshape(-1))
+    return Federated(
+        train=grouped(inputs[train], targets[train], client, len(known)),
+        test_inputs=inputs[test],
+        test_targets=targets[test],
+        name=Path(path).stem,
+    )
+
+
+def save(path: Path | str, federated: Federated) -> None:
+    """Write the .npz that `load` reads; a client without examples does not come back."""
+    train = federated.train
+    client = torch.repeat_interleave(torch.arange(len(train)), train.sizes)
+    tests = federated.test_targets.shape[0]
+    np.savez_compressed(
+        path,
+        inputs=torch.cat([train.inputs, federated.test_inputs]).cpu().numpy(),
+        targets=torch.cat([train.targets, federated.test_targets]).cpu().numpy(),
+        client=torch.cat([client, torch.zeros(tests, dtype=torch.int64)]).numpy(),
+        split=np.repeat([0, 1], [len(client), tests]),
+    )
+
+
+def _inputs(path: Path | str, given: npt.NDArray[np.generic]) -> Tensor:
+    if given.dtype.kind == "f":
+        bad = np.flatnonzero(~np.isfinite(given).reshape(len(given), -1).all(axis=1))
+        if bad.size:
+            raise DataError(
+                f"inputs of {path} must be finite; example {bad[0]} and {bad.size - 1} more are not"
+            )
+        with np.errstate(over="ignore"):
+            single = given.astype(np.float32)
+        if not np.isfinite(single).all():
+            raise DataError(f"inputs of {path} must fit in 32 bits: below 3.4e38 in size")
+        return torch.from_numpy(single)
+    if given.dtype.kind not in "iu":
+        raise DataError(f"inputs of {path} must be numbers; got {given.dtype}")
+    symbols = torch.from_numpy(given.astype(np.int64))
+    if int(symbols.min() if symbols.numel() else 0) < 0:
+        raise DataError(f"symbols in inputs of {path} must be at least 0")
+    return symbols
+
+
+def _ink(images: npt.NDArray[np.generic]) -> Tensor:
+    """Bytes to 0 … 1."""
+    return torch.from_numpy(images.astype(np.float32) / np.float32(255))
+
+
+def _cut(symbols: I64, length: int) -> I64:
+    """Rows of length + 1 symbols; the last of a row is the first of the next; PAD at the end."""
+    rows = max(1, -(-(len(symbols) - 1) // length))
+    padded = np.full(rows * length + 1, PAD, dtype=np.int64)
+    padded[: len(symbols)] = symbols
+    cut: I64 = padded[np.arange(rows)[:, None] * length + np.arange(length + 1)]
+    return cut
+
+
+def _next(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Each symbol and the one after it; PAD is not to be predicted."""
+    targets = rows[:, 1:].clone()
+    return rows[:, :-1].clone(), targets.masked_fill_(targets == PAD, IGNORED)
+
+
+def _mnist_part(folder: Path | str, part: str) -> tuple[Tensor, Tensor]:
+    images = _idx(Path(folder) / _MNIST.format(part=part, kind="images-idx3"), "images")
+    labels = _idx(Path(folder) / _MNIST.format(part=part, kind="labels-idx1"), "labels")
+    if len(images) != 784 * len(labels):
+        raise DataError(f"{part} in {folder} must have a label for each image of 28 × 28")
+    return _ink(images.reshape(-1, 28, 28)), torch.from_numpy(labels.astype(np.int64))
+
+
+def _idx(path: Path, kind: str) -> npt.NDArray[np.uint8]:
+    try:
+        content = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError) as problem:
+        raise DataError(f"{path} cannot be read as gzipped idx: {problem}") from problem
+    header, magic = _MNIST_BYTES[kind]
+    if int.from_bytes(content[:4], "big") != magic:
+        raise DataError(f"{path} must be an idx file of {kind}, which starts with {magic}")
+    return np.frombuffer(content, dtype=np.uint8, offset=header)
+
+
+def _npz(
+    path: Path | str, names: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> Mapping[str, npt.NDArray[np.generic]]:
+    try:
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise DataError(f"{path} must be an .npz with {', '.join(names)}")
+        with file:
+            has = ", ".join(file.files)
+            missing = [name for name in names if name not in file.files]
+            if missing:
+                raise DataError(f"{path} has no {', '.join(missing)}; it has {has}")
+            wanted = (*names, *(name for name in optional if name in file.files))
+            parts = {name: file[name] for name in wanted}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as problem:
+        raise DataError(f"{path} cannot be read as .npz without pickles: {problem}") from problem
+    for name, part in parts.items():
+        if part.ndim == 0:
+            raise DataError(f"{name} of {path} must be an array with an entry an example")
+    return parts
+
+
+def _same_length(path: Path | str, name: str, part: npt.NDArray[np.generic], examples: int) -> None:
+    if len(part) != examples:
+        raise DataError(
+            f"{name} of {path} must have {examples} entries, one an example; got {part.shape}"
+        )
+
+
+def _parquet(path: Path | str, numbers: tuple[str, ...], text: str) -> pa.Table:
+    """Columns of whole numbers and one of text, a value in every row."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    if not Path(path).is_file():
+        raise DataError(f"there is no file {path}")
+    try:
+        has = pa.parquet.read_schema(path).names
+        missing = [name for name in (*numbers, text) if name not in has]
+        if missing:
+            raise DataError(f"{path} has no column {', '.join(missing)}; it has {', '.join(has)}")
+        table = pa.parquet.read_table(path, columns=[*numbers, text])
+        kinds = [
+            pa.int64() if name in numbers else pa.large_string() for name in table.schema.names
+        ]
+        table = table.cast(pa.schema(zip(table.schema.names, kinds, strict=True)))
+    except (pa.ArrowException, OSError) as problem:
+        raise DataError(f"{path} cannot be read as Parquet: {problem}") from problem
+    for name in table.schema.names:
+        if table.column(name).null_count:
+            raise DataError(f"column {name!r} of {path} must have a value in every row")
+    if not np.isin(table.column("split").to_numpy(), (0, 1)).all():
+        raise DataError(f"column 'split' of {path} must be 0 (train) or 1 (test) everywhere")
+    return table
+
+
+def _numbers(table: pa.Table, name: str) -> I64:
+    numbers: I64 = table.column(name).to_numpy()
+    return numbers

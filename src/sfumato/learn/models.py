@@ -1,0 +1,227 @@
+"""The papers' models by name, and any model's parameters as one vector.
+
+    softmax    784 → 10, logistic regression                          7,850 parameters (paper 003)
+    mlp        784 → 128 → 62                                       108,478
+    cnn        two 3×3 convolutions, dense 128, 62 classes        1,018,174 (paper 002, F-EMNIST)
+    char_lstm  90 characters, embedding 8, two LSTM layers of 256   820,522 (paper 002, Shakespeare)
+    word_lstm  10,004 words, embedding 96, LSTM of 670, dense 96  4,050,748 (paper 002, next word)
+
+The counts are those of the default sizes; vocabularies count the four symbols that are no
+characters or words (`data.PAD`, `BEGIN`, `END`, `UNKNOWN`). Paper 002's CNN drops out a quarter of
+its features in training and half of its dense layer; here it does not. Dropout has no parameters,
+and a client's result is then a function of its examples and their order alone.
+
+Weights start as in Keras, which the papers used: Glorot's uniform law, orthogonal recurrent
+matrices, zero biases (one for an LSTM's forget gate), embeddings uniform within 0.05.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.errors import SpecError
+from sfumato.spec import require
+
+NAMES = ("softmax", "mlp", "cnn", "char_lstm", "word_lstm")
+_INPUTS = {"softmax": 784, "mlp": 784, "cnn": 784, "char_lstm": 90, "word_lstm": 10_004}
+_CLASSES = {"softmax": 10, "mlp": 62, "cnn": 62, "char_lstm": 90, "word_lstm": 10_004}
+_HIDDEN = {"softmax": 0, "mlp": 128, "cnn": 128, "char_lstm": 256, "word_lstm": 670}
+_EMBEDDED = {"char_lstm": 8, "word_lstm": 96}
+_LARGEST_START = 0.05  # of an embedding
+
+
+class Square(nn.Module):
+    """Examples of side² numbers as images of one channel, (batch, 1, side, side)."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, examples: Tensor) -> Tensor:
+        return examples.reshape(-1, 1, self.side, self.side)
+
+
+class Layer(nn.Module):
+    """One layer of long short-term memory, written out: fused ones do not vectorise over clients.
+
+    The gates lie in the order candidate, input, forget, output.
+    """
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.inputs = nn.Parameter(torch.empty(inputs, 4 * hidden))
+        self.recurrent = nn.Parameter(torch.empty(hidden, 4 * hidden))
+        self.bias = nn.Parameter(torch.empty(4 * hidden))
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        """(batch, time, inputs) to (batch, time, hidden)."""
+        entering = sequence @ self.inputs + self.bias
+        hidden = self.recurrent.shape[0]
+        output = entering.new_zeros(entering.shape[0], hidden)
+        memory = output
+        outputs = []
+        for now in entering.unbind(1):
+            gates = now + output @ self.recurrent
+            candidate = gates[:, :hidden].tanh()
+            enter, keep, leave = gates[:, hidden:].sigmoid().chunk(3, dim=1)
+            memory = keep * memory + enter * candidate
+            output = leave * memory.tanh()
+            outputs.append(output)
+        return torch.stack(outputs, dim=1)
+
+
+class Recurrent(nn.Module):
+    """Predicts each next symbol of a sequence: (batch, time) to (batch, time, classes)."""
+
+    def __init__(
+        self, symbols: int, embedded: int, hidden: int, layers: int, narrowed: int, classes: int
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.empty(symbols, embedded))
+        self.layers = nn.ModuleList(
+            Layer(embedded if number == 0 else hidden, hidden) for number in range(layers)
+        )
+        self.narrow = nn.Linear(hidden, narrowed) if narrowed else None
+        self.output = nn.Linear(narrowed or hidden, classes)
+
+    def forward(self, symbols: Tensor) -> Tensor:
+        sequence = self.embedding[symbols]
+        for layer in self.layers:
+            sequence = layer(sequence)
+        if self.narrow is not None:
+            sequence = self.narrow(sequence)
+        return self.output(sequence)  # type: ignore[no-any-return]  # modules return tensors
+
+
+def make(
+    name: str,
+    *,
+    inputs: int | None = None,
+    classes: int | None = None,
+    hidden: int | None = None,
+    seed: int,
+) -> nn.Module:
+    """A model by its name; the same seed gives the same parameters.
+
+    `inputs` is how many numbers an example has, or how many symbols there are; `hidden` is the
+    width of the dense or recurrent layers. Left out, they are the papers'.
+
+    >>> count(make("softmax", seed=1))
+    7850
+    """
+    if name not in NAMES:
+        raise SpecError(f"a model must be one of {', '.join(NAMES)}; got {name!r}")
+    inputs = _INPUTS[name] if inputs is None else inputs
+    classes = _CLASSES[name] if classes is None else classes
+    hidden = _HIDDEN[name] if hidden is None else hidden
+    require(inputs >= 1, f"inputs must be at least 1; got {inputs}")
+    require(classes >= 2, f"classes must be at least 2; got {classes}")
+    require(
+        hidden == 0 if name == "softmax" else hidden >= 1,
+        f"hidden must be at least 1, and a softmax model has none; got {hidden}",
+    )
+    with torch.device("meta"):  # building draws nothing from the global generator
+        model = _build(name, inputs, classes, hidden)
+    model = model.to_empty(device="cpu")
+    _start(model, torch.Generator().manual_seed(seed))
+    return model
+
+
+def _build(name: str, inputs: int, classes: int, hidden: int) -> nn.Module:
+    if name == "softmax":
+        return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
+    if name == "mlp":
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes)
+        )
+    if name == "cnn":
+        side = math.isqrt(inputs)
+        require(
+            side * side == inputs and side >= 8,
+            f"the cnn takes square images of side 8 or more; got {inputs} numbers an example",
+        )
+        left = (side - 2) // 2 - 2
+        return nn.Sequential(
+            Square(side),
+            nn.Conv2d(1, 32, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(64 * left * left, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, classes),
+        )
+    layers, narrowed = (2, 0) if name == "char_lstm" else (1, _EMBEDDED[name])
+    return Recurrent(inputs, _EMBEDDED[name], hidden, layers, narrowed, classes)
+
+
+@torch.no_grad()
+def _start(model: nn.Module, generator: torch.Generator) -> None:
+    for name, value in model.named_parameters():
+        if name.endswith("bias"):
+            value.zero_()
+            if ".layers." in f".{name}":
+                hidden = value.shape[0] // 4
+                value[2 * hidden : 3 * hidden] = 1.0
+        elif name == "embedding":
+            value.uniform_(-_LARGEST_START, _LARGEST_START, generator=generator)
+        elif name.endswith("recurrent"):
+            nn.init.orthogonal_(value, generator=generator)
+        else:
+            nn.init.xavier_uniform_(value, generator=generator)
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that training moves, in the order of the vector; frozen ones are left out."""
+    return {name: value for name, value in model.named_parameters() if value.requires_grad}
+
+
+def count(model: nn.Module) -> int:
+    """How many numbers training moves: the length of `flatten(model)`."""
+    return sum(value.numel() for value in trainable(model).values())
+
+
+def flatten(model: nn.Module) -> Tensor:
+    """A copy of the parameters as one vector, (count,)."""
+    values = trainable(model).values()
+    if not values:
+        raise SpecError("a model must have at least one parameter that requires a gradient")
+    return torch.cat([value.detach().reshape(-1) for value in values])
+
+
+def unflatten(model: nn.Module, flat: Tensor) -> dict[str, Tensor]:
+    """The vector's parameters by name, as views; leading dimensions stay in front.
+
+    For `torch.func.functional_call(model, unflatten(model, flat), (inputs,))`.
+    """
+    parameters = trainable(model)
+    _check_length(parameters, flat)
+    views, start = {}, 0
+    for name, value in parameters.items():
+        piece = flat[..., start : start + value.numel()]
+        views[name] = piece.view(*flat.shape[:-1], *value.shape)
+        start += value.numel()
+    return views
+
+
+@torch.no_grad()
+def assign(model: nn.Module, flat: Tensor) -> None:
+    """Copy a vector of shape (count,) into the model's parameters."""
+    for value, given in zip(
+        trainable(model).values(), unflatten(model, flat).values(), strict=True
+    ):
+        value.copy_(given)
+
+
+def _check_length(parameters: Mapping[str, nn.Parameter], flat: Tensor) -> None:
+    length = sum(value.numel() for value in parameters.values())
+    if flat.ndim == 0 or flat.shape[-1] != length:
+        raise SpecError(
+            f"a vector of this model has length {length}; got shape {tuple(flat.shape)}"
+        )

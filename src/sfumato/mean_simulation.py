@@ -1,0 +1,109 @@
+"""A mean, asked of simulated devices that hold a vector each."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sfumato.campaign import run
+from sfumato.errors import DataError
+from sfumato.fleet import Asking, cohorts_of
+from sfumato.mean import EVERYBODY, MeanCampaign, MeanDesign, MeanRelease
+from sfumato.mean_plan import weights
+from sfumato.plan import Plan
+from sfumato.population import Population
+from sfumato.privacy import SeededRng
+from sfumato.release import Cost
+from sfumato.sketch import VectorSketch
+from sfumato.sketch.vector import fit
+from sfumato.task import Task
+
+Reals = npt.NDArray[np.floating[Any]]
+_PIECE = 1 << 22  # numbers that are clipped and sketched together
+
+
+def holders(vectors: Reals) -> Population:
+    """The devices whose vectors are finite, by their place in the data; others abstain."""
+    step = max(1, _PIECE // vectors.shape[1])
+    starts = range(0, len(vectors), step)
+    kept = [start + np.flatnonzero(fit(vectors[start : start + step])) for start in starts]
+    chunks = tuple(pa.array(part) for part in kept if part.size)
+    if not chunks:
+        raise DataError("no vector in the data is finite, so there is nobody to ask")
+    return Population(chunks, None, None, sum(map(len, chunks)))
+
+
+def ask(planned: Plan, vectors: Reals, asking: Asking) -> MeanRelease:
+    """Ask the devices that have a vector, in as many rounds as it takes."""
+    sized, study = planned.design, planned.study
+    assert isinstance(sized, MeanDesign)  # as the question says
+    if vectors.shape[1] != sized.dimensions:
+        raise DataError(
+            f"the data's vectors have {vectors.shape[1]:,} dimensions; the study's have "
+            f"{sized.dimensions:,}"
+        )
+    design = replace(sized, seed=asking.public_seed())
+    population = asking.population
+    cohorts = cohorts_of(study, [EVERYBODY], design.devices, 0, population, design.seed)
+    asked = min(design.devices, population.devices)
+
+    def values(task: Task, rows: pa.Array) -> tuple[Any, None]:
+        sketch = task.sketch
+        assert isinstance(sketch, VectorSketch)  # a mean's campaign asks for nothing else
+        held = rows.to_numpy(zero_copy_only=False)
+        # Rounding need not be secret, so what comes from the public seed repeats in any order.
+        first = int(held[0]) if held.size else 0
+        rng = SeededRng(design.seed, len(done), first)
+        return sketch.tables(vectors[held], rng=rng), None
+
+    fleet = asking.fleet(study, population, cohorts, values, tasks=len(design.shares))
+    campaign, done = MeanCampaign(design, asked=asked), list[Task]()
+
+    def gather(task: Task) -> Any:
+        done.append(task)
+        return fleet.gather(task)
+
+    run(campaign, gather, ledger=asking.books, rng=asking.rng)
+    asking.tell("estimating", 1.0)
+    found = campaign.estimate()
+    summary = planned.summary()
+    summary["parameters"] |= {"cells": found.cells, "compressed": found.compressed}
+    notes = [*planned.warnings, *fleet.notes]
+    if missing := len(vectors) - population.devices:
+        notes.append(
+            f"{missing:,} devices abstained: their vectors hold NaN or infinite numbers. How many "
+            "do is shown as it is"
+        )
+    if not found.settled:
+        notes.append(
+            "the last round still erred by more than its noise explains; adapt_norm would do better"
+        )
+    if population.devices != design.devices:
+        notes.append(
+            f"the data holds {population.devices:,} devices with a vector; the plan was made for "
+            f"{design.devices:,}"
+        )
+    if found.answered < fleet.asked:
+        notes.append(
+            f"{found.answered:,} of {fleet.asked:,} devices answered; the others are taken to be "
+            "like them"
+        )
+    return MeanRelease(
+        mean=found.mean,
+        standard_error=found.standard_error,
+        privacy=planned.privacy,
+        cost=Cost(
+            devices=fleet.asked,
+            rounds=found.rounds,
+            bytes_per_device=weights(done)["bytes_per_device"],
+            seconds=time.perf_counter() - asking.started,
+        ),
+        study=study.to_dict(),
+        plan=summary,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,215 @@
+"""Count-mean and count-median-of-means sketches of a long real vector (paper 002).
+
+A row of `placing="hashed"` hashes every coordinate to a cell, as a count sketch does. A row of
+`placing="rotation"` does not scatter: the vector is cut into chunks of `width` coordinates, each
+chunk is turned by a random number of cells, and the turned chunks are added, every coordinate with
+a sign. Coordinate i = q·width + p lands in cell (p + rotations[row, q]) mod width. Two coordinates
+of different chunks meet with probability 1/width, two of one chunk never: no expectation gets
+worse, and memory is streamed. Rotations come from a mixing hash of row and chunk, signs from one of
+row and i // 32 whose word holds 32 of them (`kernels.plain_dense.sign_words`). A linear hash would
+not do: consecutive chunks would turn in step.
+
+What rotation does to neighbours. The error of coordinate i in a row is a sum of sign(i)·sign(j)·z_j
+over the j that it meets, one in each other chunk. If i meets j then i + 1 meets j + 1 (but where a
+chunk ends). The two errors have four different signs, so they are uncorrelated; they are not
+independent, for their sizes are those of neighbouring z_j. Hence:
+
+- Coordinates, medians. What coordinate i meets is independent from chunk to chunk, row to row and
+  block to block. Its variance, and every bound for the mean over rows or the median over blocks of
+  one coordinate, is that of a hashed sketch or better; a bound for all coordinates that adds up
+  their chances holds whatever the dependence.
+- Norms. Mean and variance of a squared norm involve pairs of coordinates alone, so they are no
+  larger. Higher moments may be: two runs of m equal entries in different chunks meet more rarely
+  than if hashed, and then many entries at once; where that is rare, the fourth moment of a row's
+  error is about m times larger (a test has it exactly). Rows and blocks average that out. Bounds by
+  Chebyshev's inequality hold.
+- Top-k. About as many wrong entries are expected as in a hashed sketch, but they come in runs, so
+  their number varies more: a run of large entries leaves a faint copy of itself, with other signs,
+  in every other chunk of a row. The copies move when `round` does.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato import hashing
+from sfumato.errors import SpecError
+from sfumato.kernels import dense as kernels
+from sfumato.kernels import plain_dense
+from sfumato.spec import LARGEST_INTEGER, require, spec
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+Reals = npt.NDArray[np.floating[Any]] | npt.NDArray[np.integer[Any]]
+
+LONGEST = 1 << 31  # of a vector and of a row
+MOST_ROWS = 1 << 20  # in all blocks together
+
+
+@spec("dense_sketch")
+class DenseSketch:
+    """Compress real vectors into `blocks` × `rows` × `width` cells by a random linear map.
+
+    A row is a count sketch: each coordinate goes to one cell with a sign, and what meets there is
+    added. The rows of a block are independent and divided by √rows, so that a block keeps the
+    squared norm in expectation and its transpose reads the vector back without bias: a count-mean
+    sketch. With several blocks a coordinate's reading is the median over them. Tables of one spec
+    add, as their vectors do, up to float32 rounding. `seed` is public; a new `round` is a new map,
+    and it must not be chosen after the vectors are known.
+
+    Error: with one block, decode(encode(z)) is z in the mean, and its expected squared distance
+        from z is (length − 1)/(rows·width)·‖z‖² if hashed, and with rotations no more: the sum over
+        chunks z_q of ‖z_q‖²·(length − |z_q|)/(rows·width), nothing if there is one chunk. norm² is
+        ‖z‖² in the mean, with variance 2·(‖z‖⁴ − Σ‖z_q‖⁴)/(blocks·rows·width); if hashed, Σ z_i⁴
+        in place of Σ‖z_q‖⁴. Noise of variance 1 in every cell of one block becomes noise of
+        variance 1 in every coordinate. All that is for vectors chosen without knowledge of `seed`,
+        and takes the signs for four-wise independent, which is tested and not proved.
+    Sensitivity: a table is longer than its vector about half the time: clip tables, not vectors
+        alone. Clipped blocks of norm B each make a table of norm √blocks·B.
+
+    >>> sketch = DenseSketch(length=1000, rows=15, width=100, seed=1)
+    >>> vector = np.zeros(1000, dtype=np.float32)
+    >>> vector[7] = 10
+    >>> table = sketch.encode(vector)
+    >>> table.shape, round(sketch.norm(table), 3)
+    ((15, 100), 10.0)
+    >>> int(np.argmax(sketch.decode(table)))
+    7
+    """
+
+    length: int  # of the vectors
+    rows: int = 15  # of a block
+    width: int
+    blocks: int = 1
+    placing: Literal["rotation", "hashed"] = "rotation"
+    seed: int
+    round: int = 0
+
+    def check(self) -> None:
+        for name in ("length", "width"):
+            given = getattr(self, name)
+            require(1 <= given <= LONGEST, f"{name} must be 1 to 2**31; got {given}")
+        for name in ("rows", "blocks"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1")
+        require(
+            self.rows * self.blocks <= MOST_ROWS,
+            f"rows × blocks must be at most 2**20; got {self.rows} × {self.blocks}",
+        )
+        require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
+        require(self.round >= 0, f"round must be at least 0; got {self.round}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.blocks * self.rows, self.width)
+
+    @property
+    def cells(self) -> int:
+        return self.blocks * self.rows * self.width
+
+    @property
+    def rotations(self) -> I32:
+        """How far each row turns each chunk of `width` coordinates, (blocks × rows, chunks)."""
+        return _rotations(self.seed, self.round, self.shape[0], self.length, self.width)
+
+    @property
+    def sign_keys(self) -> U32:
+        """What the signs of each row are drawn by, (blocks × rows, 2)."""
+        return self._keys[:, 1:].astype(np.uint32)  # the low 32 bits
+
+    def encode(self, vectors: Reals) -> F32:
+        """The table of a vector (length,), of shape `shape`; or of each of (n, length)."""
+        given = _float32(vectors, "vectors")
+        if given.ndim not in (1, 2) or given.shape[-1] != self.length:
+            raise SpecError(
+                f"vectors must be ({self.length},) or (n, {self.length}); got {given.shape}"
+            )
+        each = given.reshape(-1, self.length)
+        scale = 1 / math.sqrt(self.rows)
+        if self.placing == "hashed":
+            tables = np.empty((len(each), *self.shape), dtype=np.float32)
+            for vector, table in zip(each, tables, strict=True):
+                table[:] = plain_dense.encode_hashed(vector, self._keys[:, 0], self.width, scale)
+        else:
+            tables = kernels.encode(each, self.rotations, self.sign_keys, self.width, scale)
+        _require_finite(tables, "vectors")
+        return tables.reshape(*given.shape[:-1], *self.shape)
+
+    def decode(self, table: Reals) -> F32:
+        """An estimate of the vector whose table this is, (length,): without bias if `blocks` is 1,
+        else the median over blocks, coordinate by coordinate."""
+        given = self._table(table)
+        scale = 1 / math.sqrt(self.rows)
+        if self.placing == "hashed":
+            keys = self._keys[:, 0]
+            return plain_dense.decode_hashed(given, keys, self.length, self.blocks, scale)
+        return kernels.decode(
+            given, self.rotations, self.sign_keys, self.length, self.blocks, scale
+        )
+
+    def norm(self, table: Reals) -> float:
+        """An estimate of the vector's L2 norm; its square is without bias."""
+        given = self._table(table).reshape(-1)
+        return math.sqrt(float(np.einsum("i,i->", given, given, dtype=np.float64)) / self.blocks)
+
+    @property
+    def _keys(self) -> U64:
+        return hashing.row_polynomials(self.seed, "dense", self.round, self.shape[0], 3)
+
+    def _table(self, table: Reals) -> F32:
+        given = _float32(table, "a table")
+        if given.shape != self.shape:
+            raise SpecError(f"a table must have the shape {self.shape}; got {given.shape}")
+        _require_finite(given, "a table")
+        return given
+
+
+def top(vector: F32, k: int) -> F32:
+    """A copy of the vector in which all but the `k` entries of largest size are zero.
+
+    >>> top(np.array([3, -5, 1], dtype=np.float32), 1)
+    array([ 0., -5.,  0.], dtype=float32)
+    """
+    if vector.ndim != 1:
+        raise SpecError(f"a vector must have one dimension; got {vector.ndim}")
+    require(k >= 0, f"k must be at least 0; got {k}")
+    if k >= vector.size:
+        return vector.copy()
+    result = np.zeros_like(vector)
+    if k > 0:
+        kept = np.argpartition(np.abs(vector), -k)[-k:]
+        result[kept] = vector[kept]
+    return result
+
+
+@lru_cache(maxsize=4)  # of narrow rows they are as large as a vector
+def _rotations(seed: int, round: int, rows: int, length: int, width: int) -> I32:
+    keys = hashing.row_polynomials(seed, "dense", round, rows, 3)
+    drawn = plain_dense.rotations_of(keys[:, 0], -(-length // width), width)
+    drawn.flags.writeable = False  # cached, so shared
+    return drawn
+
+
+def _float32(values: Reals, name: str) -> F32:
+    given = np.asarray(values)
+    if given.dtype.kind not in "fiu":
+        raise SpecError(f"{name} must be of real numbers; got {given.dtype}")
+    with np.errstate(over="ignore"):  # too large a number becomes infinite, and is refused later
+        return np.ascontiguousarray(given, dtype=np.float32)
+
+
+def _require_finite(table: F32, name: str) -> None:
+    """One sum finds what is not a number: every coordinate has gone into every row."""
+    with np.errstate(invalid="ignore"):
+        total = float(np.sum(table, dtype=np.float64))
+    if not math.isfinite(total):
+        raise SpecError(
+            f"{name} must hold finite numbers whose sums fit in float32; this holds infinite ones, "
+            "larger ones or NaN: leave it out, or clip it"
+        )

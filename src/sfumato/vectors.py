@@ -1,0 +1,97 @@
+"""Vectors out of .npy, .npz, CSV and Parquet files: a row a device."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet
+
+from sfumato import files
+from sfumato.errors import DataError
+
+Reals = npt.NDArray[np.floating[Any]]
+
+
+def load(path: Path | str) -> Reals:
+    """The vectors (n, dimensions) of a file.
+
+    A .npy file is mapped, not read; a .npz file must hold one array. A Parquet or CSV file has a
+    numeric column a coordinate, or one column of lists that are all of one length. A missing value
+    is read as NaN, so that its device abstains.
+    """
+    name = str(path)
+    if name.endswith((".npy", ".npz")):
+        return checked(_from_numpy(Path(path)), name)
+    return checked(_from_columns(path), name)
+
+
+def checked(vectors: npt.NDArray[Any], name: str = "the data") -> Reals:
+    """The vectors as real numbers, a row a device, or DataError."""
+    if vectors.ndim != 2 or 0 in vectors.shape:
+        raise DataError(
+            f"{name} must hold vectors as an array (devices, dimensions), neither of them 0; "
+            f"got the shape {vectors.shape}"
+        )
+    if vectors.dtype.kind in "iub":
+        return vectors.astype(np.float64)
+    if vectors.dtype.kind != "f":
+        raise DataError(f"{name} must hold vectors of real numbers; got {vectors.dtype}")
+    return vectors
+
+
+def _from_numpy(path: Path) -> npt.NDArray[Any]:
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    try:
+        if path.suffix == ".npy":
+            mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+            return mapped
+        with np.load(path, allow_pickle=False) as held:
+            names = list(held)
+            if len(names) != 1:
+                raise DataError(
+                    f"{path} must hold one array; it holds {', '.join(names) or 'none'}"
+                )
+            only: npt.NDArray[Any] = held[names[0]]
+            return only
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as problem:
+        raise DataError(f"{path} cannot be read as a numpy file: {problem}") from problem
+
+
+def _from_columns(path: Path | str) -> npt.NDArray[Any]:
+    names = files.column_names(path)
+    if len(names) == 1 and str(path).endswith((".parquet", ".pq")):
+        kind = pyarrow.parquet.read_schema(path).field(0).type
+        if pa.types.is_nested(kind):
+            return _from_lists(path, names[0])
+    parts = [
+        np.column_stack([column.to_numpy(zero_copy_only=False) for column in batch.columns])
+        for batch in files.read_columns(path, names, [pa.float64()] * len(names))
+    ]
+    return np.concatenate(parts) if parts else np.empty((0, len(names)))
+
+
+def _from_lists(path: Path | str, name: str) -> npt.NDArray[Any]:
+    """The rows of a column of lists."""
+    parts: list[npt.NDArray[Any]] = []
+    for batch in files.read_columns(path, [name], [pa.list_(pa.float64())]):
+        column = batch.column(0)
+        if column.null_count:
+            raise DataError(
+                f"vectors in {name!r} of {path} must not be missing; got {column.null_count:,}"
+            )
+        flat = column.flatten().to_numpy(zero_copy_only=False)
+        lengths = {*np.diff(np.asarray(column.offsets)).tolist(), *(len(part[0]) for part in parts)}
+        if len(lengths) > 1:
+            raise DataError(
+                f"vectors in {name!r} of {path} must be of one length; got {min(lengths)} to "
+                f"{max(lengths)}"
+            )
+        if len(column):
+            parts.append(flat.reshape(len(column), -1))
+    return np.concatenate(parts) if parts else np.empty((0, 0))

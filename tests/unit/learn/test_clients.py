@@ -1,0 +1,589 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sfumato.errors import SpecError
+from sfumato.learn import clients as learning
+from sfumato.learn import models
+from sfumato.learn.clients import LocalTraining, Updates, clipped_gradient_sum, updates
+from sfumato.learn.data import Clients
+
+SIZES = (5, 0, 13, 1, 8, 20, 4, 9)
+CHOSEN = (6, 2, 0, 1, 5, 3)
+NAMES = ("softmax", "mlp", "cnn", "char_lstm", "word_lstm", "other")
+TRAININGS = {
+    "epochs": LocalTraining(learning_rate=0.1, batch=4, epochs=2),
+    "one step": LocalTraining(learning_rate=0.1, batch=4, steps=1),
+    "steps": LocalTraining(learning_rate=0.1, batch=4, steps=4),
+    "few examples": LocalTraining(learning_rate=0.1, batch=4, epochs=2, most_examples=6),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tests run side by side; threads of each would wait for one another."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def generator(seed: int = 1) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def model_of(name: str) -> nn.Module:
+    if name == "other":  # no engine of its own: vmap
+        return started(nn.Flatten(), nn.Linear(784, 5), nn.Tanh(), nn.Linear(5, 10))
+    sizes: dict[str, int] = {"classes": 10}
+    if name.endswith("lstm"):
+        sizes = {"inputs": 12, "classes": 12, "hidden": 6}
+    elif name != "softmax":
+        sizes["hidden"] = 9
+    return models.make(name, seed=2, **sizes).double()
+
+
+def started(*layers: nn.Module) -> nn.Module:
+    """A model of one's own, its parameters drawn from a seed."""
+    model = nn.Sequential(*layers).double()
+    flat = torch.randn(models.count(model), dtype=torch.float64, generator=generator(2))
+    models.assign(model, 0.05 * flat)
+    return model
+
+
+def population(name: str, sizes: tuple[int, ...] = SIZES) -> Clients:
+    draw, count = generator(7), sum(sizes)
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    if name.endswith("lstm"):
+        targets = torch.randint(-1, 12, (count, 7), generator=draw)  # −1: not to be predicted
+        return Clients(torch.randint(0, 12, (count, 7), generator=draw), targets, offsets)
+    images = torch.randn(count, 28, 28, dtype=torch.float64, generator=draw)
+    return Clients(images, torch.randint(0, 10, (count,), generator=draw), offsets)
+
+
+def collected(parts: Iterator[Updates], parameters: int, count: int) -> Updates:
+    """All updates, in the order of `chosen`; each client must come exactly once."""
+    whole = Updates(
+        members=torch.arange(count),
+        deltas=torch.full((count, parameters), float("nan"), dtype=torch.float64),
+        examples=torch.full((count,), -1),
+        loss=torch.full((count,), float("nan"), dtype=torch.float64),
+        sound=torch.zeros(count, dtype=torch.bool),
+    )
+    come = []
+    for part in parts:
+        come += part.members.tolist()
+        for name in ("deltas", "examples", "loss", "sound"):
+            getattr(whole, name)[part.members] = getattr(part, name).to(getattr(whole, name).dtype)
+    assert sorted(come) == list(range(count))
+    return whole
+
+
+def trained(name: str, training: LocalTraining, **options: Any) -> Updates:
+    model = model_of(name)
+    flat = models.flatten(model)
+    parts = updates(
+        model, flat, population(name), CHOSEN, training, generator=generator(), **options
+    )
+    return collected(parts, len(flat), len(CHOSEN))
+
+
+def visits(name: str, training: LocalTraining, seed: int = 1) -> list[list[Tensor]]:
+    """The batches of every chosen client, as the plan has them."""
+    model, given = model_of(name), population(name)
+    flat = models.flatten(model)
+    plan = learning._plan(model, flat, given, CHOSEN, training, generator(seed))
+    result = []
+    for client in range(len(CHOSEN)):
+        batches = plan.batches(torch.tensor([client]))
+        result.append(
+            [
+                batches.examples[step, 0][batches.valid[step, 0]]
+                for step in range(len(batches.active))
+            ]
+        )
+    return result
+
+
+def alone(name: str, training: LocalTraining) -> tuple[Tensor, Tensor]:
+    """A plain loop, client after client, through torch's own optimiser."""
+    given, deltas, losses = population(name), [], []
+    for batches in visits(name, training):
+        model = model_of(name)
+        before = models.flatten(model)
+        optimiser = torch.optim.SGD(model.parameters(), lr=training.learning_rate)
+        total, seen = 0.0, 0
+        for batch in batches:
+            logits, targets = model(given.inputs[batch]).flatten(0, -2), given.targets[batch]
+            loss = functional.cross_entropy(logits, targets.flatten(), ignore_index=-1)
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's
+            optimiser.step()
+            known = int((targets >= 0).sum())
+            total, seen = total + float(loss.detach()) * known, seen + known
+        deltas.append(models.flatten(model) - before)
+        losses.append(total / max(seen, 1))
+    return torch.stack(deltas), torch.tensor(losses, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS.keys())
+@pytest.mark.parametrize("name", NAMES)
+def test_a_chunk_computes_what_a_plain_loop_computes(name: str, training: LocalTraining) -> None:
+    """In double precision: 1e-12 is rounding, and far below any error of a formula."""
+    deltas, losses = alone(name, training)
+    together = trained(name, training)
+    assert torch.linalg.vector_norm(deltas) > 1e-3
+    torch.testing.assert_close(together.deltas, deltas, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(together.loss, losses, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_single_precision_agrees_to_a_hundred_thousandth(name: str) -> None:
+    """Rates at which parameters move enough to be told from rounding, and do not run away."""
+    rate = 0.5 if name.endswith("lstm") else 0.1
+    training = LocalTraining(learning_rate=rate, batch=4, epochs=2)
+    exact = trained(name, training).deltas
+    model, given = model_of(name).float(), population(name)
+    flat = models.flatten(model)
+    assert flat.dtype == torch.float32
+    parts = updates(model, flat, given, CHOSEN, training, generator=generator())
+    single = collected(parts, len(flat), len(CHOSEN)).deltas
+    assert torch.linalg.vector_norm(single - exact) < 1e-5 * torch.linalg.vector_norm(exact)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS.keys())
+def test_results_do_not_depend_on_the_chunk(name: str, training: LocalTraining) -> None:
+    one, many = trained(name, training, chunk=1), trained(name, training, chunk=7)
+    for part in ("deltas", "loss"):
+        torch.testing.assert_close(getattr(one, part), getattr(many, part), rtol=1e-10, atol=1e-14)
+    assert torch.equal(one.examples, many.examples)
+
+
+def test_patches_give_the_gradients_of_the_convolution() -> None:
+    """What runs on a GPU, here on the CPU, against the module itself."""
+    model = model_of("cnn")
+    batched = learning._Batched(model, learning._convolutional(list(model.children())))
+    single = learning._Single(model)
+    draw = generator(3)
+    inputs = torch.randn(3, 4, 28, 28, dtype=torch.float64, generator=draw)
+    targets = torch.randint(-1, 10, (3, 4), generator=draw)
+    flat = models.flatten(model)
+    states = flat + 0.01 * torch.randn(3, len(flat), dtype=torch.float64, generator=draw)
+    for first in (True, False):
+        into = torch.zeros_like(states) if first else states.clone()
+        parameters = learning._views(model, states if first else into)
+        places = learning._views(model, into)
+        sums, counts = batched.step(parameters, places, (inputs, targets), 0.1, first)
+        for client in range(3):
+            one = slice(client, client + 1)
+            alone_into = torch.zeros_like(states[one]) if first else states[one].clone()
+            start = learning._views(model, states[one] if first else alone_into)
+            end = learning._views(model, alone_into)
+            loss, count = single.step(start, end, (inputs[one], targets[one]), 0.1, first)
+            torch.testing.assert_close(into[one], alone_into, rtol=1e-11, atol=1e-14)
+            assert float(sums[client]) == pytest.approx(float(loss), rel=1e-12)
+            assert int(counts[client]) == int(count)
+
+
+def test_the_fused_memory_has_the_gradient_of_its_function() -> None:
+    """Finite differences, by torch's own check."""
+    draw = generator(5)
+    entering = torch.randn(2, 4, 3, 8, dtype=torch.float64, generator=draw, requires_grad=True)
+    recurrent = torch.randn(2, 2, 8, dtype=torch.float64, generator=draw, requires_grad=True)
+    assert torch.autograd.gradcheck(learning._memory, (entering, recurrent))
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("softmax", learning._Linear),
+        ("mlp", learning._Linear),
+        ("cnn", learning._Single),
+        ("char_lstm", learning._Batched),
+        ("other", learning._Vectorised),
+    ],
+)
+def test_models_go_to_their_engines(name: str, engine: type) -> None:
+    given = population(name)
+    assert type(learning._engine(model_of(name), given, torch.device("cpu"))) is engine
+    on_gpu = learning._engine(model_of(name), given, torch.device("cuda"))
+    assert type(on_gpu) is (learning._Batched if name == "cnn" else engine)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Flatten(), nn.Linear(784, 10, bias=False)),
+        (nn.Linear(28, 10),),
+        (nn.Flatten(), nn.Linear(784, 5), nn.ReLU(), nn.ReLU(), nn.Linear(5, 10)),
+        (nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(1352, 10)),
+        (models.Square(28), nn.Conv2d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(1568, 10)),
+    ],
+)
+def test_layers_that_are_not_known_in_full_go_through_vmap(layers: tuple[nn.Module, ...]) -> None:
+    given = population("mlp")
+    engine = learning._engine(nn.Sequential(*layers), given, torch.device("cuda"))
+    assert type(engine) is learning._Vectorised
+
+
+def test_a_recurrent_model_works_under_vmap_too() -> None:
+    model, given = model_of("char_lstm"), population("char_lstm", (3, 3))
+    flat = models.flatten(model)
+    batch = (given.inputs.view(2, 3, 7), given.targets.view(2, 3, 7))
+    same = learning._views(model, flat.expand(2, -1))
+    results = []
+    for engine in (
+        learning._engine(model, given, flat.device),
+        learning._Vectorised(model),
+    ):
+        into = torch.zeros(2, len(flat), dtype=torch.float64)
+        engine.step(same, learning._views(model, into), batch, 0.1, True)
+        results.append(into)
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-15)
+
+
+def test_an_epoch_visits_every_example_once_in_an_order_of_its_own() -> None:
+    training = LocalTraining(learning_rate=0.1, batch=4, epochs=3)
+    given = population("softmax")
+    for client, batches in zip(CHOSEN, visits("softmax", training), strict=True):
+        own = list(range(int(given.offsets[client]), int(given.offsets[client + 1])))
+        visited = torch.cat(batches).tolist() if batches else []
+        epochs = [
+            visited[start : start + len(own)] for start in range(0, 3 * len(own), len(own) or 1)
+        ]
+        assert [sorted(epoch) for epoch in epochs] == ([own] * 3 if own else [])
+        if len(own) > 8:  # equal orders by chance: once in 9! at most
+            assert len({tuple(epoch) for epoch in (own, *epochs)}) == 4
+        assert {len(batch) for batch in batches} <= {4, len(own) % 4}
+
+
+def test_the_generator_decides_on_every_epoch() -> None:
+    """How the second epoch's order follows from the first's: equal by chance once in 20!."""
+    training = LocalTraining(learning_rate=0.1, batch=4, epochs=2)
+    changes = []
+    for seed in (1, 2):
+        visited = torch.cat(visits("softmax", training, seed)[CHOSEN.index(5)]).tolist()
+        first, second = visited[:20], visited[20:]
+        changes.append([first.index(example) for example in second])
+    assert changes[0] != changes[1]
+
+
+def test_steps_go_on_into_another_epoch() -> None:
+    training = LocalTraining(learning_rate=0.1, batch=4, steps=5)
+    lengths = [[len(batch) for batch in batches] for batches in visits("softmax", training)]
+    assert lengths == [
+        [4, 4, 4, 4, 4],
+        [4, 4, 4, 1, 4],
+        [4, 1, 4, 1, 4],
+        [],
+        [4, 4, 4, 4, 4],
+        [1, 1, 1, 1, 1],
+    ]
+
+
+def test_most_examples_are_the_same_in_all_epochs_of_a_round() -> None:
+    training = LocalTraining(learning_rate=0.1, batch=4, epochs=2, most_examples=6)
+    for client, batches in zip(CHOSEN, visits("softmax", training), strict=True):
+        visited = torch.cat(batches).tolist() if batches else []
+        half = len(visited) // 2
+        assert half == min(6, SIZES[client])
+        assert sorted(visited[:half]) == sorted(visited[half:])
+        assert len(set(visited)) == half
+
+
+def is_even(seen: Tensor, rounds: int) -> bool:
+    return bool((seen / rounds - 0.25).abs().max() < 0.055)
+
+
+def test_examples_are_drawn_evenly() -> None:
+    """Each of 20 is in a batch of 5 in a quarter of 4,000 rounds. False alarm: 40·exp(−24.2), below
+    2e-9 (Hoeffding). Power: a share of 0.33 is missed with probability below 1e-2 (the same).
+    """
+    rounds, draw = 4_000, generator(11)
+    given = Clients(torch.zeros(20, 1), torch.zeros(20, dtype=torch.int64), torch.tensor([0, 20]))
+    model = nn.Linear(1, 2)
+    training = LocalTraining(learning_rate=0.1, batch=5, steps=1)
+    seen = torch.zeros(20)
+    for _ in range(rounds // 100):
+        plan = learning._plan(model, models.flatten(model), given, [0] * 100, training, draw)
+        batches = plan.batches(torch.arange(100))
+        seen += torch.bincount(batches.examples[0].reshape(-1), minlength=20)
+    assert seen.sum() == 5 * rounds
+    assert is_even(seen, rounds)
+
+
+def test_an_uneven_draw_would_be_seen() -> None:
+    """The negative control: one example in a third of the rounds."""
+    draws = torch.rand(4_000, 20, generator=generator(12)) < torch.tensor([1 / 3, *[0.25] * 19])
+    assert not is_even(draws.sum(dim=0), 4_000)
+
+
+def test_a_generator_moves_on_and_decides() -> None:
+    model, given, draw = model_of("mlp"), population("mlp"), generator()
+    flat, training = models.flatten(model), TRAININGS["epochs"]
+
+    def round() -> Tensor:
+        parts = updates(model, flat, given, CHOSEN, training, generator=draw)
+        return collected(parts, len(flat), len(CHOSEN)).deltas
+
+    first, second = round(), round()
+    assert not torch.equal(first, second)
+    draw.manual_seed(1)
+    assert torch.equal(round(), first)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_client_without_examples_changes_nothing(name: str) -> None:
+    whole = trained(name, TRAININGS["epochs"])
+    empty = CHOSEN.index(1)
+    assert torch.equal(whole.deltas[empty], torch.zeros_like(whole.deltas[empty]))
+    assert (int(whole.examples[empty]), float(whole.loss[empty])) == (0, 0.0)
+    assert bool(whole.sound.all())
+
+
+def test_examples_count_what_was_used() -> None:
+    used = {name: trained("softmax", each).examples.tolist() for name, each in TRAININGS.items()}
+    assert used == {
+        "epochs": [4, 13, 5, 0, 20, 1],
+        "one step": [4, 4, 4, 0, 4, 1],
+        "steps": [4, 13, 5, 0, 16, 1],
+        "few examples": [4, 6, 5, 0, 6, 1],
+    }
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["softmax", "mlp", "cnn", "other"])
+@pytest.mark.parametrize("training", [TRAININGS["epochs"], TRAININGS["one step"]])
+def test_one_broken_client_is_told_and_harms_no_other(
+    name: str, broken: float, training: LocalTraining
+) -> None:
+    model, given = model_of(name), population(name)
+    flat = models.flatten(model)
+    inputs = given.inputs.clone()
+    inputs[given.offsets[2] : given.offsets[3]] = broken
+    bad = CHOSEN.index(2)
+    fine = torch.arange(len(CHOSEN)) != bad
+
+    def run(given: Clients) -> Updates:
+        parts = updates(model, flat, given, CHOSEN, training, generator=generator())
+        return collected(parts, len(flat), len(CHOSEN))
+
+    whole, reference = run(Clients(inputs, given.targets, given.offsets)), run(given)
+    assert torch.equal(whole.sound, fine)
+    torch.testing.assert_close(whole.deltas[fine], reference.deltas[fine], rtol=1e-12, atol=1e-15)
+
+
+def test_training_that_diverges_is_not_sound() -> None:
+    training = LocalTraining(learning_rate=1e200, batch=4, epochs=3)
+    assert trained("mlp", training).sound.tolist() == [client == 1 for client in CHOSEN]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", TRAININGS)
+def test_training_runs_on_another_device_and_never_waits_for_it(name: str, kind: str) -> None:
+    """Meta tensors have no values: reading one, or mixing devices, is an error."""
+    model, given = model_of(name).to("meta"), population(name).to("meta")
+    flat = torch.empty(models.count(model), dtype=torch.float64, device="meta")
+    (part,) = updates(model, flat, given, CHOSEN, TRAININGS[kind], generator=generator())
+    assert part.members.device.type == "cpu"
+    for each in (part.deltas, part.examples, part.loss, part.sound):
+        assert each.device.type == "meta"
+    summed = clipped_gradient_sum(
+        model, flat, given, CHOSEN, TRAININGS[kind], 1.0, generator=generator()
+    )
+    assert summed.total.device.type == summed.norms.device.type == "meta"
+
+
+def test_parameters_and_examples_are_not_changed() -> None:
+    for name in NAMES:
+        model, given = model_of(name), population(name)
+        flat = models.flatten(model)
+        parts = updates(model, flat, given, CHOSEN, TRAININGS["epochs"], generator=generator())
+        assert len(list(parts)) == 1
+        again = population(name)
+        assert torch.equal(flat, models.flatten(model_of(name)))
+        assert torch.equal(models.flatten(model), flat)
+        assert torch.equal(given.inputs, again.inputs)
+        assert torch.equal(given.targets, again.targets)
+
+
+def test_frozen_parameters_stay() -> None:
+    """What is left to train is the last layer: a softmax model of what comes out of the first."""
+    first, last = nn.Sequential(nn.Flatten(), nn.Linear(784, 6)), nn.Linear(6, 10)
+    model = started(*first, nn.ReLU(), last)
+    first.requires_grad_(False)
+    given, training = population("mlp"), TRAININGS["epochs"]
+    flat = models.flatten(model)
+    assert len(flat) == 70
+    features = Clients(first(given.inputs).relu(), given.targets, given.offsets)
+    whole, reference = (
+        collected(updates(each, flat, held, CHOSEN, training, generator=generator()), 70, 6)
+        for each, held in ((model, given), (nn.Sequential(last), features))
+    )
+    assert torch.linalg.vector_norm(reference.deltas) > 1e-3
+    torch.testing.assert_close(whole.deltas, reference.deltas, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1.0, 1e6])
+@pytest.mark.parametrize("name", ["softmax", "mlp", "cnn", "char_lstm"])
+@pytest.mark.parametrize("kind", ["one step", "epochs"])
+def test_a_clipped_sum_is_the_sum_of_clipped_updates(name: str, kind: str, clip: float) -> None:
+    model, given, training = model_of(name), population(name), TRAININGS[kind]
+    flat = models.flatten(model)
+    whole = trained(name, training)
+    norms = torch.linalg.vector_norm(whole.deltas, dim=1)
+    clipped = whole.deltas * (clip / norms.clamp(min=clip))[:, None]
+    summed = clipped_gradient_sum(model, flat, given, CHOSEN, training, clip, generator=generator())
+    torch.testing.assert_close(summed.total, clipped.sum(dim=0), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(summed.norms, norms, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(summed.loss, whole.loss, rtol=1e-11, atol=1e-14)
+    assert torch.equal(summed.examples, whole.examples)
+    assert bool(summed.sound.all())
+
+
+def test_the_clips_of_that_test_bind_for_none_some_and_all() -> None:
+    norms = torch.linalg.vector_norm(trained("mlp", TRAININGS["one step"]).deltas, dim=1)
+    norms = norms[norms > 0]
+    assert [int((norms > clip).sum()) for clip in (1e-3, 1e6)] == [len(norms), 0]
+    assert 0 < int((norms > 1.0).sum()) < len(norms)
+
+
+def test_ghost_norms_in_single_precision() -> None:
+    training = TRAININGS["one step"]
+    exact = torch.linalg.vector_norm(trained("mlp", training).deltas, dim=1)
+    model = model_of("mlp").float()
+    summed = clipped_gradient_sum(
+        model,
+        models.flatten(model),
+        population("mlp"),
+        CHOSEN,
+        training,
+        1.0,
+        generator=generator(),
+    )
+    torch.testing.assert_close(summed.norms.double(), exact, rtol=1e-5, atol=0)
+
+
+def test_a_sum_of_more_clients_than_are_gathered_at_once() -> None:
+    sizes = tuple(index % 7 for index in range(150))
+    given, model = population("mlp", sizes), model_of("mlp")
+    flat, training = models.flatten(model), TRAININGS["one step"]
+    parts = updates(model, flat, given, range(150), training, generator=generator())
+    deltas = collected(parts, len(flat), 150).deltas
+    norms = torch.linalg.vector_norm(deltas, dim=1)
+    summed = clipped_gradient_sum(
+        model, flat, given, range(150), training, 1.0, generator=generator()
+    )
+    expected = (deltas * (1.0 / norms.clamp(min=1.0))[:, None]).sum(dim=0)
+    torch.testing.assert_close(summed.total, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(summed.norms, norms, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["one step", "epochs"])
+def test_a_broken_client_is_not_in_a_clipped_sum(kind: str) -> None:
+    model, given, training = model_of("mlp"), population("mlp"), TRAININGS[kind]
+    flat = models.flatten(model)
+    inputs = given.inputs.clone()
+    inputs[given.offsets[2] : given.offsets[3]] = float("nan")
+    summed = clipped_gradient_sum(
+        model,
+        flat,
+        Clients(inputs, given.targets, given.offsets),
+        CHOSEN,
+        training,
+        1.0,
+        generator=generator(),
+    )
+    whole = trained("mlp", training)
+    norms = torch.linalg.vector_norm(whole.deltas, dim=1)
+    clipped = whole.deltas * (1.0 / norms.clamp(min=1.0))[:, None]
+    clipped[CHOSEN.index(2)] = 0
+    assert summed.sound.tolist() == [client != 2 for client in CHOSEN]
+    torch.testing.assert_close(summed.total, clipped.sum(dim=0), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"learning_rate": 0.0}, "learning_rate must be above 0"),
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"most_examples": 0}, "most_examples must be at least 1"),
+        ({"epochs": 2, "steps": 3}, "for epochs or for steps"),
+    ],
+)
+def test_a_training_that_cannot_be_is_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        LocalTraining(**{"learning_rate": 0.1, "batch": 4, **changed})
+
+
+def test_wrong_arguments_are_refused_before_any_training() -> None:
+    model, given, training = model_of("mlp"), population("mlp"), TRAININGS["epochs"]
+    flat = models.flatten(model)
+    for chosen in ([8], [-1]):
+        with pytest.raises(SpecError, match="chosen clients must be 0 to 7"):
+            updates(model, flat, given, chosen, training, generator=generator())
+    with pytest.raises(SpecError, match="parameters must be"):
+        updates(model, flat[:-1], given, CHOSEN, training, generator=generator())
+    with pytest.raises(SpecError, match="chunk must be at least 1"):
+        updates(model, flat, given, CHOSEN, training, generator=generator(), chunk=0)
+    with pytest.raises(SpecError, match="clip must be above 0"):
+        clipped_gradient_sum(model, flat, given, CHOSEN, training, 0.0, generator=generator())
+    elsewhere = given.to("meta")
+    with pytest.raises(SpecError, match=r"must be where the parameters are, cpu; call clients.to"):
+        updates(model, flat, elsewhere, CHOSEN, training, generator=generator())
+
+
+def test_nobody_chosen_gives_nothing() -> None:
+    model, given, training = model_of("mlp"), population("mlp"), TRAININGS["epochs"]
+    flat = models.flatten(model)
+    assert list(updates(model, flat, given, [], training, generator=generator())) == []
+    summed = clipped_gradient_sum(model, flat, given, [], training, 1.0, generator=generator())
+    assert torch.equal(summed.total, torch.zeros_like(flat))
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(6)])
+def test_layers_that_keep_or_draw_something_are_refused_in_training(layer: nn.Module) -> None:
+    model = started(nn.Flatten(), nn.Linear(784, 6), layer, nn.Linear(6, 10))
+    given, training, flat = population("mlp"), TRAININGS["one step"], models.flatten(model)
+    with pytest.raises(SpecError, match=r"call model.eval\(\)"):
+        updates(model, flat, given, CHOSEN, training, generator=generator())
+    model.eval()
+    assert len(list(updates(model, flat, given, CHOSEN, training, generator=generator()))) == 1
+
+
+def test_a_model_that_does_not_fit_its_clients_is_told() -> None:
+    given = population("mlp")
+    learning.check_fit(model_of("mlp"), given)
+    with pytest.raises(SpecError, match="has 9 classes; a target is 9"):
+        learning.check_fit(models.make("mlp", classes=9, seed=1).double(), given)
+    with pytest.raises(SpecError, match=r"does not take inputs of shape \(28, 28\)"):
+        learning.check_fit(models.make("mlp", inputs=9, seed=1).double(), given)
+    with pytest.raises(SpecError, match="must give classes for targets"):
+        learning.check_fit(nn.Linear(28, 10).double(), given)
+    small = models.make("char_lstm", inputs=5, classes=12, hidden=4, seed=1)
+    sequences = population("char_lstm")
+    symbols = torch.zeros_like(sequences.inputs)
+    symbols[-1, 0] = 11
+    with pytest.raises(SpecError, match="knows 5 symbols; an input is 11"):
+        learning.check_fit(small, Clients(symbols, sequences.targets, sequences.offsets))
+
+
+def test_updates_do_not_print() -> None:
+    (part,) = updates(
+        model_of("mlp"),
+        models.flatten(model_of("mlp")),
+        population("mlp"),
+        CHOSEN,
+        TRAININGS["one step"],
+        generator=generator(),
+    )
+    assert repr(part) == "Updates(of 6 clients)"
