@@ -5,6 +5,10 @@ Needs PyTorch, which sfumato itself does not: `pip install "sfumato[learn]"`.
     models       the papers' models by name; a model's parameters as one vector
     data         clients and their examples, from files
     clients      local training of many clients at once
+    gradients    how kinds of models make their gradients
+    tensors      sketches of tensors, on the processor and on a GPU
+    compression  rules that size sketches
+    training     rounds, checkpoints, figures
 """
 
 from __future__ import annotations

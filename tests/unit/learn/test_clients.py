@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from sfumato.errors import SpecError
 from sfumato.learn import clients as learning
-from sfumato.learn import models
+from sfumato.learn import gradients, models
 from sfumato.learn.clients import LocalTraining, Updates, clipped_gradient_sum, updates
 from sfumato.learn.data import Clients
 
@@ -169,8 +169,8 @@ def test_results_do_not_depend_on_the_chunk(name: str, training: LocalTraining) 
 def test_patches_give_the_gradients_of_the_convolution() -> None:
     """What runs on a GPU, here on the CPU, against the module itself."""
     model = model_of("cnn")
-    batched = learning._Batched(model, learning._convolutional(list(model.children())))
-    single = learning._Single(model)
+    batched = gradients.Batched(model, gradients._convolutional(list(model.children())))
+    single = gradients.Single(model)
     draw = generator(3)
     inputs = torch.randn(3, 4, 28, 28, dtype=torch.float64, generator=draw)
     targets = torch.randint(-1, 10, (3, 4), generator=draw)
@@ -178,14 +178,14 @@ def test_patches_give_the_gradients_of_the_convolution() -> None:
     states = flat + 0.01 * torch.randn(3, len(flat), dtype=torch.float64, generator=draw)
     for first in (True, False):
         into = torch.zeros_like(states) if first else states.clone()
-        parameters = learning._views(model, states if first else into)
-        places = learning._views(model, into)
+        parameters = gradients.views(model, states if first else into)
+        places = gradients.views(model, into)
         sums, counts = batched.step(parameters, places, (inputs, targets), 0.1, first)
         for client in range(3):
             one = slice(client, client + 1)
             alone_into = torch.zeros_like(states[one]) if first else states[one].clone()
-            start = learning._views(model, states[one] if first else alone_into)
-            end = learning._views(model, alone_into)
+            start = gradients.views(model, states[one] if first else alone_into)
+            end = gradients.views(model, alone_into)
             loss, count = single.step(start, end, (inputs[one], targets[one]), 0.1, first)
             torch.testing.assert_close(into[one], alone_into, rtol=1e-11, atol=1e-14)
             assert float(sums[client]) == pytest.approx(float(loss), rel=1e-12)
@@ -197,24 +197,24 @@ def test_the_fused_memory_has_the_gradient_of_its_function() -> None:
     draw = generator(5)
     entering = torch.randn(2, 4, 3, 8, dtype=torch.float64, generator=draw, requires_grad=True)
     recurrent = torch.randn(2, 2, 8, dtype=torch.float64, generator=draw, requires_grad=True)
-    assert torch.autograd.gradcheck(learning._memory, (entering, recurrent))
+    assert torch.autograd.gradcheck(gradients._memory, (entering, recurrent))
 
 
 @pytest.mark.parametrize(
     ("name", "engine"),
     [
-        ("softmax", learning._Linear),
-        ("mlp", learning._Linear),
-        ("cnn", learning._Single),
-        ("char_lstm", learning._Batched),
-        ("other", learning._Vectorised),
+        ("softmax", gradients.Linear),
+        ("mlp", gradients.Linear),
+        ("cnn", gradients.Single),
+        ("char_lstm", gradients.Batched),
+        ("other", gradients.Vectorised),
     ],
 )
 def test_models_go_to_their_engines(name: str, engine: type) -> None:
     given = population(name)
-    assert type(learning._engine(model_of(name), given, torch.device("cpu"))) is engine
-    on_gpu = learning._engine(model_of(name), given, torch.device("cuda"))
-    assert type(on_gpu) is (learning._Batched if name == "cnn" else engine)
+    assert type(gradients.engine_of(model_of(name), given, torch.device("cpu"))) is engine
+    on_gpu = gradients.engine_of(model_of(name), given, torch.device("cuda"))
+    assert type(on_gpu) is (gradients.Batched if name == "cnn" else engine)
 
 
 @pytest.mark.parametrize(
@@ -229,22 +229,22 @@ def test_models_go_to_their_engines(name: str, engine: type) -> None:
 )
 def test_layers_that_are_not_known_in_full_go_through_vmap(layers: tuple[nn.Module, ...]) -> None:
     given = population("mlp")
-    engine = learning._engine(nn.Sequential(*layers), given, torch.device("cuda"))
-    assert type(engine) is learning._Vectorised
+    engine = gradients.engine_of(nn.Sequential(*layers), given, torch.device("cuda"))
+    assert type(engine) is gradients.Vectorised
 
 
 def test_a_recurrent_model_works_under_vmap_too() -> None:
     model, given = model_of("char_lstm"), population("char_lstm", (3, 3))
     flat = models.flatten(model)
     batch = (given.inputs.view(2, 3, 7), given.targets.view(2, 3, 7))
-    same = learning._views(model, flat.expand(2, -1))
+    same = gradients.views(model, flat.expand(2, -1))
     results = []
     for engine in (
-        learning._engine(model, given, flat.device),
-        learning._Vectorised(model),
+        gradients.engine_of(model, given, flat.device),
+        gradients.Vectorised(model),
     ):
         into = torch.zeros(2, len(flat), dtype=torch.float64)
-        engine.step(same, learning._views(model, into), batch, 0.1, True)
+        engine.step(same, gradients.views(model, into), batch, 0.1, True)
         results.append(into)
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-15)
 
