@@ -26,8 +26,9 @@ class TrainingKeys:
     classes: int | None = None
     hidden: int | None = None  # width of the dense or recurrent layers
     cohort: int  # clients of a round
-    sampling: Literal["poisson", "fixed"] = "poisson"
-    """How a cohort is drawn: by a coin a client, or so many at a time, which costs more privacy."""
+    sampling: Literal["poisson", "fixed"] | None = None
+    """How a cohort is drawn: by a coin a client, or so many at a time, which costs more privacy and
+    is what a secure sum takes, since it shows how many are in it. None: by the trust."""
     learning_rate: float = 0.1  # of clients
     batch: int = 20
     epochs: int = 1

@@ -58,7 +58,7 @@ def design(study: Study) -> tuple[TrainingDesign, dict[str, Any], list[str]]:
         clients=study.devices,
         cohort=keys.cohort,
         rounds=study.rounds,
-        sampling=keys.sampling,
+        sampling=keys.sampling or ("poisson" if study.trust == "central" else "fixed"),
         local=LocalTraining(
             learning_rate=keys.learning_rate,
             batch=keys.batch,

@@ -252,7 +252,7 @@ Compression: TypeAlias = NoCompression | FixedRate | AdaptNorm | TwoStage | Adap
 
 
 def _whole(cells: float, length: int) -> int:
-    return max(1, min(math.ceil(cells), length))
+    return max(1, math.ceil(min(cells, length)))  # so many may be infinite
 
 
 def _near(cells: float, last: int, length: int) -> int:

@@ -43,7 +43,17 @@ class Figure:
 
 def figures() -> Mapping[str, Figure]:
     """Every figure by name."""
-    from sfumato.reproduce import frequency_figures, heavy_figures, local_figures
+    from sfumato.reproduce import (
+        frequency_figures,
+        heavy_figures,
+        learning_figures,
+        local_figures,
+    )
 
-    every = (*frequency_figures.FIGURES, *heavy_figures.FIGURES, *local_figures.FIGURES)
+    every = (
+        *frequency_figures.FIGURES,
+        *heavy_figures.FIGURES,
+        *learning_figures.FIGURES,
+        *local_figures.FIGURES,
+    )
     return {figure.name: figure for figure in every}
