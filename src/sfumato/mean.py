@@ -46,6 +46,7 @@ SLACK = math.sqrt(2)  # deviations of the pilot's squared norm that are added to
 BLOCKS = 5  # of a sketch that is read by medians, a row each
 FIRST_WIDTH = 16  # of such a sketch
 MEDIAN_OF_FIVE = 0.28684  # variance of the median of five standard normal variables
+SHORTEST, LONGEST = 1e-20, 1e20  # clips whose sketches neither vanish nor overflow in float32
 _CHECK = 8.0  # cells of the sketch that errors are measured by, times relative_error²
 _ROUNDING = 0.005  # what rounding, and what the norms it needs, may add to the noise's variance
 _NO_NOISE = 2.0**16  # whole numbers to the longest vector, where there is no noise
@@ -85,7 +86,11 @@ class MeanDesign:
         for name in ("dimensions", "devices", "rows", "most_cells"):
             value = getattr(self, name)
             require(value >= 1, f"{name} must be at least 1; got {value}")
-        require(self.clip > 0, f"clip must be above 0; got {self.clip}")
+        require(
+            SHORTEST <= self.clip <= LONGEST,
+            f"clip must be {SHORTEST:g} to {LONGEST:g}, so that sketches fit in float32; got "
+            f"{self.clip:g}: give vectors in another unit",
+        )
         require(self.multiplier >= 0, f"multiplier must be at least 0; got {self.multiplier}")
         require(
             0 < self.relative_error <= 1,
@@ -135,7 +140,7 @@ class MeanDesign:
     def tail_widths(self) -> tuple[int, ...]:
         """Of the rounds of adapt_tail: doubled as long as they are allowed."""
         widths = [min(FIRST_WIDTH, self.widest)]
-        while 2 * widths[-1] <= self.widest:
+        while 0 < 2 * widths[-1] <= self.widest:
             widths.append(2 * widths[-1])
         return tuple(widths)
 
@@ -175,7 +180,10 @@ class MeanDesign:
             room = PAPER_HEADROOM if self.paper_epsilon is not None else headroom(dense.cells)
             clip *= room * math.sqrt(blocks)
         cells = self.dimensions if dense is None else dense.cells
-        long = longest(cells, self.devices, self.multiplier / math.sqrt(self.shares[round]))
+        multiplier, crowd = self.multiplier / math.sqrt(self.shares[round]), 1.0
+        if self.secure is not None and multiplier:  # all shares together are more than the least
+            crowd = max(1.0, self.secure.noise(1.0, self.devices).stddev(self.devices + 1))
+        long = longest(cells, self.devices, multiplier, crowd)
         return VectorSketch(
             length=self.dimensions, clip=self.clip, bound=clip, scale=long / clip, dense=dense
         )
@@ -290,25 +298,25 @@ def deviation(squared: float, cells: int, noise: float) -> float:
     return math.sqrt(variance)
 
 
-def longest(cells: int, devices: int, multiplier: float) -> float:
+def longest(cells: int, devices: int, multiplier: float, crowd: float = 1.0) -> float:
     """Into how many whole numbers the longest vector is cut, so that rounding costs little.
 
     Rounding adds at most 1/4 to the variance of a device's cell, and lengthens what noise must
     hide; each may add half a per cent to the noise's variance, unless the noise would be larger
-    than can be drawn.
+    than can be drawn, with all devices' shares of it together being `crowd` times as large.
     """
     if multiplier == 0:
         return _NO_NOISE
     extra = cells / 4 + _LOG_RISK * math.sqrt(cells) / 2
     wanted = (_LOG_RISK + math.sqrt(_LOG_RISK**2 + 4 * _ROUNDING * extra)) / (2 * _ROUNDING)
     wanted = max(wanted, math.sqrt(devices / (4 * _ROUNDING)) / multiplier)
-    limit = 0.99 * LARGEST_SCALE["gaussian"] / multiplier
+    limit = 0.99 * LARGEST_SCALE["gaussian"] / (multiplier * crowd)
     room = limit**2 - extra
     if room <= _LOG_RISK * limit:
         raise ImpossibleError(
             f"noise of {multiplier:.4g} times what a device sends, on {cells:,} cells, is more "
             "than can be drawn",
-            hint="raise epsilon or delta, or send fewer cells (bytes_per_device)",
+            hint="raise epsilon or delta, or ask for shorter vectors",
         )
     return min(wanted, -_LOG_RISK / 2 + math.sqrt(_LOG_RISK**2 / 4 + room))
 

@@ -61,15 +61,19 @@ def promise(study: Study, design: MeanDesign) -> Privacy:
     else:
         spent = epsilon_of([task.loss for task in tasks], study.delta)
         kind = "discrete gaussian" if design.secure is None else "Skellam"
-        rounds = len(tasks)
-        spread = "" if rounds == 1 else f" in at most {rounds} rounds that ask everybody"
+        first, last = (design.multiplier / math.sqrt(design.shares[k]) for k in (0, -1))
+        noise = f"{kind} noise of {first:.4f} times that norm"
+        if len(tasks) > 1:
+            noise += (
+                f" in a first round, and of {last:.4f} times it in each of at most "
+                f"{len(tasks) - 1} that follow, all of which ask everybody,"
+            )
         statement = (
             f"({study.epsilon:g}, {study.delta:g})-differential privacy for each device: what is "
             f"released is nearly as likely if one device's tables are replaced by zeros, the "
             f"number of devices being public; vectors are clipped to {design.clip:g}, what is sent "
-            f"of them is clipped again, and {kind} noise of {design.multiplier:.4f} times its "
-            f"largest norm spends {spent:.4f}{spread}; {who}; devices that drop out do not weaken "
-            f"it"
+            f"of them is held to a largest norm, too, and {noise} spends {spent:.4f}; {who}; "
+            f"devices that drop out do not weaken it"
         )
     return Privacy(
         epsilon=study.epsilon,
@@ -268,6 +272,8 @@ def _predicted(study: Study, design: MeanDesign) -> dict[str, Any]:
             assumes = "that few coordinates are large, so that it ends before its last round"
         elif width and reach < design.clip and design.paper_epsilon is None:
             assumes = f"a mean no longer than {reach:.3g}; a longer one is compressed too much"
+    # Who does not answer is missed by at most what a sample of the others has, as releases say.
+    error = math.hypot(error, design.clip * math.sqrt(1 / count - 1 / design.devices))
     predicted: dict[str, Any] = {"l2_error": error, "l2_error_of_noise": noise}
     predicted |= {"standard_error": error / math.sqrt(design.dimensions)}
     predicted |= weights(tasks)

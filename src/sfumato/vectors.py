@@ -37,11 +37,16 @@ def checked(vectors: npt.NDArray[Any], name: str = "the data") -> Reals:
             f"{name} must hold vectors as an array (devices, dimensions), neither of them 0; "
             f"got the shape {vectors.shape}"
         )
+    if isinstance(vectors, np.ma.MaskedArray) and vectors.dtype.kind in "iubf":
+        vectors = np.ma.filled(vectors.astype(np.float64), np.nan)  # what is masked is missing
     if vectors.dtype.kind in "iub":
         return vectors.astype(np.float64)
     if vectors.dtype.kind != "f":
         raise DataError(f"{name} must hold vectors of real numbers; got {vectors.dtype}")
-    return vectors
+    if vectors.dtype.itemsize <= 8:
+        return vectors
+    with np.errstate(over="ignore"):  # what is too large becomes infinite: its device abstains
+        return vectors.astype(np.float64)
 
 
 def _from_numpy(path: Path) -> npt.NDArray[Any]:
@@ -65,6 +70,7 @@ def _from_numpy(path: Path) -> npt.NDArray[Any]:
 
 def _from_columns(path: Path | str) -> npt.NDArray[Any]:
     names = files.column_names(path)
+    _check_names(names, path)
     if len(names) == 1 and str(path).endswith((".parquet", ".pq")):
         kind = pyarrow.parquet.read_schema(path).field(0).type
         if pa.types.is_nested(kind):
@@ -74,6 +80,27 @@ def _from_columns(path: Path | str) -> npt.NDArray[Any]:
         for batch in files.read_columns(path, names, [pa.float64()] * len(names))
     ]
     return np.concatenate(parts) if parts else np.empty((0, len(names)))
+
+
+def _check_names(names: list[str], path: Path | str) -> None:
+    """Columns are read by name: two of one name would be one, and a first line of numbers is likely
+    to be a device's vector."""
+    if len({*names}) < len(names):
+        raise DataError(f"the columns of {path} must have different names; some have the same")
+    counted = ([str(place) for place in range(k, len(names) + k)] for k in (0, 1))
+    if all(map(_is_number, names)) and names not in counted:
+        raise DataError(
+            f"{path} has numbers where the names of its columns should be",
+            hint="put a line of names first, such as 0, 1, 2, …",
+        )
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _from_lists(path: Path | str, name: str) -> npt.NDArray[Any]:

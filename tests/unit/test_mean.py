@@ -48,6 +48,7 @@ from sfumato.sketch import Norms, VectorSketch
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import clipped, fit, headroom
 from sfumato.task import Task, largest_cell
+from sfumato.vectors import load
 
 F64 = npt.NDArray[np.float64]
 
@@ -466,6 +467,76 @@ def test_a_mean_is_of_vectors_and_nothing_else_is() -> None:
         simulate(STUDY | {"dimensions": 4}, np.ones((3, 3)))
     with pytest.raises(DataError, match="no columns"):
         simulate(STUDY, np.ones((3, 3)), item_column="x")
+
+
+@pytest.mark.parametrize("clip", [1e-320, 1e-21, 1e21, 1e300])
+def test_a_clip_that_float32_cannot_hold_is_refused(clip: float) -> None:
+    with pytest.raises(SpecError, match="another unit"):
+        plan(STUDY | {"clip": clip, "devices": 100, "dimensions": 3_000})
+
+
+@pytest.mark.parametrize("clip", [1e-20, 1e20])
+def test_the_least_and_the_largest_clip_make_the_same_table(clip: float) -> None:
+    vectors = cloud(20, 2_000)
+    ask = STUDY | {"epsilon": 50.0, "relative_error": 1.0}
+    release = simulate(ask | {"clip": clip}, vectors * clip, seed=1)
+    assert release.plan["parameters"]["compressed"]
+    assert np.allclose(release.mean / clip, simulate(ask, vectors, seed=1).mean, atol=1e-3)
+
+
+@pytest.mark.parametrize("dimensions", [1, 4, 5, 6, 9, 40])
+def test_short_vectors_are_sent_whole_whatever_the_compression(dimensions: int) -> None:
+    """Five dimensions and fewer leave no width to double."""
+    for compression in ("adapt_norm", "adapt_tail"):
+        keys = {"devices": 50, "dimensions": dimensions, "compression": compression}
+        assert plan(STUDY | keys).algorithm == "whole vectors"
+
+
+def test_noise_of_all_shares_together_can_be_drawn() -> None:
+    study = STUDY | {"trust": "secure", "dropout": 0.2, "corrupt": 0.2, "epsilon": 0.03}
+    release = simulate(study, cloud(300, 20), seed=1)
+    assert 0.5 < np.linalg.norm(release.mean) / (release.standard_error * math.sqrt(20)) < 2
+
+
+def test_a_plan_counts_who_does_not_answer_as_a_release_does() -> None:
+    study = STUDY | {"epsilon": 50.0, "dropout": 0.2, "compression": "none"}
+    release = simulate(study, cloud(1_000, 40), seed=1)
+    predicted = release.plan["predicted"]
+    assert predicted["l2_error"] > 5 * predicted["l2_error_of_noise"]
+    assert math.isclose(predicted["standard_error"], release.standard_error, rel_tol=0.25)
+
+
+def test_a_promise_names_the_noise_of_every_round() -> None:
+    planned = plan(STUDY | {"devices": 300, "dimensions": 8_000})
+    design = planned.design
+    assert isinstance(design, MeanDesign)
+    for share in (0.1, 0.9):
+        assert f"of {design.multiplier / math.sqrt(share):.4f} times" in planned.privacy.statement
+
+
+def test_numbers_beyond_a_double_and_masked_ones_are_missing() -> None:
+    long = np.full((30, 4), 0.1, dtype=np.longdouble)
+    long[3, 1] = np.finfo(np.longdouble).max
+    masked = np.ma.masked_array(np.full((30, 4), 0.1), mask=np.zeros((30, 4), dtype=np.bool_))
+    masked[3, 1] = np.ma.masked
+    beyond = np.finfo(np.longdouble).max > np.finfo(np.float64).max  # not on every machine
+    assert simulate(STUDY, long, seed=1).cost.devices == (29 if beyond else 30)
+    assert simulate(STUDY, masked, seed=1).cost.devices == 29
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [("0.5,0.25\n1,2\n", "numbers where the names"), ("a,a\n1,2\n", "different names")],
+)
+def test_a_file_whose_columns_have_no_names_is_refused(
+    tmp_path: Any, text: str, match: str
+) -> None:
+    path = tmp_path / "vectors.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=match):
+        load(path)
+    path.write_text("0,1\n1,2\n")
+    assert load(path).tolist() == [[1.0, 2.0]]
 
 
 def test_nothing_of_a_vector_is_printed() -> None:

@@ -89,9 +89,11 @@ class VectorSketch:
                 f"vectors must be real numbers of shape (n, {self.length}); "
                 f"got {given.dtype} of shape {given.shape}"
             )
-        if not fit(given).all():
+        with np.errstate(over="ignore"):  # a longer float may become infinite, and is refused
+            held = given.astype(np.float64)
+        if not fit(held).all():
             raise SpecError("a vector must hold finite numbers; a device without one abstains")
-        short = clipped(given.astype(np.float64), self.clip)
+        short = clipped(held, self.clip)
         if self.dense is not None:
             sketched = self.dense.encode(short).astype(np.float64)
             short = clipped(sketched.reshape(len(given), self.cells), self.bound)
