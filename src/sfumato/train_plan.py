@@ -21,6 +21,7 @@ from sfumato.learn.compression import (
 )
 from sfumato.learn.training import AdaptiveClip, ServerOptimizer, TrainingDesign, whole_numbers
 from sfumato.privacy import epsilon_of
+from sfumato.privacy.accounting import SampledLoss
 from sfumato.release import Privacy
 from sfumato.report import HEADER_BYTES
 from sfumato.spec import require
@@ -121,6 +122,12 @@ def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Priv
             f"of what a client adds; cohorts of {design.cohort:,} in {design.clients:,} are drawn "
             f"at random, {drawn}, and must stay secret; {who}"
         )
+        if design.secure is not None:
+            seen = epsilon_of([_unsampled(design)], study.delta)
+            statement += (
+                "; the server knows who is in a cohort, so sampling hides nobody from it; what "
+                f"it learns of a client is bounded by epsilon {seen:.4g}"
+            )
         if not exact:
             statement += (
                 "; not covered: this run's noise and sums are floating-point numbers of a "
@@ -136,6 +143,13 @@ def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Priv
         trust=study.trust,
         statement=statement,
     )
+
+
+def _unsampled(design: TrainingDesign) -> SampledLoss:
+    """What all rounds cost a client that is known to be in every cohort."""
+    loss = design.loss
+    assert isinstance(loss, SampledLoss)  # there is noise
+    return replace(loss, probability=1.0, scheme="poisson")
 
 
 def _rule(study: Study, keys: TrainingKeys, silent: bool) -> Compression:

@@ -28,7 +28,6 @@ from sfumato.spec import require, spec
 
 MAIN_SHARE = 0.9  # of 1/σ², that an update gets where a second query takes the rest
 SLACK = math.sqrt(20)  # deviations σ that algorithm 3 adds to a norm: √2 of the query's own
-SMALLEST = 2  # cells in a row
 LARGEST_STEP = 2.0  # how far a size moves from one round to the next
 
 

@@ -26,7 +26,8 @@ from sfumato.learn.data import IGNORED, Federated
 from sfumato.learn.tensors import TensorSketch
 from sfumato.privacy.accounting import AdditiveLoss, NoPrivacy, SampledLoss
 from sfumato.privacy.noise import NoiseAtRelease
-from sfumato.privacy.samplers import Rng, SeededRng, SystemRng
+from sfumato.privacy.rounding import Rounding
+from sfumato.privacy.samplers import LARGEST_SCALE, Rng, SeededRng, SystemRng
 from sfumato.secure_sum import SecureSum
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch
@@ -288,8 +289,8 @@ class Training:
     """A training that runs, stops and goes on: `run` continues from the last checkpoint.
 
     With `exact`, sums are of whole numbers and noise comes from the exact samplers, as the promise
-    says. Without, sums and noise are floats on the model's device: quicker, for experiments, and
-    `privacy` then says so. With `noise_seed` a run can be repeated, noise included.
+    says. Without, sums and noise are floats on the model's device: quicker, and for
+    experiments only. With `noise_seed` a run can be repeated, noise included.
     """
 
     design: TrainingDesign
@@ -697,14 +698,47 @@ def whole_numbers(
     design: TrainingDesign, length: int, dense: DenseSketch | None, clip: float
 ) -> VectorSketch:
     """Updates as whole numbers, so fine that rounding costs little beside the noise: it adds at
-    most a quarter a client to a cell's variance, and lengthens a client's table."""
+    most a quarter a client to a cell's variance, and lengthens a client's table. Coarser where so
+    much noise is asked for that it could not be drawn."""
     cells = length if dense is None else dense.cells
     fine = max(
         COARSEST,
         math.sqrt(design.cohort / 4 / ROUNDING_COST) / (design.multiplier or 1.0),
         math.sqrt(cells / 4 / ROUNDING_COST),
     )
+    if design.multiplier:
+        fine = _drawable(design, fine, cells)
     return VectorSketch(length=length, clip=clip, bound=clip, scale=fine / clip, dense=dense)
+
+
+def _drawable(design: TrainingDesign, fine: float, cells: int) -> float:
+    """So many whole numbers to the clip, or as many as the samplers' largest scale allows."""
+    if design.secure is None:
+        share = 1.0 if design.compression.asks == "nothing" else 1 - MAIN_SHARE
+        most, least = LARGEST_SCALE["gaussian"] * math.sqrt(share), 1.0
+    else:  # more clients than are needed add more noise; the loss is of tables as coarse as that
+        most = LARGEST_SCALE["skellam"] / design.secure.noise(1.0, design.cohort).stddev(
+            design.cohort
+        )
+        least = COARSEST
+
+    def is_drawn(fine: float) -> bool:  # a norm that is asked for is longer by one
+        length = Rounding(clip=1.0, scale=fine, cells=cells).l2 + 1
+        return design.multiplier * length <= most
+
+    if is_drawn(fine):
+        return fine
+    if not is_drawn(least):
+        raise ImpossibleError(
+            f"noise of {design.multiplier:g} times a table of {cells:,} cells is more than can be "
+            "drawn",
+            hint="raise epsilon, ask for fewer rounds or smaller cohorts, or for smaller sketches",
+        )
+    low, high = least, fine
+    while high - low > 1e-3 * low:
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_drawn(middle) else (low, middle)
+    return low
 
 
 def _bounded(tables: Tensor, bound: float) -> Tensor:
