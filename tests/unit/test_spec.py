@@ -28,6 +28,12 @@ from sfumato.learn.compression import (
     NoCompression,
     TwoStage,
 )
+from sfumato.learn.diffsketch import (
+    BinomialVector,
+    DiffSketch,
+    DiffSketchDesign,
+    NoisyVector,
+)
 from sfumato.learn.training import AdaptiveClip, ServerOptimizer, TrainingDesign
 from sfumato.local_frequencies import LocalDesign
 from sfumato.mean import MeanDesign
@@ -122,6 +128,17 @@ EXAMPLES: dict[str, Any] = {
         probability=0.25,
         scheme="poisson",
         times=100,
+    ),
+    "diffsketch": DiffSketch(rows=7, width=22, seed=1),
+    "noisy_vector": NoisyVector(clip=1.0, noise_multiplier=0.5),
+    "binomial_vector": BinomialVector(clip=1.0, largest=0.1, levels=16, coins=64, seed=1),
+    "diffsketch_design": DiffSketchDesign(
+        clients=10,
+        cohort=10,
+        rounds=5,
+        local=LocalTraining(learning_rate=0.01, batch=10, steps=1),
+        exchange=DiffSketch(rows=7, width=22, seed=1),
+        seed=1,
     ),
     "training": TrainingKeys(model="softmax", cohort=10),
     "local_training": LocalTraining(learning_rate=0.1, batch=20),

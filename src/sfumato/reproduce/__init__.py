@@ -44,6 +44,7 @@ class Figure:
 def figures() -> Mapping[str, Figure]:
     """Every figure by name."""
     from sfumato.reproduce import (
+        diffsketch_figures,
         frequency_figures,
         heavy_figures,
         learning_figures,
@@ -54,6 +55,7 @@ def figures() -> Mapping[str, Figure]:
         *frequency_figures.FIGURES,
         *heavy_figures.FIGURES,
         *learning_figures.FIGURES,
+        *diffsketch_figures.FIGURES,
         *local_figures.FIGURES,
     )
     return {figure.name: figure for figure in every}

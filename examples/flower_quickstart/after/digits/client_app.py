@@ -1,0 +1,23 @@
+"""What a client does."""
+
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from digits.task import points, train
+from sfumato.integrations.flower import sfumato_mod
+
+app = ClientApp(mods=[sfumato_mod])
+
+
+@app.train()
+def train_locally(message: Message, context: Context) -> Message:
+    given, labels = points(context.node_config["partition-id"])
+    model = {name: array.numpy() for name, array in message.content["arrays"].items()}
+    trained = train(model, given, labels)
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord({name: Array(array) for name, array in trained.items()}),
+            "metrics": MetricRecord({"num-examples": len(labels)}),
+        }
+    )
+    return Message(content, reply_to=message)

@@ -1,0 +1,244 @@
+"""Sfumato in pfl-research: postprocessors that sketch a user's statistics and read the sum back.
+
+pfl runs postprocessors in order on a user's statistics and in reverse on the server, so what stands
+behind a sketch in the list works on the table:
+
+    [Sketched(rate=10, seed=7), CentrallyAppliedPrivacyMechanism(GaussianMechanism(0.5, 1.0))]
+        user: sketch ─▶ clip the table        server: noise on the table ─▶ read back
+
+    [SketchedSum(UpdateDesign(clip=0.5, noise_multiplier=1.0, rate=10, seed=7), cohort=100,
+                 population=10_000, delta=1e-5)]
+        user: clip, sketch, clip, round       server: charge ─▶ exact noise ─▶ read back
+
+A table keeps the norm of its vector (in the mean of the squares), so a clip means what it meant.
+Sketches are drawn anew in every round. Statistics are `MappedVectorStatistics`, as all models of
+pfl give them, of one process: sums over several workers are refused.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.errors import MismatchError, SfumatoError, SpecError
+from sfumato.integrations import rounds
+from sfumato.integrations.rounds import Layout, Spending, UpdateDesign, UpdateRound
+from sfumato.privacy.samplers import Rng, SystemRng
+from sfumato.sketch.dense import DenseSketch
+from sfumato.spec import LARGEST_INTEGER, require
+
+if importlib.util.find_spec("pfl") is None:
+    raise SfumatoError(
+        "sfumato.integrations.pfl needs pfl-research, which is not installed",
+        hint="see the guide docs/guides/pfl.md",
+    )
+
+from pfl.context import CentralContext, UserContext
+from pfl.internal.ops.selector import get_default_framework_module
+from pfl.metrics import Metrics, StringMetricName, Weighted
+from pfl.postprocessor.base import Postprocessor
+from pfl.stats import MappedVectorStatistics
+
+F64 = npt.NDArray[np.float64]
+
+
+class _Flattened(Postprocessor):  # type: ignore[misc]  # pfl is not there for mypy
+    """What both have in common: statistics as one vector, and one table under a name that says
+    which round it is of, so that tables of different rounds do not add."""
+
+    def __init__(self) -> None:
+        self._layout: Layout | None = None
+        self._round = 0
+        self._left_out = 0
+
+    def _key(self) -> str:
+        return f"sfumato/{self._round}"
+
+    def _vector(self, stats: MappedVectorStatistics) -> F64:
+        """A user's statistics, (length,)."""
+        if not isinstance(stats, MappedVectorStatistics):
+            raise SpecError(
+                f"statistics must be MappedVectorStatistics; got {type(stats).__name__}"
+            )
+        arrays = {name: _numpy(tensor) for name, tensor in stats.items()}
+        layout = Layout.of(arrays)
+        if self._layout is None:
+            require(layout.length >= 1, "statistics must hold at least one real number")
+            require(
+                all(np.dtype(kind).kind == "f" for _, _, kind in layout.parts),
+                "statistics must be real numbers",
+            )
+            self._layout = layout
+        if layout != self._layout:
+            raise MismatchError("all users' statistics must have the same names and shapes")
+        return np.concatenate([held.astype(np.float64).ravel() for held in arrays.values()])
+
+    def _restored(self, total: F64, weight: float) -> MappedVectorStatistics:
+        """The sum of users' vectors as statistics again."""
+        assert self._layout is not None  # as there was a user
+        made, start = {}, 0
+        for name, shape, kind in self._layout.parts:
+            size = math.prod(shape)
+            part = total[start : start + size].reshape(shape).astype(np.dtype(kind))
+            made[name] = _tensor(part, np.dtype(kind).name)
+            start += size
+        return MappedVectorStatistics(made, weight=weight)
+
+    def _table(self, stats: MappedVectorStatistics) -> npt.NDArray[Any]:
+        """The sum of tables, and on with the next round's sketch."""
+        module = get_default_framework_module()
+        if module.distributed.world_size > 1:
+            raise SpecError("sketched statistics are added in one process; got several workers")
+        if list(stats.keys()) != [self._key()]:
+            raise MismatchError(
+                f"the sum must be of round {self._round} alone; got {list(stats.keys())}"
+            )
+        return _numpy(stats[self._key()])
+
+    def _counted(self) -> Metrics:
+        """What is to be told of a round that is over."""
+        metrics = Metrics([(StringMetricName("sfumato | users left out"), self._left_out)])
+        self._left_out = 0
+        self._round += 1
+        return metrics
+
+
+class Sketched(_Flattened):
+    """Sketch a user's statistics, and read their sum back: for pfl's own clipping and noise.
+
+    Put it in front of the mechanism. A user whose statistics are not finite adds zeros and has no
+    weight; it is counted.
+    """
+
+    def __init__(self, *, rate: float, rows: int = 15, seed: int) -> None:
+        super().__init__()
+        require(math.isfinite(rate) and rate >= 1, f"rate must be at least 1; got {rate}")
+        require(rows >= 1, f"rows must be at least 1; got {rows}")
+        require(0 <= seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {seed}")
+        self.rate, self.rows, self.seed = rate, rows, seed
+
+    def sketch(self) -> DenseSketch:
+        """This round's."""
+        assert self._layout is not None  # as there was a user
+        length = self._layout.length
+        cells = max(1, math.floor(length / self.rate))
+        rows = min(self.rows, cells)
+        return DenseSketch(
+            length=length, rows=rows, width=cells // rows, seed=self.seed, round=self._round
+        )
+
+    def postprocess_one_user(
+        self, *, stats: MappedVectorStatistics, user_context: UserContext
+    ) -> tuple[MappedVectorStatistics, Metrics]:
+        vector, weight = self._vector(stats), stats.weight
+        if not rounds.is_finite(vector):
+            vector, weight = np.zeros_like(vector), 0.0
+            self._left_out += 1
+        table = self.sketch().encode(vector)
+        return MappedVectorStatistics({self._key(): _tensor(table)}, weight=weight), Metrics()
+
+    def postprocess_server(
+        self,
+        *,
+        stats: MappedVectorStatistics,
+        central_context: CentralContext,
+        aggregate_metrics: Metrics,
+    ) -> tuple[MappedVectorStatistics, Metrics]:
+        sketch = self.sketch()
+        total = sketch.decode(self._table(stats)).astype(np.float64)
+        return self._restored(total, stats.weight), self._counted()
+
+
+class SketchedSum(_Flattened):
+    """Sums of whole numbers with sfumato's exact noise and its account, in place of a mechanism.
+
+    Users are weighted alike: statistics must come with weight 1. `cohort` is what the algorithm
+    asks for, `population` the number of users. The metric "sfumato | epsilon" is that of all rounds
+    so far. Raises BudgetError when `most_epsilon` would be exceeded.
+
+    Assumes: what `design.sampling` says of the deployment that is simulated. The simulation itself
+        differs: pfl's "random" sampler may draw a user twice into a cohort, and its
+        "minimize_reuse" takes users in turn.
+    """
+
+    def __init__(
+        self,
+        design: UpdateDesign,
+        *,
+        cohort: int,
+        population: int,
+        delta: float,
+        most_epsilon: float | None = None,
+        rng: Rng | None = None,
+    ) -> None:
+        super().__init__()
+        require(not design.secure, "a simulation has no masked rounds; set secure to false")
+        require(
+            1 <= cohort <= population,
+            f"a cohort must be 1 to the population of {population}; got {cohort}",
+        )
+        self.design, self.cohort, self.population = design, cohort, population
+        self.spending = Spending(delta=delta, most_epsilon=most_epsilon)
+        self.rng: Rng = SystemRng() if rng is None else rng
+        self._made: tuple[int, UpdateRound] | None = None
+
+    def round(self) -> UpdateRound:
+        """The one under way."""
+        assert self._layout is not None  # as there was a user
+        if self._made is None or self._made[0] != self._round:
+            self._made = self._round, self.design.round(self._layout, self.cohort, self._round)
+        return self._made[1]
+
+    def postprocess_one_user(
+        self, *, stats: MappedVectorStatistics, user_context: UserContext
+    ) -> tuple[MappedVectorStatistics, Metrics]:
+        if stats.weight != 1:
+            raise SpecError(
+                f"users must be weighted alike, with weight 1; got {stats.weight}: leave out "
+                "what weights them"
+            )
+        vector, round = self._vector(stats), self.round()
+        if rounds.is_finite(vector):
+            table, weight = rounds.encode(vector, round, rng=self.rng), 1.0
+        else:
+            table, weight = np.zeros(round.sketch.cells, dtype=np.int64), 0.0
+            self._left_out += 1
+        made = MappedVectorStatistics({self._key(): _tensor(table, "int64")}, weight=weight)
+        return made, Metrics()
+
+    def postprocess_server(
+        self,
+        *,
+        stats: MappedVectorStatistics,
+        central_context: CentralContext,
+        aggregate_metrics: Metrics,
+    ) -> tuple[MappedVectorStatistics, Metrics]:
+        if central_context.cohort_size != self.cohort:
+            raise MismatchError(
+                f"the cohort must be {self.cohort}, as this was made for; "
+                f"got {central_context.cohort_size}"
+            )
+        round, count = self.round(), int(stats.weight)
+        table = self._table(stats)
+        sampled = self.design.sampling == "fixed"
+        self.spending.charge(round.loss, self.cohort / self.population if sampled else None)
+        mean = rounds.decode(table, count, round, rng=self.rng)
+        metrics = self._counted()
+        metrics[StringMetricName("sfumato | epsilon")] = Weighted.from_unweighted(
+            self.spending.epsilon
+        )
+        return self._restored(mean * count, float(count)), metrics
+
+
+def _numpy(tensor: Any) -> npt.NDArray[Any]:
+    if isinstance(tensor, np.ndarray):  # numpy's own to_numpy would make it float32
+        return tensor
+    return np.asarray(get_default_framework_module().to_numpy(tensor))
+
+
+def _tensor(values: npt.NDArray[Any], kind: str = "float32") -> Any:
+    return get_default_framework_module().to_tensor(values, dtype=kind)

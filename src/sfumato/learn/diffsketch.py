@@ -1,0 +1,779 @@
+"""Sketched distributed SGD and federated averaging (paper 003, DiffSketch), honestly labelled.
+
+Paper 003 says that a count sketch is private by itself. It is not: the hash functions are public,
+so a sketch is a function of its vector, and two vectors with different sketches are told apart with
+certainty (docs/concepts/diffsketch.md). What remains is a way to send less. A worker's vector goes
+through one of three exchanges:
+
+    DiffSketch      a count sketch, read back by medians; mode "none" (no noise), "gaussian"
+                    (clipped, noised and accounted for) or "paper" (as printed, not private)
+    NoisyVector     the vector itself, with Gaussian noise or without
+    BinomialVector  cpSGD (Agarwal, Suresh, Yu, Kumar, McMahan 2018): quantised, binomial noise
+
+Whatever is not differentially private says "no DP guarantee" in its label, repr, figures and
+release, and its loss is `NoPrivacy`, which no finite budget pays for.
+
+Noise here is of floating-point numbers from a seeded generator, for experiments: guarantees are
+those of real arithmetic. `learn.training` has exact noise for a mean sketch of a fixed rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from sfumato.errors import SpecError
+from sfumato.kernels import plain_dense
+from sfumato.learn import models
+from sfumato.learn.clients import LocalTraining, check_fit, updates
+from sfumato.learn.data import IGNORED, Clients, Federated
+from sfumato.privacy.accounting import (
+    AdditiveLoss,
+    ApproximateLoss,
+    Loss,
+    NoPrivacy,
+    SampledLoss,
+    calibrate,
+    epsilon_of,
+)
+from sfumato.privacy.ledger import Ledger
+from sfumato.sketch.dense import DenseSketch
+from sfumato.spec import LARGEST_INTEGER, digest, require, spec
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+
+NOT_PRIVATE = "no DP guarantee"
+FLOAT_BITS = 32  # of a cell that is not quantised
+ROOM = 1.2  # a table may be longer than its vector, times √rows, by this
+SMALL_LSTM = "small_lstm"
+SMALL_LSTM_SIZES = (90, 7, 52, 2)  # symbols, embedding, units, layers: 39,720 parameters
+_SAFE = 1 - 1e-6  # a norm in float32 is off by less
+_UNIT = 1000.0  # a sensitivity in a loss: integer noise so fine is as continuous noise
+
+
+class Merged(NamedTuple):
+    """What a round's messages gave: the mean of the vectors, as far as it can be read."""
+
+    mean: F32
+    claimed: F64  # mode "paper": theorem 2's epsilon of each worker, infinite where inapplicable
+    noised: int  # mode "paper": workers that added Laplace noise since that was too large
+
+
+_NONE_CLAIMED: F64 = np.zeros(0)
+
+
+# Theorem 2 of the paper: what it claims, as a number with a name that says so.
+
+
+def claimed_epsilon(length: int, rows: int, width: int, ratio: float) -> float:
+    """Theorem 2's epsilon of one round, for alpha/sigma = `ratio`; infinite where it says nothing.
+
+    rows·ln(1 + beta·x) with x = ratio²·width·(width − 1)·(1 + ln(length − width))/(length − 2) and
+    the least beta that x ≤ 1/2 − 1/beta allows. It is no differential privacy: the theorem takes
+    vectors for random, neighbours for vectors that differ in one coordinate, and its proof bounds a
+    cell by the error of a reading.
+
+    >>> round(claimed_epsilon(7850, 7, 15, 1.281552), 2)
+    14.61
+    >>> claimed_epsilon(7850, 7, 22, 1.281552)
+    inf
+    """
+    if length <= max(width, 2):
+        return math.inf
+    x = claimed_condition(length, width, ratio)
+    if not x < 0.5:
+        return math.inf
+    beta = 1 / (0.5 - x)
+    return rows * math.log1p(beta * x)
+
+
+def claimed_condition(length: int, width: int, ratio: float) -> float:
+    """The left side of theorem 2's condition, which must be below 1/2."""
+    require(length > max(width, 2), f"length must exceed the width and 2; got {length}, {width}")
+    return ratio**2 * width * (width - 1) * (1 + math.log(length - width)) / (length - 2)
+
+
+def padded_length(rows: int, width: int, epsilon: float, ratio: float) -> int:
+    """The least length of vector and padding at which theorem 2 claims this epsilon."""
+    low = high = max(width, 2) + 1
+    while claimed_epsilon(high, rows, width, ratio) > epsilon:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = claimed_epsilon(middle, rows, width, ratio) <= epsilon
+        low, high = (low, middle) if enough else (middle, high)
+    return high
+
+
+def spread(vector: F32) -> tuple[float, float]:
+    """The paper's alpha and sigma of a vector: its 90th percentile, its standard deviation. Both
+    are functions of private data, and so is all that follows from them."""
+    return float(np.quantile(vector, 0.9)), float(np.std(vector))
+
+
+def corrected(read: F32, own: F32) -> F32:
+    """The paper's error correction: zero where the reading is farthest from a worker's own vector,
+    in half of the coordinates. For that worker's own step; it tells of `own` and is never sent."""
+    gaps = np.abs(read - own)
+    dropped = np.argpartition(gaps, gaps.size // 2)[gaps.size // 2 :]
+    kept = read.copy()
+    kept[dropped] = 0
+    return kept
+
+
+def padding_floor(sketch: DenseSketch, padding: int) -> float:
+    """The smallest eigenvalue of the covariance, over cells, of the sketch of `padding` independent
+    coordinates of variance one at the end of a vector.
+
+    If the padding's deviation s were a public constant, padding would be Gaussian noise of at least
+    the deviation s·√floor on every cell, and could be accounted for as that. In the paper s is the
+    deviation of the private vector itself.
+    """
+    require(
+        sketch.placing == "rotation" and sketch.rows == 1,
+        "the covariance of padding is computed for blocks of one row, placed by rotation",
+    )
+    require(0 <= padding <= sketch.length, f"padding must be 0 to {sketch.length}; got {padding}")
+    start, width, total = sketch.length - padding, sketch.width, sketch.cells
+    cells, signs = [], []
+    ones = np.ones(sketch.length, dtype=np.float32)
+    for row, (turns, keys) in enumerate(zip(sketch.rotations, sketch.sign_keys, strict=True)):
+        places = plain_dense.rotated_cells(turns, sketch.length, width)
+        cells.append(places[start:] + row * width)
+        signs.append(plain_dense._signed(ones, keys)[start:])  # the oracle's own signs
+    covariance = np.zeros(total * total)
+    for cell, sign in zip(cells, signs, strict=True):
+        for other, other_sign in zip(cells, signs, strict=True):
+            covariance += np.bincount(cell * total + other, sign * other_sign, total * total)
+    return max(float(np.linalg.eigvalsh(covariance.reshape(total, total))[0]), 0.0)
+
+
+# Exchanges: what is sent, what it costs, what comes back.
+
+
+@spec("diffsketch")
+class DiffSketch:
+    """Vectors as count sketches of `rows` × `width` cells, read back by the median over rows.
+
+    Mode "none" sends the sketch. Mode "gaussian" clips the vector to `clip` and the table to
+    `bound`, and adds Gaussian noise of `noise_multiplier` × `bound` to every cell, on each device
+    or once to the sum. Mode "paper" is algorithm 2 as printed: a worker appends `padding`
+    coordinates of noise with its own vector's deviation, computes theorem 2's epsilon from its own
+    data, and adds Laplace noise of scale 2·rows·alpha/epsilon if that exceeds `epsilon` (the paper
+    does not say how much; this is for one coordinate that moves by 2·alpha).
+
+    Claim: in mode "gaussian" all rounds together are (epsilon, delta)-DP for each client at the
+        epsilon that `accounting.epsilon_of` gives for the design's `loss`. In modes "none" and
+        "paper": none. Mode "paper" does not construct without `i_know_this_is_not_private`.
+    Proof: a message, or its part of the sum, has a norm of at most `bound` whatever the data are,
+        and noise has a deviation that does not depend on them: docs/proofs/sampled_rounds.md. That
+        there is no claim otherwise: docs/concepts/diffsketch.md has the two vectors.
+    Assumes: real arithmetic; with noise "sum", that nobody sees a summand.
+    """
+
+    rows: int
+    width: int
+    mode: Literal["none", "gaussian", "paper"] = "none"
+    noise: Literal["device", "sum"] = "sum"
+    noise_multiplier: float = 0.0  # gaussian
+    clip: float | None = None  # gaussian
+    bound: float | None = None  # gaussian; None: 1.2·√rows·clip
+    epsilon: float | None = None  # paper: what every round is validated against
+    padding: int = 0  # paper
+    correction: bool = False  # none, paper: each worker keeps a model of its own
+    i_know_this_is_not_private: bool = False
+    seed: int
+
+    def check(self) -> None:
+        require(self.rows >= 1, f"rows must be at least 1; got {self.rows}")
+        require(self.width >= 2, f"width must be at least 2; got {self.width}")
+        require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
+        private, paper = self.mode == "gaussian", self.mode == "paper"
+        require(
+            not paper or self.i_know_this_is_not_private,
+            'mode "paper" is not differentially private: use mode "gaussian", or say '
+            "i_know_this_is_not_private=True",
+        )
+        require(
+            (self.clip is not None and self.clip > 0) if private else self.clip is None,
+            f'a clip above 0 belongs to mode "gaussian", and only there; got {self.clip}',
+        )
+        require(
+            self.noise_multiplier > 0 if private else self.noise_multiplier == 0,
+            'a noise_multiplier above 0 belongs to mode "gaussian", and only there; got '
+            f"{self.noise_multiplier}",
+        )
+        require(
+            self.bound is None or (private and self.bound > 0),
+            f'a bound above 0 belongs to mode "gaussian", and only there; got {self.bound}',
+        )
+        require(
+            (self.epsilon is not None and self.epsilon > 0) if paper else self.epsilon is None,
+            'the epsilon of a validation belongs to mode "paper", and only there: mode "gaussian" '
+            f"is calibrated by noise_multiplier; got {self.epsilon}",
+        )
+        require(
+            self.padding == 0 or (paper and self.padding > 0),
+            'padding belongs to mode "paper": its deviation follows from private data; got '
+            f"{self.padding}",
+        )
+        require(
+            not (private and self.correction),
+            'error correction belongs to modes "none" and "paper": it makes every worker\'s model '
+            "depend on its own data without noise",
+        )
+
+    def __repr__(self) -> str:
+        return f"DiffSketch({self.label})"
+
+    @property
+    def label(self) -> str:
+        """What it is, for people; what is not private says so."""
+        size = f"{self.rows}×{self.width}, {self.mode}"
+        if self.mode == "gaussian":
+            return f"{size}, noise multiplier {self.noise_multiplier:g} at the {self.noise}"
+        return f"{size}, {NOT_PRIVATE}"
+
+    @property
+    def table_bound(self) -> float:
+        """The largest norm of a table in mode "gaussian"."""
+        assert self.clip is not None  # mode "gaussian" has one
+        return ROOM * math.sqrt(self.rows) * self.clip if self.bound is None else self.bound
+
+    def bits(self, length: int) -> int:
+        """That a device sends in a round."""
+        return FLOAT_BITS * self.rows * self.width
+
+    def sketch(self, length: int, round: int) -> DenseSketch:
+        """A new map every round; rows are blocks of their own, so that readings are medians."""
+        return DenseSketch(
+            length=length + self.padding, rows=1, blocks=self.rows, width=self.width,
+            seed=self.seed, round=round,
+        )  # fmt: skip
+
+    def merge(self, vectors: F32, *, round: int, rng: np.random.Generator) -> Merged:
+        """The mean of vectors (n, length) as everyone reads it from the mean of the tables."""
+        count, length = vectors.shape
+        sketch = self.sketch(length, round)
+        claimed, noised = _NONE_CLAIMED, 0
+        if self.mode == "gaussian":
+            assert self.clip is not None  # as the spec was checked
+            tables = _shortened(sketch.encode(_shortened(vectors, self.clip)), self.table_bound)
+            deviation = self.noise_multiplier * self.table_bound
+            total = tables.sum(axis=0, dtype=np.float64)
+            total += _gaussian(deviation, self.noise, count, total.shape, rng)
+        elif self.mode == "paper":
+            tables, claimed, noised = self._as_printed(sketch, vectors, rng)
+            total = tables.sum(axis=0, dtype=np.float64)
+        else:
+            total = sketch.encode(vectors).sum(axis=0, dtype=np.float64)
+        return Merged(sketch.decode(total / count)[:length], claimed, noised)
+
+    def _as_printed(
+        self, sketch: DenseSketch, vectors: F32, rng: np.random.Generator
+    ) -> tuple[F32, F64, int]:
+        """Algorithm 2, lines 3 and 4: compression, validation."""
+        assert self.epsilon is not None  # as the spec was checked
+        spreads = [spread(vector) for vector in vectors]
+        padded = np.zeros((len(vectors), sketch.length), dtype=np.float32)
+        padded[:, : vectors.shape[1]] = vectors
+        if self.padding:
+            for row, (_, sigma) in zip(padded, spreads, strict=True):
+                row[-self.padding :] = sigma * rng.standard_normal(self.padding, dtype=np.float32)
+        tables = sketch.encode(padded)
+        claimed = np.full(len(vectors), math.inf)
+        for place, (alpha, sigma) in enumerate(spreads):
+            if sigma > 0:
+                ratio = alpha / sigma
+                claimed[place] = claimed_epsilon(sketch.length, self.rows, self.width, ratio)
+            if claimed[place] > self.epsilon:
+                scale = 2 * self.rows * abs(alpha) / self.epsilon
+                tables[place] += rng.laplace(0, scale, size=sketch.shape).astype(np.float32)
+        return tables, claimed, int(np.sum(claimed > self.epsilon))
+
+    def loss(self, *, length: int, cohort: int, clients: int, rounds: int) -> Loss:
+        if self.mode != "gaussian":
+            return NoPrivacy()
+        return _gaussian_loss(self.noise_multiplier, self.noise, cohort, clients, rounds)
+
+
+@spec("noisy_vector")
+class NoisyVector:
+    """Vectors themselves, clipped, with Gaussian noise on each device or once on the sum; without
+    noise they are sent as they are.
+
+    Claim, proof, assumes: as `DiffSketch` in mode "gaussian", with `clip` for the bound.
+    """
+
+    clip: float | None = None
+    noise_multiplier: float = 0.0
+    noise: Literal["device", "sum"] = "sum"
+
+    def check(self) -> None:
+        require(
+            self.noise_multiplier >= 0,
+            f"noise_multiplier must be at least 0; got {self.noise_multiplier}",
+        )
+        require(self.clip is None or self.clip > 0, f"clip must be above 0; got {self.clip}")
+        require(
+            self.noise_multiplier == 0 or self.clip is not None,
+            "noise needs a clip, which its deviation is a multiple of; give one",
+        )
+
+    def __repr__(self) -> str:
+        return f"NoisyVector({self.label})"
+
+    @property
+    def correction(self) -> bool:
+        return False  # whole vectors need none
+
+    @property
+    def label(self) -> str:
+        if self.noise_multiplier == 0:
+            return f"vectors, {NOT_PRIVATE}"
+        return f"vectors, noise multiplier {self.noise_multiplier:g} at the {self.noise}"
+
+    def bits(self, length: int) -> int:
+        return FLOAT_BITS * length
+
+    def merge(self, vectors: F32, *, round: int, rng: np.random.Generator) -> Merged:
+        count = len(vectors)
+        clipped = vectors if self.clip is None else _shortened(vectors, self.clip)
+        total = clipped.sum(axis=0, dtype=np.float64)
+        if self.noise_multiplier:
+            assert self.clip is not None  # as the spec was checked
+            deviation = self.noise_multiplier * self.clip
+            total += _gaussian(deviation, self.noise, count, total.shape, rng)
+        return Merged((total / count).astype(np.float32), _NONE_CLAIMED, 0)
+
+    def loss(self, *, length: int, cohort: int, clients: int, rounds: int) -> Loss:
+        if self.noise_multiplier == 0:
+            return NoPrivacy()
+        return _gaussian_loss(self.noise_multiplier, self.noise, cohort, clients, rounds)
+
+
+@spec("binomial_vector")
+class BinomialVector:
+    """cpSGD: vectors in `levels` steps, with a binomial number of `coins` heads on each coordinate.
+
+    A vector is clipped to the norm `clip`, turned by a public random rotation if `rotate` (as its
+    authors advise; paper 003 speaks of none), its entries are clipped to ±`largest` and rounded at
+    random to one of `levels` values, and the heads of `coins` fair coins are added. A coordinate
+    takes ⌈log2(levels + coins)⌉ bits.
+
+    Claim: for what a secure sum over the cohort shows, what theorem 1 of Agarwal et al. (2018)
+        gives for all coins of the cohort together, with the sensitivities of their lemma 4 at the
+        same delta, amplified by sampling and added up over rounds. Where the theorem's condition
+        does not hold, none, and the loss is `NoPrivacy`.
+    Assumes: nobody sees a summand; all of a cohort's coins are tossed.
+    """
+
+    clip: float
+    largest: float
+    levels: int
+    coins: int
+    rotate: bool = True
+    delta: float = 1e-9  # of the theorem, each round
+    seed: int
+
+    def check(self) -> None:
+        for name in ("clip", "largest"):
+            require(getattr(self, name) > 0, f"{name} must be above 0; got {getattr(self, name)}")
+        require(self.levels >= 2, f"levels must be at least 2; got {self.levels}")
+        require(self.coins >= 0, f"coins must be at least 0; got {self.coins}")
+        require(0 < self.delta < 1, f"delta must be above 0, below 1; got {self.delta}")
+        require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
+
+    def __repr__(self) -> str:
+        return f"BinomialVector({self.label})"
+
+    @property
+    def correction(self) -> bool:
+        return False  # whole vectors need none
+
+    @property
+    def label(self) -> str:
+        return f"cpSGD, {self.levels} levels, {self.coins} coins" + ", rotated" * self.rotate
+
+    @property
+    def step(self) -> float:
+        """Between two levels."""
+        return 2 * self.largest / (self.levels - 1)
+
+    def bits(self, length: int) -> int:
+        padded = _power_of_two(length) if self.rotate else length
+        return padded * math.ceil(math.log2(self.levels + self.coins))
+
+    def merge(self, vectors: F32, *, round: int, rng: np.random.Generator) -> Merged:
+        count, length = vectors.shape
+        given = _shortened(vectors, self.clip)
+        signs = self._signs(length, round)
+        if self.rotate:
+            padded = np.zeros((count, signs.size), dtype=np.float32)
+            padded[:, :length] = given
+            given = hadamard(padded * signs)
+        places = (np.clip(given, -self.largest, self.largest) + self.largest) / self.step
+        levels = np.floor(places + rng.random(places.shape))
+        levels += rng.binomial(self.coins, 0.5, size=places.shape)
+        total = levels.sum(axis=0, dtype=np.float64) - count * self.coins / 2
+        mean = (total / count * self.step - self.largest).astype(np.float32)
+        if self.rotate:
+            mean = (hadamard(mean[None])[0] * signs)[:length]
+        return Merged(mean, _NONE_CLAIMED, 0)
+
+    def _signs(self, length: int, round: int) -> F32:
+        drawn = np.random.default_rng([self.seed, round]).integers(0, 2, _power_of_two(length))
+        return (1 - 2 * drawn).astype(np.float32)
+
+    def epsilon(self, length: int, coins: int, distance: float) -> float:
+        """Theorem 1's epsilon of one round with so many coins in all, at 2·`delta`, if a client's
+        vector moves by `distance`; infinite where the theorem does not apply."""
+        dimension = _power_of_two(length) if self.rotate else length
+        return binomial_epsilon(
+            dimension=dimension, coins=coins, levels=self.levels, delta=self.delta,
+            distance=distance / self.step,
+        )  # fmt: skip
+
+    def loss(self, *, length: int, cohort: int, clients: int, rounds: int) -> Loss:
+        # A cohort of a fixed size: where a client is missing there is another in its place.
+        distance = self.clip if cohort == clients else 2 * self.clip
+        once = self.epsilon(length, cohort * self.coins, distance)
+        if not math.isfinite(once) or once > 700:  # e**700 is the largest power there is
+            return NoPrivacy()
+        share = cohort / clients
+        sampled = math.log1p(share * math.expm1(once))  # Balle, Barthe, Gaboardi 2018
+        delta = rounds * share * 2 * self.delta
+        return ApproximateLoss(epsilon=rounds * sampled, delta=delta) if delta < 1 else NoPrivacy()
+
+
+Exchange = DiffSketch | NoisyVector | BinomialVector
+
+
+def binomial_epsilon(
+    *, dimension: int, coins: int, levels: int, delta: float, distance: float
+) -> float:
+    """Theorem 1 of Agarwal et al. (2018) for fair coins and steps of one, at 2·`delta`: one delta
+    for the noise, one for the rounding of a vector that moves by `distance` steps (lemma 4).
+
+    Infinite unless coins/4 ≥ max(23·ln(10·dimension/delta), 2·(levels + 1)).
+    """
+    largest = levels + 1.0
+    variance = coins / 4
+    if variance < max(23 * math.log(10 * dimension / delta), 2 * largest):
+        return math.inf
+    moved = math.sqrt(dimension) * distance
+    slack = math.sqrt(2 * moved * math.log(2 / delta))
+    l1 = moved + slack + 4 / 3 * math.log(2 / delta)
+    l2 = distance + math.sqrt(l1 + slack)
+    b, c, d = 1 / 3, math.sqrt(2) * 7 / 4, 2 / 3  # of p = 1/2
+    gaussian = l2 * math.sqrt(2 * math.log(1.25 / delta)) / math.sqrt(variance)
+    second = (l2 * c * math.sqrt(math.log(10 / delta)) + l1 * b) / (variance * (1 - delta / 10))
+    logs = math.log(20 * dimension / delta) * math.log(10 / delta)
+    third = largest * (2 / 3 * math.log(1.25 / delta) + d * logs) / variance
+    return gaussian + second + third
+
+
+def hadamard(vectors: F32) -> F32:
+    """The orthonormal Walsh–Hadamard transform of each row, which is its own inverse."""
+    count, length = vectors.shape
+    require(length == _power_of_two(length), f"a length must be a power of two; got {length}")
+    result, half = vectors, 1
+    while half < length:
+        pairs = result.reshape(count, -1, 2, half)
+        result = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], 2)
+        half *= 2
+    return np.asarray(result.reshape(count, length) / np.sqrt(np.float32(length)))
+
+
+def multiplier_for(epsilon: float, delta: float, rounds: int = 1) -> float:
+    """The noise multiplier at which so many rounds, each with all clients, cost epsilon in all."""
+    one = calibrate("gaussian", l1=_UNIT**2, l2=_UNIT, unit_cells=0, epsilon=epsilon, delta=delta)
+    return math.sqrt(rounds) * one / _UNIT
+
+
+def _gaussian_loss(
+    multiplier: float, noise: Literal["device", "sum"], cohort: int, clients: int, rounds: int
+) -> SampledLoss:
+    """Who is asked is secret only inside a sum; else a client may have been asked every time."""
+    sampled = noise == "sum" and cohort < clients
+    return SampledLoss(
+        loss=AdditiveLoss(
+            noise="gaussian", scale=multiplier * _UNIT, l1=_UNIT**2, l2=_UNIT, unit_cells=0
+        ),
+        probability=cohort / clients if sampled else 1.0,
+        scheme="fixed" if sampled else "poisson",
+        times=rounds,
+    )
+
+
+def _gaussian(
+    deviation: float,
+    noise: Literal["device", "sum"],
+    count: int,
+    shape: tuple[int, ...],
+    rng: np.random.Generator,
+) -> F64:
+    """Noise on the sum: once, or every device's, which together have the law of one draw."""
+    scale = deviation * math.sqrt(count) if noise == "device" else deviation
+    return scale * rng.standard_normal(shape)
+
+
+def _shortened(vectors: F32, bound: float) -> F32:
+    """Each vector or table (n, …), scaled down to a norm of at most `bound`."""
+    flat = vectors.reshape(len(vectors), -1).astype(np.float64)
+    norms = np.sqrt(np.einsum("ij,ij->i", flat, flat))
+    scale = np.minimum(1.0, _SAFE * bound / np.maximum(norms, np.finfo(np.float64).tiny))
+    short: F32 = (flat * scale[:, None]).astype(np.float32)
+    return short.reshape(vectors.shape)
+
+
+def _power_of_two(length: int) -> int:
+    return 1 << (length - 1).bit_length()
+
+
+# Algorithms 3 and 4.
+
+
+@spec("diffsketch_design")
+class DiffSketchDesign:
+    """A training by algorithm 3 (all clients, one step: distributed SGD) or 4 (a cohort, local
+    epochs: federated averaging). A worker's vector is what local training did to its parameters:
+    −learning_rate × gradient for one step, so the server steps along the mean by one.
+
+    With error correction every worker keeps a model of its own, and the trained one is their mean;
+    all clients must then be in every round.
+    """
+
+    model: str = "softmax"  # or "small_lstm", of 39,720 parameters, or another of `models`
+    inputs: int | None = None
+    classes: int | None = None
+    clients: int
+    cohort: int
+    rounds: int
+    local: LocalTraining
+    exchange: Exchange
+    seed: int  # of the model: public
+
+    def check(self) -> None:
+        require(self.rounds >= 1, f"rounds must be at least 1; got {self.rounds}")
+        require(
+            1 <= self.cohort <= self.clients,
+            f"a cohort must be 1 to the {self.clients} clients; got {self.cohort}",
+        )
+        require(
+            not self.exchange.correction or self.cohort == self.clients,
+            "error correction needs every client in every round: a worker that was left out has an "
+            f"old model; got {self.cohort} of {self.clients}",
+        )
+        require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
+
+    def __repr__(self) -> str:
+        return (
+            f"DiffSketchDesign({self.model}, {self.cohort} of {self.clients} clients, "
+            f"{self.rounds} rounds, {self.exchange!r})"
+        )
+
+    def make(self) -> nn.Module:
+        if self.model == SMALL_LSTM:
+            return small_lstm(self.seed)
+        return models.make(self.model, inputs=self.inputs, classes=self.classes, seed=self.seed)
+
+    @property
+    def length(self) -> int:
+        return models.count(self.make())
+
+    @property
+    def rate(self) -> float:
+        """How many times less a device sends than 32 bits a parameter."""
+        return FLOAT_BITS * self.length / self.exchange.bits(self.length)
+
+    @property
+    def loss(self) -> Loss:
+        """What all rounds cost a client."""
+        return self.exchange.loss(
+            length=self.length, cohort=self.cohort, clients=self.clients, rounds=self.rounds
+        )
+
+    def epsilon(self, delta: float) -> float:
+        """Of all rounds together; infinite where nothing is promised."""
+        return epsilon_of([self.loss], delta)
+
+    def privacy(self, delta: float) -> str:
+        """For people: what all rounds together promise a client."""
+        epsilon = self.epsilon(delta)
+        if not math.isfinite(epsilon):
+            return NOT_PRIVATE
+        return f"epsilon {epsilon:.3g} at delta {delta:g} over {self.rounds} rounds"
+
+
+def small_lstm(seed: int) -> nn.Module:
+    """A recurrent model of as many parameters as paper 003's, 39,720; its own sizes are not given.
+
+    >>> models.count(small_lstm(1))
+    39720
+    """
+    symbols, embedded, hidden, layers = SMALL_LSTM_SIZES
+    with torch.device("meta"):
+        model = models.Recurrent(symbols, embedded, hidden, layers, 0, symbols)
+    made = model.to_empty(device="cpu")
+    models._start(made, torch.Generator().manual_seed(seed))  # as the other models start
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSeen:
+    """A round: what was sent, what the paper would claim for it, and what holds."""
+
+    round: int
+    bits: int  # that each device of the cohort has sent
+    claimed: tuple[float, ...]  # theorem 2's epsilon of each worker, in mode "paper"
+    noised: int  # workers that added noise on its account
+    accuracy: float | None
+    privacy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trained:
+    """The release: a model and what may be said of its privacy."""
+
+    flat: F32 = field(repr=False)
+    accuracy: float
+    privacy: str
+
+
+@dataclass(slots=True, repr=False)
+class SketchedTraining:
+    """Runs a design on clients; the same seed gives the same run."""
+
+    design: DiffSketchDesign
+    data: Federated
+    seed: int  # of cohorts, batches and noise
+    delta: float = 1e-5
+    ledger: Ledger | None = None
+    model: nn.Module = field(init=False)
+    flat: Tensor = field(init=False)  # of each worker with error correction, else of all
+    done: int = field(init=False, default=0)
+    privacy: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        clients = len(self.data.train)
+        if clients != self.design.clients:
+            raise SpecError(
+                f"the design is for {self.design.clients} clients; the data has {clients}"
+            )
+        self.model = self.design.make()
+        check_fit(self.model, self.data.train)
+        start = models.flatten(self.model)
+        own = self.design.exchange.correction
+        self.flat = start.repeat(clients, 1) if own else start[None].clone()
+        self.privacy = self.design.privacy(self.delta)
+        if self.ledger is not None:  # before anything is computed from data
+            name = digest(self.design)
+            self.ledger.charge(campaign=name, cohort="all", task=name, loss=self.design.loss)
+
+    def __repr__(self) -> str:
+        return f"SketchedTraining({self.design!r}, round {self.done}, {self.privacy})"
+
+    def run(self, *, evaluate_at: frozenset[int] = frozenset()) -> Iterator[RoundSeen]:
+        """Round after round; accuracy on the test set after those in `evaluate_at` and the last."""
+        while self.done < self.design.rounds:
+            merged = self._round()
+            looks = self.done in evaluate_at or self.done == self.design.rounds
+            yield RoundSeen(
+                round=self.done,
+                bits=self.design.exchange.bits(self.flat.shape[1]),
+                claimed=tuple(merged.claimed.tolist()),
+                noised=merged.noised,
+                accuracy=self.accuracy() if looks else None,
+                privacy=self.privacy,
+            )
+
+    def release(self) -> Trained:
+        """The model after the last round that was run."""
+        flat = self.flat.mean(dim=0).numpy()
+        return Trained(flat=flat, accuracy=self.accuracy(), privacy=self.privacy)
+
+    def accuracy(self) -> float:
+        return accuracy(self.model, self.flat.mean(dim=0), self.data)
+
+    def _round(self) -> Merged:
+        design, number = self.design, self.done
+        rng = np.random.default_rng([self.seed, number, 1])
+        chosen = np.arange(design.clients)
+        if design.cohort < design.clients:
+            rows = np.random.default_rng([self.seed, number, 2])
+            chosen = np.sort(rows.permutation(design.clients)[: design.cohort])
+        vectors = self._vectors(chosen)
+        merged = design.exchange.merge(vectors, round=number, rng=rng)
+        if design.exchange.correction:
+            steps = np.stack([corrected(merged.mean, own) for own in vectors])
+            self.flat += torch.from_numpy(steps)
+        else:
+            self.flat += torch.from_numpy(merged.mean)
+        self.done += 1
+        return merged
+
+    def _vectors(self, chosen: npt.NDArray[np.int64]) -> F32:
+        """What each chosen client would add to its parameters, (chosen, length)."""
+        generator = torch.Generator().manual_seed(_mixed(self.seed, self.done))
+        clients, local = self.data.train, self.design.local
+        own = self.design.exchange.correction
+        vectors = np.zeros((len(chosen), self.flat.shape[1]), dtype=np.float32)
+        if not own:
+            groups: list[tuple[Tensor, list[int]]] = [(self.flat[0], chosen.tolist())]
+        else:
+            groups = [(self.flat[client], [client]) for client in chosen.tolist()]
+        place = 0
+        for flat, members in groups:
+            for part in updates(self.model, flat, clients, members, local, generator=generator):
+                found = part.deltas.masked_fill(~part.sound[:, None], 0)  # zeros for what is broken
+                vectors[place + part.members.numpy()] = found.numpy()
+            place += len(members)
+        return vectors
+
+
+def _mixed(seed: int, round: int) -> int:
+    return int(np.random.default_rng([seed, round, 3]).integers(1 << 62))
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, flat: Tensor, data: Federated, batch: int = 1024) -> float:
+    """Share of right predictions on the test set."""
+    models.assign(model, flat)
+    right = seen = 0
+    for start in range(0, len(data.test_inputs), batch):
+        targets = data.test_targets[start : start + batch]
+        known = targets != IGNORED
+        found = model(data.test_inputs[start : start + batch]).argmax(dim=-1)
+        right += int(((found == targets) & known).sum())
+        seen += int(known.sum())
+    return right / max(seen, 1)
+
+
+def largest_clients(federated: Federated, count: int) -> Federated:
+    """The clients with the most examples, in the order they had; the test examples stay."""
+    train = federated.train
+    if not 1 <= count <= len(train):
+        raise SpecError(f"there are {len(train)} clients; got {count}")
+    kept = torch.argsort(train.sizes, descending=True, stable=True)[:count].sort().values
+    spans = [
+        torch.arange(int(train.offsets[client]), int(train.offsets[client + 1]))
+        for client in kept.tolist()
+    ]
+    offsets = torch.zeros(count + 1, dtype=torch.int64)
+    offsets[1:] = torch.tensor([len(span) for span in spans]).cumsum(0)
+    every = torch.cat(spans)
+    return Federated(
+        train=Clients(inputs=train.inputs[every], targets=train.targets[every], offsets=offsets),
+        test_inputs=federated.test_inputs,
+        test_targets=federated.test_targets,
+        name=federated.name,
+    )
