@@ -140,7 +140,7 @@ DEVICES = Task(
 )
 SMALL_DEVICES = replace(DEVICES, rounds=300)
 ROLE_TASK = Task(
-    name="Shakespeare's roles, recurrent model",
+    name="Shakespeare's roles, LSTM",
     load=_roles(80),
     model="small_lstm",
     parameters=39_720,
@@ -153,7 +153,7 @@ ROLE_TASK = Task(
 )
 SMALL_ROLES = replace(
     ROLE_TASK,
-    name=f"Shakespeare's roles in {SHORT} characters, recurrent model",
+    name=f"Shakespeare's roles, {SHORT} characters, LSTM",
     load=_roles(SHORT),
     rounds=100,
     learning_rate=3.0,
