@@ -168,6 +168,7 @@ def simulate_command(
 @click.option("--checkpoint", type=_STUDY, help="Written after every round.")
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint.")
 @click.option("--metrics", type=_STUDY, help="Append a line of JSON a round to this file.")
+@click.option("--tensorboard", type=_STUDY, help="Write the same for TensorBoard, to this folder.")
 @click.option("--model", "model_file", type=_STUDY, help="Write the parameters to this file.")
 @click.option("--device", default="cpu", show_default=True, help="Of PyTorch: cpu, cuda, cuda:1.")
 @click.option("--float-noise", is_flag=True, help="Floating-point sums and noise: experiments.")
@@ -182,6 +183,7 @@ def train_command(
     checkpoint: Path | None,
     resume: bool,
     metrics: Path | None,
+    tensorboard: Path | None,
     model_file: Path | None,
     device: str,
     float_noise: bool,
@@ -227,6 +229,7 @@ def train_command(
             checkpoint=checkpoint,
             resume=resume,
             metrics=metrics,
+            tensorboard=tensorboard,
             evaluate_every=evaluate_every,
             progress=progress,
         )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sfumato import train_plan
-from sfumato.errors import DataError, StudyError
+from sfumato.errors import DataError, SfumatoError, StudyError
 from sfumato.learn.data import Federated
 from sfumato.learn.training import Progress, RoundFigures, Training, TrainingDesign
 from sfumato.plan import Plan, plan
@@ -79,6 +80,7 @@ def train(
     checkpoint: Path | None = None,
     resume: bool = False,
     metrics: Path | None = None,
+    tensorboard: Path | None = None,
     evaluate_every: int = 10,
     progress: Progress | None = None,
 ) -> TrainedModel:
@@ -88,7 +90,8 @@ def train(
     round and before anything of the round is shown. The whole training is charged to the ledger
     before it starts; what is resumed was paid for. With a `seed` a run repeats exactly, noise
     included, so it is for study and never for a real model; `exact=False`, floating-point noise, is
-    for experiments as well, and quicker.
+    for experiments as well, and quicker. `metrics` is a file that gets a line of JSON a round, and
+    `tensorboard` a folder for the same figures, if TensorBoard is installed.
     """
     planned = study if isinstance(study, Plan) else plan(_for(study, data))
     design = planned.design
@@ -104,11 +107,37 @@ def train(
         training.load(checkpoint)
     books = ledger or Ledger(Budget(epsilon=planned.study.epsilon, delta=planned.study.delta))
     _charge(books, design, resumed=training.done > 0)
-    for _ in training.run(
-        evaluate_every=evaluate_every, checkpoint=checkpoint, metrics=metrics, tell=progress
-    ):
-        pass
+    with _board(tensorboard) as show:
+        for figures in training.run(
+            evaluate_every=evaluate_every, checkpoint=checkpoint, metrics=metrics, tell=progress
+        ):
+            show(figures.shown)
     return _trained(planned, design, training, exact, seed)
+
+
+@contextmanager
+def _board(folder: Path | None) -> Iterator[Callable[[RoundFigures], None]]:
+    """Shows a round's figures in TensorBoard's files, or nowhere."""
+    if folder is None:
+        yield lambda figures: None
+        return
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as problem:
+        raise SfumatoError(
+            "figures for TensorBoard need the package tensorboard", hint="pip install tensorboard"
+        ) from problem
+    writer = SummaryWriter(str(folder))
+
+    def show(figures: RoundFigures) -> None:
+        for name, value in asdict(figures).items():
+            if name != "round" and value is not None:
+                writer.add_scalar(name, value, figures.round)
+
+    try:
+        yield show
+    finally:
+        writer.close()
 
 
 def _for(study: Study | Mapping[str, Any] | Path | str, data: Federated) -> Study:

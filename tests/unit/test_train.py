@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,14 @@ from click.testing import CliRunner
 
 from sfumato import plan, simulate
 from sfumato.cli import main
-from sfumato.errors import BudgetError, DataError, ImpossibleError, SpecError, StudyError
+from sfumato.errors import (
+    BudgetError,
+    DataError,
+    ImpossibleError,
+    SfumatoError,
+    SpecError,
+    StudyError,
+)
 from sfumato.learn import data as loaders
 from sfumato.learn.data import Federated, grouped
 from sfumato.learn.training import Training, TrainingDesign
@@ -179,6 +187,23 @@ def test_runs_for_study_say_so() -> None:
     assert "not covered" not in train(study(), population()).privacy.statement
 
 
+def shown_in(folder: Path) -> list[float]:
+    """The clip of every round, as TensorBoard reads it."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(folder))
+    board.Reload()
+    return [event.value for event in board.Scalars("clip")]
+
+
+def test_tensorboard_is_asked_for_by_name_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(SfumatoError, match="need the package tensorboard"):
+        train({**KEYS, "training": MODEL}, population(), seed=1, tensorboard=tmp_path)
+
+
 def test_the_command_trains_and_writes_what_was_asked(tmp_path: Path) -> None:
     loaders.save(tmp_path / "clients.npz", population())
     text = (
@@ -190,7 +215,8 @@ def test_the_command_trains_and_writes_what_was_asked(tmp_path: Path) -> None:
     command = [
         "train", str(tmp_path / "study.toml"), "--data", str(tmp_path / "clients.npz"),
         "--checkpoint", str(tmp_path / "run.pt"), "--metrics", str(tmp_path / "run.jsonl"),
-        "--model", str(tmp_path / "model.pt"), "--seed", "1", "--json",
+        "--tensorboard", str(tmp_path / "board"), "--model", str(tmp_path / "model.pt"),
+        "--seed", "1", "--json",
     ]  # fmt: skip
     done = CliRunner().invoke(main, command, catch_exceptions=False)
     assert done.exit_code == 0
@@ -199,6 +225,7 @@ def test_the_command_trains_and_writes_what_was_asked(tmp_path: Path) -> None:
     assert found["privacy"]["epsilon"] <= 8
     lines = (tmp_path / "run.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert shown_in(tmp_path / "board") == [json.loads(line)["clip"] for line in lines]
     state = torch.load(tmp_path / "model.pt", weights_only=True)
     assert sum(value.numel() for value in state.values()) == 10
     again = CliRunner().invoke(main, command)

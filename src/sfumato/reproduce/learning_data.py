@@ -251,11 +251,11 @@ PAPER_1 = Workload(
     stands_for="F-EMNIST with 3,400 writers, 1,500 rounds",
     load=_femnist,
     model="cnn",
-    rounds=300,
+    rounds=1_200,
     learning_rate=0.1,
     batch=20,
     clip=0.49,
-    server_learning_rate=0.5,
+    server_learning_rate=0.125,
     first=50_000,
     chunk=128,
 )
