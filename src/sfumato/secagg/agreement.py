@@ -16,6 +16,7 @@ who shared: a device that was told otherwise has other masks, with everybody.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Set
@@ -25,11 +26,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sfumato.errors import MismatchError
 from sfumato.secagg.graph import Ring
@@ -188,8 +187,8 @@ def sign(identity: bytes, message: bytes) -> bytes:
     return Ed25519PrivateKey.from_private_bytes(identity).sign(message)
 
 
-def public_of(private: bytes) -> bytes:
-    return private_key(private).public_key().public_bytes_raw()
+def public_of(private: X25519PrivateKey) -> bytes:
+    return private.public_key().public_bytes_raw()
 
 
 def private_key(private: bytes) -> X25519PrivateKey:
@@ -220,9 +219,9 @@ def fingerprint(message: bytes, salt: bytes) -> bytes:
 
 
 def derive(secret: bytes, salt: bytes, label: bytes, told: bytes, size: int) -> bytes:
-    return HKDF(
-        algorithm=hashes.SHA256(), length=size, salt=salt, info=b"sfumato/1/secagg/" + label + told
-    ).derive(secret)
+    """HKDF-SHA256 (RFC 5869) of at most one block of 32 bytes."""
+    key = hmac.digest(salt, secret, "sha256")
+    return hmac.digest(key, b"sfumato/1/secagg/" + label + told + b"\x01", "sha256")[:size]
 
 
 def stream_of(secret: bytes, salt: bytes, label: bytes, view: bytes) -> tuple[bytes, bytes]:

@@ -427,7 +427,7 @@ class Coordinator:
     def _is_committed(self, member: int, secret: bytes) -> bool:
         if member in self.survivors:
             return hashlib.sha256(secret).digest() == self.keys[member].commitment
-        return public_of(secret) == self.keys[member].mask
+        return public_of(private_key(secret)) == self.keys[member].mask
 
 
 def _piece(message: bytes, members: list[int], member: int, size: int) -> bytes:

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from sfumato.errors import MismatchError, SpecError
@@ -93,7 +94,7 @@ class Participant:
     masked: bytes = b""  # hash of what was sent
     survivors: bytes = b""  # the set that was answered; there is no second
     _box_keys: dict[int, bytes] = field(default_factory=dict)  # no part of the state
-    _public: dict[str, bytes] = field(default_factory=dict)  # nor are these
+    _own: dict[bytes, X25519PrivateKey] = field(default_factory=dict)  # nor are these
 
     @classmethod
     def join(
@@ -120,8 +121,8 @@ class Participant:
         """Public keys and the commitment to the seed, signed."""
         made = Keys(
             self.member,
-            self._public_of("box_key"),
-            self._public_of("mask_key"),
+            public_of(self._key(self.box_key)),
+            public_of(self._key(self.mask_key)),
             hashlib.sha256(self.seed).digest(),
             bytes(64),
         )
@@ -175,7 +176,7 @@ class Participant:
         total = self._residues(table)
         streams = [stream_of(self.seed, self.round.salt, b"self", view)]
         signs = [1]
-        own, salt = private_key(self.mask_key), self.round.salt
+        own, salt = self._key(self.mask_key), self.round.salt
         for member in sorted(held):
             secret = agree(own, self.neighbours[member].mask)
             label = pair_label(self.member, member)
@@ -301,14 +302,14 @@ class Participant:
             salt, owner, holder, b"key", key
         )
 
-    def _public_of(self, name: str) -> bytes:
-        if name not in self._public:
-            self._public[name] = public_of(getattr(self, name))
-        return self._public[name]
+    def _key(self, private: bytes) -> X25519PrivateKey:
+        if private not in self._own:
+            self._own[private] = private_key(private)
+        return self._own[private]
 
     def _agreed(self, keys: dict[int, Keys], root: bytes) -> dict[int, bytes]:
         """The keys of the boxes to and from these."""
-        own, salt = private_key(self.box_key), self.round.salt
+        own, salt = self._key(self.box_key), self.round.salt
         return {
             member: derive(agree(own, key.box), salt, b"box", root, KEY_BYTES)
             for member, key in keys.items()
@@ -338,7 +339,7 @@ class Participant:
         for keys in given:
             if not keys.is_by(self.roster[keys.member], salt):
                 raise MismatchError(f"member {keys.member}'s keys must be signed for this round")
-        own = self._public_of("mask_key")
+        own = public_of(self._key(self.mask_key))
         if len({bare(keys.mask) for keys in given} | {bare(own)}) != len(given) + 1:
             raise MismatchError("no two devices may have the same mask key")
         return enrolled, root, {keys.member: keys for keys in given}

@@ -610,7 +610,9 @@ class CopiesAKey(Participant):
         rng = SeededRng(SEED, 2, 0, self.member - 3)  # as the stage draws
         other = Participant.join(self.round, self.member - 3, bytes(32), self.roster, rng=rng)
         copied = replace(
-            Keys.from_bytes(super().enrol()), mask=public_of(other.mask_key), signature=bytes(64)
+            Keys.from_bytes(super().enrol()),
+            mask=public_of(private_key(other.mask_key)),
+            signature=bytes(64),
         )
         signature = sign(self.identity, copied.signed(self.round.salt))
         return replace(copied, signature=signature).to_bytes()
