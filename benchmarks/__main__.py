@@ -24,6 +24,8 @@ GROUPS = {
         "invertible",
         "dense",
         "clients",
+        "ingest",
+        "rounds",
     ),
     "accuracy": ("refined", "coverage", "secure"),
 }

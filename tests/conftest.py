@@ -6,6 +6,8 @@ import os
 
 import hypothesis
 
+pytest_plugins = ("databases",)  # fixtures: stores on each database
+
 hypothesis.settings.register_profile(
     "sfumato",
     deadline=None,  # compiled kernels and imports make a first example slow

@@ -3,13 +3,56 @@
 Ask a fleet of devices a question and get an answer with error bars, a privacy statement that is
 true, and a bill. `plan(study)` sizes the question, `simulate(plan, data)` answers it for simulated
 devices; the parts are in `sfumato.sketch`, `sfumato.privacy` and the modules of the flow.
+
+The names below are imported when they are first used, so that a device, which uses none of them,
+needs numpy and cryptography alone (`sfumato.agent`).
 """
 
-from sfumato.errors import SfumatoError
-from sfumato.plan import Plan, plan
-from sfumato.release import Release
-from sfumato.simulate import simulate
-from sfumato.study import Study
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sfumato.errors import SfumatoError
+    from sfumato.plan import Plan, plan
+    from sfumato.release import Release
+    from sfumato.simulate import simulate
+    from sfumato.study import Study
 
 __all__ = ["Plan", "Release", "SfumatoError", "Study", "plan", "simulate"]
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Plan": "plan",
+    "Release": "release",
+    "SfumatoError": "errors",
+    "Study": "study",
+    "plan": "plan",
+    "simulate": "simulate",
+}
+
+
+class _Package(ModuleType):
+    """`plan` and `simulate` are functions here and modules below; the functions keep the names."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Package

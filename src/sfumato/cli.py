@@ -9,18 +9,28 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
-from sfumato import __version__
-from sfumato.errors import DataError, SfumatoError, SpecError
+from sfumato import __version__, admin_cli, device_cli, service_cli
+from sfumato.errors import DataError, NotReadyError, SfumatoError, SpecError
+from sfumato.printing import (
+    print_bill,
+    print_estimates,
+    print_json,
+    print_release,
+    progress_bar,
+    progress_bars,
+)
 
 _MISUSED = (SpecError, DataError)
+_NOT_READY = 75  # what sysexits.h calls a temporary failure
 _STUDY = click.Path(path_type=Path)
 
 
@@ -42,6 +52,8 @@ def _fail(problem: SfumatoError) -> NoReturn:
     click.echo(f"error: {text}", err=True)
     if problem.hint:
         click.echo(f"hint: {problem.hint}", err=True)
+    if isinstance(problem, NotReadyError):
+        sys.exit(_NOT_READY)
     sys.exit(2 if isinstance(problem, _MISUSED) else 1)
 
 
@@ -84,7 +96,7 @@ def plan_command(study: Path, as_json: bool, plot: Path | None) -> None:
         local_plan.draw(planned.study, planned.design.items).savefig(plot, dpi=150)
         click.echo(f"wrote {plot}", err=True)
     if as_json:
-        _print_json(planned.to_dict())
+        print_json(planned.to_dict())
     else:
         click.echo(repr(planned))
 
@@ -133,7 +145,7 @@ def simulate_command(
     books = None
     if ledger is not None:
         books = Ledger(Budget(epsilon=question.epsilon, delta=question.delta), ledger)
-    with _progress() as progress:
+    with progress_bar() as progress:
         release: Any = simulate(
             question,
             vectors.load(data) if question.question == "mean" else data,
@@ -146,13 +158,13 @@ def simulate_command(
             progress=progress,
         )
     if as_json:
-        _print_release(release)
+        print_release(release)
         return
     if question.question == "mean":
         click.echo(repr(release))
-        _print_bill(release)
+        print_bill(release)
         return
-    _print_estimates(release, truth=None)
+    print_estimates(release, truth=None)
 
 
 @main.command("train")
@@ -217,7 +229,7 @@ def train_command(
     books = None
     if ledger is not None:
         books = Ledger(Budget(epsilon=question.epsilon, delta=question.delta), ledger)
-    with _progress() as progress:
+    with progress_bar() as progress:
         progress("reading", 0.0)
         trained = train(
             question,
@@ -237,12 +249,12 @@ def train_command(
         trained.save(model_file)
         click.echo(f"wrote {model_file}", err=True)
     if as_json:
-        _print_json(trained.to_dict())
+        print_json(trained.to_dict())
         return
     click.echo(repr(trained))
     for seen in trained.history:
         click.echo(f"  round {seen.round:>6,}  accuracy {seen.accuracy:.4f}  rate {seen.rate:.3g}")
-    _print_bill(trained)
+    print_bill(trained)
 
 
 @main.command("reproduce")
@@ -267,7 +279,7 @@ def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) ->
     if name == "list":
         if as_json:
             for figure in known.values():
-                _print_json({"name": figure.name, "title": figure.title})
+                print_json({"name": figure.name, "title": figure.title})
         else:
             for figure in known.values():
                 click.echo(f"{figure.name:<12} {figure.title}")
@@ -276,7 +288,7 @@ def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) ->
         raise SpecError(
             f"there is no figure {name!r}", hint="sfumato reproduce list names those there are"
         )
-    with _progress() as progress:
+    with progress_bar() as progress:
         outcome = known[name].run(scale, progress)
     folder = out or Path("out") / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -292,7 +304,7 @@ def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) ->
         picture.savefig(folder / f"{name}.{ending}", dpi=150)
     if as_json:
         for line in [*lines, *claims]:
-            _print_json(line)
+            print_json(line)
     else:
         for claim in outcome.claims:
             verdict = "holds" if claim.holds else "does not hold here"
@@ -301,105 +313,41 @@ def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) ->
 
 
 @main.command("demo")
-@click.option("--devices", type=click.IntRange(min=1_000), default=100_000, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True)
-def demo_command(devices: int, seed: int) -> None:
-    """Ask a made-up fleet which words it types, and compare the answer with the truth
+@click.option("--devices", type=click.IntRange(min=200), default=2_000, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=1, help="Of what devices hold.")
+@click.option("--keep", is_flag=True, help="Leave the collector and its dashboard running.")
+def demo_command(devices: int, seed: int, keep: bool) -> None:
+    """Run a collector and a fleet over HTTP, ask three questions, compare with the truth
 
-    Devices hold one word each, drawn from a long-tailed law over a generated vocabulary; the study
-    is sized by a pilot and answered with epsilon 1. Nothing leaves this machine.
+    Three studies at once: emoji and new words, of which no device tells the truth, and app crashes,
+    of which the collector sees masked sums alone. Devices are made up, all else is real; nothing
+    leaves this machine.
 
     \b
     Example:
-      sfumato demo --devices 200000
+      sfumato demo --keep
     """
-    from sfumato.demo import word_study, words
-    from sfumato.plan import plan
-    from sfumato.simulate import simulate
+    import tempfile
 
-    vocabulary, held = words(devices, seed)
-    study = word_study(devices)
-    click.echo(f"{devices:,} devices hold one of {len(vocabulary):,} words each.\n", err=True)
-    planned = plan(study, items=vocabulary)
-    click.echo(f"{planned!r}\n")
-    with _progress() as progress:
-        release = simulate(planned, held, seed=seed, progress=progress)
-    truth = {str(pair["values"]): int(pair["counts"]) for pair in held.value_counts().to_pylist()}
-    _print_estimates(release, truth=truth)
+    from sfumato import demo
 
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
-    """A bar on stderr where it is a terminal, else a line a stage."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        last = ""
-
-        def tell_line(stage: str, share: float) -> None:
-            nonlocal last
-            if stage != last:
-                click.echo(f"{stage} …", err=True)
-                last = stage
-
-        yield tell_line
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        job = bar.add_task("starting", total=1.0)
-        yield lambda stage, share: bar.update(job, description=stage, completed=share)
+    with (
+        tempfile.TemporaryDirectory(prefix="sfumato-demo-") as folder,
+        demo.collector(Path(folder)) as running,
+    ):
+        click.echo(f"dashboard  {running.dashboard}\ntoken      {running.token}\n", err=True)
+        asked = demo.questions(devices, seed)
+        with progress_bars([question.name for question in asked]) as tell:
+            answers = running.run(asked, tell)
+        for answer in answers:
+            click.echo(f"{answer.question.name}: {answer.question.purpose}\n")
+            print_estimates(answer.release, truth=dict(answer.question.truth), top=8)
+            click.echo()
+        if keep:
+            click.echo("the dashboard stays open until Ctrl-C", err=True)
+            with suppress(KeyboardInterrupt):
+                threading.Event().wait()
 
 
-def _print_json(data: Any) -> None:
-    click.echo(json.dumps(data, ensure_ascii=False, allow_nan=False))
-
-
-def _print_release(release: Any) -> None:
-    """The release as one JSON object, in pieces: a dictionary may have millions of items."""
-    head = json.dumps(release.head(), ensure_ascii=False, allow_nan=False)
-    write = sys.stdout.write
-    write(head[:-1] + ', "estimates": [')
-    first = True
-    for batch in release.frame().to_batches(max_chunksize=65_536):
-        rows = [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in batch.to_pylist()]
-        write(("" if first else ",\n") + ",\n".join(rows))
-        first = False
-    write("]}\n")
-
-
-def _print_estimates(release: Any, truth: dict[str, int] | None, top: int = 20) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("item", overflow="fold", max_width=40)
-    for name in ("count", "95% interval", *(["truth", ""] if truth is not None else [])):
-        table.add_column(name, justify="right")
-    for row in release.frame().slice(0, top).to_pylist():
-        line = [
-            str(row["item"]),
-            f"{row['count']:,.1f}",
-            f"{row['low']:,.1f} … {row['high']:,.1f}",
-        ]
-        if truth is not None:
-            true = truth.get(row["item"], 0)
-            line += [f"{true:,}", "" if row["low"] <= true <= row["high"] else "outside"]
-        table.add_row(*line)
-    console = Console(width=None if sys.stdout.isatty() else 100)
-    console.print(table)
-    if len(release) > top:
-        click.echo(f"… and {len(release) - top:,} more; --json has them all")
-    _print_bill(release)
-
-
-def _print_bill(release: Any) -> None:
-    cost = release.cost
-    click.echo(
-        f"\n{cost.devices:,} devices, {cost.rounds} round{'s' if cost.rounds > 1 else ''}, "
-        f"{cost.bytes_per_device:,} bytes a device, {cost.seconds:.1f} s"
-    )
-    click.echo(release.privacy.statement)
-    for note in release.notes:
-        click.echo(f"note: {note}", err=True)
+for _command in (*service_cli.COMMANDS, *admin_cli.COMMANDS, *device_cli.COMMANDS):
+    main.add_command(_command)

@@ -7,7 +7,14 @@
     ├── ImpossibleError    a study that cannot be met; says what would make it possible
     ├── DataError          a file or a column that cannot be read as asked
     ├── MismatchError      tables or batches of different tasks that would have been added
-    └── BudgetError        a charge that the ledger refuses
+    ├── OfferError         an offer that no device takes: not signed, or not readable
+    ├── ServiceError       a collector that refuses, or cannot be reached
+    │   └── NotReadyError  what was asked for is not there yet: ask again later
+    ├── BudgetError        a charge that the ledger refuses
+    └── StoreError         a collector's store that cannot do what was asked
+        ├── StoreFull          no room is left
+        ├── StoreReadOnly      it may be read only
+        └── StoreUnavailable   it cannot be reached now; the same call may work later
 
 A message says what must hold, what was given and what to do: lower case, no full stop, values in
 place. A bad *report* is not an error but a `Rejection` (see `batch`).
@@ -48,5 +55,33 @@ class MismatchError(SfumatoError):
     """Tables of different tasks do not add."""
 
 
+class OfferError(SfumatoError):
+    """An offer is not signed by the collector's key, or cannot be read."""
+
+
 class BudgetError(SfumatoError):
     """The ledger refuses a charge."""
+
+
+class ServiceError(SfumatoError):
+    """A collector refuses what it was asked over the network, or cannot be reached."""
+
+
+class NotReadyError(ServiceError):
+    """What was asked for is not there yet."""
+
+
+class StoreError(SfumatoError):
+    """The store of a collector refuses, or cannot do, what was asked. Nothing of it was kept."""
+
+
+class StoreFull(StoreError):  # noqa: N818 -- named for what the store is
+    """The store has no room left."""
+
+
+class StoreReadOnly(StoreError):  # noqa: N818 -- named for what the store is
+    """The store can be read, not written."""
+
+
+class StoreUnavailable(StoreError):  # noqa: N818 -- named for what the store is
+    """The store cannot be reached or is locked; the same call may work later."""

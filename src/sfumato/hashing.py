@@ -20,20 +20,23 @@ tests/vectors.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from sfumato import kernels
 from sfumato.errors import SpecError
 from sfumato.kernels import plain
 from sfumato.kernels.plain import PRIME
 from sfumato.spec import FORMAT, canonical
+
+if TYPE_CHECKING:  # a device does without
+    import pyarrow as pa
 
 U64 = npt.NDArray[np.uint64]
 Items: TypeAlias = (
@@ -105,10 +108,12 @@ def fingerprint(items: Items, seed: int) -> U64:
     point = int(coefficients(seed, "fingerprint", count=1)[0])
     if isinstance(items, np.ndarray) and items.dtype.kind in "iu":
         return _integers(items, point)
-    if isinstance(items, pa.ChunkedArray):
-        parts = [_arrow(chunk, point) for chunk in items.chunks]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint64)
-    return _arrow(items, point) if isinstance(items, pa.Array) else _sequence(list(items), point)
+    if not _is_arrow(items):
+        return _sequence(list(items), point)
+    if not hasattr(items, "chunks"):
+        return _arrow(items, point)
+    parts = [_arrow(chunk, point) for chunk in items.chunks]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint64)
 
 
 def fingerprint_rows(rows: npt.NDArray[np.uint8], seed: int) -> U64:
@@ -116,6 +121,12 @@ def fingerprint_rows(rows: npt.NDArray[np.uint8], seed: int) -> U64:
     point = int(coefficients(seed, "fingerprint", count=1)[0])
     offsets = np.arange(rows.shape[0] + 1, dtype=np.int64) * rows.shape[1]
     return kernels.fingerprint_bytes(np.ascontiguousarray(rows).reshape(-1), offsets, point)
+
+
+def _is_arrow(items: Any) -> bool:
+    """Whether this is an Arrow column; whoever has one has imported pyarrow."""
+    arrow = sys.modules.get("pyarrow")
+    return arrow is not None and isinstance(items, arrow.Array | arrow.ChunkedArray)
 
 
 def _sequence(items: Sequence[bytes] | Sequence[str], point: int) -> U64:
@@ -132,7 +143,9 @@ def _integers(items: npt.NDArray[np.integer], point: int) -> U64:
     return kernels.fingerprint_integers(items.astype(np.int64, copy=False), point)
 
 
-def _arrow(items: pa.Array, point: int) -> U64:
+def _arrow(items: Any, point: int) -> U64:
+    import pyarrow as pa
+
     if items.null_count:
         raise SpecError(f"items must not be missing; got {items.null_count} nulls")
     if isinstance(items, pa.DictionaryArray):  # each distinct string once

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,12 @@ import pyarrow as pa
 
 from sfumato.campaign import run
 from sfumato.fleet import Asking, cohorts_of
-from sfumato.frequencies import FrequencyCampaign
 from sfumato.heavy_hitters import (
     HeavyHitterCampaign,
     HeavyHitterDesign,
     HistogramDesign,
 )
+from sfumato.histogram import HistogramCampaign
 from sfumato.population import Population
 from sfumato.prefix_search import EVERYBODY, PrefixCampaign, PrefixDesign
 from sfumato.sketch import Keys, WordKeys
@@ -25,27 +24,21 @@ from sfumato.study import Study
 from sfumato.task import Task
 from sfumato.words import codes_of
 
-F64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 OpenDesign = HeavyHitterDesign | HistogramDesign | PrefixDesign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class OpenAnswer:
-    """Items that were found, counted over the devices that answered."""
+class Outcome:
+    """A campaign that is over, how many devices it asked, and what there is to say about that."""
 
-    items: pa.Array
-    counts: F64
-    standard_error: F64
-    half_width: F64
+    campaign: HeavyHitterCampaign | HistogramCampaign | PrefixCampaign
     asked: int
-    answered: int
-    parameters: Mapping[str, Any]
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
-def ask(study: Study, design: OpenDesign, asking: Asking) -> OpenAnswer:
-    """Ask the population, bounded to what a device may send, and tell what may be told."""
+def ask(study: Study, design: OpenDesign, asking: Asking) -> Outcome:
+    """Ask the population, bounded to what a device may send."""
     if isinstance(design, PrefixDesign):
         return _by_prefixes(study, design, asking)
     names = design.names if isinstance(design, HistogramDesign) else design
@@ -68,62 +61,17 @@ def ask(study: Study, design: OpenDesign, asking: Asking) -> OpenAnswer:
     fleet = asking.fleet(study, population, cohorts, values, tasks=halves * names.rounds)
     # Counts are scaled up to all that are asked; the threshold is on those, so it comes down.
     least = (study.threshold or 0.0) * (1 - study.dropout)
-    campaign = HeavyHitterCampaign(names, asking.rng, least=least)
+    campaign: HeavyHitterCampaign | HistogramCampaign
+    if isinstance(design, HistogramDesign):
+        both = replace(design, names=names)
+        campaign = HistogramCampaign(both, asking.rng, least=least, seed=asking.public_seed)
+    else:
+        campaign = HeavyHitterCampaign(names, asking.rng, least=least)
     run(campaign, fleet.gather, ledger=asking.books, rng=asking.rng)
-    found = campaign.found()
-    items, counts, error, half = found.items, found.counts, found.standard_error, found.half_width
-    answered = found.answered
-    parameters: dict[str, Any] = {
-        "detectable_count": found.detectable,
-        "sampling_rate": found.rate,
-        "rounds_not_listed": found.unread,
-    }
-    if names.partial:
-        parameters |= {"listed_share": found.listed}
-    if isinstance(design, HistogramDesign) and len(items):
-        counted = replace(design.counts, seed=asking.public_seed())
-        counting = FrequencyCampaign(counted, items)
-        run(counting, fleet.gather, ledger=asking.books, rng=asking.rng)
-        read = counting.estimates()
-        order = np.argsort(-read.counts, kind="stable")
-        items = items.take(pa.array(order))
-        counts, error, half = (
-            part[order] for part in (read.counts, read.standard_error, read.half_width)
-        )
-        answered = counting.answered
-        parameters |= {"counts_decoder": read.decoder}
-    scale = fleet.asked / max(found.answered, 1)
-    notes.append(
-        f"an item that {round(scale * found.detectable):,} or more of the {fleet.asked:,} devices "
-        f"hold is listed with a probability of 95%; rarer ones may be missing"
-    )
-    if found.unread:
-        notes.append(_unread(campaign, found.unread))
-    return OpenAnswer(
-        items=items,
-        counts=counts,
-        standard_error=error,
-        half_width=half,
-        asked=fleet.asked,
-        answered=answered,
-        parameters=parameters,
-        notes=[*notes, *fleet.notes],
-    )
+    return Outcome(campaign=campaign, asked=fleet.asked, notes=[*notes, *fleet.notes])
 
 
-def _unread(campaign: HeavyHitterCampaign, unread: int) -> str:
-    """What to do about tables that were too full; the promise does not allow to say how full."""
-    design = campaign.design
-    advice = "give more bytes_per_device"
-    if design.rounds > 1:
-        advice += ", or more rounds"
-    return (
-        f"{unread} of {design.rounds} tables could not be listed whole, and nothing is told of "
-        f"them; {advice}"
-    )
-
-
-def _by_prefixes(study: Study, sized: PrefixDesign, asking: Asking) -> OpenAnswer:
+def _by_prefixes(study: Study, sized: PrefixDesign, asking: Asking) -> Outcome:
     design = replace(sized, seed=asking.public_seed())
     keys = WordKeys(alphabet=design.alphabet, length=design.lengths[-1])
     population, notes = _sendable(study, asking, keys, 1)
@@ -137,24 +85,7 @@ def _by_prefixes(study: Study, sized: PrefixDesign, asking: Asking) -> OpenAnswe
     fleet = asking.fleet(study, population, cohorts, values, tasks=len(design.lengths))
     campaign = PrefixCampaign(design)
     run(campaign, fleet.gather, ledger=asking.books, rng=asking.rng)
-    found = campaign.found()
-    scale = fleet.asked / max(found.answered, 1)
-    notes.append(
-        f"a word that {round(scale * found.detectable):,} or more of the {fleet.asked:,} devices "
-        f"hold is listed with a probability of 95%; rarer ones may be missing"
-    )
-    if found.left_out:
-        notes.append(f"{found.left_out:,} prefixes were too many to be carried on")
-    return OpenAnswer(
-        items=found.items,
-        counts=found.counts,
-        standard_error=found.standard_error,
-        half_width=found.half_width,
-        asked=fleet.asked,
-        answered=found.answered,
-        parameters={"detectable_count": found.detectable, "candidates": found.candidates},
-        notes=[*notes, *fleet.notes],
-    )
+    return Outcome(campaign=campaign, asked=fleet.asked, notes=[*notes, *fleet.notes])
 
 
 def _sendable(study: Study, asking: Asking, keys: Keys, limit: int) -> tuple[Population, list[str]]:

@@ -32,7 +32,7 @@ from sfumato.privacy.shuffling import shuffled_epsilon
 from sfumato.release import Privacy
 from sfumato.report import HEADER_BYTES
 from sfumato.study import Study
-from sfumato.words import LATIN
+from sfumato.words import LATIN, check_alphabet
 
 REFERENCE_EXPONENT = 1.1
 TABLE_CELLS = 250_000  # a table of a million bytes, at four a cell
@@ -41,6 +41,7 @@ GOOD_ENOUGH = 1.05  # times the least variance: among these, fewer bytes win
 MOST_WIDTH = 1 << 16
 PAPER_ROWS, PAPER_WIDTH = 65_536, 1_024
 FOUND = NormalDist().inv_cdf(0.95)  # an item counts as detectable if found so often
+_MOST_TIMES = 1e6  # the error wanted: beyond, nobody has so many devices
 _LOOKUPS, _FOLDS = 3e8, 5e6  # a second on one core, about: what server time is predicted from
 
 
@@ -219,6 +220,7 @@ def word_design(study: Study) -> tuple[WordDesign, dict[str, Any], list[str]]:
     if study.rounds != 1:
         raise StudyError(f"new_words are found in one round; got rounds = {study.rounds}")
     alphabet = LATIN if study.alphabet is None else study.alphabet
+    check_alphabet(study.word_length, alphabet)  # before it is searched for lengths to ask about
     per_device = study.daily_reports or 1
     records = max(1, math.floor(study.devices * (1 - study.dropout))) * per_device
     search: FragmentPuzzle | PrefixExtension
@@ -388,11 +390,13 @@ def _check_target(study: Study, items: int, error: float) -> None:
     assert study.epsilon is not None  # and so has design()
     share = NormalDist().inv_cdf(1 - 0.05 / (2 * items)) * error / study.devices
     if share > study.target_error:
-        more = math.ceil(study.devices * (share / study.target_error) ** 2)
+        times = share / study.target_error
+        enough = math.ceil(study.devices * min(times, _MOST_TIMES) ** 2)
+        more = f"ask {enough:,} devices, " if times < _MOST_TIMES else ""
         raise ImpossibleError(
             f"with epsilon {study.epsilon:g} and {study.devices:,} devices the largest error over "
             f"{items:,} items is about {share:.2g}; target_error is {study.target_error:g}",
-            hint=f"ask {more:,} devices, raise epsilon, or set target_error to {share:.2g}",
+            hint=f"{more}raise epsilon, or set target_error to {share:.2g}",
         )
 
 

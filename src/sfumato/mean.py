@@ -522,6 +522,20 @@ class MeanRelease:
         """Everything as plain data; `estimates` lists one record a coordinate, in order."""
         return {**self.head(), "estimates": self.frame().to_pylist()}
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> MeanRelease:
+        """The release that `to_dict` described."""
+        rows = data["estimates"]
+        return cls(
+            mean=np.array([row["mean"] for row in rows], dtype=np.float64),
+            standard_error=float(rows[0]["standard_error"]),
+            privacy=Privacy(**data["privacy"]),
+            cost=Cost(**data["cost"]),
+            study=data["study"],
+            plan=data["plan"],
+            notes=tuple(data["notes"]),
+        )
+
     def head(self) -> dict[str, Any]:
         """`to_dict` without the estimates."""
         return {

@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sfumato import answers, open_answers
+from sfumato.answers import Asked
 from sfumato.campaign import run
 from sfumato.errors import DataError
 from sfumato.fleet import Asking, cohorts_of
 from sfumato.mean import EVERYBODY, MeanCampaign, MeanDesign, MeanRelease
-from sfumato.mean_plan import weights
 from sfumato.plan import Plan
 from sfumato.population import Population
 from sfumato.privacy import SeededRng
-from sfumato.release import Cost
 from sfumato.sketch import VectorSketch
 from sfumato.sketch.vector import fit
 from sfumato.task import Task
@@ -70,40 +70,17 @@ def ask(planned: Plan, vectors: Reals, asking: Asking) -> MeanRelease:
 
     run(campaign, gather, ledger=asking.books, rng=asking.rng)
     asking.tell("estimating", 1.0)
-    found = campaign.estimate()
-    summary = planned.summary()
-    summary["parameters"] |= {"cells": found.cells, "compressed": found.compressed}
     notes = [*planned.warnings, *fleet.notes]
     if missing := len(vectors) - population.devices:
         notes.append(
             f"{missing:,} devices abstained: their vectors hold NaN or infinite numbers. How many "
             "do is shown as it is"
         )
-    if not found.settled:
-        notes.append(
-            "the last round still erred by more than its noise explains; adapt_norm would do better"
-        )
     if population.devices != design.devices:
         notes.append(
             f"the data holds {population.devices:,} devices with a vector; the plan was made for "
             f"{design.devices:,}"
         )
-    if found.answered < fleet.asked:
-        notes.append(
-            f"{found.answered:,} of {fleet.asked:,} devices answered; the others are taken to be "
-            "like them"
-        )
-    return MeanRelease(
-        mean=found.mean,
-        standard_error=found.standard_error,
-        privacy=planned.privacy,
-        cost=Cost(
-            devices=fleet.asked,
-            rounds=found.rounds,
-            bytes_per_device=weights(done)["bytes_per_device"],
-            seconds=time.perf_counter() - asking.started,
-        ),
-        study=study.to_dict(),
-        plan=summary,
-        notes=tuple(notes),
-    )
+    told = Asked(devices=fleet.asked, rounds=len(done), notes=tuple(notes))
+    release = open_answers.from_mean(planned, campaign, told, done)
+    return answers.timed(release, time.perf_counter() - asking.started)

@@ -18,21 +18,25 @@ are cut, and words with other characters are not sent.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from sfumato import hashing
-from sfumato.errors import SpecError
+from sfumato.errors import SpecError, TaskError
 from sfumato.kernels import plain
 from sfumato.local_frequencies import in_epoch
 from sfumato.privacy import Randomizer, Rng, Tally, debias
 from sfumato.privacy.samplers import below
-from sfumato.spec import LARGEST_INTEGER, require, spec
-from sfumato.words import LATIN, Bool, Codes, check_alphabet, codes_of, words_of
+from sfumato.report import Report
+from sfumato.spec import LARGEST_INTEGER, digest, require, spec
+from sfumato.words import LATIN, Bool, Codes, Words, check_alphabet, codes_of, words_of
+
+if TYPE_CHECKING:  # a device does without
+    import pyarrow as pa
 
 U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
@@ -82,9 +86,13 @@ class Discoverer(Protocol):
     @property
     def record_bytes(self) -> int: ...
 
-    def codes(self, words: pa.Array | pa.ChunkedArray) -> tuple[Codes, Bool]: ...
+    def codes(self, words: Words) -> tuple[Codes, Bool]: ...
 
     def randomize(self, codes: Codes, *, rng: Rng) -> U8: ...
+
+    def valid(self, records: U8) -> Bool:
+        """Which records this search could have been sent: (n,)."""
+        ...
 
     def tallies(self) -> list[Tally]: ...
 
@@ -132,7 +140,7 @@ class FragmentPuzzle:
     def record_bytes(self) -> int:
         return 1 + self.fragment.record_bytes + self.word.record_bytes
 
-    def codes(self, words: pa.Array | pa.ChunkedArray) -> tuple[Codes, Bool]:
+    def codes(self, words: Words) -> tuple[Codes, Bool]:
         return codes_of(words, self.alphabet, self.length)
 
     def randomize(self, codes: Codes, *, rng: Rng) -> U8:
@@ -157,14 +165,18 @@ class FragmentPuzzle:
         places = [in_epoch(self.fragment, place) for place in range(self.positions)]
         return [*(Tally(oracle) for oracle in places), Tally(self.word)]
 
-    def fold(self, records: U8, tallies: list[Tally]) -> int:
-        """Add the records that are valid, whole or not at all; tells how many were not."""
+    def valid(self, records: U8) -> Bool:
         split = 1 + self.fragment.record_bytes
-        valid = (
+        return np.asarray(
             (records[:, 0] < self.positions)
             & self.fragment.valid(records[:, 1:split])
             & self.word.valid(records[:, split:])
         )
+
+    def fold(self, records: U8, tallies: list[Tally]) -> int:
+        """Add the records that are valid, whole or not at all; tells how many were not."""
+        split = 1 + self.fragment.record_bytes
+        valid = self.valid(records)
         kept = records if valid.all() else records[valid]
         for place in range(self.positions):
             tallies[place].fold(np.ascontiguousarray(kept[kept[:, 0] == place, 1:split]))
@@ -262,7 +274,7 @@ class PrefixExtension:
     def record_bytes(self) -> int:
         return 1 + self.prefix.record_bytes
 
-    def codes(self, words: pa.Array | pa.ChunkedArray) -> tuple[Codes, Bool]:
+    def codes(self, words: Words) -> tuple[Codes, Bool]:
         return codes_of(words, self.alphabet, self.length)
 
     def randomize(self, codes: Codes, *, rng: Rng) -> U8:
@@ -279,8 +291,11 @@ class PrefixExtension:
     def tallies(self) -> list[Tally]:
         return [Tally(in_epoch(self.prefix, place)) for place in range(len(self.lengths))]
 
+    def valid(self, records: U8) -> Bool:
+        return np.asarray((records[:, 0] < len(self.lengths)) & self.prefix.valid(records[:, 1:]))
+
     def fold(self, records: U8, tallies: list[Tally]) -> int:
-        valid = (records[:, 0] < len(self.lengths)) & self.prefix.valid(records[:, 1:])
+        valid = self.valid(records)
         kept = records if valid.all() else records[valid]
         for place, tally in enumerate(tallies):
             tally.fold(np.ascontiguousarray(kept[kept[:, 0] == place, 1:]))
@@ -310,6 +325,29 @@ NAMES = {
 }
 
 
+def word_report(task: WordTask, words: Sequence[str], *, rng: Rng) -> Report | None:
+    """One device's report to a search: a record for each word, privatised here and now.
+
+    A word with characters that the search has no code for is not sent; None if no word is left.
+
+    >>> from sfumato.privacy import HashedResponse, SeededRng
+    >>> prefix = HashedResponse(epsilon=4.0, rows=1024, width=56, seed=1)
+    >>> task = WordTask(discoverer=PrefixExtension(prefix=prefix), cohort="everybody")
+    >>> word_report(task, ["oak"], rng=SeededRng(1)).message.hex()
+    '04acc3'
+    """
+    if not 1 <= len(words) <= task.records_per_report:
+        raise SpecError(
+            f"this task takes 1 to {task.records_per_report} words of a device at a time; "
+            f"got {len(words)}: choose among them with bound_contributions"
+        )
+    codes, fits = task.discoverer.codes(words)
+    if not fits.any():
+        return None
+    records = task.discoverer.randomize(codes[fits], rng=rng)
+    return Report(task.id, rng.words(2).tobytes(), records.tobytes())
+
+
 def seeded(search: Discoverer, seed: int) -> Discoverer:
     """The same search with the hash functions of another public seed."""
     if isinstance(search, PrefixExtension):
@@ -318,6 +356,31 @@ def seeded(search: Discoverer, seed: int) -> Discoverer:
     other = (seed + 1) % (LARGEST_INTEGER + 1)
     word, fragment = in_epoch(search.word, 0, seed), in_epoch(search.fragment, 0, other)
     return replace(search, word=word, fragment=fragment, seed=seed)
+
+
+@spec("word_task")
+class WordTask:
+    """What is asked of devices in a search for new words: its records. Its id is its digest."""
+
+    discoverer: Discoverer
+    campaign: str = ""
+    cohort: str  # which devices are asked
+    records_per_report: int = 1  # what one device may send at a time
+
+    def check(self) -> None:
+        require(
+            self.records_per_report >= 1,
+            f"records_per_report must be at least 1; got {self.records_per_report}",
+            TaskError,
+        )
+
+    @property
+    def id(self) -> str:
+        return digest(self)
+
+    @property
+    def message_bytes(self) -> int:
+        return self.records_per_report * self.discoverer.record_bytes
 
 
 @spec("word_design")
@@ -336,6 +399,15 @@ class WordDesign:
     @property
     def rounds(self) -> int:
         return 1
+
+    def task(self) -> WordTask:
+        """The one task of the search."""
+        return WordTask(
+            discoverer=self.discoverer,
+            campaign=digest(self),
+            cohort="everybody",
+            records_per_report=self.records_per_device,
+        )
 
     def parameters(self) -> dict[str, Any]:
         search = self.discoverer
@@ -412,7 +484,7 @@ def _listed(
     empty = np.empty(0)
     if rows.shape[0] == 0:
         return Found(
-            words=pa.array([], type=pa.string()), counts=empty, standard_error=empty,
+            words=words_of(rows, alphabet), counts=empty, standard_error=empty,
             threshold=math.inf, candidates=0, left_out=left_out, records=round(tally.count * scale),
         )  # fmt: skip
     found = debias.estimate(tally, points)

@@ -60,15 +60,20 @@ class Rule:
 
     study: str  # the name that its user knows; consent, limits and the ledger go by it
     task_id: str
-    epsilon: float  # of one record: what `privatise` promises
+    epsilon: float | None  # of one record: what `privatise` promises; None: the collector can read
+    # it, and gets no more than `lifetime_reports` of a device and study
     daily_reports: int  # the most records of one day that are ever sent
     delay_seconds: int
     lifetime_epsilon: float | None = None  # beyond it this device sends nothing more for the study
+    lifetime_reports: int = 1  # the same, for records that the collector can read
 
     def check(self) -> None:
         _check_study(self.study)
-        _check_hex(self.task_id, 64, "task_id")
-        require(self.epsilon > 0, f"epsilon must be above 0; got {self.epsilon}")
+        check_hex(self.task_id, 64, "task_id")
+        require(
+            self.epsilon is None or self.epsilon > 0,
+            f"epsilon must be above 0; got {self.epsilon}",
+        )
         require(
             self.daily_reports >= 1,
             f"daily_reports must be at least 1; got {self.daily_reports}; "
@@ -78,10 +83,15 @@ class Rule:
             1 <= self.delay_seconds <= LONGEST_DELAY,
             f"delay_seconds must be 1 to {LONGEST_DELAY}; got {self.delay_seconds}",
         )
+        limit = self.lifetime_epsilon
         require(
-            self.lifetime_epsilon is None or self.lifetime_epsilon >= self.epsilon,
-            f"lifetime_epsilon must allow one record of epsilon {self.epsilon:g}; "
-            f"got {self.lifetime_epsilon}; use None for no limit",
+            limit is None or (self.epsilon is not None and limit >= self.epsilon),
+            f"lifetime_epsilon must allow one record of epsilon {self.epsilon}; "
+            f"got {limit}; use None for no limit",
+        )
+        require(
+            self.lifetime_reports >= 1,
+            f"lifetime_reports must be at least 1; got {self.lifetime_reports}",
         )
 
 
@@ -93,7 +103,7 @@ class Outcome(StrEnum):
     THINNED_OUT = "thinned_out"  # the day has enough records, and the lot fell on others
     NO_CONSENT = "no_consent"  # nothing was privatised
     DAY_OVER = "day_over"  # records of this day went out before: the clock was set back
-    LIFETIME_SPENT = "lifetime_spent"  # one more record would exceed the rule's lifetime_epsilon
+    LIFETIME_SPENT = "lifetime_spent"  # one more record is more than the rule ever allows
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -116,7 +126,7 @@ class LogEntry:
     study: str
     day: int | None  # on which it was sent, in days since 1970-01-01 UTC
     records: tuple[tuple[str, bytes], ...]
-    epsilon: float  # of all of them together
+    epsilon: float  # of all of them together; infinite if the collector can read them
 
     @property
     def size(self) -> int:
@@ -126,6 +136,8 @@ class LogEntry:
     def __str__(self) -> str:
         number = len(self.records)
         what = f"{number} record{'s' * (number != 1)} ({self.size} bytes) for {self.study}"
+        if math.isinf(self.epsilon):
+            what += ", which the collector can read"
         if self.day is not None:
             when = date(1970, 1, 1) + timedelta(days=self.day)
             return f"{when}: sent {what}, at a privacy cost of epsilon {self.epsilon:g}"
@@ -156,7 +168,7 @@ class _Waiting:
         return self.rule.study, self.day
 
 
-@dataclass(frozen=True, slots=True, repr=False, order=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class _Sent:
     """A record that arrived."""
 
@@ -164,7 +176,12 @@ class _Sent:
     study: str
     task_id: str
     data: bytes
-    epsilon: float
+    epsilon: float | None
+
+    @property
+    def place(self) -> tuple[int, str, str, bytes, float]:
+        """Where it stands in the log."""
+        return self.day, self.study, self.task_id, self.data, _cost(self.epsilon)
 
 
 class Outbox:
@@ -173,7 +190,8 @@ class Outbox:
     Claim: to whoever sees everything that leaves, and whatever else they know, an event's value
         is epsilon-indistinguishable from any other value; all values of one day and study
         together from any others by at most the sum over the day's records that left, of which
-        there are at most `daily_reports`; all values ever by `spent()`.
+        there are at most `daily_reports`; all values ever by `spent()`. None of it holds of
+        records whose rule has no epsilon: the collector can read those, and `spent` is infinite.
     Proof: basic composition over the records that leave. Which of them leave, when and in what
         order depends on lots and clock alone; dropping privatised records is post-processing. It
         is not amplification: what is sent was privatised at epsilon and costs epsilon.
@@ -186,7 +204,8 @@ class Outbox:
         """`keep_sent_days`: how long the bytes that were sent stay in the log; 0 keeps none."""
         self._consented: set[str] = set()
         self._waiting: list[_Waiting] = []  # by id, so that not even the order of events is kept
-        self._charged: dict[tuple[str, int, float], int] = {}  # study, day, epsilon: records
+        self._charged: dict[tuple[str, int, float | None], int] = {}  # study, day, epsilon: records
+        self._answered: set[str] = set()  # tasks whose collector can read the record: one each
         self._sent: list[_Sent] = []
         self._keep_sent_days = 0
         self.keep_sent(keep_sent_days)
@@ -286,7 +305,7 @@ class Outbox:
         """
         named = set(ids)
         for name in named:
-            _check_hex(name, 32, "an id")
+            check_hex(name, 32, "an id")
         day = _day_of(now)
         arrived = [record for record in self._waiting if record.id in named]
         for record in arrived:
@@ -294,7 +313,7 @@ class Outbox:
                 self._charge(record)
             rule = record.rule
             self._sent.append(_Sent(day, rule.study, rule.task_id, record.data, rule.epsilon))
-        self._sent.sort()
+        self._sent.sort(key=lambda sent: sent.place)
         self._expire(day)
         return self._keep(lambda record: record.id not in named)
 
@@ -310,7 +329,7 @@ class Outbox:
 
     def forget(self, task_id: str) -> int:
         """This task is over: drop its unsent records; how many that was."""
-        _check_hex(task_id, 64, "task_id")
+        check_hex(task_id, 64, "task_id")
         return self._keep(lambda record: record.rule.task_id != task_id)
 
     def keep_sent(self, days: int) -> None:
@@ -324,12 +343,12 @@ class Outbox:
     def log(self) -> list[LogEntry]:
         """What was sent, by day and study; then by study what is on the way, and what waits."""
         rows: list[tuple[tuple[int, int, str], str, bytes, float]] = [
-            ((0, sent.day, sent.study), sent.task_id, sent.data, sent.epsilon)
+            ((0, sent.day, sent.study), sent.task_id, sent.data, _cost(sent.epsilon))
             for sent in self._sent
         ]
         for record in self._waiting:
             heading = (1 if record.handed_out else 2, 0, record.rule.study)
-            rows.append((heading, record.rule.task_id, record.data, record.rule.epsilon))
+            rows.append((heading, record.rule.task_id, record.data, _cost(record.rule.epsilon)))
         rows.sort(key=lambda row: row[0])
         entries = []
         for (state, day, study), group in groupby(rows, key=lambda row: row[0]):
@@ -356,7 +375,7 @@ class Outbox:
             f"study must be a name and day a whole number, or None for all; got {study!r}, {day!r}",
         )
         return math.fsum(
-            epsilon * records
+            _cost(epsilon) * records
             for (charged_study, charged_day, epsilon), records in self._charged.items()
             if study in (None, charged_study) and day in (None, charged_day)
         )
@@ -371,8 +390,11 @@ class Outbox:
                 "waiting": [_plain(record) for record in self._waiting],
                 "charged": [
                     {"study": study, "day": day, "epsilon": epsilon, "records": records}
-                    for (study, day, epsilon), records in sorted(self._charged.items())
+                    for (study, day, epsilon), records in sorted(
+                        self._charged.items(), key=lambda entry: (*entry[0][:2], _cost(entry[0][2]))
+                    )
                 ],
+                "answered": sorted(self._answered),
                 "sent": [_plain(sent) for sent in self._sent],
             }
         )
@@ -414,11 +436,14 @@ class Outbox:
             rule, privatised = from_json(canonical(record["rule"])), bytes.fromhex(record["data"])
             outbox._waiting.append(_Waiting(**{**record, "rule": rule, "data": privatised}))
         for entry in data["charged"]:
-            key = (str(entry["study"]), int(entry["day"]), float(entry["epsilon"]))
+            key = (str(entry["study"]), int(entry["day"]), _epsilon(entry))
             outbox._charged[key] = int(entry["records"])
+        outbox._answered = set(data["answered"])
         for record in data["sent"]:
-            epsilon, privatised = float(record["epsilon"]), bytes.fromhex(record["data"])
-            outbox._sent.append(_Sent(**{**record, "epsilon": epsilon, "data": privatised}))
+            privatised = bytes.fromhex(record["data"])
+            outbox._sent.append(
+                _Sent(**{**record, "epsilon": _epsilon(record), "data": privatised})
+            )
         return outbox
 
     def _keeps_its_rules(self) -> bool:
@@ -426,7 +451,9 @@ class Outbox:
         for study in self._consented:
             _check_study(study)
         for record in self._waiting:
-            _check_hex(record.id, 32, "an id")
+            check_hex(record.id, 32, "an id")
+        for task_id in self._answered:
+            check_hex(task_id, 64, "task_id")
         ids = [record.id for record in self._waiting]
         days = Counter(record.study_day for record in self._waiting)
         handed_out = Counter(
@@ -438,7 +465,7 @@ class Outbox:
             all(map(_is_well_typed, self._waiting))
             and all(map(_is_well_typed, self._sent))
             and ids == sorted(set(ids))
-            and self._sent == sorted(self._sent)
+            and self._sent == sorted(self._sent, key=lambda sent: sent.place)
             and all(
                 record.rule.study in self._consented
                 and days[record.study_day] <= record.limit <= record.rule.daily_reports
@@ -446,7 +473,7 @@ class Outbox:
             )
             and all(count <= self._charged.get(key, 0) for key, count in handed_out.items())
             and all(
-                day >= 0 and epsilon > 0 and records >= 1
+                day >= 0 and _cost(epsilon) > 0 and records >= 1
                 for (_, day, epsilon), records in self._charged.items()
             )
         )
@@ -456,7 +483,10 @@ class Outbox:
         self._sent = [sent for sent in self._sent if today < sent.day + self._keep_sent_days]
 
     def _affords(self, rule: Rule) -> bool:
-        """Whether one more record keeps the study within the rule's lifetime_epsilon."""
+        """Whether one more record keeps the study within what the rule ever allows."""
+        if rule.epsilon is None:
+            charged = sum(n for (study, _, _), n in self._charged.items() if study == rule.study)
+            return charged < rule.lifetime_reports and rule.task_id not in self._answered
         if rule.lifetime_epsilon is None:
             return True
         after = self.spent(rule.study) + rule.epsilon
@@ -465,6 +495,8 @@ class Outbox:
     def _charge(self, record: _Waiting) -> None:
         """The record counts as sent from here on, and its day is over."""
         record.handed_out = True
+        if record.rule.epsilon is None:
+            self._answered.add(record.rule.task_id)
         key = (*record.study_day, record.rule.epsilon)
         self._charged[key] = self._charged.get(key, 0) + 1
         for other in self._waiting:
@@ -502,12 +534,24 @@ def _plain(record: _Waiting | _Sent) -> dict[str, Any]:
     return {**members, "data": record.data.hex()}
 
 
+def _cost(epsilon: float | None) -> float:
+    """What a record costs; what the collector can read has no bound."""
+    return math.inf if epsilon is None else epsilon
+
+
+def _epsilon(entry: dict[str, Any]) -> float | None:
+    """The epsilon of an entry of the state's JSON, which prints 4.0 as 4."""
+    return None if entry["epsilon"] is None else float(entry["epsilon"])
+
+
 def _is_well_typed(record: _Waiting | _Sent) -> bool:
     """Whether each field has the type that its annotation names, and no number is below zero."""
     given = [(field.type, getattr(record, field.name)) for field in fields(record)]
     return all(
-        type(value).__name__ == name and (name not in ("int", "float") or value >= 0)
+        type(value).__name__ == name.removesuffix(" | None")
+        and (not isinstance(value, int | float) or value >= 0)
         for name, value in given
+        if value is not None or not name.endswith(" | None")
     )
 
 
@@ -519,7 +563,8 @@ def _check_study(study: str) -> None:
     )
 
 
-def _check_hex(text: str, digits: int, what: str) -> None:
+def check_hex(text: str, digits: int, what: str) -> None:
+    """Refuse what is not so many hexadecimal digits; the message does not show it."""
     require(
         isinstance(text, str) and len(text) == digits and set(text) <= set("0123456789abcdef"),
         f"{what} must be {digits} hexadecimal digits in lower case; got something else; "

@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sfumato import hashing
 from sfumato.aggregation import Plain
 from sfumato.errors import SpecError
 from sfumato.kernels import Decode
+from sfumato.prefixes import Prefix
 from sfumato.privacy import (
     Mechanism,
     NoiseAtRelease,
@@ -168,15 +168,10 @@ class PrefixDesign:
 
     def values(self, level: int, codes: Codes) -> I64:
         """What devices encode at a level, from rows of their words' codes."""
-        prefix = codes[:, : self.lengths[level]]
-        if isinstance(self.sketch(level), OneHot):
-            places = self.radix ** np.arange(prefix.shape[1], dtype=np.int64)[::-1]
-            return np.asarray(prefix.astype(np.int64) @ places)
-        wide = np.ascontiguousarray(prefix.astype("<u2")).view(np.uint8)
-        points = hashing.fingerprint_rows(
-            wide.reshape(prefix.shape[0], 2 * prefix.shape[1]), self.seed
-        )
-        return points.astype(np.int64)  # below 2**61
+        return self.prefix(level).values(self.sketch(level), codes)
+
+    def prefix(self, level: int) -> Prefix:
+        return Prefix(alphabet=self.alphabet, length=self.length, size=self.lengths[level])
 
     def rate(self, level: int, candidates: int) -> float:
         """The chance with which a candidate that nobody holds is kept at a level."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sfumato.batch import Batch
 from sfumato.errors import ImpossibleError, MismatchError, SfumatoError
-from sfumato.privacy import Ledger, Rng
+from sfumato.privacy import Books, Rng
 from sfumato.task import Task
 
 F64 = npt.NDArray[np.float64]
@@ -42,12 +42,12 @@ class NoisedSum:
         return f"NoisedSum(task={self.task.id[:8]}…, count={self.count})"
 
 
-def charge(task: Task, *, ledger: Ledger) -> None:
+def charge(task: Task, *, ledger: Books) -> None:
     """Put what a release of this task costs on the ledger, or raise BudgetError."""
     ledger.charge(campaign=task.campaign, cohort=task.cohort, task=task.id, loss=task.loss)
 
 
-def noised_sum(task: Task, batch: Batch, *, ledger: Ledger, rng: Rng) -> NoisedSum:
+def noised_sum(task: Task, batch: Batch, *, ledger: Books, rng: Rng) -> NoisedSum:
     """Charge the ledger, open the batch and add what noise is due at the release.
 
     Nothing is opened unless the charge is on the ledger; a refused charge opens nothing. A masked
@@ -162,7 +162,7 @@ class Release:
             ecolor="#2f3b52",
             capsize=2,
         )
-        axes.set_yticks(range(shown), labels)
+        axes.set_yticks(range(shown), labels, parse_math=False)  # items may have dollar signs
         axes.invert_yaxis()
         axes.set_xlabel("devices (bars: 95% intervals)")
         axes.set_title(self._promise(), fontsize=9, loc="left")
@@ -174,6 +174,27 @@ class Release:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data; `estimates` lists one record an item, largest first."""
         return {**self.head(), "estimates": self.frame().to_pylist()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Release:
+        """The release that `to_dict` described; half widths to within the rounding of a sum."""
+        rows = data["estimates"]
+
+        def column(name: str) -> F64:
+            return np.array([row[name] for row in rows], dtype=np.float64)
+
+        return cls(
+            items=pa.array([row["item"] for row in rows], type=pa.string()),
+            counts=column("count"),
+            standard_error=column("standard_error"),
+            half_width=(column("high") - column("low")) / 2,
+            significant=column("significant").astype(np.bool_),
+            privacy=Privacy(**data["privacy"]),
+            cost=Cost(**data["cost"]),
+            study=data["study"],
+            plan=data["plan"],
+            notes=tuple(data["notes"]),
+        )
 
     def head(self) -> dict[str, Any]:
         """`to_dict` without the estimates."""

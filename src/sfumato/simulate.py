@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -13,32 +12,29 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sfumato import heavy_simulation, mean_simulation, vectors
+from sfumato import answers, heavy_simulation, mean_simulation, open_answers, vectors
+from sfumato.answers import Asked
 from sfumato.campaign import run
 from sfumato.engine import Engine, LocalEngine
-from sfumato.errors import DataError, ImpossibleError, StudyError
+from sfumato.errors import DataError, StudyError
 from sfumato.fleet import Asking, Progress, cohorts_of
 from sfumato.frequencies import FrequencyCampaign, FrequencyDesign
 from sfumato.heavy_hitters import HeavyHitterDesign, HistogramDesign
 from sfumato.local_frequencies import LocalDesign, in_epoch, values_of
-from sfumato.local_frequencies import estimates as local_estimates
 from sfumato.mean import MeanRelease
 from sfumato.new_words import WordDesign, seeded
 from sfumato.plan import Plan, plan
 from sfumato.population import Data, Population
-from sfumato.prefix_search import PrefixDesign
-from sfumato.privacy import Budget, Ledger, Rng, SeededRng, SystemRng, Tally, debias
-from sfumato.release import NORMAL_95, Cost, Release
+from sfumato.prefix_search import PrefixCampaign, PrefixDesign
+from sfumato.privacy import Budget, Ledger, Rng, SeededRng, SystemRng, Tally
+from sfumato.release import Release
 from sfumato.spec import LARGEST_INTEGER
 from sfumato.study import Study
-from sfumato.sum_plan import bytes_per_device
 from sfumato.task import Task
 
 I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 
-_TINY = float(np.finfo(np.float64).tiny)
 _PIECE = 1 << 18  # devices that privatise together
 _SEEDED = "this run's noise was drawn from a seed: who knows it can take the noise off"
 _Promised = TypeVar("_Promised", Plan, Release, MeanRelease)
@@ -198,59 +194,31 @@ def _ask_for_sums(planned: Plan, sized: FrequencyDesign, ask: Asking) -> Release
     campaign = FrequencyCampaign(design, planned.asked_about.items)
     run(campaign, fleet.gather, ledger=ask.books, rng=ask.rng)
     ask.tell("estimating", 1.0)
-    estimates = campaign.estimates()
-    summary = planned.summary()
-    summary["parameters"] |= {"decoder": estimates.decoder}
-    if design.pilot_devices:
-        summary["parameters"] |= {"width": estimates.width}
-    cost = Cost(
+    asked = Asked(
         devices=fleet.asked,
         rounds=design.rounds + (1 if design.pilot_devices else 0),
-        bytes_per_device=bytes_per_device(replace(design, width=campaign.width)),
-        seconds=0.0,
+        notes=(*_notes(planned, population, fleet.asked), *fleet.notes),
     )
-    answer = _Answer(
-        counts=estimates.counts,
-        standard_error=estimates.standard_error,
-        half_width=estimates.half_width,
-        null=debias.Null(alone := float(np.min(estimates.standard_error))),
-        null_error=alone,
-        answered=campaign.answered,
-        notes=[*_notes(planned, population, fleet.asked), *fleet.notes],
-    )
-    return _release(planned, answer, summary, cost, ask.started)
+    release = answers.from_sums(planned, campaign, asked)
+    return answers.timed(release, time.perf_counter() - ask.started)
 
 
 def _ask_for_lists(planned: Plan, ask: Asking) -> Release:
     """An open domain: devices send what the design has keys for, each item once."""
     design = planned.design
     assert isinstance(design, HeavyHitterDesign | HistogramDesign | PrefixDesign)  # as was seen
-    found = heavy_simulation.ask(planned.study, design, ask)
-    summary = planned.summary()
-    summary["parameters"] |= found.parameters
-    scale = found.asked / max(found.answered, 1)
-    counts = found.counts * scale
-    sampling = np.maximum(counts, 0) * (scale - 1)
-    error = np.sqrt((scale * found.standard_error) ** 2 + sampling)
-    half = np.sqrt((scale * found.half_width) ** 2 + NORMAL_95**2 * sampling)
-    kept = np.flatnonzero(counts >= (planned.study.threshold or 0.0))
-    return Release(
-        items=found.items.take(pa.array(kept)),
-        counts=counts[kept],
-        standard_error=error[kept],
-        half_width=half[kept],
-        significant=np.ones(kept.size, dtype=np.bool_),
-        privacy=planned.privacy,
-        cost=Cost(
-            devices=found.asked,
-            rounds=planned.predicted["rounds"],
-            bytes_per_device=planned.predicted["bytes_per_device"],
-            seconds=time.perf_counter() - ask.started,
-        ),
-        study=planned.study.to_dict(),
-        plan=summary,
-        notes=(*_notes(planned, ask.population, found.asked), *found.notes),
+    outcome = heavy_simulation.ask(planned.study, design, ask)
+    asked = Asked(
+        devices=outcome.asked,
+        rounds=planned.predicted["rounds"],
+        notes=(*_notes(planned, ask.population, outcome.asked), *outcome.notes),
     )
+    release = (
+        open_answers.from_prefixes(planned, outcome.campaign, asked)
+        if isinstance(outcome.campaign, PrefixCampaign)
+        else open_answers.from_list(planned, outcome.campaign, asked)
+    )
+    return answers.timed(release, time.perf_counter() - ask.started)
 
 
 def _ask_locally(
@@ -289,32 +257,12 @@ def _ask_locally(
                 (number + min(asked / max(design.devices, 1), 1) % 1) / design.rounds,
             )
         tallies.append(tally)
-    if not any(tally.count for tally in tallies):
-        raise ImpossibleError("no device answered, so there is nothing to estimate from")
     tell("estimating", 1.0)
-    found = local_estimates(tallies, planned.asked_about, aware=design.aware)
-    summary = planned.summary()
-    summary["parameters"] |= {
-        "decoder": found.decoder,
-        "unlisted": found.unlisted,
-        "unlisted_error": found.unlisted_error,
-    }
-    answer = _Answer(
-        counts=found.counts,
-        standard_error=found.standard_error,
-        half_width=NORMAL_95 * found.standard_error,
-        null=found.null,
-        null_error=found.null_error,
-        answered=answered,
-        notes=[*_notes(planned, population, asked), *notes],
+    whom = Asked(
+        devices=asked, rounds=design.rounds, notes=(*_notes(planned, population, asked), *notes)
     )
-    cost = Cost(
-        devices=asked,
-        rounds=design.rounds,
-        bytes_per_device=planned.predicted["bytes_per_device"],
-        seconds=0.0,
-    )
-    return _release(planned, answer, summary, cost, started)
+    release = answers.from_tallies(planned, tallies, whom, answered=answered)
+    return answers.timed(release, time.perf_counter() - started)
 
 
 def _ask_for_words(
@@ -341,41 +289,15 @@ def _ask_for_words(
             sent += part.shape[0]
             search.fold(search.randomize(part, rng=rng), tallies)
         tell("asking everybody", min(asked / max(sized.devices, 1), 1.0))
-    if any(tally.count == 0 for tally in tallies):
-        raise ImpossibleError(f"{sent} devices sent a word: too few to find any")
     tell("finding words", 1.0)
-    found = search.find(tallies)
     notes = _notes(planned, population, asked)
     if unfit:
         notes.append(
             f"{unfit:,} devices sent nothing: their word has characters not in the alphabet"
         )
-    if found.left_out:
-        notes.append(f"{found.left_out:,} parts of words were too many to put together")
-    summary = planned.summary()
-    summary["parameters"] |= {
-        "reports": sent,
-        "candidates": found.candidates,
-        "significant_from": None if math.isinf(found.threshold) else found.threshold,
-        "significance_level": debias.LEVEL,
-    }
-    return Release(
-        items=found.words,
-        counts=found.counts,
-        standard_error=found.standard_error,
-        half_width=NORMAL_95 * found.standard_error,
-        significant=np.ones(len(found), dtype=np.bool_),
-        privacy=planned.privacy,
-        cost=Cost(
-            devices=asked,
-            rounds=1,
-            bytes_per_device=planned.predicted["bytes_per_device"],
-            seconds=time.perf_counter() - started,
-        ),
-        study=planned.study.to_dict(),
-        plan=summary,
-        notes=tuple(notes),
-    )
+    whom = Asked(devices=asked, rounds=1, notes=tuple(notes))
+    release = answers.from_words(planned, search, tallies, whom, sent=sent)
+    return answers.timed(release, time.perf_counter() - started)
 
 
 def _each_device(values: npt.NDArray[Any], weights: I64 | None) -> Iterator[npt.NDArray[Any]]:
@@ -387,19 +309,6 @@ def _each_device(values: npt.NDArray[Any], weights: I64 | None) -> Iterator[npt.
     for start in range(0, int(ends[-1]) if ends.size else 0, _PIECE):
         places = np.arange(start, min(start + _PIECE, int(ends[-1])))
         yield values[np.searchsorted(ends, places, side="right")]
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What either way of asking gives, over the devices that answered."""
-
-    counts: F64
-    standard_error: F64
-    half_width: F64
-    null: debias.Null  # the law of an item that nobody holds
-    null_error: F64 | float  # its deviation, item by item
-    answered: int
-    notes: list[str]
 
 
 def _planned(study: Plan | Study, population: Population) -> Plan:
@@ -428,41 +337,6 @@ def _qualified(promised: _Promised, exception: str) -> _Promised:
         return promised
     statement = f"{privacy.statement}; not covered: {exception}"
     return replace(promised, privacy=replace(privacy, statement=statement))
-
-
-def _release(
-    planned: Plan, answer: _Answer, summary: dict[str, Any], cost: Cost, started: float
-) -> Release:
-    """Counts over all devices asked: those that did not answer are taken to be like those that did.
-
-    What that adds to the error is the sampling of devices: a count c known from one device in s has
-    a variance of c·(s − 1) from it.
-    """
-    scale = cost.devices / max(answer.answered, 1)
-    counts = answer.counts * scale
-    sampling = np.maximum(counts, 0) * (scale - 1)
-    error = np.sqrt((scale * answer.standard_error) ** 2 + sampling)
-    half = np.sqrt((scale * answer.half_width) ** 2 + NORMAL_95**2 * sampling)
-    level = scale * answer.null.threshold(counts.size)
-    significant = counts > level * answer.null_error / max(answer.null.error, _TINY)
-    order = np.argsort(-counts, kind="stable")
-    if planned.study.threshold is not None:
-        order = order[counts[order] >= planned.study.threshold]
-    if planned.study.publish == "significant":
-        order = order[significant[order]]
-    summary["parameters"] |= {"significant_from": level, "significance_level": debias.LEVEL}
-    return Release(
-        items=planned.asked_about.items.take(pa.array(order, type=pa.int64())),
-        counts=counts[order],
-        standard_error=error[order],
-        half_width=half[order],
-        significant=significant[order],
-        privacy=planned.privacy,
-        cost=replace(cost, seconds=time.perf_counter() - started),
-        study=planned.study.to_dict(),
-        plan=summary,
-        notes=tuple(answer.notes),
-    )
 
 
 def _notes(planned: Plan, population: Population, asked: int) -> list[str]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ LARGEST_INTEGER = 2**53 - 1  # what every JSON reader keeps exact
 
 _KINDS: dict[str, type] = {}
 _HINTS: dict[type, Mapping[str, Any]] = {}  # resolving a class's annotations is slow
+_PLAIN_JSON = json.JSONEncoder(ensure_ascii=False).encode
 _T = TypeVar("_T")
 
 
@@ -123,7 +125,7 @@ def canonical(data: object) -> str:
             data.encode()
         except UnicodeEncodeError as problem:
             raise SpecError("a string in a spec must be Unicode without surrogates") from problem
-    return json.dumps(data, ensure_ascii=False)
+    return _PLAIN_JSON(data)
 
 
 def _number(value: float) -> str:
@@ -175,11 +177,16 @@ def _fits(value: object, hint: Any) -> bool:
         return whole and abs(value) <= LARGEST_INTEGER  # type: ignore[arg-type]  # whole: an int
     if hint is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and math.isfinite(value)  # type: ignore[arg-type]  # number: int or float
+        return number and _is_finite(value)  # type: ignore[arg-type]  # number: int or float
     if hint in (str, bool, type(None)):
         return isinstance(value, hint)
     # A kind of spec, or a protocol that some kinds fulfil.
     return type(value) in _KINDS.values() and isinstance(value, hint)
+
+
+def _is_finite(value: float) -> bool:
+    """Whether a number, which may be an integer beyond all floats, can be a float."""
+    return abs(value) <= sys.float_info.max
 
 
 def _plain(value: object) -> Any:
@@ -208,6 +215,6 @@ def _build(data: Any) -> Any:
     members = {name: _build(item) for name, item in data.items()}
     for name, item in members.items():
         wants_float = float in (hints[name], *typing.get_args(hints[name]))
-        if wants_float and isinstance(item, int) and not isinstance(item, bool):
+        if wants_float and type(item) is int and _is_finite(item):
             members[name] = float(item)  # canonical JSON prints 1.0 as 1
     return cls(**members)

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from sfumato.spec import require
 
+if TYPE_CHECKING:  # a device does without
+    import pyarrow as pa
+
 Bool = npt.NDArray[np.bool_]
 Codes = npt.NDArray[np.uint16]
+Words: TypeAlias = "pa.Array | pa.ChunkedArray | Sequence[str]"
 
 LATIN = "abcdefghijklmnopqrstuvwxyz"
 
 
-def codes_of(words: pa.Array | pa.ChunkedArray, alphabet: str, length: int) -> tuple[Codes, Bool]:
+def codes_of(words: Words, alphabet: str, length: int) -> tuple[Codes, Bool]:
     """Words as rows of codes, (n, length), and which of them have characters of the alphabet only.
 
-    >>> codes_of(pa.array(["bad", "é"]), "abcd", 4)[0].tolist()
+    >>> codes_of(["bad", "é"], "abcd", 4)[0].tolist()
     [[2, 1, 4, 0], [0, 0, 0, 0]]
     """
-    held = words.to_numpy(zero_copy_only=False).astype(f"<U{length}")  # numpy cuts longer ones
+    held = words if isinstance(words, Sequence) else words.to_numpy(zero_copy_only=False)
+    held = np.asarray(held).astype(f"<U{length}")  # numpy cuts longer ones
     points = np.ascontiguousarray(held).view(np.uint32).reshape(len(words), length)
     order = np.argsort([ord(character) for character in alphabet])
     known = np.array([0, *sorted(map(ord, alphabet))], dtype=np.uint32)
@@ -35,6 +42,8 @@ def codes_of(words: pa.Array | pa.ChunkedArray, alphabet: str, length: int) -> t
 
 def words_of(codes: Codes, alphabet: str) -> pa.Array:
     """The words that rows of codes stand for."""
+    import pyarrow as pa
+
     characters = np.array(["", *alphabet])
     return pa.array(["".join(row) for row in characters[codes].tolist()], type=pa.string())
 

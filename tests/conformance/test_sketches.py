@@ -12,7 +12,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-import sfumato  # noqa: F401  # registers every kind
+import sfumato.simulate  # noqa: F401  # registers every kind
 from checks import SEED
 from sfumato.errors import SpecError
 from sfumato.sketch import CountSketch, IntegerKeys, InvertibleSketch, OneHot, Sketch

@@ -28,6 +28,7 @@ NAMES = (
     "invertible",
     "dense",
     "clients",
+    "ingest",
     "refined",
     "coverage",
     "secure",

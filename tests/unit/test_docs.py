@@ -135,7 +135,9 @@ def test_console_examples_are_found() -> None:
 def test_the_readme_shows_what_the_demo_prints() -> None:
     shown = dict(console(words(ROOT / "README.md")))["make demo"]
     _, printed = run("sfumato demo")
-    assert doctest.OutputChecker().check_output(shown, printed, SAME), printed
+    # What devices hold is the same each time, and their noise is not.
+    blurred = [re.sub(r"\d[\d,]*\.\d", "#", text) for text in (shown, printed)]
+    assert doctest.OutputChecker().check_output(*blurred, SAME), printed
 
 
 def test_the_command_line_page_is_up_to_date() -> None:

@@ -16,7 +16,7 @@ from checks import SEED, assert_binomial
 from sfumato import local_plan
 from sfumato.errors import ImpossibleError, SpecError, StudyError
 from sfumato.local_frequencies import LocalDesign, oracle_of
-from sfumato.new_words import FragmentPuzzle, PrefixExtension
+from sfumato.new_words import FragmentPuzzle, PrefixExtension, WordTask, word_report
 from sfumato.privacy import HashedResponse, SeededRng, Tally, debias
 from sfumato.words import codes_of, words_of
 
@@ -305,6 +305,9 @@ def test_codes_and_words_round_trip() -> None:
     codes, fits = codes_of(words, "cab森defghij", 10)
     assert fits.tolist() == [True, True, True, False, False]
     assert words_of(codes[fits], "cab森defghij").to_pylist() == ["森", "abc", "abcdefghij"]
+    plain_codes, plain_fits = codes_of(words.to_pylist(), "cab森defghij", 10)
+    assert np.array_equal(plain_codes, codes)
+    assert np.array_equal(plain_fits, fits)
 
 
 @pytest.mark.parametrize(
@@ -318,6 +321,7 @@ def test_word_records_are_whole_or_refused(search: FragmentPuzzle | PrefixExtens
     assert records.shape == (400, search.record_bytes)
     tallies = search.tallies()
     records[7, 0] = 255  # no such position or length
+    assert np.flatnonzero(~search.valid(records)).tolist() == [7]
     assert search.fold(records, tallies) == 1
     whole = tallies[-1].count if isinstance(search, FragmentPuzzle) else None
     parts = sum(tally.count for tally in tallies) - (whole or 0)
@@ -325,6 +329,22 @@ def test_word_records_are_whole_or_refused(search: FragmentPuzzle | PrefixExtens
     assert whole in (None, 399)
     with pytest.raises(SpecError, match="must have records"):
         search.find(search.tallies())
+
+
+def test_a_device_reports_the_words_that_a_search_has_codes_for() -> None:
+    task = WordTask(
+        discoverer=local_plan.prefix_search(8.0), cohort="everybody", records_per_report=3
+    )
+    report = word_report(task, ["lol", "h2o", "omg"], rng=SeededRng(SEED))
+    assert report is not None
+    assert report.task_id == task.id
+    assert len(report.message) == 2 * task.discoverer.record_bytes
+    assert word_report(task, ["h2o"], rng=SeededRng(SEED)) is None
+    for words in ([], ["lol"] * 4):
+        with pytest.raises(
+            SpecError, match=f"1 to 3 words of a device at a time; got {len(words)}"
+        ):
+            word_report(task, words, rng=SeededRng(SEED))
 
 
 def test_word_studies_need_devices_to_be_planned() -> None:

@@ -553,7 +553,7 @@ def test_thinning_gives_no_discount() -> None:
     outbox = consenting()
     filled(outbox, 100)
     outbox.due(LATER)
-    assert outbox.spent() == 2 * RULE.epsilon
+    assert outbox.spent() == 2 * 4.0
 
 
 def test_nothing_resets_the_ledger() -> None:
@@ -687,7 +687,7 @@ def test_a_value_of_another_type_is_refused_wherever_it_is(wrong: object) -> Non
     for container, key in list(places(state)):
         value = container[key]
         same = canonical(wrong) == canonical(value)
-        harmless = wrong == 1.5 and key in ("epsilon", "lifetime_epsilon")
+        harmless = wrong in (1.5, None) and key in ("epsilon", "lifetime_epsilon")
         harmless |= wrong in ([], {}) and isinstance(value, list | dict)
         harmless |= wrong == "x" and isinstance(value, str) and key in ("task_id", "study")
         if not (same or harmless):
@@ -903,6 +903,7 @@ class Device:
         for _ in range(times):
             number = len(self.events)
             data = hashlib.sha256(f"{CLEAR}{number}".encode()).digest()[:8]
+            assert rule.epsilon is not None  # of the rules that are drawn
             self.events.append((rule.study, int(self.now // DAY_SECONDS), rule.epsilon, data))
             calls = 0
 
@@ -1026,3 +1027,46 @@ def test_an_app_that_brings_back_an_older_state_breaks_the_limit_and_is_caught()
     device.do(("due",), False)
     with pytest.raises(AssertionError):
         device.check()
+
+
+# a collector that is trusted with what it is sent
+
+READABLE = replace(RULE, epsilon=None)
+
+
+def test_a_record_that_the_collector_can_read_leaves_once_ever() -> None:
+    outbox = consenting()
+    filled(outbox, 2, READABLE)
+    filled(outbox, 1, READABLE, now=MORNING + DAY_SECONDS)
+    (first,) = outbox.due(LATER)  # of three that waited
+    outbox.sent([first.id], LATER)
+    assert filled(outbox, 1, READABLE, now=LATER) == [Outcome.LIFETIME_SPENT]
+    assert outbox.due(LATER + 10 * DAY_SECONDS) == []
+    assert filled(outbox, 1, OTHER, now=LATER) == [Outcome.KEPT]  # another study's
+
+
+def test_what_the_collector_can_read_has_no_bound_and_is_told() -> None:
+    outbox = consenting()
+    filled(outbox, 1, READABLE)
+    assert "which the collector can read" in str(outbox.log()[0])
+    assert outbox.spent() == 0
+    outbox.sent(ids_of(outbox.due(LATER)), LATER)
+    assert outbox.spent(EMOJI) == outbox.spent() == math.inf
+    assert outbox.spent(WORDS) == 0
+    assert "which the collector can read" in str(outbox.log()[0])
+
+
+def test_a_state_with_readable_records_survives() -> None:
+    outbox = consenting()
+    filled(outbox, 1, READABLE)
+    filled(outbox, 3, OTHER)
+    outbox.sent(ids_of(outbox.due(LATER)), LATER)
+    filled(outbox, 1, OTHER, now=LATER)
+    again = Outbox.from_json(outbox.to_json())
+    assert again.to_json() == outbox.to_json()
+    assert [str(entry) for entry in again.log()] == [str(entry) for entry in outbox.log()]
+
+
+def test_a_readable_record_has_no_lifetime_in_epsilon() -> None:
+    with pytest.raises(SpecError, match="lifetime_epsilon"):
+        replace(READABLE, lifetime_epsilon=4.0)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sfumato  # registers every kind
+import sfumato.simulate  # registers every kind
 from sfumato import spec
 from sfumato.aggregation import Masked, Plain
 from sfumato.errors import SpecError
@@ -37,9 +37,11 @@ from sfumato.learn.diffsketch import (
 from sfumato.learn.training import AdaptiveClip, ServerOptimizer, TrainingDesign
 from sfumato.local_frequencies import LocalDesign
 from sfumato.mean import MeanDesign
-from sfumato.new_words import FragmentPuzzle, PrefixExtension, WordDesign
+from sfumato.new_words import FragmentPuzzle, PrefixExtension, WordDesign, WordTask
+from sfumato.offers import Offer
 from sfumato.outbox import Rule
 from sfumato.prefix_search import PrefixDesign
+from sfumato.prefixes import Prefix
 from sfumato.privacy import (
     AdditiveLoss,
     ApproximateLoss,
@@ -193,6 +195,16 @@ EXAMPLES: dict[str, Any] = {
     "local_task": LocalTask(
         randomizer=HashedResponse(epsilon=4.0, rows=16, width=56, seed=1), cohort="everybody"
     ),
+    "offer": Offer(
+        study="Street trees",
+        purpose="Which trees to plant next.",
+        question="frequencies",
+        trust="local",
+        task=LocalTask(randomizer=DirectResponse(epsilon=1.0, categories=3), cohort="everybody"),
+        epsilon=1.0,
+        dictionary="ab" * 32,
+        closes=20_000,
+    ),
     "mean_design": MeanDesign(
         compression="adapt_norm",
         dimensions=1_000,
@@ -230,6 +242,7 @@ EXAMPLES: dict[str, Any] = {
     "noise_in_shares": NoiseInShares(scale=1e-7, survivors=100, colluders=5),
     "one_hot": OneHot(categories=3),
     "plain": Plain(modulus_bits=12),
+    "prefix": Prefix(alphabet="añ森", length=4, size=2),
     "prefix_extension": PrefixExtension(
         prefix=HashedResponse(epsilon=4.0, rows=16, width=56, seed=1), lengths=(1, 3)
     ),
@@ -250,6 +263,12 @@ EXAMPLES: dict[str, Any] = {
         aggregation=Plain(modulus_bits=8),
         cohort="forêt, 森",
         max_count=100,
+    ),
+    "word_task": WordTask(
+        discoverer=PrefixExtension(
+            prefix=HashedResponse(epsilon=4.0, rows=16, width=56, seed=1), lengths=(2, 4)
+        ),
+        cohort="everybody",
     ),
     "word_design": WordDesign(
         discoverer=PrefixExtension(
@@ -291,6 +310,15 @@ def test_integers_that_json_readers_round_are_refused(value: int) -> None:
     assert canonical(value // abs(value) * (2**53 - 1)) in ("9007199254740991", "-9007199254740991")
     with pytest.raises(SpecError, match=r"2\*\*53"):
         canonical(value)
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400)])
+def test_an_integer_beyond_every_float_is_refused_where_a_number_is_wanted(value: int) -> None:
+    with pytest.raises(SpecError, match="epsilon of Budget must be float"):
+        Budget(epsilon=value, delta=1e-6)
+    text = spec.to_json(Budget(epsilon=7.0, delta=1e-6)).replace(":7,", f":{value},")
+    with pytest.raises(SpecError, match="epsilon of Budget must be float"):
+        spec.from_json(text)
 
 
 def test_keys_are_sorted_and_nothing_is_spaced() -> None:

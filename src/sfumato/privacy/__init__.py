@@ -10,7 +10,7 @@ from sfumato.privacy.accounting import (
     epsilon_of,
     gaussian_stddev,
 )
-from sfumato.privacy.ledger import Budget, Entry, Ledger
+from sfumato.privacy.ledger import Books, Budget, Entry, Ledger
 from sfumato.privacy.listing import ListedAbove, best_list
 from sfumato.privacy.noise import Mechanism, NoiseAtRelease, NoiseInShares, NoNoise
 from sfumato.privacy.randomizers import (
@@ -35,6 +35,7 @@ from sfumato.privacy.tallies import Tally
 __all__ = [
     "AdditiveLoss",
     "ApproximateLoss",
+    "Books",
     "Budget",
     "CountMeanSketch",
     "DirectResponse",

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from sfumato.errors import BudgetError, SpecError
 from sfumato.privacy.accounting import Loss, epsilon_of
@@ -69,6 +69,14 @@ class Entry:
     loss: Loss
 
 
+class Books(Protocol):
+    """Where charges are written down: a `Ledger`, or what a service keeps in its place."""
+
+    def charge(self, *, campaign: str, cohort: str, task: str, loss: Loss) -> None:
+        """Record a loss, or raise BudgetError and record nothing."""
+        ...
+
+
 class Ledger:
     """Charges against one budget, in a file or in memory.
 
@@ -110,15 +118,7 @@ class Ledger:
     def charge(self, *, campaign: str, cohort: str, task: str, loss: Loss) -> None:
         """Record a loss, or raise BudgetError and record nothing. Return means it is on disk."""
         with self._as_budget_errors(), self._transaction():
-            entries = [*self.entries(), Entry(campaign, cohort, task, loss)]
-            after = _spent(entries, self.budget.delta)
-            if self.budget.epsilon is not None and after > self.budget.epsilon * (1 + 1e-9):
-                before = _spent(entries[:-1], self.budget.delta)
-                raise BudgetError(
-                    f"this budget allows {_words(self.budget)} and has spent {before:.4g}, "
-                    f"so a release that would bring it to {after:.4g} is refused",
-                    hint="ask other devices, add more noise, or open a ledger with a larger budget",
-                )
+            afford(Entry(campaign, cohort, task, loss), self.entries(), self.budget)
             self._connection.execute(
                 "INSERT INTO entry (campaign, cohort, task, loss) VALUES (?, ?, ?, ?)",
                 (campaign, cohort, task, to_json(loss)),
@@ -135,7 +135,7 @@ class Ledger:
 
     def spent(self) -> float:
         """The epsilon spent so far by the device that was asked most, at the budget's delta."""
-        return _spent(self.entries(), self.budget.delta)
+        return spent(self.entries(), self.budget.delta)
 
     def close(self) -> None:
         self._connection.close()
@@ -181,7 +181,20 @@ class Ledger:
         self._connection.execute("COMMIT")
 
 
-def _spent(entries: Sequence[Entry], delta: float) -> float:
+def afford(entry: Entry, entries: Sequence[Entry], budget: Budget) -> None:
+    """Raise BudgetError if this entry after those is more than the budget allows."""
+    after = spent([*entries, entry], budget.delta)
+    if budget.epsilon is not None and after > budget.epsilon * (1 + 1e-9):
+        before = spent(entries, budget.delta)
+        raise BudgetError(
+            f"this budget allows {_words(budget)} and has spent {before:.4g}, "
+            f"so a release that would bring it to {after:.4g} is refused",
+            hint="ask other devices, add more noise, or open a ledger with a larger budget",
+        )
+
+
+def spent(entries: Sequence[Entry], delta: float) -> float:
+    """The epsilon of the device that was asked most; how that is counted is said at `Ledger`."""
     campaigns: dict[str, dict[str, list[Loss]]] = {}
     for entry in entries:
         cohorts = campaigns.setdefault(entry.campaign, {})

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from sfumato.errors import ImpossibleError
 from sfumato.privacy import samplers
@@ -131,11 +131,8 @@ class ListedAbove:
             return values, weights
         kept = _heads(len(values) if weights is None else weights, self.rate, rng)
         rows = np.flatnonzero(kept)
-        chosen = (
-            values.take(pa.array(rows))
-            if isinstance(values, pa.Array | pa.ChunkedArray)
-            else np.asarray(values)[rows]
-        )
+        plain = isinstance(values, np.ndarray | Sequence)  # else a column of Arrow
+        chosen = np.asarray(values)[rows] if plain else values.take(rows)
         return chosen, None if weights is None else kept[rows]
 
     def told(self, counts: I64, *, rng: Rng) -> tuple[I64, npt.NDArray[np.bool_]]:

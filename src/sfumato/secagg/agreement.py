@@ -263,10 +263,19 @@ def unpack_words(data: bytes, cells: int, bits: int, lane: type[np.unsignedinteg
     kind = np.dtype(lane)
     if kind.itemsize * 8 == bits:
         return np.frombuffer(data, dtype=kind.newbyteorder("<")).astype(kind, copy=False)
-    digits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
-    if digits[cells * bits :].any():
+    used = cells * bits % 8  # bits of the last byte
+    if used and data[-1] >> used:
         raise MismatchError("the last bits of a masked table must be zero")
-    wide = np.zeros((cells, 8 * kind.itemsize), dtype=np.uint8)
-    wide[:, :bits] = digits[: cells * bits].reshape(cells, bits)
-    packed = np.packbits(wide, axis=1, bitorder="little")
-    return packed.view(kind.newbyteorder("<")).reshape(-1).astype(kind)
+    # Eight words take `bits` bytes, so the k-th of each eight begins at every `bits`-th byte.
+    eights = -(-cells // 8)
+    held = np.zeros(eights * bits + 9, dtype=np.uint8)
+    held[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+    words = np.empty((eights, 8), dtype=kind)
+    for place in range(8):
+        first, shift = divmod(place * bits, 8)
+        found = np.ndarray(eights, "<u8", held.data, first, (bits,)) >> np.uint64(shift)
+        if shift + bits > 64:
+            above = np.ndarray(eights, np.uint8, held.data, first + 8, (bits,)).astype(np.uint64)
+            found |= above << np.uint64(64 - shift)
+        words[:, place] = found & np.uint64((1 << bits) - 1)
+    return words.reshape(-1)[:cells]

@@ -36,6 +36,7 @@ from sfumato.secagg.agreement import (
     commitment,
     fingerprint,
     is_low_order,
+    members_from_bytes,
     members_to_bytes,
     neighbours_of,
     pair_label,
@@ -215,6 +216,24 @@ class Coordinator:
         self.phase = Phase.DONE
         return self._total
 
+    def checkpoint(self) -> bytes:
+        """Whose tables are in the sum so far, and the sum: what `restore` needs beside the messages
+        of the phases before, when tables were not kept."""
+        total = self._total.astype(self._total.dtype.newbyteorder("<"), copy=False)
+        return members_to_bytes(self.survivors, self.round.cohort) + total.tobytes()
+
+    def restore(self, checkpoint: bytes) -> None:
+        """Go on in the phase MASK with a sum that `checkpoint` wrote."""
+        size = -(-self.round.cohort // 8)
+        if self.phase is not Phase.MASK or len(checkpoint) != size + self._total.nbytes:
+            raise SpecError("a sum is restored in the phase mask of its own round")
+        survivors = members_from_bytes(checkpoint[:size], self.round.cohort)
+        if not survivors <= self.boxes.keys():
+            raise SpecError("a sum must be of devices that have shared")
+        total = np.frombuffer(checkpoint[size:], dtype=self._total.dtype.newbyteorder("<"))
+        self._total[:] = total
+        self.survivors = survivors
+
     def to_bytes(self) -> bytes:
         """The whole state: a line of JSON, then the sum so far."""
         data = {
@@ -302,6 +321,8 @@ class Coordinator:
     def _mask(self, member: int, message: bytes) -> Refusal | None:
         if member not in self.boxes:
             return Refusal.UNKNOWN
+        if member in self.survivors:  # restored without its message, whose table is in the sum
+            return None
         try:
             words = unpack_words(
                 message, self.round.cells, self.round.modulus_bits, self.round.lane

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from sfumato import hashing
 from sfumato.errors import SpecError
@@ -16,6 +16,9 @@ from sfumato.sketch import capacity, keys
 from sfumato.sketch.keys import Column, Keys
 from sfumato.sketch.norms import Norms, check_weights
 from sfumato.spec import LARGEST_INTEGER, require, spec
+
+if TYPE_CHECKING:  # a device does without
+    import pyarrow as pa
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -181,9 +184,8 @@ class InvertibleSketch:
             left[:, 0] |= left[:, word]
         cells_left = int(np.count_nonzero(left[:, 0]))
         if not valid.all():  # a damaged table: what it gave is no key, so not all of it was listed
-            kept = pa.array(valid)
             items, numbers, counts, values = (
-                items.filter(kept), numbers[valid], counts[valid], values[valid],
+                items.filter(valid), numbers[valid], counts[valid], values[valid],
             )  # fmt: skip
             cells_left = max(cells_left, 1)
         return Listing(

@@ -7,17 +7,18 @@ damaged table need not be a key at all, so reading says which rows are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from sfumato.errors import SpecError
 from sfumato.kernels import invertible as kernels
 from sfumato.spec import require, spec
 from sfumato.words import Bool, Codes, check_alphabet, codes_of, words_of
+
+if TYPE_CHECKING:  # a device that holds no such keys does without
+    import pyarrow as pa
 
 U64 = npt.NDArray[np.uint64]
 U8 = npt.NDArray[np.uint8]
@@ -69,7 +70,7 @@ class TextKeys:
         return 8 * self.length + 1
 
     def numbers(self, items: Column) -> tuple[U64, Bool]:
-        column = _strings(items).cast(pa.large_string())
+        column = _strings(items).cast("large_string")
         _, offsets, data = column.buffers()
         ends = np.frombuffer(offsets, dtype=np.int64)[column.offset :][: len(column) + 1]
         ends = ends if len(column) else np.zeros(1, dtype=np.int64)
@@ -77,6 +78,8 @@ class TextKeys:
         return kernels.text_keys(held, ends, self.length, limbs(self.bits))
 
     def items(self, keys: U64) -> tuple[pa.Array, Bool]:
+        import pyarrow as pa
+
         rows = _bytes(keys)
         size = rows.shape[1]
         last = size - 1 - np.argmax(rows[:, ::-1] != 0, axis=1)
@@ -125,6 +128,9 @@ class WordKeys:
         return keys, fits
 
     def items(self, keys: U64) -> tuple[pa.Array, Bool]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         codes: Codes = np.zeros((len(keys), self.length), dtype=np.uint16)
         radix, start, place = np.uint64(self._radix), 0, 0
         valid = np.ones(len(keys), dtype=np.bool_)
@@ -176,6 +182,8 @@ class IntegerKeys:
         return values[:, None], fits
 
     def items(self, keys: U64) -> tuple[pa.Array, Bool]:
+        import pyarrow as pa
+
         valid = keys[:, 0] >> np.uint64(self.bits) == 0
         return pa.array(keys[:, 0], mask=~valid, type=pa.uint64()), valid
 
@@ -211,6 +219,8 @@ def _bytes(keys: U64) -> U8:
 
 
 def _strings(items: Column) -> pa.Array:
+    import pyarrow as pa
+
     column: Any = items
     if not isinstance(column, pa.Array | pa.ChunkedArray):
         column = pa.array(items, type=pa.string())

@@ -1,0 +1,308 @@
+"""Reports that a collector acknowledges, each on disk by then, against its store without HTTP.
+
+Ours is `sfumato serve`, a process of its own, asked over 32 connections that stay open by another
+(`uploading`). The floor is the bare store: uploads of the same length handed to the same group
+commit (`collector.ingest.Uploads`), over a store of the same kind, by 32 threads, each of which
+waits until its upload is committed; `python -m benchmarks.speed.ingest STORE FILE SECONDS` is that
+process. The worker rests in both. `--only memory` keeps a collector with a worker that works under
+load for ten minutes, and looks at its memory.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks import race
+from benchmarks.lines import ROOT, Line, Settings, line
+from benchmarks.speed import uploading
+from sfumato.collector import ingest, studies
+from sfumato.collector.store import Store
+from sfumato.privacy import SystemRng
+from sfumato.report import to_frames
+from sfumato.spec import from_json
+from sfumato.task import LocalTask
+
+NAME = "ingest"
+REPETITIONS = 5
+CONNECTIONS = 32
+SECONDS = 5.0  # of each contender in a repetition
+MOST_TIMES = 2.0  # the requirement: half of what the bare store does
+MINUTES = (1, 5, 10)  # at which memory is looked at
+MOST_GROWTH = 1.1  # the requirement: what a collector has then, over what it had at first
+KEY = bytes(range(32))  # signs the offer, which nobody takes
+STUDY = {
+    "name": "Street trees",
+    "purpose": "Which to plant next.",
+    "items": [f"tree {number}" for number in range(20)],
+    "study": {"question": "frequencies", "trust": "local", "epsilon": 4.0, "devices": 10**9},
+}
+_RESTING = {"worker_seconds": 3_600, "seal_seconds": 3_600}
+_BODIES = 64  # that the bare store is given in turn
+
+
+def run(settings: Settings) -> Iterator[Line]:
+    _find_tests()
+    timed = Settings(
+        quick=settings.quick, repeats=settings.repeats or (1 if settings.quick else REPETITIONS)
+    )
+    for kind in ("sqlite", "postgresql")[: 1 if settings.quick else None]:
+        cases = {f"{kind}/{reports} an upload": reports for reports in (1, 100)}
+        wanted = [case for case in cases if settings.wants(case)][: 1 if settings.quick else None]
+        if wanted:
+            with _stores(kind) as stores:
+                for case in wanted if stores else ():
+                    yield _race(timed, case, stores, cases[case])
+    if settings.only == "memory":
+        yield _memory(settings)
+
+
+def table(lines: list[Line]) -> str:
+    """The race, and what it means in reports; or what memory there was."""
+    raced = [each for each in lines if "bare" in each]
+    told = [
+        f"{each['case']}: {each['reports_per_second']:,.0f} reports/s acknowledged (bare store "
+        f"{each['bare']['reports_per_second']:,.0f}); answered within "
+        f"{1e3 * each['p50_seconds']:.1f} ms (p50), {1e3 * each['p99_seconds']:.1f} ms (p99)"
+        for each in raced
+    ]
+    for each in lines:
+        if "bytes" in each:
+            sizes = [f"{size / 1e6:,.0f} MB after {when}" for when, size in each["bytes"].items()]
+            told.append(f"memory: {', '.join(sizes)}; {each['reports_per_second']:,.0f} reports/s")
+    return "\n".join([race.table(raced), *told] if raced else told)
+
+
+def missed(lines: list[Line]) -> list[str]:
+    """What the requirement asks and a line does not give."""
+    complaints = []
+    for each in lines:
+        if "bare" in each and each["ratio_to_floor"]["bare store"]["median"] > MOST_TIMES:
+            times = each["ratio_to_floor"]["bare store"]["median"]
+            complaints.append(f"ingest/{each['case']}: {times:.2f} times the bare store's time")
+        sizes = list(each.get("bytes", {"": 0}).values())
+        if sizes[-1] > MOST_GROWTH * sizes[0]:
+            complaints.append(f"ingest/memory: from {sizes[0]:,} to {sizes[-1]:,} bytes")
+    return complaints
+
+
+def _race(settings: Settings, case: str, stores: Sequence[str], reports: int) -> Line:
+    seconds = 0.3 if settings.quick else SECONDS
+    bare: list[Any] = []
+    with _collector(stores[0], **_RESTING) as (collector, folder):
+        file = _written(folder, stores[0], reports)
+
+        def run_bare() -> object:
+            module = "benchmarks.speed.ingest"
+            bare.append(_in_process(module, stores[1], str(file), str(seconds)))
+            return bare[-1]
+
+        return race.run(
+            race.Race(
+                name=NAME,
+                case=case,
+                sizes={
+                    "reports": reports,
+                    "upload_bytes": file.stat().st_size,
+                    "connections": CONNECTIONS,
+                    "seconds": seconds,
+                },
+                seeds=[],
+                ours=race.Contender(
+                    lambda: _uploaded(collector, file, seconds), seconds=_seconds_a_report
+                ),
+                peers={},
+                floors={"bare store": race.Contender(run_bare, seconds=_seconds_a_report)},
+                packages=("uvicorn", "httptools", "psycopg"),
+                note="seconds are those of one report; the bare store is Uploads.submit, from as "
+                "many threads as there are connections",
+                more=lambda results: {**_speed(results), "bare": _speed(bare)},
+                warm_up=False,
+            ),
+            settings,
+        )
+
+
+def _memory(settings: Settings) -> Line:
+    """What a collector has resident after minutes of load, one report an upload."""
+    seconds = 60.0 * MINUTES[-1]
+    sizes: dict[str, int] = {}
+    results: list[Any] = []
+    with _stores("sqlite") as stores, _collector(stores[0]) as (collector, folder):
+        file = _written(folder, stores[0], 1)
+        load = threading.Thread(target=lambda: results.append(_uploaded(collector, file, seconds)))
+        begun = time.monotonic()
+        load.start()
+        for minute in MINUTES:
+            load.join(begun + 60 * minute - time.monotonic())
+            sizes[f"{minute} min"] = _resident_bytes(collector.pid)
+        load.join()
+    return line(
+        NAME,
+        "memory",
+        settings,
+        sizes={"reports": 1, "connections": CONNECTIONS, "seconds": seconds},
+        seeds=[],
+        repetitions=1,
+        bytes=sizes,
+        **_speed(results),
+    )
+
+
+def _find_tests() -> None:
+    """A study, a collector and a database server are borrowed from the tests."""
+    folder = str(ROOT / "tests")
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+@contextmanager
+def _stores(kind: str) -> Iterator[list[str]]:
+    """Two stores of a kind, with a study that is open; none where no server can be had."""
+    from databases import Server
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        server = None
+        if kind == "sqlite":
+            urls = [f"sqlite:///{folder}/{name}.db" for name in ("ours", "bare")]
+        else:
+            found = subprocess.run([ROOT / "scripts/postgres"], capture_output=True, text=True)
+            if found.returncode != 0:
+                print(f"postgresql is left out: {found.stderr}", file=sys.stderr)
+                yield []
+                return
+            server = Server(Path(found.stdout.strip()), Path(folder))
+            server.start()
+            urls = [server.empty_database() for _ in range(2)]
+        try:
+            for url in urls:
+                with closing(Store.open(url)) as store:
+                    store.migrate()
+                    studies.create(store, STUDY, key=KEY, rng=SystemRng(), now=time.time)
+            yield urls
+        finally:
+            if server is not None:
+                server.stop()
+
+
+@contextmanager
+def _collector(store: str, **settings: Any) -> Iterator[tuple[Any, Path]]:
+    """`sfumato serve` over a store, and a folder to write to."""
+    from integration.serving import Mortal, living
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        key = folder / "collector.key"
+        key.write_text(KEY.hex())
+        key.chmod(0o600)
+        collector = Mortal(folder, store, **{"worker_seconds": 1, "seal_seconds": 60, **settings})
+        with living(collector):
+            yield collector, folder
+
+
+def _task(store_url: str) -> LocalTask:
+    """The task that is open."""
+    with closing(Store.open(store_url)) as store, store.reading() as tx:
+        (row,) = tx.open_tasks()
+    task = from_json(row.spec)
+    assert isinstance(task, LocalTask)
+    return task
+
+
+def _written(folder: Path, store_url: str, reports: int) -> Path:
+    """A file with an upload of so many reports."""
+    from integration.serving import telling
+
+    told = telling(_task(store_url))
+    file = folder / "upload"
+    file.write_bytes(to_frames(told(number) for number in range(reports)))
+    return file
+
+
+def _uploaded(collector: Any, file: Path, seconds: float) -> Any:
+    """How uploads over HTTP went; all of them must have been stored."""
+    task_id = _task(collector.store).id
+    arguments = [collector.address, task_id, str(file), str(CONNECTIONS), str(seconds)]
+    result = _in_process("benchmarks.speed.uploading", *arguments)
+    if result["statuses"].keys() != {"201"}:
+        raise RuntimeError(f"not every upload was stored: {result['statuses']}")
+    return result
+
+
+def _in_process(module: str, *arguments: str) -> Any:
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{module} failed: {done.stderr[-2000:]}")
+    return json.loads(done.stdout)
+
+
+def _bare(store_url: str, file: Path, seconds: float) -> dict[str, Any]:
+    """Hand uploads to the group commit from many threads, each waiting for its own."""
+    made = uploading.Uploads(b"", file.read_bytes())
+    bodies = [made.next() for _ in range(_BODIES)]
+    taken: list[list[float]] = [[] for _ in range(CONNECTIONS)]
+    task_id, store = _task(store_url).id, Store.open(store_url)
+    uploads = ingest.Uploads(store)
+    uploads.start()
+    begun = time.perf_counter()
+
+    def submit(thread: int) -> None:
+        at = time.perf_counter()
+        while at < begun + seconds:
+            body = bodies[(thread + len(taken[thread])) % _BODIES]
+            assert uploads.submit(task_id, made.reports, body).result()
+            done = time.perf_counter()
+            taken[thread].append(done - at)
+            at = done
+
+    threads = [threading.Thread(target=submit, args=(each,)) for each in range(CONNECTIONS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    elapsed = time.perf_counter() - begun
+    uploads.stop()
+    store.close()
+    every = [each for thread in taken for each in thread]
+    return {
+        "reports": len(every) * made.reports,
+        "seconds": elapsed,
+        "latency_seconds": uploading.latencies(every),
+    }
+
+
+def _seconds_a_report(result: Any) -> float:
+    return float(result["seconds"] / result["reports"])
+
+
+def _speed(results: Sequence[Any]) -> dict[str, Any]:
+    """Medians over repetitions."""
+    return {
+        "reports_per_second": statistics.median(1 / _seconds_a_report(each) for each in results),
+        **{
+            f"{name}_seconds": statistics.median(each["latency_seconds"][name] for each in results)
+            for name in ("p50", "p99")
+        },
+    }
+
+
+def _resident_bytes(pid: int) -> int:
+    """What a process has in memory; on Linux."""
+    for text in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+        if text.startswith("VmRSS:"):
+            return int(text.split()[1]) * 1024
+    raise RuntimeError(f"there is no process {pid}")
+
+
+if __name__ == "__main__":
+    print(json.dumps(_bare(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]))))

@@ -1,0 +1,203 @@
+"""Where a device keeps its state between calls: one SQLite file, or memory for made-up devices."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from sfumato.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+
+WAIT_SECONDS = 30.0  # for another process that has the box open
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS state (only INTEGER PRIMARY KEY CHECK (only = 1), text TEXT)",
+    "CREATE TABLE IF NOT EXISTS dictionary (digest TEXT PRIMARY KEY, body BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS round (study TEXT PRIMARY KEY, state TEXT NOT NULL,"
+    " message BLOB NOT NULL)",
+)
+_KINDS = {
+    "SQLITE_FULL": StoreFull,
+    "SQLITE_READONLY": StoreReadOnly,
+    "SQLITE_BUSY": StoreUnavailable,
+    "SQLITE_LOCKED": StoreUnavailable,
+}
+
+
+class Box(Protocol):
+    """What every box does. Inside `transaction` a state is read, changed and written as one."""
+
+    def transaction(self) -> AbstractContextManager[None]: ...
+
+    def read(self) -> str | None:
+        """The state that was written last."""
+        ...
+
+    def write(self, state: str) -> None: ...
+
+    def dictionary(self, digest: str) -> bytes | None: ...
+
+    def keep_dictionary(self, digest: str, body: bytes) -> None: ...
+
+    def drop_dictionaries(self, wanted: set[str]) -> None:
+        """Drop all but these."""
+        ...
+
+    def round(self, study: str) -> tuple[str, bytes] | None:
+        """Where the device is in a masked round of a study, and its last message."""
+        ...
+
+    def keep_round(self, study: str, state: str, message: bytes) -> None: ...
+
+    def drop_round(self, study: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SqliteBox:
+    """A box in a file that its user alone may read. What was written is on disk on return.
+
+    Several processes may use one: a transaction waits for another's. Deleted bytes are overwritten.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = str(path)
+        with self._as_store_errors():
+            with suppress(FileExistsError):  # to open and close one would let go of its locks
+                os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            self._connection = sqlite3.connect(
+                self._path, isolation_level=None, timeout=WAIT_SECONDS
+            )
+        try:
+            with self._as_store_errors():
+                self._connection.execute("PRAGMA synchronous = FULL")
+                self._connection.execute("PRAGMA secure_delete = ON")
+                for table in _TABLES:
+                    self._connection.execute(table)
+        except StoreError:
+            self._connection.close()
+            raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._as_store_errors():
+            self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            with self._as_store_errors():
+                self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:  # a full disk may have ended it
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def read(self) -> str | None:
+        with self._as_store_errors():
+            row = self._connection.execute("SELECT text FROM state").fetchone()
+        return None if row is None else str(row[0])
+
+    def write(self, state: str) -> None:
+        with self._as_store_errors():
+            self._connection.execute("REPLACE INTO state VALUES (1, ?)", (state,))
+
+    def dictionary(self, digest: str) -> bytes | None:
+        with self._as_store_errors():
+            found = self._connection.execute(
+                "SELECT body FROM dictionary WHERE digest = ?", (digest,)
+            ).fetchone()
+        return None if found is None else bytes(found[0])
+
+    def keep_dictionary(self, digest: str, body: bytes) -> None:
+        with self._as_store_errors():
+            self._connection.execute("REPLACE INTO dictionary VALUES (?, ?)", (digest, body))
+
+    def drop_dictionaries(self, wanted: set[str]) -> None:
+        with self._as_store_errors():
+            with closing(self._connection.execute("SELECT digest FROM dictionary")) as kept:
+                gone = [(digest,) for (digest,) in kept if digest not in wanted]
+            self._connection.executemany("DELETE FROM dictionary WHERE digest = ?", gone)
+
+    def round(self, study: str) -> tuple[str, bytes] | None:
+        with self._as_store_errors():
+            found = self._connection.execute(
+                "SELECT state, message FROM round WHERE study = ?", (study,)
+            ).fetchone()
+        return None if found is None else (str(found[0]), bytes(found[1]))
+
+    def keep_round(self, study: str, state: str, message: bytes) -> None:
+        with self._as_store_errors():
+            self._connection.execute("REPLACE INTO round VALUES (?, ?, ?)", (study, state, message))
+
+    def drop_round(self, study: str) -> None:
+        with self._as_store_errors():
+            self._connection.execute("DELETE FROM round WHERE study = ?", (study,))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @contextmanager
+    def _as_store_errors(self) -> Iterator[None]:
+        """What SQLite and the system say, as our errors; never with what was being written."""
+        try:
+            yield
+        except OSError as problem:
+            raise StoreError(
+                f"the device's box at {self._path} cannot be opened: {problem.strerror}"
+            ) from None
+        except sqlite3.Error as problem:
+            name = getattr(problem, "sqlite_errorname", "") or ""
+            family = "_".join(name.split("_")[:2])
+            raise _KINDS.get(family, StoreError)(
+                f"the device's box at {self._path} cannot be used: {family or 'not a database'}",
+                hint="free some space, or see who holds the file; nothing was changed",
+            ) from None
+
+
+class MemoryBox:
+    """A box that is gone with the program: for many made-up devices, who may share dictionaries."""
+
+    def __init__(self, dictionaries: dict[str, bytes] | None = None) -> None:
+        self._state: str | None = None
+        self._dictionaries = {} if dictionaries is None else dictionaries
+        self._shared = dictionaries is not None
+        self._rounds: dict[str, tuple[str, bytes]] = {}
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        before, rounds = self._state, dict(self._rounds)
+        try:
+            yield
+        except BaseException:
+            self._state, self._rounds = before, rounds
+            raise
+
+    def read(self) -> str | None:
+        return self._state
+
+    def write(self, state: str) -> None:
+        self._state = state
+
+    def dictionary(self, digest: str) -> bytes | None:
+        return self._dictionaries.get(digest)
+
+    def keep_dictionary(self, digest: str, body: bytes) -> None:
+        self._dictionaries[digest] = body
+
+    def drop_dictionaries(self, wanted: set[str]) -> None:
+        if not self._shared:
+            for digest in self._dictionaries.keys() - wanted:
+                del self._dictionaries[digest]
+
+    def round(self, study: str) -> tuple[str, bytes] | None:
+        return self._rounds.get(study)
+
+    def keep_round(self, study: str, state: str, message: bytes) -> None:
+        self._rounds[study] = state, message
+
+    def drop_round(self, study: str) -> None:
+        self._rounds.pop(study, None)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,143 @@
+"""The service's addresses, put together: devices' routes, administration, and how it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sfumato.collector import admin_routes, device_routes, openapi, round_routes
+from sfumato.collector.admin_routes import Given, Served, needs
+from sfumato.collector.logs import log_error
+from sfumato.collector.metrics import MEDIA_TYPE
+from sfumato.collector.openapi import answers
+from sfumato.collector.problems import Problem
+from sfumato.collector.service import Service
+from sfumato.errors import SfumatoError
+
+
+def create_app(service: Service, routes: Sequence[BaseRoute] = ()) -> FastAPI:
+    """The application of a service, which it starts and stops; `routes` are others' beside ours."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        yield
+        await service.drain()
+
+    app = Application(
+        lifespan=lifespan,
+        docs_url=None,  # the pages would load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.service = service
+    app.add_middleware(Shield)
+    app.router.routes.extend(device_routes.ROUTES)
+    app.router.routes.extend(round_routes.ROUTES)
+    app.include_router(admin_routes.router)
+    app.add_api_route("/health", health, methods=["GET"])
+    app.add_api_route("/ready", ready, methods=["GET"], responses=answers(503))
+    app.add_api_route(
+        "/metrics", metrics, methods=["GET"], response_class=Response, responses=answers(401, 503)
+    )
+    app.router.routes.extend(routes)
+    app.add_exception_handler(SfumatoError, _answer_error)
+    app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's own way
+    return app
+
+
+class Application(FastAPI):
+    """The routes; an upload goes past the layers that the others need, and to its own."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if device_routes.is_upload(scope):
+            scope["app"] = self
+            await _UPLOAD(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+async def health() -> dict[str, str]:
+    """The process answers"""
+    return {"health": "ok"}
+
+
+async def ready(service: Served) -> dict[str, bool]:
+    """Reports can be stored, and the worker works"""
+    await service.check_ready()
+    return {"ready": True}
+
+
+async def metrics(service: Served, given: Given) -> Response:
+    """Counters of this process, for Prometheus"""
+    if not service.settings.open_metrics:
+        await needs("analyst")(service, given)
+    return Response(service.metrics.text(), media_type=MEDIA_TYPE)
+
+
+class Shield:
+    """Around everything: no answer is cached unless it says so, and an error that nobody expected
+    is a problem without details, with its type in the log."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                headers = MutableHeaders(scope=message)
+                headers.setdefault("Cache-Control", "no-store")
+                headers.setdefault("X-Content-Type-Options", "nosniff")
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except ClientDisconnect:
+            pass  # nobody is left to answer
+        except Exception as error:
+            log_error("internal", error)
+            if not started:
+                await _response(Problem("internal"))(scope, receive, send_with_headers)
+
+
+_UPLOAD = Shield(device_routes.upload)
+
+
+def _response(problem: Problem) -> Response:
+    return JSONResponse(problem.body(), problem.status, problem.headers())
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, SfumatoError)  # registered for nothing else
+    problem = Problem.of(error)
+    if problem is not error and problem.status >= 500:
+        log_error("refused", error, code=problem.code)
+    return _response(problem)
+
+
+async def _answer_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # registered for nothing else
+    codes = {404: "not-found", 405: "method-not-allowed"}
+    return _response(Problem(codes.get(error.status_code, "malformed-request")))
+
+
+async def _answer_invalid(request: Request, error: Exception) -> Response:
+    return _response(Problem("malformed-request"))

@@ -1,0 +1,163 @@
+"""Talks to a collector as an administrator or an analyst does; the command line is over this.
+
+With Python alone: nothing of the service is needed where it is administered from.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pyarrow as pa
+
+from sfumato import files
+from sfumato.collector.problems import error_of
+from sfumato.errors import ServiceError, SpecError, StudyError
+from sfumato.study import Study
+
+TIMEOUT_SECONDS = 600  # a study of millions of items is planned for minutes
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class AdminClient:
+    """A collector at a distance. Each method is one request; what it refuses is raised.
+
+    The errors are those that the same functions raise on the spot: StudyError, ImpossibleError,
+    BudgetError, StoreError; ServiceError for the rest, NotReadyError for a release still to come.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        token: str,
+        *,
+        ca: Path | str | None = None,
+        plain_http: bool = False,
+    ) -> None:
+        """`ca` is a file of certificates to trust besides the system's; a token is sent over plain
+        http to this machine only, unless `plain_http` says that the network is safe."""
+        parts = urlsplit(server)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+            raise SpecError(f"a server must be https://HOST[:PORT] or http://…; got {server}")
+        if parts.scheme == "http" and parts.hostname not in _LOOPBACK and not plain_http:
+            raise SpecError(
+                f"a token is not sent to {parts.hostname} over plain http",
+                hint="use https://, or --plain-http if nobody else is on that network",
+            )
+        if not token.isascii() or not token.isprintable():
+            raise SpecError("a token must be printable characters of ASCII", hint=_TOKEN_HINT)
+        self._parts, self._token, self._ca = parts, token, ca
+
+    def me(self) -> dict[str, Any]:
+        return self._ask("GET", "/v1/me")
+
+    def plan(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return self._ask("POST", "/v1/plan", request)
+
+    def create_study(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return self._ask("POST", "/v1/studies", request)
+
+    def studies(self) -> list[dict[str, Any]]:
+        return list(self._ask("GET", "/v1/studies")["studies"])
+
+    def study(self, study_id: str) -> dict[str, Any]:
+        return self._ask("GET", f"/v1/studies/{_safe(study_id)}")
+
+    def close_study(self, study_id: str) -> dict[str, Any]:
+        return self._ask("POST", f"/v1/studies/{_safe(study_id)}/close")
+
+    def delete_study(self, study_id: str) -> dict[str, Any]:
+        return self._ask("DELETE", f"/v1/studies/{_safe(study_id)}")
+
+    def release(self, study_id: str) -> dict[str, Any]:
+        return self._ask("GET", f"/v1/studies/{_safe(study_id)}/release")
+
+    def ledger(self) -> dict[str, Any]:
+        return self._ask("GET", "/v1/ledger")
+
+    def id_of(self, study: str) -> str:
+        """The id of a study given by its id or its name."""
+        known = self.studies()
+        for key in ("id", "name"):
+            if found := [row["id"] for row in known if row[key] == study]:
+                return str(found[0])
+        raise SpecError(
+            f"there is no study {study!r}", hint="sfumato study list names those there are"
+        )
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
+        headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json"}
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        connection = self._connection()
+        try:
+            connection.request(method, self._parts.path.rstrip("/") + path, data, headers)
+            response = connection.getresponse()
+            status, text = response.status, response.read()
+        except (OSError, http.client.HTTPException) as problem:
+            raise ServiceError(
+                f"the collector at {self._parts.netloc} cannot be reached: {_said(problem)}",
+                hint="check the address (--server or SFUMATO_SERVER), and that it runs",
+            ) from problem
+        finally:
+            connection.close()
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = None
+        if status >= 300 or not isinstance(answer, dict):
+            raise error_of(status, answer)
+        return answer
+
+    def _connection(self) -> http.client.HTTPConnection:
+        host, port = self._parts.hostname or "", self._parts.port
+        if self._parts.scheme == "http":
+            return http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
+        try:
+            context = ssl.create_default_context()
+            if self._ca is not None:
+                context.load_verify_locations(cafile=str(self._ca))
+        except (OSError, ssl.SSLError) as problem:
+            raise SpecError(f"the certificates {self._ca} cannot be read") from problem
+        return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=context)
+
+    def __repr__(self) -> str:  # never the token
+        return f"AdminClient({self._parts.netloc})"
+
+
+_TOKEN_HINT = "set SFUMATO_TOKEN to what sfumato token create printed"  # noqa: S105  # no token
+
+
+def study_keys(path: Path | str) -> dict[str, Any]:
+    """The `study` and `items` of a request, from a study file and the dictionary that it names."""
+    study = Study.load(path)
+    keys = study.to_dict()
+    dictionary = keys.pop("dictionary", None)
+    column = keys.pop("dictionary_column", None)
+    items = None
+    if dictionary is not None:
+        name = column or files.column_names(dictionary)[0]
+        batches = files.read_columns(dictionary, [name], [pa.string()])
+        items = [item for batch in batches for item in batch.column(0).to_pylist()]
+        if None in items:
+            raise StudyError(f"the dictionary {dictionary} has an item that is missing")
+    for name, value in keys.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise StudyError(f"{name} must be finite; got {value}")
+    return {"study": keys, "items": items}
+
+
+def _safe(study_id: str) -> str:
+    return quote(study_id, safe="")
+
+
+def _said(problem: Exception) -> str:
+    text = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
+    return text[:200]

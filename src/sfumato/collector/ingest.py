@@ -1,0 +1,200 @@
+"""Storing uploads: one thread, and one commit for all that wait.
+
+A commit costs a sync of the disk, whether it holds one upload or a thousand; so uploads that arrive
+during one commit share the next. What was acknowledged is committed: a future is resolved after
+the transaction that holds its upload, never before. The queue is bounded by bytes and by uploads; a
+full one refuses (`busy`), and says for how long by how fast it has been emptied.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from sfumato.collector.logs import log_error
+from sfumato.collector.metrics import Metrics
+from sfumato.collector.problems import Problem
+from sfumato.collector.settings import Settings
+from sfumato.collector.store import Store, Transaction
+
+T = TypeVar("T")
+_LONGEST_WAIT_SECONDS = 60
+_OVERHEAD_BYTES = 256  # of an upload in the queue, beside its body
+_MEMORY = 0.8  # weight of the past in the measured speed
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Upload:
+    task_id: str
+    count: int
+    body: bytes
+    rejected: Mapping[str, int]
+    stored: Future[bool] = field(default_factory=Future)
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + _OVERHEAD_BYTES
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Write:
+    """Anything else that is stored with the others: it must raise nothing but StoreError."""
+
+    size: int
+    apply: Callable[[Transaction], Any]
+    stored: Future[Any] = field(default_factory=Future)
+
+
+class Uploads:
+    """A queue of uploads and the thread that stores them. `start` it, and `stop` it.
+
+    Claim: a future that is True stands for an upload that is committed; one that is False, for a
+        task that was no longer open; one with an error, for an upload that may or may not be
+        stored, so that its device sends it again and duplicates are found by their ids.
+    """
+
+    def __init__(
+        self, store: Store, settings: Settings | None = None, metrics: Metrics | None = None
+    ) -> None:
+        self._store = store
+        self._settings = settings or Settings()
+        self._metrics = metrics or Metrics()
+        self._waiting: deque[_Upload | _Write] = deque()
+        self._bytes = 0  # of those that wait or are being stored
+        self._uploads = 0
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._bytes_per_second = 1e6  # a guess until the first commit
+        self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
+        self._metrics.read("sfumato_queue_bytes", lambda: self._bytes)
+        self._metrics.read("sfumato_queue_uploads", lambda: self._uploads)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more, store what was taken, end the thread."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(
+        self, task_id: str, count: int, body: bytes, rejected: Mapping[str, int] | None = None
+    ) -> Future[bool]:
+        """Hand an upload over. The future tells, after the commit, whether its task was open.
+
+        `rejected` counts what was left out of it, by reason; it is stored with the upload.
+        """
+        upload = _Upload(task_id, count, body, rejected or {})
+        self._queue(upload)
+        return upload.stored
+
+    def write(self, size: int, apply: Callable[[Transaction], T]) -> Future[T]:
+        """Do `apply`, which stores about so many bytes, in the transaction of all that wait; the
+        future is what it returned, after the commit."""
+        write = _Write(size + _OVERHEAD_BYTES, apply)
+        self._queue(write)
+        return write.stored
+
+    def _queue(self, upload: _Upload | _Write) -> None:
+        with self._changed:
+            if self._stopping:
+                raise Problem("stopping", retry_after_seconds=5)
+            self._check_room(upload.size)
+            self._waiting.append(upload)
+            self._bytes += upload.size
+            self._uploads += 1
+            self._changed.notify_all()
+
+    def check_room(self) -> None:
+        """Raise `busy` if the queue is full: before a body is read that could not be taken."""
+        with self._changed:
+            self._check_room(1)
+
+    def _check_room(self, size: int) -> None:
+        if not self._uploads:
+            return  # one always fits
+        full = self._bytes + size > self._settings.queue_bytes
+        if full or self._uploads >= self._settings.queue_uploads:
+            seconds = math.ceil(self._bytes / self._bytes_per_second)
+            raise Problem("busy", retry_after_seconds=min(max(seconds, 1), _LONGEST_WAIT_SECONDS))
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._stopping)
+                if not self._waiting:
+                    return
+                group = self._take(self._settings.commit_bytes)
+            try:
+                begun = time.perf_counter()
+                stored = self._commit(group)
+                self._measure(sum(upload.size for upload in group), time.perf_counter() - begun)
+            except Exception as problem:
+                # Whatever it is, nobody may wait for ever, and later ones may fare better.
+                with self._changed:
+                    group += self._take(math.inf)
+                log_error("uploads-not-stored", problem, count=len(group))
+                self._forget(group)
+                for upload in group:
+                    upload.stored.set_exception(problem)
+                continue
+            self._forget(group)
+            for upload, done in zip(group, stored, strict=True):
+                upload.stored.set_result(done)
+
+    def _take(self, most_bytes: float) -> list[_Upload | _Write]:
+        """The next uploads, about so many bytes, that somebody still waits for."""
+        group: list[_Upload | _Write] = []
+        size = 0
+        while self._waiting and size < most_bytes:
+            upload = self._waiting.popleft()
+            if upload.stored.set_running_or_notify_cancel():
+                size += upload.size
+                group.append(upload)
+            else:
+                self._uploads -= 1
+                self._bytes -= upload.size
+        return group
+
+    def _forget(self, group: list[_Upload | _Write]) -> None:
+        """They are no longer in memory."""
+        with self._changed:
+            self._uploads -= len(group)
+            self._bytes -= sum(upload.size for upload in group)
+
+    def _measure(self, size: int, seconds: float) -> None:
+        speed = size / max(seconds, 1e-6)
+        self._bytes_per_second = _MEMORY * self._bytes_per_second + (1 - _MEMORY) * speed
+        self._metrics.add("sfumato_commits_total")
+        self._metrics.add("sfumato_commit_seconds_total", seconds)
+
+    def _commit(self, group: list[_Upload | _Write]) -> list[Any]:
+        uploads = [upload for upload in group if isinstance(upload, _Upload)]
+        with_reports = [upload for upload in uploads if upload.count]
+        rejected: Counter[tuple[str, str]] = Counter()
+        for upload in uploads:
+            for reason, count in upload.rejected.items():
+                rejected[upload.task_id, f"rejected:{reason}"] += count
+        with self._store.transaction() as tx:
+            taken = iter(
+                tx.insert_uploads([(each.task_id, each.count, each.body) for each in with_reports])
+            )
+            for (task_id, name), count in sorted(rejected.items()):
+                tx.count(task_id, name, count)
+            return [
+                each.apply(tx) if isinstance(each, _Write) else next(taken) if each.count else True
+                for each in group
+            ]

@@ -1,0 +1,82 @@
+"""The key with which a collector signs its offers: a file that only its owner can read.
+
+Devices know the public half from the start and take no offer that another key signed, so a lost key
+is a lost fleet: keep a copy of the file where you keep backups.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from pathlib import Path
+
+from sfumato import offers
+from sfumato.collector.store import Store
+from sfumato.errors import OfferError, SpecError
+
+
+def load_or_make(path: Path | str, store: Store) -> bytes:
+    """The key in this file; a new one if there is no file and nothing was signed yet."""
+    file = Path(path)
+    with store.reading() as tx:
+        used = bool(tx.studies())
+        signed = [row.envelope for row in tx.open_tasks()]
+    if not file.exists():
+        if used:
+            raise SpecError(
+                f"there is no signing key at {file}, and the store has studies signed with one",
+                hint="bring the file back: devices take offers of no other key",
+            )
+        _make(file)
+    key = _read(file)
+    for envelope in signed[:1]:
+        try:
+            offers.verify(json.loads(envelope), offers.public_key(key))
+        except OfferError:
+            raise SpecError(
+                f"the key in {file} is not the one that this store's offers were signed with",
+                hint="bring the file back: devices take offers of no other key",
+            ) from None
+    return key
+
+
+def _read(file: Path) -> bytes:
+    try:
+        if file.stat().st_mode & 0o077:
+            raise SpecError(
+                f"the signing key {file} can be read by others", hint=f"chmod 600 {file}"
+            )
+        key = bytes.fromhex(file.read_text(encoding="ascii").strip())
+    except OSError as problem:
+        raise SpecError(f"the signing key {file} cannot be read: {problem.strerror}") from None
+    except ValueError:  # its message would show what is in the file
+        key = b""
+    if len(key) != offers.KEY_BYTES:
+        raise SpecError(f"{file} is no signing key: it must hold {2 * offers.KEY_BYTES} hex digits")
+    return key
+
+
+def _make(file: Path) -> None:
+    """Write a new key, whole or not at all; one that somebody else makes meanwhile stays."""
+    draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        try:
+            os.write(descriptor, secrets.token_hex(offers.KEY_BYTES).encode() + b"\n")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        try:
+            os.link(draft, file)  # unlike a rename, it never replaces a file
+        except FileExistsError:
+            pass
+        finally:
+            os.unlink(draft)
+        folder = os.open(file.absolute().parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as problem:
+        raise SpecError(f"no signing key can be made at {file}: {problem.strerror}") from problem

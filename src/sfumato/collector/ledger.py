@@ -1,0 +1,68 @@
+"""The ledger of a service: charges in its store, written with what they pay for or not at all."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from sfumato.collector.store import Store, Transaction
+from sfumato.errors import BudgetError
+from sfumato.privacy import Budget, Entry, Loss
+from sfumato.privacy.ledger import afford, spent
+from sfumato.spec import from_json, to_json
+
+NO_LIMIT = Budget(epsilon=None, delta=1e-6)  # of a store for which nobody has set another
+
+
+class StoreLedger:
+    """Charges against the one budget of a store, within a transaction: see `privacy.Ledger`.
+
+    What is charged is kept if the transaction is, so a charge and what it pays for are one.
+    """
+
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+
+    @property
+    def budget(self) -> Budget:
+        text = self._tx.budget()
+        budget = NO_LIMIT if text is None else from_json(text)
+        if not isinstance(budget, Budget):
+            raise BudgetError("the store's budget cannot be read")
+        return budget
+
+    def charge(self, *, campaign: str, cohort: str, task: str, loss: Loss) -> None:
+        """Record a loss, or raise BudgetError and record nothing."""
+        self.check(campaign=campaign, cohort=cohort, task=task, loss=loss)
+        self._tx.add_entry(campaign, cohort, task, to_json(loss))
+
+    def check(self, *, campaign: str, cohort: str, task: str, loss: Loss) -> None:
+        """Raise BudgetError if this charge would be refused now."""
+        _afford(Entry(campaign, cohort, task, loss), tuple(self.entries()), self.budget)
+
+    def entries(self) -> list[Entry]:
+        return [
+            Entry(campaign, cohort, task, from_json(loss))
+            for campaign, cohort, task, loss in self._tx.entries()
+        ]
+
+    def spent(self) -> float:
+        """The epsilon spent so far by the device that was asked most, at the budget's delta."""
+        return spent(self.entries(), self.budget.delta)
+
+
+def set_budget(store: Store, budget: Budget) -> None:
+    """Give the store its budget: once, before its first charge. The same again changes nothing."""
+    with store.transaction() as tx:
+        known = StoreLedger(tx).budget
+        if tx.budget() is None and (budget == NO_LIMIT or not tx.entries()):
+            tx.set_budget(to_json(budget))
+        elif budget != known:
+            raise BudgetError(
+                "a budget is never changed, nor given to a store that has charged without one",
+                hint="use another store for another budget",
+            )
+
+
+@lru_cache(maxsize=8)  # composing takes a second: `check` before a transaction, `charge` within it
+def _afford(entry: Entry, entries: tuple[Entry, ...], budget: Budget) -> None:
+    afford(entry, entries, budget)

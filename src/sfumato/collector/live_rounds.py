@@ -1,0 +1,101 @@
+"""What the endpoints of masked rounds know without asking the store: a round's members and sizes.
+
+Both are settled when a round is formed, so they may be kept for as long as there is room.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from sfumato.collector.problems import Problem
+from sfumato.collector.store import Store
+from sfumato.secagg.coordinator import Phase
+from sfumato.secagg.round import BOX_BYTES, KEYS_BYTES, SHARE_BYTES, SIGNATURE_BYTES, MaskedRound
+from sfumato.spec import from_json
+from sfumato.task import Task
+
+_ROUND_ID = re.compile("[0-9a-f]{32}")
+_MOST_ROUNDS = 64
+_FRESH_SECONDS = 1.0
+_ROOM = 4  # times a cohort may wait
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LiveRound:
+    """A round and who may speak in it."""
+
+    spec: MaskedRound
+    members: dict[bytes, int]  # by the digest of their ticket
+    invitation: str
+
+    def most_bytes(self, phase: Phase) -> int:
+        """Of a message of this phase."""
+        others = self.spec.cohort - 1
+        return {
+            Phase.ENROL: KEYS_BYTES,
+            Phase.SHARE: BOX_BYTES * others,
+            Phase.MASK: self.spec.vector_bytes,
+            Phase.ACK: SIGNATURE_BYTES,
+            Phase.UNMASK: SHARE_BYTES * others,
+        }[phase]
+
+
+class LiveRounds:
+    """Rounds by their id, read from the store once."""
+
+    def __init__(
+        self,
+        store: Store,
+        call: Callable[..., Awaitable[object]],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`call(function, *arguments)` runs what blocks, away from the loop."""
+        self._store = store
+        self._call = call
+        self._now = now
+        self._known: OrderedDict[str, LiveRound] = OrderedDict()
+        self._waiting: dict[str, tuple[float, int]] = {}
+
+    async def find(self, round_id: str) -> LiveRound:
+        """The round of this id; Problem if there is none."""
+        found = self._known.get(round_id)
+        if found is None and _ROUND_ID.fullmatch(round_id):
+            read = await self._call(self._read, round_id)
+            if isinstance(read, LiveRound):
+                found = self._known[round_id] = read
+                while len(self._known) > _MOST_ROUNDS:
+                    self._known.popitem(last=False)
+        if found is None:
+            raise Problem("unknown-round", hint="join a task, and ask with the ticket")
+        return found
+
+    async def check_room(self, task: Task) -> None:
+        """Raise `busy` if many more wait for a round than can be in one."""
+        read_at, waiting = self._waiting.get(task.id, (-_FRESH_SECONDS, 0))
+        if self._now() - read_at >= _FRESH_SECONDS:
+            count = await self._call(self._count, task.id)
+            assert isinstance(count, int)  # as `_count` has it
+            if len(self._waiting) > _MOST_ROUNDS:
+                self._waiting.clear()
+            waiting = count
+            self._waiting[task.id] = self._now(), waiting
+        if waiting >= _ROOM * task.max_count:
+            raise Problem("busy", "enough devices wait for a round", retry_after_seconds=60)
+
+    def _read(self, round_id: str) -> LiveRound | None:
+        with self._store.reading() as tx:
+            row = tx.round(round_id)
+            if row is None:
+                return None
+            members = tx.members(round_id)
+            invitation = tx.invitation(round_id)
+        tickets = {bytes(ticket): member for member, (_, ticket) in enumerate(members)}
+        return LiveRound(from_json(row.spec), tickets, invitation)
+
+    def _count(self, task_id: str) -> int:
+        with self._store.reading() as tx:
+            return tx.waiting(task_id)

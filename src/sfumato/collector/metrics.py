@@ -1,0 +1,106 @@
+"""Counters and gauges of one process, written as Prometheus reads them.
+
+Nothing here is about a device: reports are counted by study and outcome, uploads by the status
+that was answered.
+
+    >>> metrics = Metrics()
+    >>> metrics.add("sfumato_uploads_total", code="201")
+    >>> print(metrics.text())
+    # HELP sfumato_reports_total Reports by study and what became of them.
+    # TYPE sfumato_reports_total counter
+    # HELP sfumato_uploads_total Uploads by the status that was answered.
+    # TYPE sfumato_uploads_total counter
+    sfumato_uploads_total{code="201"} 1
+    ...
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# name: type, help, labels
+KNOWN: Mapping[str, tuple[str, str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "sfumato_reports_total": (
+            "counter",
+            "Reports by study and what became of them.",
+            ("study", "outcome"),
+        ),
+        "sfumato_uploads_total": ("counter", "Uploads by the status that was answered.", ("code",)),
+        "sfumato_round_messages_total": (
+            "counter",
+            "Messages of masked rounds by the status that was answered.",
+            ("code",),
+        ),
+        "sfumato_commits_total": ("counter", "Transactions that stored uploads.", ()),
+        "sfumato_commit_seconds_total": ("counter", "Time that those transactions took.", ()),
+        "sfumato_worker_errors_total": ("counter", "Steps of the worker that failed.", ()),
+        "sfumato_queue_bytes": ("gauge", "Bytes that wait to be stored.", ()),
+        "sfumato_queue_uploads": ("gauge", "Uploads that wait to be stored.", ()),
+        "sfumato_worker_last_success_age_seconds": (
+            "gauge",
+            "Time since the worker last ended a step without an error.",
+            (),
+        ),
+        "sfumato_build_info": ("gauge", "1, with the version of this collector.", ("version",)),
+    }
+)
+
+
+class Metrics:
+    """What one process has counted since it started, and what it reads when asked."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
+        self._read: dict[str, Callable[[], float]] = {}
+
+    def add(self, name: str, by: float = 1, **labels: str) -> None:
+        """Count; the labels must be those that the metric has."""
+        key = self._key(name, labels)
+        with self._lock:
+            values = self._values[name]
+            values[key] = values.get(key, 0) + by
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        key = self._key(name, labels)
+        with self._lock:
+            self._values[name][key] = value
+
+    def read(self, name: str, source: Callable[[], float]) -> None:
+        """A gauge that asks `source` each time."""
+        self._key(name, {})
+        self._read[name] = source
+
+    def text(self) -> str:
+        """Everything, in Prometheus' text format."""
+        for name, source in self._read.items():
+            self.set(name, source())
+        lines = []
+        with self._lock:
+            for name, (kind, sentence, labels) in KNOWN.items():
+                lines += [f"# HELP {name} {sentence}", f"# TYPE {name} {kind}"]
+                for key, value in self._values[name].items():
+                    pairs = ",".join(
+                        f'{label}="{_escaped(said)}"'
+                        for label, said in zip(labels, key, strict=True)
+                    )
+                    lines.append(
+                        f"{name}{{{pairs}}} {value:.17g}" if pairs else f"{name} {value:.17g}"
+                    )
+        return "\n".join(lines) + "\n"
+
+    def _key(self, name: str, labels: Mapping[str, str]) -> tuple[str, ...]:
+        wanted = KNOWN[name][2]
+        if labels.keys() != set(wanted):
+            raise TypeError(f"{name} has the labels {wanted}; got {tuple(labels)}")
+        return tuple(labels[label] for label in wanted)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

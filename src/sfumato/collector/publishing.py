@@ -1,0 +1,126 @@
+"""From what is stored of a study to its release: the same functions as a simulation's.
+
+The same data gives the same release, however often a worker was killed on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sfumato import answers, open_answers
+from sfumato.answers import Asked
+from sfumato.batch import LocalCollector, Rejection
+from sfumato.campaign import Campaign
+from sfumato.collector import sealing
+from sfumato.collector.store import Store, StudyRow, Transaction
+from sfumato.collector.studies import campaign_of, plan_of
+from sfumato.errors import ImpossibleError
+from sfumato.frequencies import FrequencyCampaign
+from sfumato.heavy_hitters import HeavyHitterCampaign
+from sfumato.histogram import HistogramCampaign
+from sfumato.local_frequencies import LocalDesign
+from sfumato.mean import MeanCampaign, MeanRelease
+from sfumato.new_words import Discoverer, WordDesign, WordTask
+from sfumato.offers import AnyTask
+from sfumato.plan import Plan
+from sfumato.prefix_search import PrefixCampaign
+from sfumato.privacy import Tally
+from sfumato.release import Release
+from sfumato.spec import from_json
+from sfumato.task import LocalTask, Task
+
+
+def release_of(store: Store, row: StudyRow) -> Release | MeanRelease:
+    """The release of a study whose tasks are done; ImpossibleError if too few have answered."""
+    with store.reading() as tx:
+        planned = plan_of(tx, row)
+        tasks = [
+            (from_json(task.spec), tx.counts(task.id).get("reports", 0))
+            for task in tx.tasks(row.id)
+        ]
+        if isinstance(planned.design, LocalDesign):
+            tallies, wrong = _tallies(tx, [task for task, _ in tasks])
+        elif isinstance(planned.design, WordDesign):
+            search = planned.design.discoverer
+            tallies, sent, wrong = _word_tallies(tx, search, [task for task, _ in tasks])
+        else:
+            campaign, wrong = campaign_of(tx, row, planned), 0
+    counted = [task for task, count in tasks if count]
+    devices = _devices(tasks)
+    asked = Asked(devices=devices, rounds=len(counted), notes=_notes(planned, devices, wrong))
+    if isinstance(planned.design, LocalDesign):
+        return answers.from_tallies(planned, tallies, asked, answered=devices)
+    if isinstance(planned.design, WordDesign):
+        return answers.from_words(planned, search, tallies, asked, sent=sent)
+    return _from_sums(planned, campaign, asked, counted)
+
+
+def _from_sums(
+    planned: Plan, campaign: Campaign, asked: Asked, tasks: Sequence[Task]
+) -> Release | MeanRelease:
+    if not (campaign.answered if isinstance(campaign, FrequencyCampaign) else tasks):
+        raise ImpossibleError("no device answered, so there is nothing to estimate from")
+    if isinstance(campaign, FrequencyCampaign):
+        return answers.from_sums(planned, campaign, asked)
+    if campaign.next_task() is not None:
+        raise ImpossibleError(
+            f"this study was closed after {len(tasks)} of its tasks, and it takes all of them"
+        )
+    if isinstance(campaign, PrefixCampaign):
+        return open_answers.from_prefixes(planned, campaign, asked)
+    if isinstance(campaign, MeanCampaign):
+        return open_answers.from_mean(planned, campaign, asked, tasks)
+    assert isinstance(campaign, HeavyHitterCampaign | HistogramCampaign)  # there is no other
+    return open_answers.from_list(planned, campaign, asked)
+
+
+def _devices(tasks: Sequence[tuple[AnyTask, int]]) -> int:
+    """Devices behind reports to these tasks: those of one cohort are the same for all its tasks,
+    those of one campaign are in one of its cohorts, and several campaigns ask the same."""
+    campaigns: dict[str, dict[str, int]] = {}
+    for task, count in tasks:
+        cohorts = campaigns.setdefault(task.campaign, {})
+        cohorts[task.cohort] = max(cohorts.get(task.cohort, 0), count)
+    return max((sum(cohorts.values()) for cohorts in campaigns.values()), default=0)
+
+
+def _tallies(tx: Transaction, tasks: Sequence[LocalTask]) -> tuple[list[Tally], int]:
+    """A tally a task, and how many records no device could have made."""
+    collectors = [LocalCollector(task) for task in tasks]
+    for collector in collectors:
+        for data in tx.sealed(collector.task.id):
+            collector.add_records(sealing.records_of(data))
+    wrong = sum(collector.rejected[Rejection.IMPOSSIBLE] for collector in collectors)
+    return [collector.tally for collector in collectors], wrong
+
+
+def _word_tallies(
+    tx: Transaction, search: Discoverer, tasks: Sequence[WordTask]
+) -> tuple[list[Tally], int, int]:
+    """The tallies of a search, how many records they hold, and how many were not possible."""
+    tallies, sent, wrong = search.tallies(), 0, 0
+    for task in tasks:
+        for data in tx.sealed(task.id):
+            for records in sealing.as_rows(sealing.records_of(data), search.record_bytes):
+                sent += records.shape[0]
+                wrong += search.fold(records, tallies)
+    return tallies, sent - wrong, wrong
+
+
+def _notes(planned: Plan, reports: int, wrong: int) -> tuple[str, ...]:
+    design = planned.design
+    came = (
+        f"{reports:,} devices whose tables are in the sums"
+        if planned.study.trust == "secure"
+        else f"{reports:,} reports that came"
+    )
+    notes = [
+        *planned.warnings,
+        f"counts are of the {came}: how many devices were asked, or sent nothing, is not known "
+        "over a network",
+    ]
+    if reports < design.devices:
+        notes.append(f"the plan was made for {design.devices:,} devices")
+    if wrong:
+        notes.append(f"{wrong:,} records that no device makes were left out")
+    return tuple(notes)

@@ -1,0 +1,119 @@
+"""What is sent to start a study, and the dictionary as devices get it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pyarrow as pa
+
+from sfumato.errors import DataError, StudyError
+from sfumato.frequencies import Dictionary
+from sfumato.outbox import DAY_SECONDS
+from sfumato.spec import canonical
+from sfumato.study import Study
+
+ANSWERED = {
+    ("frequencies", "local"),
+    ("frequencies", "secure"),
+    ("frequencies", "central"),
+    ("new_words", "local"),
+    ("heavy_hitters", "secure"),
+    ("heavy_hitters", "central"),
+    ("histogram", "central"),
+    ("mean", "secure"),
+    ("mean", "central"),
+}
+_MEASURE = {  # beyond it, nobody has a study; some plans would take hours to find that out
+    "epsilon": (1e-9, 100.0),
+    "delta": (1e-20, 1.0),
+    "devices": (1, 10**10),
+    "rounds": (1, 1_000),
+    "items_per_device": (1, 1_000),
+    "target_error": (1e-9, 1.0),
+    "threshold": (1e-9, 1e12),
+    "dropout": (1e-6, 1.0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is sent to start a study: the keys of a study file, and the terms for devices."""
+
+    name: str  # that users are shown; their consent goes by it
+    purpose: str  # one sentence, shown beside it
+    study: Mapping[str, Any]
+    items: Sequence[str] | None = None  # the dictionary
+    daily_reports: int | None = None  # of one device; None: what the study says, or one
+    delay_seconds: int = DAY_SECONDS
+    lifetime_epsilon: float | None = None
+    closes: int | None = None  # the last day, since 1970-01-01 UTC, on which reports are taken
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> Request:
+        """A request from its keys; unknown and missing ones raise StudyError."""
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(set(given) - set(known)):
+            raise StudyError(
+                f"unknown key{'s' if len(unknown) > 1 else ''} {', '.join(unknown)} in the request",
+                hint=f"the keys are {', '.join(known)}",
+            )
+        if missing := [name for name in ("name", "purpose", "study") if name not in given]:
+            raise StudyError(f"a request must have {', '.join(missing)}")
+        return cls(**given)
+
+    def asked(self) -> Study:
+        """The study, if it is one that this collector answers."""
+        if not isinstance(self.study, Mapping):
+            raise StudyError("study must be the keys of a study file")
+        for key in ("dictionary", "dictionary_column"):
+            if self.study.get(key) is not None:
+                raise StudyError(f"{key} is for files; send the items themselves, as items")
+        study = Study.from_mapping(self.study)
+        if (study.question, study.trust) not in ANSWERED:
+            raise StudyError(
+                f"this collector does not answer {study.question} with trust {study.trust}",
+                hint="it answers "
+                + ", ".join(f"{question} ({trust})" for question, trust in sorted(ANSWERED)),
+            )
+        for key, (least, most) in _MEASURE.items():
+            value = getattr(study, key)
+            if value and not least <= value <= most:
+                raise StudyError(
+                    f"{key} of a study that a collector runs is {least:g} to {most:g}; got {value}"
+                )
+        if study.question not in ("frequencies", "new_words") and self.items is not None:
+            raise StudyError(f"{study.question} have no dictionary; leave out the items")
+        if study.question == "frequencies" and self.items is None:
+            raise StudyError("frequencies are of listed items; send them, as items")
+        return study
+
+    def dictionary(self) -> Dictionary | None:
+        if self.items is None:
+            return None
+        if isinstance(self.items, str) or not all(isinstance(item, str) for item in self.items):
+            raise DataError("items must be a list of texts")
+        try:
+            return Dictionary(pa.array(self.items, type=pa.string()))
+        except UnicodeEncodeError:
+            raise DataError("items must be Unicode without surrogates") from None
+
+    def digest(self, study: Study, dictionary: str | None) -> str:
+        """What makes two requests the same; a dictionary goes by its own digest."""
+        told = {field.name: getattr(self, field.name) for field in fields(self)}
+        told |= {"study": study.to_dict(), "items": dictionary}
+        return hashlib.sha256(canonical(told).encode()).hexdigest()
+
+
+def to_lines(dictionary: Dictionary) -> bytes:
+    """A dictionary as devices get it: an item a line, each a JSON string."""
+    return "".join(
+        json.dumps(item, ensure_ascii=False) + "\n" for item in dictionary.items.to_pylist()
+    ).encode()
+
+
+def from_lines(body: bytes) -> Dictionary:
+    return Dictionary(pa.array([json.loads(line) for line in body.split(b"\n")[:-1]], pa.string()))

@@ -1,0 +1,260 @@
+"""What devices ask and say in masked rounds: to join, which round they are in, what comes next.
+
+A device proves who it is by a ticket that it drew itself; only the ticket's digest is kept. Every
+message is on disk when it is acknowledged, and what devices are told was on disk before: so any
+process over the store may answer, and one that is killed forgets nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import secrets
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from sfumato.collector.live_rounds import LiveRound
+from sfumato.collector.problems import Problem
+from sfumato.collector.round_tables import TAKEN, WAITING, Keeping, Place, RoundRow
+from sfumato.collector.service import Service, service_of
+from sfumato.collector.store import Store, Transaction
+from sfumato.errors import SfumatoError
+from sfumato.secagg.coordinator import Phase, Refusal
+from sfumato.secagg.round import KEY_BYTES
+
+T = TypeVar("T")
+LONGEST_WAIT = 25  # seconds that an answer may be waited for
+_TICKET = re.compile("[0-9a-f]{64}")
+_ORDER = (Phase.ENROL, Phase.SHARE, Phase.MASK, Phase.ACK, Phase.UNMASK, Phase.DONE)
+_PHASES = {str(phase): phase for phase in _ORDER[:-1]}
+_JOIN_BYTES = 256  # that a device which waits takes in the store, about
+
+
+async def join(request: Request) -> Response:
+    """Wait for a masked round of a task, under a public key that was made for this once.
+
+    The ticket comes in `Authorization: Ticket …`, 64 hexadecimal digits that the device drew; the
+    same key and ticket again are the same device.
+
+        201  it waits; the body says the ticket   409  key-taken, masked-task
+        200  it did already                       410  task-closed
+        400  malformed-join                       429  busy; Retry-After is set
+        404  unknown-task                         503  store-unavailable; Retry-After is set
+    """
+    service = service_of(request)
+    task = (await service.tasks.find(request.path_params["task_id"])).masked
+    if task is None:
+        raise Problem("masked-task", hint="POST a report to this task")
+    identity = await service.bodies.read(
+        request, most_bytes=KEY_BYTES, seconds=service.settings.upload_seconds
+    )
+    if len(identity) != KEY_BYTES:
+        raise Problem("malformed-join", hint="send an Ed25519 public key, and nothing else")
+    ticket = _given(request) or secrets.token_hex(KEY_BYTES)
+    await service.rounds.check_room(task)
+    joined = await asyncio.wrap_future(
+        service.uploads.write(
+            _JOIN_BYTES,
+            lambda tx: tx.join(task.id, task.campaign, identity, _digest(ticket)),
+        )
+    )
+    if joined == "closed":
+        raise Problem("task-closed", hint="forget this task; GET /v1/offers lists the open ones")
+    if joined == "taken":
+        raise Problem("key-taken", hint="make a new key for every time")
+    service.wake_worker()
+    return JSONResponse({"ticket": ticket}, status_code=201 if joined == "new" else 200)
+
+
+async def ticket(request: Request) -> Response:
+    """The round that a ticket is for, once its cohort is complete; waited for up to `wait` seconds.
+
+    200  member, and the signed invitation     204  not yet; ask again     410  ticket-over
+    """
+    service, given = service_of(request), request.path_params["ticket"]
+    if not _TICKET.fullmatch(given):
+        raise _ticket_over()
+    place = await _patiently(service, request, partial(_placed, ticket=_digest(given)))
+    if place is None or place.round_id is None:
+        return Response(status_code=204)
+    invitation = (await service.rounds.find(place.round_id)).invitation  # a JSON object
+    return Response(f'{{"member":{place.member},{invitation[1:]}', media_type="application/json")
+
+
+async def say(request: Request) -> Response:
+    """A member's message of a phase. The same bytes again are the same message.
+
+    201  it is stored                            410  round-aborted, round-lost, round-over
+    200  it was before                           413  too-large
+    403  wrong-ticket                            429  busy; Retry-After is set
+    404  unknown-round                           503  store-unavailable; Retry-After is set
+    409  wrong-phase, equivocating               507  store-full
+
+    Who sees what: a message is stored as it came; none is logged or measured.
+    """
+    service = service_of(request)
+    try:
+        status = await _kept(request, service)
+    except SfumatoError as error:
+        problem = Problem.of(error)
+        service.metrics.add("sfumato_round_messages_total", code=str(problem.status))
+        raise problem from None
+    service.metrics.add("sfumato_round_messages_total", code=str(status))
+    return JSONResponse({}, status_code=status)
+
+
+async def hear(request: Request) -> Response:
+    """What a member is told in a phase; waited for up to `wait` seconds.
+
+    200  the bytes            409  message-refused: why the message before was not taken
+    204  not yet; ask again   410  round-aborted, round-lost, round-over
+    403  wrong-ticket         404  unknown-round
+    """
+    service = service_of(request)
+    live, phase, member = await _member(request, service)
+    look = partial(
+        _told,
+        round_id=request.path_params["round_id"],
+        phase=phase,
+        before=_before(phase, live.spec.mode == "semi_malicious"),
+        member=member,
+    )
+    body = await _patiently(service, request, look)
+    return (
+        Response(status_code=204)
+        if body is None
+        else Response(body, media_type="application/octet-stream")
+    )
+
+
+ROUTES = (
+    Route("/v1/tasks/{task_id}/join", join, methods=["POST"]),
+    Route("/v1/tickets/{ticket}", ticket, methods=["GET"]),
+    Route("/v1/rounds/{round_id}/{phase}/{member}", say, methods=["PUT"]),
+    Route("/v1/rounds/{round_id}/{phase}/{member}", hear, methods=["GET"]),
+)
+
+
+async def _kept(request: Request, service: Service) -> int:
+    live, phase, member = await _member(request, service)
+    service.uploads.check_room()
+    body = await service.bodies.read(
+        request, most_bytes=live.most_bytes(phase), seconds=service.settings.upload_seconds
+    )
+    digest = hashlib.sha256(body).digest()
+    round_id = request.path_params["round_id"]
+    kept: Keeping = await asyncio.wrap_future(
+        service.uploads.write(
+            len(body), lambda tx: tx.add_message(round_id, str(phase), member, digest, body)
+        )
+    )
+    if kept == "other":
+        raise Problem("equivocating")
+    if kept == "late":
+        await service.call(_looked, service.store, partial(_alive, round_id=round_id))
+        raise Problem("wrong-phase", hint="ask what the round tells this member")
+    if kept == "new":
+        service.wake_worker()
+    return 201 if kept == "new" else 200
+
+
+async def _member(request: Request, service: Service) -> tuple[LiveRound, Phase, int]:
+    """Who speaks; Problem if it is not who it says."""
+    live = await service.rounds.find(request.path_params["round_id"])
+    phase = _PHASES.get(request.path_params["phase"])
+    if phase is None:
+        raise Problem("not-found")
+    given = _given(request)
+    member = None if given is None else live.members.get(_digest(given))
+    if member is None or request.path_params["member"] != str(member):
+        raise Problem("wrong-ticket", hint="send it as Authorization: Ticket …")
+    return live, phase, member
+
+
+async def _patiently(
+    service: Service, request: Request, look: Callable[[Transaction], T | None]
+) -> T | None:
+    """What `look` finds, at once or when there is news; None if it finds nothing in time."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _wait(request)
+    while True:
+        number = service.news.number
+        found = await service.call(_looked, service.store, look)
+        if found is not None:
+            return found
+        left = until - loop.time()
+        if left <= 0 or not await service.news.wait(number, left):
+            return None
+
+
+def _looked(store: Store, look: Callable[[Transaction], T]) -> T:
+    with store.reading() as tx:
+        return look(tx)
+
+
+def _placed(tx: Transaction, *, ticket: bytes) -> Place | None:
+    """Where a ticket is for, once that is known."""
+    place = tx.place(ticket)
+    if place is None:
+        raise _ticket_over()
+    return None if place.round_id is None else place
+
+
+def _told(
+    tx: Transaction, *, round_id: str, phase: Phase, before: Phase | None, member: int
+) -> bytes | None:
+    row = _alive(tx, round_id)
+    sent = None if before is None else tx.message(round_id, str(before), member)
+    if sent is not None and sent[1] not in (WAITING, TAKEN):
+        raise Problem("message-refused", sent[1])
+    if _ORDER.index(Phase(row.phase)) < _ORDER.index(phase):
+        return None
+    body = tx.told(round_id, str(phase), member) if sent is not None else None
+    if body is None:
+        raise Problem("message-refused", str(Refusal.LATE))
+    return body
+
+
+def _before(phase: Phase, acknowledged: bool) -> Phase | None:
+    """The phase whose message a member must have sent to be told anything in this one."""
+    if phase is Phase.ENROL:
+        return None
+    place = _ORDER.index(phase) - 1
+    return _ORDER[place - (phase is Phase.UNMASK and not acknowledged)]
+
+
+def _alive(tx: Transaction, round_id: str) -> RoundRow:
+    """The round, if it is still under way."""
+    row = tx.round(round_id)
+    if row is None:
+        raise Problem("unknown-round")
+    if row.phase == Phase.ABORTED:
+        raise Problem("round-lost" if row.charged else "round-aborted", row.problem)
+    if row.phase == Phase.DONE:
+        raise Problem("round-over")
+    return row
+
+
+def _given(request: Request) -> str | None:
+    """The ticket of a request."""
+    kind, _, given = request.headers.get("authorization", "").partition(" ")
+    return given if kind == "Ticket" and _TICKET.fullmatch(given) else None
+
+
+def _wait(request: Request) -> float:
+    text = request.query_params.get("wait", "")
+    return min(int(text), LONGEST_WAIT) if text.isascii() and text.isdigit() else LONGEST_WAIT
+
+
+def _digest(ticket: str) -> bytes:
+    return hashlib.sha256(ticket.encode()).digest()
+
+
+def _ticket_over() -> Problem:
+    return Problem("ticket-over", hint="GET /v1/offers lists the tasks that can be joined")

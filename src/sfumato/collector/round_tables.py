@@ -1,0 +1,357 @@
+"""The tables of masked rounds: who joined, what members sent, what they are told.
+
+A round is open to the messages of one phase at a time. What came is kept until the worker has
+taken it, what the worker made of it is kept before anybody is told. No time and no address is
+kept of a device: its identity is a key that it made for this once.
+"""
+# ruff: noqa: S608 -- only names of our own are put into statements; every value is a parameter
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from sfumato.collector.statements import Statements
+from sfumato.errors import StoreError
+
+EVERYBODY = -1  # a member that stands for all of them
+WAITING, TAKEN = "", "taken"  # outcomes of messages; any other is why one was refused
+ENDED = ("done", "aborted")
+
+Joining = Literal["new", "same", "taken", "closed"]
+Keeping = Literal["new", "same", "other", "late"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRow:
+    """A masked round of a task."""
+
+    id: str  # its nonce
+    spec: str  # JSON of a MaskedRound
+    phase: str  # see `secagg.coordinator.Phase`
+    is_open: int  # whether messages of the phase are taken
+    deadline: int  # of the phase, in seconds since 1970
+    turn: int  # grows whenever there is something new to tell
+    charged: int  # whether it is on the ledger
+    problem: str = ""  # why it was aborted
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a ticket is for."""
+
+    task_id: str
+    round_id: str | None  # None: it waits
+    member: int | None
+
+
+_ROUND = ", ".join(f"round.{field.name}" for field in fields(RoundRow))
+
+
+class RoundTables(Statements):
+    """What a transaction can do about masked rounds."""
+
+    def join(self, task_id: str, campaign: str, identity: bytes, ticket: bytes) -> Joining:
+        """Let a device wait for a round of a task; `ticket` is the digest of its ticket.
+
+        "same" if it did so before, "taken" if another ticket has this identity in the campaign (or
+        another identity this ticket), "closed" if the task is not open.
+        """
+        known = self._run(
+            "SELECT task.id FROM joined JOIN task USING (task)"
+            " WHERE campaign = ? AND identity = ? AND ticket = ?",
+            campaign,
+            identity,
+            ticket,
+        )
+        if known:
+            return "same" if known[0][0] == task_id else "taken"
+        held = self._held_open([task_id])
+        if not held:
+            return "closed"
+        made = self._run(
+            "INSERT INTO joined (task, campaign, identity, ticket) VALUES (?, ?, ?, ?)"
+            " ON CONFLICT DO NOTHING RETURNING number",
+            held[task_id],
+            campaign,
+            identity,
+            ticket,
+        )
+        return "new" if made else "taken"
+
+    def waiting(self, task_id: str) -> int:
+        """How many devices wait for a round of this task."""
+        return self._sum(
+            "SELECT COUNT(*) FROM joined WHERE task = ? AND round IS NULL", self._task(task_id)
+        )
+
+    def first_waiting(self, task_id: str, most: int) -> list[tuple[int, bytes]]:
+        """(number, identity) of those that wait, the first first."""
+        return self._run(
+            "SELECT number, identity FROM joined WHERE task = ? AND round IS NULL"
+            " ORDER BY number LIMIT ?",
+            self._task(task_id),
+            most,
+        )
+
+    def add_round(
+        self, task_id: str, row: RoundRow, invitation: str, numbers: Sequence[int]
+    ) -> None:
+        """Make a round of these who waited, in the order of members."""
+        columns = ", ".join(field.name for field in fields(RoundRow))
+        values = tuple(getattr(row, field.name) for field in fields(RoundRow))
+        self._insert(
+            "round",
+            f"task, invitation, {columns}",
+            [(self._task(task_id), invitation, *values)],
+        )
+        round = self._round(row.id)
+        for member, number in enumerate(numbers):
+            self._run(
+                "UPDATE joined SET round = ?, member = ? WHERE number = ?", round, member, number
+            )
+
+    def rounds(self, task_id: str) -> list[RoundRow]:
+        """All rounds of a task, the first first."""
+        rows = self._run(
+            f"SELECT {_ROUND} FROM round WHERE task = ? ORDER BY round", self._task(task_id)
+        )
+        return [RoundRow(*row) for row in rows]
+
+    def round(self, round_id: str) -> RoundRow | None:
+        rows = self._run(f"SELECT {_ROUND} FROM round WHERE id = ?", round_id)
+        return RoundRow(*rows[0]) if rows else None
+
+    def invitation(self, round_id: str) -> str:
+        """What members are told when their round begins."""
+        rows = self._run("SELECT invitation FROM round WHERE id = ?", round_id)
+        if not rows:
+            raise _no_round(round_id)
+        return str(rows[0][0])
+
+    def place(self, ticket: bytes) -> Place | None:
+        """What a ticket is for, by its digest."""
+        rows = self._run(
+            "SELECT task.id, round.id, joined.member FROM joined"
+            " JOIN task ON task.task = joined.task LEFT JOIN round ON round.round = joined.round"
+            " WHERE joined.ticket = ?",
+            ticket,
+        )
+        return Place(*rows[0]) if rows else None
+
+    def members(self, round_id: str) -> list[tuple[bytes, bytes]]:
+        """(identity, digest of the ticket) of the members, in their order."""
+        return self._run(
+            "SELECT identity, ticket FROM joined WHERE round = ? ORDER BY member",
+            self._round(round_id),
+        )
+
+    def add_message(
+        self, round_id: str, phase: str, member: int, digest: bytes, body: bytes
+    ) -> Keeping:
+        """Keep a member's message of a phase, if the round is open to it.
+
+        A message is kept once: "same" if it came before, "other" if another one did. "late" if the
+        round is in another phase, and it stays in this one until the transaction is over.
+        """
+        rows = self._run(
+            f"SELECT round, phase, is_open FROM round WHERE id = ?{self._open.sharing}", round_id
+        )
+        if not rows:
+            return "late"
+        round, present, is_open = rows[0]
+        if present == phase and is_open:
+            made = self._run(
+                "INSERT INTO round_message (round, phase, member, outcome, digest, body)"
+                " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING member",
+                round,
+                phase,
+                member,
+                WAITING,
+                digest,
+                body,
+            )
+            if made:
+                return "new"
+        known = self.message(round_id, phase, member)
+        if known is None:
+            return "late"
+        return "same" if known[0] == digest else "other"
+
+    def message(self, round_id: str, phase: str, member: int) -> tuple[bytes, str] | None:
+        """(digest, outcome) of what a member sent in a phase."""
+        rows = self._run(
+            "SELECT digest, outcome FROM round_message WHERE round = ? AND phase = ?"
+            " AND member = ?",
+            self._round(round_id),
+            phase,
+            member,
+        )
+        return (bytes(rows[0][0]), rows[0][1]) if rows else None
+
+    def messages(
+        self, round_id: str, phase: str, outcome: str, most: int | None = None
+    ) -> list[tuple[int, bytes]]:
+        """(member, body) of messages of one outcome."""
+        some = "" if most is None else f" LIMIT {int(most)}"
+        return self._run(
+            "SELECT member, body FROM round_message WHERE round = ? AND phase = ? AND outcome = ?"
+            f" ORDER BY member{some}",
+            self._round(round_id),
+            phase,
+            outcome,
+        )
+
+    def senders(self, round_id: str, phase: str) -> dict[int, str]:
+        """The outcome of every message of a phase, by member."""
+        return dict(
+            self._run(
+                "SELECT member, outcome FROM round_message WHERE round = ? AND phase = ?",
+                self._round(round_id),
+                phase,
+            )
+        )
+
+    def settle(
+        self, round_id: str, phase: str, outcomes: Mapping[int, str], *, forget: bool
+    ) -> None:
+        """Write down what became of messages; `forget` drops their bodies."""
+        emptied = ", body = ?" if forget else ""
+        for outcome in sorted(set(outcomes.values())):
+            listed, given = self._open.listed(
+                [m for m, said in outcomes.items() if said == outcome]
+            )
+            self._run(
+                f"UPDATE round_message SET outcome = ?{emptied} WHERE round = ? AND phase = ?"
+                f" AND member IN ({listed})",
+                outcome,
+                *([b""] if forget else []),
+                self._round(round_id),
+                phase,
+                *given,
+            )
+
+    def set_checkpoint(self, round_id: str, checkpoint: bytes) -> None:
+        self._run("UPDATE round SET checkpoint = ? WHERE id = ?", checkpoint, round_id)
+
+    def checkpoint(self, round_id: str) -> bytes | None:
+        rows = self._run("SELECT checkpoint FROM round WHERE id = ?", round_id)
+        return bytes(rows[0][0]) if rows and rows[0][0] is not None else None
+
+    def close_phase(self, round_id: str) -> None:
+        """Once this is committed, no more messages are taken for the phase."""
+        self._run("UPDATE round SET is_open = 0 WHERE id = ?", round_id)
+
+    def set_deadline(self, round_id: str, deadline: int) -> None:
+        self._run("UPDATE round SET deadline = ? WHERE id = ?", deadline, round_id)
+
+    def open_phase(
+        self,
+        round_id: str,
+        phase: str,
+        deadline: int,
+        told: Iterable[tuple[int, bytes]],
+        *,
+        charged: bool,
+    ) -> None:
+        """Go on to the next phase, in which members (or EVERYBODY) are told so much."""
+        self._run(
+            "UPDATE round SET phase = ?, is_open = 1, deadline = ?, turn = turn + 1, charged = ?"
+            " WHERE id = ?",
+            phase,
+            deadline,
+            int(charged),
+            round_id,
+        )
+        round = self._round(round_id)
+        self._insert(
+            "round_told",
+            "round, phase, member, body",
+            [(round, phase, member, body) for member, body in told],
+        )
+
+    def told(self, round_id: str, phase: str, member: int) -> bytes | None:
+        """What a member is told in a phase."""
+        rows = self._run(
+            "SELECT body FROM round_told WHERE round = ? AND phase = ? AND member IN (?, ?)",
+            self._round(round_id),
+            phase,
+            member,
+            EVERYBODY,
+        )
+        return bytes(rows[0][0]) if rows else None
+
+    def end_round(
+        self, round_id: str, phase: Literal["done", "aborted"], problem: str = ""
+    ) -> None:
+        """Nothing more is sent or told. What was sent is dropped, but for its digests: who heard no
+        answer to a last message asks again."""
+        self._run(
+            "UPDATE round SET phase = ?, is_open = 0, turn = turn + 1, checkpoint = NULL,"
+            " problem = ? WHERE id = ?",
+            phase,
+            problem,
+            round_id,
+        )
+        round = self._round(round_id)
+        self._run("DELETE FROM round_told WHERE round = ?", round)
+        self._run("UPDATE round_message SET body = ? WHERE round = ?", b"", round)
+
+    def end_rounds(self, study_id: str, problem: str) -> None:
+        """Abort what is under way of a study, and let nobody wait for more."""
+        for round_id, phase in self._run(
+            "SELECT round.id, round.phase FROM round JOIN task USING (task)"
+            " WHERE task.study_id = ?",
+            study_id,
+        ):
+            if phase not in ENDED:
+                self.end_round(round_id, "aborted", problem)
+        self._run(
+            "DELETE FROM joined WHERE round IS NULL"
+            " AND task IN (SELECT task FROM task WHERE study_id = ?)",
+            study_id,
+        )
+
+    def end_waiting(self, task_id: str) -> None:
+        """Let nobody wait for a round of this task."""
+        self._run("DELETE FROM joined WHERE round IS NULL AND task = ?", self._task(task_id))
+
+    def news(self) -> tuple[int, int]:
+        """Differs from before when there is something new to tell somebody."""
+        rows = self._run("SELECT COUNT(*), SUM(turn) FROM round")
+        return int(rows[0][0]), int(rows[0][1] or 0)
+
+    def drop_rounds(self, study_id: str) -> None:
+        """Delete a study's rounds, and the secret of its noise."""
+        tasks = "SELECT task FROM task WHERE study_id = ?"
+        for table in ("round_message", "round_told"):
+            self._run(
+                f"DELETE FROM {table}"
+                f" WHERE round IN (SELECT round FROM round WHERE task IN ({tasks}))",
+                study_id,
+            )
+        for table in ("joined", "round"):
+            self._run(f"DELETE FROM {table} WHERE task IN ({tasks})", study_id)
+        self._run("DELETE FROM secret WHERE study_id = ?", study_id)
+
+    def set_secret(self, study_id: str, seed: bytes) -> None:
+        """What a study's own noise is drawn from; it goes with the study's data."""
+        self._insert("secret", "study_id, seed", [(study_id, seed)])
+
+    def secret(self, study_id: str) -> bytes | None:
+        rows = self._run("SELECT seed FROM secret WHERE study_id = ?", study_id)
+        return bytes(rows[0][0]) if rows else None
+
+    def _round(self, round_id: str) -> int:
+        """The number that stands for a round in the tables."""
+        if round_id not in self._rounds:
+            rows = self._run("SELECT round FROM round WHERE id = ?", round_id)
+            if not rows:
+                raise _no_round(round_id)
+            self._rounds[round_id] = int(rows[0][0])
+        return self._rounds[round_id]
+
+
+def _no_round(round_id: str) -> StoreError:
+    return StoreError(f"there is no round {round_id}")

@@ -1,0 +1,336 @@
+"""The worker's side of masked rounds: it alone drives them, from rows and into rows.
+
+What members sent is in the store before it is acknowledged, and what they are told is there before
+it is told. In between the worker keeps a `Coordinator` for each round, which is made again from the
+rows after a restart: so a worker that is killed goes on where it was, and nothing counts twice.
+
+    waiting ─▶ enrol ─▶ share ─▶ mask ─▶ [ack ─▶] unmask ─▶ done
+    and aborted from any of them: too few are left, or the budget refuses
+
+Masked tables are added in groups. A group is one transaction: the sum so far and whose tables are
+in it, and their bytes dropped. The set of survivors and the charge to the ledger are one, too,
+before anybody is told; so a round is charged once, if its sum could ever have been opened.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sfumato import invitations
+from sfumato.batch import Batch
+from sfumato.collector.ledger import StoreLedger
+from sfumato.collector.round_tables import ENDED, EVERYBODY, TAKEN, WAITING, RoundRow
+from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
+from sfumato.errors import BudgetError, DataError, ImpossibleError, MismatchError
+from sfumato.privacy import Rng
+from sfumato.release import charge
+from sfumato.secagg.coordinator import Coordinator, Phase
+from sfumato.secagg.round import MaskedRound
+from sfumato.spec import from_json, to_json
+from sfumato.task import Task
+
+GROUP_BYTES = 32 << 20  # of masked tables that are added together
+_FEW_BYTES = 8 << 20  # of tables that are not worth a group, while others are still to come
+_STEPS = (Phase.ENROL, Phase.SHARE, Phase.MASK, Phase.ACK, Phase.UNMASK)
+
+Conclude = Callable[[Transaction, TaskRow, Batch | None], None]
+"""Puts a task's batch, or that there is none, where the study finds it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long rounds are waited for."""
+
+    cohort_seconds: float = 600.0  # for more devices, when there are enough
+    phase_seconds: float = 120.0  # for the answers of a phase
+    tries: int = 5  # rounds of a task that may be aborted
+
+
+class Rounds:
+    """The rounds of all tasks of a store. One worker at a time has them.
+
+    Claim: a task's batch is the exact sum of the tables of the survivors of one round, or there is
+        none; a round of which survivors were told is on the ledger once.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        key: bytes,
+        now: Callable[[], float],
+        rng: Rng,
+        log: Callable[..., None],
+        patience: Patience,
+        tell: Callable[[], None],
+    ) -> None:
+        self._store, self._key, self._now, self._rng, self._log = store, key, now, rng, log
+        self._patience, self._tell = patience, tell
+        self._coordinators: dict[str, Coordinator] = {}  # by round
+        self._enough_since: dict[str, float] = {}  # by task
+
+    def advance(self, study: StudyRow, task: TaskRow, *, is_over: bool, conclude: Conclude) -> bool:
+        """Bring a task a step on; whether there was one to go.
+
+        `is_over`: nobody new is asked. Raises ImpossibleError if rounds were aborted too often,
+        BudgetError if the ledger refuses one.
+        """
+        with self._store.reading() as tx:
+            rounds, waiting = tx.rounds(task.id), tx.waiting(task.id)
+        for row in rounds:
+            if row.phase not in ENDED:
+                return self._step(study, task, row, conclude)
+        if is_over:
+            with self._store.transaction() as tx:
+                conclude(tx, task, None)
+            self._tell()
+            return True
+        if len(rounds) >= self._patience.tries:
+            raise ImpossibleError(
+                f"{len(rounds)} masked rounds were aborted, the last because {rounds[-1].problem}",
+                hint="ask more devices than may vanish, or plan with a larger dropout",
+            )
+        return self._form(study, task, waiting)
+
+    def _form(self, study: StudyRow, task: TaskRow, waiting: int) -> bool:
+        """Make a round of those who wait, if they are enough."""
+        spec: Task = from_json(task.spec)
+        wanted = spec.max_count - 1  # as many as its noise was made for
+        if waiting < spec.min_count:
+            self._enough_since.pop(task.id, None)
+            return False
+        since = self._enough_since.setdefault(task.id, self._now())
+        if waiting < wanted and 0 <= self._now() - since < self._patience.cohort_seconds:
+            return False
+        cohort = min(waiting, wanted)
+        round = spec.masked_round(cohort, self._rng.words(2).tobytes().hex())
+        try:
+            round.parameters(cohort)
+        except ImpossibleError:  # so few cannot keep a secret from each other
+            return False
+        with self._store.transaction() as tx:
+            chosen = tx.first_waiting(task.id, cohort)
+            current = tx.study(study.id)
+            if len(chosen) < cohort or current is None or current.state != "collecting":
+                return False  # the study was closed or deleted meanwhile
+            roster = tuple(bytes(identity) for _, identity in chosen)
+            row = RoundRow(
+                id=round.nonce,
+                spec=to_json(round),
+                phase=str(Phase.ENROL),
+                is_open=1,
+                deadline=self._deadline(),
+                turn=1,
+                charged=0,
+            )
+            invitation = json.dumps(invitations.sign(round, roster, self._key))
+            tx.add_round(task.id, row, invitation, [number for number, _ in chosen])
+        self._coordinators[round.nonce] = Coordinator(round, roster)
+        del self._enough_since[task.id]
+        self._log("round-formed", study_id=study.id, task_id=task.id, count=cohort)
+        self._tell()
+        return True
+
+    def _step(self, study: StudyRow, task: TaskRow, row: RoundRow, conclude: Conclude) -> bool:
+        try:
+            coordinator = self._coordinator(row)
+            return self._stepped(study, task, row, coordinator, conclude)
+        except BaseException:
+            # What is in memory may be ahead of the store, which is what counts.
+            self._coordinators.pop(row.id, None)
+            raise
+
+    def _stepped(
+        self,
+        study: StudyRow,
+        task: TaskRow,
+        row: RoundRow,
+        coordinator: Coordinator,
+        conclude: Conclude,
+    ) -> bool:
+        phase = coordinator.phase
+        with self._store.reading() as tx:
+            outcomes = tx.senders(row.id, str(phase))
+        asked = _asked(coordinator)
+        all_in = asked <= outcomes.keys()
+        came = sum(outcome == WAITING for outcome in outcomes.values())
+        many = phase is not Phase.MASK or came * coordinator.round.vector_bytes >= _FEW_BYTES
+        if came and (many or all_in or not row.is_open):
+            self._take(row, coordinator)
+            return True
+        if all_in or not row.is_open:
+            self._close(study, task, row, coordinator, conclude)
+            return True
+        if self._now() >= row.deadline:
+            with self._store.transaction() as tx:
+                tx.close_phase(row.id)
+            return True
+        return False
+
+    def _take(self, row: RoundRow, coordinator: Coordinator) -> None:
+        """Take a group of the messages that came."""
+        phase = coordinator.phase
+        most = (
+            max(1, GROUP_BYTES // coordinator.round.vector_bytes) if phase is Phase.MASK else None
+        )
+        with self._store.reading() as tx:
+            messages = tx.messages(row.id, str(phase), WAITING, most)
+        outcomes = {
+            member: str(coordinator.add(phase, member, bytes(body)) or TAKEN)
+            for member, body in messages
+        }
+        with self._store.transaction() as tx:
+            tx.settle(row.id, str(phase), outcomes, forget=phase is Phase.MASK)
+            if phase is Phase.MASK:
+                tx.set_checkpoint(row.id, coordinator.checkpoint())
+        refused = sum(outcome != TAKEN for outcome in outcomes.values())
+        if refused:
+            self._log("messages-refused", count=refused)
+            self._tell()  # who was refused need not wait
+
+    def _close(
+        self,
+        study: StudyRow,
+        task: TaskRow,
+        row: RoundRow,
+        coordinator: Coordinator,
+        conclude: Conclude,
+    ) -> None:
+        """End a phase of which everything that came is taken."""
+        phase, spec = coordinator.phase, from_json(task.spec)
+        if phase is Phase.UNMASK:
+            self._finish(study, task, row, coordinator, conclude)
+            return
+        if coordinator.close() is Phase.ABORTED:
+            self._abort(study, task, row, f"too few devices were left in the phase {phase}")
+            return
+        charging = phase is Phase.MASK
+        try:
+            if charging:
+                with self._store.reading() as tx:  # it takes a second, and is remembered
+                    StoreLedger(tx).check(
+                        campaign=spec.campaign, cohort=spec.cohort, task=spec.id, loss=spec.loss
+                    )
+            with self._store.transaction() as tx:
+                if not _is_alive(tx, study, row):
+                    return
+                if charging:
+                    charge(spec, ledger=StoreLedger(tx))
+                tx.open_phase(
+                    row.id,
+                    str(coordinator.phase),
+                    self._deadline(),
+                    _told(coordinator),
+                    charged=charging or bool(row.charged),
+                )
+        except BudgetError as problem:
+            self._abort(study, task, row, str(problem))
+            raise
+        self._log("round-phase", study_id=study.id, task_id=task.id, reason=coordinator.phase)
+        self._tell()
+
+    def _finish(
+        self,
+        study: StudyRow,
+        task: TaskRow,
+        row: RoundRow,
+        coordinator: Coordinator,
+        conclude: Conclude,
+    ) -> None:
+        spec = from_json(task.spec)
+        try:
+            total = coordinator.finish()
+        except (ImpossibleError, MismatchError) as problem:
+            self._abort(study, task, row, str(problem))
+            return
+        table = total.astype(np.int64).reshape(spec.sketch.shape)
+        batch = Batch(spec.id, table, len(coordinator.survivors), charged=True)
+        with self._store.transaction() as tx:
+            if not _is_alive(tx, study, row):
+                return
+            conclude(tx, task, batch)
+            tx.end_round(row.id, "done")
+        del self._coordinators[row.id]
+        self._tell()
+
+    def _abort(self, study: StudyRow, task: TaskRow, row: RoundRow, problem: str) -> None:
+        """Nothing more is opened of it. The next one has a new nonce, new keys and new noise."""
+        with self._store.transaction() as tx:
+            if _is_alive(tx, study, row):
+                tx.end_round(row.id, "aborted", problem)
+        self._coordinators.pop(row.id, None)
+        self._log("round-aborted", study_id=study.id, task_id=task.id, reason=problem)
+        self._tell()
+
+    def _coordinator(self, row: RoundRow) -> Coordinator:
+        """The round's, as its rows tell it. Who was cut off by a restart gets more time."""
+        if row.id in self._coordinators:
+            return self._coordinators[row.id]
+        round: MaskedRound = from_json(row.spec)
+        with self._store.reading() as tx:
+            roster = tuple(bytes(identity) for identity, _ in tx.members(row.id))
+            coordinator = Coordinator(round, roster)
+            while True:
+                phase = coordinator.phase
+                if phase is Phase.MASK:
+                    if (checkpoint := tx.checkpoint(row.id)) is not None:
+                        coordinator.restore(checkpoint)
+                else:
+                    self._replay(coordinator, tx.messages(row.id, str(phase), TAKEN))
+                if phase == row.phase:
+                    break
+                if coordinator.close() is Phase.ABORTED:
+                    raise DataError(f"the messages of round {row.id} are not all there")
+        with self._store.transaction() as tx:
+            tx.set_deadline(row.id, max(row.deadline, self._deadline()))
+        self._coordinators[row.id] = coordinator
+        return coordinator
+
+    @staticmethod
+    def _replay(coordinator: Coordinator, messages: Iterable[tuple[int, bytes]]) -> None:
+        for member, body in messages:
+            refusal = coordinator.add(coordinator.phase, member, bytes(body))
+            if refusal is not None:
+                raise DataError(f"a message that was taken is now refused: {refusal}")
+
+    def _deadline(self) -> int:
+        return math.ceil(self._now() + self._patience.phase_seconds)
+
+
+def _asked(coordinator: Coordinator) -> set[int]:
+    """Whose messages the phase waits for."""
+    acknowledged = coordinator.round.mode == "semi_malicious"
+    return {
+        Phase.ENROL: set(range(coordinator.round.cohort)),
+        Phase.SHARE: set(coordinator.keys),
+        Phase.MASK: set(coordinator.boxes),
+        Phase.ACK: coordinator.survivors,
+        Phase.UNMASK: set(coordinator.acknowledgements) if acknowledged else coordinator.survivors,
+    }[coordinator.phase]
+
+
+def _told(coordinator: Coordinator) -> list[tuple[int, bytes]]:
+    """What members, or everybody, are told in a phase that begins."""
+    if coordinator.phase is Phase.SHARE:
+        return [(member, coordinator.roster_for(member)) for member in sorted(coordinator.keys)]
+    if coordinator.phase is Phase.MASK:
+        return [(member, coordinator.boxes_for(member)) for member in sorted(coordinator.boxes)]
+    if coordinator.phase is Phase.UNMASK and coordinator.round.mode == "semi_malicious":
+        return [(EVERYBODY, coordinator.signatures())]
+    return [(EVERYBODY, coordinator.survivor_set())]
+
+
+def _is_alive(tx: Transaction, study: StudyRow, row: RoundRow) -> bool:
+    """Whether neither the study nor the round was ended by somebody else."""
+    current, round = tx.study(study.id), tx.round(row.id)
+    return (
+        current is not None
+        and current.state in ("collecting", "closing")
+        and round is not None
+        and round.phase == row.phase
+    )

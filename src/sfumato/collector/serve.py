@@ -1,0 +1,227 @@
+"""A collector in this process: its store, its worker and its server, from start to end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
+from types import FrameType
+
+from starlette.routing import BaseRoute
+
+from sfumato import __version__, offers
+from sfumato.collector import keys, logs
+from sfumato.collector.app import create_app
+from sfumato.collector.background import Background
+from sfumato.collector.ledger import set_budget
+from sfumato.collector.metrics import Metrics
+from sfumato.collector.news import News
+from sfumato.collector.rounds import Patience
+from sfumato.collector.server import Server, address_of, listen, make_server
+from sfumato.collector.service import Service
+from sfumato.collector.settings import Settings
+from sfumato.collector.store import Store
+from sfumato.collector.worker import Worker
+from sfumato.errors import ServiceError
+
+_LOOPBACK = ("http://127.", "http://[::1]")
+
+
+class Collector:
+    """A collector that is set up and not yet running: the store is open, the address is taken."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        with_worker: bool = True,
+        routes: Sequence[BaseRoute] = (),
+    ) -> None:
+        """`routes` are answered beside the collector's own: the dashboard's, for instance."""
+        self._settings = settings
+        self.store, self.key = open_store(settings)
+        try:
+            metrics, self._news = Metrics(), News(self.store)
+            self._worker = (
+                worker_of(self.store, settings, self.key, metrics, tell=self._news.tell)
+                if with_worker
+                else None
+            )
+            service = Service(
+                self.store,
+                settings,
+                key=self.key,
+                metrics=metrics,
+                worker=self._worker,
+                news=self._news,
+            )
+            self._server: Server = make_server(create_app(service, routes), settings)
+            self._socket = listen(settings)
+        except BaseException:
+            self.store.close()
+            raise
+        self.address = address_of(self._socket, settings)
+
+    @property
+    def public_key(self) -> str:
+        """What devices are given to check offers with, in hexadecimal."""
+        return offers.public_key(self.key).hex()
+
+    def run(self, started: Callable[[], None] = lambda: None) -> None:
+        """Serve until `stop`; then finish what is under way, and close the store."""
+        try:
+            if self._worker is not None:
+                self._worker.start()
+            self._server.on_started = started
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+            if self._worker is not None:
+                _end(self._worker, self._settings)
+            self.store.close()
+        logs.log("stopped")
+
+    @property
+    def stopping(self) -> bool:
+        return self._server.should_exit
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Take no more requests; from any thread. `at_once` waits for none that is under way."""
+        self._server.should_exit = True
+        self._news.stop()
+        self._server.force_exit = self._server.force_exit or at_once
+
+
+def open_store(settings: Settings) -> tuple[Store, bytes]:
+    """The store, up to date, with its budget; and the key that signs its offers."""
+    store = Store.open(settings.store)
+    try:
+        store.migrate()
+        set_budget(store, settings.budget)
+        return store, keys.load_or_make(settings.signing_key, store)
+    except BaseException:
+        store.close()
+        raise
+
+
+def worker_of(
+    store: Store,
+    settings: Settings,
+    key: bytes,
+    metrics: Metrics | None = None,
+    *,
+    tell: Callable[[], None] = lambda: None,
+) -> Background:
+    """The worker of a store, to run in a thread or in this one; it calls `tell` when there is
+    something new for devices that wait."""
+    worker = Worker(
+        store,
+        key=key,
+        retention_days=settings.retention_days,
+        seal_seconds=settings.seal_seconds,
+        patience=Patience(
+            cohort_seconds=settings.cohort_seconds,
+            phase_seconds=settings.phase_seconds,
+            tries=settings.round_tries,
+        ),
+        tell=tell,
+    )
+    return Background(store, worker.step, pause_seconds=settings.worker_seconds, metrics=metrics)
+
+
+def serve(
+    settings: Settings,
+    *,
+    announce: Callable[[str], None],
+    with_worker: bool = True,
+    routes: Sequence[BaseRoute] = (),
+) -> None:
+    """Run a collector until SIGTERM or SIGINT; a second one does not wait.
+
+    `announce` is told the address once it answers.
+    """
+    logs.set_up(settings.log_level)
+    collector = Collector(settings, with_worker=with_worker, routes=routes)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        collector.stop(at_once=collector.stopping)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    _say_what_is_unwise(collector)
+
+    def started() -> None:
+        logs.log(
+            "started",
+            address=collector.address,
+            version=__version__,
+            public_key=collector.public_key,
+        )
+        announce(collector.address)
+
+    collector.run(started)
+
+
+def work(settings: Settings) -> None:
+    """Run a collector's worker alone until SIGTERM or SIGINT."""
+    logs.set_up(settings.log_level)
+    store, key = open_store(settings)
+    try:
+        worker = worker_of(store, settings, key)
+        told: SimpleQueue[int] = SimpleQueue()  # which a signal's handler may put into
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: told.put(number))
+        worker.start()
+        logs.log("started", version=__version__)
+        told.get()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)  # a second one does not wait
+        _end(worker, settings)
+    finally:
+        store.close()
+    logs.log("stopped")
+
+
+@contextmanager
+def running(
+    settings: Settings, *, with_worker: bool = True, routes: Sequence[BaseRoute] = ()
+) -> Iterator[Collector]:
+    """A collector in a thread of this process, for as long as the block lasts."""
+    collector = Collector(settings, with_worker=with_worker, routes=routes)
+    started = threading.Event()
+    thread = threading.Thread(target=collector.run, args=(started.set,), name="collector")
+    thread.start()
+    try:
+        while not started.wait(0.05):
+            if not thread.is_alive():
+                raise ServiceError("the collector did not start; its log says why")
+        yield collector
+    finally:
+        collector.stop()
+        thread.join()
+
+
+def _end(worker: Background, settings: Settings) -> None:
+    """A step that takes longer is left: what it has not committed is done again."""
+    if not worker.stop(settings.shutdown_seconds):
+        logs.log("worker-left", level=logging.WARNING, reason="its step takes long")
+
+
+def _say_what_is_unwise(collector: Collector) -> None:
+    with collector.store.reading() as tx:
+        tokens = tx.tokens()
+    if not tokens:
+        logs.log(
+            "no-token",
+            level=logging.WARNING,
+            hint="sfumato token create --role admin --name NAME makes one",
+        )
+    if collector.address.startswith("http://") and not collector.address.startswith(_LOOPBACK):
+        logs.log(
+            "plain-http",
+            level=logging.WARNING,
+            hint="set tls_cert and tls_key, or listen on 127.0.0.1 behind a proxy that has them",
+        )

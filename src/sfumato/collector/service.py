@@ -1,0 +1,107 @@
+"""What the endpoints work with: one object, made at the start and closed at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from starlette.requests import Request
+
+from sfumato import __version__
+from sfumato.collector.background import Background
+from sfumato.collector.bridge import Bridge
+from sfumato.collector.ingest import Uploads
+from sfumato.collector.limits import Bodies
+from sfumato.collector.live_rounds import LiveRounds
+from sfumato.collector.metrics import Metrics
+from sfumato.collector.news import News
+from sfumato.collector.open_tasks import OpenTasks
+from sfumato.collector.planning import Planners
+from sfumato.collector.problems import Problem
+from sfumato.collector.settings import Settings
+from sfumato.collector.store import Store
+
+_THREADS = 8  # that wait for the store; as many connections
+_READY_SECONDS = 1.0  # an answer about readiness is good for so long
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class Service:
+    """A collector's store and threads. Everything that blocks goes through `call`."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        *,
+        key: bytes,
+        metrics: Metrics | None = None,
+        worker: Background | None = None,
+        news: News | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = store
+        self.settings = settings
+        self.key = key  # signs offers
+        self.metrics = metrics or Metrics()
+        self.worker = worker
+        self.now = now
+        self.uploads = Uploads(store, settings, self.metrics)
+        self.bridge = Bridge()
+        self.planners = Planners()
+        self.bodies = Bodies(settings.queue_bytes + settings.study_bytes)
+        self.tasks = OpenTasks(store, settings, self.call)
+        self.rounds = LiveRounds(store, self.call)
+        self.news = news or News(store)
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="store")
+        self._ready_until = -1.0
+        self.metrics.set("sfumato_build_info", 1, version=__version__)
+
+    def start(self) -> None:
+        self.uploads.start()
+
+    async def drain(self) -> None:
+        """Store what was taken; end the threads. The store stays open."""
+        await asyncio.to_thread(self.uploads.stop)
+        self._pool.shutdown(wait=True)
+
+    async def call(
+        self, function: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs
+    ) -> _T:
+        """Run what blocks in a thread, and wait for it without blocking the loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, lambda: function(*arguments, **options))
+
+    def wake_worker(self) -> None:
+        """There is something for it to do; one in another process finds out by itself."""
+        if self.worker is not None:
+            self.worker.wake()
+
+    async def check_ready(self) -> None:
+        """Raise Problem or StoreError unless reports can be stored and the worker does its work."""
+        if not self.uploads.alive:
+            raise Problem("stopping", retry_after_seconds=5)
+        if self.worker is not None and not self.worker.healthy:
+            raise Problem("worker-failing", retry_after_seconds=5)
+        if time.monotonic() >= self._ready_until:
+            await self.call(self._write_nothing)
+            self._ready_until = time.monotonic() + _READY_SECONDS
+
+    def _write_nothing(self) -> None:
+        with self.store.transaction():
+            pass
+
+    def __repr__(self) -> str:  # never the key
+        return f"Service({self.store!r})"
+
+
+def service_of(request: Request) -> Service:
+    """The service that a request was made to."""
+    service = request.app.state.service
+    assert isinstance(service, Service)  # `app.create_app` put it there
+    return service

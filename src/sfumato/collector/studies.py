@@ -1,0 +1,344 @@
+"""A study's life: planned, opened to devices, closed, deleted; its tasks one after another.
+
+A study gets a public seed of its own when it is made, so that no two studies share hash functions,
+tasks or a place in the ledger. What it asks, how it was planned and how far it has come is in the
+store; nothing is kept in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from sfumato import offers
+from sfumato.campaign import Campaign
+from sfumato.collector import campaigns, sealing
+from sfumato.collector.ledger import StoreLedger
+from sfumato.collector.problems import Problem
+from sfumato.collector.requests import Request, from_lines, to_lines
+from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
+from sfumato.errors import DataError, StudyError
+from sfumato.local_frequencies import LocalDesign, in_epoch
+from sfumato.new_words import WordDesign, seeded
+from sfumato.offers import AnyTask, Offer
+from sfumato.outbox import DAY_SECONDS
+from sfumato.plan import Plan, plan
+from sfumato.privacy import Rng
+from sfumato.privacy.ledger import spent as spent_by
+from sfumato.release import NoisedSum, Privacy
+from sfumato.spec import LARGEST_INTEGER, from_json, to_json
+from sfumato.study import Study
+from sfumato.task import Task
+
+End = Literal["released", "failed", "deleted"]  # states in which a study asks nothing more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a study's row keeps of the request, beside the plan."""
+
+    request: str  # its digest
+    dictionary: str | None
+    daily_reports: int
+    delay_seconds: int
+    lifetime_epsilon: float | None
+    closes: int | None
+
+
+def create(
+    store: Store,
+    request: Request | Mapping[str, Any],
+    *,
+    key: bytes,
+    rng: Rng,
+    now: Callable[[], float],
+) -> StudyRow:
+    """Plan a study and open its first task; the same request again gives the same study.
+
+    Raises StudyError or ImpossibleError for a study that cannot be, BudgetError for one that the
+    ledger would refuse to release, Problem name-taken for a name that another study has.
+    """
+    asked = request if isinstance(request, Request) else Request.from_mapping(request)
+    study, dictionary = asked.asked(), asked.dictionary()
+    body = None if dictionary is None else to_lines(dictionary)
+    listed = None if body is None else hashlib.sha256(body).hexdigest()
+    digest = asked.digest(study, listed)
+    with store.reading() as tx:
+        if made := _made_before(tx, asked.name, digest):
+            return made
+    today = int(now() // DAY_SECONDS)
+    if asked.closes is not None and asked.closes < today:
+        raise StudyError(f"closes must not be past: today is day {today}; got {asked.closes}")
+    planned = plan(study, items=asked.items)
+    planned = replace(planned, design=_with_seed(planned, rng))
+    terms = Terms(
+        request=digest,
+        dictionary=listed,
+        daily_reports=_daily_reports(asked, study),
+        delay_seconds=asked.delay_seconds,
+        lifetime_epsilon=asked.lifetime_epsilon,
+        closes=asked.closes,
+    )
+    row = StudyRow(
+        id=rng.words(2).tobytes().hex(),
+        name=asked.name,
+        purpose=asked.purpose,
+        state="collecting",
+        study=to_json(study),
+        design=to_json(planned.design),
+        plan=json.dumps(planned.to_dict()),
+        settings=json.dumps({field.name: getattr(terms, field.name) for field in fields(terms)}),
+    )
+    with store.transaction() as tx:
+        if made := _made_before(tx, asked.name, digest):
+            return made
+        if body is not None and listed is not None:
+            tx.add_dictionary(listed, body)
+        tx.add_study(row)
+        if campaigns.draws(planned.design):
+            words = rng.words(campaigns.SECRET_BYTES // 8)
+            tx.set_secret(row.id, words.tobytes())
+        task = open_next(tx, row, key=key)
+        if isinstance(task, Task):
+            StoreLedger(tx).check(
+                campaign=task.campaign, cohort=task.cohort, task=task.id, loss=task.loss
+            )
+        return found(tx, row.id)
+
+
+def open_next(tx: Transaction, row: StudyRow, *, key: bytes) -> AnyTask | None:
+    """Open the study's next task, if there is one more to ask; all before it are done."""
+    number, planned, terms = len(tx.tasks(row.id)), plan_of(tx, row), terms_of(row)
+    task = _task(tx, row, planned, number)
+    if task is None:
+        return None
+    offer = Offer(
+        study=row.name,
+        purpose=row.purpose,
+        question=planned.study.question,  # type: ignore[arg-type]  # the offer checks it
+        trust=planned.study.trust,
+        task=task,
+        epsilon=offers.epsilon_of(task),
+        **(_of_sums(planned, task) if isinstance(task, Task) else {}),
+        daily_reports=terms.daily_reports,
+        delay_seconds=terms.delay_seconds,
+        lifetime_epsilon=terms.lifetime_epsilon,
+        items_per_report=offers.items_of(task),
+        dictionary=terms.dictionary,
+        closes=terms.closes,
+    )
+    tx.add_task(
+        TaskRow(
+            id=task.id,
+            study_id=row.id,
+            number=number,
+            spec=to_json(task),
+            envelope=json.dumps(offers.sign(offer, key)),
+            state="open",
+            wanted=_wanted(planned, task),
+        )
+    )
+    return task
+
+
+def close(store: Store, study_id: str) -> StudyRow:
+    """Stop collecting; the worker then releases what there is. Closing twice is closing once."""
+    with store.transaction() as tx:
+        row = found(tx, study_id)
+        if row.state == "collecting":
+            tx.set_study_state(row.id, "closing")
+            for task in tx.tasks(row.id):
+                if task.state == "open":
+                    tx.set_task_state(task.id, "closing")
+        elif row.state not in ("closing", "released"):
+            raise Problem("wrong-state", f"a study that is {row.state} cannot be closed")
+        return found(tx, study_id)
+
+
+def delete(store: Store, study_id: str) -> StudyRow:
+    """Drop all that devices sent; what was released and charged stays, and so does the name."""
+    with store.transaction() as tx:
+        end(tx, found(tx, study_id), "deleted")
+        tx.drop_data(study_id)
+        return found(tx, study_id)
+
+
+def end(tx: Transaction, row: StudyRow, state: End, problem: str = "") -> None:
+    """Bring a study to a state in which it asks nothing more."""
+    tx.set_study_state(row.id, state, problem)
+    tx.end_rounds(row.id, f"its study is {state}")
+    for task in tx.tasks(row.id):
+        if task.state != "done":
+            tx.set_task_state(task.id, "done")
+
+
+def state(store: Store, study_id: str) -> dict[str, Any]:
+    """All there is to know about a study but its release, as plain data."""
+    with store.reading() as tx:
+        row = found(tx, study_id)
+        tasks = [_task_state(tx, task) for task in tx.tasks(row.id)]
+    terms = terms_of(row)
+    shown = ("daily_reports", "delay_seconds", "lifetime_epsilon", "closes", "dictionary")
+    rejected: dict[str, int] = {}
+    for task in tasks:
+        for reason, count in task["rejected"].items():
+            rejected[reason] = rejected.get(reason, 0) + count
+    return {
+        "id": row.id,
+        "name": row.name,
+        "purpose": row.purpose,
+        "state": row.state,
+        "since": row.since,
+        "problem": row.problem,
+        "received": sum(task["received"] for task in tasks),
+        "counted": sum(task["counted"] for task in tasks),
+        "repeated": sum(task["repeated"] for task in tasks),
+        "rejected": rejected,
+        **json.loads(row.plan),
+        "terms": {name: getattr(terms, name) for name in shown},
+        "tasks": tasks,
+    }
+
+
+def ledger(store: Store) -> dict[str, Any]:
+    """The budget, what is spent of it, and every charge, as plain data."""
+    with store.reading() as tx:
+        books = StoreLedger(tx)
+        budget, entries = books.budget, books.entries()
+    spent = spent_by(entries, budget.delta)
+    return {
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "spent": spent if math.isfinite(spent) else None,
+        "entries": [
+            {
+                "campaign": entry.campaign,
+                "cohort": entry.cohort,
+                "task": entry.task,
+                "loss": json.loads(to_json(entry.loss)),
+            }
+            for entry in entries
+        ],
+    }
+
+
+def found(tx: Transaction, study_id: str) -> StudyRow:
+    row = tx.study(study_id)
+    if row is None:
+        raise Problem("unknown-study")
+    return row
+
+
+def plan_of(tx: Transaction, row: StudyRow) -> Plan:
+    """The plan as it was made, with the seed that was drawn."""
+    told, terms = json.loads(row.plan), terms_of(row)
+    body = None if terms.dictionary is None else tx.dictionary(terms.dictionary)
+    return Plan(
+        study=from_json(row.study),
+        design=from_json(row.design),
+        dictionary=None if body is None else from_lines(body),
+        algorithm=told["plan"]["algorithm"],
+        predicted=told["plan"]["predicted"],
+        privacy=Privacy(**told["privacy"]),
+        warnings=tuple(told["warnings"]),
+    )
+
+
+def terms_of(row: StudyRow) -> Terms:
+    return Terms(**json.loads(row.settings))
+
+
+def campaign_of(tx: Transaction, row: StudyRow, planned: Plan) -> Campaign:
+    """The campaign of a study that is answered by sums, with the answers so far absorbed."""
+    secret = tx.secret(row.id)
+    if secret is None and campaigns.draws(planned.design):
+        raise DataError(f"the data of study {row.id} was dropped")
+    campaign = campaigns.campaign_for(planned, campaigns.SecretRng(secret or b""))
+    for task_id, table, count in tx.answers(row.id):
+        task = campaign.next_task()
+        if task is None or task.id != task_id:
+            raise DataError(f"the answers of study {row.id} are not those that it asked for")
+        campaign.absorb(NoisedSum(task, sealing.from_bytes(table), count))
+    return campaign
+
+
+def _made_before(tx: Transaction, name: str, digest: str) -> StudyRow | None:
+    known = tx.study_named(name)
+    if known is not None and terms_of(known).request != digest:
+        raise Problem("name-taken", hint="give this one another name")
+    return known
+
+
+def _daily_reports(asked: Request, study: Study) -> int:
+    planned = study.daily_reports or 1
+    daily = planned if asked.daily_reports is None else asked.daily_reports
+    if daily > planned:
+        raise StudyError(
+            f"the study is planned for {planned} reports of a device in a day; got {daily}",
+            hint='set daily_reports in the study, too; with trust = "central" there is one',
+        )
+    return daily
+
+
+def _with_seed(planned: Plan, rng: Rng) -> Any:
+    """The plan's design with hash functions of its own."""
+    design = planned.design
+    if not isinstance(design, LocalDesign | WordDesign):
+        return campaigns.seeded(design, rng)  # type: ignore[arg-type]  # no model is trained here
+    seed = int(rng.words(1)[0]) & LARGEST_INTEGER
+    if isinstance(design, LocalDesign):
+        return replace(design, randomizer=in_epoch(design.randomizer, 0, seed))
+    return replace(design, discoverer=seeded(design.discoverer, seed))
+
+
+def _task(tx: Transaction, row: StudyRow, planned: Plan, number: int) -> AnyTask | None:
+    design = planned.design
+    if not isinstance(design, LocalDesign | WordDesign):
+        return campaign_of(tx, row, planned).next_task()
+    tasks: Sequence[AnyTask] = [design.task()] if isinstance(design, WordDesign) else design.tasks()
+    # By the study's own id: a direct response has no seed that would tell two studies apart.
+    return replace(tasks[number], campaign=row.id) if number < len(tasks) else None
+
+
+def _of_sums(planned: Plan, task: Task) -> dict[str, Any]:
+    """The terms of an offer that only a task with tables has."""
+    design: Any = planned.design
+    return {
+        "delta": planned.privacy.delta,
+        "noise": campaigns.least_noise(design),
+        "contributions": campaigns.contributions(design),
+        "keys": campaigns.keys_of(design, task),
+    }
+
+
+def _wanted(planned: Plan, task: AnyTask) -> int:
+    """Reports at which a task closes by itself: as many as the plan was made for."""
+    if isinstance(task, Task):
+        return campaigns.wanted(planned, task)
+    design = planned.design
+    assert isinstance(design, LocalDesign | WordDesign)  # whose tasks are no others
+    return max(1, math.floor(design.devices * (1 - planned.study.dropout) / design.rounds + 0.5))
+
+
+def _task_state(tx: Transaction, task: TaskRow) -> dict[str, Any]:
+    counts, rounds = tx.counts(task.id), tx.rounds(task.id)
+    return {
+        "id": task.id,
+        "cohort": from_json(task.spec).cohort,
+        "waiting": tx.waiting(task.id),
+        "rounds": [{"phase": row.phase, "problem": row.problem} for row in rounds],
+        "state": task.state,
+        "wanted": task.wanted,
+        "received": tx.received(task.id),
+        "counted": counts.get("reports", 0),
+        "repeated": counts.get("repeated", 0),
+        "rejected": {
+            name.removeprefix("rejected:"): count
+            for name, count in counts.items()
+            if name.startswith("rejected:")
+        },
+    }

@@ -1,0 +1,93 @@
+"""Pictures of a release: what Vega-Lite draws in a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+TOP = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number of a release with its 95% interval."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+    is_sure: bool  # held by somebody, as far as can be told
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+
+def estimates(rows: Sequence[Mapping[str, Any]]) -> list[Estimate]:
+    """The estimates of a release's JSON: counts of items, or the coordinates of a mean."""
+    return [
+        Estimate(
+            label=str(row["item"] if "item" in row else row["coordinate"]),
+            value=row["count"] if "count" in row else row["mean"],
+            low=row["low"],
+            high=row["high"],
+            is_sure=row.get("significant", True),
+        )
+        for row in rows
+    ]
+
+
+def largest(found: Sequence[Estimate]) -> list[Estimate]:
+    """Those to draw, by their size: counts come so, coordinates of a mean do not."""
+    return sorted(found, key=lambda each: -abs(each.value))[:TOP]
+
+
+def bars(shown: Sequence[Estimate], *, axis: str) -> dict[str, Any]:
+    """Bars with error bars, from top to bottom as given; paler where nobody may hold the item.
+
+    Colours are the page's, which it gives as the configuration.
+    """
+    values = [
+        {
+            "label": each.label,
+            "value": each.value,
+            "low": each.low,
+            "high": each.high,
+            "sure": each.is_sure,
+        }
+        for each in shown
+    ]
+    end = {"type": "tick", "thickness": 1.5, "size": 7}
+    return {
+        "width": "container",
+        "height": {"step": 24},
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "data": {"values": values},
+        "encoding": {
+            "y": {
+                "field": "label",
+                "type": "nominal",
+                "sort": None,
+                "axis": {"title": None, "domain": False, "ticks": False, "labelPadding": 8},
+            }
+        },
+        "layer": [
+            {
+                "mark": {"type": "bar", "height": {"band": 0.62}},
+                "encoding": {
+                    "x": {"field": "value", "type": "quantitative", "title": axis},
+                    "opacity": {"condition": {"test": "datum.sure", "value": 1}, "value": 0.45},
+                },
+            },
+            {
+                "mark": {"type": "rule", "strokeWidth": 1.5},
+                "encoding": {
+                    "x": {"field": "low", "type": "quantitative"},
+                    "x2": {"field": "high"},
+                },
+            },
+            {"mark": end, "encoding": {"x": {"field": "low", "type": "quantitative"}}},
+            {"mark": end, "encoding": {"x": {"field": "high", "type": "quantitative"}}},
+        ],
+    }

@@ -1,0 +1,161 @@
+"""Templates, how numbers are written, and the headers that every page has."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.responses import HTMLResponse, Response
+
+from sfumato import __version__
+from sfumato.dashboard import assets
+
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    # Not no-referrer: browsers would then say "null" for the origin of our own forms.
+    "Referrer-Policy": "same-origin",
+}
+_DAY_ZERO = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def guarded(response: Response) -> Response:
+    """The response with the headers of a page; it is not stored unless it says so."""
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)
+    response.headers.setdefault("Cache-Control", "no-store")
+    return response
+
+
+def page(template: str, *, status: int = 200, **values: Any) -> Response:
+    return HTMLResponse(_TEMPLATES.get_template(template).render(**values), status_code=status)
+
+
+def count(value: float) -> str:
+    """A whole number with its thousands apart.
+
+    >>> count(1234567)
+    '1,234,567'
+    """
+    return f"{value:,.0f}"
+
+
+def rough(value: Any) -> str:
+    """A number to four digits; what is none, as it is.
+
+    >>> rough(19.885468), rough(104923.6), rough(0.00198854), rough("laplace"), rough(None)
+    ('19.89', '104,924', '0.001989', 'laplace', '—')
+    """
+    if value is None:
+        return "—"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int) or not math.isfinite(value):
+        return f"{value:,}"
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.4g}"
+
+
+def epsilon(value: float | None) -> str:
+    """What was or may be spent.
+
+    >>> epsilon(0.99951), epsilon(math.inf), epsilon(None)
+    ('0.9995', 'without bound', '—')
+    """
+    return "without bound" if value == math.inf else rough(value)
+
+
+def within(value: float, half_width: float) -> str:
+    """An estimate to the digits that its interval lets mean something.
+
+    >>> within(1234.5678, 38.97), within(12.345, 3.0), within(0.1234567, 0.0123), within(7.0, 0.0)
+    ('1,235', '12.3', '0.123', '7')
+    """
+    if half_width <= 0:
+        return f"{value:,.10g}"
+    return f"{value:,.{max(0, 1 - math.floor(math.log10(half_width)))}f}"
+
+
+def in_bytes(value: float | None) -> str:
+    """A size in the unit that fits.
+
+    >>> in_bytes(162), in_bytes(16987), in_bytes(3_200_000), in_bytes(1)
+    ('162 bytes', '17.0 kB', '3.2 MB', '1 byte')
+    """
+    if value is None:
+        return "—"
+    if value < 1_000:
+        return f"{value:,.0f} byte{'' if value == 1 else 's'}"
+    for unit in ("kB", "MB", "GB", "TB"):
+        value /= 1_000
+        if value < 1_000 or unit == "TB":
+            break
+    return f"{value:,.1f} {unit}"
+
+
+def words(name: str) -> str:
+    """A key as a label.
+
+    >>> words("items_per_device"), words("half_width_95")
+    ('Items per device', 'Half width 95')
+    """
+    return name.replace("_", " ").capitalize()
+
+
+def sentence(text: str, *, capital: bool = True) -> str:
+    """A message as a sentence, or the end of one.
+
+    >>> sentence("no device answered"), sentence("one-hot", capital=False)
+    ('No device answered.', 'one-hot.')
+    """
+    return (
+        (text[:1].upper() if capital else text[:1])
+        + text[1:]
+        + ("" if text.endswith((".", "?", "!")) else ".")
+    )
+
+
+def duration(seconds: int) -> str:
+    """A time in the largest unit in which it is whole.
+
+    >>> duration(86_400), duration(5_400), duration(1)
+    ('24 hours', '90 minutes', '1 second')
+    """
+    units = (("hour", 3_600), ("minute", 60), ("second", 1))
+    unit, size = next((unit, size) for unit, size in units if seconds % size == 0)
+    return f"{seconds // size:,} {unit}{'' if seconds == size else 's'}"
+
+
+def day(number: int) -> str:
+    """The date of a day since 1970.
+
+    >>> day(20_000)
+    '2024-10-04'
+    """
+    return (_DAY_ZERO + timedelta(days=number)).date().isoformat()
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("sfumato.dashboard"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters |= {
+    "count": count,
+    "rough": rough,
+    "epsilon": epsilon,
+    "in_bytes": in_bytes,
+    "words": words,
+    "sentence": sentence,
+    "duration": duration,
+    "day": day,
+}
+_TEMPLATES.globals |= {"asset": assets.address, "within": within, "version": __version__}

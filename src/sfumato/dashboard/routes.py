@@ -1,0 +1,44 @@
+"""The addresses of the pages."""
+
+from __future__ import annotations
+
+from starlette.routing import BaseRoute, Mount, Route
+
+from sfumato.dashboard import assets, new_study, pages
+from sfumato.dashboard.visits import Endpoint, anybody
+
+
+def _get(path: str, endpoint: Endpoint) -> Route:
+    return Route(path, endpoint, methods=["GET"])
+
+
+def _post(path: str, endpoint: Endpoint) -> Route:
+    return Route(path, endpoint, methods=["POST"])
+
+
+ROUTES: tuple[BaseRoute, ...] = (
+    _get("/", pages.home),
+    _get("/dashboard", pages.home),
+    Mount(
+        "/dashboard",
+        routes=[
+            _get("/", pages.home),
+            _get("/static/{digest}/{name}", anybody(assets.asset)),
+            _get("/sign-in", pages.sign_in_page),
+            _post("/sign-in", pages.sign_in),
+            _post("/sign-out", pages.sign_out),
+            _get("/studies", pages.study_list),
+            _post("/studies", new_study.start),
+            _get("/studies/new", new_study.new_study),
+            _post("/studies/new", new_study.show_plan),
+            _get("/studies/{study_id}", pages.study),
+            _get("/studies/{study_id}/chart", pages.chart),
+            _get("/studies/{study_id}/close", pages.close_page),
+            _post("/studies/{study_id}/close", pages.close),
+            _get("/studies/{study_id}/release.{ending}", pages.export),
+            _get("/ledger", pages.ledger),
+            _get("/costs", pages.costs),
+            Route("/{path:path}", pages.nothing, methods=["GET", "POST"]),
+        ],
+    ),
+)

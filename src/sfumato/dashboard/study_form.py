@@ -1,0 +1,188 @@
+"""The form for a new study: its fields, and the request that they make."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from sfumato import files
+from sfumato.collector.requests import ANSWERED
+from sfumato.dashboard.forms import File, Form
+from sfumato.errors import DataError, StudyError
+from sfumato.spec import canonical
+
+For = Literal["", "local", "sums", "words", "vectors"]
+_DAY_ZERO = date(1970, 1, 1)
+_LISTED = ("frequencies", "new_words")  # questions with a dictionary
+_TERMS = ("delay_seconds", "lifetime_epsilon", "closes")  # of the request, not of the study
+
+QUESTIONS = {
+    "frequencies": ("Frequencies", "How common is each item of a list?"),
+    "new_words": ("New words", "Which words, that nobody listed, are common?"),
+    "heavy_hitters": ("Heavy hitters", "Which items, that nobody listed, occur often?"),
+    "histogram": ("Histogram", "Which items are there, and how often?"),
+    "mean": ("Mean", "What is the mean of the devices' vectors?"),
+}
+TRUSTS = {
+    "local": ("Local", "Nobody is trusted. Devices blur what they send."),
+    "secure": ("Secure", "The collector sees sums only. Devices add the noise in shares."),
+    "central": ("Central", "The collector sees what devices send, and adds the noise."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of the form, named as the key of a study or of its terms."""
+
+    name: str
+    label: str
+    hint: str
+    kind: Literal["whole", "number", "text", "date"] = "whole"
+    example: str = ""
+    only: For = ""  # for which trust or question it says something
+
+
+PROMISE = (
+    Field("epsilon", "Epsilon", "The smaller, the more private.", "number", "1"),
+    Field("delta", "Delta", "What may go wrong at most.", "number", "1e-6", "sums"),
+    Field("daily_reports", "Daily reports", "Of one device.", example="1", only="local"),
+    Field("lifetime_epsilon", "Lifetime epsilon", "Of one device, in all.", "number", only="local"),
+)
+POPULATION = (
+    Field("devices", "Devices", "How many will answer.", example="100000"),
+    Field("items_per_device", "Items per device", "That may count.", example="1"),
+    Field("rounds", "Rounds", "Each asks other devices.", example="1"),
+    Field("dropout", "Dropout", "Share that will not answer.", "number", "0"),
+)
+ANSWER = (
+    Field("threshold", "Threshold", "Counts below are not listed.", "number"),
+    Field("target_error", "Target error", "As a share of the devices.", "number", "0.01"),
+    Field("bytes_per_device", "Bytes per device", "Most that one may send."),
+    Field("word_length", "Word length", "Longer words are cut.", example="10", only="words"),
+    Field("alphabet", "Alphabet", "Of which words are made.", "text", only="words"),
+    Field("clip", "Clip", "Longer vectors are scaled to it.", "number", "1", "vectors"),
+    Field("dimensions", "Dimensions", "Of a vector.", example="1000", only="vectors"),
+)
+TERMS = (
+    Field("delay_seconds", "Delay (seconds)", "A report waits up to so long.", example="86400"),
+    Field("closes", "Closes", "Last day on which reports count.", "date"),
+)
+GROUPS = (
+    ("The promise", PROMISE),
+    ("The devices", POPULATION),
+    ("The answer", ANSWER),
+    ("Collecting", TERMS),
+)
+
+
+def questions() -> list[str]:
+    """Those that a collector answers, in the order of the form."""
+    return [name for name in QUESTIONS if any(name == question for question, _ in ANSWERED)]
+
+
+def trusts(question: str | None = None) -> list[str]:
+    """Those with which a collector answers a question, or any."""
+    return [
+        name
+        for name in TRUSTS
+        if any(name == trust and question in (None, asked) for asked, trust in ANSWERED)
+    ]
+
+
+def request_of(form: Form) -> dict[str, Any]:
+    """The request that a form makes; keys of its TOML go before its fields.
+
+    A field that is empty, or of another question or trust, says nothing.
+    """
+    told = _toml(form.text("toml"))
+    keys: dict[str, Any] = {name: form.text(name) for name in ("question", "trust")} | told
+    for field in (field for _, group in GROUPS for field in group):
+        if field.name not in told and _applies(field, keys) and form.text(field.name):
+            keys[field.name] = _value(field, form.text(field.name))
+    terms = {name: keys.pop(name) for name in _TERMS if name in keys}
+    return {
+        "name": form.text("name"),
+        "purpose": form.text("purpose"),
+        "study": keys,
+        "items": items_of(form) if keys["question"] in _LISTED else None,
+        **terms,
+    }
+
+
+def digest(request: Mapping[str, Any]) -> str:
+    """What of a request its plan depends on: all but what it is called."""
+    told = {key: value for key, value in request.items() if key not in ("name", "purpose")}
+    study = {key: str(value) for key, value in told["study"].items()}  # inf is no JSON
+    return hashlib.sha256(canonical(told | {"study": study}).encode()).hexdigest()
+
+
+def items_of(form: Form) -> list[str] | None:
+    """The dictionary: lines that were pasted, or a file that was chosen."""
+    pasted = [item for line in form.texts.get("items", "").splitlines() if (item := line.strip())]
+    file = form.files.get("dictionary")
+    if file is None:
+        return pasted or None
+    if pasted:
+        raise DataError("items are pasted or in a file; got both")
+    return _read(file)
+
+
+def _read(file: File) -> list[str]:
+    ending = Path(file.name.lower()).suffix
+    if ending in (".csv", ".parquet"):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"dictionary{ending}"
+            path.write_bytes(file.content)
+            batches = files.read_columns(path, [files.column_names(path)[0]], [pa.string()])
+            items = [item for batch in batches for item in batch.column(0).to_pylist()]
+        if None in items:
+            raise DataError("the dictionary has an item that is missing")
+        return items
+    try:
+        lines = file.content.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise DataError("a dictionary must be a text, a .csv or a .parquet file") from None
+    return [item for line in lines if (item := line.strip())]
+
+
+def _applies(field: Field, keys: Mapping[str, Any]) -> bool:
+    """Whether a field says something; the page's style hides it where it does not."""
+    question, is_local = str(keys["question"]), bool(keys["trust"] == "local")
+    return {
+        "": True,
+        "local": is_local,
+        "sums": not is_local,
+        "words": question not in ("frequencies", "mean"),
+        "vectors": question == "mean",
+    }[field.only]
+
+
+def _value(field: Field, text: str) -> Any:
+    try:
+        if field.kind == "whole":
+            return int(text.replace(",", "").replace("_", ""))
+        if field.kind == "number":
+            return float(text)
+        if field.kind == "date":
+            return (date.fromisoformat(text) - _DAY_ZERO).days
+    except ValueError:
+        wanted = {"whole": "a whole number", "number": "a number", "date": "a date"}[field.kind]
+        raise StudyError(f"{field.name} must be {wanted}; got {text[:40]!r}") from None
+    return text
+
+
+def _toml(text: str) -> dict[str, Any]:
+    try:
+        told = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        raise StudyError(f"the study is not TOML: {problem}") from None
+    closes = told.get("closes")
+    return told | {"closes": (closes - _DAY_ZERO).days} if isinstance(closes, date) else told

@@ -1,0 +1,136 @@
+"""Around every page: who asks, whether their form is their own, and what is said if it fails."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from urllib.parse import quote, urlsplit
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from sfumato.collector.problems import KINDS, Problem
+from sfumato.collector.service import Service, service_of
+from sfumato.collector.tokens import Role
+from sfumato.dashboard import sessions
+from sfumato.dashboard.forms import Form
+from sfumato.dashboard.rendering import guarded, page
+from sfumato.dashboard.sessions import Session
+from sfumato.errors import SfumatoError
+
+HOME = "/dashboard/studies"
+SIGN_IN = "/dashboard/sign-in"
+_OWN_PAGE = re.compile(r"/dashboard/[\w/.-]*(\?page=\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A request of somebody who is signed in, with the form that they sent."""
+
+    request: Request
+    service: Service
+    session: Session
+    form: Form
+
+    @property
+    def study_id(self) -> str:
+        return str(self.request.path_params["study_id"])
+
+    def page(self, template: str, *, status: int = 200, **values: object) -> Response:
+        return page(template, status=status, session=self.session, **values)
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def signed_in(
+    role: Role = "analyst",
+) -> Callable[[Callable[[Visit], Awaitable[Response]]], Endpoint]:
+    """A page for people of this role. Whoever is not signed in is asked to."""
+
+    def around(show: Callable[[Visit], Awaitable[Response]]) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            service = service_of(request)
+            session = await session_of(request)
+            if session is None:
+                return _ask_to_sign_in(request)
+            if not session.may(role):
+                raise Problem("forbidden", hint=f"sign in with a token of role {role}")
+            form = await own_form(request, session) if request.method == "POST" else Form()
+            return await show(Visit(request, service, session, form))
+
+        return anybody(endpoint)
+
+    return around
+
+
+def anybody(show: Endpoint) -> Endpoint:
+    """A page for which nobody need sign in. An error of ours is a page that says it."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            response = await show(request)
+        except SfumatoError as error:
+            problem = Problem.of(error)
+            response = page(
+                "problem.html",
+                status=problem.status,
+                session=await session_of(request) if problem.status < 500 else None,
+                title=KINDS[problem.code].title,
+                detail=problem.detail,
+                hint=problem.hint,
+            )
+            if problem.retry_after_seconds is not None:
+                response.headers["Retry-After"] = str(problem.retry_after_seconds)
+        return guarded(response)
+
+    return endpoint
+
+
+async def session_of(request: Request) -> Session | None:
+    """The session that a request's cookie names."""
+    name, service = request.cookies.get(sessions.COOKIE), service_of(request)
+    if not name:
+        return None
+    return await service.call(sessions.find, service.store, name, now=service.now())
+
+
+async def own_form(request: Request, session: Session | None) -> Form:
+    """The form that was sent, if it was a page of ours that sent it; else Problem."""
+    origin = urlsplit(request.headers.get("origin", ""))
+    if origin.netloc != request.headers.get("host", "") or not origin.netloc:
+        raise Problem(
+            "forbidden",
+            "this form was not sent by a page of this collector",
+            hint="a proxy before the collector must pass the Host header on as it came",
+        )
+    service = service_of(request)
+    body = await service.bodies.read(
+        request,
+        most_bytes=service.settings.study_bytes,
+        seconds=service.settings.upload_seconds,
+    )
+    form = await service.call(Form.parse, request.headers.get("content-type", ""), body)
+    if session is not None and not session.sent(form.text("csrf")):
+        raise Problem("forbidden", "this form is of another session", hint="load the page again")
+    return form
+
+
+def is_encrypted(request: Request) -> bool:
+    """Whether the browser came by https, be it to a proxy before us."""
+    return request.url.scheme == "https" or request.headers.get("origin", "").startswith("https:")
+
+
+def page_of_ours(path: str) -> str:
+    """The page to go to after signing in: one of the dashboard's, whatever was given."""
+    return path if _OWN_PAGE.fullmatch(path) else HOME
+
+
+def _ask_to_sign_in(request: Request) -> Response:
+    wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    next_page = page_of_ours(wanted) if request.method == "GET" else HOME
+    address = SIGN_IN if next_page == HOME else f"{SIGN_IN}?next={quote(next_page, safe='/')}"
+    if "hx-request" in request.headers:  # a page that looks for news has lost its session
+        return Response(status_code=401, headers={"HX-Redirect": address})
+    return RedirectResponse(address, status_code=303)

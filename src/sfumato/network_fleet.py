@@ -1,0 +1,372 @@
+"""Many made-up devices, each a real `agent.Device`, that answer a collector over real HTTP.
+
+Time is simulated, so that days pass at once: a device records on its day and sends when its records
+are due. Only how long the collector takes to answer is real.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, fields, replace
+from types import TracebackType
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.agent import (
+    Device,
+    Http,
+    Joined,
+    MemoryBox,
+    Offered,
+    Part,
+    Response,
+    Send,
+    Sending,
+    Skipped,
+)
+from sfumato.errors import ImpossibleError, ServiceError
+from sfumato.offers import Offer
+from sfumato.outbox import DAY_SECONDS, Outcome
+from sfumato.population import Population
+from sfumato.privacy import SeededRng, SystemRng
+from sfumato.round_fleet import Traveller, travel
+from sfumato.round_fleet import leaving as leaves_in
+
+Held: TypeAlias = Sequence[str] | npt.NDArray[np.floating]
+"""What a device holds: items, or a vector."""
+
+SOON_SECONDS = 3.0  # in which a study that was just made is offered
+ROUND_SECONDS = 3.0  # that the next masked round may take to be offered
+PATIENCE_SECONDS = 30.0  # in which its next task is, and a collector answers again
+_TRIES = 40  # of what is still unsent at the end
+_LONGEST_PAUSE = 1.0
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What went over one connection, in uploads."""
+
+    uploads: int = 0
+    repeated: int = 0  # sent twice on purpose
+    lost: int = 0  # whose answer was dropped on purpose
+    refused: Counter[int] = field(default_factory=Counter)  # by status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSummary:
+    """What a fleet did, in records and uploads."""
+
+    devices: int
+    days: int
+    outcomes: Mapping[str, int]  # of values
+    sent: int
+    rejected: int
+    forgotten: int
+    unsent: int
+    uploads: int
+    repeated: int
+    lost: int
+    refused: Mapping[int, int]
+    seconds: float
+
+    def to_dict(self) -> dict[str, object]:
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        refused = {str(status): count for status, count in sorted(self.refused.items())}
+        return {**plain, "outcomes": dict(sorted(self.outcomes.items())), "refused": refused}
+
+
+class Unreliable:
+    """A way to a collector on which uploads arrive twice, and answers get lost, at a rate."""
+
+    def __init__(self, send: Send, rate: float, chance: np.random.Generator) -> None:
+        self._send = send
+        self._rate = rate
+        self._chance = chance
+        self.traffic = Traffic()
+
+    def __call__(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        answer = self._send(method, path, body, headers)
+        if method == "GET":
+            return answer
+        again, lost = self._chance.random(2) < self._rate
+        if again:
+            self.traffic.repeated += 1
+            answer = self._send(method, path, body, headers)
+        self.traffic.uploads += 1
+        if answer.status not in (200, 201):
+            self.traffic.refused[answer.status] += 1
+        elif lost:
+            self.traffic.lost += 1
+            raise ServiceError("this answer was dropped on purpose")
+        return answer
+
+
+def holdings(population: Population, devices: int | None, seed: int | None) -> list[list[str]]:
+    """What each of so many devices holds, drawn among those in the data without repetition."""
+    count = population.devices if devices is None else devices
+    if not 1 <= count <= population.devices:
+        raise ImpossibleError(f"the data holds {population.devices:,} devices; got {count:,}")
+    drawn = np.sort(np.random.default_rng(seed).permutation(population.devices)[:count])
+    held: list[list[str]] = [[] for _ in range(count)]
+    place = np.full(population.devices, -1)
+    place[drawn] = np.arange(count)
+    start = 0
+    for chunk in population.chunks:
+        rows = np.arange(start, start + len(chunk))
+        owners = place[rows if population.owners is None else population.owners[rows]]
+        start += len(chunk)
+        for row in np.flatnonzero(owners >= 0):
+            held[owners[row]].append(str(chunk[int(row)].as_py()))
+    return held
+
+
+class NetworkFleet:
+    """Devices over a few kept connections, each connection driven by a thread of its own."""
+
+    def __init__(
+        self,
+        server: str,
+        key: bytes,
+        held: Sequence[Held],
+        *,
+        drop: float = 0.0,
+        seed: int | None = None,
+        connections: int = 32,
+        allow_plain: bool = False,
+    ) -> None:
+        self._held = held
+        self._links = [Http(server, allow_plain=allow_plain) for _ in range(connections)]
+        chances = np.random.default_rng(seed).spawn(connections + 1)
+        self._sends = [
+            Unreliable(link, drop, chance)
+            for link, chance in zip(self._links, chances, strict=False)
+        ]
+        self._chance = chances[-1]
+        self._moments = self._chance.random(len(held)) * (DAY_SECONDS - 1)  # of a day, to record at
+        dictionaries: dict[str, bytes] = {}
+        self._devices = [
+            Device(
+                MemoryBox(dictionaries),
+                self._sends[number % connections],
+                key,
+                rng=SystemRng() if seed is None else SeededRng(seed, number),
+            )
+            for number in range(len(held))
+        ]
+
+    def ask(
+        self,
+        study: str,
+        *,
+        days: int = 1,
+        pause_seconds: float = 0.0,
+        leaving: Mapping[str, float] | None = None,
+        progress: Callable[[str, float], None] | None = None,
+    ) -> FleetSummary:
+        """Let every device agree to the study, record what it holds and send it.
+
+        Values are dealt out over the days, each device's from another day on. `pause_seconds` is
+        waited between days, for the collector to open the next round. A study that asks the same
+        devices again is answered again. In masked rounds the share `leaving` of the devices says
+        nothing more from a phase on.
+        """
+        started = time.perf_counter()
+        tell = progress or (lambda stage, share: None)
+        today = int(time.time() // DAY_SECONDS)
+        offer: Offer | None = self._offer(study, today, SOON_SECONDS)
+        assert offer is not None  # else `_offer` has raised
+        outcomes, total, answered, asked = Counter[str](), Sending(), set[str](), 0
+        if offer.trust == "secure":
+            outcomes = self._in_rounds(study, leaving or {}, tell)
+            total = Sending(sent=outcomes[Joined.DONE])
+            return self._summary(days, outcomes, total, time.perf_counter() - started)
+        while offer is not None:
+            told, sending, today = self._by_days(offer, today, days, pause_seconds, answered, tell)
+            outcomes += told
+            total = replace(total, kept=0) + sending
+            asked += 1
+            offer = self._another(study, today, answered) if asked < offer.contributions else None
+        return self._summary(days, outcomes, total, time.perf_counter() - started)
+
+    def _by_days(
+        self,
+        offer: Offer,
+        today: int,
+        days: int,
+        pause_seconds: float,
+        answered: set[str],
+        tell: Callable[[str, float], None],
+    ) -> tuple[Counter[str], Sending, int]:
+        """Record and send, day by day; the day after the last. `answered` gets the tasks' ids."""
+        study = offer.study
+        last = days - (-offer.delay_seconds // DAY_SECONDS)  # when the last record is due
+        outcomes: Counter[str] = Counter()
+        total, tries, refused = Sending(), 0, 0
+        for day in range(last + _TRIES):
+            if day > last and not total.kept:
+                break
+            tell(f"day {day + 1}", min(day / (last + 1), 1.0))
+            if 0 < day < days:
+                time.sleep(pause_seconds)
+                offer = self._offer(study, today + day, PATIENCE_SECONDS)
+            answered.add(offer.task.id)
+            if day > last and self._refused() > refused:  # it was busy: give it time, ever more
+                time.sleep(min(0.05 * 2**tries, _LONGEST_PAUSE))
+                tries += 1
+            refused = self._refused()
+            total = replace(total, kept=0)
+            for told, sending in self._everybody(offer, today, day, days):
+                outcomes += told
+                total += sending
+        return outcomes, total, today + day + 1
+
+    def _another(self, study: str, date: int, answered: set[str]) -> Offer | None:
+        """The next task of a study, if there is one; it may take a while to be opened."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < until:
+            offers = _patiently(lambda: self._devices[0].offers(date * DAY_SECONDS))
+            for offered in offers:
+                if offered.offer.study == study and offered.offer.task.id not in answered:
+                    return offered.offer
+            time.sleep(0.1)
+        return None
+
+    def _in_rounds(
+        self, study: str, rates: Mapping[str, float], tell: Callable[[str, float], None]
+    ) -> Counter[str]:
+        """Masked rounds, one after another, until the study asks nobody any more."""
+        outcomes: Counter[str] = Counter()
+        until, gone, rounds = time.monotonic() + PATIENCE_SECONDS, set[int](), 0
+        while time.monotonic() < until:
+            numbers = [number for number in range(len(self._devices)) if number not in gone]
+            travellers = {
+                number: Traveller(part, leaves_in(rates, self._chance))
+                for number in numbers
+                if isinstance(part := self._part(study, number), Part)
+            }
+            if travellers:
+                rounds += 1
+                tell(f"round {rounds}", 0.5)
+                links = len(self._links)
+                outcomes += travel(
+                    [
+                        (send, [each for k, each in travellers.items() if k % links == link])
+                        for link, send in enumerate(self._sends)
+                    ]
+                )
+                gone |= {number for number, each in travellers.items() if each.has_left}
+                until = time.monotonic() + ROUND_SECONDS  # for the next one
+            time.sleep(0.1)
+        return outcomes
+
+    def _part(self, study: str, number: int) -> Part | Outcome | Skipped:
+        """A device's part in a round that it can take part in now."""
+        device, now = self._devices[number], time.time()
+        for offered in _patiently(lambda: device.offers(now)):
+            if offered.offer.study == study and offered.consent == "none":
+                device.consent(study)
+        return device.part(study, self._held[number], now)
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
+
+    def __enter__(self) -> NetworkFleet:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _everybody(
+        self, offer: Offer, today: int, day: int, days: int
+    ) -> Iterator[tuple[Counter[str], Sending]]:
+        """A day of all devices, those of one connection after one another."""
+        links = len(self._links)
+
+        def drive(link: int) -> list[tuple[Counter[str], Sending]]:
+            mine = range(link, len(self._devices), links)
+            return [self._live(number, offer, today + day, day, days) for number in mine]
+
+        with ThreadPoolExecutor(links) as threads:
+            for lives in threads.map(drive, range(links)):
+                yield from lives
+
+    def _live(
+        self, number: int, offer: Offer, date: int, day: int, days: int
+    ) -> tuple[Counter[str], Sending]:
+        """A day of one device: see what is offered, record what is the day's, send what is due."""
+        device, opening = self._devices[number], float(date * DAY_SECONDS)
+        outcomes: Counter[str] = Counter()
+        if events := self._events(number, offer.trust, day, days):
+            for offered in _patiently(lambda: device.offers(opening)):
+                if offered.offer.study == offer.study and offered.consent == "none":
+                    device.consent(offer.study)
+            for value in events:
+                moment = opening + float(self._moments[number])
+                outcomes[str(device.record(offer.study, value, moment))] += 1
+        return outcomes, device.send(opening + DAY_SECONDS - 1)
+
+    def _events(self, number: int, trust: str, day: int, days: int) -> Sequence[str | Held]:
+        """What a device records on a day: a trusted collector gets all it holds in one table."""
+        held = self._held[number]
+        if trust == "central":
+            return [held] if number % days == day else []
+        return [value for place, value in enumerate(held) if (number + place) % days == day]
+
+    def _offer(self, study: str, date: int, patience: float) -> Offer:
+        """The study as it is offered; between two of its tasks there is none for a while."""
+        device, until = self._devices[0], time.monotonic() + patience
+        while True:
+            for offered in _patiently(lambda: device.offers(date * DAY_SECONDS)):
+                if offered.offer.study == study:
+                    return offered.offer
+            if time.monotonic() > until:
+                raise ServiceError(
+                    f"the collector does not offer {study!r}",
+                    hint="; ".join(device.refused) or "use the study's name, not its id",
+                )
+            time.sleep(0.1)
+
+    def _refused(self) -> int:
+        return sum(send.traffic.refused.total() for send in self._sends)
+
+    def _summary(
+        self, days: int, outcomes: Counter[str], total: Sending, seconds: float
+    ) -> FleetSummary:
+        traffic = [send.traffic for send in self._sends]
+        return FleetSummary(
+            devices=len(self._devices),
+            days=days,
+            outcomes=outcomes,
+            sent=total.sent,
+            rejected=total.rejected,
+            forgotten=total.forgotten,
+            unsent=total.kept,
+            uploads=sum(each.uploads for each in traffic),
+            repeated=sum(each.repeated for each in traffic),
+            lost=sum(each.lost for each in traffic),
+            refused=sum((each.refused for each in traffic), Counter()),
+            seconds=seconds,
+        )
+
+
+def _patiently(ask: Callable[[], list[Offered]]) -> list[Offered]:
+    """Ask again while the collector does not answer, for a while."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return ask()
+        except ServiceError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)

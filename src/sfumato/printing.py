@@ -1,0 +1,115 @@
+"""What commands print: progress on stderr, releases as a table or as JSON on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, float], None]]:
+    """A bar on stderr where it is a terminal, else a line a stage."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        last = ""
+
+        def tell_line(stage: str, share: float) -> None:
+            nonlocal last
+            if stage != last:
+                click.echo(f"{stage} …", err=True)
+                last = stage
+
+        yield tell_line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        job = bar.add_task("starting", total=1.0)
+        yield lambda stage, share: bar.update(job, description=stage, completed=share)
+
+
+@contextmanager
+def progress_bars(names: Sequence[str]) -> Iterator[Callable[[str, str, float], None]]:
+    """A bar for each name on stderr where it is a terminal, else a line a stage."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    last: dict[str, str] = {}
+
+    def tell_line(name: str, stage: str, share: float) -> None:
+        if last.get(name) != stage:
+            click.echo(f"{name}: {stage} …", err=True)
+            last[name] = stage
+
+    if not console.is_terminal:
+        yield tell_line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bar:
+        jobs = {name: bar.add_task(name, total=1.0) for name in names}
+
+        def tell(name: str, stage: str, share: float) -> None:
+            bar.update(jobs[name], description=f"{name}: {stage}", completed=share)
+
+        yield tell
+
+
+def print_json(data: Any) -> None:
+    click.echo(json.dumps(data, ensure_ascii=False, allow_nan=False))
+
+
+def print_release(release: Any) -> None:
+    """The release as one JSON object, in pieces: a dictionary may have millions of items."""
+    head = json.dumps(release.head(), ensure_ascii=False, allow_nan=False)
+    write = sys.stdout.write
+    write(head[:-1] + ', "estimates": [')
+    first = True
+    for batch in release.frame().to_batches(max_chunksize=65_536):
+        rows = [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in batch.to_pylist()]
+        write(("" if first else ",\n") + ",\n".join(rows))
+        first = False
+    write("]}\n")
+
+
+def print_estimates(release: Any, truth: dict[str, int] | None, top: int = 20) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("item", overflow="fold", max_width=40)
+    for name in ("count", "95% interval", *(["truth", ""] if truth is not None else [])):
+        table.add_column(name, justify="right")
+    for row in release.frame().slice(0, top).to_pylist():
+        line = [
+            str(row["item"]),
+            f"{row['count']:,.1f}",
+            f"{row['low']:,.1f} … {row['high']:,.1f}",
+        ]
+        if truth is not None:
+            true = truth.get(row["item"], 0)
+            line += [f"{true:,}", "" if row["low"] <= true <= row["high"] else "outside"]
+        table.add_row(*line)
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    console.print(table)
+    if len(release) > top:
+        click.echo(f"… and {len(release) - top:,} more; --json has them all")
+    print_bill(release)
+
+
+def print_bill(release: Any) -> None:
+    cost = release.cost
+    click.echo(
+        f"\n{cost.devices:,} devices, {cost.rounds} round{'s' if cost.rounds > 1 else ''}, "
+        f"{cost.bytes_per_device:,} bytes a device, {cost.seconds:.1f} s"
+    )
+    click.echo(release.privacy.statement)
+    for note in release.notes:
+        click.echo(f"note: {note}", err=True)

@@ -1,0 +1,98 @@
+"""Studies, reports and a clock for tests of the collector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sfumato import device
+from sfumato.collector import studies
+from sfumato.collector.store import Store, StudyRow, TaskRow
+from sfumato.collector.worker import Worker
+from sfumato.new_words import WordTask, word_report
+from sfumato.offers import AnyTask, takes_categories
+from sfumato.outbox import DAY_SECONDS
+from sfumato.privacy import Rng, SystemRng
+from sfumato.report import to_frames
+from sfumato.spec import from_json
+from sfumato.task import LocalTask, Task
+
+KEY = bytes(range(32))
+ITEMS = [f"tree {k}" for k in range(60)]
+TODAY = 20_000  # days since 1970
+
+
+class Clock:
+    """Stands still until it is told to go on."""
+
+    def __init__(self, seconds: float = TODAY * DAY_SECONDS + 1.0) -> None:
+        self.seconds = seconds
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def advance(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+def request(
+    name: str = "Street trees",
+    *,
+    items: Sequence[str] | None = ITEMS,
+    terms: dict[str, Any] | None = None,
+    **keys: Any,
+) -> dict[str, Any]:
+    """A request for a study without noise, unless the keys of the study say otherwise."""
+    study = {"question": "frequencies", "trust": "central", "epsilon": None, "devices": 40, **keys}
+    told = {"name": name, "purpose": "Which trees to plant next.", "study": study, "items": items}
+    return told | (terms or {})
+
+
+def create(
+    store: Store, clock: Clock, *arguments: Any, rng: Rng | None = None, **keys: Any
+) -> StudyRow:
+    """The study of a `request` with these arguments."""
+    asked = request(*arguments, **keys)
+    return studies.create(store, asked, key=KEY, rng=rng or SystemRng(), now=clock)
+
+
+def open_task(store: Store, study: StudyRow) -> TaskRow:
+    """The one task that is open."""
+    with store.reading() as tx:
+        (row,) = [row for row in tx.tasks(study.id) if row.state == "open"]
+    return row
+
+
+def report(task: TaskRow, category: int, *, rng: Rng) -> bytes:
+    """What a device that holds an item of `ITEMS` sends."""
+    spec: AnyTask = from_json(task.spec)
+    value: Any = category if takes_categories(spec) else ITEMS[category]
+    if isinstance(spec, Task):
+        return device.report(spec, [value], rng=rng).to_bytes()
+    if isinstance(spec, LocalTask):
+        return device.local_report(spec, [value], rng=rng).to_bytes()
+    raise AssertionError("for words there is `word`")
+
+
+def word(task: TaskRow, text: str, *, rng: Rng) -> bytes:
+    """What a device that typed a word sends."""
+    spec = from_json(task.spec)
+    assert isinstance(spec, WordTask)
+    told = word_report(spec, [text], rng=rng)
+    assert told is not None
+    return told.to_bytes()
+
+
+def upload(store: Store, task: TaskRow, reports: Iterable[bytes]) -> bool:
+    """Store reports as the service does; whether the task took them."""
+    frames = list(reports)
+    with store.transaction() as tx:
+        return tx.insert_uploads([(task.id, len(frames), to_frames(frames))])[0]
+
+
+def work(worker: Worker, most: int = 1_000) -> None:
+    """Step until there is nothing to do."""
+    for _ in range(most):
+        if not worker.step():
+            return
+    raise AssertionError(f"the worker finds work after {most} steps")

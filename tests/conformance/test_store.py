@@ -1,0 +1,610 @@
+"""What every store does, on each database."""
+# ruff: noqa: S608 -- statements are made of our own names
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+
+import pytest
+
+from databases import Server
+from sfumato.collector.database import database
+from sfumato.collector.driver import Connection
+from sfumato.collector.store import Store, StudyRow, TaskRow, TokenRow, Transaction
+from sfumato.errors import StoreError, StoreReadOnly, StoreUnavailable
+
+DAY_SECONDS = 86_400
+STUDY = StudyRow(
+    id="0a" * 16,
+    name="Popular emoji",
+    purpose="Which emoji to offer first",
+    state="collecting",
+    study='{"question":"frequencies"}',
+    design='{"seed":1}',
+    plan='{"rows":5}',
+    settings='{"daily_reports":1}',
+)
+OTHER = replace(STUDY, id="0b" * 16, name="Häufige Wörter")
+TASK = TaskRow(
+    id="a1" * 32,
+    study_id=STUDY.id,
+    number=0,
+    spec='{"kind":"task"}',
+    envelope='{"offer":"…"}',
+    state="open",
+    wanted=None,
+)
+OTHERS = replace(TASK, id="b1" * 32, study_id=OTHER.id, wanted=1_000)
+TABLES = {
+    "answer": "task",
+    "budget": "number",
+    "counter": "task, name",
+    "dictionary": "digest",
+    "entry": "number",
+    "release": "study_id",
+    "sealed": "number",
+    "seen": "task, id",
+    "study": "number",
+    "task": "task",
+    "token": "number",
+    "upload": "number",
+}
+
+
+@pytest.fixture
+def asked(store: Store) -> Store:
+    """A store with two studies, each with an open task."""
+    with store.transaction() as tx:
+        for study, task in ((STUDY, TASK), (OTHER, OTHERS)):
+            tx.add_study(study)
+            tx.add_task(task)
+    return store
+
+
+@contextmanager
+def raw(url: str) -> Iterator[Connection]:
+    """A connection in a transaction, past the store's own methods."""
+    with closing(database(url).connect()) as connection:
+        connection.begin(writing=True)
+        yield connection
+        if not connection.has_failed:
+            connection.commit()
+
+
+def everything(url: str) -> dict[str, list[tuple[object, ...]]]:
+    with raw(url) as connection:
+        assert set(TABLES) < connection.tables()
+        return {
+            table: connection.execute(f"SELECT * FROM {table} ORDER BY {order}")
+            for table, order in TABLES.items()
+        }
+
+
+def write_everywhere(tx: Transaction) -> None:
+    """A row more, or another, in every table."""
+    study = replace(STUDY, id="0c" * 16, name="third")
+    tx.add_study(study)
+    tx.add_task(replace(TASK, id="c1" * 32, study_id=study.id))
+    tx.set_study_state(STUDY.id, "failed", "because")
+    tx.set_task_state(OTHERS.id, "closing")
+    tx.add_dictionary("d1" * 32, b"oak")
+    assert tx.insert_uploads([(TASK.id, 2, b"two"), (TASK.id, 1, b"one")]) == [True, True]
+    tx.unseen(TASK.id, [b"i" * 16])
+    tx.add_sealed(TASK.id, b"sealed", 7)
+    tx.count(TASK.id, "repeated", 3)
+    tx.add_answer(TASK.id, b"table", 7)
+    tx.add_entry("campaign", "cohort", "task", '{"loss":1}')
+    tx.set_budget('{"epsilon":1}')
+    tx.put_release(STUDY.id, '{"counts":[1]}')
+    tx.add_token(TokenRow(id="t1", name="ops", role="admin", expires=9), b"d" * 32)
+
+
+def test_studies_come_back_as_they_were_put_with_the_day(store_url: str) -> None:
+    today = 20_000
+    with closing(Store.open(store_url, now=lambda: today * DAY_SECONDS + 5.5)) as store:
+        store.migrate()
+        with store.transaction() as tx:
+            tx.add_study(STUDY)
+            tx.add_study(OTHER)
+        with store.reading() as tx:
+            assert tx.studies() == [replace(STUDY, since=today), replace(OTHER, since=today)]
+            assert tx.study(OTHER.id) == tx.study_named(OTHER.name) == tx.studies()[1]
+            assert tx.study("0c" * 16) is None
+            assert tx.study_named("nobody's") is None
+        today += 3
+        with store.transaction() as tx:
+            tx.set_study_state(STUDY.id, "failed", "the budget is spent")
+        with store.reading() as tx:
+            failed = replace(STUDY, state="failed", problem="the budget is spent", since=today)
+            assert tx.study(STUDY.id) == failed
+            assert tx.study(OTHER.id) == replace(OTHER, since=today - 3)
+
+
+def test_a_study_is_named_once(asked: Store) -> None:
+    with pytest.raises(StoreError), asked.transaction() as tx:
+        tx.add_study(replace(STUDY, id="0c" * 16))
+
+
+def test_tasks_come_back_in_their_order(asked: Store) -> None:
+    later = [replace(TASK, id=f"a{number}" * 32, number=number) for number in (3, 2)]
+    with asked.transaction() as tx:
+        for task in later:
+            tx.add_task(task)
+    with asked.reading() as tx:
+        assert tx.tasks(STUDY.id) == [TASK, later[1], later[0]]
+        assert tx.tasks(OTHER.id) == [OTHERS]
+        assert tx.task(OTHERS.id) == OTHERS
+        assert tx.task("c1" * 32) is None
+        assert {task.id for task in tx.open_tasks()} == {TASK.id, OTHERS.id, "a2" * 32, "a3" * 32}
+    with asked.transaction() as tx:
+        tx.set_task_state(TASK.id, "closing")
+        tx.set_task_state("a2" * 32, "done")
+    with asked.reading() as tx:
+        assert tx.task(TASK.id) == replace(TASK, state="closing")
+        assert {task.id for task in tx.open_tasks()} == {OTHERS.id, "a3" * 32}
+
+
+def test_what_is_not_there_cannot_be_changed_or_added_to(asked: Store) -> None:
+    wrong = "ff" * 32
+    calls: list[Callable[[Transaction], object]] = [
+        lambda tx: tx.set_study_state(wrong, "closing"),
+        lambda tx: tx.set_task_state(wrong, "closing"),
+        lambda tx: tx.add_task(replace(TASK, id=wrong, study_id=wrong)),
+        lambda tx: tx.unseen(wrong, [b"i" * 16]),
+        lambda tx: tx.add_sealed(wrong, b"", 0),
+        lambda tx: tx.count(wrong, "reports", 1),
+        lambda tx: tx.add_answer(wrong, b"", 0),
+        lambda tx: tx.put_release(wrong, "{}"),
+    ]
+    for call in calls:
+        with pytest.raises(StoreError), asked.transaction() as tx:
+            call(tx)
+
+
+def test_a_dictionary_is_kept_once(store: Store) -> None:
+    with store.transaction() as tx:
+        tx.add_dictionary("d1" * 32, b'"oak"\n\x00')
+        tx.add_dictionary("d1" * 32, b'"oak"\n\x00')
+    with store.reading() as tx:
+        assert tx.dictionary("d1" * 32) == b'"oak"\n\x00'
+        assert tx.dictionary("d2" * 32) is None
+
+
+def test_uploads_are_taken_for_open_tasks_only(asked: Store) -> None:
+    with asked.transaction() as tx:
+        tx.set_task_state(OTHERS.id, "closing")
+    uploads = [(TASK.id, 3, b"a"), (OTHERS.id, 1, b"b"), ("ff" * 32, 1, b"c"), (TASK.id, 4, b"d")]
+    with asked.transaction() as tx:
+        assert tx.insert_uploads(uploads) == [True, False, False, True]
+        assert tx.insert_uploads([]) == []
+    with asked.reading() as tx:
+        assert [(count, body) for _, count, body in tx.pending(TASK.id, 100)] == [
+            (3, b"a"),
+            (4, b"d"),
+        ]
+        assert tx.pending(OTHERS.id, 100) == []
+
+
+def test_pending_gives_the_oldest_within_the_limit_and_one_at_least(asked: Store) -> None:
+    rng = random.Random(5)
+    for _ in range(10):
+        counts = [rng.randint(1, 9) for _ in range(rng.randint(0, 12))]
+        with asked.transaction() as tx:
+            tx.delete_uploads(TASK.id, [number for number, _, _ in tx.pending(TASK.id, 10_000)])
+            tx.insert_uploads(
+                [
+                    upload
+                    for place, count in enumerate(counts)
+                    for upload in ((TASK.id, count, b"%d" % place), (OTHERS.id, 5, b"other"))
+                ]
+            )
+        for most in (1, 2, sum(counts) // 2, sum(counts), 10_000):
+            expected: list[tuple[int, bytes]] = []
+            for place, count in enumerate(counts):
+                if expected and sum(count for count, _ in expected) + count > most:
+                    break
+                expected.append((count, b"%d" % place))
+            with asked.reading() as tx:
+                found = tx.pending(TASK.id, most)
+            assert [(count, body) for _, count, body in found] == expected
+
+
+def test_only_the_named_uploads_are_deleted(asked: Store) -> None:
+    with asked.transaction() as tx:
+        tx.insert_uploads([(TASK.id, 1, b"%d" % place) for place in range(5)])
+        tx.insert_uploads([(OTHERS.id, 1, b"other")])
+        numbers = [number for number, _, _ in tx.pending(TASK.id, 10)]
+        tx.delete_uploads(TASK.id, [numbers[3], numbers[0]])
+        tx.delete_uploads(TASK.id, [])
+    with asked.reading() as tx:
+        assert [body for _, _, body in tx.pending(TASK.id, 10)] == [b"1", b"2", b"4"]
+        assert len(tx.pending(OTHERS.id, 10)) == 1
+
+
+@pytest.mark.parametrize("whose", ["another worker's", "another task's"])
+def test_uploads_that_are_not_there_to_delete_undo_the_transaction(
+    asked: Store, whose: str
+) -> None:
+    with asked.transaction() as tx:
+        tx.insert_uploads([(TASK.id, 1, b"mine"), (OTHERS.id, 1, b"other")])
+        number = tx.pending(TASK.id, 10)[0][0]
+        if whose == "another worker's":
+            tx.delete_uploads(TASK.id, [number])
+        else:
+            number = tx.pending(OTHERS.id, 10)[0][0]
+
+    def seal() -> None:
+        with asked.transaction() as tx:
+            tx.add_sealed(TASK.id, b"sealed twice", 1)
+            tx.delete_uploads(TASK.id, [number])
+
+    with pytest.raises(StoreUnavailable):
+        seal()
+    with asked.reading() as tx:
+        assert tx.sealed_count(TASK.id) == 0
+        assert len(tx.pending(OTHERS.id, 10)) == 1
+
+
+def test_a_report_id_is_unseen_once_in_each_task(asked: Store) -> None:
+    rng = random.Random(7)
+    seen: dict[str, set[bytes]] = {TASK.id: set(), OTHERS.id: set()}
+    for _ in range(20):
+        task_id = rng.choice([TASK.id, OTHERS.id])
+        ids = [bytes([rng.randrange(40)]) * 16 for _ in range(rng.randrange(30))]
+        with asked.transaction() as tx:
+            assert tx.unseen(task_id, ids) == set(ids) - seen[task_id]
+            assert tx.unseen(task_id, ids[:3]) == set()
+        seen[task_id] |= set(ids)
+
+
+def test_many_ids_and_uploads_go_in_one_call(asked: Store) -> None:
+    many = 50_100  # more than fit into one statement
+    ids = [number.to_bytes(16, "little") for number in range(many)]
+    with asked.transaction() as tx:
+        tx.unseen(TASK.id, ids[::2])
+        assert tx.unseen(TASK.id, ids) == set(ids[1::2])
+        assert all(tx.insert_uploads([(TASK.id, 1, report_id) for report_id in ids]))
+        pending = tx.pending(TASK.id, many)
+        assert [body for _, _, body in pending] == ids
+        tx.delete_uploads(TASK.id, [number for number, _, _ in pending])
+        assert tx.pending(TASK.id, many) == []
+
+
+def test_sealed_data_come_back_in_their_order(asked: Store) -> None:
+    with asked.transaction() as tx:
+        tx.add_sealed(TASK.id, b"first", 3)
+        tx.add_sealed(OTHERS.id, b"other", 5)
+        tx.add_sealed(TASK.id, b"second", 4)
+    with asked.reading() as tx:
+        assert list(tx.sealed(TASK.id)) == [b"first", b"second"]
+        assert tx.sealed_count(TASK.id) == 7
+        unread = tx.sealed(TASK.id)
+    with pytest.raises(StoreError, match="over"):
+        next(unread)
+
+
+def test_received_counts_what_waits_what_was_sealed_and_what_was_repeated(asked: Store) -> None:
+    with asked.transaction() as tx:
+        assert tx.received(TASK.id) == 0
+        assert tx.counts(TASK.id) == {}
+        tx.insert_uploads([(TASK.id, 3, b"a"), (TASK.id, 4, b"b"), (OTHERS.id, 50, b"c")])
+        tx.add_sealed(TASK.id, b"", 10)
+        tx.count(TASK.id, "repeated", 100)
+        tx.count(TASK.id, "repeated", 200)
+        tx.count(TASK.id, "rejected:malformed", 5_000)
+    with asked.reading() as tx:
+        assert tx.received(TASK.id) == 317
+        assert tx.counts(TASK.id) == {"repeated": 300, "rejected:malformed": 5_000}
+        assert tx.received(OTHERS.id) == 50
+
+
+def test_a_task_is_answered_once(asked: Store) -> None:
+    second = replace(TASK, id="a2" * 32, number=1)
+    with asked.transaction() as tx:
+        tx.add_task(second)
+        tx.add_answer(second.id, b"two", 20)
+        tx.add_answer(TASK.id, b"one", 10)
+        tx.add_answer(OTHERS.id, b"other", 30)
+    with pytest.raises(StoreError), asked.transaction() as tx:
+        tx.add_answer(TASK.id, b"one, with other noise", 10)
+    with asked.reading() as tx:
+        assert tx.answers(STUDY.id) == [(TASK.id, b"one", 10), (second.id, b"two", 20)]
+
+
+def test_a_budget_is_set_once(store: Store) -> None:
+    with store.transaction() as tx:
+        assert tx.budget() is None
+        tx.set_budget('{"epsilon":1}')
+        tx.set_budget('{"epsilon":1}')
+    with pytest.raises(StoreError, match="never changed"), store.transaction() as tx:
+        tx.set_budget('{"epsilon":2}')
+    with store.reading() as tx:
+        assert tx.budget() == '{"epsilon":1}'
+
+
+def test_a_release_is_never_overwritten(asked: Store) -> None:
+    with asked.transaction() as tx:
+        assert tx.release(STUDY.id) is None
+        tx.put_release(STUDY.id, '{"counts":[1]}')
+    with pytest.raises(StoreError), asked.transaction() as tx:
+        tx.put_release(STUDY.id, '{"counts":[2]}')
+    with asked.reading() as tx:
+        assert tx.release(STUDY.id) == '{"counts":[1]}'
+
+
+@pytest.mark.parametrize("table", ["budget", "entry", "release"])
+def test_the_database_itself_refuses_to_change_what_is_for_good(
+    asked: Store, store_url: str, table: str
+) -> None:
+    with asked.transaction() as tx:
+        write_everywhere(tx)
+    before = everything(store_url)
+    column = {"entry": "cohort", "release": "data", "budget": "spec"}[table]
+    changes = [f"DELETE FROM {table}", f"UPDATE {table} SET {column} = 'x'"]
+    if store_url.startswith("sqlite"):
+        changes.append(f"INSERT OR REPLACE INTO {table} SELECT * FROM {table}")
+    else:
+        changes.append(f"TRUNCATE {table}")
+    for change in changes:
+        with raw(store_url) as connection, pytest.raises(StoreError, match="append-only"):
+            connection.execute(change)
+    assert everything(store_url) == before
+
+
+def test_the_ledger_keeps_its_order(store: Store) -> None:
+    with store.transaction() as tx:
+        tx.add_entry("words", "round 1", "t1", '{"loss":1}')
+        tx.add_entry("words", "round 2", "t2", '{"loss":2}')
+    with store.reading() as tx:
+        assert tx.entries() == [
+            ("words", "round 1", "t1", '{"loss":1}'),
+            ("words", "round 2", "t2", '{"loss":2}'),
+        ]
+
+
+def test_tokens_are_found_by_their_digest_until_they_are_revoked(store: Store) -> None:
+    row = TokenRow(id="t1", name="ops", role="admin", expires=2_000_000_000)
+    other = TokenRow(id="t2", name="me", role="analyst", expires=1)
+    with store.transaction() as tx:
+        tx.add_token(row, b"1" * 32)
+        tx.add_token(other, b"2" * 32)
+        assert tx.tokens() == [row, other]
+        assert tx.token(b"1" * 32) == row
+        assert tx.token(b"3" * 32) is None
+        assert tx.revoke("t1")
+        assert not tx.revoke("t1")
+    with store.reading() as tx:
+        assert tx.token(b"1" * 32) is None
+        assert tx.tokens() == [other]
+
+
+def test_dropping_the_data_of_a_study_leaves_its_ledger_its_release_and_other_studies(
+    asked: Store, store_url: str
+) -> None:
+    with asked.transaction() as tx:
+        write_everywhere(tx)
+        tx.set_task_state(OTHERS.id, "open")
+        tx.insert_uploads([(OTHERS.id, 1, b"other")])
+        tx.unseen(OTHERS.id, [b"o" * 16])
+        tx.add_sealed(OTHERS.id, b"other", 1)
+        tx.add_answer(OTHERS.id, b"other", 1)
+    before = everything(store_url)
+    with asked.transaction() as tx:
+        tx.drop_data(STUDY.id)
+    after = everything(store_url)
+    for table in TABLES:
+        if table in ("upload", "sealed", "seen", "answer"):
+            assert len(after[table]) == 1
+        else:
+            assert after[table] == before[table]
+
+
+def test_an_exception_undoes_all_of_a_transaction(asked: Store, store_url: str) -> None:
+    before = everything(store_url)
+
+    def fail() -> None:
+        with asked.transaction() as tx:
+            write_everywhere(tx)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert everything(store_url) == before
+    with asked.transaction() as tx:
+        write_everywhere(tx)
+    after = everything(store_url)
+    assert all(after[table] != before[table] for table in TABLES)
+
+
+def test_a_failure_that_was_caught_still_undoes_the_transaction(
+    asked: Store, store_url: str
+) -> None:
+    before = everything(store_url)
+
+    def catch() -> None:
+        with asked.transaction() as tx:
+            write_everywhere(tx)
+            with pytest.raises(StoreError):
+                tx.put_release(STUDY.id, "{}")
+
+    with pytest.raises(StoreError, match="never kept"):
+        catch()
+    assert everything(store_url) == before
+
+
+def test_reading_sees_one_moment_and_cannot_write(asked: Store) -> None:
+    with asked.reading() as tx:
+        assert tx.received(TASK.id) == 0
+        with asked.transaction() as other:
+            other.insert_uploads([(TASK.id, 1, b"a")])
+        assert tx.received(TASK.id) == 0
+    with asked.reading() as tx:
+        assert tx.received(TASK.id) == 1
+    with pytest.raises(StoreReadOnly), asked.reading() as tx:
+        tx.set_task_state(TASK.id, "done")
+    with asked.transaction() as tx:
+        tx.set_task_state(TASK.id, "done")
+
+
+def test_nothing_can_be_done_when_it_is_over(asked: Store) -> None:
+    with asked.transaction() as tx:
+        pass
+    with pytest.raises(StoreError, match="over"):
+        tx.insert_uploads([(TASK.id, 1, b"late")])
+    asked.close()
+    with pytest.raises(StoreError, match="closed"), asked.reading():
+        pass
+
+
+def test_no_upload_is_taken_after_its_task_was_closed_and_none_is_lost(asked: Store) -> None:
+    """Uploads race with the close: those acknowledged are those that the closer sees then."""
+    for number in range(1, 9):
+        task = replace(TASK, id=f"{number:064x}", number=number)
+        with asked.transaction() as tx:
+            tx.add_task(task)
+        accepted: list[bytes] = []
+        is_busy = threading.Event()
+        threads = [
+            threading.Thread(
+                target=upload_until_closed, args=(asked, task.id, name, accepted, is_busy)
+            )
+            for name in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        assert is_busy.wait(60)
+        with asked.transaction() as tx:
+            tx.set_task_state(task.id, "closing")
+        with asked.reading() as tx:
+            kept = [body for _, _, body in tx.pending(task.id, 10_000)]
+        for thread in threads:
+            thread.join()
+        assert sorted(kept) == sorted(accepted)
+
+
+def upload_until_closed(
+    store: Store, task_id: str, name: int, accepted: list[bytes], is_busy: threading.Event
+) -> None:
+    for place in range(1_000):
+        bodies = [b"%d %d %d" % (name, place, each) for each in range(3)]
+        with store.transaction() as tx:
+            taken = tx.insert_uploads([(task_id, 1, body) for body in bodies])
+        accepted += [body for body, is_taken in zip(bodies, taken, strict=True) if is_taken]
+        if not all(taken):
+            return
+        if len(accepted) >= 30:
+            is_busy.set()
+
+
+HOLDER = """
+import sys
+from sfumato.collector.store import Store
+with Store.open(sys.argv[1]).worker_lock() as is_only:
+    print(is_only, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def process(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python process of its own, ended with the block."""
+    command = [sys.executable, "-c", script, *arguments]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def said(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+def test_there_is_one_worker_at_a_time_and_a_killed_one_makes_room(
+    store: Store, store_url: str
+) -> None:
+    with process(HOLDER, store_url) as first:
+        assert said(first) == "True"
+        with store.worker_lock() as is_only:
+            assert not is_only
+        first.kill()
+        first.wait()
+        while True:  # a server takes a moment to notice
+            with store.worker_lock() as is_only:
+                if is_only:
+                    break
+    with store.worker_lock() as is_only, store.worker_lock() as is_second:
+        assert is_only
+        assert not is_second
+    with store.worker_lock() as is_only:
+        assert is_only
+
+
+UPLOADER = """
+import sys
+from sfumato.collector.store import Store
+store = Store.open(sys.argv[1])
+for place in range(1_000_000):
+    with store.transaction() as tx:
+        assert all(tx.insert_uploads([(sys.argv[2], 1, b"%d" % place)]))
+    print(place, flush=True)
+"""
+
+
+def test_what_was_acknowledged_survives_a_kill(
+    asked: Store, store_url: str, request: pytest.FixtureRequest
+) -> None:
+    with process(UPLOADER, store_url, TASK.id) as child:
+        while (acknowledged := int(said(child))) < 50:
+            pass
+        if store_url.startswith("postgresql"):
+            server: Server = request.getfixturevalue("postgres")
+            server.restart()
+        child.send_signal(signal.SIGKILL)
+        assert child.stdout is not None
+        acknowledged = max([acknowledged, *map(int, child.stdout.read().split())])
+    with asked.reading() as tx:
+        kept = [int(body) for _, _, body in tx.pending(TASK.id, 1_000_000)]
+    assert kept == list(range(len(kept)))
+    assert len(kept) > acknowledged
+
+
+def test_an_upload_has_no_room_for_who_sent_it_or_when(store: Store, store_url: str) -> None:
+    if store_url.startswith("sqlite"):
+        columns = "SELECT name FROM pragma_table_info('upload')"
+    else:
+        columns = "SELECT attname FROM pg_attribute WHERE attrelid = 'upload'::regclass"
+        columns += " AND attnum > 0"  # those below are the server's own
+    with raw(store_url) as connection:
+        found = connection.execute(columns)
+    assert {name for (name,) in found} == {"number", "task", "count", "body"}
+
+
+def test_no_error_shows_what_was_to_be_kept(asked: Store) -> None:
+    canary = "canary7391"
+    refused: list[Callable[[Transaction], object]] = [
+        lambda tx: tx.insert_uploads([(TASK.id, 0, canary.encode())]),
+        lambda tx: tx.add_token(TokenRow("t", canary, "admin", None), canary.encode()),  # type: ignore[arg-type]  # refused
+        lambda tx: tx.add_study(replace(STUDY, id=canary)),
+    ]
+    for call in refused:
+        with pytest.raises(StoreError) as raised, asked.transaction() as tx:
+            call(tx)
+        problem: BaseException | None = raised.value
+        shown = []
+        while problem is not None:
+            shown.append(repr(problem))
+            problem = problem.__cause__
+        assert canary not in " ".join(shown)
+        assert canary.encode().hex() not in " ".join(shown)
+        assert raised.value.__suppress_context__

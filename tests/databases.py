@@ -1,0 +1,204 @@
+"""Databases for tests: files, and a PostgreSQL server that lives as long as the run.
+
+`store_url` and `store` come once for each database; `postgres_url` is an empty place on the run's
+server. Where there is no server, and none can be had, its tests are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfumato.collector.store import Store
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE_SECONDS = 60.0
+_SETTINGS = {
+    "shared_buffers": "32MB",
+    "max_connections": "60",
+    "listen_addresses": "127.0.0.1",
+    "timezone": "UTC",
+}
+
+
+class Server:
+    """A PostgreSQL server of our own, in a folder of its own, on a port of this machine only.
+
+    It syncs as a real one does, which is the default.
+    """
+
+    def __init__(self, programs: Path, folder: Path) -> None:
+        self._programs = programs
+        self._folder = folder
+        self._owner = _owner()
+        self._password = secrets.token_hex(16)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = _free_port()
+        if self._owner:
+            os.chown(folder, self._owner.pw_uid, self._owner.pw_gid)
+        password_file = folder / "password"
+        password_file.write_text(self._password)
+        password_file.chmod(0o644)  # its folder is closed to others
+        self._run(
+            "initdb",
+            *("--pgdata", str(folder / "data"), "--username", "tester", "--no-sync"),
+            *("--auth", "scram-sha-256", "--pwfile", str(password_file)),
+            *("--encoding", "UTF8", "--locale", "C"),
+        )
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://tester:{self._password}@127.0.0.1:{self.port}/{database}"
+
+    def start(self) -> None:
+        """Return when it answers."""
+        settings = {**_SETTINGS, "port": self.port, "unix_socket_directories": self._folder}
+        given = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        command = [str(self._programs / "postgres"), "-D", str(self._folder / "data"), *given]
+        if shutil.which("setpriv"):  # then it ends with us, however we end
+            command = ["setpriv", "--pdeathsig", "INT", *command]
+        with (self._folder / "log").open("ab") as log:
+            process: subprocess.Popen[bytes] = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self._folder, **self._identity()
+            )
+        self._process = process
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self._answers():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError((self._folder / "log").read_text()[-2_000:])
+            time.sleep(0.02)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """SIGINT cuts off whoever is connected; SIGQUIT is as good as a crash."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(PATIENCE_SECONDS)
+            self._process = None
+
+    def restart(self) -> None:
+        """Crash, and recover on the same port."""
+        self.stop(signal.SIGQUIT)
+        self.start()
+
+    def execute(self, statement: str) -> list[tuple[Any, ...]]:
+        """Run one statement as the superuser, outside of any transaction."""
+        import psycopg
+
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def empty_database(self) -> str:
+        """The URL of a database that has nothing else in it."""
+        name = f"test_{secrets.token_hex(8)}"
+        self.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        return self.url(name)
+
+    def lend(self, folder: Path) -> None:
+        """Make a folder that the server may write to."""
+        folder.mkdir()
+        if self._owner:
+            os.chown(folder, self._owner.pw_uid, self._owner.pw_gid)
+
+    def _answers(self) -> bool:
+        import psycopg
+
+        try:
+            self.execute("SELECT 1")
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _run(self, program: str, *arguments: str) -> None:
+        subprocess.run(
+            [self._programs / program, *arguments],
+            check=True,
+            capture_output=True,
+            cwd=self._folder,
+            **self._identity(),
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        """A server refuses to be root."""
+        if self._owner is None:
+            return {}
+        return {"user": self._owner.pw_uid, "group": self._owner.pw_gid, "extra_groups": []}
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Server]:
+    """The run's server. A test that stops it starts it again."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    found = subprocess.run([ROOT / "scripts/postgres"], capture_output=True, text=True, check=False)
+    if found.returncode != 0:
+        pytest.skip(f"scripts/postgres found no server: {found.stderr.strip()[-200:]}")
+    # Not in pytest's own folder: another user cannot pass through that.
+    with tempfile.TemporaryDirectory(prefix="sfumato-", dir=_quick_disk()) as folder:
+        server = Server(Path(found.stdout.strip()), Path(folder))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop(signal.SIGQUIT)  # nothing in it is needed again
+
+
+@pytest.fixture
+def postgres_url(postgres: Server) -> str:
+    """An empty schema of its own: a database of its own would take a second to make and drop."""
+    name = f"test_{secrets.token_hex(8)}"
+    postgres.execute(f"CREATE SCHEMA {name}")
+    return f"{postgres.url()}?options=-csearch_path%3D{name}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where an empty store can be made, on each database in turn."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/collector.db"
+    url: str = request.getfixturevalue("postgres_url")
+    return url
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
+    """A store with its tables, on each database in turn."""
+    store = Store.open(store_url)
+    store.migrate()
+    yield store
+    store.close()
+
+
+def _quick_disk() -> str | None:
+    """A disk in memory if there is one with room: a crashed server syncs each of its files."""
+    memory = "/dev/shm"  # noqa: S108 -- a folder with a random name is made in it
+    try:
+        has_room = shutil.disk_usage(memory).free > 1 << 30
+    except OSError:
+        return None
+    return memory if has_room and os.access(memory, os.W_OK) else None
+
+
+def _owner() -> pwd.struct_passwd | None:
+    """Who runs the server when we are root."""
+    if os.geteuid() != 0:
+        return None
+    names = {entry.pw_name: entry for entry in pwd.getpwall()}
+    return names.get("postgres") or names["nobody"]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

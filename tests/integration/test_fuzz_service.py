@@ -1,0 +1,120 @@
+"""Whatever is sent to a collector, it answers in time, without an error of its own, and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checks import SEED
+from integration.fuzzing import Fuzzer, Heard, Knowledge, send_all
+from integration.processes import Collector, collector
+from serving import ask
+from sfumato import device
+from sfumato.collector.client import AdminClient
+from sfumato.new_words import WordTask, word_report
+from sfumato.offers import AnyTask, takes_categories, verify
+from sfumato.privacy import SystemRng
+from sfumato.report import Report, to_frames
+from sfumato.task import Task
+
+ITEMS = [f"tree {number}" for number in range(40)]
+ASKED: dict[str, dict[str, Any]] = {
+    "Trees": {"question": "frequencies", "trust": "local", "epsilon": 4.0},
+    "Parks": {"question": "frequencies", "trust": "central", "epsilon": None},
+    "Words": {"question": "new_words", "trust": "local", "epsilon": 8.0},
+}
+BY_DESIGN = {"503", "507"}  # a store that does not answer, or is full
+
+
+def asked(name: str, kind: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "purpose": "To plant.",
+        "study": {**ASKED[kind], "devices": 1_000_000},
+        "items": None if kind == "Words" else ITEMS,
+    }
+
+
+def message(task: AnyTask, number: int) -> bytes:
+    """What a device sends to a task."""
+    if isinstance(task, WordTask):
+        told = word_report(task, [f"oak{'abcdefg'[number % 7]}"], rng=SystemRng())
+        assert told is not None
+        return told.message
+    value: Any = number if takes_categories(task) else ITEMS[number]
+    if isinstance(task, Task):
+        return device.report(task, [value], rng=SystemRng()).message
+    return device.local_report(task, [value], rng=SystemRng()).message
+
+
+def learn(served: Collector, admin: AdminClient) -> Knowledge:
+    """Open studies to upload to, and studies to harm; tell all that helps to fuzz."""
+    for kind in ASKED:
+        admin.create_study(asked(kind, kind))
+    envelopes = json.loads(ask(served.address, "GET", "/v1/offers").body)["offers"]
+    offers = [verify(envelope, served.public_key) for envelope in envelopes]
+    victims = [admin.create_study(asked(f"{kind} to harm", kind))["id"] for kind in ASKED]
+    return Knowledge(
+        paths=json.loads(ask(served.address, "GET", "/openapi.json").body)["paths"],
+        tokens=(served.token("admin"), served.token("analyst")),
+        study_ids=victims,
+        digests=[offer.dictionary for offer in offers if offer.dictionary is not None],
+        messages={
+            offer.task.id: [message(offer.task, number) for number in range(20)] for offer in offers
+        },
+        studies=[asked(kind, kind) for kind in ASKED],
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Collector, Knowledge]]:
+    folder: Path = tmp_path_factory.mktemp("collector")
+    with collector(
+        folder, upload_seconds=1.0, idle_seconds=1, study_bytes=300_000, log_level="debug"
+    ) as served:
+        yield served, learn(served, served.admin())
+
+
+def fuzz(site: tuple[Collector, Knowledge], count: int) -> Heard:
+    served, known = site
+    return asyncio.run(send_all(served.address, Fuzzer(known, SEED).requests(count)))
+
+
+def check(site: tuple[Collector, Knowledge], heard: Heard) -> None:
+    served, known = site
+    assert not heard.failed, heard.failed[:3]
+    assert not heard.slow, heard.slow[:3]
+    assert {status for status in heard.statuses if status >= "500" and status.isdigit()} <= (
+        BY_DESIGN
+    )
+    log = [json.loads(line) for line in served.stderr.read_text().splitlines()]
+    assert not [line for line in log if line["event"] == "internal"]
+    assert served.process.poll() is None
+    assert ask(served.address, "GET", "/health").status == 200
+    assert ask(served.address, "GET", "/ready").status == 200
+    for task_id, messages in known.messages.items():
+        report = Report(task_id, bytes(16), messages[0]).to_bytes()
+        path = f"/v1/tasks/{task_id}/reports"
+        assert ask(served.address, "POST", path, to_frames([report])).status == 201
+    admin = served.admin()
+    states = {study["name"]: study["state"] for study in admin.studies()}
+    assert {name: states[name] for name in ASKED} == dict.fromkeys(ASKED, "collecting")
+
+
+def test_two_thousand_requests_do_no_harm(site: tuple[Collector, Knowledge]) -> None:
+    heard = fuzz(site, 2_000)
+    check(site, heard)
+    assert {"200", "201", "400", "401", "404", "405"} <= heard.statuses.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+def test_a_hundred_thousand_requests_do_no_harm(site: tuple[Collector, Knowledge]) -> None:
+    heard = fuzz(site, 100_000)
+    print(dict(sorted(heard.statuses.items())), f"longest {heard.longest_seconds:.2f} s")  # noqa: T201
+    check(site, heard)

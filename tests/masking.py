@@ -1,0 +1,171 @@
+"""A study with masked rounds, its devices and its worker, all driven by a test step by step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from collecting import Clock
+from serving import settings
+from sfumato.agent import Device, Http, MemoryBox, Part, Send
+from sfumato.collector import studies
+from sfumato.collector.rounds import Patience
+from sfumato.collector.serve import Collector, running
+from sfumato.collector.store import StudyRow
+from sfumato.collector.worker import Worker
+from sfumato.privacy import SystemRng
+from sfumato.release import Release
+
+NAME = "Street trees"
+PHASES = ("enrol", "share", "mask", "unmask")
+PHASE_SECONDS = 60.0
+
+
+@dataclass
+class Masking:
+    """A collector without a worker of its own, and a worker that steps when the test says so."""
+
+    collector: Collector
+    clock: Clock = field(default_factory=Clock)
+    tries: int = 3
+
+    def __post_init__(self) -> None:
+        self.told = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Another worker: all that the one before had in memory is gone."""
+
+        def tell() -> None:
+            self.told += 1
+
+        self.worker = Worker(
+            self.collector.store,
+            key=self.collector.key,
+            now=self.clock,
+            log=lambda event, **fields: None,
+            patience=Patience(cohort_seconds=600, phase_seconds=PHASE_SECONDS, tries=self.tries),
+            tell=tell,
+        )
+
+    def create(self, devices: int, **keys: Any) -> StudyRow:
+        """A study of one-hot values without noise, unless the keys say otherwise."""
+        study = {
+            "question": "frequencies",
+            "trust": "secure",
+            "epsilon": None,
+            "devices": devices,
+            "dropout": 0.1,
+            "corrupt": 0.05,
+            **keys,
+        }
+        asked = {
+            "name": NAME,
+            "purpose": "Which trees to plant next.",
+            "study": study,
+            "items": names(devices) if study["question"] == "frequencies" else None,
+        }
+        return studies.create(
+            self.collector.store,
+            asked,
+            key=self.collector.key,
+            rng=SystemRng(),
+            now=self.clock,
+        )
+
+    def work(self) -> None:
+        for _ in range(1_000):
+            if not self.worker.step():
+                return
+        raise AssertionError("the worker finds work for ever")
+
+    def wait_out(self) -> None:
+        """Let the phase's time pass."""
+        self.clock.advance(PHASE_SECONDS + 2)
+        self.work()
+
+    def state(self, study: StudyRow) -> dict[str, Any]:
+        return studies.state(self.collector.store, study.id)
+
+    def release(self, study: StudyRow) -> Release:
+        with self.collector.store.reading() as tx:
+            text = tx.release(study.id)
+        assert text is not None, self.state(study)["problem"]
+        return Release.from_dict(json.loads(text))
+
+    def charges(self) -> int:
+        with self.collector.store.reading() as tx:
+            return len(tx.entries())
+
+
+@contextmanager
+def masking(folder: Path, **given: Any) -> Iterator[Masking]:
+    with running(settings(folder, **given), with_worker=False) as collector:
+        yield Masking(collector)
+
+
+def names(count: int) -> list[str]:
+    return [f"tree {k}" for k in range(count)]
+
+
+def agreed(device: Device, clock: Clock) -> Device:
+    device.offers(clock())
+    device.consent(NAME)
+    return device
+
+
+@contextmanager
+def devices(masking: Masking, count: int, *, address: str | None = None) -> Iterator[list[Device]]:
+    """Devices that have agreed to the study, over one connection."""
+    key = bytes.fromhex(masking.collector.public_key)
+    shared: dict[str, bytes] = {}
+    with Http(address or masking.collector.address) as send:
+        yield [agreed(Device(MemoryBox(shared), send, key), masking.clock) for _ in range(count)]
+
+
+def parts(devices: Sequence[Device], clock: Clock) -> list[Part]:
+    """The part of each, the k-th with the k-th value."""
+    made = [device.part(NAME, f"tree {k}", clock()) for k, device in enumerate(devices)]
+    assert all(isinstance(part, Part) for part in made), made
+    return made  # type: ignore[return-value]  # as was seen
+
+
+def go(part: Part, send: Send, *, until: str | None = None) -> Part:
+    """On, as far as it comes without waiting; not into the phase `until`."""
+    while part.outcome is None and (until is None or part.phase != until):
+        asked = part.request(0)
+        if not part.hear(send(asked.method, asked.path, asked.body, asked.headers)):
+            break
+    return part
+
+
+def play(
+    masking: Masking,
+    parts: Sequence[Part],
+    *,
+    leaving: dict[int, str] | None = None,
+    before_step: Callable[[str], None] = lambda phase: None,
+) -> None:
+    """A whole round: everybody speaks, the worker works, until nothing moves. The k-th says nothing
+    from the phase leaving[k] on; who is missing is waited for until the phase is over."""
+    leaves = leaving or {}
+    with Http(masking.collector.address) as send:
+        for _ in range(20):
+            for place, part in enumerate(parts):
+                go(part, send, until=leaves.get(place))
+            staying = [part for k, part in enumerate(parts) if k not in leaves]
+            if all(part.outcome is not None for part in staying):
+                masking.work()
+                if leaves:
+                    masking.wait_out()
+                return
+            before_step(staying[0].phase)
+            told = masking.told
+            masking.work()
+            if masking.told == told:  # somebody is missing
+                masking.wait_out()
+    raise AssertionError(f"the round does not end: {[part.phase for part in parts]}")

@@ -1,0 +1,189 @@
+"""A collector for tests: real HTTP on a port that the system chose, an open study, reports."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sfumato import offers
+from sfumato.collector.app import create_app
+from sfumato.collector.server import address_of, listen, make_server
+from sfumato.collector.service import Service
+from sfumato.collector.settings import Settings
+from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
+from sfumato.offers import AnyTask, Offer
+from sfumato.privacy import HashedResponse, SystemRng
+from sfumato.report import Report, to_frames
+from sfumato.spec import to_json
+from sfumato.task import LocalTask
+
+TASK = LocalTask(
+    randomizer=HashedResponse(epsilon=4.0, rows=64, width=56, seed=1), cohort="everybody"
+)
+KEY = bytes(range(32))
+PATIENCE_SECONDS = 20.0
+
+
+class Faulty(Store):
+    """A store whose commits can be made to fail, or to wait."""
+
+    problem: Exception | None = None
+    gate: threading.Event | None = None
+    begun = 0
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        with super().transaction() as tx:
+            yield tx
+            self.begun += 1
+            if self.gate is not None:
+                assert self.gate.wait(PATIENCE_SECONDS)
+            if self.problem is not None:
+                raise self.problem
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answered."""
+
+    status: int
+    headers: Mapping[str, str]  # names in lower case
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        """Of a problem."""
+        assert self.headers["content-type"] == "application/problem+json"
+        return str(self.json()["code"])
+
+
+def ask(
+    address: str,
+    method: str,
+    path: str,
+    body: bytes | str | None = None,
+    *,
+    token: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    """One request over a connection of its own."""
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
+    try:
+        given = dict(headers or {}) | ({"Authorization": f"Bearer {token}"} if token else {})
+        connection.request(method, path, body, given)
+        return read(connection)
+    finally:
+        connection.close()
+
+
+def read(connection: http.client.HTTPConnection) -> Answer:
+    response = connection.getresponse()
+    names = {name.lower(): value for name, value in response.getheaders()}
+    return Answer(response.status, names, response.read())
+
+
+def settings(folder: Path, **given: Any) -> Settings:
+    """Settings of a collector whose files are in `folder`, quick to do what it does."""
+    usual = {
+        "store": f"sqlite:///{folder}/collector.db",
+        "signing_key": str(folder / "collector.key"),
+        "listen": "127.0.0.1:0",
+        "worker_seconds": 0.05,
+        "seal_seconds": 0.1,
+        "log_level": "error",
+    }
+    return Settings(**{**usual, **given})
+
+
+def opened(store: Store, *, key: bytes = KEY, task: AnyTask = TASK, name: str = "Trees") -> str:
+    """The id of a study that asks one local task, put into the store as it is when it is open."""
+    study_id = secrets.token_hex(16)
+    offer = Offer(
+        study=name,
+        purpose="Which trees to plant next.",
+        question="frequencies",
+        trust="local",
+        task=task,
+        epsilon=offers.epsilon_of(task),
+    )
+    with store.transaction() as tx:
+        tx.add_study(
+            StudyRow(
+                id=study_id,
+                name=name,
+                purpose=offer.purpose,
+                state="collecting",
+                study="{}",
+                design="{}",
+                plan="{}",
+                settings="{}",
+            )
+        )
+        tx.add_task(
+            TaskRow(
+                id=task.id,
+                study_id=study_id,
+                number=0,
+                spec=to_json(task),
+                envelope=json.dumps(offers.sign(offer, key)),
+                state="open",
+                wanted=None,
+            )
+        )
+    return study_id
+
+
+def reports(count: int, task: LocalTask = TASK) -> list[bytes]:
+    """What so many devices send."""
+    values = task.randomizer.values(np.array(["oak"] * count))
+    records = task.randomizer.randomize(values, rng=SystemRng())
+    return [
+        Report(task.id, secrets.token_bytes(16), record.tobytes()).to_bytes() for record in records
+    ]
+
+
+def body(count: int, task: LocalTask = TASK) -> bytes:
+    return to_frames(reports(count, task))
+
+
+def stored(store: Store, task: AnyTask = TASK) -> int:
+    """How many reports of a task are in the store."""
+    with store.reading() as tx:
+        return tx.received(task.id)
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Return when it holds; fail if it does not within the patience of a test."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < until, f"waited in vain for {what}"
+        time.sleep(0.01)
+
+
+@contextmanager
+def served(service: Service) -> Iterator[str]:
+    """The address of a service that answers, without a worker, while the block lasts."""
+    server = make_server(create_app(service), service.settings)
+    listening, started = listen(service.settings), threading.Event()
+    server.on_started = started.set
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    try:
+        assert started.wait(PATIENCE_SECONDS)
+        yield address_of(listening, service.settings)
+    finally:
+        server.should_exit = True
+        thread.join()

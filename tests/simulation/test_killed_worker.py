@@ -1,0 +1,138 @@
+"""A worker killed with SIGKILL at a random moment, again and again, gives the same releases."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checks import SEED
+from collecting import ITEMS, KEY, Clock, create, open_task, report, upload, work
+from sfumato.collector import sealing
+from sfumato.collector.store import Store
+from sfumato.collector.worker import Worker
+from sfumato.privacy import SeededRng
+
+STORES = 10
+SEALED_TOGETHER = 10  # so that there are many transactions to be killed in
+
+PROGRAM = """
+import os, random, signal, sys, time
+from sfumato.collector import sealing
+from sfumato.collector.store import Store
+from sfumato.collector.worker import Worker
+
+sealing.MOST_REPORTS, chance = int(sys.argv[1]), random.Random(sys.argv[2])
+key, now, urls = bytes.fromhex(sys.argv[3]), float(sys.argv[4]), sys.argv[5:]
+
+def work(url):
+    store = Store.open(url, now=lambda: now)
+    with store.worker_lock() as alone:
+        assert alone
+        worker = Worker(store, key=key, now=lambda: now, log=lambda event, **fields: None)
+        while worker.step():
+            pass
+    store.close()
+
+def start(url):
+    if child := os.fork():
+        return child
+    try:
+        work(url)
+        os._exit(0)
+    except BaseException as problem:
+        print(repr(problem), file=sys.stderr, flush=True)
+        os._exit(1)
+
+def ended(child):  # whether it was killed
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return True
+    assert os.WEXITSTATUS(status) == 0
+    return False
+
+work(urls[0])  # so that what is compiled and imported on the way is there for those that follow
+began = time.monotonic()
+assert not ended(start(urls[1]))  # left alone, to know how long it takes
+seconds, kills = time.monotonic() - began, 0
+for url in urls[2:]:
+    for attempt in range(2):
+        child = start(url)
+        time.sleep(chance.uniform(0, seconds))
+        os.kill(child, signal.SIGKILL)
+        if not ended(child):
+            break
+        kills += 1
+    began = time.monotonic()
+    assert not ended(start(url))
+    seconds = max(seconds / 2, min(seconds, time.monotonic() - began)) if kills < 3 else seconds
+print(kills)
+"""
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """A store with a central and a local study; reports came, some twice, and nothing is sealed."""
+    path, clock, rng = tmp_path / "begun.db", Clock(), SeededRng(SEED)
+    store = Store.open(path, now=clock)
+    store.migrate()
+    terms = {"closes": int(clock() // 86_400)}
+    for name, keys in {
+        "central": {},
+        "rounds": {"rounds": 2, "publish": "rounds", "devices": 80},
+        "local": {"trust": "local", "epsilon": 4.0},
+    }.items():
+        row = create(store, clock, name, rng=rng, terms=terms, **keys)
+        task = open_task(store, row)
+        reports = [report(task, category, rng=rng) for category in range(len(ITEMS))]
+        for start in range(0, len(reports), 7):
+            assert upload(store, task, reports[max(0, start - 3) : start + 7])
+    store.close()
+    return path
+
+
+def releases(path: Path) -> dict[str, Any]:
+    """What was released, without the time it took."""
+    store, found = Store.open(path), {}
+    with store.reading() as tx:
+        for row in tx.studies():
+            assert row.state == "released", row.problem
+            found[row.name] = json.loads(tx.release(row.id) or "")
+            del found[row.name]["cost"]["seconds"]
+        found["charged"] = [entry[2] for entry in tx.entries()]
+    store.close()
+    return found
+
+
+def test_a_worker_killed_at_any_moment_gives_the_release_of_one_left_alone(
+    begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`charged` is part of what is compared: nothing is paid for twice."""
+    tomorrow = Clock()
+    tomorrow.advance(86_400)
+    paths = [Path(shutil.copy(begun, tmp_path / f"{number}.db")) for number in range(STORES + 2)]
+    done = subprocess.run(
+        [
+            sys.executable,
+            *("-c", PROGRAM, str(SEALED_TOGETHER), str(SEED), KEY.hex(), str(tomorrow())),
+            *(f"sqlite:///{path}" for path in paths),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 3  # of up to twenty: a machine that was slow at first strikes late
+    monkeypatch.setattr(sealing, "MOST_REPORTS", 1_000)  # sealed otherwise, and yet the same
+    store = Store.open(begun, now=tomorrow)
+    work(Worker(store, key=KEY, now=tomorrow, log=lambda event, **fields: None))
+    store.close()
+    alone = releases(begun)
+    assert [row["count"] for row in alone["central"]["estimates"]] == [1.0] * len(ITEMS)
+    assert all(releases(path) == alone for path in paths)

@@ -1,0 +1,130 @@
+"""Reports of an upload are admitted or rejected together as they would be one by one."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving import TASK, reports
+from sfumato.aggregation import Plain
+from sfumato.batch import Collector, LocalCollector, Rejection
+from sfumato.collector.admission import Admission, frames
+from sfumato.collector.problems import Problem
+from sfumato.device import report
+from sfumato.new_words import PrefixExtension, WordTask, word_report
+from sfumato.privacy import HashedResponse, NoNoise, SeededRng
+from sfumato.report import HEADER_BYTES, Report, from_frames, to_frames
+from sfumato.sketch import OneHot
+from sfumato.task import LocalTask, Task
+
+PAIRS = LocalTask(
+    randomizer=HashedResponse(epsilon=1.0, rows=3, width=3, seed=2),
+    cohort="everybody",
+    records_per_report=2,
+)  # 9 codes in a byte: most bytes are no record
+TABLE = Task(
+    sketch=OneHot(categories=5),
+    mechanism=NoNoise(),
+    aggregation=Plain(modulus_bits=7),
+    cohort="everybody",
+    max_count=10,
+)  # 35 bits: five of the last byte must be zero
+
+
+def as_sent(message: bytes, task: LocalTask | Task = PAIRS) -> bytes:
+    return Report(task.id, secrets.token_bytes(16), message).to_bytes()
+
+
+def reasons(task: LocalTask | Task | WordTask, sent: list[bytes]) -> Counter[Rejection]:
+    return Admission(task).admit(to_frames(sent), most_reports=1_000).rejected
+
+
+messages = st.binary(max_size=4)
+sendings = st.one_of(
+    st.builds(as_sent, messages),
+    st.builds(as_sent, messages, st.just(TASK)),
+    st.binary(max_size=HEADER_BYTES + 2),
+)
+
+
+@given(st.lists(sendings, min_size=1, max_size=30))
+def test_many_are_judged_as_one_by_one(sent: list[bytes]) -> None:
+    admitted = Admission(PAIRS).admit(to_frames(sent), most_reports=1_000)
+    kept, rejected = [], Counter[Rejection]()
+    for data in sent:
+        judge = LocalCollector(PAIRS)  # one each: here no report came before
+        judge.add([data])
+        rejected += judge.rejected
+        kept += [] if judge.rejected else [data]
+    assert admitted.rejected == rejected
+    assert admitted.count == len(kept)
+    assert from_frames(admitted.body) == kept
+
+
+@given(st.lists(st.binary(min_size=4, max_size=6), min_size=1, max_size=30))
+def test_tables_are_judged_as_one_by_one(said: list[bytes]) -> None:
+    sent = [as_sent(message, TABLE) for message in said]
+    one_by_one = Counter[Rejection]()
+    for data in sent:
+        judge = Collector(TABLE)
+        judge.add([data])
+        one_by_one += judge.rejected
+    assert reasons(TABLE, sent) == one_by_one
+
+
+def test_what_devices_send_is_admitted() -> None:
+    sent = reports(100)
+    admitted = Admission(TASK).admit(to_frames(sent), most_reports=100)
+    assert (admitted.count, admitted.rejected) == (100, {})
+    assert admitted.body == to_frames(sent)
+
+
+def test_a_table_that_a_device_sends_is_admitted() -> None:
+    sent = report(TABLE, np.array([3]), rng=SeededRng(1)).to_bytes()
+    assert not reasons(TABLE, [sent])
+
+
+def test_words_that_a_device_sends_are_admitted_and_others_are_not() -> None:
+    prefix = HashedResponse(epsilon=2.0, rows=2, width=5, seed=1)
+    task = WordTask(discoverer=PrefixExtension(prefix=prefix), cohort="everybody")
+    told = word_report(task, ["tree"], rng=SeededRng(1))
+    assert told is not None
+    sent = told.to_bytes()
+    assert not reasons(task, [sent])
+    wrong = sent[:-1] + b"\xff"
+    assert reasons(task, [wrong, sent]) == {Rejection.IMPOSSIBLE: 1}
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\1", b"\1\0\0", b"\2\0\0\0a", b"\1\0\0\0ab", b"\xff\xff\xff\xff"]
+)
+def test_a_body_that_does_not_add_up_is_refused_whole(body: bytes) -> None:
+    with pytest.raises(Problem) as caught:
+        Admission(TASK).admit(body, most_reports=10)
+    assert caught.value.code == "malformed-upload"
+
+
+@pytest.mark.parametrize("sizes", [[5] * 11, [5, 6] * 6, [0] * 11])
+def test_more_reports_than_an_upload_may_have_are_too_large(sizes: list[int]) -> None:
+    with pytest.raises(Problem) as caught:
+        Admission(TASK).admit(to_frames([bytes(size) for size in sizes]), most_reports=10)
+    assert caught.value.code == "too-large"
+
+
+@given(st.lists(st.binary(max_size=9), min_size=1, max_size=20))
+def test_frames_are_found_where_they_are(sent: list[bytes]) -> None:
+    body = to_frames(sent)
+    starts, sizes = frames(body, most=20)
+    found = [body[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    assert found == sent
+
+
+def test_what_is_admitted_does_not_print() -> None:
+    sent = reports(1)
+    shown = repr(Admission(TASK).admit(to_frames(sent), most_reports=1))
+    assert shown == "Admitted(1 reports, rejected={})"

@@ -1,0 +1,84 @@
+"""The signing key is made once, kept from others, and never replaced."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serving import opened
+from sfumato.collector.keys import load_or_make
+from sfumato.collector.store import Store
+from sfumato.errors import SpecError
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store.open(tmp_path / "collector.db")
+    store.migrate()
+    yield store
+    store.close()
+
+
+def test_a_key_is_made_once_for_its_owner_alone(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    before = os.umask(0)
+    try:
+        key = load_or_make(file, store)
+    finally:
+        os.umask(before)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert len(key) == 32
+    assert load_or_make(file, store) == key
+    assert sorted(path.name for path in tmp_path.iterdir() if "key" in path.name) == ["key"]
+
+
+def test_keys_differ(store: Store, tmp_path: Path) -> None:
+    assert load_or_make(tmp_path / "a", store) != load_or_make(tmp_path / "b", store)
+
+
+def test_a_key_that_others_can_read_is_refused(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    load_or_make(file, store)
+    file.chmod(0o640)
+    with pytest.raises(SpecError, match="read by others"):
+        load_or_make(file, store)
+
+
+@pytest.mark.parametrize("text", ["", "canary", "5f" * 31, "5f" * 33, "é"])
+def test_a_file_that_is_no_key_is_refused_and_not_shown(
+    store: Store, tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "key"
+    file.write_text(text)
+    file.chmod(0o600)
+    with pytest.raises(SpecError, match="no signing key") as caught:
+        load_or_make(file, store)
+    assert "canary" not in str(caught.value)
+
+
+def test_a_lost_key_is_not_replaced_while_devices_know_it(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    opened(store, key=load_or_make(file, store))
+    load_or_make(file, store)
+    file.unlink()
+    with pytest.raises(SpecError, match="no signing key"):
+        load_or_make(file, store)
+    assert not file.exists()
+
+
+def test_another_key_than_that_of_the_offers_is_refused(store: Store, tmp_path: Path) -> None:
+    opened(store, key=load_or_make(tmp_path / "key", store))
+    other = Store.open(tmp_path / "other.db")
+    other.migrate()
+    load_or_make(tmp_path / "other", other)
+    other.close()
+    with pytest.raises(SpecError, match="not the one"):
+        load_or_make(tmp_path / "other", store)
+
+
+def test_a_key_that_cannot_be_made_says_why(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="No such file"):
+        load_or_make(tmp_path / "nowhere" / "key", store)

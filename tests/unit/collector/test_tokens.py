@@ -1,0 +1,105 @@
+"""Tokens open what their role may, until they expire or are revoked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sfumato.collector import tokens
+from sfumato.collector.problems import Problem
+from sfumato.collector.store import Store
+from sfumato.collector.tokens import Role
+from sfumato.errors import SpecError
+
+NOW = 1_000_000.0
+DAY_SECONDS = 86_400
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store.open(tmp_path / "collector.db")
+    store.migrate()
+    yield store
+    store.close()
+
+
+def made(store: Store, role: Role = "admin") -> str:
+    return tokens.create(store, role=role, name="ops", days=2, now=lambda: NOW)[1]
+
+
+def refusal(store: Store, given: str | None, role: Role = "analyst", now: float = NOW) -> Problem:
+    with pytest.raises(Problem) as caught:
+        tokens.authorise(store, given, role, now=now)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("held", "needed", "allowed"),
+    [
+        ("admin", "admin", True),
+        ("admin", "analyst", True),
+        ("analyst", "analyst", True),
+        ("analyst", "admin", False),
+    ],
+)
+def test_an_admin_may_all_that_an_analyst_may(
+    store: Store, held: Role, needed: Role, allowed: bool
+) -> None:
+    token = made(store, held)
+    if allowed:
+        assert tokens.authorise(store, token, needed, now=NOW).name == "ops"
+    else:
+        assert refusal(store, token, needed).code == "forbidden"
+
+
+def test_a_token_expires(store: Store) -> None:
+    token = made(store)
+    assert tokens.authorise(store, token, "admin", now=NOW + 2 * DAY_SECONDS - 1)
+    assert refusal(store, token, now=NOW + 2 * DAY_SECONDS).code == "unauthorized"
+
+
+def test_a_revoked_token_is_refused_and_others_are_not(store: Store) -> None:
+    row, token = tokens.create(store, role="admin", name="ops", days=2, now=lambda: NOW)
+    other = made(store)
+    tokens.revoke(store, row.id)
+    assert refusal(store, token).code == "unauthorized"
+    assert tokens.authorise(store, other, "admin", now=NOW)
+
+
+def test_all_who_are_not_known_are_answered_alike(store: Store) -> None:
+    token = made(store)
+    row, revoked = tokens.create(store, role="admin", name="ops", days=2, now=lambda: NOW)
+    tokens.revoke(store, row.id)
+    bodies = [
+        refusal(store, given).body()
+        for given in (None, "", "sfu_wrong", token + "x", token[:-1], token.lower(), revoked, "\0é")
+    ]
+    assert all(body == bodies[0] for body in bodies)
+
+
+def test_the_store_does_not_hold_a_token(store: Store, tmp_path: Path) -> None:
+    token = made(store)
+    store.close()
+    files = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert b"ops" in files  # what is looked for would be found
+    assert token.encode() not in files
+    assert token.removeprefix("sfu_").encode() not in files
+
+
+def test_tokens_differ(store: Store) -> None:
+    assert len({made(store) for _ in range(10)}) == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "days"), [("", 1), (" ", 1), ("two\nlines", 1), ("x" * 101, 1), ("ops", 0)]
+)
+def test_a_token_that_cannot_be_is_not_made(store: Store, name: str, days: int) -> None:
+    with pytest.raises(SpecError):
+        tokens.create(store, role="admin", name=name, days=days)
+
+
+def test_revoking_a_token_that_is_not_there_is_a_mistake(store: Store) -> None:
+    with pytest.raises(SpecError, match="no token"):
+        tokens.revoke(store, "00")

@@ -1,0 +1,92 @@
+"""Whatever a collector answers, the pages show."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from browsing import TREES, Stage
+from sfumato.collector.requests import ANSWERED
+from sfumato.simulate import simulate
+from unit.dashboard.test_new_study import NEW, planned
+from unit.dashboard.test_pages import said
+from unit.dashboard.visiting import Visitor
+
+KEYS: dict[str, dict[str, Any]] = {
+    "frequencies": {},
+    "new_words": {"word_length": 4, "devices": 50_000},
+    "heavy_hitters": {"word_length": 4, "threshold": 500, "devices": 20_000},
+    "histogram": {"word_length": 4, "threshold": 500, "devices": 20_000},
+    "mean": {"clip": 1.0, "dimensions": 30},
+}
+
+
+def keys(question: str, trust: str) -> dict[str, Any]:
+    usual = {"question": question, "trust": trust, "epsilon": 1.0, "devices": 2_000, "dropout": 0.1}
+    return usual | KEYS[question]
+
+
+def put(stage: Stage, study: str, released: dict[str, Any]) -> None:
+    """Release a study as the worker does, without its having been answered."""
+    with stage.collector.store.transaction() as tx:
+        tx.put_release(study, json.dumps(released | {"released": "2026-01-01"}))
+        tx.set_study_state(study, "released")
+        for task in tx.tasks(study):
+            tx.set_task_state(task.id, "done")
+
+
+@pytest.mark.parametrize(("question", "trust"), sorted(ANSWERED))
+def test_every_kind_of_study_is_planned_and_shown(
+    stage: Stage, admin: Visitor, question: str, trust: str
+) -> None:
+    asked = keys(question, trust)
+    items = TREES if question == "frequencies" else None
+    fields = {name: str(value) for name, value in asked.items()}
+    fields |= {"name": "Any", "purpose": "Any.", "items": "\n".join(TREES)}
+    if question == "new_words":
+        fields["items"] = ""
+    assert planned(admin, fields)
+    study = stage.open(f"{question}, {trust}", items=items, **asked)
+    for path in (f"studies/{study}", f"studies/{study}/close", "studies", "ledger", "costs"):
+        answer = admin.get(f"/dashboard/{path}")
+        assert answer.status_code == 200
+        assert f"{question}, {trust}" in answer.text or path.endswith(("close", "ledger"))
+
+
+def test_the_form_has_every_question_and_trust(admin: Visitor) -> None:
+    page = admin.get(NEW).text
+    for question, trust in ANSWERED:
+        assert f'name="question" value="{question}"' in page
+        assert f'name="trust" value="{trust}"' in page
+    assert "What is the mean of the devices' vectors? Trust secure, central." in said(page)
+
+
+def test_a_mean_is_shown_by_coordinate_and_drawn_by_size(stage: Stage, admin: Visitor) -> None:
+    asked = keys("mean", "central")
+    study = stage.open("A mean", items=None, **asked)
+    vectors = np.zeros((2_000, 30))
+    vectors[:, 28] = -0.9
+    told = simulate({**asked, "dropout": 0.0}, vectors, seed=1).to_dict()
+    put(stage, study, told)
+    page = said(admin.get(f"/dashboard/studies/{study}").text)
+    assert "Coordinate Estimate" in page
+    assert "Counts are" not in page
+    chart = admin.get(f"/dashboard/studies/{study}/chart").json()
+    values = chart["data"]["values"]
+    assert values[0]["label"] == "28"
+    assert values[0]["value"] == told["estimates"][28]["mean"]
+    assert len(values) == 20
+    assert admin.get(f"/dashboard/studies/{study}/release.csv").status_code == 200
+    assert admin.get(f"/dashboard/studies/{study}/release.png").status_code == 404
+
+
+def test_a_release_that_lists_nothing_says_so(stage: Stage, admin: Visitor) -> None:
+    study = stage.open("Nothing", **keys("frequencies", "central"))
+    told = simulate(keys("frequencies", "central") | {"dropout": 0.0}, ["oak"] * 2_000, seed=1)
+    put(stage, study, told.to_dict() | {"estimates": []})
+    page = admin.get(f"/dashboard/studies/{study}").text
+    assert "No item is listed" in page
+    assert "data-chart" not in page
