@@ -136,8 +136,8 @@ def test_the_readme_shows_what_the_demo_prints() -> None:
     shown = dict(console(words(ROOT / "README.md")))["make demo"]
     _, printed = run("sfumato demo")
     # What devices hold is the same each time, and their noise is not.
-    blurred = [re.sub(r"\d[\d,]*\.\d", "#", text) for text in (shown, printed)]
-    assert doctest.OutputChecker().check_output(*blurred, SAME), printed
+    want, got = (re.sub(r"\d[\d,]*\.\d", "#", text) for text in (shown, printed))
+    assert doctest.OutputChecker().check_output(want, got, SAME), printed
 
 
 def test_the_command_line_page_is_up_to_date() -> None:

@@ -267,7 +267,7 @@ def unpack_words(data: bytes, cells: int, bits: int, lane: type[np.unsignedinteg
     if used and data[-1] >> used:
         raise MismatchError("the last bits of a masked table must be zero")
     # Eight words take `bits` bytes, so the k-th of each eight begins at every `bits`-th byte.
-    eights = -(-cells // 8)
+    eights = max(1, -(-cells // 8))
     held = np.zeros(eights * bits + 9, dtype=np.uint8)
     held[: len(data)] = np.frombuffer(data, dtype=np.uint8)
     words = np.empty((eights, 8), dtype=kind)
