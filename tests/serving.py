@@ -17,6 +17,7 @@ import numpy as np
 
 from sfumato import offers
 from sfumato.collector.app import create_app
+from sfumato.collector.quick_uploads import QuickUploads
 from sfumato.collector.server import address_of, listen, make_server
 from sfumato.collector.service import Service
 from sfumato.collector.settings import Settings
@@ -174,9 +175,11 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 @contextmanager
-def served(service: Service) -> Iterator[str]:
+def served(service: Service, quick: QuickUploads | None = None) -> Iterator[str]:
     """The address of a service that answers, without a worker, while the block lasts."""
-    server = make_server(create_app(service), service.settings)
+    app = create_app(service)
+    app.state.quick = quick or app.state.quick
+    server = make_server(app, service.settings)
     listening, started = listen(service.settings), threading.Event()
     server.on_started = started.set
     thread = threading.Thread(target=server.run, args=([listening],))

@@ -242,6 +242,7 @@ class NetworkFleet:
         """Masked rounds, one after another, until the study asks nobody any more."""
         outcomes: Counter[str] = Counter()
         until, gone, rounds = time.monotonic() + PATIENCE_SECONDS, set[int](), 0
+        answered: set[str] = set()
         while time.monotonic() < until:
             numbers = [number for number in range(len(self._devices)) if number not in gone]
             travellers = {
@@ -260,7 +261,12 @@ class NetworkFleet:
                     ]
                 )
                 gone |= {number for number, each in travellers.items() if each.has_left}
-                until = time.monotonic() + ROUND_SECONDS  # for the next one
+                done = [
+                    each.part.offer for each in travellers.values() if each.outcome == Joined.DONE
+                ]
+                answered |= {offer.task.id for offer in done}
+                is_last = all(len(answered) >= offer.contributions for offer in done)
+                until = time.monotonic() + (ROUND_SECONDS if is_last else PATIENCE_SECONDS)
             time.sleep(0.1)
         return outcomes
 

@@ -92,6 +92,7 @@ class Knowledge:
     study_ids: Sequence[str]
     digests: Sequence[str]  # of dictionaries
     messages: dict[str, list[bytes]]  # by task: what devices send to it
+    masked: Sequence[str]  # tasks whose tables are masked
     studies: Sequence[dict[str, Any]]  # requests that are right
 
 
@@ -101,6 +102,7 @@ class Fuzzer:
     def __init__(self, known: Knowledge, seed: int) -> None:
         self._known = known
         self._chance = random.Random(seed)
+        self._tickets = [self._chance.randbytes(32).hex() for _ in range(100)]
         self._addresses = [
             (method.upper(), path) for path, each in known.paths.items() for method in each
         ]
@@ -114,6 +116,7 @@ class Fuzzer:
             (self._odd_address, 20),
             (self._odd_header, 20),
             (self._chunked, 15),
+            (self._masked, 15),
             (self._pipelined, 8),
             (self._slow, 2),
         ]
@@ -195,6 +198,27 @@ class Fuzzer:
         end = self._chance.choices(ends, (10, 4, 2, 2, 2, 1))[0]
         head = self._head("POST", path, ["Transfer-Encoding: chunked"])
         return Request((head + chunks + end,), kind="chunked")
+
+    def _masked(self) -> Request:
+        """A device that joins a masked round, or speaks in one; or says that it does."""
+        ticket = self._chance.choice(self._tickets)
+        key = self._chance.choice((ticket.encode()[:32], self._chance.randbytes(32), b"x" * 33))
+        wait = self._chance.choice(("0", "1", "00001"))  # of any other, as long as may be
+        odd_wait = self._chance.choice(("", "-1", "1e3", "9" * 5_000, "%D9%A1", "0&wait=x"))
+        phase = self._chance.choice(("enrol", "share", "mask", "ack", "unmask", "done", "", "x"))
+        nonce = self._chance.choice(("0" * 32, self._chance.randbytes(16).hex(), "x"))
+        method, path, body = self._chance.choice(
+            (
+                ("POST", f"/v1/tasks/{self._chance.choice(self._known.masked)}/join", key),
+                ("GET", f"/v1/tickets/{ticket}?wait={wait}", b""),
+                ("GET", f"/v1/tickets/{ticket[::-1]}?wait={odd_wait}", b""),
+                ("GET", f"/v1/rounds/{nonce}/{phase}/{self._chance.choice((0, -1, 'x'))}", b""),
+                ("PUT", f"/v1/rounds/{nonce}/{phase}/0", self._chance.randbytes(100)),
+            )
+        )
+        given = self._chance.choice((ticket, ticket, ticket[:-1], "x", ""))
+        head = [f"Authorization: Ticket {given}", f"Content-Length: {len(body)}"]
+        return Request((_head(method, path, head) + body,), kind="masked")
 
     def _pipelined(self) -> Request:
         many = [self._good(keep=True) for _ in range(self._chance.randint(2, 6))]

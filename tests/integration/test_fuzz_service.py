@@ -27,6 +27,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "Trees": {"question": "frequencies", "trust": "local", "epsilon": 4.0},
     "Parks": {"question": "frequencies", "trust": "central", "epsilon": None},
     "Words": {"question": "new_words", "trust": "local", "epsilon": 8.0},
+    "Lakes": {"question": "frequencies", "trust": "secure", "epsilon": None, "devices": 40},
 }
 BY_DESIGN = {"503", "507"}  # a store that does not answer, or is full
 
@@ -35,7 +36,7 @@ def asked(name: str, kind: str) -> dict[str, Any]:
     return {
         "name": name,
         "purpose": "To plant.",
-        "study": {**ASKED[kind], "devices": 1_000_000},
+        "study": {"devices": 1_000_000, **ASKED[kind]},
         "items": None if kind == "Words" else ITEMS,
     }
 
@@ -65,8 +66,11 @@ def learn(served: Collector, admin: AdminClient) -> Knowledge:
         study_ids=victims,
         digests=[offer.dictionary for offer in offers if offer.dictionary is not None],
         messages={
-            offer.task.id: [message(offer.task, number) for number in range(20)] for offer in offers
+            offer.task.id: [message(offer.task, number) for number in range(20)]
+            for offer in offers
+            if offer.trust != "secure"
         },
+        masked=[offer.task.id for offer in offers if offer.trust == "secure"],
         studies=[asked(kind, kind) for kind in ASKED],
     )
 
@@ -103,7 +107,8 @@ def check(site: tuple[Collector, Knowledge], heard: Heard) -> None:
         assert ask(served.address, "POST", path, to_frames([report])).status == 201
     admin = served.admin()
     states = {study["name"]: study["state"] for study in admin.studies()}
-    assert {name: states[name] for name in ASKED} == dict.fromkeys(ASKED, "collecting")
+    assert states.pop("Lakes") in ("collecting", "failed")  # rounds of nobody are aborted
+    assert {states[name] for name in ASKED if name in states} == {"collecting"}
 
 
 def test_two_thousand_requests_do_no_harm(site: tuple[Collector, Knowledge]) -> None:

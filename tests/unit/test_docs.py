@@ -29,8 +29,10 @@ import pytest
 from click.testing import CliRunner
 
 from sfumato import errors
+from sfumato.agent import box
 from sfumato.batch import Rejection
 from sfumato.cli import main
+from sfumato.collector import schema
 from sfumato.spec import kinds
 from sfumato.study import Study
 
@@ -184,6 +186,18 @@ def test_every_study_key_is_in_the_guide() -> None:
 def test_every_rejection_is_in_the_data_flow() -> None:
     text = words(DOCS / "DATA_FLOW.md")
     assert not [reason for reason in Rejection if f"| `{reason}` |" not in text]
+
+
+def test_every_table_of_a_collector_and_of_a_device_is_in_the_data_flow() -> None:
+    text = words(DOCS / "DATA_FLOW.md")
+    made = re.compile(r"CREATE TABLE (?:IF NOT EXISTS )?(\w+)")
+    device, collector = (made.findall(str(part)) for part in (box._TABLES, schema.STEPS))
+    assert {"state", "round"} <= set(device)
+    assert {"upload", "round"} <= set(collector)
+    for heading, tables in (("A device's file", device), ("The store's tables", collector)):
+        section = text.partition(f"### {heading}\n")[2].partition("\n### ")[0]
+        listed = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+        assert not [table for table in tables if f"`{table}`" not in str(listed)]
 
 
 def test_every_error_has_its_exit_code_in_the_guide() -> None:

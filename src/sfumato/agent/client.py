@@ -131,4 +131,4 @@ def problem_of(answer: Response) -> tuple[str, str]:
 def retry_after(answer: Response) -> int:
     """Seconds for which the collector asks to be left alone."""
     text = answer.headers.get("retry-after", "")
-    return min(int(text), LONGEST_ASKED) if text.isascii() and text.isdigit() else 0
+    return min(int(text[:9]), LONGEST_ASKED) if text.isascii() and text.isdigit() else 0

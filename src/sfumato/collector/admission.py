@@ -78,7 +78,7 @@ class Admission:
 
     def admit(self, body: bytes, *, most_reports: int) -> Admitted:
         """What of an upload may be stored; Problem if it is no row of frames, or too long a one."""
-        if 0 < (count := self._all_good(body)) <= most_reports:
+        if 0 < (count := self.all_good(body)) <= most_reports:
             return Admitted(count, body)
         starts, sizes = frames(body, most_reports)
         data = np.frombuffer(body, dtype=np.uint8)
@@ -97,7 +97,7 @@ class Admission:
         rejected = Counter(_REASONS[verdict] for verdict in verdicts[~kept].tolist())
         return Admitted(len(parts), b"".join(parts), rejected)
 
-    def _all_good(self, body: bytes) -> int:
+    def all_good(self, body: bytes) -> int:
         """How many reports a body has, if they have one length and none is to be rejected; else 0.
 
         That is what nearly every upload is, and quick to see.

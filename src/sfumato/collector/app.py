@@ -19,7 +19,8 @@ from sfumato.collector.admin_routes import Given, Served, needs
 from sfumato.collector.logs import log_error
 from sfumato.collector.metrics import MEDIA_TYPE
 from sfumato.collector.openapi import answers
-from sfumato.collector.problems import Problem
+from sfumato.collector.problems import ALWAYS, Problem
+from sfumato.collector.quick_uploads import QuickUploads
 from sfumato.collector.service import Service
 from sfumato.errors import SfumatoError
 
@@ -33,13 +34,14 @@ def create_app(service: Service, routes: Sequence[BaseRoute] = ()) -> FastAPI:
         yield
         await service.drain()
 
-    app = Application(
+    app = FastAPI(
         lifespan=lifespan,
         docs_url=None,  # the pages would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
     )
     app.state.service = service
+    app.state.quick = QuickUploads(service)
     app.add_middleware(Shield)
     app.router.routes.extend(device_routes.ROUTES)
     app.router.routes.extend(round_routes.ROUTES)
@@ -55,17 +57,6 @@ def create_app(service: Service, routes: Sequence[BaseRoute] = ()) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's own way
     return app
-
-
-class Application(FastAPI):
-    """The routes; an upload goes past the layers that the others need, and to its own."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if device_routes.is_upload(scope):
-            scope["app"] = self
-            await _UPLOAD(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
 
 
 async def health() -> dict[str, str]:
@@ -104,8 +95,8 @@ class Shield:
             if message["type"] == "http.response.start":
                 started = True
                 headers = MutableHeaders(scope=message)
-                headers.setdefault("Cache-Control", "no-store")
-                headers.setdefault("X-Content-Type-Options", "nosniff")
+                for name, said in ALWAYS.items():
+                    headers.setdefault(name, said)
             await send(message)
 
         try:
@@ -116,9 +107,6 @@ class Shield:
             log_error("internal", error)
             if not started:
                 await _response(Problem("internal"))(scope, receive, send_with_headers)
-
-
-_UPLOAD = Shield(device_routes.upload)
 
 
 def _response(problem: Problem) -> Response:

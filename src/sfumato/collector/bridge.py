@@ -1,48 +1,75 @@
-"""From futures that another thread resolves to the loop that waits for them, many at a time."""
+"""Between the loop and a thread that it waits for: to and fro with many at a time."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from sfumato.collector.logs import log_error
 
 T = TypeVar("T")
 
 
 class Bridge:
-    """Brings results to the loop. A commit has many, and one wake-up of the loop brings them all;
-    `asyncio.wrap_future` would wake it for each."""
+    """Waits for futures that another thread resolves.
 
-    def __init__(self) -> None:
-        self._resolved: deque[tuple[Future[Any], asyncio.Future[Any]]] = deque()
+    To wake a thread, or a loop, costs more than what most uploads need. So the thread is woken when
+    the loop has done all that was there to do, and the loop once for all that a commit resolved.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """`wake` wakes the thread."""
+        self._wake_thread = wake
+        self._is_waking = False
+        self._resolved: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._is_called = False
 
-    async def result(self, future: Future[T]) -> T:
-        """What the future comes to. It is cancelled, if it still can be, with whoever waits."""
+    def then(self, future: Future[T], call: Callable[[Future[T]], None]) -> None:
+        """Call with the future, in the loop, when it is resolved."""
         loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[T] = loop.create_future()
+        if not self._is_waking:
+            self._is_waking = True
+            loop.call_soon(self._wake)
 
         def tell(future: Future[T]) -> None:  # in the thread that resolved it
-            self._resolved.append((future, waiter))
+            self._resolved.append((call, future))
             if not self._is_called:
                 self._is_called = True
                 loop.call_soon_threadsafe(self._settle)
 
         future.add_done_callback(tell)
+
+    async def result(self, future: Future[T]) -> T:
+        """What the future comes to. It is cancelled, if it still can be, with whoever waits."""
+        waiter: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def settle(future: Future[T]) -> None:
+            if waiter.done():  # nobody waits any more
+                return
+            if (problem := future.exception()) is None:
+                waiter.set_result(future.result())
+            else:
+                waiter.set_exception(problem)
+
+        self.then(future, settle)
         try:
             return await waiter
         except asyncio.CancelledError:
             future.cancel()
             raise
 
+    def _wake(self) -> None:
+        self._is_waking = False
+        self._wake_thread()
+
     def _settle(self) -> None:
         self._is_called = False  # before looking: who comes after the look calls again
         while self._resolved:
-            future, waiter = self._resolved.popleft()
-            if waiter.done():  # nobody waits any more
-                continue
-            if (problem := future.exception()) is None:
-                waiter.set_result(future.result())
-            else:
-                waiter.set_exception(problem)
+            call, future = self._resolved.popleft()
+            try:
+                call(future)
+            except Exception as problem:  # one's trouble is not the others'
+                log_error("internal", problem)

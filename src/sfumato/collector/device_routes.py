@@ -10,8 +10,8 @@ import re
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
+from sfumato.collector.open_tasks import task_closed
 from sfumato.collector.problems import Problem
 from sfumato.collector.service import Service, service_of
 from sfumato.collector.store import Store
@@ -20,8 +20,6 @@ from sfumato.errors import SfumatoError
 _LONG_BODY_BYTES = 1 << 16  # admitted in a thread, so that others are answered meanwhile
 _DIGEST = re.compile("[0-9a-f]{64}")
 _OFFERS_SECONDS = 60  # for which offers may be kept
-_UPLOAD = re.compile("/v1/tasks/([^/]+)/reports")
-_STORED = JSONResponse({}, status_code=201)
 
 
 async def offers(request: Request) -> Response:
@@ -51,7 +49,7 @@ async def dictionary(request: Request) -> Response:
     return Response(body, media_type="text/plain", headers=headers)
 
 
-class Upload:
+async def upload(request: Request) -> Response:
     """Store reports for a task; answer when they are on disk.
 
     A device that heard no answer sends the same bytes again: a report counts once. A rejected
@@ -67,34 +65,17 @@ class Upload:
     Who sees what: reports are looked at to see whether they are possible, and stored as they came.
     None is logged or measured; metrics count reports by study and reason only.
 
-    An application of its own: nearly all that comes is an upload, and `is_upload` lets it go past
-    what the other routes need.
+    Most uploads are answered before they come here, by `quick_uploads`.
     """
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        service = service_of(request)
-        found = _UPLOAD.fullmatch(scope["path"])
-        assert found is not None  # by `is_upload` or by the route
-        try:
-            response = await _stored(request, found[1], service)
-        except SfumatoError as error:
-            problem = Problem.of(error)
-            response = JSONResponse(problem.body(), problem.status, problem.headers())
-        service.metrics.add("sfumato_uploads_total", code=str(response.status_code))
-        await response(scope, receive, send)
-
-
-upload = Upload()
-
-
-def is_upload(scope: Scope) -> bool:
-    """Whether a request is one for `upload`."""
-    return (
-        scope["type"] == "http"
-        and scope["method"] == "POST"
-        and _UPLOAD.fullmatch(scope["path"]) is not None
-    )
+    service = service_of(request)
+    try:
+        response = await _upload(request, service)
+    except SfumatoError as error:
+        problem = Problem.of(error)
+        service.metrics.add("sfumato_uploads_total", code=str(problem.status))
+        raise problem from None
+    service.metrics.add("sfumato_uploads_total", code=str(response.status_code))
+    return response
 
 
 ROUTES = (
@@ -104,9 +85,9 @@ ROUTES = (
 )
 
 
-async def _stored(request: Request, task_id: str, service: Service) -> Response:
+async def _upload(request: Request, service: Service) -> Response:
     limits = service.settings
-    task = await service.tasks.find(task_id)
+    task = await service.tasks.find(request.path_params["task_id"])
     if task.admission is None:
         raise Problem("masked-task", hint="join a round of this task")
     service.uploads.check_room()
@@ -121,15 +102,15 @@ async def _stored(request: Request, task_id: str, service: Service) -> Response:
         admitted = task.admission.admit(body, most_reports=limits.upload_reports)
     rejected = {str(reason): count for reason, count in admitted.rejected.items()}
     task.bucket.take(admitted.count + sum(rejected.values()))
-    stored = service.uploads.submit(task.id, admitted.count, admitted.body, rejected)
+    stored = service.uploads.submit(task.id, admitted.count, admitted.body, rejected, wake=False)
     if not await service.bridge.result(stored):
-        raise Problem("task-closed", hint="forget this task; GET /v1/offers lists the open ones")
+        raise task_closed()
     for outcome, count in {"stored": admitted.count, **rejected}.items():
         if count:
             service.metrics.add(
                 "sfumato_reports_total", count, study=task.study_id, outcome=outcome
             )
-    return JSONResponse({"rejected": rejected}) if rejected else _STORED
+    return JSONResponse({"rejected": rejected}) if rejected else JSONResponse({}, status_code=201)
 
 
 def _dictionary(store: Store, digest: str) -> bytes | None:

@@ -52,6 +52,9 @@ class Connection(Protocol):
     def tables(self) -> set[str]:
         """The names of the tables that are there."""
 
+    def overwrite_deleted(self, *, always: bool) -> None:
+        """Whether all that is deleted from now on is overwritten, or only where that is free."""
+
     def lock_schema(self) -> None:
         """Let nobody else migrate until this transaction is over."""
 

@@ -91,24 +91,38 @@ class Uploads:
         return self._thread.is_alive()
 
     def submit(
-        self, task_id: str, count: int, body: bytes, rejected: Mapping[str, int] | None = None
+        self,
+        task_id: str,
+        count: int,
+        body: bytes,
+        rejected: Mapping[str, int] | None = None,
+        *,
+        wake: bool = True,
     ) -> Future[bool]:
         """Hand an upload over. The future tells, after the commit, whether its task was open.
 
-        `rejected` counts what was left out of it, by reason; it is stored with the upload.
+        `rejected` counts what was left out of it, by reason; it is stored with the upload. Whoever
+        has more to hand over may leave the thread asleep, and `wake` it after the last.
         """
         upload = _Upload(task_id, count, body, rejected or {})
-        self._queue(upload)
+        self._queue(upload, wake=wake)
         return upload.stored
 
-    def write(self, size: int, apply: Callable[[Transaction], T]) -> Future[T]:
+    def wake(self) -> None:
+        """Let the thread store what waits."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def write(
+        self, size: int, apply: Callable[[Transaction], T], *, wake: bool = True
+    ) -> Future[T]:
         """Do `apply`, which stores about so many bytes, in the transaction of all that wait; the
         future is what it returned, after the commit."""
         write = _Write(size + _OVERHEAD_BYTES, apply)
-        self._queue(write)
+        self._queue(write, wake=wake)
         return write.stored
 
-    def _queue(self, upload: _Upload | _Write) -> None:
+    def _queue(self, upload: _Upload | _Write, *, wake: bool = True) -> None:
         with self._changed:
             if self._stopping:
                 raise Problem("stopping", retry_after_seconds=5)
@@ -116,7 +130,8 @@ class Uploads:
             self._waiting.append(upload)
             self._bytes += upload.size
             self._uploads += 1
-            self._changed.notify_all()
+            if wake:
+                self._changed.notify_all()
 
     def check_room(self) -> None:
         """Raise `busy` if the queue is full: before a body is read that could not be taken."""

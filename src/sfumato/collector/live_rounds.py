@@ -5,6 +5,7 @@ Both are settled when a round is formed, so they may be kept for as long as ther
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import OrderedDict
@@ -16,12 +17,10 @@ from sfumato.collector.store import Store
 from sfumato.secagg.coordinator import Phase
 from sfumato.secagg.round import BOX_BYTES, KEYS_BYTES, SHARE_BYTES, SIGNATURE_BYTES, MaskedRound
 from sfumato.spec import from_json
-from sfumato.task import Task
 
 _ROUND_ID = re.compile("[0-9a-f]{32}")
 _MOST_ROUNDS = 64
 _FRESH_SECONDS = 1.0
-_ROOM = 4  # times a cohort may wait
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -73,17 +72,18 @@ class LiveRounds:
             raise Problem("unknown-round", hint="join a task, and ask with the ticket")
         return found
 
-    async def check_room(self, task: Task) -> None:
-        """Raise `busy` if many more wait for a round than can be in one."""
-        read_at, waiting = self._waiting.get(task.id, (-_FRESH_SECONDS, 0))
+    async def check_room(self, task_id: str, *, most: int) -> None:
+        """Raise `busy` if so many wait for a round of a task; counted now and then."""
+        read_at, waiting = self._waiting.get(task_id, (-math.inf, 0))
         if self._now() - read_at >= _FRESH_SECONDS:
-            count = await self._call(self._count, task.id)
-            assert isinstance(count, int)  # as `_count` has it
             if len(self._waiting) > _MOST_ROUNDS:
                 self._waiting.clear()
+            self._waiting[task_id] = self._now(), waiting  # others need not count meanwhile
+            count = await self._call(self._count, task_id)
+            assert isinstance(count, int)  # as `_count` has it
             waiting = count
-            self._waiting[task.id] = self._now(), waiting
-        if waiting >= _ROOM * task.max_count:
+            self._waiting[task_id] = self._now(), waiting
+        if waiting >= most:
             raise Problem("busy", "enough devices wait for a round", retry_after_seconds=60)
 
     def _read(self, round_id: str) -> LiveRound | None:

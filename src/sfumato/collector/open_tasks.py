@@ -78,6 +78,13 @@ class OpenTasks:
         assert self._snapshot is not None  # `_refresh` returned
         return self._snapshot
 
+    def known(self, task_id: str) -> OpenTask | None:
+        """The open task of this id, if no look into the store is needed to tell."""
+        snapshot = self._snapshot
+        if snapshot is None or snapshot.read_at < self._now() - _FRESH_SECONDS:
+            return None
+        return snapshot.tasks.get(task_id)
+
     async def find(self, task_id: str) -> OpenTask:
         """The open task of this id; Problem if there is none, or it is closed."""
         found = (await self.snapshot()).tasks.get(task_id)
@@ -92,9 +99,7 @@ class OpenTasks:
         if found is not None:
             return found
         if task_id in self._closed:
-            raise Problem(
-                "task-closed", hint="forget this task; GET /v1/offers lists the open ones"
-            )
+            raise task_closed()
         raise Problem("unknown-task", hint="GET /v1/offers lists the open tasks")
 
     def _state(self, task_id: str) -> str | None:
@@ -123,3 +128,7 @@ class OpenTasks:
             Bucket(limits.reports_per_second, limits.upload_reports),
             task if masked else None,
         )
+
+
+def task_closed() -> Problem:
+    return Problem("task-closed", hint="forget this task; GET /v1/offers lists the open ones")

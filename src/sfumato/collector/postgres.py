@@ -192,6 +192,9 @@ class PostgresConnection:
         rows = self.execute("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()")
         return {name for (name,) in rows}
 
+    def overwrite_deleted(self, *, always: bool) -> None:
+        """Nothing to do: what is deleted goes when it is vacuumed."""
+
     def lock_schema(self) -> None:
         self.execute("SELECT pg_advisory_xact_lock(?, hashtext(current_schema()))", (_SCHEMA,))
 

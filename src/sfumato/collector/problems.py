@@ -27,6 +27,10 @@ from sfumato.errors import (
 )
 
 MEDIA_TYPE = "application/problem+json"
+# Headers of every answer, problem or not, that does not say otherwise.
+ALWAYS: Mapping[str, str] = MappingProxyType(
+    {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,10 @@ from sfumato.secagg.round import KEY_BYTES
 T = TypeVar("T")
 LONGEST_WAIT = 25  # seconds that an answer may be waited for
 _TICKET = re.compile("[0-9a-f]{64}")
+_SECONDS = re.compile("[0-9]{1,9}")  # int() refuses thousands of digits
 _ORDER = (Phase.ENROL, Phase.SHARE, Phase.MASK, Phase.ACK, Phase.UNMASK, Phase.DONE)
 _PHASES = {str(phase): phase for phase in _ORDER[:-1]}
+_ROOM = 4  # times a cohort may wait
 _JOIN_BYTES = 256  # that a device which waits takes in the store, about
 
 
@@ -48,7 +50,8 @@ async def join(request: Request) -> Response:
         404  unknown-task                         503  store-unavailable; Retry-After is set
     """
     service = service_of(request)
-    task = (await service.tasks.find(request.path_params["task_id"])).masked
+    opened = await service.tasks.find(request.path_params["task_id"])
+    task = opened.masked
     if task is None:
         raise Problem("masked-task", hint="POST a report to this task")
     identity = await service.bodies.read(
@@ -57,12 +60,10 @@ async def join(request: Request) -> Response:
     if len(identity) != KEY_BYTES:
         raise Problem("malformed-join", hint="send an Ed25519 public key, and nothing else")
     ticket = _given(request) or secrets.token_hex(KEY_BYTES)
-    await service.rounds.check_room(task)
-    joined = await asyncio.wrap_future(
-        service.uploads.write(
-            _JOIN_BYTES,
-            lambda tx: tx.join(task.id, task.campaign, identity, _digest(ticket)),
-        )
+    await service.rounds.check_room(opened.id, most=_ROOM * task.max_count)
+    digest = _digest(ticket)
+    joined = await service.write(
+        _JOIN_BYTES, lambda tx: tx.join(opened.id, task.campaign, identity, digest)
     )
     if joined == "closed":
         raise Problem("task-closed", hint="forget this task; GET /v1/offers lists the open ones")
@@ -149,10 +150,8 @@ async def _kept(request: Request, service: Service) -> int:
     )
     digest = hashlib.sha256(body).digest()
     round_id = request.path_params["round_id"]
-    kept: Keeping = await asyncio.wrap_future(
-        service.uploads.write(
-            len(body), lambda tx: tx.add_message(round_id, str(phase), member, digest, body)
-        )
+    kept: Keeping = await service.write(
+        len(body), lambda tx: tx.add_message(round_id, str(phase), member, digest, body)
     )
     if kept == "other":
         raise Problem("equivocating")
@@ -249,7 +248,7 @@ def _given(request: Request) -> str | None:
 
 def _wait(request: Request) -> float:
     text = request.query_params.get("wait", "")
-    return min(int(text), LONGEST_WAIT) if text.isascii() and text.isdigit() else LONGEST_WAIT
+    return min(int(text), LONGEST_WAIT) if _SECONDS.fullmatch(text) else LONGEST_WAIT
 
 
 def _digest(ticket: str) -> bytes:

@@ -216,8 +216,13 @@ class RoundTables(Statements):
     def settle(
         self, round_id: str, phase: str, outcomes: Mapping[int, str], *, forget: bool
     ) -> None:
-        """Write down what became of messages; `forget` drops their bodies."""
+        """Write down what became of messages; `forget` drops their bodies.
+
+        They are masked, and whoever reads them off the disk knows no more than the network did; to
+        overwrite them would take as long as it took to store them.
+        """
         emptied = ", body = ?" if forget else ""
+        self._open.overwrite_deleted(always=not forget)
         for outcome in sorted(set(outcomes.values())):
             listed, given = self._open.listed(
                 [m for m, said in outcomes.items() if said == outcome]
@@ -231,6 +236,7 @@ class RoundTables(Statements):
                 phase,
                 *given,
             )
+        self._open.overwrite_deleted(always=True)
 
     def set_checkpoint(self, round_id: str, checkpoint: bytes) -> None:
         self._run("UPDATE round SET checkpoint = ? WHERE id = ?", checkpoint, round_id)

@@ -68,9 +68,12 @@ class Rounds:
         log: Callable[..., None],
         patience: Patience,
         tell: Callable[[], None],
+        forget: Callable[[], None],
     ) -> None:
+        """`tell` is called when there is something new for members, `forget` when what they sent
+        was deleted."""
         self._store, self._key, self._now, self._rng, self._log = store, key, now, rng, log
-        self._patience, self._tell = patience, tell
+        self._patience, self._tell, self._forget = patience, tell, forget
         self._coordinators: dict[str, Coordinator] = {}  # by round
         self._enough_since: dict[str, float] = {}  # by task
 
@@ -156,8 +159,12 @@ class Rounds:
         phase = coordinator.phase
         with self._store.reading() as tx:
             outcomes = tx.senders(row.id, str(phase))
-        asked = _asked(coordinator)
-        all_in = asked <= outcomes.keys()
+        taken = {member for member, outcome in outcomes.items() if outcome == TAKEN}
+        if phase != row.phase or taken != _answered(coordinator):
+            # Another worker has been at it, while this one had lost its lock.
+            del self._coordinators[row.id]
+            return True
+        all_in = _asked(coordinator) <= outcomes.keys()
         came = sum(outcome == WAITING for outcome in outcomes.values())
         many = phase is not Phase.MASK or came * coordinator.round.vector_bytes >= _FEW_BYTES
         if came and (many or all_in or not row.is_open):
@@ -218,6 +225,7 @@ class Rounds:
                     )
             with self._store.transaction() as tx:
                 if not _is_alive(tx, study, row):
+                    del self._coordinators[row.id]
                     return
                 if charging:
                     charge(spec, ledger=StoreLedger(tx))
@@ -256,6 +264,7 @@ class Rounds:
             conclude(tx, task, batch)
             tx.end_round(row.id, "done")
         del self._coordinators[row.id]
+        self._forget()
         self._tell()
 
     def _abort(self, study: StudyRow, task: TaskRow, row: RoundRow, problem: str) -> None:
@@ -265,6 +274,7 @@ class Rounds:
                 tx.end_round(row.id, "aborted", problem)
         self._coordinators.pop(row.id, None)
         self._log("round-aborted", study_id=study.id, task_id=task.id, reason=problem)
+        self._forget()
         self._tell()
 
     def _coordinator(self, row: RoundRow) -> Coordinator:
@@ -311,6 +321,17 @@ def _asked(coordinator: Coordinator) -> set[int]:
         Phase.MASK: set(coordinator.boxes),
         Phase.ACK: coordinator.survivors,
         Phase.UNMASK: set(coordinator.acknowledgements) if acknowledged else coordinator.survivors,
+    }[coordinator.phase]
+
+
+def _answered(coordinator: Coordinator) -> set[int]:
+    """Whose messages of the phase it has taken."""
+    return {
+        Phase.ENROL: set(coordinator.keys),
+        Phase.SHARE: set(coordinator.boxes),
+        Phase.MASK: coordinator.survivors,
+        Phase.ACK: set(coordinator.acknowledgements),
+        Phase.UNMASK: set(coordinator.answers),
     }[coordinator.phase]
 
 

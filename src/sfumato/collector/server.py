@@ -2,90 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
 
 import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from fastapi import FastAPI
 
+from sfumato.collector.connection import Connection
 from sfumato.collector.settings import Settings
 from sfumato.errors import ServiceError, SpecError
 
-_HEADER_BYTES = 16 << 10  # of a request's line and headers
 _BACKLOG = 2048
-
-
-class Impatient(HttpToolsProtocol):
-    """A connection whose requests' headers must be short, and arrive within the idle time.
-
-    uvicorn ends a connection that is idle between requests, but waits for ever for a first request
-    and for the rest of one that has begun, however long it is.
-    """
-
-    _deadline: asyncio.TimerHandle | None = None
-    _heads = 0  # that were read on this connection
-    _is_in_body = False
-    _head_bytes = 0  # of the head that is being read, as far as it is known
-    _named_bytes = 0  # of its headers, by their names and values
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._expect_request()
-
-    def data_received(self, data: bytes) -> None:
-        heads, was_in_body = self._heads, self._is_in_body
-        super().data_received(data)
-        if was_in_body or self._is_in_body or self._heads != heads:
-            self._head_bytes = 0
-        else:  # all of it is part of one head
-            self._head_bytes += len(data)
-            if self._head_bytes > _HEADER_BYTES and not self.transport.is_closing():
-                self.send_400_response("The request's head is too long.")
-        self._expect_request()
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._named_bytes = 0
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._named_bytes += len(name) + len(value)
-        if self._named_bytes > _HEADER_BYTES:
-            raise ValueError("the head is too long")  # answered as any head that is malformed
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        self._heads += 1
-        self._is_in_body = True
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        self._is_in_body = False
-        super().on_message_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._clear()
-        super().connection_lost(exc)
-
-    def _expect_request(self) -> None:
-        under_way = self.cycle is not None and not self.cycle.response_complete
-        if under_way:
-            self._clear()
-        elif self._deadline is None:
-            self._deadline = self.loop.call_later(self.timeout_keep_alive, self._give_up)
-
-    def _give_up(self) -> None:
-        self._deadline = None
-        self.transport.close()
-
-    def _clear(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
 
 
 class Server(uvicorn.Server):
@@ -103,12 +33,13 @@ class Server(uvicorn.Server):
         yield
 
 
-def make_server(app: ASGIApp, settings: Settings) -> Server:
+def make_server(app: FastAPI, settings: Settings) -> Server:
     """The server; certificates are read now."""
+    quick = getattr(app.state, "quick", None)
     config = uvicorn.Config(
         app,
         loop="asyncio",
-        http=Impatient,
+        http=partial(Connection, quick=quick),  # type: ignore[arg-type]  # it is only called
         ws="none",
         lifespan="on",
         log_config=None,

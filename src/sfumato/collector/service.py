@@ -22,7 +22,7 @@ from sfumato.collector.open_tasks import OpenTasks
 from sfumato.collector.planning import Planners
 from sfumato.collector.problems import Problem
 from sfumato.collector.settings import Settings
-from sfumato.collector.store import Store
+from sfumato.collector.store import Store, Transaction
 
 _THREADS = 8  # that wait for the store; as many connections
 _READY_SECONDS = 1.0  # an answer about readiness is good for so long
@@ -52,7 +52,7 @@ class Service:
         self.worker = worker
         self.now = now
         self.uploads = Uploads(store, settings, self.metrics)
-        self.bridge = Bridge()
+        self.bridge = Bridge(self.uploads.wake)
         self.planners = Planners()
         self.bodies = Bodies(settings.queue_bytes + settings.study_bytes)
         self.tasks = OpenTasks(store, settings, self.call)
@@ -76,6 +76,10 @@ class Service:
         """Run what blocks in a thread, and wait for it without blocking the loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: function(*arguments, **options))
+
+    async def write(self, size: int, apply: Callable[[Transaction], _T]) -> _T:
+        """Store about so many bytes in the next commit; what `apply` returned, when it is done."""
+        return await self.bridge.result(self.uploads.write(size, apply, wake=False))
 
     def wake_worker(self) -> None:
         """There is something for it to do; one in another process finds out by itself."""

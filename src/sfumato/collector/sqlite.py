@@ -233,6 +233,9 @@ class SqliteConnection:
     def tables(self) -> set[str]:
         return {name for (name,) in self.execute("SELECT name FROM sqlite_schema")}
 
+    def overwrite_deleted(self, *, always: bool) -> None:
+        self.execute(f"PRAGMA secure_delete = {'ON' if always else 'FAST'}")
+
     def lock_schema(self) -> None:
         """Nothing to do: a transaction that writes is alone."""
 

@@ -102,7 +102,10 @@ def create(
         if campaigns.draws(planned.design):
             words = rng.words(campaigns.SECRET_BYTES // 8)
             tx.set_secret(row.id, words.tobytes())
-        task = open_next(tx, row, key=key)
+        first = next_task(tx, row, key=key)
+        assert first is not None  # every plan asks something
+        tx.add_task(first)
+        task = from_json(first.spec)
         if isinstance(task, Task):
             StoreLedger(tx).check(
                 campaign=task.campaign, cohort=task.cohort, task=task.id, loss=task.loss
@@ -110,8 +113,11 @@ def create(
         return found(tx, row.id)
 
 
-def open_next(tx: Transaction, row: StudyRow, *, key: bytes) -> AnyTask | None:
-    """Open the study's next task, if there is one more to ask; all before it are done."""
+def next_task(tx: Transaction, row: StudyRow, *, key: bytes) -> TaskRow | None:
+    """The study's next task, to be opened, if there is one more to ask; all before it are done.
+
+    To work it out may take a campaign minutes, so do not keep others from writing meanwhile.
+    """
     number, planned, terms = len(tx.tasks(row.id)), plan_of(tx, row), terms_of(row)
     task = _task(tx, row, planned, number)
     if task is None:
@@ -131,18 +137,15 @@ def open_next(tx: Transaction, row: StudyRow, *, key: bytes) -> AnyTask | None:
         dictionary=terms.dictionary,
         closes=terms.closes,
     )
-    tx.add_task(
-        TaskRow(
-            id=task.id,
-            study_id=row.id,
-            number=number,
-            spec=to_json(task),
-            envelope=json.dumps(offers.sign(offer, key)),
-            state="open",
-            wanted=_wanted(planned, task),
-        )
+    return TaskRow(
+        id=task.id,
+        study_id=row.id,
+        number=number,
+        spec=to_json(task),
+        envelope=json.dumps(offers.sign(offer, key)),
+        state="open",
+        wanted=_wanted(planned, task),
     )
-    return task
 
 
 def close(store: Store, study_id: str) -> StudyRow:

@@ -69,6 +69,7 @@ class Worker:
             log=log,
             patience=patience or Patience(),
             tell=tell,
+            forget=self._forget_soon,
         )
         self._tidied: set[str] = set()  # studies at their end, of which nothing is left to drop
         self._is_forgotten = False  # whether what was deleted is out of the store's files
@@ -102,10 +103,22 @@ class Worker:
         with self._store.reading() as tx:
             tasks = [task for task in tx.tasks(row.id) if task.state != "done"]
         if not tasks:
-            self._release(row)
+            if self._is_over(row) or not self._ask_more(row):
+                self._release(row)
             return True
         turns = [self._advance_task(row, task) for task in tasks]
         return any(turns)
+
+    def _ask_more(self, row: StudyRow) -> bool:
+        """Open the next task of a study whose others are done; whether there is one."""
+        with self._store.reading() as tx:
+            task = studies.next_task(tx, row, key=self._key)
+        if task is None:
+            return False
+        with self._store.transaction() as tx:
+            if studies.found(tx, row.id).state == "collecting":
+                tx.add_task(task)
+        return True
 
     def _advance_task(self, row: StudyRow, task: TaskRow) -> bool:
         """Close, seal or finish it; or go on with its masked round."""
@@ -114,7 +127,7 @@ class Worker:
                 row,
                 task,
                 is_over=task.state == "closing" or self._is_over(row),
-                conclude=lambda tx, task, batch: self._conclude(tx, row, task, batch),
+                conclude=self._conclude,
             )
         with self._store.reading() as tx:
             sealed = tx.sealed_count(task.id)
@@ -170,11 +183,11 @@ class Worker:
                 if by:
                     tx.count(task.id, counter, by)
         self._sealed_at[task.id] = self._now()
-        self._is_forgotten = False
+        self._forget_soon()
         self._log("sealed", study_id=row.id, task_id=task.id, count=len(kept))
 
     def _finish(self, row: StudyRow, task: TaskRow) -> None:
-        """The end of a task to which all reports are sealed; the next one, if there is, begins."""
+        """The end of a task to which all reports are sealed."""
         spec = from_json(task.spec)
         if isinstance(spec, Task):
             with self._store.reading() as tx:
@@ -189,10 +202,10 @@ class Worker:
             batch = None
             if isinstance(spec, Task) and count >= spec.min_count:
                 batch = sealing.batch_of(spec, tx.sealed(task.id), count)
-            self._conclude(tx, current, task, batch)
+            self._conclude(tx, task, batch)
 
-    def _conclude(self, tx: Transaction, row: StudyRow, task: TaskRow, batch: Batch | None) -> None:
-        """A task is done: what its batch says is an answer, and the study goes on from it."""
+    def _conclude(self, tx: Transaction, task: TaskRow, batch: Batch | None) -> None:
+        """A task is done, and what its batch says is an answer."""
         if batch is not None:
             answer = noised_sum(from_json(task.spec), batch, ledger=StoreLedger(tx), rng=self._rng)
             tx.add_answer(task.id, sealing.to_bytes(answer.table), answer.count)
@@ -200,10 +213,8 @@ class Worker:
                 tx.count(task.id, "reports", batch.count)
         tx.set_task_state(task.id, "done")
         tx.end_waiting(task.id)
-        if not self._is_over(row):
-            studies.open_next(tx, row, key=self._key)
         count = tx.counts(task.id).get("reports", 0)
-        self._log("task-done", study_id=row.id, task_id=task.id, count=count)
+        self._log("task-done", study_id=task.study_id, task_id=task.id, count=count)
 
     def _release(self, row: StudyRow) -> None:
         started = time.perf_counter()
@@ -225,6 +236,7 @@ class Worker:
             if release is not None:
                 tx.put_release(row.id, release)
             studies.end(tx, row, state, problem)
+        self._forget_soon()
         level = logging.ERROR if state == "failed" else logging.INFO
         fields = {"reason": problem} if problem else {}
         self._log(f"study-{state}", level=level, study_id=row.id, **fields)
@@ -241,8 +253,12 @@ class Worker:
                     tx.set_task_state(task.id, "done")
             tx.drop_data(row.id)
         self._tidied.add(row.id)
-        self._is_forgotten = False
+        self._forget_soon()
         return False
+
+    def _forget_soon(self) -> None:
+        """What devices sent was deleted: at the end of this step it leaves the files, too."""
+        self._is_forgotten = False
 
     def _today(self) -> int:
         return int(self._now() // DAY_SECONDS)

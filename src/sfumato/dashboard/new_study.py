@@ -31,7 +31,7 @@ async def show_plan(visit: Visit) -> Response:
     alone = "hx-request" in visit.request.headers
     try:
         request = await visit.service.call(study_form.request_of, visit.form)
-        planned = await visit.service.call(_planned, request)
+        planned = await visit.service.planners.call(_planned, request)
     except SfumatoError as error:
         problem = _shown(error)
         if alone:
@@ -51,7 +51,7 @@ async def start(visit: Visit) -> Response:
         request = await visit.service.call(study_form.request_of, visit.form)
         digest = study_form.digest(request)
         if visit.form.text("planned") != digest:
-            planned = await visit.service.call(_planned, request)
+            planned = await visit.service.planners.call(_planned, request)
             return _page(
                 visit,
                 visit.form,
@@ -60,7 +60,7 @@ async def start(visit: Visit) -> Response:
                 digest=digest,
                 is_changed=True,
             )
-        row = await visit.service.call(
+        row = await visit.service.planners.call(
             studies.create,
             visit.service.store,
             request,

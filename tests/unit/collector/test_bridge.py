@@ -14,7 +14,7 @@ from sfumato.errors import StoreFull
 
 def test_every_result_arrives_whichever_thread_it_comes_from() -> None:
     async def run() -> list[int]:
-        bridge = Bridge()
+        bridge = Bridge(lambda: None)
         futures: list[Future[int]] = [Future() for _ in range(2_000)]
         waiting = [asyncio.ensure_future(bridge.result(future)) for future in futures]
         await asyncio.sleep(0)  # they wait now
@@ -37,7 +37,7 @@ def test_every_result_arrives_whichever_thread_it_comes_from() -> None:
 
 def test_one_that_was_resolved_before_is_there_at_once_and_an_error_is_raised() -> None:
     async def run() -> None:
-        bridge = Bridge()
+        bridge = Bridge(lambda: None)
         done, failed = Future[bool](), Future[bool]()
         done.set_result(True)
         failed.set_exception(StoreFull("no room"))
@@ -51,7 +51,7 @@ def test_one_that_was_resolved_before_is_there_at_once_and_an_error_is_raised() 
 
 def test_results_that_come_together_wake_the_loop_once() -> None:
     async def run() -> int:
-        loop, bridge = asyncio.get_running_loop(), Bridge()
+        loop, bridge = asyncio.get_running_loop(), Bridge(lambda: None)
         futures: list[Future[bool]] = [Future() for _ in range(100)]
         waiting = [asyncio.ensure_future(bridge.result(future)) for future in futures]
         await asyncio.sleep(0)
@@ -70,9 +70,35 @@ def test_results_that_come_together_wake_the_loop_once() -> None:
     assert asyncio.run(run()) == 1
 
 
+def test_the_thread_is_woken_once_for_all_that_the_loop_had_to_do() -> None:
+    async def run() -> list[int]:
+        futures: list[Future[bool]] = [Future() for _ in range(100)]
+        asked: list[int] = []
+        woken: list[int] = []
+
+        def wake() -> None:
+            woken.append(len(asked))
+            for future in futures[: len(asked)]:
+                if not future.done():
+                    future.set_result(True)
+
+        bridge = Bridge(wake)
+
+        async def ask(number: int) -> bool:
+            asked.append(number)
+            return await bridge.result(futures[number])
+
+        async with asyncio.timeout(20):
+            assert all(await asyncio.gather(*(ask(number) for number in range(60))))
+            assert all(await asyncio.gather(*(ask(number) for number in range(60, 100))))
+        return woken
+
+    assert asyncio.run(run()) == [60, 100]
+
+
 def test_nobody_waits_for_one_that_was_given_up_and_it_is_cancelled() -> None:
     async def run() -> tuple[bool, bool]:
-        bridge = Bridge()
+        bridge = Bridge(lambda: None)
         given_up, kept = Future[bool](), Future[bool]()
         waiting = [asyncio.ensure_future(bridge.result(each)) for each in (given_up, kept)]
         await asyncio.sleep(0)

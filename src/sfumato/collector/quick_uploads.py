@@ -1,0 +1,72 @@
+"""Uploads of which there is nothing to say but that they are stored: nearly all that come."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp
+
+from sfumato.collector.logs import log_error
+from sfumato.collector.open_tasks import OpenTask, task_closed
+from sfumato.collector.problems import ALWAYS, Problem
+from sfumato.collector.service import Service
+from sfumato.errors import SfumatoError
+
+_UPLOAD = re.compile("/v1/tasks/([0-9a-f]{64})/reports")
+_MOST_BYTES = 1 << 16  # longer ones are looked at in a thread
+_HEADERS = {"content-type": "application/json", "content-length": "2", **ALWAYS}
+_STORED = "".join(f"{name}: {said}\r\n" for name, said in _HEADERS.items()).encode() + b"\r\n{}"
+
+
+class QuickUploads:
+    """A short cut for them (see `connection`). Whatever is unusual goes the long way, to the route:
+    a task that is not known, a report to reject, a full queue.
+
+    Claim: what is answered is what the route would have answered.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._most_bytes = min(_MOST_BYTES, service.settings.upload_bytes)
+
+    def may_take(self, scope: Mapping[str, Any]) -> bool:
+        if scope["method"] != "POST" or not _UPLOAD.fullmatch(scope["path"]):
+            return False
+        lengths = [said for name, said in scope["headers"] if name == b"content-length"]
+        return len(lengths) == 1 and lengths[0].isdigit() and int(lengths[0]) <= self._most_bytes
+
+    def take(self, path: str, body: bytes, answer: Callable[[bytes | ASGIApp], None]) -> bool:
+        service, found = self._service, _UPLOAD.fullmatch(path)
+        task = service.tasks.known(found[1]) if found else None
+        if task is None or task.admission is None:
+            return False
+        count = task.admission.all_good(body)
+        if not 0 < count <= service.settings.upload_reports:
+            return False
+        try:
+            task.bucket.take(count)
+            stored = service.uploads.submit(task.id, count, body, wake=False)
+        except Problem:
+            return False  # the route says which
+        service.bridge.then(stored, lambda stored: answer(self._outcome(task, count, stored)))
+        return True
+
+    def _outcome(self, task: OpenTask, count: int, stored: Future[bool]) -> bytes | ASGIApp:
+        metrics, error = self._service.metrics, stored.exception()
+        if error is None and stored.result():
+            metrics.add("sfumato_reports_total", count, study=task.study_id, outcome="stored")
+            metrics.add("sfumato_uploads_total", code="201")
+            return _STORED
+        if error is None:
+            problem = task_closed()
+        elif isinstance(error, SfumatoError):
+            problem = Problem.of(error)
+        else:
+            log_error("internal", error)
+            problem = Problem("internal")
+        metrics.add("sfumato_uploads_total", code=str(problem.status))
+        return JSONResponse(problem.body(), problem.status, {**ALWAYS, **problem.headers()})

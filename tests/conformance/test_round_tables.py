@@ -1,0 +1,185 @@
+"""What every store does for masked rounds, on each database."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from sfumato.collector.round_tables import EVERYBODY, TAKEN, WAITING, Place, RoundRow
+from sfumato.collector.store import Store, StudyRow, TaskRow
+from sfumato.errors import StoreError
+
+STUDY = StudyRow("0a" * 16, "Popular emoji", "Which to offer", "collecting", "{}", "{}", "{}", "{}")
+TASK = TaskRow("a1" * 32, STUDY.id, 0, "{}", "{}", "open", None)
+ROUND = RoundRow("c1" * 16, "{}", "enrol", 1, deadline=100, turn=1, charged=0)
+COUNT = 5
+
+
+def key(number: int) -> bytes:
+    return bytes([number]) * 32
+
+
+@pytest.fixture
+def asked(store: Store) -> Store:
+    """A store with a study whose task is open, for which some devices wait."""
+    with store.transaction() as tx:
+        tx.add_study(STUDY)
+        tx.add_task(TASK)
+        for number in range(COUNT):
+            assert tx.join(TASK.id, "campaign", key(number), key(100 + number)) == "new"
+    return store
+
+
+@pytest.fixture
+def formed(asked: Store) -> Store:
+    """The same with a round of them."""
+    with asked.transaction() as tx:
+        chosen = tx.first_waiting(TASK.id, COUNT)
+        tx.add_round(TASK.id, ROUND, '{"invitation":"…"}', [number for number, _ in chosen])
+    return asked
+
+
+def test_a_key_joins_a_campaign_once(asked: Store) -> None:
+    with asked.transaction() as tx:
+        assert tx.join(TASK.id, "campaign", key(0), key(100)) == "same"
+        assert tx.join(TASK.id, "campaign", key(0), key(99)) == "taken"
+        assert tx.join(TASK.id, "campaign", key(99), key(100)) == "taken"
+        assert tx.join(TASK.id, "another", key(0), key(99)) == "new"
+        assert tx.waiting(TASK.id) == COUNT + 1
+        tx.set_task_state(TASK.id, "closing")
+        assert tx.join(TASK.id, "campaign", key(50), key(51)) == "closed"
+        assert tx.join(TASK.id, "campaign", key(0), key(100)) == "same"
+
+
+def test_those_who_wait_become_members_in_their_order(formed: Store) -> None:
+    with formed.reading() as tx:
+        assert tx.waiting(TASK.id) == 0
+        assert tx.rounds(TASK.id) == [ROUND]
+        assert tx.round(ROUND.id) == ROUND
+        assert tx.round("00" * 16) is None
+        assert tx.invitation(ROUND.id) == '{"invitation":"…"}'
+        assert [bytes(identity) for identity, _ in tx.members(ROUND.id)] == [
+            key(number) for number in range(COUNT)
+        ]
+        assert tx.place(key(103)) == Place(TASK.id, ROUND.id, 3)
+        assert tx.place(key(7)) is None
+    with formed.transaction() as tx:
+        tx.join(TASK.id, "campaign", key(60), key(61))
+        assert tx.place(key(61)) == Place(TASK.id, None, None)
+        tx.end_waiting(TASK.id)
+        assert tx.place(key(61)) is None
+        assert tx.place(key(103)) is not None
+
+
+def test_a_message_is_kept_once_while_its_phase_is_open(formed: Store) -> None:
+    with formed.transaction() as tx:
+        assert tx.add_message(ROUND.id, "enrol", 2, b"digest", b"body") == "new"
+        assert tx.add_message(ROUND.id, "enrol", 2, b"digest", b"body") == "same"
+        assert tx.add_message(ROUND.id, "enrol", 2, b"other", b"body") == "other"
+        assert tx.add_message(ROUND.id, "share", 2, b"digest", b"body") == "late"
+        assert tx.add_message("00" * 16, "enrol", 2, b"digest", b"body") == "late"
+        assert tx.message(ROUND.id, "enrol", 2) == (b"digest", WAITING)
+        tx.close_phase(ROUND.id)
+        assert tx.add_message(ROUND.id, "enrol", 3, b"digest", b"body") == "late"
+        assert tx.add_message(ROUND.id, "enrol", 2, b"digest", b"body") == "same"
+        assert tx.messages(ROUND.id, "enrol", WAITING) == [(2, b"body")]
+
+
+def test_messages_are_settled_and_may_be_forgotten(formed: Store) -> None:
+    with formed.transaction() as tx:
+        for member in range(4):
+            tx.add_message(ROUND.id, "enrol", member, b"d", bytes([member]) * 9_000)
+        assert [member for member, _ in tx.messages(ROUND.id, "enrol", WAITING, 2)] == [0, 1]
+        tx.settle(ROUND.id, "enrol", {0: TAKEN, 1: TAKEN, 2: "malformed"}, forget=False)
+        assert tx.messages(ROUND.id, "enrol", TAKEN)[1] == (1, b"\x01" * 9_000)
+        tx.settle(ROUND.id, "enrol", {1: TAKEN}, forget=True)
+        assert tx.messages(ROUND.id, "enrol", TAKEN)[1] == (1, b"")
+        assert tx.senders(ROUND.id, "enrol") == {0: TAKEN, 1: TAKEN, 2: "malformed", 3: WAITING}
+        assert tx.checkpoint(ROUND.id) is None
+        tx.set_checkpoint(ROUND.id, b"sum")
+    with formed.reading() as tx:
+        assert tx.checkpoint(ROUND.id) == b"sum"
+
+
+def test_a_phase_begins_with_what_is_told(formed: Store) -> None:
+    with formed.transaction() as tx:
+        before = tx.news()
+        tx.close_phase(ROUND.id)
+        assert tx.news() == before  # nobody is told anything by that
+        tx.open_phase(ROUND.id, "share", 200, [(0, b"to 0"), (4, b"to 4")], charged=False)
+        assert tx.news() != before
+        assert tx.told(ROUND.id, "share", 4) == b"to 4"
+        assert tx.told(ROUND.id, "share", 1) is None
+        tx.open_phase(ROUND.id, "unmask", 300, [(EVERYBODY, b"to all")], charged=True)
+        tx.set_deadline(ROUND.id, 400)
+        assert {tx.told(ROUND.id, "unmask", member) for member in range(COUNT)} == {b"to all"}
+        assert tx.round(ROUND.id) == replace(
+            ROUND, phase="unmask", is_open=1, deadline=400, turn=3, charged=1
+        )
+
+
+def test_a_round_that_is_over_keeps_digests_only(formed: Store) -> None:
+    with formed.transaction() as tx:
+        tx.add_message(ROUND.id, "enrol", 0, b"digest", b"body")
+        tx.open_phase(ROUND.id, "share", 200, [(0, b"told")], charged=False)
+        tx.set_checkpoint(ROUND.id, b"sum")
+        tx.end_round(ROUND.id, "aborted", "too few")
+    with formed.transaction() as tx:
+        assert tx.told(ROUND.id, "share", 0) is None
+        assert tx.checkpoint(ROUND.id) is None
+        assert tx.messages(ROUND.id, "enrol", WAITING) == [(0, b"")]
+        assert tx.add_message(ROUND.id, "enrol", 0, b"digest", b"body") == "same"
+        assert tx.add_message(ROUND.id, "enrol", 0, b"other", b"body") == "other"
+        row = tx.round(ROUND.id)
+        assert row is not None
+        assert (row.phase, row.is_open, row.problem) == ("aborted", 0, "too few")
+
+
+def test_a_study_that_ends_takes_its_rounds_with_it(formed: Store) -> None:
+    with formed.transaction() as tx:
+        tx.join(TASK.id, "campaign", key(60), key(61))
+        tx.add_message(ROUND.id, "enrol", 0, b"digest", b"body")
+        tx.set_secret(STUDY.id, b"s" * 32)
+        tx.end_rounds(STUDY.id, "its study is over")
+        row = tx.round(ROUND.id)
+        assert row is not None
+        assert (row.phase, row.problem) == ("aborted", "its study is over")
+        assert tx.place(key(61)) is None
+        assert tx.secret(STUDY.id) == b"s" * 32
+        tx.drop_data(STUDY.id)
+        assert tx.round(ROUND.id) is None
+        assert tx.rounds(TASK.id) == []
+        assert tx.place(key(103)) is None
+        assert tx.secret(STUDY.id) is None
+        with pytest.raises(StoreError, match="no round"):
+            tx.members("00" * 16)
+
+
+def test_a_message_that_was_taken_in_time_is_seen_by_who_closed_the_phase(formed: Store) -> None:
+    """Threads send while another closes: what was kept is there after the close, and no more is."""
+    kept: list[int] = []
+    lock, start = threading.Lock(), threading.Barrier(5)
+
+    def send(first: int) -> None:
+        start.wait()
+        for member in range(first, 200, 4):
+            with formed.transaction() as tx:
+                outcome = tx.add_message(ROUND.id, "enrol", member, b"d", b"body")
+            if outcome == "new":
+                with lock:
+                    kept.append(member)
+
+    threads = [threading.Thread(target=send, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    start.wait()
+    with formed.transaction() as tx:
+        tx.close_phase(ROUND.id)
+    with formed.reading() as tx:
+        seen = set(tx.senders(ROUND.id, "enrol"))
+    for thread in threads:
+        thread.join()
+    with formed.reading() as tx:
+        assert set(tx.senders(ROUND.id, "enrol")) == seen == set(kept)

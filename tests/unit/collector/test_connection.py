@@ -1,0 +1,292 @@
+"""What a connection takes before an application is asked: heads, bodies, and most uploads."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from serving import (
+    KEY,
+    TASK,
+    Answer,
+    Faulty,
+    body,
+    opened,
+    reports,
+    served,
+    settings,
+    stored,
+    wait_for,
+)
+from sfumato.collector.server import listen
+from sfumato.collector.service import Service
+from sfumato.errors import StoreFull
+from sfumato.report import to_frames
+
+CLOSED = replace(TASK, cohort="of yesterday")
+UNKNOWN = replace(TASK, cohort="of nobody")
+LIMITS = {"upload_bytes": 100_000, "upload_reports": 1_000}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A collector, and its store."""
+
+    address: tuple[str, int]
+    store: Faulty
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("collector")
+    store = Faulty.open(folder / "collector.db")
+    assert isinstance(store, Faulty)
+    store.migrate()
+    opened(store)
+    opened(store, task=CLOSED, name="Trees of yesterday")
+    with store.transaction() as tx:
+        tx.set_task_state(CLOSED.id, "closing")
+    with served(Service(store, settings(folder, **LIMITS), key=KEY)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        yield Place((host, int(port)), store)
+    store.close()
+
+
+@contextmanager
+def connected(place: Place) -> Iterator[socket.socket]:
+    with closing(socket.create_connection(place.address, timeout=20)) as connection:
+        yield connection
+
+
+def read(connection: socket.socket) -> Answer:
+    """The next answer, to its end."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        part = connection.recv(1)
+        assert part, "the connection was closed"
+        head += part
+    lines = head.decode().lower().split("\r\n")[1:-2]
+    headers = dict(line.split(": ", 1) for line in lines)
+    data = b""
+    while len(data) < int(headers["content-length"]):
+        data += connection.recv(int(headers["content-length"]) - len(data))
+    return Answer(int(head.split()[1]), headers, data)
+
+
+def request(
+    data: bytes = b"", path: str = "/health", method: str = "GET", *headers: str, version: str = "1"
+) -> bytes:
+    lines = [
+        f"{method} {path} HTTP/1.{version}",
+        "Host: collector",
+        f"Content-Length: {len(data)}",
+        *headers,
+    ]
+    return "".join(f"{line}\r\n" for line in [*lines, ""]).encode() + data
+
+
+def upload(data: bytes, *headers: str, task_id: str = TASK.id, version: str = "1") -> bytes:
+    return request(data, f"/v1/tasks/{task_id}/reports", "POST", *headers, version=version)
+
+
+def in_chunks(data: bytes, task_id: str = TASK.id) -> bytes:
+    """An upload that does not say how long it is: it goes the long way."""
+    head = f"POST /v1/tasks/{task_id}/reports HTTP/1.1\r\nHost: collector\r\n"
+    chunk = f"{len(data):x}\r\n".encode() + data + b"\r\n" if data else b""
+    return head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + chunk + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nX-Long: " + b"a" * 20_000,
+        b"GET /" + b"a" * 20_000,
+        b"GET /health HTTP/1.1\r\n" + b"X-Short: a\r\n" * 2_000,
+        b"GET /health HTTP/1.1\r\n" + b"X-Short: a\r\n" * 3_000 + b"\r\n",
+    ],
+    ids=["value", "path", "headers", "headers that end"],
+)
+@pytest.mark.parametrize("size", [100_000, 1_000])
+def test_a_head_that_is_too_long_is_refused_in_one_part_or_in_many(
+    place: Place, head: bytes, size: int
+) -> None:
+    with connected(place) as connection:
+        try:
+            for start in range(0, len(head), size):
+                connection.sendall(head[start : start + size])
+            said = connection.recv(100)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # it was refused before all of it was sent, and the answer was lost
+        assert said.startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_head_of_many_parts_is_read(place: Place) -> None:
+    with connected(place) as connection:
+        for byte in request():
+            connection.sendall(bytes([byte]))
+        assert read(connection).status == 200
+
+
+def test_what_follows_a_body_is_not_taken_for_one_long_head(place: Place) -> None:
+    """Requests without a pause between them, cut at all sorts of places."""
+    asked = [upload(body(900)), request(), upload(body(1)), upload(body(1_000)), request()]
+    sent = b"".join(asked)
+    for size in (len(sent), 50_000, 20_000, 1_999):
+        with connected(place) as connection:
+            for start in range(0, len(sent), size):
+                connection.sendall(sent[start : start + size])
+            assert [read(connection).status for _ in asked] == [201, 200, 201, 201, 200]
+
+
+def test_small_parts_of_an_answer_do_not_wait_for_one_another(tmp_path: Path) -> None:
+    with (
+        closing(listen(settings(tmp_path))) as listening,
+        closing(socket.create_connection(listening.getsockname(), timeout=20)),
+        closing(listening.accept()[0]) as taken,
+    ):
+        assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.parametrize(
+    ("sent", "task_id", "status"),
+    [
+        (reports(1), TASK.id, 201),
+        (reports(50), TASK.id, 201),
+        ([*reports(2), b"nonsense"], TASK.id, 200),
+        (reports(1, UNKNOWN), TASK.id, 200),
+        ([], TASK.id, 400),
+        (reports(1_001), TASK.id, 413),
+        (reports(1, UNKNOWN), UNKNOWN.id, 404),
+        (reports(1), TASK.id.upper(), 404),
+        (reports(1, CLOSED), CLOSED.id, 410),
+    ],
+    ids=["one", "many", "bad", "other", "none", "long", "unknown", "upper", "closed"],
+)
+def test_the_short_way_and_the_long_way_answer_the_same(
+    place: Place, sent: list[bytes], task_id: str, status: int
+) -> None:
+    with connected(place) as connection:
+        answers = []
+        for asked in (
+            upload(to_frames(sent), task_id=task_id),
+            in_chunks(to_frames(sent), task_id),
+        ):
+            before = stored(place.store)
+            connection.sendall(asked)
+            answer = read(connection)
+            names = {name: said for name, said in answer.headers.items() if name != "date"}
+            answers.append((answer.status, names, answer.body, stored(place.store) - before))
+        assert answers[0] == answers[1]
+        assert answers[0][0] == status
+
+
+@pytest.mark.parametrize("problem", [StoreFull("canary"), ValueError("canary")])
+def test_what_is_not_stored_is_answered_the_same_both_ways(
+    place: Place, problem: Exception
+) -> None:
+    with connected(place) as connection:
+        connection.sendall(upload(body(1)))
+        assert read(connection).status == 201
+        place.store.problem = problem
+        try:
+            answers = []
+            for asked in (upload(body(1)), in_chunks(body(1))):
+                connection.sendall(asked)
+                answers.append(read(connection))
+        finally:
+            place.store.problem = None
+        assert answers[0].status == (507 if isinstance(problem, StoreFull) else 500)
+        assert answers[0].body == answers[1].body
+        assert answers[0].headers.keys() == answers[1].headers.keys()
+        connection.sendall(upload(body(1)))
+        assert read(connection).status == 201
+
+
+def test_a_body_may_come_after_its_head_at_once_or_late(place: Place) -> None:
+    for seconds in (0.0, 0.5):  # beyond what it is waited for on the short way
+        with connected(place) as connection:
+            for _ in range(3):
+                head, end, data = upload(body(5)).partition(b"\r\n\r\n")
+                connection.sendall(head + end)
+                assert not threading.Event().wait(seconds)
+                connection.sendall(data[:20])
+                connection.sendall(data[20:])
+                assert read(connection).status == 201
+
+
+def test_a_device_that_waits_to_be_told_to_go_on_is_told(place: Place) -> None:
+    with connected(place) as connection:
+        head, end, data = upload(body(5), "Expect: 100-continue").partition(b"\r\n\r\n")
+        connection.sendall(head + end)
+        assert connection.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(data)
+        assert read(connection).status == 201
+
+
+@pytest.mark.parametrize(
+    "asked", [upload(body(1), "Connection: close"), upload(body(1), version="0")]
+)
+def test_a_connection_that_is_to_end_ends(place: Place, asked: bytes) -> None:
+    with connected(place) as connection:
+        connection.sendall(asked)
+        answer = read(connection)
+        assert (answer.status, answer.headers["connection"]) == (201, "close")
+        assert connection.recv(1) == b""
+
+
+def test_uploads_without_a_pause_are_answered_in_their_order(place: Place) -> None:
+    with connected(place) as connection:
+        before = stored(place.store)
+        asked = [upload(body(1)), upload(to_frames([b"bad"])), request(), upload(body(2))] * 5
+        connection.sendall(b"".join(asked))
+        assert [read(connection).status for _ in asked] == [201, 200, 200, 201] * 5
+        assert stored(place.store) == before + 15
+
+
+def test_a_device_that_leaves_before_the_answer_disturbs_nobody(place: Place) -> None:
+    with connected(place) as connection:
+        connection.sendall(upload(body(1)))
+        assert read(connection).status == 201
+    before = stored(place.store)
+    place.store.gate, begun = threading.Event(), place.store.begun
+    try:
+        with connected(place) as leaving, connected(place) as staying:
+            leaving.sendall(upload(body(1)))
+            wait_for(lambda: place.store.begun > begun, "the commit to begin")
+            leaving.close()
+            staying.sendall(upload(body(1)))
+            place.store.gate.set()
+            assert read(staying).status == 201
+    finally:
+        place.store.gate = None
+    assert stored(place.store) == before + 2
+
+
+def test_an_upload_under_way_is_answered_when_the_collector_stops(tmp_path: Path) -> None:
+    store = Faulty.open(tmp_path / "collector.db")
+    assert isinstance(store, Faulty)
+    store.migrate()
+    opened(store)
+    answers: list[Answer] = []
+    with served(Service(store, settings(tmp_path), key=KEY)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        place = Place((host, int(port)), store)
+        connection = socket.create_connection(place.address, timeout=20)
+        connection.sendall(upload(body(1)))
+        assert read(connection).status == 201
+        store.gate, begun = threading.Event(), store.begun
+        connection.sendall(upload(body(1)))
+        wait_for(lambda: store.begun > begun, "the commit to begin")
+        threading.Timer(0.3, store.gate.set).start()  # when it has been told to stop
+    with closing(connection):
+        answers.append(read(connection))
+        assert connection.recv(1) == b""
+    assert (answers[0].status, answers[0].headers["connection"]) == (201, "close")
+    assert stored(store) == 2
+    store.close()
