@@ -163,8 +163,8 @@ def play(
                 if leaves:
                     masking.wait_out()
                 return
-            before_step(staying[0].phase)
             told = masking.told
+            before_step(staying[0].phase)
             masking.work()
             if masking.told == told:  # somebody is missing
                 masking.wait_out()

@@ -154,6 +154,42 @@ def test_tables_are_added_in_groups_that_a_restart_does_not_add_again(
     assert stage.release(study).counts.tolist() == [1.0] * COUNT
 
 
+def test_a_worker_that_lost_its_lock_for_a_while_takes_nothing_for_granted(
+    stage: Masking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers take turns, each with what it had in memory when its last turn was over."""
+    monkeypatch.setattr("sfumato.collector.rounds.GROUP_BYTES", 1)  # a table a group
+    study = stage.create(COUNT)
+    first = stage.worker
+    stage.restart()
+    workers = [first, stage.worker]
+
+    def other(phase: str) -> None:
+        workers.reverse()
+        stage.worker = workers[0]
+        for worker in workers * 3:
+            worker.step()
+
+    with devices(stage, COUNT) as them:
+        made = parts(them, stage.clock)
+        play(stage, made, before_step=other)
+    assert {part.outcome for part in made} == {Joined.DONE}
+    assert stage.release(study).counts.tolist() == [1.0] * COUNT
+    assert stage.charges() == 1
+
+
+def test_who_was_too_many_for_a_round_is_told_when_it_is_over(stage: Masking) -> None:
+    stage.create(COUNT, rounds=2, dropout=0.0)
+    with devices(stage, COUNT // 2 + 2) as them, Http(stage.collector.address) as send:
+        made = parts(them, stage.clock)
+        for part in made:
+            go(part, send)
+        play(stage, made[: COUNT // 2])
+        for part in made[COUNT // 2 :]:
+            go(part, send)
+        assert [part.outcome for part in made[COUNT // 2 :]] == [Joined.NOT_NEEDED] * 2
+
+
 @pytest.mark.parametrize("phase", ["enrol", "share", "mask", "unmask"])
 def test_a_message_counts_once_and_another_in_its_place_is_refused(
     stage: Masking, phase: str
@@ -269,12 +305,18 @@ def test_a_round_below_its_floor_is_aborted_and_the_next_one_has_other_secrets(
 
 def test_a_study_fails_after_so_many_aborted_rounds_and_says_why(stage: Masking) -> None:
     study = stage.create(COUNT, dropout=0.0)
-    with devices(stage, COUNT) as them, Http(stage.collector.address) as send:
-        for _ in range(stage.tries):
-            made = parts(them, stage.clock)
+    with devices(stage, COUNT + 1) as them, Http(stage.collector.address) as send:
+        for number in range(stage.tries):
+            made = parts(them[:COUNT], stage.clock)
+            for part in made:
+                go(part, send)
+            if number == stage.tries - 1:
+                (waiting,) = parts(them[COUNT:], stage.clock)
+                go(waiting, send)
             play(stage, made, leaving={0: "share", 1: "share"})
             for part in made:
                 go(part, send)
+        assert go(waiting, send).outcome is Joined.NOT_NEEDED
     shown = stage.state(study)
     assert shown["state"] == "failed"
     assert "3 masked rounds were aborted" in shown["problem"]
