@@ -11,6 +11,7 @@ load for ten minutes, and looks at its memory.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -72,7 +73,9 @@ def table(lines: list[Line]) -> str:
     told = [
         f"{each['case']}: {each['reports_per_second']:,.0f} reports/s acknowledged (bare store "
         f"{each['bare']['reports_per_second']:,.0f}); answered within "
-        f"{1e3 * each['p50_seconds']:.1f} ms (p50), {1e3 * each['p99_seconds']:.1f} ms (p99)"
+        f"{1e3 * each['p50_seconds']:.1f} ms (p50), {1e3 * each['p99_seconds']:.1f} ms (p99); "
+        f"{each['cpu_seconds_a_report'] / each['bare']['cpu_seconds_a_report']:.2f} times its CPU; "
+        f"load {each['load_average']['before']:.1f} to {each['load_average']['after']:.1f}"
         for each in raced
     ]
     for each in lines:
@@ -98,6 +101,7 @@ def missed(lines: list[Line]) -> list[str]:
 def _race(settings: Settings, case: str, stores: Sequence[str], reports: int) -> Line:
     seconds = 0.3 if settings.quick else SECONDS
     bare: list[Any] = []
+    load = os.getloadavg()[0]  # who else is busy; ours takes three processes, the bare store one
     with _collector(stores[0], **_RESTING) as (collector, folder):
         file = _written(folder, stores[0], reports)
 
@@ -125,7 +129,11 @@ def _race(settings: Settings, case: str, stores: Sequence[str], reports: int) ->
                 packages=("uvicorn", "httptools", "psycopg"),
                 note="seconds are those of one report; the bare store is Uploads.submit, from as "
                 "many threads as there are connections",
-                more=lambda results: {**_speed(results), "bare": _speed(bare)},
+                more=lambda results: {
+                    **_speed(results),
+                    "bare": _speed(bare),
+                    "load_average": {"before": load, "after": os.getloadavg()[0]},
+                },
                 warm_up=False,
             ),
             settings,
@@ -232,7 +240,9 @@ def _uploaded(collector: Any, file: Path, seconds: float) -> Any:
     """How uploads over HTTP went; all of them must have been stored."""
     task_id = _task(collector.store).id
     arguments = [collector.address, task_id, str(file), str(CONNECTIONS), str(seconds)]
+    before = _cpu_seconds(collector.pid)
     result = _in_process("benchmarks.speed.uploading", *arguments)
+    result["cpu_seconds"] = _cpu_seconds(collector.pid) - before
     if result["statuses"].keys() != {"201"}:
         raise RuntimeError(f"not every upload was stored: {result['statuses']}")
     return result
@@ -254,7 +264,7 @@ def _bare(store_url: str, file: Path, seconds: float) -> dict[str, Any]:
     task_id, store = _task(store_url).id, Store.open(store_url)
     uploads = ingest.Uploads(store)
     uploads.start()
-    begun = time.perf_counter()
+    begun, cpu = time.perf_counter(), time.process_time()
 
     def submit(thread: int) -> None:
         at = time.perf_counter()
@@ -270,13 +280,14 @@ def _bare(store_url: str, file: Path, seconds: float) -> dict[str, Any]:
         thread.start()
     for thread in threads:
         thread.join()
-    elapsed = time.perf_counter() - begun
+    elapsed, cpu = time.perf_counter() - begun, time.process_time() - cpu
     uploads.stop()
     store.close()
     every = [each for thread in taken for each in thread]
     return {
         "reports": len(every) * made.reports,
         "seconds": elapsed,
+        "cpu_seconds": cpu,
         "latency_seconds": uploading.latencies(every),
     }
 
@@ -289,11 +300,20 @@ def _speed(results: Sequence[Any]) -> dict[str, Any]:
     """Medians over repetitions."""
     return {
         "reports_per_second": statistics.median(1 / _seconds_a_report(each) for each in results),
+        "cpu_seconds_a_report": statistics.median(
+            each["cpu_seconds"] / each["reports"] for each in results
+        ),
         **{
             f"{name}_seconds": statistics.median(each["latency_seconds"][name] for each in results)
             for name in ("p50", "p99")
         },
     }
+
+
+def _cpu_seconds(pid: int) -> float:
+    """What a process has used so far, of all its threads; on Linux."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _resident_bytes(pid: int) -> int:

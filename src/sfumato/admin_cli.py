@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sfumato.errors import SpecError
-from sfumato.printing import print_estimates, print_json
+from sfumato.printing import print_bill, print_estimates, print_json
 
 if TYPE_CHECKING:  # slow to import
     from sfumato.collector.client import AdminClient
@@ -153,7 +153,7 @@ def study_close(client: AdminClient, study: str, yes: bool, as_json: bool) -> No
     """
     known = client.study(client.id_of(study))
     cost = ""
-    if known["privacy"]["trust"] == "central" and known["privacy"]["epsilon"] is not None:
+    if known["privacy"]["trust"] != "local" and known["privacy"]["epsilon"] is not None:
         cost = f" and spends epsilon {known['privacy']['epsilon']:g} of the budget"
     _ask(f"this releases what {known['received']:,} reports say{cost}; close it?", yes)
     _print_study(client.close_study(known["id"]), as_json)
@@ -201,11 +201,16 @@ def release_show(client: AdminClient, study: str, as_json: bool) -> None:
     Example:
       sfumato release show "Street trees" --json
     """
+    from sfumato.mean import MeanRelease
     from sfumato.release import Release
 
     data = client.release(client.id_of(study))
     if as_json:
         print_json(data)
+    elif data["study"]["question"] == "mean":
+        release = MeanRelease.from_dict(data)
+        click.echo(repr(release))
+        print_bill(release)
     else:
         print_estimates(Release.from_dict(data), truth=None)
 
@@ -306,6 +311,12 @@ def _print_study(study: dict[str, Any], as_json: bool) -> None:
     )
     for task in study["tasks"]:
         wanted = "" if task["wanted"] is None else f" of {task['wanted']:,}"
-        click.echo(f"  {task['cohort']}: {task['state']}, {task['received']:,}{wanted} reports")
+        if study["privacy"]["trust"] != "secure":
+            click.echo(f"  {task['cohort']}: {task['state']}, {task['received']:,}{wanted} reports")
+            continue
+        line = f"  {task['cohort']}: {task['state']}, {task['waiting']:,}{wanted} devices wait"
+        for number, each in enumerate(task["rounds"], 1):
+            line += f"; round {number}: {each['phase']}"
+        click.echo(line)
     click.echo(f"  {study['plan']['algorithm']}")
     click.echo(f"  {study['privacy']['statement']}")

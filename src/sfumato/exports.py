@@ -12,6 +12,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from sfumato.errors import SpecError
+from sfumato.mean import MeanRelease
 from sfumato.release import Release
 
 ENDINGS = ("json", "csv", "parquet", "png")
@@ -29,7 +30,8 @@ def exported(data: Mapping[str, Any], ending: str) -> bytes:
         raise SpecError(f"a release is exported as {', '.join(ENDINGS)}; got {ending}")
     file = io.BytesIO()
     if ending == "png":
-        Release.from_dict(data).plot().savefig(file, dpi=150, format="png")
+        kind = MeanRelease if data["study"]["question"] == "mean" else Release
+        kind.from_dict(data).plot().savefig(file, dpi=150, format="png")
     elif ending == "csv":
         pa.csv.write_csv(_table(data), file)
     else:

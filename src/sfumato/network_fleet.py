@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
@@ -30,11 +30,11 @@ from sfumato.agent import (
     Skipped,
 )
 from sfumato.errors import ImpossibleError, ServiceError
-from sfumato.offers import Offer
+from sfumato.offers import AnyTask, Offer
 from sfumato.outbox import DAY_SECONDS, Outcome
 from sfumato.population import Population
 from sfumato.privacy import SeededRng, SystemRng
-from sfumato.round_fleet import Traveller, travel
+from sfumato.round_fleet import LEFT, Traveller, travel
 from sfumato.round_fleet import leaving as leaves_in
 
 Held: TypeAlias = Sequence[str] | npt.NDArray[np.floating]
@@ -138,8 +138,10 @@ class NetworkFleet:
         seed: int | None = None,
         connections: int = 32,
         allow_plain: bool = False,
+        come: Callable[[str], Collection[int]] | None = None,
     ) -> None:
-        self._held = held
+        """`come` says which devices, by number, answer the task of a cohort; all, if it is None."""
+        self._held, self._come = held, come
         self._links = [Http(server, allow_plain=allow_plain) for _ in range(connections)]
         chances = np.random.default_rng(seed).spawn(connections + 1)
         self._sends = [
@@ -243,23 +245,33 @@ class NetworkFleet:
         outcomes: Counter[str] = Counter()
         until, gone, rounds = time.monotonic() + PATIENCE_SECONDS, set[int](), 0
         answered: set[str] = set()
+        refused = ""  # the task that nobody can answer any more
         while time.monotonic() < until:
-            numbers = [number for number in range(len(self._devices)) if number not in gone]
+            task = self._offered_task(study)
+            if task is None or task.id == refused:
+                time.sleep(0.1)
+                continue
+            coming = self._coming(task.cohort)
+            numbers = [number for number in coming if number not in gone]
             travellers = {
                 number: Traveller(part, leaves_in(rates, self._chance))
                 for number in numbers
                 if isinstance(part := self._part(study, number), Part)
             }
+            refused = "" if travellers else task.id
             if travellers:
                 rounds += 1
                 tell(f"round {rounds}", 0.5)
                 links = len(self._links)
-                outcomes += travel(
+                ended = travel(
                     [
                         (send, [each for k, each in travellers.items() if k % links == link])
                         for link, send in enumerate(self._sends)
                     ]
                 )
+                outcomes += ended
+                if ended.keys() <= {Joined.WAITING, Joined.UNREACHABLE, LEFT}:
+                    break  # a cohort that is never complete, or a collector that is gone
                 gone |= {number for number, each in travellers.items() if each.has_left}
                 done = [
                     each.part.offer for each in travellers.values() if each.outcome == Joined.DONE
@@ -267,8 +279,16 @@ class NetworkFleet:
                 answered |= {offer.task.id for offer in done}
                 is_last = all(len(answered) >= offer.contributions for offer in done)
                 until = time.monotonic() + (ROUND_SECONDS if is_last else PATIENCE_SECONDS)
-            time.sleep(0.1)
         return outcomes
+
+    def _offered_task(self, study: str) -> AnyTask | None:
+        """The task that the study asks now."""
+        device, now = self._devices[0], time.time()
+        offers = [offered.offer for offered in _patiently(lambda: device.offers(now))]
+        return next((offer.task for offer in offers if offer.study == study), None)
+
+    def _coming(self, cohort: str) -> Collection[int]:
+        return range(len(self._devices)) if self._come is None else self._come(cohort)
 
     def _part(self, study: str, number: int) -> Part | Outcome | Skipped:
         """A device's part in a round that it can take part in now."""

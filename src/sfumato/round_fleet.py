@@ -19,6 +19,7 @@ from sfumato.errors import ServiceError, SpecError
 
 PHASES = ("enrol", "share", "mask", "ack", "unmask")
 PATIENCE_SECONDS = 60.0  # for a collector that does not answer
+IDLE_SECONDS = 300.0  # for anything to happen in a round, or for one to begin
 LEFT = "left"  # the outcome of who left on purpose
 _WAIT_SECONDS = 2  # that one device waits for the others of its connection
 _PAUSE_SECONDS = 0.05  # before a collector that was away is asked again
@@ -55,16 +56,27 @@ def travel(
     groups: Sequence[tuple[Send, Sequence[Traveller]]],
     *,
     patience_seconds: float = PATIENCE_SECONDS,
+    idle_seconds: float = IDLE_SECONDS,
 ) -> Counter[str]:
-    """Drive devices, those of each connection in a thread of its own; how they ended."""
+    """Drive devices, those of each connection in a thread of its own; how they ended.
+
+    They give up if the collector does not answer for `patience_seconds`, or has nothing to tell any
+    of a connection's devices for `idle_seconds`: a cohort may never be complete.
+    """
+
+    def drive(group: tuple[Send, Sequence[Traveller]]) -> Counter[str]:
+        return _drive(*group, patience_seconds, idle_seconds)
+
     with ThreadPoolExecutor(max(1, len(groups))) as threads:
-        ended = threads.map(lambda group: _drive(group[0], group[1], patience_seconds), groups)
-        return sum(ended, Counter[str]())
+        return sum(threads.map(drive, groups), Counter[str]())
 
 
-def _drive(send: Send, travellers: Sequence[Traveller], patience_seconds: float) -> Counter[str]:
+def _drive(
+    send: Send, travellers: Sequence[Traveller], patience_seconds: float, idle_seconds: float
+) -> Counter[str]:
     ended: Counter[str] = Counter()
-    under_way, until, idle = list(travellers), time.monotonic() + patience_seconds, False
+    under_way, idle = list(travellers), False
+    until, moved = time.monotonic() + patience_seconds, time.monotonic()
     while under_way:
         went_on = heard = False
         for place, traveller in enumerate(under_way):
@@ -73,6 +85,7 @@ def _drive(send: Send, travellers: Sequence[Traveller], patience_seconds: float)
                 went_on = _go(send, traveller, wait) or went_on
                 heard = True
             except ServiceError:
+                went_on = True  # perhaps; it is asked again at once
                 break  # nor would the next one reach it
         if heard:
             until = time.monotonic() + patience_seconds
@@ -82,6 +95,11 @@ def _drive(send: Send, travellers: Sequence[Traveller], patience_seconds: float)
         if not heard:
             time.sleep(_PAUSE_SECONDS)
         idle = not went_on
+        if went_on:
+            moved = time.monotonic()
+        elif time.monotonic() - moved > idle_seconds:
+            ended[Joined.WAITING] += len(under_way)
+            return ended
         for traveller in under_way:
             if traveller.outcome is not None:
                 ended[traveller.outcome] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -189,17 +190,25 @@ class Device:
         now: float,
         *,
         patience_seconds: float = PATIENCE_SECONDS,
+        cohort_seconds: float = math.inf,
         pause: Callable[[float], None] = time.sleep,
     ) -> Joined | Outcome | Skipped:
         """Take part in a masked round of a study, and return when it is over for this device.
 
-        If the collector does not answer for `patience_seconds`, or the app crashes, the same call
-        goes on where it was.
+        If the collector does not answer for `patience_seconds`, if there is no round after
+        `cohort_seconds`, or if the app crashes, the same call goes on where it was.
         """
         part = self.part(study, value, now)
         if not isinstance(part, Part):
             return part
-        return drive(part, self._send, self._chance, patience_seconds=patience_seconds, pause=pause)
+        return drive(
+            part,
+            self._send,
+            self._chance,
+            patience_seconds=patience_seconds,
+            cohort_seconds=cohort_seconds,
+            pause=pause,
+        )
 
     def send(self, now: float) -> Sending:
         """Send what is due, the reports of a task together; call it on a timer.

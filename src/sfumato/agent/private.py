@@ -14,6 +14,7 @@ from sfumato.new_words import WordTask, word_report
 from sfumato.offers import Offer, takes_categories
 from sfumato.prefixes import Prefix
 from sfumato.privacy import Rng, bound_contributions
+from sfumato.privacy.samplers import stream
 from sfumato.sketch import CountSketch, InvertibleSketch, Keys, OneHot, VectorSketch
 from sfumato.task import LocalTask, Task
 from sfumato.words import codes_of
@@ -34,7 +35,12 @@ def privatiser(
     task = offer.task
     if isinstance(task, Task):
         send = sendable(offer, value, places)
-        return lambda rng: report(task, send(rng), rng=rng).message
+
+        def made(rng: Rng) -> bytes:
+            own = stream(rng, task.id)  # a table is made once
+            return report(task, send(own), rng=own).message
+
+        return made
     values = _texts(value)
     if len(values) != 1:
         raise SpecError(
@@ -98,7 +104,12 @@ def table(offer: Offer, value: Value, places: Mapping[str, int] | None) -> Calla
     task = offer.task
     assert isinstance(task, Task)  # no other is masked
     send = sendable(offer, value, places)
-    return lambda rng: contribute(task, send(rng), devices=1, rng=rng).reshape(-1)
+
+    def made(rng: Rng) -> I64:
+        own = stream(rng, task.id)
+        return contribute(task, send(own), devices=1, rng=own).reshape(-1)
+
+    return made
 
 
 def _keyed(keys: Keys, values: tuple[str, ...]) -> list[str]:

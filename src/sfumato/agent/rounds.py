@@ -12,6 +12,7 @@ nobody: until the table is masked, the app gives them again after a crash.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -59,6 +60,7 @@ class Joined(StrEnum):
     LOST = "lost"  # the round ended when the sum was about to be opened: it counts
     REFUSED = "refused"  # the device would not go on; `Part.problem` says why
     UNREACHABLE = "unreachable"  # the collector did not answer in time; it can be gone on with
+    WAITING = "waiting"  # there was no round in time; it can be gone on with
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -317,15 +319,20 @@ def drive(
     chance: Callable[[], float],
     *,
     patience_seconds: float = PATIENCE_SECONDS,
+    cohort_seconds: float = math.inf,
     pause: Callable[[float], None] = time.sleep,
 ) -> Joined:
-    """Ask and hear until it is over, or the collector has not answered for so long.
+    """Ask and hear until it is over, or the collector has not answered for so long, or there is no
+    round after `cohort_seconds`.
 
     After a failure it waits for a time that doubles and is drawn by `chance`, in [0, 1), and no
     less than the collector asks for.
     """
     until, failures = time.monotonic() + patience_seconds, 0
+    joining_until = time.monotonic() + cohort_seconds
     while part.outcome is None:
+        if part.phase == "wait" and time.monotonic() > joining_until:
+            return Joined.WAITING
         asked = part.request()
         try:
             answer = send(asked.method, asked.path, asked.body, asked.headers)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Bridge:
-    """Waits for futures that another thread resolves.
+    """Waits for what another thread does.
 
     To wake a thread, or a loop, costs more than what most uploads need. So the thread is woken when
     the loop has done all that was there to do, and the loop once for all that a commit resolved.
@@ -24,23 +24,23 @@ class Bridge:
         """`wake` wakes the thread."""
         self._wake_thread = wake
         self._is_waking = False
-        self._resolved: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._brought: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._is_called = False
 
-    def then(self, future: Future[T], call: Callable[[Future[T]], None]) -> None:
-        """Call with the future, in the loop, when it is resolved."""
+    def bring(self, call: Callable[[T], None]) -> Callable[[T], None]:
+        """A function for the thread: with what it is given, `call` is called in the loop."""
         loop = asyncio.get_running_loop()
         if not self._is_waking:
             self._is_waking = True
             loop.call_soon(self._wake)
 
-        def tell(future: Future[T]) -> None:  # in the thread that resolved it
-            self._resolved.append((call, future))
+        def tell(what: T) -> None:  # in the thread
+            self._brought.append((call, what))
             if not self._is_called:
                 self._is_called = True
                 loop.call_soon_threadsafe(self._settle)
 
-        future.add_done_callback(tell)
+        return tell
 
     async def result(self, future: Future[T]) -> T:
         """What the future comes to. It is cancelled, if it still can be, with whoever waits."""
@@ -54,7 +54,7 @@ class Bridge:
             else:
                 waiter.set_exception(problem)
 
-        self.then(future, settle)
+        future.add_done_callback(self.bring(settle))
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -67,9 +67,9 @@ class Bridge:
 
     def _settle(self) -> None:
         self._is_called = False  # before looking: who comes after the look calls again
-        while self._resolved:
-            call, future = self._resolved.popleft()
+        while self._brought:
+            call, what = self._brought.popleft()
             try:
-                call(future)
+                call(what)
             except Exception as problem:  # one's trouble is not the others'
                 log_error("internal", problem)

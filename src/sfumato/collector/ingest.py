@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from sfumato.collector.logs import log_error
@@ -26,16 +27,35 @@ from sfumato.collector.store import Store, Transaction
 T = TypeVar("T")
 _LONGEST_WAIT_SECONDS = 60
 _OVERHEAD_BYTES = 256  # of an upload in the queue, beside its body
+_NONE: Mapping[str, int] = MappingProxyType({})
 _MEMORY = 0.8  # weight of the past in the measured speed
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+class _Told:
+    """What of a future the thread uses, for somebody who is called: a future costs much more."""
+
+    __slots__ = ("_tell",)
+
+    def __init__(self, tell: Callable[[bool | BaseException], None]) -> None:
+        self._tell = tell
+
+    def set_running_or_notify_cancel(self) -> bool:
+        return True
+
+    def set_result(self, is_stored: bool) -> None:
+        self._tell(is_stored)
+
+    def set_exception(self, problem: BaseException) -> None:
+        self._tell(problem)
+
+
+@dataclass(slots=True, repr=False)  # not frozen: that makes it slower to make
 class _Upload:
     task_id: str
     count: int
     body: bytes
     rejected: Mapping[str, int]
-    stored: Future[bool] = field(default_factory=Future)
+    stored: Future[bool] | _Told
 
     @property
     def size(self) -> int:
@@ -104,9 +124,16 @@ class Uploads:
         `rejected` counts what was left out of it, by reason; it is stored with the upload. Whoever
         has more to hand over may leave the thread asleep, and `wake` it after the last.
         """
-        upload = _Upload(task_id, count, body, rejected or {})
-        self._queue(upload, wake=wake)
-        return upload.stored
+        stored: Future[bool] = Future()
+        self._queue(_Upload(task_id, count, body, rejected or {}, stored), wake=wake)
+        return stored
+
+    def hand_over(
+        self, task_id: str, count: int, body: bytes, tell: Callable[[bool | BaseException], None]
+    ) -> None:
+        """As `submit`, for whoever wakes the thread and waits for no future: `tell` is called in
+        the thread with what would have been the future's result, or its error."""
+        self._queue(_Upload(task_id, count, body, _NONE, _Told(tell)), wake=False)
 
     def wake(self) -> None:
         """Let the thread store what waits."""

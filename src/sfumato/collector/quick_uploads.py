@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -49,24 +48,28 @@ class QuickUploads:
             return False
         try:
             task.bucket.take(count)
-            stored = service.uploads.submit(task.id, count, body, wake=False)
+            service.uploads.hand_over(
+                task.id,
+                count,
+                body,
+                service.bridge.bring(lambda stored: answer(self._outcome(task, count, stored))),
+            )
         except Problem:
             return False  # the route says which
-        service.bridge.then(stored, lambda stored: answer(self._outcome(task, count, stored)))
         return True
 
-    def _outcome(self, task: OpenTask, count: int, stored: Future[bool]) -> bytes | ASGIApp:
-        metrics, error = self._service.metrics, stored.exception()
-        if error is None and stored.result():
+    def _outcome(self, task: OpenTask, count: int, stored: bool | BaseException) -> bytes | ASGIApp:
+        metrics = self._service.metrics
+        if stored is True:
             metrics.add("sfumato_reports_total", count, study=task.study_id, outcome="stored")
             metrics.add("sfumato_uploads_total", code="201")
             return _STORED
-        if error is None:
+        if stored is False:
             problem = task_closed()
-        elif isinstance(error, SfumatoError):
-            problem = Problem.of(error)
+        elif isinstance(stored, SfumatoError):
+            problem = Problem.of(stored)
         else:
-            log_error("internal", error)
+            log_error("internal", stored)
             problem = Problem("internal")
         metrics.add("sfumato_uploads_total", code=str(problem.status))
         return JSONResponse(problem.body(), problem.status, {**ALWAYS, **problem.headers()})

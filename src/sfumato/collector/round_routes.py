@@ -23,7 +23,7 @@ from sfumato.collector.live_rounds import LiveRound
 from sfumato.collector.problems import Problem
 from sfumato.collector.round_tables import TAKEN, WAITING, Keeping, Place, RoundRow
 from sfumato.collector.service import Service, service_of
-from sfumato.collector.store import Store, Transaction
+from sfumato.collector.store import Transaction
 from sfumato.errors import SfumatoError
 from sfumato.secagg.coordinator import Phase, Refusal
 from sfumato.secagg.round import KEY_BYTES
@@ -156,7 +156,7 @@ async def _kept(request: Request, service: Service) -> int:
     if kept == "other":
         raise Problem("equivocating")
     if kept == "late":
-        await service.call(_looked, service.store, partial(_alive, round_id=round_id))
+        await service.looks.look(partial(_alive, round_id=round_id))
         raise Problem("wrong-phase", hint="ask what the round tells this member")
     if kept == "new":
         service.wake_worker()
@@ -184,17 +184,12 @@ async def _patiently(
     until = loop.time() + _wait(request)
     while True:
         number = service.news.number
-        found = await service.call(_looked, service.store, look)
+        found = await service.looks.look(look)
         if found is not None:
             return found
         left = until - loop.time()
         if left <= 0 or not await service.news.wait(number, left):
             return None
-
-
-def _looked(store: Store, look: Callable[[Transaction], T]) -> T:
-    with store.reading() as tx:
-        return look(tx)
 
 
 def _placed(tx: Transaction, *, ticket: bytes) -> Place | None:

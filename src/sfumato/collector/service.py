@@ -16,6 +16,7 @@ from sfumato.collector.bridge import Bridge
 from sfumato.collector.ingest import Uploads
 from sfumato.collector.limits import Bodies
 from sfumato.collector.live_rounds import LiveRounds
+from sfumato.collector.looks import Looks
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.news import News
 from sfumato.collector.open_tasks import OpenTasks
@@ -57,6 +58,7 @@ class Service:
         self.bodies = Bodies(settings.queue_bytes + settings.study_bytes)
         self.tasks = OpenTasks(store, settings, self.call)
         self.rounds = LiveRounds(store, self.call)
+        self.looks = Looks(store, self.call)
         self.news = news or News(store)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="store")
         self._ready_until = -1.0

@@ -14,6 +14,7 @@ Assumes: the words of `rng` are uniform. Nothing is constant-time: who can measu
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Callable
@@ -71,13 +72,25 @@ class SeededRng:
     """Words that a seed repeats: for simulations and tests, never for a real release."""
 
     def __init__(self, *seed: int) -> None:
+        self._seed = seed
         self._generator = np.random.Philox(np.random.SeedSequence(seed))
 
     def words(self, count: int) -> U64:
         return np.asarray(self._generator.random_raw(count), dtype=np.uint64)
 
+    def stream(self, label: str) -> SeededRng:
+        """Words of the same seed for one purpose, whatever else was drawn before."""
+        name = hashlib.sha256(label.encode()).digest()[:8]
+        return SeededRng(*self._seed, int.from_bytes(name, "little"))
+
     def __repr__(self) -> str:
         return "SeededRng(…)"  # its state is the noise
+
+
+def stream(rng: Rng, label: str) -> Rng:
+    """Randomness for one purpose: where a seed repeats it, it depends on the purpose alone and not
+    on what was drawn before. A purpose that comes again draws the same, so it must not."""
+    return rng.stream(label) if isinstance(rng, SeededRng) else rng
 
 
 def _key_stream(size: int) -> bytes | None:

@@ -16,7 +16,7 @@ from checks import SEED
 from serving import settings, wait_for
 from sfumato.agent import Joined
 from sfumato.cli import main
-from sfumato.collector import studies
+from sfumato.collector import studies, tokens
 from sfumato.collector.serve import Collector, running
 from sfumato.collector.store import StudyRow
 from sfumato.errors import SpecError
@@ -25,9 +25,6 @@ from sfumato.network_fleet import NetworkFleet
 from sfumato.privacy import SystemRng
 from sfumato.release import Release
 from sfumato.round_fleet import LEFT, leaving
-
-# A cohort that never fills up, for devices were lost on the way, is waited for without end.
-pytestmark = pytest.mark.slow
 
 NAME = "Street trees"
 
@@ -149,6 +146,11 @@ def test_devices_are_asked_for_their_vectors_twice(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
         assert json.loads(done.stdout)["sent"] == 400
         release = MeanRelease.from_dict(released(collector, study))
+        token = tokens.create(collector.store, role="analyst", name="me", days=1)[1]
+        shown = CliRunner(env={"SFUMATO_TOKEN": token}).invoke(
+            main, ["release", "show", NAME, "--server", collector.address]
+        )
+    assert "2,000 coordinates, 200 devices" in shown.stdout
     assert release.cost.devices == 200
     assert abs(release.mean[3] - 0.9) < 6 * release.standard_error
 
@@ -176,6 +178,11 @@ def test_one_device_takes_part_from_the_command_line(tmp_path: Path) -> None:
             done = runner.invoke(main, ["device", "join", NAME, *home, "--json"], input="oak\n")
             others.join()
         release = Release.from_dict(released(collector, study))
+        token = tokens.create(collector.store, role="analyst", name="me", days=1)[1]
+        shown = CliRunner(env={"SFUMATO_TOKEN": token}).invoke(
+            main, ["study", "show", NAME, "--server", collector.address]
+        )
+    assert "0 of 5 devices wait; round 1: done" in shown.stdout
     assert json.loads(done.stdout)["outcome"] == "done", done.output
     counts = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
     assert counts == {"elm": 4.0, "oak": 1.0}

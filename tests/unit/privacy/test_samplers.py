@@ -24,6 +24,7 @@ from sfumato.privacy.samplers import (
     _sampler,
     central_width,
     log_mass,
+    stream,
 )
 from unit.privacy import exact
 
@@ -296,3 +297,14 @@ def test_a_generator_prints_no_state() -> None:
     rng.words(5)
     assert repr(rng) == "SeededRng(…)"
     assert repr(SystemRng()) == "SystemRng()"
+
+
+def test_a_stream_depends_on_its_purpose_and_not_on_what_was_drawn() -> None:
+    rng = SeededRng(SEED, 3)
+    first = stream(rng, "a").words(4).tolist()
+    rng.words(100)
+    assert stream(rng, "a").words(4).tolist() == first
+    assert stream(rng, "b").words(4).tolist() != first
+    assert stream(SeededRng(SEED, 4), "a").words(4).tolist() != first
+    system = SystemRng()
+    assert stream(system, "a") is system
