@@ -1,6 +1,8 @@
 # Every target sets up what it needs; nothing is installed by hand.
 PYTHON ?= python3
 BIN := .venv/bin
+# Tests and the demo start many processes, which would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test test-slow lint format docs bench clean
 
