@@ -178,7 +178,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 def served(service: Service, quick: QuickUploads | None = None) -> Iterator[str]:
     """The address of a service that answers, without a worker, while the block lasts."""
     app = create_app(service)
-    app.state.quick = quick or app.state.quick
+    app.state.quick = (quick,) if quick else app.state.quick
     server = make_server(app, service.settings)
     listening, started = listen(service.settings), threading.Event()
     server.on_started = started.set

@@ -5,10 +5,12 @@ the timed parts: what is timed is from their first message of a phase until the 
 heard what the next one begins with, and in the end until the sum is stored. A few devices vanish
 when they have shared.
 
-The floors are of the same run: the same messages through the bare store, in groups of the same
-size, each group a commit (`ingest`); and what the collector must compute (`primitives`): a check of
-every signature, the addition of the tables, the masks that are still in the sum, and an agreement
-for each mask of a device that vanished.
+The floors are of the same run: as many requests of the same lengths, with answers of the same
+lengths, to a bare uvicorn that reads and answers (`http`); the same messages through the bare
+store, in groups of the same size, each group a commit (`store`); and what the collector must
+compute (`primitives`): a check of every signature, the addition of the tables, the masks that are
+still in the sum, and an agreement for each mask of a device that vanished. The bare server goes
+through uvicorn's own layers for each request; a collector may do better than that.
 """
 
 from __future__ import annotations
@@ -92,7 +94,9 @@ def run(settings: Settings) -> Iterator[Line]:
             seeds=[SEED],
             ours=_replayed(rounds, lambda measured: sum(measured.steps.values())),
             peers={},
-            floors={"ingest and primitives": _replayed(rounds, lambda measured: measured.floor)},
+            floors={
+                "http, store and primitives": _replayed(rounds, lambda measured: measured.floor)
+            },
             packages=["cryptography", "uvicorn", "starlette"],
             note="seconds from messages to what is told, without the devices' own work",
             more=lambda results: {
@@ -162,7 +166,8 @@ def _measured(case: _Case) -> _Measured:
                     course = _Course(each, store, key, talk)
                     course.run()
             measured = course.measured
-        measured.floor_steps["ingest"] = _ingest(course.sent, Path(folder), settings.commit_bytes)
+        measured.floor_steps["http"] = _http(course.asked)
+        measured.floor_steps["store"] = _stored(course.sent, Path(folder), settings.commit_bytes)
         measured.floor_steps["primitives"] = _primitives(case, course)
         return measured
 
@@ -231,6 +236,7 @@ class _Course:
         self.task: Task = from_json(row.spec)
         self.measured = _Measured()
         self.sent: list[bytes] = []
+        self.asked: list[list[Ask]] = []  # as a server is asked that only answers
         self.tickets = [secrets.token_hex(32) for _ in range(case.devices)]
         self.devices: list[Participant] = []  # by ticket
         self.round_id = ""
@@ -326,6 +332,10 @@ class _Course:
             told = first + self.talk.ask(hears[1:])
             assert {status for status, _ in told} == {200}, told[:1]
         ended = time.perf_counter()
+        self.asked += [
+            list(says),
+            [Ask("GET", f"/?bytes={len(body)}", b"", self.tickets[0]) for _, body in told],
+        ]
         self.measured.steps |= {f"say {step}": said - begun, f"hear after {step}": ended - said}
         return [body for _, body in told]
 
@@ -350,7 +360,25 @@ class _Course:
         return f"/v1/rounds/{self.round_id}/{phase}/{self.devices[k].member}"
 
 
-def _ingest(messages: Sequence[bytes], folder: Path, commit_bytes: int) -> float:
+def _http(asked: Sequence[Sequence[Ask]]) -> float:
+    """The same requests, phase by phase, to a server that only reads and answers."""
+    command = [sys.executable, "-m", "benchmarks.speed.bare_http"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None  # a pipe was asked for
+        address = f"http://127.0.0.1:{int(process.stdout.readline())}"
+        with Talk(address, CONNECTIONS) as talk:
+            talk.ask(asked[1])  # all connections are made
+            begun = time.perf_counter()
+            for requests in asked:
+                talk.ask(requests)
+            return time.perf_counter() - begun
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _stored(messages: Sequence[bytes], folder: Path, commit_bytes: int) -> float:
     """The same bytes into a table of a bare store, in groups of one commit each."""
     with closing(Store.open(folder / "bare.db")) as store:
         store.migrate()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,18 +14,26 @@ _HEAD_BYTES = 16 << 10  # of a request's line and headers
 _HOLD_SECONDS = 0.2  # for which a body is waited for here; then the application does
 
 
+Answer = Callable[[bytes | ASGIApp], None]
+"""Is called in the loop: with what `plain` made, or with an application that answers otherwise."""
+
+
 class Quick(Protocol):
-    """Takes requests for which nothing is needed but their path and a body that is not long."""
+    """Takes requests for which nothing is needed but their head and a body that is not long."""
 
     def may_take(self, scope: Mapping[str, Any]) -> bool:
         """Whether a request with this head is one of them."""
 
-    def take(self, path: str, body: bytes, answer: Callable[[bytes | ASGIApp], None]) -> bool:
-        """Begin to do what is asked; False if nothing was done, and the application is to do it.
+    def take(self, scope: Mapping[str, Any], body: bytes, answer: Answer) -> bool:
+        """Do what is asked, or begin to, and `answer` now or later; False if nothing was done, and
+        the application is to do it."""
 
-        `answer` is called later, in the loop: with headers and body of a 201, or with an
-        application that answers otherwise.
-        """
+
+def plain(status: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+    """An answer, from its status on, but for the headers of every answer of a server."""
+    said = {**headers, "content-length": str(len(body))}
+    head = "".join(f"{name}: {value}\r\n" for name, value in said.items())
+    return f"{status}\r\n{head}\r\n".encode() + body
 
 
 class Connection(HttpToolsProtocol):
@@ -35,8 +43,8 @@ class Connection(HttpToolsProtocol):
     and for the rest of one that has begun, however long it is. Here a head must be short, and
     arrive within the idle time.
 
-    Requests that `quick` takes are answered without a task of their own and without the layers of
-    an application, which cost several times what storing an upload does.
+    Requests that one of `quick` takes are answered without a task of their own and without the
+    layers of an application, which cost several times what storing an upload does.
     """
 
     _deadline: asyncio.TimerHandle | None = None
@@ -44,10 +52,11 @@ class Connection(HttpToolsProtocol):
     _is_in_body = False
     _head_bytes = 0  # of the head that is being read, as far as it is known
     _named_bytes = 0  # of its headers, by their names and values
-    _held: RequestResponseCycle | None = None  # a request for `quick`
+    _held: RequestResponseCycle | None = None  # a request for one of `quick`
+    _taker: Quick | None = None  # which one
     _held_until: asyncio.TimerHandle | None = None
 
-    def __init__(self, *arguments: Any, quick: Quick | None = None, **options: Any) -> None:
+    def __init__(self, *arguments: Any, quick: Sequence[Quick] = (), **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._quick = quick
 
@@ -113,17 +122,17 @@ class Connection(HttpToolsProtocol):
     # The short cut
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """What uvicorn does with a request whose turn it is, unless `quick` may take it."""
+        """What uvicorn does with a request whose turn it is, unless one of `quick` may take it."""
         if (
-            self._quick is not None
-            and app is self.app  # else uvicorn has too many connections
+            app is self.app  # else uvicorn has too many connections
             and not cycle.waiting_for_100_continue
             and not self.flow.write_paused  # else whoever asks does not listen
-            and self._quick.may_take(cycle.scope)
         ):
-            self._held = cycle
-        else:
-            super()._start_asgi_task(cycle, app)
+            for quick in self._quick:
+                if quick.may_take(cycle.scope):
+                    self._held, self._taker = cycle, quick
+                    return
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -134,12 +143,12 @@ class Connection(HttpToolsProtocol):
         if (cycle := self._held) is None or self.transport.is_closing():
             return
         if not cycle.more_body:
-            assert self._quick is not None  # or nothing would be held
-            answer = partial(self._answer, cycle)
-            if self._quick.take(cycle.scope["path"], bytes(cycle.body), answer):
-                self._held = None
+            assert self._taker is not None  # or nothing would be held
+            self._held = None  # an answer at once may begin the next request
+            if self._taker.take(cycle.scope, bytes(cycle.body), partial(self._answer, cycle)):
                 self._stop_holding()
             else:
+                self._held = cycle
                 self._let_go()
         elif self._held_until is None:
             self._held_until = self.loop.call_later(_HOLD_SECONDS, self._let_go)
@@ -165,7 +174,8 @@ class Connection(HttpToolsProtocol):
         always = [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
         if not cycle.keep_alive:
             always.append(b"connection: close\r\n")
-        self.transport.write(b"".join([b"HTTP/1.1 201 Created\r\n", *always, what]))
+        status, _, rest = what.partition(b"\r\n")
+        self.transport.write(b"".join([b"HTTP/1.1 ", status, b"\r\n", *always, rest]))
         cycle.response_started = cycle.response_complete = True
         if not cycle.keep_alive:
             self.transport.close()

@@ -14,7 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -36,14 +36,14 @@ class _Told:
 
     __slots__ = ("_tell",)
 
-    def __init__(self, tell: Callable[[bool | BaseException], None]) -> None:
+    def __init__(self, tell: Callable[[Any], None]) -> None:
         self._tell = tell
 
     def set_running_or_notify_cancel(self) -> bool:
         return True
 
-    def set_result(self, is_stored: bool) -> None:
-        self._tell(is_stored)
+    def set_result(self, result: object) -> None:
+        self._tell(result)
 
     def set_exception(self, problem: BaseException) -> None:
         self._tell(problem)
@@ -62,13 +62,13 @@ class _Upload:
         return len(self.body) + _OVERHEAD_BYTES
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(slots=True, repr=False)
 class _Write:
     """Anything else that is stored with the others: it must raise nothing but StoreError."""
 
     size: int
     apply: Callable[[Transaction], Any]
-    stored: Future[Any] = field(default_factory=Future)
+    stored: Future[Any] | _Told
 
 
 class Uploads:
@@ -145,9 +145,18 @@ class Uploads:
     ) -> Future[T]:
         """Do `apply`, which stores about so many bytes, in the transaction of all that wait; the
         future is what it returned, after the commit."""
-        write = _Write(size + _OVERHEAD_BYTES, apply)
-        self._queue(write, wake=wake)
-        return write.stored
+        stored: Future[T] = Future()
+        self._queue(_Write(size + _OVERHEAD_BYTES, apply, stored), wake=wake)
+        return stored
+
+    def hand_over_write(
+        self,
+        size: int,
+        apply: Callable[[Transaction], T],
+        tell: Callable[[T | BaseException], None],
+    ) -> None:
+        """As `write`, for whoever wakes the thread and waits for no future."""
+        self._queue(_Write(size + _OVERHEAD_BYTES, apply, _Told(tell)), wake=False)
 
     def _queue(self, upload: _Upload | _Write, *, wake: bool = True) -> None:
         with self._changed:

@@ -9,10 +9,11 @@ import math
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 
 from sfumato.collector.problems import Problem
+from sfumato.collector.round_tables import TAKEN
 from sfumato.collector.store import Store
 from sfumato.secagg.coordinator import Phase
 from sfumato.secagg.round import BOX_BYTES, KEYS_BYTES, SHARE_BYTES, SIGNATURE_BYTES, MaskedRound
@@ -20,7 +21,17 @@ from sfumato.spec import from_json
 
 _ROUND_ID = re.compile("[0-9a-f]{32}")
 _MOST_ROUNDS = 64
+_MOST_TOLD_BYTES = 64 << 20  # of a phase, that are kept here
 _FRESH_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Told:
+    """What members are told in a phase that has begun: all whose message before was taken."""
+
+    bodies: Mapping[int, bytes]
+    news: int  # the number of `News` before this was read
+    read_at: float
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -29,7 +40,8 @@ class LiveRound:
 
     spec: MaskedRound
     members: dict[bytes, int]  # by the digest of their ticket
-    invitation: str
+    invitation: bytes
+    told: dict[Phase, Told] = field(default_factory=dict)  # the last one only
 
     def most_bytes(self, phase: Phase) -> int:
         """Of a message of this phase."""
@@ -59,6 +71,17 @@ class LiveRounds:
         self._known: OrderedDict[str, LiveRound] = OrderedDict()
         self._waiting: dict[str, tuple[float, int]] = {}
 
+    def known(self, round_id: str) -> LiveRound | None:
+        """The round of this id, if no look into the store is needed to tell."""
+        return self._known.get(round_id)
+
+    def place(self, ticket: bytes) -> tuple[LiveRound, int] | None:
+        """The round, among those that are known, and the member of a ticket, by its digest."""
+        for live in reversed(self._known.values()):
+            if (member := live.members.get(ticket)) is not None:
+                return live, member
+        return None
+
     async def find(self, round_id: str) -> LiveRound:
         """The round of this id; Problem if there is none."""
         found = self._known.get(round_id)
@@ -71,6 +94,31 @@ class LiveRounds:
         if found is None:
             raise Problem("unknown-round", hint="join a task, and ask with the ticket")
         return found
+
+    async def learn(
+        self, live: LiveRound, phase: Phase, before: Phase | None, *, news: int
+    ) -> None:
+        """Know what everybody is told in a phase that has begun, unless that is too much."""
+        known, now = live.told.get(phase), self._now()
+        if known is None or known.news != news or now - known.read_at >= _FRESH_SECONDS:
+            for other in self._known.values():  # one round's is in memory at a time
+                other.told.clear()
+            live.told[phase] = Told({}, news, now)  # others need not look meanwhile
+            bodies = await self._call(self._told, live.spec.nonce, phase, before)
+            assert isinstance(bodies, dict)  # as `_told` has it
+            live.told[phase] = Told(bodies, news, now)
+
+    def told(self, live: LiveRound, phase: Phase, member: int, *, news: int) -> bytes | None:
+        """What a member is told in a phase, if no look into the store is needed to tell."""
+        known = live.told.get(phase)
+        if known is None or known.news != news or self._now() - known.read_at >= _FRESH_SECONDS:
+            return None
+        return known.bodies.get(member)
+
+    def has_room(self, task_id: str, *, most: int) -> bool:
+        """Whether fewer than so many wait, as far as is known; counted now and then."""
+        read_at, waiting = self._waiting.get(task_id, (-math.inf, 0))
+        return self._now() - read_at < _FRESH_SECONDS and waiting < most
 
     async def check_room(self, task_id: str, *, most: int) -> None:
         """Raise `busy` if so many wait for a round of a task; counted now and then."""
@@ -94,7 +142,13 @@ class LiveRounds:
             members = tx.members(round_id)
             invitation = tx.invitation(round_id)
         tickets = {bytes(ticket): member for member, (_, ticket) in enumerate(members)}
-        return LiveRound(from_json(row.spec), tickets, invitation)
+        return LiveRound(from_json(row.spec), tickets, invitation.encode())
+
+    def _told(self, round_id: str, phase: Phase, before: Phase | None) -> dict[int, bytes]:
+        with self._store.reading() as tx:
+            outcomes = {} if before is None else tx.senders(round_id, str(before))
+            taken = [member for member, outcome in outcomes.items() if outcome == TAKEN]
+            return tx.all_told(round_id, str(phase), taken, most_bytes=_MOST_TOLD_BYTES)
 
     def _count(self, task_id: str) -> int:
         with self._store.reading() as tx:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 from sfumato.errors import (
     BudgetError,
     DataError,
@@ -144,6 +146,10 @@ class Problem(SfumatoError):  # noqa: N818  # RFC 9457 calls it so
         if self.code == "too-slow":
             headers["Connection"] = "close"
         return headers
+
+
+def problem_response(problem: Problem) -> JSONResponse:
+    return JSONResponse(problem.body(), problem.status, {**ALWAYS, **problem.headers()})
 
 
 def error_of(status: int, body: Any) -> SfumatoError:

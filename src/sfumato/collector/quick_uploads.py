@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
+from sfumato.collector.connection import Answer, plain
 from sfumato.collector.logs import log_error
 from sfumato.collector.open_tasks import OpenTask, task_closed
-from sfumato.collector.problems import ALWAYS, Problem
+from sfumato.collector.problems import ALWAYS, Problem, problem_response
 from sfumato.collector.service import Service
 from sfumato.errors import SfumatoError
 
 _UPLOAD = re.compile("/v1/tasks/([0-9a-f]{64})/reports")
 _MOST_BYTES = 1 << 16  # longer ones are looked at in a thread
-_HEADERS = {"content-type": "application/json", "content-length": "2", **ALWAYS}
-_STORED = "".join(f"{name}: {said}\r\n" for name, said in _HEADERS.items()).encode() + b"\r\n{}"
+_STORED = plain("201 Created", b"{}", {"content-type": "application/json", **ALWAYS})
 
 
 class QuickUploads:
@@ -38,8 +37,8 @@ class QuickUploads:
         lengths = [said for name, said in scope["headers"] if name == b"content-length"]
         return len(lengths) == 1 and lengths[0].isdigit() and int(lengths[0]) <= self._most_bytes
 
-    def take(self, path: str, body: bytes, answer: Callable[[bytes | ASGIApp], None]) -> bool:
-        service, found = self._service, _UPLOAD.fullmatch(path)
+    def take(self, scope: Mapping[str, Any], body: bytes, answer: Answer) -> bool:
+        service, found = self._service, _UPLOAD.fullmatch(scope["path"])
         task = service.tasks.known(found[1]) if found else None
         if task is None or task.admission is None:
             return False
@@ -72,4 +71,4 @@ class QuickUploads:
             log_error("internal", stored)
             problem = Problem("internal")
         metrics.add("sfumato_uploads_total", code=str(problem.status))
-        return JSONResponse(problem.body(), problem.status, {**ALWAYS, **problem.headers()})
+        return problem_response(problem)

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
@@ -21,21 +21,22 @@ from starlette.routing import Route
 
 from sfumato.collector.live_rounds import LiveRound
 from sfumato.collector.problems import Problem
-from sfumato.collector.round_tables import TAKEN, WAITING, Keeping, Place, RoundRow
+from sfumato.collector.round_tables import TAKEN, WAITING, Joining, Keeping, Place, RoundRow
 from sfumato.collector.service import Service, service_of
 from sfumato.collector.store import Transaction
 from sfumato.errors import SfumatoError
 from sfumato.secagg.coordinator import Phase, Refusal
 from sfumato.secagg.round import KEY_BYTES
+from sfumato.task import Task
 
 T = TypeVar("T")
 LONGEST_WAIT = 25  # seconds that an answer may be waited for
-_TICKET = re.compile("[0-9a-f]{64}")
-_SECONDS = re.compile("[0-9]{1,9}")  # int() refuses thousands of digits
+TICKET = re.compile("[0-9a-f]{64}")
+_WAIT = re.compile(b"wait=([0-9]{1,9})")  # int() refuses thousands of digits
 _ORDER = (Phase.ENROL, Phase.SHARE, Phase.MASK, Phase.ACK, Phase.UNMASK, Phase.DONE)
-_PHASES = {str(phase): phase for phase in _ORDER[:-1]}
+PHASES = {str(phase): phase for phase in _ORDER[:-1]}
 _ROOM = 4  # times a cohort may wait
-_JOIN_BYTES = 256  # that a device which waits takes in the store, about
+JOIN_BYTES = 256  # that a device which waits takes in the store, about
 
 
 async def join(request: Request) -> Response:
@@ -59,18 +60,13 @@ async def join(request: Request) -> Response:
     )
     if len(identity) != KEY_BYTES:
         raise Problem("malformed-join", hint="send an Ed25519 public key, and nothing else")
-    ticket = _given(request) or secrets.token_hex(KEY_BYTES)
-    await service.rounds.check_room(opened.id, most=_ROOM * task.max_count)
-    digest = _digest(ticket)
+    ticket = ticket_in(request.scope["headers"]) or secrets.token_hex(KEY_BYTES)
+    await service.rounds.check_room(opened.id, most=room_for(task))
+    digest = digest_of(ticket.encode())
     joined = await service.write(
-        _JOIN_BYTES, lambda tx: tx.join(opened.id, task.campaign, identity, digest)
+        JOIN_BYTES, lambda tx: tx.join(opened.id, task.campaign, identity, digest)
     )
-    if joined == "closed":
-        raise Problem("task-closed", hint="forget this task; GET /v1/offers lists the open ones")
-    if joined == "taken":
-        raise Problem("key-taken", hint="make a new key for every time")
-    service.wake_worker()
-    return JSONResponse({"ticket": ticket}, status_code=201 if joined == "new" else 200)
+    return JSONResponse({"ticket": ticket}, status_code=admitted(service, joined))
 
 
 async def ticket(request: Request) -> Response:
@@ -79,13 +75,13 @@ async def ticket(request: Request) -> Response:
     200  member, and the signed invitation     204  not yet; ask again     410  ticket-over
     """
     service, given = service_of(request), request.path_params["ticket"]
-    if not _TICKET.fullmatch(given):
+    if not TICKET.fullmatch(given):
         raise _ticket_over()
-    place = await _patiently(service, request, partial(_placed, ticket=_digest(given)))
-    if place is None or place.round_id is None:
+    place = await _patiently(service, request, partial(_placed, ticket=digest_of(given.encode())))
+    if place is None or place.round_id is None or place.member is None:
         return Response(status_code=204)
-    invitation = (await service.rounds.find(place.round_id)).invitation  # a JSON object
-    return Response(f'{{"member":{place.member},{invitation[1:]}', media_type="application/json")
+    live = await service.rounds.find(place.round_id)
+    return Response(invitation_for(live, place.member), media_type="application/json")
 
 
 async def say(request: Request) -> Response:
@@ -101,12 +97,14 @@ async def say(request: Request) -> Response:
     """
     service = service_of(request)
     try:
-        status = await _kept(request, service)
+        kept = await _kept(request, service)
+        status = acknowledged(service, kept)
+        if status is None:
+            raise await not_kept(service, kept, request.path_params["round_id"])
     except SfumatoError as error:
         problem = Problem.of(error)
         service.metrics.add("sfumato_round_messages_total", code=str(problem.status))
         raise problem from None
-    service.metrics.add("sfumato_round_messages_total", code=str(status))
     return JSONResponse({}, status_code=status)
 
 
@@ -119,14 +117,17 @@ async def hear(request: Request) -> Response:
     """
     service = service_of(request)
     live, phase, member = await _member(request, service)
+    before = _before(phase, live.spec.mode == "semi_malicious")
     look = partial(
         _told,
         round_id=request.path_params["round_id"],
         phase=phase,
-        before=_before(phase, live.spec.mode == "semi_malicious"),
+        before=before,
         member=member,
     )
     body = await _patiently(service, request, look)
+    if body is not None:
+        await service.rounds.learn(live, phase, before, news=service.news.number)
     return (
         Response(status_code=204)
         if body is None
@@ -142,35 +143,68 @@ ROUTES = (
 )
 
 
-async def _kept(request: Request, service: Service) -> int:
+def acknowledged(service: Service, kept: Keeping) -> int | None:
+    """The status of a message that is stored; None if it is not."""
+    if kept not in ("new", "same"):
+        return None
+    if kept == "new":
+        service.wake_worker()
+    status = 201 if kept == "new" else 200
+    service.metrics.add("sfumato_round_messages_total", code=str(status))
+    return status
+
+
+async def not_kept(service: Service, kept: Keeping, round_id: str) -> Problem:
+    """Why a message is not stored."""
+    if kept == "other":
+        return Problem("equivocating")
+    try:
+        await service.looks.look(partial(_alive, round_id=round_id))
+    except Problem as problem:
+        return problem
+    return Problem("wrong-phase", hint="ask what the round tells this member")
+
+
+def admitted(service: Service, joined: Joining) -> int:
+    """The status of a device that waits; Problem if it does not."""
+    if joined == "closed":
+        raise Problem("task-closed", hint="forget this task; GET /v1/offers lists the open ones")
+    if joined == "taken":
+        raise Problem("key-taken", hint="make a new key for every time")
+    service.wake_worker()
+    return 201 if joined == "new" else 200
+
+
+def room_for(task: Task) -> int:
+    """Devices that may wait for a round of a task."""
+    return _ROOM * task.max_count
+
+
+def invitation_for(live: LiveRound, member: int) -> bytes:
+    """The body of what a member is told when its cohort is complete."""
+    return b'{"member":%d,%b' % (member, live.invitation[1:])  # which is a JSON object
+
+
+async def _kept(request: Request, service: Service) -> Keeping:
     live, phase, member = await _member(request, service)
     service.uploads.check_room()
     body = await service.bodies.read(
         request, most_bytes=live.most_bytes(phase), seconds=service.settings.upload_seconds
     )
-    digest = hashlib.sha256(body).digest()
     round_id = request.path_params["round_id"]
-    kept: Keeping = await service.write(
-        len(body), lambda tx: tx.add_message(round_id, str(phase), member, digest, body)
+    return await service.write(
+        len(body), lambda tx: tx.add_message(round_id, str(phase), member, digest_of(body), body)
     )
-    if kept == "other":
-        raise Problem("equivocating")
-    if kept == "late":
-        await service.looks.look(partial(_alive, round_id=round_id))
-        raise Problem("wrong-phase", hint="ask what the round tells this member")
-    if kept == "new":
-        service.wake_worker()
-    return 201 if kept == "new" else 200
 
 
 async def _member(request: Request, service: Service) -> tuple[LiveRound, Phase, int]:
     """Who speaks; Problem if it is not who it says."""
     live = await service.rounds.find(request.path_params["round_id"])
-    phase = _PHASES.get(request.path_params["phase"])
+    phase = PHASES.get(request.path_params["phase"])
     if phase is None:
         raise Problem("not-found")
-    given = _given(request)
-    member = None if given is None else live.members.get(_digest(given))
+    given = ticket_in(request.scope["headers"])
+    member = None if given is None else live.members.get(digest_of(given.encode()))
     if member is None or request.path_params["member"] != str(member):
         raise Problem("wrong-ticket", hint="send it as Authorization: Ticket …")
     return live, phase, member
@@ -235,19 +269,20 @@ def _alive(tx: Transaction, round_id: str) -> RoundRow:
     return row
 
 
-def _given(request: Request) -> str | None:
-    """The ticket of a request."""
-    kind, _, given = request.headers.get("authorization", "").partition(" ")
-    return given if kind == "Ticket" and _TICKET.fullmatch(given) else None
+def ticket_in(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The ticket among a request's headers."""
+    said = next((said for name, said in headers if name == b"authorization"), b"")
+    kind, _, given = said.decode("latin-1").partition(" ")
+    return given if kind == "Ticket" and TICKET.fullmatch(given) else None
 
 
 def _wait(request: Request) -> float:
-    text = request.query_params.get("wait", "")
-    return min(int(text), LONGEST_WAIT) if _SECONDS.fullmatch(text) else LONGEST_WAIT
+    asked = _WAIT.fullmatch(request.scope["query_string"])
+    return min(int(asked[1]), LONGEST_WAIT) if asked else LONGEST_WAIT
 
 
-def _digest(ticket: str) -> bytes:
-    return hashlib.sha256(ticket.encode()).digest()
+def digest_of(text: bytes) -> bytes:
+    return hashlib.sha256(text).digest()
 
 
 def _ticket_over() -> Problem:

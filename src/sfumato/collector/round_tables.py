@@ -288,6 +288,25 @@ class RoundTables(Statements):
         )
         return bytes(rows[0][0]) if rows else None
 
+    def all_told(
+        self, round_id: str, phase: str, members: Sequence[int], *, most_bytes: int
+    ) -> dict[int, bytes]:
+        """What these are told in a phase; nothing, if that is more than so many bytes."""
+        round = self._round(round_id)
+        size = self._sum(
+            "SELECT SUM(LENGTH(body)) FROM round_told WHERE round = ? AND phase = ?", round, phase
+        )
+        if size > most_bytes:
+            return {}
+        rows = self._run(
+            "SELECT member, body FROM round_told WHERE round = ? AND phase = ?", round, phase
+        )
+        told = {member: bytes(body) for member, body in rows}
+        everybody = told.get(EVERYBODY)
+        return {
+            member: body for member in members if (body := told.get(member, everybody)) is not None
+        }
+
     def end_round(
         self, round_id: str, phase: Literal["done", "aborted"], problem: str = ""
     ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from sfumato.collector.store import Store
 from sfumato.collector.worker import Worker
 from sfumato.errors import ServiceError
 
+# Whoever asks comes before what the worker computes: by default each answer may wait 5 ms for it.
+_SWITCH_SECONDS = 0.0005
 _LOOPBACK = ("http://127.", "http://[::1]")
 
 
@@ -144,6 +147,7 @@ def serve(
     `announce` is told the address once it answers.
     """
     logs.set_up(settings.log_level)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     collector = Collector(settings, with_worker=with_worker, routes=routes)
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -35,7 +35,7 @@ class Server(uvicorn.Server):
 
 def make_server(app: FastAPI, settings: Settings) -> Server:
     """The server; certificates are read now."""
-    quick = getattr(app.state, "quick", None)
+    quick = getattr(app.state, "quick", ())
     config = uvicorn.Config(
         app,
         loop="asyncio",

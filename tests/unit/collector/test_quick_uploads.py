@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def taken(
         answers: list[bytes | ASGIApp | None] = []
         for path, data in uploads:
             answer: asyncio.Future[bytes | ASGIApp] = asyncio.get_running_loop().create_future()
-            if quick.take(path, data, answer.set_result):
+            if quick.take({"path": path}, data, answer.set_result):
                 async with asyncio.timeout(20):
                     answers.append(await answer)
             else:
@@ -130,8 +130,8 @@ def test_most_uploads_go_the_short_way(store: Store, tmp_path: Path) -> None:
     class Counted(QuickUploads):
         count = 0
 
-        def take(self, path: str, body: bytes, answer: Callable[..., None]) -> bool:
-            taken = super().take(path, body, answer)
+        def take(self, scope: Mapping[str, Any], body: bytes, answer: Callable[..., None]) -> bool:
+            taken = super().take(scope, body, answer)
             self.count += taken
             return taken
 

@@ -1,0 +1,172 @@
+"""What devices in masked rounds mostly say and ask, answered without an application.
+
+A round of a thousand devices is some ten thousand requests within seconds: messages that are
+stored, and questions to which everybody's answer is known since the phase began.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sfumato.collector.connection import Answer, plain
+from sfumato.collector.live_rounds import LiveRound
+from sfumato.collector.logs import log_error
+from sfumato.collector.problems import ALWAYS, Problem, problem_response
+from sfumato.collector.round_routes import (
+    JOIN_BYTES,
+    PHASES,
+    TICKET,
+    acknowledged,
+    admitted,
+    digest_of,
+    invitation_for,
+    not_kept,
+    room_for,
+    ticket_in,
+)
+from sfumato.collector.round_tables import Joining, Keeping
+from sfumato.collector.service import Service
+from sfumato.errors import SfumatoError
+from sfumato.secagg.coordinator import Phase
+from sfumato.secagg.round import KEY_BYTES
+
+_IN_ROUND = re.compile("/v1/rounds/([0-9a-f]{32})/([a-z]{1,8})/([0-9]{1,9})")
+_TICKET = re.compile(f"/v1/tickets/({TICKET.pattern})")
+_JOIN = re.compile("/v1/tasks/([0-9a-f]{64})/join")
+_MOST_BYTES = 1 << 16  # of a message; longer ones are read by the route, within its limits
+_JSON = {"content-type": "application/json", **ALWAYS}
+_BYTES = {"content-type": "application/octet-stream", **ALWAYS}
+_STORED = {201: plain("201 Created", b"{}", _JSON), 200: plain("200 OK", b"{}", _JSON)}
+
+
+class QuickRounds:
+    """A short cut (see `connection`). Whatever is unusual goes the long way, to the route: a round
+    that is not known, a wrong ticket, a long message, a question that has to wait.
+
+    Claim: what is answered is what the route would have answered within the last second.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def may_take(self, scope: Mapping[str, Any]) -> bool:
+        path, method = scope["path"], scope["method"]
+        if method == "GET":
+            return bool(_IN_ROUND.fullmatch(path) or _TICKET.fullmatch(path))
+        if not (_IN_ROUND if method == "PUT" else _JOIN).fullmatch(path):
+            return False
+        lengths = [said for name, said in scope["headers"] if name == b"content-length"]
+        return len(lengths) == 1 and lengths[0].isdigit() and int(lengths[0]) <= _MOST_BYTES
+
+    def take(self, scope: Mapping[str, Any], body: bytes, answer: Answer) -> bool:
+        path, method = scope["path"], scope["method"]
+        if method == "GET":
+            found = self._told(scope, path) if path.startswith("/v1/r") else self._placed(path)
+            if found is None:
+                return False
+            answer(found)
+            return True
+        try:
+            if method == "PUT":
+                return self._say(scope, path, body, answer)
+            return self._join(scope, path, body, answer)
+        except Problem:
+            return False  # the route says which
+
+    def _told(self, scope: Mapping[str, Any], path: str) -> bytes | None:
+        member = self._member(scope, path)
+        if member is None:
+            return None
+        service = self._service
+        body = service.rounds.told(*member, news=service.news.number)
+        return None if body is None else plain("200 OK", body, _BYTES)
+
+    def _placed(self, path: str) -> bytes | None:
+        found = _TICKET.fullmatch(path)
+        place = self._service.rounds.place(digest_of(found[1].encode())) if found else None
+        if place is None:
+            return None
+        live, member = place
+        return plain("200 OK", invitation_for(live, member), _JSON)
+
+    def _say(self, scope: Mapping[str, Any], path: str, body: bytes, answer: Answer) -> bool:
+        found, service = self._member(scope, path), self._service
+        if found is None or len(body) > found[0].most_bytes(found[1]):
+            return False
+        live, phase, member = found
+        round_id = live.spec.nonce
+
+        def settle(kept: Keeping | BaseException) -> None:
+            status = None if isinstance(kept, BaseException) else acknowledged(service, kept)
+            answer(_otherwise(service, round_id, kept) if status is None else _STORED[status])
+
+        service.uploads.hand_over_write(
+            len(body),
+            lambda tx: tx.add_message(round_id, str(phase), member, digest_of(body), body),
+            service.bridge.bring(settle),
+        )
+        return True
+
+    def _join(self, scope: Mapping[str, Any], path: str, body: bytes, answer: Answer) -> bool:
+        service, found = self._service, _JOIN.fullmatch(path)
+        opened = service.tasks.known(found[1]) if found else None
+        ticket = ticket_in(scope["headers"])
+        if opened is None or opened.masked is None or ticket is None or len(body) != KEY_BYTES:
+            return False
+        if not service.rounds.has_room(opened.id, most=room_for(opened.masked)):
+            return False
+        task_id, campaign, digest = opened.id, opened.masked.campaign, digest_of(ticket.encode())
+
+        def settle(joined: Joining | BaseException) -> None:
+            if isinstance(joined, BaseException):
+                answer(problem_response(_problem_of(joined)))
+                return
+            try:
+                status = admitted(service, joined)
+            except Problem as problem:
+                answer(problem_response(problem))
+                return
+            text = b'{"ticket":"%b"}' % ticket.encode()
+            answer(plain("201 Created" if status == 201 else "200 OK", text, _JSON))
+
+        service.uploads.hand_over_write(
+            JOIN_BYTES,
+            lambda tx: tx.join(task_id, campaign, body, digest),
+            service.bridge.bring(settle),
+        )
+        return True
+
+    def _member(self, scope: Mapping[str, Any], path: str) -> tuple[LiveRound, Phase, int] | None:
+        """Who speaks in which phase of which round, if that is known and so."""
+        found = _IN_ROUND.fullmatch(path)
+        live = self._service.rounds.known(found[1]) if found else None
+        ticket = ticket_in(scope["headers"])
+        if found is None or live is None or ticket is None or found[2] not in PHASES:
+            return None
+        member = live.members.get(digest_of(ticket.encode()))
+        return None if str(member) != found[3] else (live, PHASES[found[2]], int(found[3]))
+
+
+def _otherwise(service: Service, round_id: str, kept: Keeping | BaseException) -> ASGIApp:
+    """What is answered to a message that was not stored."""
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        if isinstance(kept, BaseException):
+            problem = _problem_of(kept)
+        else:
+            problem = await not_kept(service, kept, round_id)
+        service.metrics.add("sfumato_round_messages_total", code=str(problem.status))
+        await problem_response(problem)(scope, receive, send)
+
+    return application
+
+
+def _problem_of(error: BaseException) -> Problem:
+    if isinstance(error, SfumatoError):
+        return Problem.of(error)
+    log_error("internal", error)
+    return Problem("internal")
