@@ -277,6 +277,7 @@ class _Course:
         with self.store.reading() as tx:
             ((_, _, count),) = tx.answers(self.study)
         assert count == len(stayed), "the sum is not of the survivors"
+        self._wait_for_release()  # which is no part of a round, nor of the next one
         found = self.round.parameters(self.case.devices)
         self.measured.sizes |= {
             "vector_bytes": self.round.vector_bytes,
@@ -355,6 +356,17 @@ class _Course:
                 return
             assert time.monotonic() < until, "the round does not end"
             time.sleep(0.005)
+
+    def _wait_for_release(self) -> None:
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            with self.store.reading() as tx:
+                row = tx.study(self.study)
+            assert row is not None
+            if row.state == "released":
+                return
+            assert time.monotonic() < until, f"the study is {row.state}: {row.problem}"
+            time.sleep(0.02)
 
     def _path(self, phase: str | None, k: int) -> str:
         return f"/v1/rounds/{self.round_id}/{phase}/{self.devices[k].member}"
