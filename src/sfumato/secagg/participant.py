@@ -93,7 +93,7 @@ class Participant:
     held: dict[int, bytes] = field(default_factory=dict)  # shares of neighbours, seed and key
     masked: bytes = b""  # hash of what was sent
     survivors: bytes = b""  # the set that was answered; there is no second
-    _box_keys: dict[int, bytes] = field(default_factory=dict)  # no part of the state
+    _ciphers: dict[int, ChaCha20Poly1305] = field(default_factory=dict)  # no part of the state
     _own: dict[bytes, X25519PrivateKey] = field(default_factory=dict)  # nor are these
 
     @classmethod
@@ -150,13 +150,12 @@ class Participant:
             )
             for secret, label in ((self.seed, b"seed"), (self.mask_key, b"key"))
         ]
-        self._box_keys = self._agreed(keys, root)
+        self._ciphers = self._agreed(keys, root)
         context = self.round.salt + root
         for place, member in enumerate(sorted(keys)):
             text = shares[0][place] + shares[1][place]
             nonce = _nonce(self.member, member)
-            cipher = ChaCha20Poly1305(self._box_keys[member])
-            sealed = cipher.encrypt(nonce, text, context)
+            sealed = self._ciphers[member].encrypt(nonce, text, context)
             boxes.append(sealed + self._commitments(self.member, member, text))
         self.root, self.enrolled_bits, self.neighbours = told
         return b"".join(boxes)
@@ -188,7 +187,7 @@ class Participant:
         if self.masked and (self.masked != digest or self.held != held or self.view != view):
             raise MismatchError("this device has masked another table, or for other neighbours")
         self.masked, self.held, self.view = digest, held, view
-        self.shared_bits, self._box_keys = self._bits(shared), {}
+        self.shared_bits, self._ciphers = self._bits(shared), {}
         return message
 
     def acknowledge(self, survivors: bytes) -> bytes:
@@ -307,11 +306,11 @@ class Participant:
             self._own[private] = private_key(private)
         return self._own[private]
 
-    def _agreed(self, keys: dict[int, Keys], root: bytes) -> dict[int, bytes]:
-        """The keys of the boxes to and from these."""
+    def _agreed(self, keys: dict[int, Keys], root: bytes) -> dict[int, ChaCha20Poly1305]:
+        """What locks and opens the boxes to and from these."""
         own, salt = self._key(self.box_key), self.round.salt
         return {
-            member: derive(agree(own, key.box), salt, b"box", root, KEY_BYTES)
+            member: ChaCha20Poly1305(derive(agree(own, key.box), salt, b"box", root, KEY_BYTES))
             for member, key in keys.items()
         }
 
@@ -356,7 +355,7 @@ class Participant:
                 f"at least {self.round.least_survivors} devices must have shared; got {len(shared)}"
             )
         held: dict[int, bytes] = {}
-        self._box_keys = self._box_keys or self._agreed(self.neighbours, self.root)
+        self._ciphers = self._ciphers or self._agreed(self.neighbours, self.root)
         context = self.round.salt + self.root
         for start in range(0, len(boxes), 4 + BOX_BYTES):
             member = int.from_bytes(boxes[start : start + 4], "little")
@@ -366,8 +365,7 @@ class Participant:
             sealed, said = box[:SEALED_BYTES], box[SEALED_BYTES:]
             nonce = _nonce(member, self.member)
             try:
-                cipher = ChaCha20Poly1305(self._box_keys[member])
-                held[member] = cipher.decrypt(nonce, sealed, context)
+                held[member] = self._ciphers[member].decrypt(nonce, sealed, context)
             except InvalidTag as problem:
                 raise MismatchError(f"the box of member {member} does not open") from problem
             if self._commitments(member, self.member, held[member]) != said:
