@@ -62,10 +62,17 @@ class Metrics:
 
     def add(self, name: str, by: float = 1, **labels: str) -> None:
         """Count; the labels must be those that the metric has."""
-        key = self._key(name, labels)
-        with self._lock:
-            values = self._values[name]
-            values[key] = values.get(key, 0) + by
+        self.counter(name, **labels)(by)
+
+    def counter(self, name: str, **labels: str) -> Callable[[float], None]:
+        """What counts with these labels: for whoever counts often."""
+        key, values = self._key(name, labels), self._values[name]
+
+        def count(by: float) -> None:
+            with self._lock:
+                values[key] = values.get(key, 0) + by
+
+        return count
 
     def set(self, name: str, value: float, **labels: str) -> None:
         key = self._key(name, labels)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -16,6 +18,7 @@ from sfumato.collector.limits import Bucket
 from sfumato.collector.problems import Problem
 from sfumato.collector.settings import Settings
 from sfumato.collector.store import Store, TaskRow
+from sfumato.errors import StoreError
 from sfumato.spec import from_json
 from sfumato.task import Task
 
@@ -66,6 +69,7 @@ class OpenTasks:
         self._lock = asyncio.Lock()
         self._closed: set[str] = set()
         self._snapshot: Snapshot | None = None
+        self._renewal: asyncio.Task[None] | None = None  # before what is known is too old
 
     async def snapshot(self, *, fresh: bool = False) -> Snapshot:
         """What is open now; `fresh` reads the store in any case."""
@@ -81,9 +85,16 @@ class OpenTasks:
     def known(self, task_id: str) -> OpenTask | None:
         """The open task of this id, if no look into the store is needed to tell."""
         snapshot = self._snapshot
-        if snapshot is None or snapshot.read_at < self._now() - _FRESH_SECONDS:
+        age = math.inf if snapshot is None else self._now() - snapshot.read_at
+        if snapshot is None or age > _FRESH_SECONDS:
             return None
+        if age > _FRESH_SECONDS / 2 and (self._renewal is None or self._renewal.done()):
+            self._renewal = asyncio.get_running_loop().create_task(self._renewed())
         return snapshot.tasks.get(task_id)
+
+    async def _renewed(self) -> None:
+        with suppress(StoreError):  # who asks next hears of it
+            await self.snapshot(fresh=True)
 
     async def find(self, task_id: str) -> OpenTask:
         """The open task of this id; Problem if there is none, or it is closed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -16,6 +16,7 @@ from sfumato.collector.service import Service
 from sfumato.errors import SfumatoError
 
 _UPLOAD = re.compile("/v1/tasks/([0-9a-f]{64})/reports")
+_MOST_COUNTERS = 1_000
 _MOST_BYTES = 1 << 16  # longer ones are looked at in a thread
 _STORED = plain("201 Created", b"{}", {"content-type": "application/json", **ALWAYS})
 
@@ -30,6 +31,8 @@ class QuickUploads:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._most_bytes = min(_MOST_BYTES, service.settings.upload_bytes)
+        self._count_stored = service.metrics.counter("sfumato_uploads_total", code="201")
+        self._count_reports: dict[str, Callable[[float], None]] = {}  # by study
 
     def may_take(self, scope: Mapping[str, Any]) -> bool:
         if scope["method"] != "POST" or not _UPLOAD.fullmatch(scope["path"]):
@@ -60,8 +63,8 @@ class QuickUploads:
     def _outcome(self, task: OpenTask, count: int, stored: bool | BaseException) -> bytes | ASGIApp:
         metrics = self._service.metrics
         if stored is True:
-            metrics.add("sfumato_reports_total", count, study=task.study_id, outcome="stored")
-            metrics.add("sfumato_uploads_total", code="201")
+            self._counter(task.study_id)(count)
+            self._count_stored(1)
             return _STORED
         if stored is False:
             problem = task_closed()
@@ -72,3 +75,12 @@ class QuickUploads:
             problem = Problem("internal")
         metrics.add("sfumato_uploads_total", code=str(problem.status))
         return problem_response(problem)
+
+    def _counter(self, study_id: str) -> Callable[[float], None]:
+        if study_id not in self._count_reports:
+            if len(self._count_reports) >= _MOST_COUNTERS:
+                self._count_reports.clear()
+            self._count_reports[study_id] = self._service.metrics.counter(
+                "sfumato_reports_total", study=study_id, outcome="stored"
+            )
+        return self._count_reports[study_id]
