@@ -89,7 +89,13 @@ class SecureSum:
         _check_size(asked)
         if isinstance(mechanism, NoiseInShares):
             mechanism = self.noise(mechanism.scale, asked)
-        most = asked + 1
+        most, least = asked + 1, self.least(asked - 1)
+        if least < 1:
+            raise ImpossibleError(
+                f"of {asked} devices a round, each of which vanishes with probability "
+                f"{self.dropout:g}, all may be gone",
+                hint="ask more devices a round, or set dropout lower",
+            )
         reach = mechanism.reach(most, math.prod(sketch.shape))
         made = Task(
             sketch=sketch,
@@ -102,7 +108,7 @@ class SecureSum:
             campaign=campaign,
             cohort=cohort,
             items_per_device=items_per_device,
-            min_count=self.least(asked - 1),
+            min_count=least,
             max_count=most,
         )
         try:

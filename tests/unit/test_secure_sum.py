@@ -170,10 +170,17 @@ def test_a_secure_task_has_room_and_noise_for_the_worst_case() -> None:
     assert down > 64 * 164
 
 
-@pytest.mark.parametrize("asked", [1, 3])
-def test_a_cohort_too_small_is_refused(asked: int) -> None:
-    with pytest.raises(ImpossibleError, match="at least 4 devices a round"):
-        SecureSum(corrupt=0.1, dropout=0.0).task(
+@pytest.mark.parametrize(
+    ("asked", "dropout", "why"),
+    [
+        (1, 0.0, "at least 4 devices a round"),
+        (3, 0.0, "at least 4 devices a round"),
+        (6, 0.1, "all may be gone"),
+    ],
+)
+def test_a_cohort_too_small_is_refused(asked: int, dropout: float, why: str) -> None:
+    with pytest.raises(ImpossibleError, match=why):
+        SecureSum(corrupt=0.1, dropout=dropout).task(
             sketch=OneHot(categories=2),
             mechanism=NoNoise(),
             campaign="c",
