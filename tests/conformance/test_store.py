@@ -92,8 +92,8 @@ def write_everywhere(tx: Transaction) -> None:
     study = replace(STUDY, id="0c" * 16, name="third")
     tx.add_study(study)
     tx.add_task(replace(TASK, id="c1" * 32, study_id=study.id))
-    tx.set_study_state(STUDY.id, "failed", "because")
-    tx.set_task_state(OTHERS.id, "closing")
+    tx.set_study_state(STUDY.id, "failed", "because", expected=["collecting"])
+    tx.set_task_state(OTHERS.id, "closing", expected=["open"])
     tx.add_dictionary("d1" * 32, b"oak")
     assert tx.insert_uploads([(TASK.id, 2, b"two"), (TASK.id, 1, b"one")]) == [True, True]
     tx.unseen(TASK.id, [b"i" * 16])
@@ -120,7 +120,7 @@ def test_studies_come_back_as_they_were_put_with_the_day(store_url: str) -> None
             assert tx.study_named("nobody's") is None
         today += 3
         with store.transaction() as tx:
-            tx.set_study_state(STUDY.id, "failed", "the budget is spent")
+            tx.set_study_state(STUDY.id, "failed", "the budget is spent", expected=["collecting"])
         with store.reading() as tx:
             failed = replace(STUDY, state="failed", problem="the budget is spent", since=today)
             assert tx.study(STUDY.id) == failed
@@ -144,8 +144,8 @@ def test_tasks_come_back_in_their_order(asked: Store) -> None:
         assert tx.task("c1" * 32) is None
         assert {task.id for task in tx.open_tasks()} == {TASK.id, OTHERS.id, "a2" * 32, "a3" * 32}
     with asked.transaction() as tx:
-        tx.set_task_state(TASK.id, "closing")
-        tx.set_task_state("a2" * 32, "done")
+        tx.set_task_state(TASK.id, "closing", expected=["open"])
+        tx.set_task_state("a2" * 32, "done", expected=["open"])
     with asked.reading() as tx:
         assert tx.task(TASK.id) == replace(TASK, state="closing")
         assert {task.id for task in tx.open_tasks()} == {OTHERS.id, "a3" * 32}
@@ -154,8 +154,8 @@ def test_tasks_come_back_in_their_order(asked: Store) -> None:
 def test_what_is_not_there_cannot_be_changed_or_added_to(asked: Store) -> None:
     wrong = "ff" * 32
     calls: list[Callable[[Transaction], object]] = [
-        lambda tx: tx.set_study_state(wrong, "closing"),
-        lambda tx: tx.set_task_state(wrong, "closing"),
+        lambda tx: tx.set_study_state(wrong, "closing", expected=["collecting"]),
+        lambda tx: tx.set_task_state(wrong, "closing", expected=["open"]),
         lambda tx: tx.add_task(replace(TASK, id=wrong, study_id=wrong)),
         lambda tx: tx.unseen(wrong, [b"i" * 16]),
         lambda tx: tx.add_sealed(wrong, b"", 0),
@@ -179,7 +179,7 @@ def test_a_dictionary_is_kept_once(store: Store) -> None:
 
 def test_uploads_are_taken_for_open_tasks_only(asked: Store) -> None:
     with asked.transaction() as tx:
-        tx.set_task_state(OTHERS.id, "closing")
+        tx.set_task_state(OTHERS.id, "closing", expected=["open"])
     uploads = [(TASK.id, 3, b"a"), (OTHERS.id, 1, b"b"), ("ff" * 32, 1, b"c"), (TASK.id, 4, b"d")]
     with asked.transaction() as tx:
         assert tx.insert_uploads(uploads) == [True, False, False, True]
@@ -390,7 +390,7 @@ def test_dropping_the_data_of_a_study_leaves_its_ledger_its_release_and_other_st
 ) -> None:
     with asked.transaction() as tx:
         write_everywhere(tx)
-        tx.set_task_state(OTHERS.id, "open")
+        tx.set_task_state(OTHERS.id, "open", expected=["closing"])
         tx.insert_uploads([(OTHERS.id, 1, b"other")])
         tx.unseen(OTHERS.id, [b"o" * 16])
         tx.add_sealed(OTHERS.id, b"other", 1)
@@ -448,9 +448,9 @@ def test_reading_sees_one_moment_and_cannot_write(asked: Store) -> None:
     with asked.reading() as tx:
         assert tx.received(TASK.id) == 1
     with pytest.raises(StoreReadOnly), asked.reading() as tx:
-        tx.set_task_state(TASK.id, "done")
+        tx.set_task_state(TASK.id, "done", expected=["open"])
     with asked.transaction() as tx:
-        tx.set_task_state(TASK.id, "done")
+        tx.set_task_state(TASK.id, "done", expected=["open"])
 
 
 def test_nothing_can_be_done_when_it_is_over(asked: Store) -> None:
@@ -481,7 +481,7 @@ def test_no_upload_is_taken_after_its_task_was_closed_and_none_is_lost(asked: St
             thread.start()
         assert is_busy.wait(60)
         with asked.transaction() as tx:
-            tx.set_task_state(task.id, "closing")
+            tx.set_task_state(task.id, "closing", expected=["open"])
         with asked.reading() as tx:
             kept = [body for _, _, body in tx.pending(task.id, 10_000)]
         for thread in threads:
@@ -548,6 +548,50 @@ def test_there_is_one_worker_at_a_time_and_a_killed_one_makes_room(
         assert not is_second
     with store.worker_lock() as is_only:
         assert is_only
+
+
+def test_a_worker_writes_under_its_lock_and_keeps_it_when_a_block_raises(
+    asked: Store, store_url: str
+) -> None:
+    def fail() -> None:
+        with asked.transaction() as tx:
+            tx.insert_uploads([(TASK.id, 1, b"undone")])
+            raise ValueError
+
+    with asked.worker_lock() as is_only:
+        assert is_only
+        with pytest.raises(ValueError):
+            fail()
+        with asked.transaction() as tx:
+            tx.insert_uploads([(TASK.id, 1, b"kept")])
+        with closing(Store.open(store_url)) as other, other.worker_lock() as is_other:
+            assert not is_other
+    with asked.reading() as tx:
+        assert [body for _, _, body in tx.pending(TASK.id, 9)] == [b"kept"]
+
+
+def test_a_worker_whose_call_failed_has_to_take_its_lock_again(asked: Store) -> None:
+    with asked.worker_lock():
+        with pytest.raises(StoreError), asked.transaction() as tx:
+            tx.add_task(TASK)  # a second of this id
+        with pytest.raises(StoreUnavailable, match="lost its lock"), asked.transaction():
+            pass
+    with asked.worker_lock() as is_only, asked.transaction() as tx:
+        assert is_only
+        assert tx.insert_uploads([(TASK.id, 1, b"again")]) == [True]
+
+
+def test_a_state_is_changed_from_an_expected_one_only(asked: Store) -> None:
+    with asked.transaction() as tx:
+        assert not tx.set_study_state(STUDY.id, "released", expected=["closing", "failed"])
+        assert tx.set_study_state(STUDY.id, "closing", expected=["failed", "collecting"])
+        assert not tx.set_task_state(TASK.id, "done", expected=["closing"])
+        assert tx.set_task_state(TASK.id, "closing", expected=["open"])
+    with asked.reading() as tx:
+        study, task = tx.study(STUDY.id), tx.task(TASK.id)
+    assert study is not None
+    assert task is not None
+    assert (study.state, task.state) == ("closing", "closing")
 
 
 UPLOADER = """

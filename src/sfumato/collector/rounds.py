@@ -117,8 +117,8 @@ class Rounds:
         except ImpossibleError:  # so few cannot keep a secret from each other
             return False
         with self._store.transaction() as tx:
+            current = tx.held_study(study.id)
             chosen = tx.first_waiting(task.id, cohort)
-            current = tx.study(study.id)
             if len(chosen) < cohort or current is None or current.state != "collecting":
                 return False  # the study was closed or deleted meanwhile
             roster = tuple(bytes(identity) for _, identity in chosen)
@@ -347,8 +347,9 @@ def _told(coordinator: Coordinator) -> list[tuple[int, bytes]]:
 
 
 def _is_alive(tx: Transaction, study: StudyRow, row: RoundRow) -> bool:
-    """Whether neither the study nor the round was ended by somebody else."""
-    current, round = tx.study(study.id), tx.round(row.id)
+    """Whether neither the study nor the round was ended by somebody else, nor is before this
+    transaction is over."""
+    current, round = tx.held_study(study.id), tx.round(row.id)
     return (
         current is not None
         and current.state in ("collecting", "closing")

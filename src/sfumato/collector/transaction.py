@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Literal, TypeVar
 
 from sfumato.collector.round_tables import RoundTables
-from sfumato.collector.statements import no_task
 from sfumato.errors import StoreError, StoreUnavailable
 
 T = TypeVar("T")
@@ -81,16 +80,35 @@ class Transaction(RoundTables):
         rows = self._run(f"SELECT {_STUDY} FROM study WHERE name = ?", name)
         return StudyRow(*rows[0]) if rows else None
 
-    def set_study_state(self, study_id: str, state: StudyState, problem: str = "") -> None:
+    def held_study(self, study_id: str) -> StudyRow | None:
+        """The study, in a state that nobody changes before this transaction is over."""
+        rows = self._run(f"SELECT {_STUDY} FROM study WHERE id = ?{self._open.sharing}", study_id)
+        return StudyRow(*rows[0]) if rows else None
+
+    def set_study_state(
+        self,
+        study_id: str,
+        state: StudyState,
+        problem: str = "",
+        *,
+        expected: Collection[StudyState],
+    ) -> bool:
+        """Whether the study was in one of the expected states, and now is in this one.
+
+        Then nobody else changes it before this transaction is over.
+        """
         changed = self._run(
-            "UPDATE study SET state = ?, problem = ?, since = ? WHERE id = ? RETURNING number",
+            "UPDATE study SET state = ?, problem = ?, since = ?"
+            f" WHERE id = ? AND state IN ({_marks(expected)}) RETURNING number",
             state,
             problem,
             self._today,
             study_id,
+            *expected,
         )
-        if not changed:
+        if not changed and self.study(study_id) is None:
             raise StoreError(f"there is no study {study_id}")
+        return bool(changed)
 
     def add_task(self, row: TaskRow) -> None:
         self._insert("task", _TASK, [astuple(row)])
@@ -107,10 +125,23 @@ class Transaction(RoundTables):
         rows = self._run(f"SELECT {_TASK} FROM task WHERE state = 'open' ORDER BY task")
         return [TaskRow(*row) for row in rows]
 
-    def set_task_state(self, task_id: str, state: TaskState) -> None:
-        """Once this is committed, no upload is taken for a task that is not open."""
-        if not self._run("UPDATE task SET state = ? WHERE id = ? RETURNING task", state, task_id):
-            raise no_task(task_id)
+    def set_task_state(
+        self, task_id: str, state: TaskState, *, expected: Collection[TaskState]
+    ) -> bool:
+        """Whether the task was in one of the expected states, and now is in this one.
+
+        Once this is committed, no upload is taken for a task that is not open.
+        """
+        changed = self._run(
+            f"UPDATE task SET state = ? WHERE id = ? AND state IN ({_marks(expected)})"
+            " RETURNING task",
+            state,
+            task_id,
+            *expected,
+        )
+        if not changed:
+            self._task(task_id)  # raises if there is none
+        return bool(changed)
 
     def add_dictionary(self, digest: str, body: bytes) -> None:
         """Keep a dictionary; one that is there already is the same, by its digest."""
@@ -308,6 +339,10 @@ SELECT number, count, body FROM upload WHERE task = ? AND number <= (
     FROM (SELECT number, count FROM upload WHERE task = ? ORDER BY number LIMIT ?) AS first
   ) AS summed WHERE total <= ? OR place = 1
 ) ORDER BY number"""
+
+
+def _marks(values: Collection[object]) -> str:
+    return ", ".join("?" * len(values))
 
 
 def _parts(values: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -30,7 +30,6 @@ from sfumato.spec import from_json
 from sfumato.task import Task
 
 SEAL_SECONDS = 60.0  # that uploads of an open task wait: the more are sealed together, the better
-_ALIVE = ("collecting", "closing")
 _EPOCH = date(1970, 1, 1)
 
 
@@ -90,7 +89,7 @@ class Worker:
 
     def _turn(self, row: StudyRow) -> bool:
         try:
-            return self._advance(row) if row.state in _ALIVE else self._tidy(row)
+            return self._advance(row) if row.state in studies.ALIVE else self._tidy(row)
         except StoreError:
             raise
         except Exception as problem:  # this study's own trouble, whatever it is
@@ -116,7 +115,8 @@ class Worker:
         if task is None:
             return False
         with self._store.transaction() as tx:
-            if studies.found(tx, row.id).state == "collecting":
+            current = tx.held_study(row.id)
+            if current is not None and current.state == "collecting":
                 tx.add_task(task)
         return True
 
@@ -135,8 +135,9 @@ class Worker:
         is_full = task.wanted is not None and sealed >= task.wanted
         if task.state == "open" and (is_full or self._is_over(row)):
             with self._store.transaction() as tx:
-                tx.set_task_state(task.id, "closing")
-            self._log("task-closing", study_id=row.id, task_id=task.id, count=sealed)
+                is_closing = tx.set_task_state(task.id, "closing", expected=["open"])
+            if is_closing:
+                self._log("task-closing", study_id=row.id, task_id=task.id, count=sealed)
             return True
         if waiting and (task.state == "closing" or self._is_time(task, sealed, waiting)):
             self._seal(row, task)
@@ -195,8 +196,8 @@ class Worker:
                     campaign=spec.campaign, cohort=spec.cohort, task=spec.id, loss=spec.loss
                 )
         with self._store.transaction() as tx:
-            current = tx.study(row.id)
-            if current is None or current.state not in _ALIVE:
+            current = tx.held_study(row.id)
+            if current is None or current.state not in studies.ALIVE:
                 return
             count = tx.sealed_count(task.id)
             batch = None
@@ -211,7 +212,7 @@ class Worker:
             tx.add_answer(task.id, sealing.to_bytes(answer.table), answer.count)
             if batch.charged:  # a masked one, of which no reports were counted before
                 tx.count(task.id, "reports", batch.count)
-        tx.set_task_state(task.id, "done")
+        tx.set_task_state(task.id, "done", expected=studies.UNDONE)
         tx.end_waiting(task.id)
         count = tx.counts(task.id).get("reports", 0)
         self._log("task-done", study_id=task.study_id, task_id=task.id, count=count)
@@ -230,12 +231,10 @@ class Worker:
         self, row: StudyRow, state: studies.End, problem: str = "", *, release: str | None = None
     ) -> None:
         with self._store.transaction() as tx:
-            current = tx.study(row.id)
-            if current is None or current.state not in _ALIVE:  # it was deleted meanwhile
+            if not studies.end(tx, row.id, state, problem):  # it was deleted meanwhile
                 return
             if release is not None:
                 tx.put_release(row.id, release)
-            studies.end(tx, row, state, problem)
         self._forget_soon()
         level = logging.ERROR if state == "failed" else logging.INFO
         fields = {"reason": problem} if problem else {}
@@ -249,8 +248,7 @@ class Worker:
             return False
         with self._store.transaction() as tx:
             for task in tx.tasks(row.id):
-                if task.state != "done":
-                    tx.set_task_state(task.id, "done")
+                tx.set_task_state(task.id, "done", expected=studies.UNDONE)
             tx.drop_data(row.id)
         self._tidied.add(row.id)
         self._forget_soon()

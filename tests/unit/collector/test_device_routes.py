@@ -57,7 +57,7 @@ class Served:
 
     def close(self, task: LocalTask) -> None:
         with self.store.transaction() as tx:
-            tx.set_task_state(task.id, "closing")
+            tx.set_task_state(task.id, "closing", expected=["open"])
 
     def offers(self, task: LocalTask) -> bool:
         """Whether devices are offered this task."""

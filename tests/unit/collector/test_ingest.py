@@ -110,7 +110,7 @@ def test_all_who_wait_hear_that_the_store_fails_and_later_ones_fare_better(store
 
 def test_a_task_that_was_closed_takes_nothing(store: Faulty) -> None:
     with store.transaction() as tx:
-        tx.set_task_state(TASK.id, "closing")
+        tx.set_task_state(TASK.id, "closing", expected=["open"])
     with started(Uploads(store)) as uploads:
         assert not outcome(uploads.submit(TASK.id, 1, body(1)))
     assert stored(store) == 0

@@ -327,7 +327,7 @@ def test_a_two_phase_study_sizes_its_second_task_by_the_answer_to_the_first(stag
     first = open_task(stage.store, study)
     assert from_json(first.spec).cohort == "pilot"
     with stage.store.transaction() as tx:
-        tx.set_task_state(first.id, "closing")
+        tx.set_task_state(first.id, "closing", expected=["open"])
     upload_closed(stage, first, count=500)
     while stage.start().step() and stage.state(study)["tasks"][-1]["state"] != "open":
         pass
