@@ -87,7 +87,7 @@ def upload(store: Store, task: TaskRow, reports: Iterable[bytes]) -> bool:
     """Store reports as the service does; whether the task took them."""
     frames = list(reports)
     with store.transaction() as tx:
-        return tx.insert_uploads([(task.id, len(frames), to_frames(frames))])[0]
+        return tx.insert_uploads([(task.id, len(frames), to_frames(frames))]) == ["stored"]
 
 
 def work(worker: Worker, most: int = 1_000) -> None:

@@ -95,7 +95,7 @@ def write_everywhere(tx: Transaction) -> None:
     tx.set_study_state(STUDY.id, "failed", "because", expected=["collecting"])
     tx.set_task_state(OTHERS.id, "closing", expected=["open"])
     tx.add_dictionary("d1" * 32, b"oak")
-    assert tx.insert_uploads([(TASK.id, 2, b"two"), (TASK.id, 1, b"one")]) == [True, True]
+    assert tx.insert_uploads([(TASK.id, 2, b"two"), (TASK.id, 1, b"one")]) == ["stored", "stored"]
     tx.unseen(TASK.id, [b"i" * 16])
     tx.add_sealed(TASK.id, b"sealed", 7)
     tx.count(TASK.id, "repeated", 3)
@@ -182,7 +182,7 @@ def test_uploads_are_taken_for_open_tasks_only(asked: Store) -> None:
         tx.set_task_state(OTHERS.id, "closing", expected=["open"])
     uploads = [(TASK.id, 3, b"a"), (OTHERS.id, 1, b"b"), ("ff" * 32, 1, b"c"), (TASK.id, 4, b"d")]
     with asked.transaction() as tx:
-        assert tx.insert_uploads(uploads) == [True, False, False, True]
+        assert tx.insert_uploads(uploads) == ["stored", "closed", "closed", "stored"]
         assert tx.insert_uploads([]) == []
     with asked.reading() as tx:
         assert [(count, body) for _, count, body in tx.pending(TASK.id, 100)] == [
@@ -270,7 +270,7 @@ def test_many_ids_and_uploads_go_in_one_call(asked: Store) -> None:
     with asked.transaction() as tx:
         tx.unseen(TASK.id, ids[::2])
         assert tx.unseen(TASK.id, ids) == set(ids[1::2])
-        assert all(tx.insert_uploads([(TASK.id, 1, report_id) for report_id in ids]))
+        assert set(tx.insert_uploads([(TASK.id, 1, each) for each in ids])) == {"stored"}
         pending = tx.pending(TASK.id, many)
         assert [body for _, _, body in pending] == ids
         tx.delete_uploads(TASK.id, [number for number, _, _ in pending])
@@ -496,8 +496,8 @@ def upload_until_closed(
         bodies = [b"%d %d %d" % (name, place, each) for each in range(3)]
         with store.transaction() as tx:
             taken = tx.insert_uploads([(task_id, 1, body) for body in bodies])
-        accepted += [body for body, is_taken in zip(bodies, taken, strict=True) if is_taken]
-        if not all(taken):
+        accepted += [body for body, taking in zip(bodies, taken, strict=True) if taking == "stored"]
+        if set(taken) != {"stored"}:
             return
         if len(accepted) >= 30:
             is_busy.set()
@@ -578,7 +578,7 @@ def test_a_worker_whose_call_failed_has_to_take_its_lock_again(asked: Store) -> 
             pass
     with asked.worker_lock() as is_only, asked.transaction() as tx:
         assert is_only
-        assert tx.insert_uploads([(TASK.id, 1, b"again")]) == [True]
+        assert tx.insert_uploads([(TASK.id, 1, b"again")]) == ["stored"]
 
 
 def test_a_state_is_changed_from_an_expected_one_only(asked: Store) -> None:
@@ -600,7 +600,7 @@ from sfumato.collector.store import Store
 store = Store.open(sys.argv[1])
 for place in range(1_000_000):
     with store.transaction() as tx:
-        assert all(tx.insert_uploads([(sys.argv[2], 1, b"%d" % place)]))
+        assert tx.insert_uploads([(sys.argv[2], 1, b"%d" % place)]) == ["stored"]
     print(place, flush=True)
 """
 

@@ -33,6 +33,7 @@ from sfumato.collector.driver import Connection, Database
 from sfumato.collector.transaction import (
     StudyRow,
     StudyState,
+    Taking,
     TaskRow,
     TaskState,
     TokenRow,
@@ -40,7 +41,16 @@ from sfumato.collector.transaction import (
 )
 from sfumato.errors import StoreError, StoreUnavailable
 
-__all__ = ["Store", "StudyRow", "StudyState", "TaskRow", "TaskState", "TokenRow", "Transaction"]
+__all__ = [
+    "Store",
+    "StudyRow",
+    "StudyState",
+    "Taking",
+    "TaskRow",
+    "TaskState",
+    "TokenRow",
+    "Transaction",
+]
 
 _DAY_SECONDS = 86_400
 

@@ -154,6 +154,10 @@ def next_task(tx: Transaction, row: StudyRow, *, key: bytes) -> TaskRow | None:
         envelope=json.dumps(offers.sign(offer, key)),
         state="open",
         wanted=_wanted(planned, task),
+        # A sum holds so many; what comes in a masked round is bounded by its cohort.
+        room=task.max_count
+        if isinstance(task, Task) and not task.aggregation.hides_summands
+        else None,
     )
 
 

@@ -171,11 +171,12 @@ class Worker:
         with self._store.transaction() as tx:
             fresh = tx.unseen(task.id, list(messages))
             kept = [message for name, message in messages.items() if name in fresh]
-            if isinstance(spec, Task):  # beyond max_count the sum could wrap
+            if isinstance(spec, Task):  # `room` has seen to it, but for tasks from before it
                 kept = kept[: max(0, spec.max_count - tx.sealed_count(task.id))]
             if kept:
                 tx.add_sealed(task.id, sealing.seal(spec, kept, rng=self._rng), len(kept))
             tx.delete_uploads(task.id, [number for number, _, _ in uploads])
+            tx.give_room(task.id, came - len(kept))
             for counter, by in (
                 ("reports", len(kept)),
                 ("repeated", came - len(fresh)),

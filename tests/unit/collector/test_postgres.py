@@ -38,7 +38,7 @@ def store(postgres_url: str) -> Iterator[Store]:
 
 def upload(store: Store) -> None:
     with store.transaction() as tx:
-        assert tx.insert_uploads([UPLOAD]) == [True]
+        assert tx.insert_uploads([UPLOAD]) == ["stored"]
 
 
 def fill(store: Store) -> int:

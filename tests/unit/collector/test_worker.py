@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,7 @@ class Stage:
     """A store, a worker and a clock; `said` is what was logged."""
 
     def __init__(self, path: Path) -> None:
-        self.clock, self.rng = Clock(), SeededRng(SEED)
+        self.clock, self.rng, self.path = Clock(), SeededRng(SEED), path
         self.store = Store.open(path, now=self.clock)
         self.store.migrate()
         self.said: list[tuple[str, dict[str, Any]]] = []
@@ -255,9 +257,31 @@ def test_a_study_closed_between_rounds_releases_what_there_is(stage: Stage) -> N
     assert any("made for 6 devices" in note for note in release.notes)
 
 
-def test_more_reports_than_a_sum_has_room_for_are_left_out_and_counted(stage: Stage) -> None:
+def test_no_more_reports_are_acknowledged_than_a_sum_has_room_for(stage: Stage) -> None:
+    """While the worker is away; some of them came twice."""
     study = stage.create(devices=2)
     task = open_task(stage.store, study)
+    most = from_json(task.spec).max_count
+    reports = [report(task, k % 60, rng=stage.rng) for k in range(most + 5)]
+    assert upload(stage.store, task, reports[:5])
+    taken = [upload(stage.store, task, [one]) for one in reports]
+    assert taken == [True] * (most - 5) + [False] * 10
+    stage.worker.step()
+    assert upload(stage.store, task, reports[-10:-5])  # there is room after all
+    assert not upload(stage.store, task, reports[-5:])
+    work(stage.worker)
+    release = stage.release(study)
+    assert release.cost.devices == sum(release.counts) == most
+    assert stage.state(study)["rejected"] == {}
+    assert stage.state(study)["repeated"] == 5
+
+
+def test_a_sum_never_holds_more_than_it_can(stage: Stage) -> None:
+    """Of a task from before its room was known."""
+    study = stage.create(devices=2)
+    task = open_task(stage.store, study)
+    with closing(sqlite3.connect(stage.path)) as raw, raw:
+        raw.execute("UPDATE task SET room = NULL")
     most = from_json(task.spec).max_count
     upload(stage.store, task, [report(task, k % 60, rng=stage.rng) for k in range(most + 5)])
     work(stage.worker)
