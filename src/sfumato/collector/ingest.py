@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from sfumato.collector.logs import log_error
+from sfumato.collector.logs import counted, log_error
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.problems import Problem
 from sfumato.collector.settings import Settings
@@ -190,7 +190,7 @@ class Uploads:
                 # Whatever it is, nobody may wait for ever, and later ones may fare better.
                 with self._changed:
                     group += self._take(math.inf)
-                log_error("uploads-not-stored", problem, count=len(group))
+                log_error("uploads-not-stored", problem, **counted(len(group)))
                 self._forget(group)
                 for upload in group:
                     upload.stored.set_exception(problem)

@@ -24,6 +24,7 @@ import numpy as np
 from sfumato import invitations
 from sfumato.batch import Batch
 from sfumato.collector.ledger import StoreLedger
+from sfumato.collector.logs import counted
 from sfumato.collector.round_tables import ENDED, EVERYBODY, TAKEN, WAITING, RoundRow
 from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.errors import BudgetError, DataError, ImpossibleError, MismatchError
@@ -135,7 +136,7 @@ class Rounds:
             tx.add_round(task.id, row, invitation, [number for number, _ in chosen])
         self._coordinators[round.nonce] = Coordinator(round, roster)
         del self._enough_since[task.id]
-        self._log("round-formed", study_id=study.id, task_id=task.id, count=cohort)
+        self._log("round-formed", study_id=study.id, task_id=task.id, **counted(cohort))
         self._tell()
         return True
 
@@ -197,7 +198,7 @@ class Rounds:
                 tx.set_checkpoint(row.id, coordinator.checkpoint())
         refused = sum(outcome != TAKEN for outcome in outcomes.values())
         if refused:
-            self._log("messages-refused", count=refused)
+            self._log("messages-refused", **counted(refused))
             self._tell()  # who was refused need not wait
 
     def _close(

@@ -137,7 +137,8 @@ class Worker:
             with self._store.transaction() as tx:
                 is_closing = tx.set_task_state(task.id, "closing", expected=["open"])
             if is_closing:
-                self._log("task-closing", study_id=row.id, task_id=task.id, count=sealed)
+                told = logs.counted(sealed)
+                self._log("task-closing", study_id=row.id, task_id=task.id, **told)
             return True
         if waiting and (task.state == "closing" or self._is_time(task, sealed, waiting)):
             self._seal(row, task)
@@ -186,7 +187,8 @@ class Worker:
                     tx.count(task.id, counter, by)
         self._sealed_at[task.id] = self._now()
         self._forget_soon()
-        self._log("sealed", study_id=row.id, task_id=task.id, count=len(kept))
+        if told := logs.counted(len(kept)):  # of few, not even that there were any
+            self._log("sealed", study_id=row.id, task_id=task.id, **told)
 
     def _finish(self, row: StudyRow, task: TaskRow) -> None:
         """The end of a task to which all reports are sealed."""
@@ -215,8 +217,8 @@ class Worker:
                 tx.count(task.id, "reports", batch.count)
         tx.set_task_state(task.id, "done", expected=studies.UNDONE)
         tx.end_waiting(task.id)
-        count = tx.counts(task.id).get("reports", 0)
-        self._log("task-done", study_id=task.study_id, task_id=task.id, count=count)
+        told = logs.counted(tx.counts(task.id).get("reports", 0))
+        self._log("task-done", study_id=task.study_id, task_id=task.id, **told)
 
     def _release(self, row: StudyRow) -> None:
         started = time.perf_counter()
