@@ -19,6 +19,7 @@ from sfumato.report import from_frames, to_frames
 
 DISK_BYTES = 40 << 20
 BALLAST_BYTES = 32 << 20  # of something else: what is sealed takes more room than what came
+FREE_BYTES = 2 << 20  # on a disk that has nothing but uploads
 REPORTS = 5_000  # of an upload
 STUDY = {
     "name": "Street trees",
@@ -93,9 +94,9 @@ def mounted(folder: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def filled(trees: Trees, disk: Path) -> Answer:
+def filled(trees: Trees, disk: Path, ballast_bytes: int = BALLAST_BYTES) -> Answer:
     """The first answer but 201, on a disk that something else takes most of."""
-    (disk / "ballast").write_bytes(bytes(BALLAST_BYTES))
+    (disk / "ballast").write_bytes(bytes(ballast_bytes))
     while (answer := trees.upload()).status == 201:
         assert trees.acknowledged * 50 < 10 * DISK_BYTES, "it never filled up"
     assert trees.acknowledged > 0
@@ -149,7 +150,7 @@ def test_a_full_disk_of_a_server_is_told_and_loses_nothing(
         postgres.execute(f"CREATE TABLESPACE small LOCATION '{disk}/tables'")
         move_uploads(postgres_url, "small")
         try:
-            answer = filled(trees, disk)
+            answer = filled(trees, disk, DISK_BYTES - FREE_BYTES)
             assert (answer.status, answer.code) == (507, "store-full")
             assert ask(trees.address, "GET", "/health").status == 200
             assert "no room left" in collector.log()
