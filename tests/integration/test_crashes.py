@@ -40,6 +40,7 @@ class Outcome:
     kills: int
     restarts: int  # of the database
     acknowledged: int  # reports of both studies
+    unique: int  # of them, those with a value of their own
     unacknowledged: int
     lost: int
     doubled: int
@@ -60,6 +61,7 @@ def judged(
         kills=kills,
         restarts=restarts,
         acknowledged=len(central.acknowledged) + len(local.acknowledged),
+        unique=len(central.acknowledged),
         unacknowledged=sum(each.sent - len(each.acknowledged) for each in (central, local)),
         lost=int((count[acknowledged] < 1).sum()) + max(0, len(local.acknowledged) - records),
         doubled=int((count > 1).sum()) + max(0, records - local.sent),
@@ -224,4 +226,4 @@ def test_what_is_lost_or_doubled_is_seen(cells: list[float], records: int, found
     outcome = judged(cells, asked[0], records, asked[1], kills=0, restarts=0)
     assert outcome.is_sound == (found == "sound")
     assert outcome.is_sound or getattr(outcome, found) > 0
-    assert (outcome.acknowledged, outcome.unacknowledged) == (4, 2)
+    assert (outcome.acknowledged, outcome.unique, outcome.unacknowledged) == (4, 2, 2)
