@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from checks import SEED
 from sfumato import device
 from sfumato.collector import studies
 from sfumato.collector.store import Store, StudyRow, TaskRow
@@ -12,7 +15,8 @@ from sfumato.collector.worker import Worker
 from sfumato.new_words import WordTask, word_report
 from sfumato.offers import AnyTask, takes_categories
 from sfumato.outbox import DAY_SECONDS
-from sfumato.privacy import Rng, SystemRng
+from sfumato.privacy import Rng, SeededRng, SystemRng
+from sfumato.release import Release
 from sfumato.report import to_frames
 from sfumato.spec import from_json
 from sfumato.task import LocalTask, Task
@@ -87,7 +91,7 @@ def upload(store: Store, task: TaskRow, reports: Iterable[bytes]) -> bool:
     """Store reports as the service does; whether the task took them."""
     frames = list(reports)
     with store.transaction() as tx:
-        return tx.insert_uploads([(task.id, len(frames), to_frames(frames))])[0]
+        return tx.insert_uploads([(task.id, len(frames), to_frames(frames))]) == ["stored"]
 
 
 def work(worker: Worker, most: int = 1_000) -> None:
@@ -96,3 +100,52 @@ def work(worker: Worker, most: int = 1_000) -> None:
         if not worker.step():
             return
     raise AssertionError(f"the worker finds work after {most} steps")
+
+
+class Stage:
+    """A store, a worker and a clock; `said` is what was logged."""
+
+    def __init__(self, path: Path) -> None:
+        self.clock, self.rng, self.path = Clock(), SeededRng(SEED), path
+        self.store = Store.open(path, now=self.clock)
+        self.store.migrate()
+        self.said: list[tuple[str, dict[str, Any]]] = []
+        self.worker = self.start()
+
+    def start(self, **options: Any) -> Worker:
+        return Worker(
+            self.store,
+            key=KEY,
+            now=self.clock,
+            rng=self.rng,
+            log=lambda event, **fields: self.said.append((event, fields)),
+            **options,
+        )
+
+    def create(self, *arguments: Any, **keys: Any) -> StudyRow:
+        return create(self.store, self.clock, *arguments, rng=self.rng, **keys)
+
+    def answer(self, study: StudyRow, *categories: int) -> list[bytes]:
+        """Reports of so many devices to the task that is open."""
+        task = open_task(self.store, study)
+        reports = [report(task, category, rng=self.rng) for category in categories]
+        assert upload(self.store, task, reports)
+        return reports
+
+    def state(self, study: StudyRow) -> dict[str, Any]:
+        return studies.state(self.store, study.id)
+
+    def release(self, study: StudyRow) -> Release:
+        with self.store.reading() as tx:
+            text = tx.release(study.id)
+        assert text is not None, self.state(study)["problem"]
+        return Release.from_dict(json.loads(text))
+
+    def finish(self, study: StudyRow) -> Release:
+        studies.close(self.store, study.id)
+        work(self.worker)
+        return self.release(study)
+
+    def sealed(self, task: TaskRow) -> list[bytes]:
+        with self.store.reading() as tx:
+            return list(tx.sealed(task.id))

@@ -109,7 +109,14 @@ def settings(folder: Path, **given: Any) -> Settings:
     return Settings(**{**usual, **given})
 
 
-def opened(store: Store, *, key: bytes = KEY, task: AnyTask = TASK, name: str = "Trees") -> str:
+def opened(
+    store: Store,
+    *,
+    key: bytes = KEY,
+    task: AnyTask = TASK,
+    name: str = "Trees",
+    room: int | None = None,
+) -> str:
     """The id of a study that asks one local task, put into the store as it is when it is open."""
     study_id = secrets.token_hex(16)
     offer = Offer(
@@ -142,6 +149,7 @@ def opened(store: Store, *, key: bytes = KEY, task: AnyTask = TASK, name: str = 
                 envelope=json.dumps(offers.sign(offer, key)),
                 state="open",
                 wanted=None,
+                room=room,
             )
         )
     return study_id

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import click
 
-from sfumato import __version__, admin_cli, device_cli, service_cli
+from sfumato import __version__, admin_cli, device_cli, fleet_cli, service_cli
 from sfumato.errors import DataError, NotReadyError, SfumatoError, SpecError
 from sfumato.printing import (
     print_bill,
@@ -349,5 +349,10 @@ def demo_command(devices: int, seed: int, keep: bool) -> None:
                 threading.Event().wait()
 
 
-for _command in (*service_cli.COMMANDS, *admin_cli.COMMANDS, *device_cli.COMMANDS):
+for _command in (
+    *service_cli.COMMANDS,
+    *admin_cli.COMMANDS,
+    device_cli.device_group,
+    fleet_cli.fleet_command,
+):
     main.add_command(_command)

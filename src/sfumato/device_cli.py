@@ -1,4 +1,4 @@
-"""Commands of a device, and of a fleet of made-up ones: thin, over `agent` and `network_fleet`."""
+"""Commands of a device: thin, over `agent`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sfumato.errors import ServiceError, SpecError
-from sfumato.printing import print_json, progress_bar
+from sfumato.errors import SpecError
+from sfumato.printing import print_json
 
 if TYPE_CHECKING:
     from sfumato.agent import Device, Offered
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path)
 _SPOOL_SECONDS = 1.0  # between two looks into the spool
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 def _device(command: _Command) -> _Command:
@@ -39,7 +39,7 @@ def _device(command: _Command) -> _Command:
     @click.option("--key", envvar="SFUMATO_SERVER_KEY", help="The collector's public key, in hex.")
     @click.option("--ca", type=_FILE, help="Root certificates, in place of the system's.")
     @click.option("--plain-http", is_flag=True, help="Allow http to other machines than this one.")
-    @_json
+    @json_option
     @wraps(command)
     def with_device(
         home: Path,
@@ -53,7 +53,7 @@ def _device(command: _Command) -> _Command:
 
         server, key = _pinned(home, server, key)
         with Device.open(
-            home / "device.db", server, _key(key), ca=ca, allow_plain=plain_http
+            home / "device.db", server, public_key(key), ca=ca, allow_plain=plain_http
         ) as device:
             return command(device=device, **options)
 
@@ -251,105 +251,6 @@ def run_command(
     _run(runner, from_stdin, as_json)
 
 
-@click.command("fleet")
-@click.option("--server", required=True, envvar="SFUMATO_SERVER", help="Address of the collector.")
-@click.option("--key", required=True, envvar="SFUMATO_SERVER_KEY", help="Its public key, in hex.")
-@click.option("--study", required=True, help="Name of the study, as devices are shown it.")
-@click.option(
-    "--data", required=True, type=_FILE, help="CSV, CSV.gz or Parquet file; .npy for vectors."
-)
-@click.option("--item-column", help='Column of items. Default: "item", or the first column.')
-@click.option("--device-column", help="Column that names the device of each row.")
-@click.option(
-    "--devices", type=click.IntRange(min=1), help="How many; all in the data if not given."
-)
-@click.option("--days", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--pause", type=click.FloatRange(min=0), default=0.0, help="Seconds between days.")
-@click.option(
-    "--drop", type=click.FloatRange(0, 0.9), default=0.0, help="Rate of lost answers and repeats."
-)
-@click.option(
-    "--leave",
-    multiple=True,
-    metavar="PHASE=SHARE",
-    help="Of masked rounds: devices that vanish in a phase (enrol, share, mask, ack, unmask).",
-)
-@click.option("--seed", type=click.IntRange(min=0), help="Repeat a run, noise included.")
-@click.option("--plain-http", is_flag=True, help="Allow http to other machines than this one.")
-@_json
-def fleet_command(
-    server: str,
-    key: str,
-    study: str,
-    data: Path,
-    item_column: str | None,
-    device_column: str | None,
-    devices: int | None,
-    days: int,
-    pause: float,
-    drop: float,
-    leave: tuple[str, ...],
-    seed: int | None,
-    plain_http: bool,
-    as_json: bool,
-) -> None:
-    """Answer a study with many made-up devices, over real HTTP
-
-    Each device agrees to the study, records its items of the data and sends them when they are due,
-    on a simulated clock: days pass at once. With --drop uploads are repeated and answers lost, as
-    on a bad network; nothing is counted twice for it. Studies with trust "secure" are answered in
-    masked rounds, in real time; with --leave some devices vanish on the way.
-
-    \b
-    Example:
-      sfumato fleet --server http://127.0.0.1:8000 --key 5c…0d --study "Trees" --data trees.csv
-    """
-    from sfumato.network_fleet import Held, NetworkFleet, holdings
-    from sfumato.population import Population
-
-    rates = _rates(leave)
-    held: Sequence[Held]
-    if data.suffix == ".npy":
-        from sfumato import vectors
-
-        held = list(vectors.load(data))[:devices]
-    else:
-        population = Population.load(data, item_column=item_column, device_column=device_column)
-        held = holdings(population, devices, seed)
-    with (
-        NetworkFleet(
-            server, _key(key), held, drop=drop, seed=seed, allow_plain=plain_http
-        ) as fleet,
-        progress_bar() as progress,
-    ):
-        summary = fleet.ask(study, days=days, pause_seconds=pause, leaving=rates, progress=progress)
-    if as_json:
-        print_json(summary.to_dict())
-    else:
-        for name, value in summary.to_dict().items():
-            shown = json.dumps(value) if isinstance(value, dict) else f"{value:,}"
-            click.echo(f"{name:<10} {shown}")
-    if summary.unsent:
-        raise ServiceError(f"{summary.unsent:,} records could not be sent")
-
-
-COMMANDS = (device_group, fleet_command)
-
-
-def _rates(leave: Sequence[str]) -> dict[str, float]:
-    """What --leave says: a share of the devices by phase."""
-    rates = {}
-    for text in leave:
-        phase, _, share = text.partition("=")
-        try:
-            rates[phase] = float(share)
-        except ValueError:
-            rates[phase] = -1.0
-        if not 0 <= rates[phase] <= 1:
-            raise SpecError(f"--leave must be PHASE=SHARE, such as mask=0.05; got {text}")
-    return rates
-
-
 def _run(runner: Runner, from_stdin: bool, as_json: bool) -> None:
     """Until a signal: lines as they come, and steps when their time has come."""
     lines: SimpleQueue[str | None] = SimpleQueue()  # None: stop; its `put` is safe in a signal
@@ -411,7 +312,7 @@ def _pinned(home: Path, server: str | None, key: str | None) -> tuple[str, str]:
             hint="use another --home for another collector",
         )
     if kept != {"key": key, "server": server}:
-        _key(key)
+        public_key(key)
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = path.with_suffix(".tmp")
         fresh.write_text(json.dumps({"key": key, "server": server}) + "\n", encoding="utf-8")
@@ -419,7 +320,7 @@ def _pinned(home: Path, server: str | None, key: str | None) -> tuple[str, str]:
     return server, key
 
 
-def _key(text: str) -> bytes:
+def public_key(text: str) -> bytes:
     try:
         key = bytes.fromhex(text)
     except ValueError:

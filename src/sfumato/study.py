@@ -219,7 +219,7 @@ class Study:
         """A study from a TOML file; its dictionary's path is relative to the file."""
         try:
             text = Path(path).read_text(encoding="utf-8")
-            given = tomllib.loads(text)
+            given = tomllib.loads(text, parse_float=number)
         except OSError as problem:
             raise StudyError(f"the study {path} cannot be read: {problem.strerror}") from problem
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
@@ -239,6 +239,18 @@ class Study:
         return {
             name: value for name, value in values.items() if value is not None or name == "epsilon"
         }
+
+
+def number(text: str) -> float:
+    """A number as a person writes it: finite, or inf and nothing else that is as large.
+
+    >>> number("1e-6"), number("inf")
+    (1e-06, inf)
+    """
+    value = float(text)
+    if not math.isfinite(value) and text.strip() != "inf":
+        raise StudyError(f"a number must be finite, or inf for no limit; got {text[:40]}")
+    return value
 
 
 def _training(given: Mapping[str, Any]) -> TrainingKeys:

@@ -74,7 +74,7 @@ def test_a_copy_made_while_others_write_is_a_store_of_one_moment(
             assert [study.name for study in tx.studies()] == [STUDY.name]
             assert tx.entries() == [("campaign", "cohort", "task", "{}")]
         with restored.transaction() as tx:  # numbers go on where they were
-            assert tx.insert_uploads([(TASK.id, 1, b"new")]) == [True]
+            assert tx.insert_uploads([(TASK.id, 1, b"new")]) == ["stored"]
             assert tx.received(TASK.id) == count + 1
             assert tx.pending(TASK.id, 1_000_000)[-1][2] == b"new"
 

@@ -48,7 +48,7 @@ def test_a_key_joins_a_campaign_once(asked: Store) -> None:
         assert tx.join(TASK.id, "campaign", key(99), key(100)) == "taken"
         assert tx.join(TASK.id, "another", key(0), key(99)) == "new"
         assert tx.waiting(TASK.id) == COUNT + 1
-        tx.set_task_state(TASK.id, "closing")
+        tx.set_task_state(TASK.id, "closing", expected=["open"])
         assert tx.join(TASK.id, "campaign", key(50), key(51)) == "closed"
         assert tx.join(TASK.id, "campaign", key(0), key(100)) == "same"
 

@@ -4,17 +4,12 @@
 from __future__ import annotations
 
 import random
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pytest
 
-from databases import Server
 from sfumato.collector.database import database
 from sfumato.collector.driver import Connection
 from sfumato.collector.store import Store, StudyRow, TaskRow, TokenRow, Transaction
@@ -92,10 +87,10 @@ def write_everywhere(tx: Transaction) -> None:
     study = replace(STUDY, id="0c" * 16, name="third")
     tx.add_study(study)
     tx.add_task(replace(TASK, id="c1" * 32, study_id=study.id))
-    tx.set_study_state(STUDY.id, "failed", "because")
-    tx.set_task_state(OTHERS.id, "closing")
+    tx.set_study_state(STUDY.id, "failed", "because", expected=["collecting"])
+    tx.set_task_state(OTHERS.id, "closing", expected=["open"])
     tx.add_dictionary("d1" * 32, b"oak")
-    assert tx.insert_uploads([(TASK.id, 2, b"two"), (TASK.id, 1, b"one")]) == [True, True]
+    assert tx.insert_uploads([(TASK.id, 2, b"two"), (TASK.id, 1, b"one")]) == ["stored", "stored"]
     tx.unseen(TASK.id, [b"i" * 16])
     tx.add_sealed(TASK.id, b"sealed", 7)
     tx.count(TASK.id, "repeated", 3)
@@ -120,7 +115,7 @@ def test_studies_come_back_as_they_were_put_with_the_day(store_url: str) -> None
             assert tx.study_named("nobody's") is None
         today += 3
         with store.transaction() as tx:
-            tx.set_study_state(STUDY.id, "failed", "the budget is spent")
+            tx.set_study_state(STUDY.id, "failed", "the budget is spent", expected=["collecting"])
         with store.reading() as tx:
             failed = replace(STUDY, state="failed", problem="the budget is spent", since=today)
             assert tx.study(STUDY.id) == failed
@@ -144,8 +139,8 @@ def test_tasks_come_back_in_their_order(asked: Store) -> None:
         assert tx.task("c1" * 32) is None
         assert {task.id for task in tx.open_tasks()} == {TASK.id, OTHERS.id, "a2" * 32, "a3" * 32}
     with asked.transaction() as tx:
-        tx.set_task_state(TASK.id, "closing")
-        tx.set_task_state("a2" * 32, "done")
+        tx.set_task_state(TASK.id, "closing", expected=["open"])
+        tx.set_task_state("a2" * 32, "done", expected=["open"])
     with asked.reading() as tx:
         assert tx.task(TASK.id) == replace(TASK, state="closing")
         assert {task.id for task in tx.open_tasks()} == {OTHERS.id, "a3" * 32}
@@ -154,8 +149,8 @@ def test_tasks_come_back_in_their_order(asked: Store) -> None:
 def test_what_is_not_there_cannot_be_changed_or_added_to(asked: Store) -> None:
     wrong = "ff" * 32
     calls: list[Callable[[Transaction], object]] = [
-        lambda tx: tx.set_study_state(wrong, "closing"),
-        lambda tx: tx.set_task_state(wrong, "closing"),
+        lambda tx: tx.set_study_state(wrong, "closing", expected=["collecting"]),
+        lambda tx: tx.set_task_state(wrong, "closing", expected=["open"]),
         lambda tx: tx.add_task(replace(TASK, id=wrong, study_id=wrong)),
         lambda tx: tx.unseen(wrong, [b"i" * 16]),
         lambda tx: tx.add_sealed(wrong, b"", 0),
@@ -179,10 +174,10 @@ def test_a_dictionary_is_kept_once(store: Store) -> None:
 
 def test_uploads_are_taken_for_open_tasks_only(asked: Store) -> None:
     with asked.transaction() as tx:
-        tx.set_task_state(OTHERS.id, "closing")
+        tx.set_task_state(OTHERS.id, "closing", expected=["open"])
     uploads = [(TASK.id, 3, b"a"), (OTHERS.id, 1, b"b"), ("ff" * 32, 1, b"c"), (TASK.id, 4, b"d")]
     with asked.transaction() as tx:
-        assert tx.insert_uploads(uploads) == [True, False, False, True]
+        assert tx.insert_uploads(uploads) == ["stored", "closed", "closed", "stored"]
         assert tx.insert_uploads([]) == []
     with asked.reading() as tx:
         assert [(count, body) for _, count, body in tx.pending(TASK.id, 100)] == [
@@ -270,7 +265,7 @@ def test_many_ids_and_uploads_go_in_one_call(asked: Store) -> None:
     with asked.transaction() as tx:
         tx.unseen(TASK.id, ids[::2])
         assert tx.unseen(TASK.id, ids) == set(ids[1::2])
-        assert all(tx.insert_uploads([(TASK.id, 1, report_id) for report_id in ids]))
+        assert set(tx.insert_uploads([(TASK.id, 1, each) for each in ids])) == {"stored"}
         pending = tx.pending(TASK.id, many)
         assert [body for _, _, body in pending] == ids
         tx.delete_uploads(TASK.id, [number for number, _, _ in pending])
@@ -390,7 +385,7 @@ def test_dropping_the_data_of_a_study_leaves_its_ledger_its_release_and_other_st
 ) -> None:
     with asked.transaction() as tx:
         write_everywhere(tx)
-        tx.set_task_state(OTHERS.id, "open")
+        tx.set_task_state(OTHERS.id, "open", expected=["closing"])
         tx.insert_uploads([(OTHERS.id, 1, b"other")])
         tx.unseen(OTHERS.id, [b"o" * 16])
         tx.add_sealed(OTHERS.id, b"other", 1)
@@ -448,9 +443,9 @@ def test_reading_sees_one_moment_and_cannot_write(asked: Store) -> None:
     with asked.reading() as tx:
         assert tx.received(TASK.id) == 1
     with pytest.raises(StoreReadOnly), asked.reading() as tx:
-        tx.set_task_state(TASK.id, "done")
+        tx.set_task_state(TASK.id, "done", expected=["open"])
     with asked.transaction() as tx:
-        tx.set_task_state(TASK.id, "done")
+        tx.set_task_state(TASK.id, "done", expected=["open"])
 
 
 def test_nothing_can_be_done_when_it_is_over(asked: Store) -> None:
@@ -463,120 +458,17 @@ def test_nothing_can_be_done_when_it_is_over(asked: Store) -> None:
         pass
 
 
-def test_no_upload_is_taken_after_its_task_was_closed_and_none_is_lost(asked: Store) -> None:
-    """Uploads race with the close: those acknowledged are those that the closer sees then."""
-    for number in range(1, 9):
-        task = replace(TASK, id=f"{number:064x}", number=number)
-        with asked.transaction() as tx:
-            tx.add_task(task)
-        accepted: list[bytes] = []
-        is_busy = threading.Event()
-        threads = [
-            threading.Thread(
-                target=upload_until_closed, args=(asked, task.id, name, accepted, is_busy)
-            )
-            for name in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        assert is_busy.wait(60)
-        with asked.transaction() as tx:
-            tx.set_task_state(task.id, "closing")
-        with asked.reading() as tx:
-            kept = [body for _, _, body in tx.pending(task.id, 10_000)]
-        for thread in threads:
-            thread.join()
-        assert sorted(kept) == sorted(accepted)
-
-
-def upload_until_closed(
-    store: Store, task_id: str, name: int, accepted: list[bytes], is_busy: threading.Event
-) -> None:
-    for place in range(1_000):
-        bodies = [b"%d %d %d" % (name, place, each) for each in range(3)]
-        with store.transaction() as tx:
-            taken = tx.insert_uploads([(task_id, 1, body) for body in bodies])
-        accepted += [body for body, is_taken in zip(bodies, taken, strict=True) if is_taken]
-        if not all(taken):
-            return
-        if len(accepted) >= 30:
-            is_busy.set()
-
-
-HOLDER = """
-import sys
-from sfumato.collector.store import Store
-with Store.open(sys.argv[1]).worker_lock() as is_only:
-    print(is_only, flush=True)
-    sys.stdin.read()
-"""
-
-
-@contextmanager
-def process(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A Python process of its own, ended with the block."""
-    command = [sys.executable, "-c", script, *arguments]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
-
-
-def said(child: subprocess.Popen[str]) -> str:
-    assert child.stdout is not None
-    return child.stdout.readline().strip()
-
-
-def test_there_is_one_worker_at_a_time_and_a_killed_one_makes_room(
-    store: Store, store_url: str
-) -> None:
-    with process(HOLDER, store_url) as first:
-        assert said(first) == "True"
-        with store.worker_lock() as is_only:
-            assert not is_only
-        first.kill()
-        first.wait()
-        while True:  # a server takes a moment to notice
-            with store.worker_lock() as is_only:
-                if is_only:
-                    break
-    with store.worker_lock() as is_only, store.worker_lock() as is_second:
-        assert is_only
-        assert not is_second
-    with store.worker_lock() as is_only:
-        assert is_only
-
-
-UPLOADER = """
-import sys
-from sfumato.collector.store import Store
-store = Store.open(sys.argv[1])
-for place in range(1_000_000):
-    with store.transaction() as tx:
-        assert all(tx.insert_uploads([(sys.argv[2], 1, b"%d" % place)]))
-    print(place, flush=True)
-"""
-
-
-def test_what_was_acknowledged_survives_a_kill(
-    asked: Store, store_url: str, request: pytest.FixtureRequest
-) -> None:
-    with process(UPLOADER, store_url, TASK.id) as child:
-        while (acknowledged := int(said(child))) < 50:
-            pass
-        if store_url.startswith("postgresql"):
-            server: Server = request.getfixturevalue("postgres")
-            server.restart()
-        child.send_signal(signal.SIGKILL)
-        assert child.stdout is not None
-        acknowledged = max([acknowledged, *map(int, child.stdout.read().split())])
+def test_a_state_is_changed_from_an_expected_one_only(asked: Store) -> None:
+    with asked.transaction() as tx:
+        assert not tx.set_study_state(STUDY.id, "released", expected=["closing", "failed"])
+        assert tx.set_study_state(STUDY.id, "closing", expected=["failed", "collecting"])
+        assert not tx.set_task_state(TASK.id, "done", expected=["closing"])
+        assert tx.set_task_state(TASK.id, "closing", expected=["open"])
     with asked.reading() as tx:
-        kept = [int(body) for _, _, body in tx.pending(TASK.id, 1_000_000)]
-    assert kept == list(range(len(kept)))
-    assert len(kept) > acknowledged
+        study, task = tx.study(STUDY.id), tx.task(TASK.id)
+    assert study is not None
+    assert task is not None
+    assert (study.state, task.state) == ("closing", "closing")
 
 
 def test_an_upload_has_no_room_for_who_sent_it_or_when(store: Store, store_url: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,13 @@ import pytest
 from databases import Server
 from integration.serving import Admin, Mortal, living, telling
 from serving import Answer, ask, wait_for
+from sfumato.collector.postgres import Postgres
 from sfumato.release import Release
 from sfumato.report import from_frames, to_frames
 
 DISK_BYTES = 40 << 20
 BALLAST_BYTES = 32 << 20  # of something else: what is sealed takes more room than what came
+FREE_BYTES = 2 << 20  # on a disk that has nothing but uploads
 REPORTS = 5_000  # of an upload
 STUDY = {
     "name": "Street trees",
@@ -70,20 +74,29 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of a few megabytes."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+    with mounted(folder):
+        yield folder
+
+
+@contextmanager
+def mounted(folder: Path) -> Iterator[Path]:
+    """The folder, with such a disk in its place."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0755", "tmpfs", str(folder)]
     try:
         done = subprocess.run(mount, capture_output=True, check=False)
     except FileNotFoundError:
         pytest.skip("there is no mount here")
     if done.returncode != 0:
         pytest.skip("a small disk cannot be mounted here: that takes root and its capabilities")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
 
 
-def filled(trees: Trees, disk: Path) -> Answer:
+def filled(trees: Trees, disk: Path, ballast_bytes: int = BALLAST_BYTES) -> Answer:
     """The first answer but 201, on a disk that something else takes most of."""
-    (disk / "ballast").write_bytes(bytes(BALLAST_BYTES))
+    (disk / "ballast").write_bytes(bytes(ballast_bytes))
     while (answer := trees.upload()).status == 201:
         assert trees.acknowledged * 50 < 10 * DISK_BYTES, "it never filled up"
     assert trees.acknowledged > 0
@@ -120,6 +133,39 @@ def test_a_collector_that_dies_on_a_full_disk_has_what_it_acknowledged(
         (disk / "ballast").unlink()
         trees.upload_again()
         assert trees.released() == trees.acknowledged
+
+
+def test_a_full_disk_of_a_server_is_told_and_loses_nothing(
+    tmp_path: Path, postgres: Server, postgres_url: str
+) -> None:
+    """The disk is that of the uploads; those that were acknowledged are counted from there."""
+    collector = Mortal(tmp_path / "one", postgres_url, seal_seconds=3_600)
+    with (
+        tempfile.TemporaryDirectory(prefix="sfumato-") as name,
+        mounted(Path(name)) as disk,
+        living(collector),
+    ):
+        trees = Trees(collector)
+        postgres.lend(disk / "tables")
+        postgres.execute(f"CREATE TABLESPACE small LOCATION '{disk}/tables'")
+        move_uploads(postgres_url, "small")
+        try:
+            answer = filled(trees, disk, DISK_BYTES - FREE_BYTES)
+            assert (answer.status, answer.code) == (507, "store-full")
+            assert ask(trees.address, "GET", "/health").status == 200
+            assert "no room left" in collector.log()
+            (disk / "ballast").unlink()
+            trees.upload_again()
+            assert trees.upload().status == 201
+            assert trees.released() == trees.acknowledged
+        finally:
+            move_uploads(postgres_url, "pg_default")
+            postgres.execute("DROP TABLESPACE small")
+
+
+def move_uploads(url: str, disk: str) -> None:
+    with closing(Postgres(url).connect()) as connection:
+        connection.execute(f"ALTER TABLE upload SET TABLESPACE {disk}")
 
 
 def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path, disk: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,29 @@ def test_two_thousand_requests_do_no_harm(site: tuple[Collector, Knowledge]) -> 
     heard = fuzz(site, 2_000)
     check(site, heard)
     assert {"200", "201", "400", "401", "404", "405"} <= heard.statuses.keys()
+
+
+def test_what_strangers_send_does_not_fill_the_log(site: tuple[Collector, Knowledge]) -> None:
+    served, _ = site
+    before = served.stderr.read_text()
+    upgrade = (
+        b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    )
+    for _ in range(100):
+        assert answered(served, b"\x16\x03\x01 canary7391\r\n\r\n").startswith(b"HTTP/1.1 400")
+        assert answered(served, upgrade).startswith(b"HTTP/1.1 200")
+    said = served.stderr.read_text().removeprefix(before)
+    assert len(said.splitlines()) < 10
+    assert "canary7391" not in said
+    assert "pip install" not in said
+
+
+def answered(served: Collector, data: bytes) -> bytes:
+    """What begins the answer to these bytes."""
+    host, port = served.address.removeprefix("http://").split(":")
+    with closing(socket.create_connection((host, int(port)), timeout=20)) as connection:
+        connection.sendall(data)
+        return connection.recv(100)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ import pytest
 
 from checks import SEED
 from collecting import ITEMS, KEY, Clock, report, request, work
+from sfumato import frequencies
 from sfumato.collector import sealing, studies
 from sfumato.collector.admission import Admission
 from sfumato.collector.store import Store, TaskRow
@@ -30,7 +31,7 @@ from sfumato.release import Release
 from sfumato.report import from_frames, to_frames
 from sfumato.spec import from_json
 
-RUNS, SLOW_RUNS, OPERATIONS = 50, 1_000, 28
+RUNS, ROOM_RUNS, SLOW_RUNS, OPERATIONS = 50, 10, 1_000, 28
 RETENTION_DAYS = 20
 FOUND: dict[str, str] = {}  # seeds of runs that once failed, by what was wrong
 SEEDS = FOUND | {f"run {number}": f"{SEED} {number}" for number in range(RUNS)}
@@ -363,7 +364,7 @@ class World:
             fate.doubtful |= told
             fate.doubtful_copies += len(reports)
             raise
-        if stored:
+        if stored == "stored":
             fate.acknowledged |= told
             fate.copies += len(reports)
 
@@ -383,6 +384,15 @@ def run(url: str, seed: str) -> None:
 @pytest.mark.parametrize("name", SEEDS)
 def test_every_acknowledged_report_counts_once_whatever_happens(tmp_path: Path, name: str) -> None:
     run(f"sqlite:///{tmp_path}/collector.db", SEEDS[name])
+
+
+@pytest.mark.parametrize("number", range(ROOM_RUNS))
+def test_every_acknowledged_report_counts_once_in_sums_with_little_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """More come, or come again, than a sum can hold: they are not acknowledged."""
+    monkeypatch.setattr(frequencies, "most_devices", lambda asked: asked + 2)
+    run(f"sqlite:///{tmp_path}/collector.db", f"{SEED} little room {number}")
 
 
 def test_a_crash_before_or_after_any_commit_of_the_worker_changes_nothing(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from sfumato.errors import ImpossibleError, StudyError
 from sfumato.plan import Plan
 from sfumato.privacy import NoiseAtRelease, NoNoise, epsilon_of
 from sfumato.report import report_bytes
+from sfumato.study import Study
 from sfumato.sum_plan import DEFAULT_BYTES
 
 WORDS = pa.array([f"word {i}" for i in range(20_000)])
@@ -41,6 +42,15 @@ def test_a_study_file_is_its_keys_and_its_dictionary_lies_beside_it(tmp_path: Pa
     assert plan.asked_about.items.to_pylist() == ["oak", "elm"]
     assert plan.study.epsilon == 2
     assert any("lists 1 items twice" in warning for warning in plan.warnings)
+
+
+def test_a_number_too_large_to_write_is_not_infinite(tmp_path: Path) -> None:
+    study = 'question = "frequencies"\ntrust = "central"\nepsilon = {}\ndevices = 1_000\n'
+    (tmp_path / "study.toml").write_text(study.format("1e400"))
+    with pytest.raises(StudyError, match="finite, or inf"):
+        Study.load(tmp_path / "study.toml")
+    (tmp_path / "study.toml").write_text(study.format("inf"))
+    assert Study.load(tmp_path / "study.toml").epsilon is None
 
 
 def test_infinite_epsilon_means_no_noise_and_no_promise() -> None:

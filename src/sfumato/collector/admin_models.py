@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class PlanRequest(_Request):
     """A study to size: the keys of a study file, and the items in place of its dictionary."""
 
-    study: dict[str, Any] = Field(description="keys of a study file; epsilon null: no promise")
+    study: dict[str, Any] = Field(
+        description='keys of a study file; epsilon null, or "inf": no promise'
+    )
     items: list[str] | None = None
+
+    @field_validator("study")
+    @classmethod
+    def _is_said(cls, study: dict[str, Any]) -> dict[str, Any]:
+        """What is too large for a number, such as 1e400, does not say that nothing is promised."""
+        for key, value in study.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{key} must be a finite number; epsilon null says: no promise")
+        return study | {"epsilon": None} if study.get("epsilon") == "inf" else study
 
 
 class StudyRequest(PlanRequest):

@@ -70,6 +70,9 @@ class Connection(HttpToolsProtocol):
         self._stop_holding()
         super().connection_lost(exc)
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: whoever asks for another protocol is answered in this one."""
+
     # Heads
 
     def data_received(self, data: bytes) -> None:

@@ -87,5 +87,8 @@ class Database(Protocol):
     def forget(self) -> bool:
         """Take what was deleted out of the files; False: somebody was in the way, try again."""
 
-    def worker_lock(self) -> AbstractContextManager[bool]:
-        """Whether this is the only worker: True for one holder at a time, over all processes."""
+    def worker_lock(self) -> AbstractContextManager[Connection | None]:
+        """A connection for the only worker, None if another has it: one over all processes.
+
+        Whoever has lost the lock can do nothing more on this connection.
+        """

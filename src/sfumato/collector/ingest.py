@@ -12,20 +12,21 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from sfumato.collector.logs import log_error
+from sfumato.collector.logs import counted, log_error
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.problems import Problem
 from sfumato.collector.settings import Settings
-from sfumato.collector.store import Store, Transaction
+from sfumato.collector.store import Store, Taking, Transaction
 
 T = TypeVar("T")
 _LONGEST_WAIT_SECONDS = 60
+_FULL_SECONDS = 5  # until a task that may be full has been sealed, about
 _OVERHEAD_BYTES = 256  # of an upload in the queue, beside its body
 _NONE: Mapping[str, int] = MappingProxyType({})
 _MEMORY = 0.8  # weight of the past in the measured speed
@@ -74,9 +75,10 @@ class _Write:
 class Uploads:
     """A queue of uploads and the thread that stores them. `start` it, and `stop` it.
 
-    Claim: a future that is True stands for an upload that is committed; one that is False, for a
-        task that was no longer open; one with an error, for an upload that may or may not be
-        stored, so that its device sends it again and duplicates are found by their ids.
+    Claim: a future that is True stands for an upload that is committed, and will be counted; one
+        that is False, for a task that takes it no more; one with an error, for an upload that may
+        or may not be stored, so that its device sends it again and duplicates are found by their
+        ids.
     """
 
     def __init__(
@@ -197,14 +199,17 @@ class Uploads:
                 # Whatever it is, nobody may wait for ever, and later ones may fare better.
                 with self._changed:
                     group += self._take(math.inf)
-                log_error("uploads-not-stored", problem, count=len(group))
+                log_error("uploads-not-stored", problem, **counted(len(group)))
                 self._forget(group)
                 for upload in group:
                     upload.stored.set_exception(problem)
                 continue
             self._forget(group)
             for upload, done in zip(group, stored, strict=True):
-                upload.stored.set_result(done)
+                if isinstance(done, Problem):
+                    upload.stored.set_exception(done)
+                else:
+                    upload.stored.set_result(done)
 
     def _take(self, most_bytes: float) -> list[_Upload | _Write]:
         """The next uploads, about so many bytes, that somebody still waits for."""
@@ -233,19 +238,33 @@ class Uploads:
         self._metrics.add("sfumato_commit_seconds_total", seconds)
 
     def _commit(self, group: list[_Upload | _Write]) -> list[Any]:
-        uploads = [upload for upload in group if isinstance(upload, _Upload)]
-        with_reports = [upload for upload in uploads if upload.count]
-        rejected: Counter[tuple[str, str]] = Counter()
-        for upload in uploads:
+        """What each upload, or write, comes to; a Problem is for it alone."""
+        uploads = [each for each in group if isinstance(each, _Upload)]
+        with self._store.transaction() as tx:
+            outcomes = iter(_store(tx, uploads))
+            return [
+                each.apply(tx) if isinstance(each, _Write) else next(outcomes) for each in group
+            ]
+
+
+def _store(tx: Transaction, uploads: Sequence[_Upload]) -> list[bool | Problem]:
+    """Store uploads, and count what was left out of them."""
+    given = [(each.task_id, each.count, each.body) for each in uploads if each.count]
+    taken = iter(tx.insert_uploads(given))
+    takings: list[Taking] = [next(taken) if each.count else "stored" for each in uploads]
+    rejected: Counter[tuple[str, str]] = Counter()
+    for upload, taking in zip(uploads, takings, strict=True):
+        if taking == "stored":
             for reason, count in upload.rejected.items():
                 rejected[upload.task_id, f"rejected:{reason}"] += count
-        with self._store.transaction() as tx:
-            taken = iter(
-                tx.insert_uploads([(each.task_id, each.count, each.body) for each in with_reports])
-            )
-            for (task_id, name), count in sorted(rejected.items()):
-                tx.count(task_id, name, count)
-            return [
-                each.apply(tx) if isinstance(each, _Write) else next(taken) if each.count else True
-                for each in group
-            ]
+    for (task_id, name), count in sorted(rejected.items()):
+        tx.count(task_id, name, count)
+    return [_full() if taking == "full" else taking == "stored" for taking in takings]
+
+
+def _full() -> Problem:
+    return Problem(
+        "busy",
+        "this task may have all the reports that it has room for; they are being counted",
+        retry_after_seconds=_FULL_SECONDS,
+    )

@@ -2,13 +2,15 @@
 
 A field that is not on the list is an error where the line is written, so an address, a header or a
 payload cannot slip in. Of an exception there is its type, and its message if it is one of ours;
-of another library's line, its type or its fixed text without what it was filled with.
+of another library's line, its type or its fixed text without what it was filled with. Strangers can
+make the server beneath us repeat itself, so each such line is written once a minute at most.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import time
 from typing import IO, Any
@@ -31,6 +33,9 @@ FIELDS = frozenset(
     }
 )
 _OURS = "sfumato"
+MANY = 100  # reports, of which a line says how many there were
+_SELDOM_SECONDS = 60.0
+_MOST_TEXTS = 100  # remembered, of other libraries
 _LOGGER = logging.getLogger(_OURS)
 
 
@@ -39,6 +44,16 @@ def log(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
     if unknown := fields.keys() - FIELDS:
         raise TypeError(f"a log line has no field {', '.join(sorted(unknown))}")
     _LOGGER.log(level, event, extra={"fields": fields})
+
+
+def counted(count: int) -> dict[str, int]:
+    """The field `count`, if it is of many. A line has a time: with a count of one it would say when
+    somebody's report came.
+
+    >>> counted(250), counted(1)
+    ({'count': 250}, {})
+    """
+    return {"count": count} if count >= MANY else {}
 
 
 def log_error(event: str, error: BaseException, **fields: Any) -> None:
@@ -51,13 +66,35 @@ def log_error(event: str, error: BaseException, **fields: Any) -> None:
 
 def set_up(level: str, stream: IO[str] | None = None) -> None:
     """Send the service's lines, and warnings of the server beneath it, to `stream` (stderr)."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines())
+    ours, others = (logging.StreamHandler(stream or sys.stderr) for _ in range(2))
+    ours.setFormatter(JsonLines())
+    others.setFormatter(JsonLines())
+    others.addFilter(Seldom())
     for name, least in ((_OURS, level.upper()), ("uvicorn", "WARNING"), ("asyncio", "ERROR")):
         logger = logging.getLogger(name)
-        logger.handlers = [handler]
+        logger.handlers = [ours if name == _OURS else others]
         logger.setLevel(least)
         logger.propagate = False
+
+
+class Seldom(logging.Filter):
+    """Lets a text through once a minute; the line that follows says how many were left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[str, tuple[float, int]] = {}  # when, and how often since
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = str(record.msg)
+        at, left_out = self._said.get(text, (-math.inf, 0))
+        if 0 <= record.created - at < _SELDOM_SECONDS:
+            self._said[text] = at, left_out + 1
+            return False
+        if len(self._said) >= _MOST_TEXTS:
+            self._said.clear()
+        self._said[text] = record.created, 0
+        record.left_out = left_out
+        return True
 
 
 class JsonLines(logging.Formatter):
@@ -75,4 +112,6 @@ class JsonLines(logging.Formatter):
             line["reason"] = record.exc_info[0].__name__
         elif isinstance(record.msg, str) and record.msg.strip():
             line["reason"] = record.msg.strip().splitlines()[0]
+        if left_out := getattr(record, "left_out", 0):
+            line["count"] = left_out
         return json.dumps(line)

@@ -89,17 +89,12 @@ class Postgres:
         return True
 
     @contextmanager
-    def worker_lock(self) -> Iterator[bool]:
-        with _as_store_errors(self.name):
-            raw = self._connected()
-        try:
-            with _as_store_errors(self.name):
-                held = raw.execute(
-                    "SELECT pg_try_advisory_lock(%s, hashtext(current_schema()))", (_WORKER,)
-                ).fetchone()
-            yield held == (True,)
-        finally:
-            raw.close()  # lets go of the lock, as the end of the process does
+    def worker_lock(self) -> Iterator[PostgresConnection | None]:
+        # The lock is the session's: it ends with the connection, and with the process.
+        with closing(self.connect()) as connection:
+            lock = "SELECT pg_try_advisory_lock(?, hashtext(current_schema()))"
+            held = connection.execute(lock, (_WORKER,)) == [(True,)]
+            yield connection if held else None
 
     def _connected(self) -> psycopg.Connection[Row]:
         given = conninfo.conninfo_to_dict(self.url)

@@ -27,7 +27,7 @@ ANSWERED = {
     ("mean", "secure"),
     ("mean", "central"),
 }
-_MEASURE = {  # beyond it, nobody has a study; some plans would take hours to find that out
+MEASURE = {  # beyond it, nobody has a study; some plans would take hours to find that out
     "epsilon": (1e-9, 100.0),
     "delta": (1e-20, 1.0),
     "devices": (1, 10**10),
@@ -79,7 +79,7 @@ class Request:
                 hint="it answers "
                 + ", ".join(f"{question} ({trust})" for question, trust in sorted(ANSWERED)),
             )
-        for key, (least, most) in _MEASURE.items():
+        for key, (least, most) in MEASURE.items():
             value = getattr(study, key)
             if value and not least <= value <= most:
                 raise StudyError(

@@ -67,13 +67,13 @@ class RoundTables(Statements):
         )
         if known:
             return "same" if known[0][0] == task_id else "taken"
-        held = self._held_open([task_id])
-        if not held:
+        held = self._held_open(task_id)
+        if held is None:
             return "closed"
         made = self._run(
             "INSERT INTO joined (task, campaign, identity, ticket) VALUES (?, ?, ?, ?)"
             " ON CONFLICT DO NOTHING RETURNING number",
-            held[task_id],
+            held,
             campaign,
             identity,
             ticket,

@@ -24,6 +24,7 @@ import numpy as np
 from sfumato import invitations
 from sfumato.batch import Batch
 from sfumato.collector.ledger import StoreLedger
+from sfumato.collector.logs import counted
 from sfumato.collector.round_tables import ENDED, EVERYBODY, TAKEN, WAITING, RoundRow
 from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.errors import BudgetError, DataError, ImpossibleError, MismatchError
@@ -117,8 +118,8 @@ class Rounds:
         except ImpossibleError:  # so few cannot keep a secret from each other
             return False
         with self._store.transaction() as tx:
+            current = tx.held_study(study.id)
             chosen = tx.first_waiting(task.id, cohort)
-            current = tx.study(study.id)
             if len(chosen) < cohort or current is None or current.state != "collecting":
                 return False  # the study was closed or deleted meanwhile
             roster = tuple(bytes(identity) for _, identity in chosen)
@@ -135,7 +136,7 @@ class Rounds:
             tx.add_round(task.id, row, invitation, [number for number, _ in chosen])
         self._coordinators[round.nonce] = Coordinator(round, roster)
         del self._enough_since[task.id]
-        self._log("round-formed", study_id=study.id, task_id=task.id, count=cohort)
+        self._log("round-formed", study_id=study.id, task_id=task.id, **counted(cohort))
         self._tell()
         return True
 
@@ -197,7 +198,7 @@ class Rounds:
                 tx.set_checkpoint(row.id, coordinator.checkpoint())
         refused = sum(outcome != TAKEN for outcome in outcomes.values())
         if refused:
-            self._log("messages-refused", count=refused)
+            self._log("messages-refused", **counted(refused))
             self._tell()  # who was refused need not wait
 
     def _close(
@@ -347,8 +348,9 @@ def _told(coordinator: Coordinator) -> list[tuple[int, bytes]]:
 
 
 def _is_alive(tx: Transaction, study: StudyRow, row: RoundRow) -> bool:
-    """Whether neither the study nor the round was ended by somebody else."""
-    current, round = tx.study(study.id), tx.round(row.id)
+    """Whether neither the study nor the round was ended by somebody else, nor is before this
+    transaction is over."""
+    current, round = tx.held_study(study.id), tx.round(row.id)
     return (
         current is not None
         and current.state in ("collecting", "closing")

@@ -90,6 +90,7 @@ STEPS: tuple[Step, ...] = (
         "CREATE TABLE secret (study_id TEXT PRIMARY KEY REFERENCES study (id),"
         " seed {bytes} NOT NULL) {table}",
     ),
+    ("ALTER TABLE task ADD COLUMN room {integer}",),  # tasks from before have any
 )
 VERSION = len(STEPS)
 

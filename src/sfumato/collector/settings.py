@@ -25,6 +25,7 @@ from sfumato.privacy import Budget
 from sfumato.spec import require
 
 PREFIX = "SFUMATO_"
+NEVER = "never"  # what a file says where None differs from the default
 LEVELS = ("debug", "info", "warning", "error")
 MEBIBYTE = 1 << 20
 
@@ -40,7 +41,7 @@ class Settings:
     tls_key: str | None = None
     budget_epsilon: float | None = None  # what all central studies may spend; None: no limit
     budget_delta: float = 1e-6
-    retention_days: int | None = 30  # of sealed data after a release; None keeps it
+    retention_days: int | None = 30  # of sealed data after a release; None, in a file "never"
     open_metrics: bool = False  # /metrics without a token
     log_level: str = "info"
     upload_bytes: int = 4 * MEBIBYTE  # of one body
@@ -111,12 +112,17 @@ class Settings:
         for name, value in (os.environ if environment is None else environment).items():
             key = name.removeprefix(PREFIX).lower()
             if name == PREFIX + key.upper() and key in known:
-                given[key] = _parsed(name, value, hints[key])
+                is_never = key == "retention_days" and value == NEVER
+                given[key] = value if is_never else _parsed(name, value, hints[key])
+        if given.get("retention_days") == NEVER:
+            given["retention_days"] = None
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
-        """The effective settings, to show: without the store's password."""
+        """The effective settings, as a file has them: without the store's password."""
         shown = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.retention_days is None:
+            shown["retention_days"] = NEVER
         return shown | {"store": without_secrets(self.store)}
 
 

@@ -127,12 +127,16 @@ class Sqlite:
         return not busy
 
     @contextmanager
-    def worker_lock(self) -> Iterator[bool]:
+    def worker_lock(self) -> Iterator[SqliteConnection | None]:
         with _as_store_errors(self.path):
             path = self.path.with_name(f"{self.path.name}.worker")
             file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            yield _locked(file)
+            if not _locked(file):
+                yield None
+                return
+            with closing(self.connect()) as connection:
+                yield connection
         finally:
             os.close(file)  # lets go of the lock, as the end of the process does
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sfumato.collector.driver import Connection, Row
@@ -47,14 +47,15 @@ class Statements:
             self._tasks[task_id] = rows[0][0]
         return self._tasks[task_id]
 
-    def _held_open(self, task_ids: Iterable[str]) -> dict[str, int]:
-        """The number of each task that is open; nobody can close it before this is over."""
-        open_one = f"SELECT task FROM task WHERE id = ? AND state = 'open'{self._open.sharing}"
-        held = {}
-        for task_id in sorted(task_ids):  # so that two such transactions do not wait in a ring
-            if rows := self._run(open_one, task_id):
-                held[task_id] = rows[0][0]
-        return held
+    def _held_open(self, task_id: str) -> int | None:
+        """The number of a task, if it is open and takes any number of reports; nobody can close it
+        before this is over."""
+        rows = self._run(
+            "SELECT task FROM task WHERE id = ? AND state = 'open' AND room IS NULL"
+            + self._open.sharing,
+            task_id,
+        )
+        return rows[0][0] if rows else None
 
 
 def no_task(task_id: str) -> StoreError:

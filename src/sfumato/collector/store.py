@@ -24,7 +24,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from threading import Lock
+from threading import Lock, local
+from typing import Self
 
 from sfumato.collector import schema
 from sfumato.collector.database import database
@@ -32,16 +33,32 @@ from sfumato.collector.driver import Connection, Database
 from sfumato.collector.transaction import (
     StudyRow,
     StudyState,
+    Taking,
     TaskRow,
     TaskState,
     TokenRow,
     Transaction,
 )
-from sfumato.errors import StoreError
+from sfumato.errors import StoreError, StoreUnavailable
 
-__all__ = ["Store", "StudyRow", "StudyState", "TaskRow", "TaskState", "TokenRow", "Transaction"]
+__all__ = [
+    "Store",
+    "StudyRow",
+    "StudyState",
+    "Taking",
+    "TaskRow",
+    "TaskState",
+    "TokenRow",
+    "Transaction",
+]
 
 _DAY_SECONDS = 86_400
+
+
+class _Worker(local):
+    """What the thread that holds the worker's lock writes over; each thread has its own."""
+
+    connection: Connection | None = None
 
 
 class Store:
@@ -53,9 +70,10 @@ class Store:
         self._idle: list[Connection] = []
         self._lock = Lock()
         self._is_closed = False
+        self._worker = _Worker()
 
     @classmethod
-    def open(cls, url: str | Path, *, now: Callable[[], float] = time.time) -> Store:
+    def open(cls, url: str | Path, *, now: Callable[[], float] = time.time) -> Self:
         """The store at `sqlite:///FILE`, a path or `postgresql://…`; see `database`."""
         return cls(database(url), now=now)
 
@@ -83,9 +101,23 @@ class Store:
         """
         return self._database.forget()
 
-    def worker_lock(self) -> AbstractContextManager[bool]:
-        """Whether this is the only worker: True for one holder at a time, over all processes."""
-        return self._database.worker_lock()
+    @contextmanager
+    def worker_lock(self) -> Iterator[bool]:
+        """Whether this is the only worker: True for one holder at a time, over all processes.
+
+        What its thread writes within the block goes over the connection that holds the lock. So
+        a worker whose lock is lost, with the connection, writes nothing more: StoreUnavailable.
+        """
+        with self._database.worker_lock() as connection:
+            if connection is None:
+                yield False
+                return
+            schema.check_version(self._database, connection)
+            self._worker.connection = connection
+            try:
+                yield True
+            finally:
+                self._worker.connection = None
 
     def close(self) -> None:
         """Close the connections; one that is in use is closed when its transaction is over."""
@@ -118,11 +150,12 @@ class Store:
         self._give_back(connection)
 
     def _begun(self, *, writing: bool) -> Connection:
-        """A connection, idle or new, with a transaction begun."""
+        """A connection with a transaction begun: the worker's, an idle one or a new one."""
+        if writing and self._worker.connection is not None:
+            return self._begun_by_worker(self._worker.connection)
         while True:
             with self._lock:
-                if self._is_closed:
-                    raise StoreError(f"{self.name} was closed", hint="open it again")
+                self._check_open()
                 idle = self._idle.pop() if self._idle else None
             connection = idle or self._connected()
             try:
@@ -134,6 +167,24 @@ class Store:
                     continue
                 raise
             return connection
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreError(f"{self.name} was closed", hint="open it again")
+
+    def _begun_by_worker(self, connection: Connection) -> Connection:
+        self._check_open()
+        if connection.has_failed:
+            raise StoreUnavailable(
+                f"the only worker of {self.name} has lost its lock",
+                hint="take the lock again; what was not committed is done again",
+            )
+        try:
+            connection.begin(writing=True)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _connected(self) -> Connection:
         connection = self._database.connect()
@@ -155,6 +206,8 @@ class Store:
             self._give_back(connection)
 
     def _give_back(self, connection: Connection) -> None:
+        if connection is self._worker.connection:
+            return  # it is kept for the next
         with self._lock:
             if not self._is_closed:
                 self._idle.append(connection)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sfumato import offers
 from sfumato.campaign import Campaign
@@ -20,7 +20,14 @@ from sfumato.collector import campaigns, sealing
 from sfumato.collector.ledger import StoreLedger
 from sfumato.collector.problems import Problem
 from sfumato.collector.requests import Request, from_lines, to_lines
-from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
+from sfumato.collector.store import (
+    Store,
+    StudyRow,
+    StudyState,
+    TaskRow,
+    TaskState,
+    Transaction,
+)
 from sfumato.errors import DataError, StudyError
 from sfumato.local_frequencies import LocalDesign, in_epoch
 from sfumato.new_words import WordDesign, seeded
@@ -35,6 +42,8 @@ from sfumato.study import Study
 from sfumato.task import Task
 
 End = Literal["released", "failed", "deleted"]  # states in which a study asks nothing more
+ALIVE: tuple[StudyState, ...] = ("collecting", "closing")
+UNDONE: tuple[TaskState, ...] = ("open", "closing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,38 +154,51 @@ def next_task(tx: Transaction, row: StudyRow, *, key: bytes) -> TaskRow | None:
         envelope=json.dumps(offers.sign(offer, key)),
         state="open",
         wanted=_wanted(planned, task),
+        # A sum holds so many; what comes in a masked round is bounded by its cohort.
+        room=task.max_count
+        if isinstance(task, Task) and not task.aggregation.hides_summands
+        else None,
     )
 
 
 def close(store: Store, study_id: str) -> StudyRow:
     """Stop collecting; the worker then releases what there is. Closing twice is closing once."""
     with store.transaction() as tx:
+        found(tx, study_id)
+        if tx.set_study_state(study_id, "closing", expected=["collecting"]):
+            for task in tx.tasks(study_id):
+                tx.set_task_state(task.id, "closing", expected=["open"])
         row = found(tx, study_id)
-        if row.state == "collecting":
-            tx.set_study_state(row.id, "closing")
-            for task in tx.tasks(row.id):
-                if task.state == "open":
-                    tx.set_task_state(task.id, "closing")
-        elif row.state not in ("closing", "released"):
+        if row.state not in ("closing", "released"):
             raise Problem("wrong-state", f"a study that is {row.state} cannot be closed")
-        return found(tx, study_id)
+        return row
 
 
 def delete(store: Store, study_id: str) -> StudyRow:
     """Drop all that devices sent; what was released and charged stays, and so does the name."""
     with store.transaction() as tx:
-        end(tx, found(tx, study_id), "deleted")
+        found(tx, study_id)
+        end(tx, study_id, "deleted", expected=get_args(StudyState))
         tx.drop_data(study_id)
         return found(tx, study_id)
 
 
-def end(tx: Transaction, row: StudyRow, state: End, problem: str = "") -> None:
-    """Bring a study to a state in which it asks nothing more."""
-    tx.set_study_state(row.id, state, problem)
-    tx.end_rounds(row.id, f"its study is {state}")
-    for task in tx.tasks(row.id):
-        if task.state != "done":
-            tx.set_task_state(task.id, "done")
+def end(
+    tx: Transaction,
+    study_id: str,
+    state: End,
+    problem: str = "",
+    *,
+    expected: Collection[StudyState] = ALIVE,
+) -> bool:
+    """Bring a study to a state in which it asks nothing more; False if it was in none of those
+    expected, and then nothing has changed."""
+    if not tx.set_study_state(study_id, state, problem, expected=expected):
+        return False
+    for task in tx.tasks(study_id):  # first: from then on nobody joins or uploads
+        tx.set_task_state(task.id, "done", expected=UNDONE)
+    tx.end_rounds(study_id, f"its study is {state}")
+    return True
 
 
 def state(store: Store, study_id: str) -> dict[str, Any]:

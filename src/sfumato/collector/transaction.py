@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Literal, TypeVar
 
 from sfumato.collector.round_tables import RoundTables
-from sfumato.collector.statements import no_task
 from sfumato.errors import StoreError, StoreUnavailable
 
 T = TypeVar("T")
 StudyState = Literal["collecting", "closing", "released", "failed", "deleted"]
 TaskState = Literal["open", "closing", "done"]
+Taking = Literal["stored", "closed", "full"]
 
 _MOST_LISTED = 50_000  # values in one statement
 
@@ -45,6 +45,7 @@ class TaskRow:
     envelope: str
     state: TaskState
     wanted: int | None  # reports at which it closes by itself
+    room: int | None = None  # reports that it may still take; None: any number
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +82,35 @@ class Transaction(RoundTables):
         rows = self._run(f"SELECT {_STUDY} FROM study WHERE name = ?", name)
         return StudyRow(*rows[0]) if rows else None
 
-    def set_study_state(self, study_id: str, state: StudyState, problem: str = "") -> None:
+    def held_study(self, study_id: str) -> StudyRow | None:
+        """The study, in a state that nobody changes before this transaction is over."""
+        rows = self._run(f"SELECT {_STUDY} FROM study WHERE id = ?{self._open.sharing}", study_id)
+        return StudyRow(*rows[0]) if rows else None
+
+    def set_study_state(
+        self,
+        study_id: str,
+        state: StudyState,
+        problem: str = "",
+        *,
+        expected: Collection[StudyState],
+    ) -> bool:
+        """Whether the study was in one of the expected states, and now is in this one.
+
+        Then nobody else changes it before this transaction is over.
+        """
         changed = self._run(
-            "UPDATE study SET state = ?, problem = ?, since = ? WHERE id = ? RETURNING number",
+            "UPDATE study SET state = ?, problem = ?, since = ?"
+            f" WHERE id = ? AND state IN ({_marks(expected)}) RETURNING number",
             state,
             problem,
             self._today,
             study_id,
+            *expected,
         )
-        if not changed:
+        if not changed and self.study(study_id) is None:
             raise StoreError(f"there is no study {study_id}")
+        return bool(changed)
 
     def add_task(self, row: TaskRow) -> None:
         self._insert("task", _TASK, [astuple(row)])
@@ -107,10 +127,23 @@ class Transaction(RoundTables):
         rows = self._run(f"SELECT {_TASK} FROM task WHERE state = 'open' ORDER BY task")
         return [TaskRow(*row) for row in rows]
 
-    def set_task_state(self, task_id: str, state: TaskState) -> None:
-        """Once this is committed, no upload is taken for a task that is not open."""
-        if not self._run("UPDATE task SET state = ? WHERE id = ? RETURNING task", state, task_id):
-            raise no_task(task_id)
+    def set_task_state(
+        self, task_id: str, state: TaskState, *, expected: Collection[TaskState]
+    ) -> bool:
+        """Whether the task was in one of the expected states, and now is in this one.
+
+        Once this is committed, no upload is taken for a task that is not open.
+        """
+        changed = self._run(
+            f"UPDATE task SET state = ? WHERE id = ? AND state IN ({_marks(expected)})"
+            " RETURNING task",
+            state,
+            task_id,
+            *expected,
+        )
+        if not changed:
+            self._task(task_id)  # raises if there is none
+        return bool(changed)
 
     def add_dictionary(self, digest: str, body: bytes) -> None:
         """Keep a dictionary; one that is there already is the same, by its digest."""
@@ -120,22 +153,69 @@ class Transaction(RoundTables):
         rows = self._run("SELECT body FROM dictionary WHERE digest = ?", digest)
         return rows[0][0] if rows else None
 
-    def insert_uploads(self, uploads: Sequence[tuple[str, int, bytes]]) -> list[bool]:
-        """Keep uploads (task id, reports, body); False for one whose task is not open.
+    def insert_uploads(self, uploads: Sequence[tuple[str, int, bytes]]) -> list[Taking]:
+        """Keep uploads (task id, reports, body), each whole or not at all.
 
-        A task that is open here stays open until this transaction is over.
+        "closed" if its task is not open, or can never take so many. "full" if it may have room when
+        those that wait are sealed, and some turn out to be the same. A task that is open here stays
+        open until this transaction is over.
         """
-        open_tasks = self._held_open({task_id for task_id, _, _ in uploads})
+        counts: dict[str, list[int]] = {}
+        for task_id, count, _ in uploads:
+            counts.setdefault(task_id, []).append(count)
+        # Sorted, so that two such transactions do not wait in a ring.
+        taken = {task_id: self._taken(task_id, counts[task_id]) for task_id in sorted(counts)}
+        each = {task_id: iter(takings) for task_id, (_, takings) in taken.items()}
+        takings = [next(each[task_id]) for task_id, _, _ in uploads]
         self._insert(
             "upload",
             "task, count, body",
             [
-                (open_tasks[task_id], count, body)
-                for task_id, count, body in uploads
-                if task_id in open_tasks
+                (taken[task_id][0], count, body)
+                for (task_id, count, body), taking in zip(uploads, takings, strict=True)
+                if taking == "stored"
             ],
         )
-        return [task_id in open_tasks for task_id, _, _ in uploads]
+        return takings
+
+    def _taken(self, task_id: str, counts: Sequence[int]) -> tuple[int, list[Taking]]:
+        """A task's number, and what becomes of uploads of so many reports."""
+        if held := self._held_open(task_id):
+            return held, ["stored"] * len(counts)
+        total = sum(counts)
+        rows = self._run(
+            "UPDATE task SET room = room - ? WHERE id = ? AND state = 'open' AND room >= ?"
+            " RETURNING task",
+            total,
+            task_id,
+            total,
+        )
+        return (rows[0][0], ["stored"] * len(counts)) if rows else self._fitting(task_id, counts)
+
+    def _fitting(self, task_id: str, counts: Sequence[int]) -> tuple[int, list[Taking]]:
+        """As `_taken`, of a task that does not take all."""
+        rows = self._run(  # which also keeps others from taking of its room
+            "UPDATE task SET room = room WHERE id = ? AND state = 'open' AND room IS NOT NULL"
+            " RETURNING task, room",
+            task_id,
+        )
+        if not rows:
+            return 0, ["closed"] * len(counts)
+        task, room = rows[0]
+        waiting = self._sum("SELECT SUM(count) FROM upload WHERE task = ?", task)
+        takings: list[Taking] = []
+        for count in counts:
+            if count <= room:
+                room, waiting = room - count, waiting + count
+                takings.append("stored")
+            else:
+                takings.append("full" if count <= room + waiting else "closed")
+        self._run("UPDATE task SET room = ? WHERE task = ?", room, task)
+        return task, takings
+
+    def give_room(self, task_id: str, reports: int) -> None:
+        """Reports that were taken do not count: as many others may come."""
+        self._run("UPDATE task SET room = room + ? WHERE id = ?", reports, task_id)
 
     def pending(self, task_id: str, most_reports: int) -> list[tuple[int, int, bytes]]:
         """Uploads (number, reports, body) that are not sealed, the oldest first.
@@ -308,6 +388,10 @@ SELECT number, count, body FROM upload WHERE task = ? AND number <= (
     FROM (SELECT number, count FROM upload WHERE task = ? ORDER BY number LIMIT ?) AS first
   ) AS summed WHERE total <= ? OR place = 1
 ) ORDER BY number"""
+
+
+def _marks(values: Collection[object]) -> str:
+    return ", ".join("?" * len(values))
 
 
 def _parts(values: Sequence[T]) -> Iterator[Sequence[T]]:

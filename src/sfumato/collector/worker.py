@@ -30,7 +30,6 @@ from sfumato.spec import from_json
 from sfumato.task import Task
 
 SEAL_SECONDS = 60.0  # that uploads of an open task wait: the more are sealed together, the better
-_ALIVE = ("collecting", "closing")
 _EPOCH = date(1970, 1, 1)
 
 
@@ -90,7 +89,7 @@ class Worker:
 
     def _turn(self, row: StudyRow) -> bool:
         try:
-            return self._advance(row) if row.state in _ALIVE else self._tidy(row)
+            return self._advance(row) if row.state in studies.ALIVE else self._tidy(row)
         except StoreError:
             raise
         except Exception as problem:  # this study's own trouble, whatever it is
@@ -116,7 +115,8 @@ class Worker:
         if task is None:
             return False
         with self._store.transaction() as tx:
-            if studies.found(tx, row.id).state == "collecting":
+            current = tx.held_study(row.id)
+            if current is not None and current.state == "collecting":
                 tx.add_task(task)
         return True
 
@@ -135,8 +135,10 @@ class Worker:
         is_full = task.wanted is not None and sealed >= task.wanted
         if task.state == "open" and (is_full or self._is_over(row)):
             with self._store.transaction() as tx:
-                tx.set_task_state(task.id, "closing")
-            self._log("task-closing", study_id=row.id, task_id=task.id, count=sealed)
+                is_closing = tx.set_task_state(task.id, "closing", expected=["open"])
+            if is_closing:
+                told = logs.counted(sealed)
+                self._log("task-closing", study_id=row.id, task_id=task.id, **told)
             return True
         if waiting and (task.state == "closing" or self._is_time(task, sealed, waiting)):
             self._seal(row, task)
@@ -170,11 +172,12 @@ class Worker:
         with self._store.transaction() as tx:
             fresh = tx.unseen(task.id, list(messages))
             kept = [message for name, message in messages.items() if name in fresh]
-            if isinstance(spec, Task):  # beyond max_count the sum could wrap
+            if isinstance(spec, Task):  # `room` has seen to it, but for tasks from before it
                 kept = kept[: max(0, spec.max_count - tx.sealed_count(task.id))]
             if kept:
                 tx.add_sealed(task.id, sealing.seal(spec, kept, rng=self._rng), len(kept))
             tx.delete_uploads(task.id, [number for number, _, _ in uploads])
+            tx.give_room(task.id, came - len(kept))
             for counter, by in (
                 ("reports", len(kept)),
                 ("repeated", came - len(fresh)),
@@ -184,7 +187,8 @@ class Worker:
                     tx.count(task.id, counter, by)
         self._sealed_at[task.id] = self._now()
         self._forget_soon()
-        self._log("sealed", study_id=row.id, task_id=task.id, count=len(kept))
+        if told := logs.counted(len(kept)):  # of few, not even that there were any
+            self._log("sealed", study_id=row.id, task_id=task.id, **told)
 
     def _finish(self, row: StudyRow, task: TaskRow) -> None:
         """The end of a task to which all reports are sealed."""
@@ -195,8 +199,8 @@ class Worker:
                     campaign=spec.campaign, cohort=spec.cohort, task=spec.id, loss=spec.loss
                 )
         with self._store.transaction() as tx:
-            current = tx.study(row.id)
-            if current is None or current.state not in _ALIVE:
+            current = tx.held_study(row.id)
+            if current is None or current.state not in studies.ALIVE:
                 return
             count = tx.sealed_count(task.id)
             batch = None
@@ -211,10 +215,10 @@ class Worker:
             tx.add_answer(task.id, sealing.to_bytes(answer.table), answer.count)
             if batch.charged:  # a masked one, of which no reports were counted before
                 tx.count(task.id, "reports", batch.count)
-        tx.set_task_state(task.id, "done")
+        tx.set_task_state(task.id, "done", expected=studies.UNDONE)
         tx.end_waiting(task.id)
-        count = tx.counts(task.id).get("reports", 0)
-        self._log("task-done", study_id=task.study_id, task_id=task.id, count=count)
+        told = logs.counted(tx.counts(task.id).get("reports", 0))
+        self._log("task-done", study_id=task.study_id, task_id=task.id, **told)
 
     def _release(self, row: StudyRow) -> None:
         started = time.perf_counter()
@@ -230,12 +234,10 @@ class Worker:
         self, row: StudyRow, state: studies.End, problem: str = "", *, release: str | None = None
     ) -> None:
         with self._store.transaction() as tx:
-            current = tx.study(row.id)
-            if current is None or current.state not in _ALIVE:  # it was deleted meanwhile
+            if not studies.end(tx, row.id, state, problem):  # it was deleted meanwhile
                 return
             if release is not None:
                 tx.put_release(row.id, release)
-            studies.end(tx, row, state, problem)
         self._forget_soon()
         level = logging.ERROR if state == "failed" else logging.INFO
         fields = {"reason": problem} if problem else {}
@@ -249,8 +251,7 @@ class Worker:
             return False
         with self._store.transaction() as tx:
             for task in tx.tasks(row.id):
-                if task.state != "done":
-                    tx.set_task_state(task.id, "done")
+                tx.set_task_state(task.id, "done", expected=studies.UNDONE)
             tx.drop_data(row.id)
         self._tidied.add(row.id)
         self._forget_soon()

@@ -18,6 +18,7 @@ from sfumato.collector.requests import ANSWERED
 from sfumato.dashboard.forms import File, Form
 from sfumato.errors import DataError, StudyError
 from sfumato.spec import canonical
+from sfumato.study import number
 
 For = Literal["", "local", "sums", "words", "vectors"]
 _DAY_ZERO = date(1970, 1, 1)
@@ -170,7 +171,7 @@ def _value(field: Field, text: str) -> Any:
         if field.kind == "whole":
             return int(text.replace(",", "").replace("_", ""))
         if field.kind == "number":
-            return float(text)
+            return number(text)
         if field.kind == "date":
             return (date.fromisoformat(text) - _DAY_ZERO).days
     except ValueError:
@@ -181,7 +182,7 @@ def _value(field: Field, text: str) -> Any:
 
 def _toml(text: str) -> dict[str, Any]:
     try:
-        told = tomllib.loads(text)
+        told = tomllib.loads(text, parse_float=number)
     except tomllib.TOMLDecodeError as problem:
         raise StudyError(f"the study is not TOML: {problem}") from None
     closes = told.get("closes")

@@ -229,6 +229,45 @@ def test_a_study_that_cannot_be_is_refused_with_the_reason(
     assert said in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("path", ["/v1/plan", "/v1/studies"])
+@pytest.mark.parametrize("number", ["1e400", "Infinity", "-1e400", "NaN"])
+@pytest.mark.parametrize("key", ["epsilon", "devices"])
+def test_a_number_without_bound_promises_nothing_silently(
+    administered: Administered, path: str, key: str, number: str
+) -> None:
+    request = {"study": STUDY | {"trust": "central", key: "?"}, "items": ["oak", "elm"]}
+    if path == "/v1/studies":
+        request |= {"name": "Without bound", "purpose": "None."}
+    sent = json.dumps(request).replace('"?"', number)
+    answer = ask(
+        administered.collector.address, "POST", path, sent, token=administered.given["admin"]
+    )
+    assert (answer.status, answer.code) == (400, "malformed-request")
+    assert key in answer.json()["detail"]
+
+
+def test_a_lifetime_without_bound_is_refused(administered: Administered) -> None:
+    sent = json.dumps(REQUEST | {"name": "Without bound", "lifetime_epsilon": "?"})
+    answer = ask(
+        administered.collector.address,
+        "POST",
+        "/v1/studies",
+        sent.replace('"?"', "1e400"),
+        token=administered.given["admin"],
+    )
+    assert (answer.status, answer.code) == (400, "malformed-request")
+    assert "lifetime_epsilon" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("epsilon", [None, "inf"])
+def test_no_promise_is_said_in_so_many_words(
+    administered: Administered, epsilon: str | None
+) -> None:
+    request = {"study": STUDY | {"trust": "central", "epsilon": epsilon}, "items": ["oak", "elm"]}
+    answer = administered.ask("POST", "/v1/plan", request)
+    assert (answer.status, answer.json()["privacy"]["epsilon"]) == (200, None)
+
+
 @pytest.mark.parametrize("sent", ["", "{", "[]", "null", '{"study": {}}x', "\x00"])
 def test_what_is_no_json_of_a_study_is_malformed(administered: Administered, sent: str) -> None:
     answer = ask(

@@ -51,7 +51,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     opened(store)
     opened(store, task=CLOSED, name="Trees of yesterday")
     with store.transaction() as tx:
-        tx.set_task_state(CLOSED.id, "closing")
+        tx.set_task_state(CLOSED.id, "closing", expected=["open"])
     with served(Service(store, settings(folder, **LIMITS), key=KEY)) as url:
         host, port = url.removeprefix("http://").split(":")
         yield Place((host, int(port)), store)

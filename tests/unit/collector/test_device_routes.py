@@ -57,7 +57,7 @@ class Served:
 
     def close(self, task: LocalTask) -> None:
         with self.store.transaction() as tx:
-            tx.set_task_state(task.id, "closing")
+            tx.set_task_state(task.id, "closing", expected=["open"])
 
     def offers(self, task: LocalTask) -> bool:
         """Whether devices are offered this task."""
@@ -102,6 +102,22 @@ def test_offers_that_are_known_are_not_sent_again(collector: Served) -> None:
     assert (again.status, again.body, again.headers["etag"]) == (304, b"", etag)
     other = ask(collector.address, "GET", "/v1/offers", headers={"If-None-Match": '"other"'})
     assert other.status == 200
+
+
+def test_a_task_that_may_be_full_asks_to_come_again_and_one_that_is_says_so(
+    collector: Served,
+) -> None:
+    task = replace(TASK, cohort="few")
+    opened(collector.store, task=task, name="Few trees", room=2)
+    assert collector.upload(body(2, task), task).status == 201
+    for data in (body(1, task), body(1, task) + body(1)):  # the second is in part rejected
+        answer = collector.upload(data, task)
+        assert (answer.status, answer.code) == (429, "busy")
+        assert "room" in answer.json()["detail"]
+        assert int(answer.headers["retry-after"]) > 0
+    answer = collector.upload(body(3, task), task)
+    assert (answer.status, answer.code) == (410, "task-closed")
+    assert stored(collector.store, task) == 2
 
 
 def test_offers_are_of_open_tasks_only(collector: Served) -> None:

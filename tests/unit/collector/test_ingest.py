@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,10 +111,32 @@ def test_all_who_wait_hear_that_the_store_fails_and_later_ones_fare_better(store
 
 def test_a_task_that_was_closed_takes_nothing(store: Faulty) -> None:
     with store.transaction() as tx:
-        tx.set_task_state(TASK.id, "closing")
+        tx.set_task_state(TASK.id, "closing", expected=["open"])
     with started(Uploads(store)) as uploads:
         assert not outcome(uploads.submit(TASK.id, 1, body(1)))
     assert stored(store) == 0
+
+
+def test_a_task_without_room_is_busy_for_its_own_uploads_only(store: Faulty) -> None:
+    """And what was left out of an upload is counted when the rest of it is stored."""
+    small = replace(TASK, cohort="few")
+    opened(store, task=small, name="Few", room=2)
+    with started(Uploads(store)) as uploads:
+        store.gate = threading.Event()
+        given = [(small.id, 2), (small.id, 1), (TASK.id, 5), (small.id, 3)]
+        futures = [uploads.submit(task, count, b"x", {"impossible": 1}) for task, count in given]
+        store.gate.set()
+        problem = futures[1].exception(PATIENCE_SECONDS)
+        assert [futures[0].result(), futures[2].result(), futures[3].result()] == [
+            True,
+            True,
+            False,
+        ]
+    assert isinstance(problem, Problem)
+    assert (problem.code, problem.retry_after_seconds) == ("busy", 5)
+    assert (stored(store), stored(store, small)) == (5, 2)
+    with store.reading() as tx:
+        assert tx.counts(small.id) == {"rejected:impossible": 1}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,6 +74,37 @@ def test_of_another_librarys_traceback_there_is_the_type_alone(lines: io.StringI
         logging.getLogger("uvicorn.error").exception("Exception in ASGI application\n")
     assert only(lines)["reason"] == "ValueError"
     assert "canary" not in lines.getvalue()
+
+
+def test_another_library_repeats_itself_once_a_minute(
+    lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr(time, "time_ns", lambda: int(now * 1e9))  # which later Pythons read
+    server = logging.getLogger("uvicorn.error")
+    for _ in range(500):
+        server.warning("Invalid HTTP request received.")
+    server.warning("Exceeded concurrency limit.")
+    now += 61
+    server.warning("Invalid HTTP request received.")
+    logs.log("sealed", count=1)
+    logs.log("sealed", count=1)
+    told = [json.loads(line) for line in lines.getvalue().splitlines()]
+    assert [(line["event"], line.get("reason"), line.get("count")) for line in told] == [
+        ("uvicorn", "Invalid HTTP request received.", None),
+        ("uvicorn", "Exceeded concurrency limit.", None),
+        ("uvicorn", "Invalid HTTP request received.", 499),
+        ("sealed", None, 1),
+        ("sealed", None, 1),
+    ]
+
+
+def test_texts_without_end_are_not_remembered_without_end() -> None:
+    seldom = logs.Seldom()
+    for number in range(1_000):
+        assert seldom.filter(logging.makeLogRecord({"msg": f"text {number}"}))
+    assert len(seldom._said) <= 100
 
 
 def test_another_library_is_heard_from_warnings_on(lines: io.StringIO) -> None:

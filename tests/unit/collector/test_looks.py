@@ -70,7 +70,10 @@ def test_a_problem_is_that_of_who_asked(store: Store) -> None:
 def test_a_store_that_fails_is_told_to_everybody_and_asked_again(store: Store) -> None:
     async def run() -> None:
         looks = Looks(store, Counted())
-        closed = [looks.look(lambda tx: tx.set_task_state("0" * 64, "done")) for _ in range(3)]
+        closed = [
+            looks.look(lambda tx: tx.set_task_state("0" * 64, "done", expected=["open"]))
+            for _ in range(3)
+        ]
         failed = await asyncio.gather(*closed, return_exceptions=True)
         assert all(isinstance(each, StoreError) for each in failed)
         assert await looks.look(lambda tx: len(tx.studies())) == 0

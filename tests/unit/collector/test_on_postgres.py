@@ -43,6 +43,6 @@ def test_two_collectors_share_a_store(postgres_url: str, tmp_path: Path) -> None
         assert ask(first.address, "POST", UPLOAD, body(2)).status == 201
         assert ask(second.address, "POST", UPLOAD, body(3)).status == 201
         with first.store.transaction() as tx:
-            tx.set_task_state(TASK.id, "closing")
+            tx.set_task_state(TASK.id, "closing", expected=["open"])
         assert ask(second.address, "POST", UPLOAD, body(1)).code == "task-closed"
         assert stored(second.store) == 5

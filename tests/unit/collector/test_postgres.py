@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from databases import Server
+from serving import PATIENCE_SECONDS, wait_for
+from sfumato.collector.background import Background
 from sfumato.collector.backup import backup
 from sfumato.collector.postgres import Postgres
 from sfumato.collector.store import Store, StudyRow, TaskRow
@@ -36,7 +38,7 @@ def store(postgres_url: str) -> Iterator[Store]:
 
 def upload(store: Store) -> None:
     with store.transaction() as tx:
-        assert tx.insert_uploads([UPLOAD]) == [True]
+        assert tx.insert_uploads([UPLOAD]) == ["stored"]
 
 
 def fill(store: Store) -> int:
@@ -166,10 +168,10 @@ def test_a_row_that_another_holds_is_waited_for_and_then_given_up(
     impatient = Postgres(postgres_url, wait_seconds=0.05)
     with closing(Store(impatient)) as other:
         with store.transaction() as tx:
-            tx.set_task_state(TASK.id, "closing")
+            tx.set_task_state(TASK.id, "closing", expected=["open"])
             with pytest.raises(StoreUnavailable, match="lock"):
                 upload(other)
-            tx.set_task_state(TASK.id, "open")
+            tx.set_task_state(TASK.id, "open", expected=["closing"])
         upload(other)
 
 
@@ -184,9 +186,9 @@ def test_two_that_wait_for_each_other_do_not_wait_for_ever(store: Store) -> None
     def close(task_ids: list[str]) -> None:
         try:
             with store.transaction() as tx:
-                tx.set_task_state(task_ids[0], "closing")
+                tx.set_task_state(task_ids[0], "closing", expected=["open"])
                 both_hold_one.wait(30)
-                tx.set_task_state(task_ids[1], "closing")
+                tx.set_task_state(task_ids[1], "closing", expected=["open"])
             outcomes.append("done")
         except StoreUnavailable:
             outcomes.append("try again")
@@ -198,6 +200,64 @@ def test_two_that_wait_for_each_other_do_not_wait_for_ever(store: Store) -> None
     for thread in threads:
         thread.join()
     assert sorted(outcomes) == ["done", "try again"]
+
+
+def test_a_worker_whose_lock_is_gone_writes_nothing_more(
+    store: Store, postgres: Server, postgres_url: str
+) -> None:
+    with closing(Store.open(postgres_url)) as other, store.worker_lock() as is_only:
+        assert is_only
+        upload(store)
+        cut_worker(postgres)
+        with other.worker_lock() as is_other:
+            assert is_other
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable):
+                    upload(store)
+            upload(other)
+        assert received(store) == 2  # what it reads does no harm
+    with store.worker_lock() as is_only:
+        assert is_only
+        upload(store)
+    assert received(store) == 3
+
+
+def test_a_worker_loses_its_lock_within_a_transaction_and_keeps_nothing_of_it(
+    store: Store, postgres: Server
+) -> None:
+    def interrupted() -> None:
+        with store.worker_lock(), store.transaction() as tx:
+            tx.insert_uploads([UPLOAD])
+            cut_worker(postgres)
+
+    with pytest.raises(StoreUnavailable):
+        interrupted()
+    assert received(store) == 0
+
+
+def test_a_worker_that_lost_its_lock_takes_it_again_and_goes_on(
+    store: Store, postgres: Server
+) -> None:
+    def step() -> bool:
+        upload(store)
+        return False
+
+    worker = Background(store, step, pause_seconds=0.01)
+    worker.start()
+    try:
+        wait_for(lambda: received(store) > 0, "it to work")
+        cut_worker(postgres)
+        wait_for(lambda: not worker.healthy, "it to notice")
+        wait_for(lambda: worker.healthy, "it to go on")
+    finally:
+        assert worker.stop(PATIENCE_SECONDS)
+
+
+def cut_worker(server: Server) -> None:
+    """Hang up on whoever holds a worker's lock; return when it is free."""
+    holders = "FROM pg_locks WHERE locktype = 'advisory'"
+    assert server.execute(f"SELECT pg_terminate_backend(pid) {holders}")
+    wait_for(lambda: not server.execute(f"SELECT 1 {holders}"), "the lock to be free")
 
 
 def test_a_full_disk_keeps_what_was_acknowledged(

@@ -93,7 +93,7 @@ def test_a_task_that_was_closed_meanwhile_is_answered_as_closed(
     class Closing(QuickUploads):
         def take(self, *arguments: Any) -> bool:
             with store.transaction() as tx:
-                tx.set_task_state(TASK.id, "closing")
+                tx.set_task_state(TASK.id, "closing", expected=["open"])
             return super().take(*arguments)
 
     service = Service(store, settings(tmp_path), key=KEY)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sfumato.collector.requests import Request
+from sfumato.collector import planning
+from sfumato.collector.requests import MEASURE, Request
 from sfumato.errors import ImpossibleError, SfumatoError, SpecError, StudyError
 from sfumato.plan import plan
 
@@ -32,6 +35,15 @@ def test_a_study_without_measure_is_refused(key: str, value: Any) -> None:
     study = {**FREQUENCIES, "devices": 2_000, key: value}
     with pytest.raises(StudyError, match=f"{key} of a study that a collector runs"):
         Request(name="Trees", purpose="To plant.", study=study, items=["oak"]).asked()
+
+
+def test_the_guide_has_the_bounds() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs/guides/deploy.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ([\d,.e-]+) \| ([\d,.e-]+)", text, re.MULTILINE)
+    told = {key: tuple(float(end.replace(",", "")) for end in ends) for key, *ends in rows}
+    assert {key: told.get(key) for key in MEASURE} == MEASURE
+    assert planning.MOST == 2
+    assert "Two are planned at a time" in text
 
 
 @pytest.mark.parametrize("key", ["delta", "dropout", "threshold"])

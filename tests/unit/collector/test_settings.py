@@ -47,6 +47,18 @@ def test_the_environment_goes_before_the_file(tmp_path: Path) -> None:
     assert settings.retention_days is None
 
 
+def test_what_devices_sent_may_be_kept_for_ever(tmp_path: Path) -> None:
+    file = write(tmp_path, 'retention_days = "never"\n')
+    settings = Settings.load(file, environment={})
+    assert settings.retention_days is None
+    assert settings.to_dict()["retention_days"] == "never"
+    for said in ("never", ""):
+        environment = {"SFUMATO_RETENTION_DAYS": said}
+        assert Settings.load(environment=environment).retention_days is None
+    other = Settings.load(file, environment={"SFUMATO_RETENTION_DAYS": "7"})
+    assert other.retention_days == 7
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -58,6 +70,8 @@ def test_the_environment_goes_before_the_file(tmp_path: Path) -> None:
         ("queue_bytes = 0", "queue_bytes"),
         ("queue_bytes = 1.5", "queue_bytes"),
         ("queue_bytes = true", "queue_bytes"),
+        ('queue_bytes = "never"', "queue_bytes"),
+        ('retention_days = "always"', "retention_days"),
         ("open_metrics = 1", "open_metrics"),
         ("upload_seconds = nan", "upload_seconds"),
         ("upload_seconds = inf", "upload_seconds"),

@@ -44,7 +44,7 @@ def fill(store: Store) -> int:
     for acknowledged in range(1_000):
         try:
             with store.transaction() as tx:
-                assert tx.insert_uploads([UPLOAD]) == [True]
+                assert tx.insert_uploads([UPLOAD]) == ["stored"]
         except StoreFull:
             return acknowledged
     raise AssertionError("it never filled up")
@@ -68,7 +68,7 @@ def test_a_full_store_keeps_what_it_acknowledged_and_works_again_when_there_is_r
         assert 3 < acknowledged == received(store)
         make_room(store)
         with store.transaction() as tx:
-            assert tx.insert_uploads([UPLOAD]) == [True]
+            assert tx.insert_uploads([UPLOAD]) == ["stored"]
         assert received(store) == acknowledged - 2
 
 
@@ -96,7 +96,7 @@ def test_a_full_disk_keeps_what_was_acknowledged_and_is_used_again_when_there_is
         assert 3 < acknowledged == received(store)
         ballast.unlink()
         with store.transaction() as tx:
-            assert tx.insert_uploads([UPLOAD]) == [True]
+            assert tx.insert_uploads([UPLOAD]) == ["stored"]
         assert received(store) == acknowledged + 1
 
 
@@ -171,7 +171,7 @@ def test_a_store_that_another_process_holds_is_unavailable_until_it_lets_go(tmp_
             with other.reading() as tx:  # reading goes on
                 assert tx.received(TASK.id) == 0
         with other.transaction() as tx:
-            assert tx.insert_uploads([UPLOAD]) == [True]
+            assert tx.insert_uploads([UPLOAD]) == ["stored"]
 
 
 def test_a_writer_that_waits_too_long_in_this_process_gives_up_its_turn(tmp_path: Path) -> None:
@@ -241,5 +241,5 @@ def test_what_was_deleted_is_not_in_the_log_of_a_store_in_use_once_it_is_forgott
         assert store.forget()
         assert canary not in log.read_bytes()
         with store.transaction() as tx:  # and it is written to as before
-            assert tx.insert_uploads([UPLOAD]) == [True]
+            assert tx.insert_uploads([UPLOAD]) == ["stored"]
         assert received(store) == 1

@@ -33,9 +33,9 @@ def put(stage: Stage, study: str, released: dict[str, Any]) -> None:
     """Release a study as the worker does, without its having been answered."""
     with stage.collector.store.transaction() as tx:
         tx.put_release(study, json.dumps(released | {"released": "2026-01-01"}))
-        tx.set_study_state(study, "released")
+        tx.set_study_state(study, "released", expected=["collecting"])
         for task in tx.tasks(study):
-            tx.set_task_state(task.id, "done")
+            tx.set_task_state(task.id, "done", expected=["open"])
 
 
 @pytest.mark.parametrize(("question", "trust"), sorted(ANSWERED))

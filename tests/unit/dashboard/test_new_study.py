@@ -216,6 +216,15 @@ def test_a_number_that_is_none_is_refused_by_the_name_of_its_field() -> None:
             request_of(filled)
 
 
+@pytest.mark.parametrize("text", ["1e400", "-1e400", "Infinity", "nan", "-inf"])
+def test_a_number_without_bound_promises_nothing_silently(text: str) -> None:
+    with pytest.raises(StudyError):
+        request_of(form(epsilon=text))
+    if text in ("1e400", "-1e400", "nan", "-inf"):  # the rest is no TOML
+        with pytest.raises(StudyError, match="finite"):
+            request_of(form(toml=f"epsilon = {text}"))
+
+
 def test_plans_of_different_studies_go_by_different_digests() -> None:
     told = [request_of(form(epsilon=epsilon, items="oak")) for epsilon in ("1", "2", "inf")]
     assert len({digest(request) for request in told}) == 3
