@@ -30,6 +30,7 @@ NAMES = (
     "clients",
     "ingest",
     "rounds",
+    "pages",
     "refined",
     "coverage",
     "secure",
