@@ -28,7 +28,7 @@ from benchmarks.lines import ROOT, Line, Settings, line, markdown
 NAME = "pages"
 MOST_SECONDS = 0.3  # the requirement, for 95 answers in 100
 ITEMS = 600  # of the longest release: more than a page has rows
-_SETTINGS = {"worker_seconds": 1, "seal_seconds": 60, "log_level": "warning"}
+_SETTINGS: dict[str, Any] = {"worker_seconds": 1, "seal_seconds": 60, "log_level": "warning"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

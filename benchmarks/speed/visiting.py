@@ -99,5 +99,9 @@ def _check(status: int, path: str) -> None:
 
 
 if __name__ == "__main__":
-    kind = {"devices": devices, "client": client, "browser": browser}[sys.argv[1]]
-    print(json.dumps(kind(**json.loads(sys.argv[2]))))
+    kinds: dict[str, Callable[..., Any]] = {
+        "devices": devices,
+        "client": client,
+        "browser": browser,
+    }
+    print(json.dumps(kinds[sys.argv[1]](**json.loads(sys.argv[2]))))

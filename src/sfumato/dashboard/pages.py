@@ -105,6 +105,8 @@ async def study(visit: Visit) -> Response:
         study=state,
         is_live=state["state"] in reading.ALIVE,
         wanted=reading.wanted_of([task["wanted"] for task in state["tasks"]], state),
+        answering=known.answering,
+        retention_days=visit.service.settings.retention_days,
         released=known.released,
         compared=reading.compared(state, known.released),
         estimates=known.estimates[first : first + PAGE_ROWS],
@@ -147,7 +149,7 @@ async def close_page(visit: Visit) -> Response:
     known = await _known(visit)
     if known.state["state"] != "collecting":
         return RedirectResponse(f"{HOME}/{visit.study_id}", status_code=303)
-    return visit.page("close.html", study=known.state)
+    return visit.page("close.html", study=known.state, answering=known.answering)
 
 
 @signed_in("admin")
