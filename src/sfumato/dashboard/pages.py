@@ -115,7 +115,7 @@ async def study(visit: Visit) -> Response:
         number=number,
         pages=pages,
         top=min(charts.TOP, total),
-        is_paler=not all(each.is_sure for each in charts.largest(known.estimates)),
+        is_paler=not all(each.is_sure for each in known.shown),
         endings=[] if known.released is None else _endings(known.released),
     )
 
@@ -125,8 +125,7 @@ async def chart(visit: Visit) -> Response:
     """The picture of a release, for the page's script."""
     known = await _known(visit)
     is_mean = known.release["study"]["question"] == "mean"
-    shown = charts.largest(known.estimates)
-    return JSONResponse(charts.bars(shown, axis="mean" if is_mean else "reports"))
+    return JSONResponse(charts.bars(known.shown, axis="mean" if is_mean else "reports"))
 
 
 @signed_in()

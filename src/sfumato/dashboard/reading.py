@@ -17,6 +17,7 @@ from sfumato.collector.ledger import StoreLedger, by_cohort, price, spent_by
 from sfumato.collector.problems import Problem
 from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.collector.studies import terms_of
+from sfumato.dashboard import charts
 from sfumato.dashboard.charts import Estimate, estimates
 from sfumato.privacy import Entry
 from sfumato.secagg.coordinator import Phase
@@ -83,6 +84,12 @@ class Known:
     answering: Mapping[str, Answering]  # by task
     released: Mapping[str, Any] | None
     estimates: Sequence[Estimate]
+
+    @property
+    def shown(self) -> list[Estimate]:
+        """The estimates that are drawn."""
+        is_mean = self.state["study"]["question"] == "mean"
+        return charts.largest(self.estimates, is_mean=is_mean)
 
     @property
     def release(self) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 
 from browsing import TREES, Stage, falling, held
 from sfumato.collector.requests import ANSWERED
+from sfumato.dashboard.charts import Estimate, largest
 from sfumato.dashboard.rendering import rough, sentence
 from sfumato.plan import plan
 from sfumato.simulate import simulate
@@ -84,6 +85,15 @@ def test_a_mean_is_shown_by_coordinate_and_drawn_by_size(stage: Stage, admin: Vi
     assert len(values) == 20
     assert admin.get(f"/dashboard/studies/{study}/release.csv").status_code == 200
     assert admin.get(f"/dashboard/studies/{study}/release.png").status_code == 404
+
+
+def test_a_count_far_below_0_is_not_among_the_largest() -> None:
+    counts = (3, -9, *range(2, 30))
+    found = [Estimate(str(count), count, count - 1, count + 1, True) for count in counts]
+    drawn = [each.value for each in largest(found, is_mean=False)]
+    assert drawn == sorted((each.value for each in found), reverse=True)[:20]
+    assert largest(found, is_mean=True)[0].value == 29
+    assert -9 in [each.value for each in largest([*found[:10]], is_mean=True)[:2]]
 
 
 def test_the_plan_of_a_mean_says_how_much_it_errs(admin: Visitor) -> None:
