@@ -214,6 +214,7 @@ def test_everything_but_charts_works_without_scripts(
     expect(page.get_by_text("80 of 100 reports")).to_be_visible()
     page.get_by_role("link", name="Close now").click()
     page.get_by_role("button", name="Close and release").click()
+    expect(page.get_by_role("heading", name="Plain trees")).to_be_visible()
     (study,) = [row["id"] for row in stage.client.studies() if row["name"] == "Plain trees"]
     serving.wait_for(lambda: stage.state(study) == "released", "the release")
     page.reload()
