@@ -26,6 +26,7 @@ GROUPS = {
         "clients",
         "ingest",
         "rounds",
+        "pages",
     ),
     "accuracy": ("refined", "coverage", "secure"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -107,18 +108,24 @@ def staged(folder: Path, **settings: Any) -> Iterator[Stage]:
         yield Stage(collector)
 
 
-@contextmanager
-def browser() -> Iterator[Browser]:
+def program() -> str:
     """A browser of this machine; LookupError says why there is none."""
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError as problem:
-        raise LookupError("playwright is not installed") from problem
+    if importlib.util.find_spec("playwright") is None:
+        raise LookupError("playwright is not installed")
     found = subprocess.run([ROOT / "scripts/browser"], capture_output=True, text=True, check=False)
     if found.returncode != 0:
         raise LookupError(f"scripts/browser found none: {found.stderr.strip()[-200:]}")
+    return found.stdout.strip()
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """A browser that runs while the block lasts; LookupError says why there is none."""
+    path = program()
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=found.stdout.strip(), args=list(FLAGS))
+        opened = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
         try:
             yield opened
         finally:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from starlette.routing import BaseRoute
+
 from collecting import Clock
 from serving import settings
 from sfumato.agent import Device, Http, MemoryBox, Part, Send
@@ -103,8 +105,8 @@ class Masking:
 
 
 @contextmanager
-def masking(folder: Path, **given: Any) -> Iterator[Masking]:
-    with running(settings(folder, **given), with_worker=False) as collector:
+def masking(folder: Path, routes: Sequence[BaseRoute] = (), **given: Any) -> Iterator[Masking]:
+    with running(settings(folder, **given), with_worker=False, routes=routes) as collector:
         yield Masking(collector)
 
 

@@ -284,8 +284,9 @@ def promise(study: Study, made: LocalDesign | WordDesign) -> Privacy:
     """What a device is promised: first by its own coins, second by the shuffling of reports."""
     oracle = made.randomizer if isinstance(made, LocalDesign) else made.discoverer
     epsilon, per_device = oracle.epsilon, made.records_per_device
+    in_all = f"epsilon {per_device * epsilon:g} in all"
     day = (
-        f"a device sends at most {per_device} reports a day, {per_device * epsilon:g} in all"
+        f"a device sends at most {per_device} reports a day, {in_all}"
         if per_device > 1
         else "a device sends at most one report a day"
     )

@@ -30,6 +30,7 @@ NAMES = (
     "clients",
     "ingest",
     "rounds",
+    "pages",
     "refined",
     "coverage",
     "secure",
@@ -187,6 +188,23 @@ def test_what_rounds_over_a_network_miss_is_told(load: Any) -> None:
     line = {"case": "made up", "ratio_to_floor": {"a floor": {"median": 1.3}}}
     assert not rounds.missed([line])
     assert rounds.missed([line | {"ratio_to_floor": {"a floor": {"median": 1.31}}}])
+
+
+def test_pages_that_are_slow_are_told(load: Any) -> None:
+    pages = load("speed.pages")
+    visits = [{"page": "ledger", "answer": 0.1, "load": 0.2}] * 99
+    slow = [{"page": "ledger", "answer": 0.1, "load": 0.4}] * 10
+    line = {"case": "made up", "client": pages._summary([]), "browser": pages._summary(visits)}
+    assert line["browser"]["answer"]["ledger"] == {
+        "p50": 0.1,
+        "p95": 0.1,
+        "most": 0.1,
+        "times": 99,
+    }
+    assert not pages.missed([line])
+    assert pages.missed([line | {"browser": pages._summary(visits + slow)}]) == [
+        "pages/made up: browser, load: 400 ms, not 300"
+    ]
 
 
 def test_what_simulated_clients_miss_is_told(load: Any) -> None:

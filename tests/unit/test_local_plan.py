@@ -158,7 +158,7 @@ def test_the_promise_names_the_report_the_day_and_the_shuffler() -> None:
     assert "4-local differential privacy for each report" in once.statement
     assert "if the shuffler is trusted" in once.statement
     twice = planned(daily_reports=2).privacy
-    assert "at most 2 reports a day, 8 in all" in twice.statement
+    assert "at most 2 reports a day, epsilon 8 in all" in twice.statement
     assert "shuffler" not in twice.statement  # amplification is of one report a device
 
 

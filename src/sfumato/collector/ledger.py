@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from sfumato.collector.store import Store, Transaction
 from sfumato.errors import BudgetError
 from sfumato.privacy import Budget, Entry, Loss
+from sfumato.privacy.accounting import epsilon_of
 from sfumato.privacy.ledger import afford, spent
 from sfumato.spec import from_json, to_json
 
@@ -37,7 +39,7 @@ class StoreLedger:
 
     def check(self, *, campaign: str, cohort: str, task: str, loss: Loss) -> None:
         """Raise BudgetError if this charge would be refused now."""
-        _afford(Entry(campaign, cohort, task, loss), tuple(self.entries()), self.budget)
+        afford(Entry(campaign, cohort, task, loss), self.entries(), self.budget, spent_by=spent_by)
 
     def entries(self) -> list[Entry]:
         return [
@@ -47,7 +49,7 @@ class StoreLedger:
 
     def spent(self) -> float:
         """The epsilon spent so far by the device that was asked most, at the budget's delta."""
-        return spent(self.entries(), self.budget.delta)
+        return spent_by(self.entries(), self.budget.delta)
 
 
 def set_budget(store: Store, budget: Budget) -> None:
@@ -63,6 +65,40 @@ def set_budget(store: Store, budget: Budget) -> None:
             )
 
 
-@lru_cache(maxsize=8)  # composing takes a second: `check` before a transaction, `charge` within it
-def _afford(entry: Entry, entries: tuple[Entry, ...], budget: Budget) -> None:
-    afford(entry, entries, budget)
+def by_cohort(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:
+    """The charges to each cohort of each campaign."""
+    cohorts: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        cohorts.setdefault((entry.campaign, entry.cohort), []).append(entry)
+    return cohorts
+
+
+def spent_by(entries: Sequence[Entry], delta: float) -> float:
+    """As `privacy.ledger.spent`; worked out once, for composing takes a second."""
+    return _spent(tuple(entries), delta)
+
+
+def price(charges: Sequence[Entry], delta: float) -> float:
+    """The epsilon of charges to one cohort; worked out once."""
+    return _price(tuple(charge.loss for charge in charges), delta)
+
+
+def work_out(store: Store) -> None:
+    """Compose what was charged so far, so that nobody who asks has to wait for it."""
+    with store.reading() as tx:
+        ledger = StoreLedger(tx)
+        delta, entries = ledger.budget.delta, ledger.entries()
+    if entries:
+        spent_by(entries, delta)
+        for charges in by_cohort(entries).values():
+            price(charges, delta)
+
+
+@lru_cache(maxsize=16)
+def _spent(entries: tuple[Entry, ...], delta: float) -> float:
+    return spent(entries, delta)
+
+
+@lru_cache(maxsize=512)
+def _price(losses: tuple[Loss, ...], delta: float) -> float:
+    return epsilon_of(losses, delta)

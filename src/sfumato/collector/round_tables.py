@@ -123,6 +123,24 @@ class RoundTables(Statements):
         rows = self._run(f"SELECT {_ROUND} FROM round WHERE id = ?", round_id)
         return RoundRow(*rows[0]) if rows else None
 
+    def under_way(self, task_id: str) -> tuple[str, int, dict[str, int]] | None:
+        """Of the round of a task that has not ended: its phase, how many members it has, and how
+        many messages came in each phase."""
+        rows = self._run(
+            "SELECT round, phase FROM round WHERE task = ? AND phase NOT IN (?, ?)"
+            " ORDER BY round DESC LIMIT 1",
+            self._task(task_id),
+            *ENDED,
+        )
+        if not rows:
+            return None
+        round, phase = rows[0]
+        members = self._sum("SELECT COUNT(*) FROM joined WHERE round = ?", round)
+        came = self._run(
+            "SELECT phase, COUNT(*) FROM round_message WHERE round = ? GROUP BY phase", round
+        )
+        return str(phase), members, {str(name): int(count) for name, count in came}
+
     def invitation(self, round_id: str) -> str:
         """What members are told when their round begins."""
         rows = self._run("SELECT invitation FROM round WHERE id = ?", round_id)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 from starlette.requests import Request
@@ -14,6 +16,7 @@ from sfumato import __version__
 from sfumato.collector.background import Background
 from sfumato.collector.bridge import Bridge
 from sfumato.collector.ingest import Uploads
+from sfumato.collector.ledger import work_out
 from sfumato.collector.limits import Bodies
 from sfumato.collector.live_rounds import LiveRounds
 from sfumato.collector.looks import Looks
@@ -24,6 +27,7 @@ from sfumato.collector.planning import Planners
 from sfumato.collector.problems import Problem
 from sfumato.collector.settings import Settings
 from sfumato.collector.store import Store, Transaction
+from sfumato.errors import SfumatoError
 
 _THREADS = 8  # that wait for the store; as many connections
 _READY_SECONDS = 1.0  # an answer about readiness is good for so long
@@ -66,6 +70,7 @@ class Service:
 
     def start(self) -> None:
         self.uploads.start()
+        threading.Thread(target=self._work_out_ledger, name="ledger", daemon=True).start()
 
     async def drain(self) -> None:
         """Store what was taken; end the threads. The store stays open."""
@@ -97,6 +102,10 @@ class Service:
         if time.monotonic() >= self._ready_until:
             await self.call(self._write_nothing)
             self._ready_until = time.monotonic() + _READY_SECONDS
+
+    def _work_out_ledger(self) -> None:
+        with suppress(SfumatoError):  # whoever asks for the ledger is told
+            work_out(self.store)
 
     def _write_nothing(self) -> None:
         with self.store.transaction():

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from sfumato import offers
 from sfumato.campaign import Campaign
 from sfumato.collector import campaigns, sealing
-from sfumato.collector.ledger import StoreLedger
+from sfumato.collector.ledger import StoreLedger, spent_by
 from sfumato.collector.problems import Problem
 from sfumato.collector.requests import Request, from_lines, to_lines
 from sfumato.collector.store import (
@@ -35,7 +35,6 @@ from sfumato.offers import AnyTask, Offer
 from sfumato.outbox import DAY_SECONDS
 from sfumato.plan import Plan, plan
 from sfumato.privacy import Rng
-from sfumato.privacy.ledger import spent as spent_by
 from sfumato.release import NoisedSum, Privacy
 from sfumato.spec import LARGEST_INTEGER, from_json, to_json
 from sfumato.study import Study
@@ -229,6 +228,12 @@ def state(store: Store, study_id: str) -> dict[str, Any]:
     }
 
 
+def came(tx: Transaction, task_id: str) -> int:
+    """Reports that came to a task, those of masked rounds and those that were dropped since too."""
+    counts = tx.counts(task_id)
+    return max(tx.received(task_id), counts.get("reports", 0) + counts.get("repeated", 0))
+
+
 def ledger(store: Store) -> dict[str, Any]:
     """The budget, what is spent of it, and every charge, as plain data."""
     with store.reading() as tx:
@@ -358,7 +363,7 @@ def _task_state(tx: Transaction, task: TaskRow) -> dict[str, Any]:
         "rounds": [{"phase": row.phase, "problem": row.problem} for row in rounds],
         "state": task.state,
         "wanted": task.wanted,
-        "received": tx.received(task.id),
+        "received": came(tx, task.id),
         "counted": counts.get("reports", 0),
         "repeated": counts.get("repeated", 0),
         "rejected": {

@@ -38,9 +38,9 @@ def estimates(rows: Sequence[Mapping[str, Any]]) -> list[Estimate]:
     ]
 
 
-def largest(found: Sequence[Estimate]) -> list[Estimate]:
-    """Those to draw, by their size: counts come so, coordinates of a mean do not."""
-    return sorted(found, key=lambda each: -abs(each.value))[:TOP]
+def largest(found: Sequence[Estimate], *, is_mean: bool) -> list[Estimate]:
+    """Those to draw: the largest counts, or the coordinates that are farthest from 0."""
+    return sorted(found, key=lambda each: -abs(each.value) if is_mean else -each.value)[:TOP]
 
 
 def bars(shown: Sequence[Estimate], *, axis: str) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def _page(
     is_changed: bool = False,
 ) -> Response:
     """The form as it was filled in; a file that was chosen is pasted, since it cannot be kept."""
-    given = {"question": "frequencies", "trust": "local"} | dict(form.texts)
+    given = {"question": "frequencies", "trust": "local", "items": ""} | dict(form.texts)
     if request is not None and request["items"] is not None:
         given["items"] = "\n".join(request["items"])
     wrong = "" if problem is None else str(problem).partition(" ")[0]

@@ -105,6 +105,8 @@ async def study(visit: Visit) -> Response:
         study=state,
         is_live=state["state"] in reading.ALIVE,
         wanted=reading.wanted_of([task["wanted"] for task in state["tasks"]], state),
+        answering=known.answering,
+        retention_days=visit.service.settings.retention_days,
         released=known.released,
         compared=reading.compared(state, known.released),
         estimates=known.estimates[first : first + PAGE_ROWS],
@@ -113,7 +115,7 @@ async def study(visit: Visit) -> Response:
         number=number,
         pages=pages,
         top=min(charts.TOP, total),
-        is_paler=not all(each.is_sure for each in charts.largest(known.estimates)),
+        is_paler=not all(each.is_sure for each in known.shown),
         endings=[] if known.released is None else _endings(known.released),
     )
 
@@ -123,8 +125,7 @@ async def chart(visit: Visit) -> Response:
     """The picture of a release, for the page's script."""
     known = await _known(visit)
     is_mean = known.release["study"]["question"] == "mean"
-    shown = charts.largest(known.estimates)
-    return JSONResponse(charts.bars(shown, axis="mean" if is_mean else "reports"))
+    return JSONResponse(charts.bars(known.shown, axis="mean" if is_mean else "reports"))
 
 
 @signed_in()
@@ -147,7 +148,7 @@ async def close_page(visit: Visit) -> Response:
     known = await _known(visit)
     if known.state["state"] != "collecting":
         return RedirectResponse(f"{HOME}/{visit.study_id}", status_code=303)
-    return visit.page("close.html", study=known.state)
+    return visit.page("close.html", study=known.state, answering=known.answering)
 
 
 @signed_in("admin")

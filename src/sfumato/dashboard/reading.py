@@ -13,16 +13,18 @@ from typing import Any
 import numpy as np
 
 from sfumato.collector import studies
-from sfumato.collector.ledger import StoreLedger
+from sfumato.collector.ledger import StoreLedger, by_cohort, price, spent_by
 from sfumato.collector.problems import Problem
-from sfumato.collector.store import Store, StudyRow, Transaction
+from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.collector.studies import terms_of
+from sfumato.dashboard import charts
 from sfumato.dashboard.charts import Estimate, estimates
-from sfumato.privacy import Loss
-from sfumato.privacy.accounting import epsilon_of
-from sfumato.privacy.ledger import spent
+from sfumato.privacy import Entry
+from sfumato.secagg.coordinator import Phase
 
 ALIVE = ("collecting", "closing")
+_PHASES = tuple(str(phase) for phase in Phase)
+_MOST_KEPT = 1 << 20  # characters of a release that is kept in memory
 _STUDY_ID = re.compile("[0-9a-f]{32}")
 
 
@@ -51,7 +53,7 @@ def lines(store: Store) -> list[Line]:
 def _line(tx: Transaction, row: StudyRow) -> Line:
     tasks, told = tx.tasks(row.id), json.loads(row.plan)
     if row.state in ALIVE:
-        received = sum(tx.received(task.id) for task in tasks)
+        received = sum(studies.came(tx, task.id) for task in tasks)
     else:  # what was sealed may have been dropped; the counts stay
         received = sum(tx.counts(task.id).get("reports", 0) for task in tasks)
     return Line(
@@ -66,12 +68,28 @@ def wanted_of(wanted: Sequence[int | None], plan: Mapping[str, Any]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Answering:
+    """A masked round that is under way: how many of those it asks have answered."""
+
+    phase: str
+    answered: int
+    asked: int
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
-    """A study, and its release if there is one."""
+    """A study, its masked rounds that are under way, and its release if there is one."""
 
     state: Mapping[str, Any]
+    answering: Mapping[str, Answering]  # by task
     released: Mapping[str, Any] | None
     estimates: Sequence[Estimate]
+
+    @property
+    def shown(self) -> list[Estimate]:
+        """The estimates that are drawn."""
+        is_mean = self.state["study"]["question"] == "mean"
+        return charts.largest(self.estimates, is_mean=is_mean)
 
     @property
     def release(self) -> Mapping[str, Any]:
@@ -87,8 +105,32 @@ def known(store: Store, study_id: str) -> Known:
     state = studies.state(store, study_id)
     with store.reading() as tx:
         text = tx.release(study_id)
-    released = None if text is None else json.loads(text)
-    return Known(state, released, () if released is None else estimates(released["estimates"]))
+        under_way = {
+            task["id"]: _answering(*found)
+            for task in state["tasks"]
+            if task["rounds"] and (found := tx.under_way(task["id"])) is not None
+        }
+    released, listed = (None, ()) if text is None else _read(text)
+    return Known(state, under_way, released, listed)
+
+
+def _answering(phase: str, members: int, came: Mapping[str, int]) -> Answering:
+    """Asked in a phase are those who answered in the one before."""
+    before = [came[each] for each in _PHASES[: _PHASES.index(phase)] if each in came]
+    return Answering(phase, came.get(phase, 0), before[-1] if before else members)
+
+
+def _read(text: str) -> tuple[Mapping[str, Any], Sequence[Estimate]]:
+    """A release and its estimates, kept for the next page if they are not long."""
+    return _kept(text) if len(text) <= _MOST_KEPT else _parsed(text)
+
+
+def _parsed(text: str) -> tuple[Mapping[str, Any], Sequence[Estimate]]:
+    released = json.loads(text)
+    return released, estimates(released["estimates"])
+
+
+_kept = lru_cache(maxsize=16)(_parsed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,31 +144,43 @@ class Compared:
 
 
 def compared(state: Mapping[str, Any], released: Mapping[str, Any] | None) -> list[Compared]:
-    """The plan's prediction beside the outcome, where either has something to say."""
-    predicted = state["plan"]["predicted"]
+    """The plan's prediction beside the outcome, where either has something to say.
+
+    With trust local an error is predicted for an item that few hold, and compared with the least
+    that is listed; else with the middle one.
+    """
+    predicted, is_local = state["plan"]["predicted"], state["privacy"]["trust"] == "local"
     found: dict[str, Any] = {}
     if released is not None:
-        errors = np.array([row["standard_error"] for row in released["estimates"]])
-        halves = np.array([(row["high"] - row["low"]) / 2 for row in released["estimates"]])
+        rows, parameters = released["estimates"], released["plan"]["parameters"]
+        typical = np.min if is_local else np.median
+        halves = [(row["high"] - row["low"]) / 2 for row in rows]
         found = {
-            "standard_error": float(np.median(errors)) if errors.size else None,
-            "half_width_95": float(np.median(halves)) if halves.size else None,
-            "significant_from": released["plan"]["parameters"].get("significant_from"),
+            "standard_error": float(typical([row["standard_error"] for row in rows]))
+            if rows
+            else None,
+            "half_width_95": float(typical(halves)) if rows else None,
+            "detectable_count": parameters.get("detectable_count"),
+            "significant_from": parameters.get("significant_from"),
             "bytes_per_device": released["cost"]["bytes_per_device"],
             "rounds": released["cost"]["rounds"],
         }
+    rare = " of a rare item" if is_local else ""
     pairs = [
         Compared(label, predicted.get(key), found.get(key), unit)
         for key, label, unit in (
-            ("standard_error", "Standard error", ""),
-            ("half_width_95", "95% interval, ±", ""),
+            ("standard_error", f"Standard error{rare}", ""),
+            ("half_width_95", f"95% interval{rare}, ±", ""),
+            ("l2_error", "Error of the whole mean, as a length", ""),
             ("detectable_count", "Found from a count of", ""),
+            ("standard_error_there", "Standard error at that count", ""),
             ("significant_from", "Surely there from a count of", ""),
             ("bytes_per_device", "Sent by one device", "bytes"),
             ("rounds", "Rounds", ""),
         )
     ]
-    reports = Compared("Reports", state["study"]["devices"], state["counted"])
+    wanted = wanted_of([task["wanted"] for task in state["tasks"]], state)
+    reports = Compared("Reports", wanted, state["counted"])
     return [reports, *(pair for pair in pairs if (pair.predicted, pair.found) != (None, None))]
 
 
@@ -184,27 +238,29 @@ def books(store: Store) -> Books:
         budget, entries, rows = ledger.budget, ledger.entries(), tx.studies()
         owners = {entry.task: tx.task(entry.task) for entry in entries}
     names = {row.id: row.name for row in rows}
-    cohorts: dict[tuple[str | None, str, str], list[Loss]] = {}
-    for entry in entries:
-        owner = owners[entry.task]
-        key = (None if owner is None else owner.study_id, entry.campaign, entry.cohort)
-        cohorts.setdefault(key, []).append(entry.loss)
     return Books(
         allowed=budget.epsilon,
         delta=budget.delta,
-        spent=_spent(tuple(entries), budget.delta) if entries else 0.0,
+        spent=spent_by(entries, budget.delta) if entries else 0.0,
         charges=tuple(
-            Charges(
-                study=campaign[:12] if study_id is None else names[study_id],
-                study_id=study_id,
-                cohort=cohort,
-                releases=len(losses),
-                noise=_noise(losses[-1]),
-                epsilon=_epsilon(tuple(losses), budget.delta),
-            )
-            for (study_id, campaign, cohort), losses in cohorts.items()
+            _charges(charges, owners[charges[0].task], names, budget.delta)
+            for charges in by_cohort(entries).values()
         ),
         local=tuple(_local_cost(row) for row in rows if _trust(row) == "local"),
+    )
+
+
+def _charges(
+    charges: Sequence[Entry], owner: TaskRow | None, names: Mapping[str, str], delta: float
+) -> Charges:
+    first, study_id = charges[0], None if owner is None else owner.study_id
+    return Charges(
+        study=first.campaign[:12] if study_id is None else names[study_id],
+        study_id=study_id,
+        cohort=first.cohort,
+        releases=len(charges),
+        noise=_noise(charges[-1].loss),
+        epsilon=price(charges, delta),
     )
 
 
@@ -221,18 +277,8 @@ def _noise(loss: Any) -> str:
     inner = getattr(loss, "loss", loss)  # a sampled loss has another within
     kind = getattr(inner, "noise", None)
     if kind is None:
-        return "none" if not hasattr(inner, "epsilon") else "stated"
-    return f"{kind}, scale {inner.scale:.4g}"
-
-
-@lru_cache(maxsize=512)  # composing takes a while, and what was charged does not change
-def _epsilon(losses: tuple[Loss, ...], delta: float) -> float:
-    return epsilon_of(losses, delta)
-
-
-@lru_cache(maxsize=8)
-def _spent(entries: tuple[Any, ...], delta: float) -> float:
-    return spent(entries, delta)
+        return "none" if not hasattr(inner, "epsilon") else "as its proof says"
+    return f"{kind}, scale {inner.scale:,.4g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from sfumato.errors import DataError, StudyError
 from sfumato.spec import canonical
 from sfumato.study import number
 
-For = Literal["", "local", "sums", "words", "vectors"]
+For = Literal["", "local", "sums", "tables", "frequencies", "counts", "bytes", "words", "vectors"]
 _DAY_ZERO = date(1970, 1, 1)
 _LISTED = ("frequencies", "new_words")  # questions with a dictionary
 _TERMS = ("delay_seconds", "lifetime_epsilon", "closes")  # of the request, not of the study
@@ -59,14 +59,21 @@ PROMISE = (
 )
 POPULATION = (
     Field("devices", "Devices", "How many will answer.", example="100000"),
-    Field("items_per_device", "Items per device", "That may count.", example="1"),
-    Field("rounds", "Rounds", "Each asks other devices.", example="1"),
+    Field("items_per_device", "Items per device", "That may count.", example="1", only="tables"),
+    Field("rounds", "Rounds", "Each asks other devices.", example="1", only="counts"),
     Field("dropout", "Dropout", "Share that will not answer.", "number", "0"),
 )
 ANSWER = (
-    Field("threshold", "Threshold", "Counts below are not listed.", "number"),
-    Field("target_error", "Target error", "As a share of the devices.", "number", "0.01"),
-    Field("bytes_per_device", "Bytes per device", "Most that one may send."),
+    Field("threshold", "Threshold", "Counts below are not listed.", "number", only="counts"),
+    Field(
+        "target_error",
+        "Target error",
+        "As a share of the devices.",
+        "number",
+        "0.01",
+        "frequencies",
+    ),
+    Field("bytes_per_device", "Bytes per device", "Most that one may send.", only="bytes"),
     Field("word_length", "Word length", "Longer words are cut.", example="10", only="words"),
     Field("alphabet", "Alphabet", "Of which words are made.", "text", only="words"),
     Field("clip", "Clip", "Longer vectors are scaled to it.", "number", "1", "vectors"),
@@ -161,6 +168,10 @@ def _applies(field: Field, keys: Mapping[str, Any]) -> bool:
         "": True,
         "local": is_local,
         "sums": not is_local,
+        "tables": not is_local and question != "mean",
+        "frequencies": question == "frequencies",
+        "counts": question not in ("mean", "new_words"),
+        "bytes": question != "new_words",
         "words": question not in ("frequencies", "mean"),
         "vectors": question == "mean",
     }[field.only]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, product
@@ -181,11 +181,21 @@ class Ledger:
         self._connection.execute("COMMIT")
 
 
-def afford(entry: Entry, entries: Sequence[Entry], budget: Budget) -> None:
-    """Raise BudgetError if this entry after those is more than the budget allows."""
-    after = spent([*entries, entry], budget.delta)
+def afford(
+    entry: Entry,
+    entries: Sequence[Entry],
+    budget: Budget,
+    *,
+    spent_by: Callable[[Sequence[Entry], float], float] | None = None,
+) -> None:
+    """Raise BudgetError if this entry after those is more than the budget allows.
+
+    `spent_by` is `spent`, or what remembers its results.
+    """
+    composed = spent_by or spent
+    after = composed([*entries, entry], budget.delta)
     if budget.epsilon is not None and after > budget.epsilon * (1 + 1e-9):
-        before = spent(entries, budget.delta)
+        before = composed(entries, budget.delta)
         raise BudgetError(
             f"this budget allows {_words(budget)} and has spent {before:.4g}, "
             f"so a release that would bring it to {after:.4g} is refused",

@@ -186,10 +186,22 @@ def test_pages_hold_no_script_no_style_and_nothing_from_elsewhere(admin: Visitor
         assert not re.search(r"https?://", text)
 
 
-def test_files_of_a_page_may_be_kept_and_no_others_are_there(stranger: Visitor) -> None:
-    page = stranger.get("/dashboard/sign-in").text
+def test_a_page_that_does_not_change_loads_no_script(admin: Visitor) -> None:
+    for path in ("sign-in", "ledger", "costs", "nowhere"):
+        assert "<script" not in admin.get(f"/dashboard/{path}").text
+    assert "<script" in admin.get("/dashboard/studies/new").text
+
+
+def test_files_of_a_page_may_be_kept_and_no_others_are_there(
+    stranger: Visitor, admin: Visitor
+) -> None:
+    page = admin.get("/dashboard/studies/new").text
     names = re.findall(r"/dashboard/static/[0-9a-f]{16}/[\w.]+", page)
-    assert len(names) == 4
+    assert [name.rpartition("/")[2] for name in names] == [
+        "icon.svg",
+        "dashboard.css",
+        "htmx.min.js",
+    ]
     for name in names:
         answer = stranger.get(name)
         assert answer.status_code == 200

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from browsing import TREES, Stage
+from browsing import TREES, Stage, falling, held
 from sfumato.collector.requests import ANSWERED
+from sfumato.dashboard.charts import Estimate, largest
+from sfumato.dashboard.rendering import rough, sentence
+from sfumato.plan import plan
 from sfumato.simulate import simulate
 from unit.dashboard.test_new_study import NEW, planned
 from unit.dashboard.test_pages import said
@@ -74,6 +77,7 @@ def test_a_mean_is_shown_by_coordinate_and_drawn_by_size(stage: Stage, admin: Vi
     page = said(admin.get(f"/dashboard/studies/{study}").text)
     assert "Coordinate Estimate" in page
     assert "Counts are" not in page
+    assert "Surely there" not in page
     chart = admin.get(f"/dashboard/studies/{study}/chart").json()
     values = chart["data"]["values"]
     assert values[0]["label"] == "28"
@@ -83,6 +87,24 @@ def test_a_mean_is_shown_by_coordinate_and_drawn_by_size(stage: Stage, admin: Vi
     assert admin.get(f"/dashboard/studies/{study}/release.png").status_code == 404
 
 
+def test_a_count_far_below_0_is_not_among_the_largest() -> None:
+    counts = (3, -9, *range(2, 30))
+    found = [Estimate(str(count), count, count - 1, count + 1, True) for count in counts]
+    drawn = [each.value for each in largest(found, is_mean=False)]
+    assert drawn == sorted((each.value for each in found), reverse=True)[:20]
+    assert largest(found, is_mean=True)[0].value == 29
+    assert -9 in [each.value for each in largest([*found[:10]], is_mean=True)[:2]]
+
+
+def test_the_plan_of_a_mean_says_how_much_it_errs(admin: Visitor) -> None:
+    asked = keys("mean", "central")
+    fields = {name: str(value) for name, value in asked.items()}
+    page = said(admin.post(NEW, fields | {"name": "Any", "purpose": "Any."}).text)
+    predicted = plan(asked).predicted
+    assert f"Standard error of a coordinate {rough(predicted['standard_error'])}" in page
+    assert f"Error of the whole mean, as a length {rough(predicted['l2_error'])}" in page
+
+
 def test_a_release_that_lists_nothing_says_so(stage: Stage, admin: Visitor) -> None:
     study = stage.open("Nothing", **keys("frequencies", "central"))
     told = simulate(keys("frequencies", "central") | {"dropout": 0.0}, ["oak"] * 2_000, seed=1)
@@ -90,3 +112,30 @@ def test_a_release_that_lists_nothing_says_so(stage: Stage, admin: Visitor) -> N
     page = admin.get(f"/dashboard/studies/{study}").text
     assert "No item is listed" in page
     assert "data-chart" not in page
+
+
+def test_what_is_found_stands_beside_what_was_predicted_of_it(stage: Stage, admin: Visitor) -> None:
+    asked = keys("heavy_hitters", "central") | {"epsilon": 2.0, "dropout": 0.0}
+    study = stage.open("Hitters", items=None, **asked)
+    told = simulate(asked, ["elm"] * 12_000 + ["oak"] * 8_000, seed=1).to_dict()
+    put(stage, study, told)
+    page = said(admin.get(f"/dashboard/studies/{study}").text)
+    expected = told["plan"]["predicted"]["detectable_count"]
+    found = told["plan"]["parameters"]["detectable_count"]
+    assert f"Found from a count of {rough(expected)} {rough(found)}" in page
+    for note in told["notes"]:
+        assert page.count(sentence(note)) == 1  # under the answer, and not again as a warning
+
+
+def test_with_trust_local_errors_are_compared_for_items_that_few_hold(
+    stage: Stage, admin: Visitor
+) -> None:
+    asked = keys("frequencies", "local") | {"epsilon": 4.0, "dropout": 0.0}
+    study = stage.open("Few", **asked)
+    told = simulate(asked, held(falling(2_000)), seed=1).to_dict()
+    put(stage, study, told)
+    errors = [row["standard_error"] for row in told["estimates"]]
+    assert max(errors) > 1.1 * min(errors)  # or the test could not tell
+    page = said(admin.get(f"/dashboard/studies/{study}").text)
+    expected = told["plan"]["predicted"]["standard_error"]
+    assert f"Standard error of a rare item {rough(expected)} {rough(min(errors))}" in page

@@ -12,8 +12,9 @@ import pyarrow.parquet
 import pytest
 
 from browsing import TREES, Stage
+from sfumato.collector.requests import ANSWERED
 from sfumato.dashboard.forms import File, Form
-from sfumato.dashboard.study_form import GROUPS, digest, items_of, request_of
+from sfumato.dashboard.study_form import GROUPS, _applies, digest, items_of, request_of
 from sfumato.errors import DataError, StudyError
 from unit.dashboard.test_pages import said
 from unit.dashboard.visiting import Visitor
@@ -209,11 +210,21 @@ def test_toml_goes_before_the_fields() -> None:
 
 def test_a_number_that_is_none_is_refused_by_the_name_of_its_field() -> None:
     for field in (field for _, group in GROUPS for field in group if field.kind != "text"):
-        trust = "central" if field.only == "sums" else "local"
-        question = "mean" if field.only == "vectors" else "new_words"
-        filled = Form({"question": question, "trust": trust, field.name: "x"})
-        with pytest.raises(StudyError, match=f"{field.name} must be a"):
-            request_of(filled)
+        refused = 0
+        for question, trust in sorted(ANSWERED):
+            filled = Form({"question": question, "trust": trust, field.name: "x"})
+            if _applies(field, filled.texts):
+                with pytest.raises(StudyError, match=f"{field.name} must be a"):
+                    request_of(filled)
+                refused += 1
+        assert refused > 0
+
+
+def test_a_form_that_nobody_has_filled_in_is_empty(admin: Visitor) -> None:
+    page = admin.get(NEW).text
+    assert re.findall(r"<textarea[^>]*>(.*?)</textarea>", page, re.DOTALL) == ["", ""]
+    given = re.findall(r'<input id="[^>]*? value="([^"]*)"', page)
+    assert set(given) == {""}
 
 
 @pytest.mark.parametrize("text", ["1e400", "-1e400", "Infinity", "nan", "-inf"])

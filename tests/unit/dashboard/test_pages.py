@@ -196,6 +196,14 @@ def test_names_and_items_are_shown_as_text_and_not_as_markup(
     assert 'filename="script-alert-1-script-onload-x.png"' in file.headers["content-disposition"]
 
 
+def test_closing_what_nobody_answered_says_that_it_fails(stage: Stage, admin: Visitor) -> None:
+    study = stage.open("Unseen trees", trust="central", epsilon=0.1, devices=300)
+    page = said(admin.get(f"/dashboard/studies/{study}/close").text)
+    assert "No report has come , so the study fails, and nothing is released." in page
+    assert "of the budget" not in page
+    stage.finish(study, "failed")
+
+
 def test_closing_asks_first_and_says_what_it_costs(
     stage: Stage, admin: Visitor, analyst: Visitor
 ) -> None:
@@ -257,4 +265,5 @@ def test_a_study_that_was_deleted_keeps_its_release(stage: Stage, analyst: Visit
     stage.client.delete_study(study)
     page = said(analyst.get(f"/dashboard/studies/{study}").text)
     assert "was deleted" in page
+    assert "Came 30 Counted 30" in page
     assert "All values" in page

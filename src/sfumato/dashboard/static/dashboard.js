@@ -60,6 +60,8 @@ function drawAll(again) {
   }
 }
 
-drawAll(false);
+// After all else is there: to load what draws takes longer than the page.
+if (document.readyState === "complete") drawAll(false);
+else addEventListener("load", () => drawAll(false));
 document.addEventListener("htmx:after:swap", () => drawAll(false));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll(true));

@@ -1,0 +1,240 @@
+"""How quickly the dashboard answers while devices report.
+
+The collector is `sfumato serve` on SQLite, a process of its own. In another one 2,000 devices of
+`NetworkFleet` report as fast as they can, in others two people go through the pages with a browser
+each, a page a second, and a bare client does the same over one connection. Times are from a
+request to the last byte of its answer; for a browser also to the page's own load event, with the
+scripts that a browser keeps. Everything shares the machine's cores, the browsers among them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.lines import ROOT, Line, Settings, line, markdown
+
+NAME = "pages"
+MOST_SECONDS = 0.3  # the requirement, for 95 answers in 100
+ITEMS = 600  # of the longest release: more than a page has rows
+_SETTINGS: dict[str, Any] = {"worker_seconds": 1, "seal_seconds": 60, "log_level": "warning"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    devices: int
+    seconds: float
+    browsers: int
+    studies: int  # that were released before
+
+    @property
+    def name(self) -> str:
+        return f"{self.devices} devices"
+
+
+def run(settings: Settings) -> Iterator[Line]:
+    case = (
+        _Case(devices=20, seconds=1.0, browsers=1, studies=2)
+        if settings.quick
+        else _Case(devices=2_000, seconds=60.0, browsers=2, studies=12)
+    )
+    if not settings.wants(case.name):
+        return
+    _find_tests()
+    runs = [_measured(case) for _ in range(settings.repeats or 1)]
+    yield line(
+        NAME,
+        case.name,
+        settings,
+        sizes={
+            "devices": case.devices,
+            "seconds": case.seconds,
+            "studies": case.studies + 2,
+            "browsers": len(runs[-1]["browsers"]),
+        },
+        seeds=[1],
+        repetitions=len(runs),
+        packages=["uvicorn", "starlette", "jinja2", "playwright"],
+        client=_summary([each for one in runs for each in one["client"]]),
+        browser=_summary([each for one in runs for some in one["browsers"] for each in some]),
+        reports_per_second=[one["reports_per_second"] for one in runs],
+        load_average=[one["load_average"] for one in runs],
+    )
+
+
+def table(lines: Sequence[Line]) -> str:
+    """Milliseconds by page, in the middle and of 95 in 100."""
+    rows = [
+        (who, page, *(f"{1e3 * times[share]:.0f}" for share in ("p50", "p95", "most")))
+        for each in lines
+        for who, found in _told(each)
+        for page, times in found.items()
+    ]
+    notes = [
+        f"{each['case']}: {each['reports_per_second'][-1]:,.0f} reports/s meanwhile; load average "
+        f"{each['load_average'][-1]['before']:.1f} to {each['load_average'][-1]['after']:.1f}"
+        for each in lines
+    ]
+    return "\n".join([markdown(("ms", "page", "p50", "p95", "most"), rows), *notes])
+
+
+def missed(lines: Sequence[Line]) -> list[str]:
+    """What the requirement asks and a line does not give."""
+    return [
+        f"{NAME}/{each['case']}: {who}: {1e3 * found['every page']['p95']:.0f} ms, not "
+        f"{1e3 * MOST_SECONDS:.0f}"
+        for each in lines
+        for who, found in _told(each)
+        if found["every page"]["p95"] > MOST_SECONDS
+    ]
+
+
+def _told(each: Line) -> list[tuple[str, dict[str, Any]]]:
+    """What was measured, by whom."""
+    return [
+        (f"{who}, {what}", found)
+        for who in ("client", "browser")
+        for what, found in each[who].items()
+    ]
+
+
+def _summary(visits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Seconds to the last byte and to the load event, by page."""
+    return {
+        what: {
+            page: _shares(
+                [visit[what] for visit in visits if page in (visit["page"], "every page")]
+            )
+            for page in (*dict.fromkeys(visit["page"] for visit in visits), "every page")
+        }
+        for what in ("answer", "load")
+        if visits and what in visits[0]
+    }
+
+
+def _shares(seconds: Sequence[float]) -> dict[str, float]:
+    p50, p95 = np.quantile(seconds, [0.5, 0.95])
+    return {"p50": float(p50), "p95": float(p95), "most": max(seconds), "times": len(seconds)}
+
+
+def _measured(case: _Case) -> dict[str, Any]:
+    from integration.processes import collector
+
+    load = os.getloadavg()[0]  # who else is busy
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        paths, study = _prepared(folder, case)
+        served = stack.enter_context(collector(folder, **_SETTINGS))
+        asked = {"address": served.address, "key": served.public_key.hex(), "study": "Asked trees"}
+        stack.enter_context(_devices(asked | {"items": _trees(), "count": case.devices}))
+        admin, seconds = served.admin(), case.seconds
+        while not admin.study(study)["received"]:
+            time.sleep(0.1)
+        before, begun = admin.study(study)["received"], time.monotonic()
+        visit = {"address": served.address, "paths": paths, "seconds": seconds}
+        people = [
+            _begun(kind, visit | {"token": served.token("analyst")})
+            for kind in ("client", *["browser"] * (case.browsers if _has_browser() else 0))
+        ]
+        told = [_ended(person) for person in people]
+        came = admin.study(study)["received"] - before
+        return {
+            "client": told[0],
+            "browsers": told[1:],
+            "reports_per_second": came / (time.monotonic() - begun),
+            "load_average": {"before": load, "after": os.getloadavg()[0]},
+        }
+
+
+def _prepared(folder: Path, case: _Case) -> tuple[dict[str, str], str]:
+    """A store with studies that were released, and one that asks; the pages to go to."""
+    import browsing
+    import serving
+
+    made = {"store": f"sqlite:///{folder}/collector.db", "signing_key": f"{folder}/collector.key"}
+    with browsing.staged(folder, **made) as stage:
+        released = []
+        for number in range(case.studies):
+            trust = ("local", "central")[number % 2]
+            released.append(
+                stage.open(f"Trees {number}", trust=trust, epsilon=2.0, devices=200 + number)
+            )
+            stage.answer(f"Trees {number}", browsing.held(browsing.falling(200 + number)))
+        items = [*_trees(), *(f"shrub {number}" for number in range(ITEMS - len(_trees())))]
+        released.append(stage.open("Shrubs", items=items, trust="central", epsilon=2.0, devices=90))
+        stage.answer("Shrubs", browsing.held(browsing.falling(90)))
+        serving.wait_for(
+            lambda: {stage.state(study) for study in released} == {"released"}, "the releases"
+        )
+        asking = stage.open("Asked trees", epsilon=2.0, devices=10**9)
+    home = "/dashboard/studies"
+    return {
+        "studies": home,
+        "collecting": f"{home}/{asking}",
+        "release": f"{home}/{released[-1]}",
+        "ledger": "/dashboard/ledger",
+    }, asking
+
+
+def _begun(kind: str, given: Mapping[str, Any]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "benchmarks.speed.visiting", kind, json.dumps(given)]
+    folders = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def _ended(process: subprocess.Popen[str]) -> Any:
+    told, complaint = process.communicate()
+    if process.returncode != 0:
+        raise RuntimeError(f"a visitor failed: {complaint[-2000:]}")
+    return json.loads(told)
+
+
+@contextmanager
+def _devices(given: Mapping[str, Any]) -> Iterator[None]:
+    process = _begun("devices", given)
+    try:
+        yield
+        if process.poll() is not None:
+            raise RuntimeError(f"the devices ended: {process.communicate()[1][-2000:]}")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _find_tests() -> None:
+    """A collector, its studies and a browser are borrowed from the tests."""
+    folder = str(ROOT / "tests")
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def _trees() -> list[str]:
+    from browsing import TREES
+
+    return list(TREES)
+
+
+def _has_browser() -> bool:
+    """Whether there is one; where there is none, the client is all."""
+    import browsing
+
+    try:
+        browsing.program()
+    except LookupError as problem:
+        print(f"browsers are left out: {problem}", file=sys.stderr)
+        return False
+    return True
