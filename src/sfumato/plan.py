@@ -26,7 +26,7 @@ from sfumato.release import Privacy
 from sfumato.study import Study
 
 if TYPE_CHECKING:  # PyTorch takes seconds to import, and only training needs it
-    from sfumato.learn.training import TrainingDesign
+    from sfumato.learn.design import TrainingDesign
 
 I64 = npt.NDArray[np.int64]
 

@@ -16,17 +16,11 @@ import torch
 from scipy import stats
 
 from checks import SEED
-from sfumato.learn.clients import LocalTraining
 from sfumato.learn.compression import AdaptNorm, FixedRate
 from sfumato.learn.data import Clients, Federated
-from sfumato.learn.training import (
-    AdaptiveClip,
-    ServerOptimizer,
-    Training,
-    TrainingDesign,
-    _ExactSum,
-    _FloatSum,
-)
+from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign
+from sfumato.learn.training import Training, _ExactSum, _FloatSum
+from sfumato.model_terms import LocalTraining
 from sfumato.privacy import NoiseAtRelease, SeededRng, epsilon_of
 from sfumato.secure_sum import SecureSum
 

@@ -81,6 +81,12 @@ class Clients:
             raise SpecError(f"a client must be 0 to {len(self) - 1}; got {client}")
         return int(self.offsets[client + 1] - self.offsets[client])
 
+    def held(self, client: int) -> tuple[Tensor, Tensor]:
+        """A client's inputs and targets."""
+        start = int(self.offsets[client])
+        part = slice(start, start + self.size(client))
+        return self.inputs[part], self.targets[part]
+
     @property
     def sizes(self) -> Tensor:
         """How many examples each client holds, (clients,)."""

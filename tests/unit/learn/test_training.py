@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import DataError, ImpossibleError, SpecError
-from sfumato.learn.clients import LocalTraining, updates
+from sfumato.learn.clients import updates
 from sfumato.learn.compression import (
     AdaptNorm,
     AdaptTail,
@@ -26,17 +26,15 @@ from sfumato.learn.compression import (
     TwoStage,
 )
 from sfumato.learn.data import Clients, Federated
-from sfumato.learn.training import (
+from sfumato.learn.design import (
     COARSEST,
     AdaptiveClip,
-    RoundFigures,
     ServerOptimizer,
-    Training,
     TrainingDesign,
-    _ExactSum,
-    _FloatSum,
     whole_numbers,
 )
+from sfumato.learn.training import RoundFigures, Training, _ExactSum, _FloatSum
+from sfumato.model_terms import LocalTraining
 from sfumato.privacy import NoPrivacy, epsilon_of
 from sfumato.privacy.accounting import SampledLoss
 from sfumato.secure_sum import SecureSum
