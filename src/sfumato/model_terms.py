@@ -57,7 +57,7 @@ class ModelTerms:
 
     >>> numbers = np.array([0.5, -1.0], dtype=np.float32)
     >>> terms = ModelTerms(model="softmax", local=LocalTraining(learning_rate=0.1, batch=20),
-    ...                    parameters=2, digest=digest_of(to_bytes(numbers)))
+    ...                    round=1, rounds=20, parameters=2, digest=digest_of(to_bytes(numbers)))
     >>> terms.read(to_bytes(numbers))
     array([ 0.5, -1. ], dtype=float32)
     >>> terms.kept(np.array([1.0, np.nan], dtype=np.float32))
@@ -69,11 +69,17 @@ class ModelTerms:
     classes: int | None = None
     hidden: int | None = None
     local: LocalTraining
+    round: int  # of this training, from 1
+    rounds: int  # that it has in all
     largest_l1: float | None = None  # an update longer than this is sent as zeros
     parameters: int  # how many
     digest: str  # SHA-256 of the round's, in hexadecimal
 
     def check(self) -> None:
+        require(
+            1 <= self.round <= self.rounds,
+            f"round must be 1 to {self.rounds}; got {self.round}",
+        )
         require(
             1 <= self.parameters <= MOST_PARAMETERS,
             f"a model for devices must have 1 to {MOST_PARAMETERS:,} parameters; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -134,6 +135,18 @@ def plan(
     )
 
 
+def learning() -> ModuleType:
+    """The server's side of training, for which PyTorch is needed; StudyError if it is not there."""
+    try:
+        from sfumato.learn import campaign
+    except ImportError as problem:
+        raise StudyError(
+            "a train study needs PyTorch, and it is not installed",
+            hint='pip install "sfumato[learn]" where it is planned and collected',
+        ) from problem
+    return campaign
+
+
 def _local(study: Study, dictionary: Dictionary | None) -> Plan:
     """A plan for devices that trust nobody: of listed items, or of words beyond those known."""
     made, predicted, warnings = (
@@ -185,6 +198,7 @@ def _mean(study: Study) -> Plan:
 
 def _training(study: Study) -> Plan:
     """A plan for a model."""
+    learning()
     from sfumato import train_plan
 
     made, predicted, warnings = train_plan.design(study)

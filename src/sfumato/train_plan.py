@@ -19,7 +19,7 @@ from sfumato.learn.compression import (
     TwoStage,
 )
 from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign, whole_numbers
-from sfumato.model_terms import LocalTraining
+from sfumato.model_terms import PARAMETER_BYTES, LocalTraining
 from sfumato.privacy import epsilon_of
 from sfumato.privacy.accounting import SampledLoss
 from sfumato.release import Privacy
@@ -226,6 +226,7 @@ def _predicted(study: Study, design: TrainingDesign) -> dict[str, Any]:
         "epsilon": None if math.isinf(spent) else spent,
         "noise_multiplier": design.noise_multiplier,
         "model_parameters": length,
+        "model_bytes": PARAMETER_BYTES * length,  # that a client fetches at the start of a round
         "rounds": design.rounds,
         "rounds_per_device": taking_part,
         "bytes_per_round_at_most": most,

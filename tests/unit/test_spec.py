@@ -36,7 +36,7 @@ from sfumato.learn.diffsketch import (
 )
 from sfumato.local_frequencies import LocalDesign
 from sfumato.mean import MeanDesign
-from sfumato.model_terms import LocalTraining
+from sfumato.model_terms import LocalTraining, ModelTerms
 from sfumato.new_words import FragmentPuzzle, PrefixExtension, WordDesign, WordTask
 from sfumato.offers import Offer
 from sfumato.outbox import Rule
@@ -144,6 +144,14 @@ EXAMPLES: dict[str, Any] = {
     ),
     "training": TrainingKeys(model="softmax", cohort=10),
     "local_training": LocalTraining(learning_rate=0.1, batch=20),
+    "model_terms": ModelTerms(
+        model="softmax",
+        local=LocalTraining(learning_rate=0.1, batch=20),
+        round=1,
+        rounds=5,
+        parameters=7850,
+        digest="5f" * 32,
+    ),
     "server_optimizer": ServerOptimizer(method="adam", learning_rate=0.5),
     "adaptive_clip": AdaptiveClip(),
     "no_compression": NoCompression(),

@@ -53,8 +53,8 @@ def _promise(mechanism: Mechanism) -> object:
 
 
 def _trained(model: ModelTerms | None) -> object:
-    """What of a model must stay: all but its parameters, which every round brings along."""
-    return None if model is None else replace(model, digest="0" * 64)
+    """What of a model must stay: all but the round, and the parameters that it brings along."""
+    return None if model is None else replace(model, digest="0" * 64, round=1)
 
 
 def _limit(offer: Offer, name: str) -> float:

@@ -165,8 +165,9 @@ def _categories(
 
 
 def _texts(value: Value) -> tuple[str, ...]:
-    several = isinstance(value, Sequence) and not isinstance(value, str)
-    values: Any = tuple(value) if several else (value,)
+    values: Any = (value,)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        values = tuple(value)
     try:
         sound = all(isinstance(text, str) and text.encode() is not None for text in values)
     except UnicodeEncodeError:

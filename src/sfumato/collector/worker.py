@@ -23,6 +23,7 @@ from sfumato.collector.publishing import release_of
 from sfumato.collector.rounds import Patience, Rounds
 from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.errors import SfumatoError, StoreError
+from sfumato.model_release import ModelRelease
 from sfumato.outbox import DAY_SECONDS
 from sfumato.privacy import Rng, SystemRng
 from sfumato.release import noised_sum
@@ -117,7 +118,7 @@ class Worker:
             return False
         with self._store.transaction() as tx:
             if studies.found(tx, row.id).state == "collecting":
-                tx.add_task(task)
+                studies.add_task(tx, task)
         return True
 
     def _advance_task(self, row: StudyRow, task: TaskRow) -> bool:
@@ -127,6 +128,7 @@ class Worker:
                 row,
                 task,
                 is_over=task.state == "closing" or self._is_over(row),
+                may_skip=studies.may_skip(row),
                 conclude=self._conclude,
             )
         with self._store.reading() as tx:
@@ -224,10 +226,17 @@ class Worker:
         text = dumps(
             release.to_dict() | {"released": day.isoformat()}, ensure_ascii=False, allow_nan=False
         )
-        self._end(row, "released", release=text)
+        parameters = release.parameters if isinstance(release, ModelRelease) else None
+        self._end(row, "released", release=text, parameters=parameters)
 
     def _end(
-        self, row: StudyRow, state: studies.End, problem: str = "", *, release: str | None = None
+        self,
+        row: StudyRow,
+        state: studies.End,
+        problem: str = "",
+        *,
+        release: str | None = None,
+        parameters: bytes | None = None,
     ) -> None:
         with self._store.transaction() as tx:
             current = tx.study(row.id)
@@ -235,6 +244,8 @@ class Worker:
                 return
             if release is not None:
                 tx.put_release(row.id, release)
+            if parameters is not None:
+                tx.put_released_model(row.id, parameters)
             studies.end(tx, row, state, problem)
         self._forget_soon()
         level = logging.ERROR if state == "failed" else logging.INFO

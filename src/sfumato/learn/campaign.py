@@ -19,7 +19,7 @@ from sfumato.errors import MismatchError, SpecError
 from sfumato.learn import models
 from sfumato.learn.compression import Seen, Sizing
 from sfumato.learn.design import TrainingDesign, whole_numbers
-from sfumato.model_terms import ModelTerms, Train, to_bytes
+from sfumato.model_terms import Train, to_bytes
 from sfumato.privacy import NoiseInShares, NoNoise, Rng
 from sfumato.release import NoisedSum
 from sfumato.sketch.vector import VectorSketch
@@ -72,10 +72,6 @@ class TrainingCampaign:
     def parameters(self) -> bytes:
         """What the clients of the next round start from: float32, little-endian."""
         return to_bytes(self.flat.detach().cpu().numpy())
-
-    def terms(self) -> ModelTerms:
-        """What they are told of it."""
-        return self.design.terms(self.parameters())
 
     def next_task(self) -> Task | None:
         design, secure = self.design, self.design.secure
@@ -150,7 +146,7 @@ def by_devices(
     task = campaign.next_task()
     assert task is not None  # callers count rounds
     parameters = campaign.parameters()
-    terms = campaign.design.terms(parameters)
+    terms = campaign.design.terms(parameters, campaign.done)
     total, count = np.zeros(task.cells, dtype=np.int64), 0
     for rng, train in devices:
         total += update_table(task, terms, parameters, train)(rng)

@@ -259,14 +259,16 @@ class TrainingDesign:
             self.model, inputs=self.inputs, classes=self.classes, hidden=self.hidden, seed=self.seed
         )
 
-    def terms(self, parameters: bytes) -> ModelTerms:
-        """What a client is told that trains from these parameters."""
+    def terms(self, parameters: bytes, round: int) -> ModelTerms:
+        """What a client is told that trains from these parameters in a round."""
         return ModelTerms(
             model=self.model,
             inputs=self.inputs,
             classes=self.classes,
             hidden=self.hidden,
             local=self.local,
+            round=round + 1,
+            rounds=self.rounds,
             largest_l1=self.largest_l1,
             parameters=len(parameters) // PARAMETER_BYTES,
             digest=digest_of(parameters),

@@ -208,14 +208,14 @@ class Training:
             )
             for client in answering.tolist()
         )
-        sum = by_devices(campaign, devices)
-        campaign.skip() if sum is None else campaign.absorb(sum)
+        answer = by_devices(campaign, devices)
+        if answer is None:
+            campaign.skip()
+        else:
+            campaign.absorb(answer)
         sent = campaign.cells_sent - self.cells_sent
-        self.sizing, self.done, self.cells_sent = (
-            campaign.sizing,
-            campaign.done,
-            campaign.cells_sent,
-        )
+        self.sizing, self.done = campaign.sizing, campaign.done
+        self.cells_sent = campaign.cells_sent
         seconds = time.perf_counter() - started
         self.seconds += seconds
         return RoundFigures(
