@@ -295,6 +295,8 @@ class NetworkFleet:
                     each.part.offer for each in travellers.values() if each.outcome == Joined.DONE
                 ]
                 answered |= {offer.task.id for offer in done}
+                if any(offer.model and offer.model.round == offer.model.rounds for offer in done):
+                    break
                 is_last = all(_is_last(offer, len(answered)) for offer in done)
                 until = time.monotonic() + (ROUND_SECONDS if is_last else patience)
         return outcomes
@@ -411,10 +413,8 @@ class NetworkFleet:
 
 
 def _is_last(offer: Offer, answered: int) -> bool:
-    """Whether a study asks no more rounds after this one, as far as can be told."""
-    if offer.model is not None:
-        return offer.model.round == offer.model.rounds
-    return answered >= offer.contributions
+    """Whether a study asks no more rounds after these, as far as can be told."""
+    return offer.model is None and answered >= offer.contributions
 
 
 def _patiently(ask: Callable[[], T], patience: float = PATIENCE_SECONDS) -> T:

@@ -4,14 +4,11 @@ process trains alone: bit for bit, and at the price that was planned."""
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
 import torch
 
 from integration.serving import Admin, Mortal, living
@@ -27,10 +24,10 @@ from sfumato.network_fleet import NetworkFleet
 from sfumato.privacy import epsilon_of
 from sfumato.train import train
 
-NAME, SEED, CLIENTS, ROUNDS = "Which tree is it", 7, 64, 5
+NAME, SEED, CLIENTS, ROUNDS = "Which tree is it", 7, 64, 4
 PATIENCE_SECONDS = 300.0  # for a collector that starts on a busy machine
 STUDY: dict[str, Any] = {
-    "question": "train", "trust": "secure", "epsilon": 60.0, "delta": 1e-3, "devices": CLIENTS,
+    "question": "train", "trust": "secure", "epsilon": 8.0, "delta": 1e-3, "devices": CLIENTS,
     "rounds": ROUNDS, "clip": 0.5, "corrupt": 0.05, "compression": "free_norm",
     "relative_error": 1.0,
 }  # fmt: skip
@@ -91,7 +88,7 @@ class Fate:
             came = sum(len(tx.senders(round_id, phase)) for round_id, phase in live)
         if live and answered >= 1 and live[0][1] == "mask" and came >= 3:
             return "within a round"
-        return "between rounds" if not live and answered == 3 else None
+        return "between rounds" if not live and answered == 2 else None
 
 
 def test_a_collector_that_is_killed_trains_the_model_that_one_process_does(tmp_path: Path) -> None:
@@ -140,7 +137,10 @@ def test_a_collector_that_is_killed_trains_the_model_that_one_process_does(tmp_p
     model = design.make()
     model.load_state_dict(alone.parameters)
     assert parameters == to_bytes(models.flatten(model).numpy())
-    assert released["model"] == {"parameters": model_size(model), "sha256": digest_of(parameters)}
+    assert released["model"] == {
+        "parameters": models.count(model),
+        "sha256": digest_of(parameters),
+    }
     assert released["rate"] == alone.rate > 1
     assert released["rounds_held"] == ROUNDS
     check_ledger(ledger, design)
@@ -152,7 +152,3 @@ def check_ledger(ledger: dict[str, Any], design: TrainingDesign) -> None:
     assert len({entry["campaign"] for entry in ledger["entries"]}) == design.passes == 2
     planned = epsilon_of([design.loss], ledger["delta"])
     assert 0.99 * planned <= ledger["spent"] <= planned
-
-
-def model_size(model: torch.nn.Module) -> int:
-    return models.count(model)
