@@ -61,6 +61,8 @@ def _line(tx: Transaction, row: StudyRow) -> Line:
 
 def wanted_of(wanted: Sequence[int | None], plan: Mapping[str, Any]) -> int:
     """Reports that a study is to have in the end: those of tasks still to come are guessed."""
+    if (training := plan["study"].get("training")) is not None:
+        return int(training["cohort"]) * int(plan["study"]["rounds"])
     devices, dropout = int(plan["study"]["devices"]), float(plan["study"]["dropout"])
     return max(1, sum(most or 0 for most in wanted), math.floor(devices * (1 - dropout) + 0.5))
 
@@ -88,7 +90,7 @@ def known(store: Store, study_id: str) -> Known:
     with store.reading() as tx:
         text = tx.release(study_id)
     released = None if text is None else json.loads(text)
-    return Known(state, released, () if released is None else estimates(released["estimates"]))
+    return Known(state, released, estimates((released or {}).get("estimates", ())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +108,16 @@ def compared(state: Mapping[str, Any], released: Mapping[str, Any] | None) -> li
     predicted = state["plan"]["predicted"]
     found: dict[str, Any] = {}
     if released is not None:
-        errors = np.array([row["standard_error"] for row in released["estimates"]])
-        halves = np.array([(row["high"] - row["low"]) / 2 for row in released["estimates"]])
+        rows = released.get("estimates", ())  # a model has none
+        errors = np.array([row["standard_error"] for row in rows])
+        halves = np.array([(row["high"] - row["low"]) / 2 for row in rows])
         found = {
             "standard_error": float(np.median(errors)) if errors.size else None,
             "half_width_95": float(np.median(halves)) if halves.size else None,
             "significant_from": released["plan"]["parameters"].get("significant_from"),
             "bytes_per_device": released["cost"]["bytes_per_device"],
             "rounds": released["cost"]["rounds"],
+            "rate": released.get("rate"),
         }
     pairs = [
         Compared(label, predicted.get(key), found.get(key), unit)
@@ -124,9 +128,12 @@ def compared(state: Mapping[str, Any], released: Mapping[str, Any] | None) -> li
             ("significant_from", "Surely there from a count of", ""),
             ("bytes_per_device", "Sent by one device", "bytes"),
             ("rounds", "Rounds", ""),
+            ("rate", "Parameters to a cell sent", ""),
         )
     ]
-    reports = Compared("Reports", state["study"]["devices"], state["counted"])
+    is_model = state["study"]["question"] == "train"
+    asked = wanted_of([], state) if is_model else state["study"]["devices"]
+    reports = Compared("Reports", asked, state["counted"])
     return [reports, *(pair for pair in pairs if (pair.predicted, pair.found) != (None, None))]
 
 
@@ -242,11 +249,12 @@ class Bill:
     line: Line
     bytes_per_device: int
     rounds: int
+    bytes_per_report: int
 
     @property
     def so_far(self) -> int:
         """Of all reports that came."""
-        return self.bytes_per_device * self.line.received
+        return self.bytes_per_report * self.line.received
 
 
 def bills(store: Store) -> list[Bill]:
@@ -254,5 +262,7 @@ def bills(store: Store) -> list[Bill]:
     found = []
     for line in lines(store):
         predicted = line.plan["plan"]["predicted"]
-        found.append(Bill(line, predicted["bytes_per_device"], predicted["rounds"]))
+        each = predicted["bytes_per_device"]
+        a_round = predicted.get("bytes_per_round", each)  # of a model, which has many reports
+        found.append(Bill(line, each, predicted["rounds"], a_round))
     return found

@@ -210,7 +210,7 @@ def test_toml_goes_before_the_fields() -> None:
 def test_a_number_that_is_none_is_refused_by_the_name_of_its_field() -> None:
     for field in (field for _, group in GROUPS for field in group if field.kind != "text"):
         trust = "central" if field.only == "sums" else "local"
-        question = "mean" if field.only == "vectors" else "new_words"
+        question = "mean" if field.only in ("vectors", "mean") else "new_words"
         filled = Form({"question": question, "trust": trust, field.name: "x"})
         with pytest.raises(StudyError, match=f"{field.name} must be a"):
             request_of(filled)
