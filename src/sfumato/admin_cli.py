@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sfumato.errors import SfumatoError, SpecError
+from sfumato.errors import SpecError
 from sfumato.printing import print_bill, print_estimates, print_json
 
 if TYPE_CHECKING:  # slow to import
@@ -246,7 +246,9 @@ def release_export(client: AdminClient, study: str, file: Path, as_json: bool) -
     study_id = client.id_of(study)
     data = client.release(study_id)
     if ending == MODEL_ENDING:
-        content = _state_file(data, client.model(study_id))
+        from sfumato.learn.export import state_file
+
+        content = state_file(data, client.model(study_id))
     else:
         content = exported(data, ending)
     try:
@@ -303,16 +305,6 @@ def _connected(server: str, ca: Path | None, plain_http: bool) -> AdminClient:
             hint="set SFUMATO_TOKEN to what sfumato token create printed",
         )
     return AdminClient(server, token, ca=ca, plain_http=plain_http)
-
-
-def _state_file(released: dict[str, Any], parameters: bytes) -> bytes:
-    try:
-        from sfumato.learn.export import state_file
-    except ImportError as problem:
-        raise SfumatoError(
-            "a file for PyTorch needs PyTorch", hint='pip install "sfumato[learn]"'
-        ) from problem
-    return state_file(released, parameters)
 
 
 def _ask(question: str, yes: bool) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sfumato import files, heavy_plan, local_plan, mean_plan, prefix_plan, sum_plan
-from sfumato.errors import StudyError
+from sfumato.errors import SfumatoError, StudyError
 from sfumato.frequencies import (
     Dictionary,
     FrequencyDesign,
@@ -139,7 +139,7 @@ def learning() -> ModuleType:
     """The server's side of training, for which PyTorch is needed; StudyError if it is not there."""
     try:
         from sfumato.learn import campaign
-    except ImportError as problem:
+    except SfumatoError as problem:
         raise StudyError(
             "a train study needs PyTorch, and it is not installed",
             hint='pip install "sfumato[learn]" where it is planned and collected',

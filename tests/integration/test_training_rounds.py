@@ -36,14 +36,14 @@ MODEL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def population() -> Federated:
+def population(clients: int = CLIENTS) -> Federated:
     """Three classes around three places; a client has one to six examples."""
     draw = torch.Generator().manual_seed(3)
     places = torch.randn(3, 12, generator=draw)
-    owner = torch.repeat_interleave(torch.arange(CLIENTS), 1 + torch.arange(CLIENTS) % 6)
+    owner = torch.repeat_interleave(torch.arange(clients), 1 + torch.arange(clients) % 6)
     targets = torch.randint(0, 3, (len(owner) + 60,), generator=draw)
     inputs = places[targets] + 0.3 * torch.randn(len(targets), 12, generator=draw)
-    held = grouped(inputs[60:], targets[60:], owner, CLIENTS)
+    held = grouped(inputs[60:], targets[60:], owner, clients)
     return Federated(held, inputs[:60], targets[:60], "made up")
 
 

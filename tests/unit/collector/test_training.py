@@ -13,7 +13,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from integration.test_training_rounds import MODEL, STUDY, population
+from integration.test_training_rounds import MODEL as LARGER
+from integration.test_training_rounds import STUDY, population
 from masking import NAME, Masking, agreed, masking, play
 from serving import ask, wait_for
 from sfumato import plan
@@ -37,13 +38,14 @@ from sfumato.study import Study
 from sfumato.train import train
 
 SEED = 11
-CLIENTS = STUDY["devices"]
+MODEL = {**LARGER, "cohort": 10}
+CLIENTS = 33
 KEYS: dict[str, Any] = {
     **{name: value for name, value in STUDY.items() if name != "devices"},
     "dropout": 0.0,
     "training": MODEL,
 }
-DATA = population()
+DATA = population(CLIENTS)
 HELD = trainers(DATA.train)
 
 
@@ -149,7 +151,7 @@ def test_workers_that_start_anew_train_the_model_that_one_process_does(
     assert body == to_bytes(models.flatten(model).numpy())
     assert told["rate"] == alone.rate
     assert told["rounds_held"] == told["cost"]["rounds"] == design.rounds
-    assert told["cost"]["devices"] == 60
+    assert told["cost"]["devices"] == 30
     assert told["cost"]["bytes_per_device"] > 0
     assert ModelRelease.from_dict(told).to_dict() == {
         name: value for name, value in told.items() if name != "released"
@@ -168,13 +170,13 @@ def test_a_device_takes_part_once_a_pass(stage: Masking, fleet: Fleet) -> None:
 def test_a_round_that_is_aborted_too_often_is_skipped(stage: Masking, fleet: Fleet) -> None:
     study = stage.create(CLIENTS, **KEYS)
     before = offer(stage, study).model
-    numbers = list(range(20))
-    gone = dict.fromkeys(range(10), "share")  # half of them vanish
+    numbers = list(range(10))
+    gone = dict.fromkeys(range(5), "share")  # half of them vanish
     for _ in range(stage.tries):
         parts = fleet.parts(numbers)
         play(stage, parts, leaving=gone)
         stage.wait_out()
-        for device in fleet.devices[:20]:
+        for device in fleet.devices[:10]:
             device._box.drop_round(NAME)  # who vanished comes again
     after = offer(stage, study).model
     assert before is not None
