@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from sfumato import offers
 from sfumato.campaign import Campaign
@@ -36,6 +36,13 @@ from sfumato.study import Study
 from sfumato.task import Task
 
 End = Literal["released", "failed", "deleted"]  # states in which a study asks nothing more
+
+
+if TYPE_CHECKING:
+    from sfumato.learn.campaign import TrainingCampaign
+
+Memory: TypeAlias = "dict[str, TrainingCampaign]"
+"""Trainings by study, each as far as its answers were absorbed; what is in the store counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +130,15 @@ def create(
         return found(tx, row.id)
 
 
-def next_task(tx: Transaction, row: StudyRow, *, key: bytes) -> NextTask | None:
+def next_task(
+    tx: Transaction, row: StudyRow, *, key: bytes, memory: Memory | None = None
+) -> NextTask | None:
     """The study's next task, to be opened, if there is one more to ask; all before it are done.
 
     To work it out may take a campaign minutes, so do not keep others from writing meanwhile.
     """
     number, planned, terms = len(tx.tasks(row.id)), plan_of(tx, row), terms_of(row)
-    task, model = _task(tx, row, planned, number)
+    task, model = _task(tx, row, planned, number, memory)
     if task is None:
         return None
     offer = Offer(
@@ -282,14 +291,20 @@ def terms_of(row: StudyRow) -> Terms:
     return Terms(**json.loads(row.settings))
 
 
-def campaign_of(tx: Transaction, row: StudyRow, planned: Plan) -> Campaign:
-    """The campaign of a study that is answered by sums, with the answers so far absorbed."""
+def campaign_of(
+    tx: Transaction, row: StudyRow, planned: Plan, memory: Memory | None = None
+) -> Campaign:
+    """The campaign of a study that is answered by sums, with the answers so far absorbed.
+
+    In `memory` a training is found as it was left, so that a round need not absorb all before it.
+    """
     secret = tx.secret(row.id)
     if secret is None and campaigns.draws(planned.design):
         raise DataError(f"the data of study {row.id} was dropped")
-    campaign = campaigns.campaign_for(planned, campaigns.SecretRng(secret or b""))
+    kept = None if memory is None else memory.pop(row.id, None)  # not if this fails halfway
+    campaign: Campaign = kept or campaigns.campaign_for(planned, campaigns.SecretRng(secret or b""))
     training = campaigns.trained(campaign)
-    for asked in tx.tasks(row.id):
+    for asked in tx.tasks(row.id)[0 if kept is None else kept.done :]:
         answer = tx.answer(asked.id)
         if answer is None:
             if training is not None and asked.state == "done":
@@ -299,6 +314,8 @@ def campaign_of(tx: Transaction, row: StudyRow, planned: Plan) -> Campaign:
         if task is None or task.id != asked.id:
             raise DataError(f"the answers of study {row.id} are not those that it asked for")
         campaign.absorb(NoisedSum(task, sealing.from_bytes(answer[0]), answer[1]))
+    if training is not None and memory is not None:
+        memory[row.id] = training
     return campaign
 
 
@@ -332,12 +349,12 @@ def _with_seed(planned: Plan, rng: Rng) -> Any:
 
 
 def _task(
-    tx: Transaction, row: StudyRow, planned: Plan, number: int
+    tx: Transaction, row: StudyRow, planned: Plan, number: int, memory: Memory | None
 ) -> tuple[AnyTask | None, bytes | None]:
     """The study's task of a number, if there is one, and the model that it is for."""
     design = planned.design
     if not isinstance(design, LocalDesign | WordDesign):
-        campaign = campaign_of(tx, row, planned)
+        campaign = campaign_of(tx, row, planned, memory)
         training = campaigns.trained(campaign)
         return campaign.next_task(), None if training is None else training.parameters()
     tasks: Sequence[AnyTask] = [design.task()] if isinstance(design, WordDesign) else design.tasks()

@@ -62,6 +62,7 @@ class Worker:
         self._rng = rng or SystemRng()
         self._retention_days, self._seal_seconds = retention_days, seal_seconds
         self._sealed_at: dict[str, float] = {}  # by task
+        self._trainings: studies.Memory = {}
         self._rounds = Rounds(
             store,
             key=key,
@@ -113,7 +114,7 @@ class Worker:
     def _ask_more(self, row: StudyRow) -> bool:
         """Open the next task of a study whose others are done; whether there is one."""
         with self._store.reading() as tx:
-            task = studies.next_task(tx, row, key=self._key)
+            task = studies.next_task(tx, row, key=self._key, memory=self._trainings)
         if task is None:
             return False
         with self._store.transaction() as tx:
@@ -247,6 +248,7 @@ class Worker:
             if parameters is not None:
                 tx.put_released_model(row.id, parameters)
             studies.end(tx, row, state, problem)
+        self._trainings.pop(row.id, None)
         self._forget_soon()
         level = logging.ERROR if state == "failed" else logging.INFO
         fields = {"reason": problem} if problem else {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gzip
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -337,6 +337,20 @@ def load(path: Path | str) -> Federated:
         test_targets=targets[test],
         name=Path(path).stem,
     )
+
+
+def read(kind: str, path: Path) -> Federated:
+    """Data of a kind: your own ("examples"), or a known set."""
+    readers: dict[str, Callable[[Path], Federated]] = {
+        "examples": load,
+        "femnist": femnist,
+        "mnist": lambda folder: mnist(folder, writers=folder / "mnist_writers.npz"),
+        "shakespeare": shakespeare,
+        "commits": commits,
+    }
+    if kind not in readers:
+        raise SpecError(f"a kind of data must be one of {', '.join(readers)}; got {kind!r}")
+    return readers[kind](path)
 
 
 def save(path: Path | str, federated: Federated) -> None:

@@ -180,9 +180,7 @@ def test_made_up_devices_share_their_model() -> None:
     assert other.model("one") == ("11" * 32, b"all")
 
 
-def test_a_value_that_is_no_function_is_refused(
-    stage: Masking, send: Http
-) -> None:
+def test_a_value_that_is_no_function_is_refused(stage: Masking, send: Http) -> None:
     stage.create(COHORT, **KEYS)
     device = a_device(stage, send)
     with pytest.raises(SpecError, match="must be a function"):

@@ -16,14 +16,16 @@ from click.testing import CliRunner
 from integration.test_training_rounds import MODEL as LARGER
 from integration.test_training_rounds import STUDY, population
 from masking import NAME, Masking, agreed, masking, play
-from serving import ask, wait_for
+from serving import ask, settings, wait_for
 from sfumato import plan
 from sfumato.agent import Device, Http, Joined, MemoryBox, Part
 from sfumato.cli import main
 from sfumato.collector import studies, tokens
 from sfumato.collector.client import AdminClient
+from sfumato.collector.serve import running
 from sfumato.collector.store import StudyRow
 from sfumato.errors import DataError, NotReadyError, ServiceError, SpecError, StudyError
+from sfumato.learn import data as loaders
 from sfumato.learn import models
 from sfumato.learn.design import TrainingDesign
 from sfumato.learn.export import state_file
@@ -339,3 +341,22 @@ def test_parameters_of_another_release_are_not_exported() -> None:
     released = {"model": {"sha256": "0" * 64}, "study": {"training": MODEL}}
     with pytest.raises(DataError, match="their digest differs"):
         state_file(released, b"\0" * 524)
+
+
+def test_a_fleet_from_the_command_line_trains_a_model(tmp_path: Path) -> None:
+    """Everybody wants to take part in every round, and is let in once a pass."""
+    loaders.save(tmp_path / "clients.npz", DATA)
+    with running(settings(tmp_path, worker_seconds=0.05)) as collector:
+        token = tokens.create(collector.store, role="admin", name="admin", days=1)[1]
+        admin = AdminClient(collector.address, token)
+        keys = {**KEYS, "rounds": 4, "devices": CLIENTS}
+        made = admin.create_study({"name": NAME, "purpose": "To tell trees.", "study": keys})
+        words = ["fleet", "--server", collector.address, "--key", collector.public_key]
+        words += ["--study", NAME, "--data", str(tmp_path / "clients.npz"), "--kind", "examples"]
+        done = CliRunner().invoke(main, [*words, "--json"])
+        assert done.exit_code == 0, done.stderr
+        wait_for(lambda: admin.study(made["id"])["state"] == "released", "the release")
+        told = admin.release(made["id"])
+    assert json.loads(done.stdout)["outcomes"]["done"] == 40
+    assert told["rounds_held"] == 4
+    assert told["cost"]["devices"] == 30
