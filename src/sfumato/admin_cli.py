@@ -202,6 +202,7 @@ def release_show(client: AdminClient, study: str, as_json: bool) -> None:
       sfumato release show "Street trees" --json
     """
     from sfumato.mean import MeanRelease
+    from sfumato.model_release import ModelRelease
     from sfumato.release import Release
 
     data = client.release(client.id_of(study))
@@ -211,37 +212,51 @@ def release_show(client: AdminClient, study: str, as_json: bool) -> None:
         release = MeanRelease.from_dict(data)
         click.echo(repr(release))
         print_bill(release)
+    elif data["study"]["question"] == "train":
+        model = ModelRelease.from_dict(data)
+        click.echo(repr(model))
+        print_bill(model)
     else:
         print_estimates(Release.from_dict(data), truth=None)
 
 
 @release_group.command("export")
 @click.argument("study", metavar="ID")
-@click.option("--to", "file", type=_FILE, required=True, help="FILE.json, .csv, .parquet or .png.")
+@click.option(
+    "--to", "file", type=_FILE, required=True, help="FILE.json, .csv, .parquet, .png or .pt."
+)
 @_client
 @_json
 def release_export(client: AdminClient, study: str, file: Path, as_json: bool) -> None:
     """Write a study's release to a file
 
     JSON holds everything; CSV the estimates; Parquet the estimates, with the rest in its metadata;
-    PNG a plot of the largest.
+    PNG a plot of the largest. Of a model, JSON holds what there is to say about it, and .pt its
+    parameters, as PyTorch's load_state_dict takes them.
 
     \b
     Example:
       sfumato release export "Street trees" --to trees.parquet
     """
-    from sfumato.exports import ENDINGS, exported
+    from sfumato.exports import ENDINGS, MODEL_ENDING, exported
 
     ending = file.suffix.removeprefix(".")
-    if ending not in ENDINGS:
-        raise SpecError(f"{file} must end in .{', .'.join(ENDINGS)}")
-    data = client.release(client.id_of(study))
+    if ending not in (*ENDINGS, MODEL_ENDING):
+        raise SpecError(f"{file} must end in .{', .'.join((*ENDINGS, MODEL_ENDING))}")
+    study_id = client.id_of(study)
+    data = client.release(study_id)
+    if ending == MODEL_ENDING:
+        from sfumato.learn.export import state_file
+
+        content = state_file(data, client.model(study_id))
+    else:
+        content = exported(data, ending)
     try:
-        file.write_bytes(exported(data, ending))
+        file.write_bytes(content)
     except OSError as problem:
         raise SpecError(f"{file} cannot be written: {problem.strerror}") from problem
     if as_json:
-        print_json({"wrote": str(file), "estimates": len(data["estimates"])})
+        print_json({"wrote": str(file), "estimates": len(data.get("estimates", ()))})
     else:
         click.echo(f"wrote {file}")
 

@@ -21,6 +21,7 @@ from sfumato.frequencies import FrequencyCampaign
 from sfumato.local_frequencies import LocalDesign
 from sfumato.local_frequencies import estimates as local_estimates
 from sfumato.mean import MeanRelease
+from sfumato.model_release import ModelRelease
 from sfumato.new_words import Discoverer
 from sfumato.plan import Plan
 from sfumato.privacy import Tally, debias
@@ -29,7 +30,7 @@ from sfumato.sum_plan import bytes_per_device
 
 F64 = npt.NDArray[np.float64]
 
-Costed = TypeVar("Costed", bound=Release | MeanRelease)
+Costed = TypeVar("Costed", bound=Release | MeanRelease | ModelRelease)
 
 _TINY = float(np.finfo(np.float64).tiny)
 

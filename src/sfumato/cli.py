@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -219,13 +218,6 @@ def train_command(
     from sfumato.train import train
 
     question = Study.load(study)
-    readers: dict[str, Callable[[Path], Any]] = {
-        "examples": loaders.load,
-        "femnist": loaders.femnist,
-        "mnist": lambda folder: loaders.mnist(folder, writers=folder / "mnist_writers.npz"),
-        "shakespeare": loaders.shakespeare,
-        "commits": loaders.commits,
-    }
     books = None
     if ledger is not None:
         books = Ledger(Budget(epsilon=question.epsilon, delta=question.delta), ledger)
@@ -233,7 +225,7 @@ def train_command(
         progress("reading", 0.0)
         trained = train(
             question,
-            readers[kind](data),
+            loaders.read(kind, data),
             device=device,
             exact=not float_noise,
             seed=seed,

@@ -16,6 +16,7 @@ from sfumato.mean import MeanRelease
 from sfumato.release import Release
 
 ENDINGS = ("json", "csv", "parquet", "png")
+MODEL_ENDING = "pt"  # of parameters, which are not in a release
 
 
 def exported(data: Mapping[str, Any], ending: str) -> bytes:
@@ -28,6 +29,11 @@ def exported(data: Mapping[str, Any], ending: str) -> bytes:
         return (json.dumps(data, ensure_ascii=False) + "\n").encode()
     if ending not in ENDINGS:
         raise SpecError(f"a release is exported as {', '.join(ENDINGS)}; got {ending}")
+    if "estimates" not in data:
+        raise SpecError(
+            f"the release of a model has no estimates; got .{ending}",
+            hint="export it as .json, and its parameters as .pt",
+        )
     file = io.BytesIO()
     if ending == "png":
         kind = MeanRelease if data["study"]["question"] == "mean" else Release

@@ -22,6 +22,11 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--data", required=True, type=_FILE, help="CSV, CSV.gz or Parquet file; .npy for vectors."
 )
+@click.option(
+    "--kind",
+    type=click.Choice(["examples", "femnist", "mnist", "shakespeare", "commits"]),
+    help="To train a model: what the data is, as for sfumato train.",
+)
 @click.option("--item-column", help='Column of items. Default: "item", or the first column.')
 @click.option("--device-column", help="Column that names the device of each row.")
 @click.option(
@@ -46,6 +51,7 @@ def fleet_command(
     key: str,
     study: str,
     data: Path,
+    kind: str | None,
     item_column: str | None,
     device_column: str | None,
     devices: int | None,
@@ -62,7 +68,8 @@ def fleet_command(
     Each device agrees to the study, records its items of the data and sends them when they are due,
     on a simulated clock: days pass at once. With --drop uploads are repeated and answers lost, as
     on a bad network; nothing is counted twice for it. Studies with trust "secure" are answered in
-    masked rounds, in real time; with --leave some devices vanish on the way.
+    masked rounds, in real time; with --leave some devices vanish on the way. With --kind each
+    client of the data helps to train a model.
 
     \b
     Example:
@@ -73,7 +80,12 @@ def fleet_command(
 
     rates = _rates(leave)
     held: Sequence[Held]
-    if data.suffix == ".npy":
+    if kind is not None:
+        from sfumato.learn import data as loaders
+        from sfumato.learn.on_device import trainers
+
+        held = trainers(loaders.read(kind, data).train)[:devices]
+    elif data.suffix == ".npy":
         from sfumato import vectors
 
         held = list(vectors.load(data))[:devices]

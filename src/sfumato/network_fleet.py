@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ from sfumato.agent import (
     Http,
     Joined,
     MemoryBox,
-    Offered,
     Part,
     Response,
     Send,
@@ -30,6 +29,7 @@ from sfumato.agent import (
     Skipped,
 )
 from sfumato.errors import ImpossibleError, ServiceError
+from sfumato.model_terms import Train
 from sfumato.offers import AnyTask, Offer
 from sfumato.outbox import DAY_SECONDS, Outcome
 from sfumato.population import Population
@@ -37,12 +37,15 @@ from sfumato.privacy import SeededRng, SystemRng
 from sfumato.round_fleet import LEFT, Traveller, travel
 from sfumato.round_fleet import leaving as leaves_in
 
-Held: TypeAlias = Sequence[str] | npt.NDArray[np.floating]
-"""What a device holds: items, or a vector."""
+Held: TypeAlias = "Sequence[str] | npt.NDArray[np.floating] | Train"
+"""What a device holds: items, or a vector; or what computes its update of a model."""
+
+T = TypeVar("T")
 
 SOON_SECONDS = 3.0  # in which a study that was just made is offered
 ROUND_SECONDS = 3.0  # that the next masked round may take to be offered
 PATIENCE_SECONDS = 30.0  # in which its next task is, and a collector answers again
+AWAY_SECONDS = 1.0  # a longer answer is one of a collector that was away
 _TRIES = 40  # of what is still unsent at the end
 _LONGEST_PAUSE = 1.0
 
@@ -139,10 +142,15 @@ class NetworkFleet:
         connections: int = 32,
         allow_plain: bool = False,
         come: Callable[[str], Collection[int]] | None = None,
+        connect: Callable[[], Send] | None = None,
     ) -> None:
-        """`come` says which devices, by number, answer the task of a cohort; all, if it is None."""
+        """`come` says which devices, by number, answer the task of a cohort; all, if it is None.
+        `connect` makes a way to the collector, in place of HTTP to `server`."""
         self._held, self._come = held, come
-        self._links = [Http(server, allow_plain=allow_plain) for _ in range(connections)]
+        self._links: list[Send] = [
+            Http(server, allow_plain=allow_plain) if connect is None else connect()
+            for _ in range(connections)
+        ]
         chances = np.random.default_rng(seed).spawn(connections + 1)
         self._sends = [
             Unreliable(link, drop, chance)
@@ -151,9 +159,10 @@ class NetworkFleet:
         self._chance = chances[-1]
         self._moments = self._chance.random(len(held)) * (DAY_SECONDS - 1)  # of a day, to record at
         dictionaries: dict[str, bytes] = {}
+        models: dict[str, tuple[str, bytes]] = {}
         self._devices = [
             Device(
-                MemoryBox(dictionaries),
+                MemoryBox(dictionaries, models),
                 self._sends[number % connections],
                 key,
                 rng=SystemRng() if seed is None else SeededRng(seed, number),
@@ -168,6 +177,7 @@ class NetworkFleet:
         days: int = 1,
         pause_seconds: float = 0.0,
         leaving: Mapping[str, float] | None = None,
+        patience_seconds: float = PATIENCE_SECONDS,
         progress: Callable[[str, float], None] | None = None,
     ) -> FleetSummary:
         """Let every device agree to the study, record what it holds and send it.
@@ -175,7 +185,8 @@ class NetworkFleet:
         Values are dealt out over the days, each device's from another day on. `pause_seconds` is
         waited between days, for the collector to open the next round. A study that asks the same
         devices again is answered again. In masked rounds the share `leaving` of the devices says
-        nothing more from a phase on.
+        nothing more from a phase on; `patience_seconds` is how long the next round of a study that
+        is to have more is waited for, and a collector that is away.
         """
         started = time.perf_counter()
         tell = progress or (lambda stage, share: None)
@@ -184,7 +195,7 @@ class NetworkFleet:
         assert offer is not None  # else `_offer` has raised
         outcomes, total, answered, asked = Counter[str](), Sending(), set[str](), 0
         if offer.trust == "secure":
-            outcomes = self._in_rounds(study, leaving or {}, tell)
+            outcomes = self._in_rounds(study, leaving or {}, patience_seconds, tell)
             total = Sending(sent=outcomes[Joined.DONE])
             return self._summary(days, outcomes, total, time.perf_counter() - started)
         while offer is not None:
@@ -239,15 +250,22 @@ class NetworkFleet:
         return None
 
     def _in_rounds(
-        self, study: str, rates: Mapping[str, float], tell: Callable[[str, float], None]
+        self,
+        study: str,
+        rates: Mapping[str, float],
+        patience: float,
+        tell: Callable[[str, float], None],
     ) -> Counter[str]:
         """Masked rounds, one after another, until the study asks nobody any more."""
         outcomes: Counter[str] = Counter()
-        until, gone, rounds = time.monotonic() + PATIENCE_SECONDS, set[int](), 0
+        until, gone, rounds = time.monotonic() + patience, set[int](), 0
         answered: set[str] = set()
         refused = ""  # the task that nobody can answer any more
         while time.monotonic() < until:
-            task = self._offered_task(study)
+            asked_at = time.monotonic()
+            task = self._offered_task(study, patience)
+            if (away := time.monotonic() - asked_at) > AWAY_SECONDS:  # it was: wait as long again
+                until += away
             if task is None or task.id == refused:
                 time.sleep(0.1)
                 continue
@@ -256,7 +274,7 @@ class NetworkFleet:
             travellers = {
                 number: Traveller(part, leaves_in(rates, self._chance))
                 for number in numbers
-                if isinstance(part := self._part(study, number), Part)
+                if isinstance(part := self._part(study, number, patience), Part)
             }
             refused = "" if travellers else task.id
             if travellers:
@@ -277,30 +295,38 @@ class NetworkFleet:
                     each.part.offer for each in travellers.values() if each.outcome == Joined.DONE
                 ]
                 answered |= {offer.task.id for offer in done}
-                is_last = all(len(answered) >= offer.contributions for offer in done)
-                until = time.monotonic() + (ROUND_SECONDS if is_last else PATIENCE_SECONDS)
+                if any(offer.model and offer.model.round == offer.model.rounds for offer in done):
+                    break
+                is_last = all(_is_last(offer, len(answered)) for offer in done)
+                until = time.monotonic() + (ROUND_SECONDS if is_last else patience)
         return outcomes
 
-    def _offered_task(self, study: str) -> AnyTask | None:
+    def _offered_task(self, study: str, patience: float) -> AnyTask | None:
         """The task that the study asks now."""
         device, now = self._devices[0], time.time()
-        offers = [offered.offer for offered in _patiently(lambda: device.offers(now))]
+        offers = [offered.offer for offered in _patiently(lambda: device.offers(now), patience)]
         return next((offer.task for offer in offers if offer.study == study), None)
 
     def _coming(self, cohort: str) -> Collection[int]:
         return range(len(self._devices)) if self._come is None else self._come(cohort)
 
-    def _part(self, study: str, number: int) -> Part | Outcome | Skipped:
+    def _part(self, study: str, number: int, patience: float) -> Part | Outcome | Skipped:
         """A device's part in a round that it can take part in now."""
         device, now = self._devices[number], time.time()
-        for offered in _patiently(lambda: device.offers(now)):
-            if offered.offer.study == study and offered.consent == "none":
-                device.consent(study)
-        return device.part(study, self._held[number], now)
+
+        def part() -> Part | Outcome | Skipped:
+            for offered in device.offers(now):
+                if offered.offer.study == study and offered.consent == "none":
+                    device.consent(study)
+            return device.part(study, self._held[number], now)
+
+        return _patiently(part, patience)
 
     def close(self) -> None:
         for link in self._links:
-            link.close()
+            close = getattr(link, "close", None)
+            if close is not None:
+                close()
 
     def __enter__(self) -> NetworkFleet:
         return self
@@ -344,7 +370,7 @@ class NetworkFleet:
 
     def _events(self, number: int, trust: str, day: int, days: int) -> Sequence[str | Held]:
         """What a device records on a day: a trusted collector gets all it holds in one table."""
-        held = self._held[number]
+        held: Any = self._held[number]
         if trust == "central":
             return [held] if number % days == day else []
         return [value for place, value in enumerate(held) if (number + place) % days == day]
@@ -386,9 +412,14 @@ class NetworkFleet:
         )
 
 
-def _patiently(ask: Callable[[], list[Offered]]) -> list[Offered]:
+def _is_last(offer: Offer, answered: int) -> bool:
+    """Whether a study asks no more rounds after these, as far as can be told."""
+    return offer.model is None and answered >= offer.contributions
+
+
+def _patiently(ask: Callable[[], T], patience: float = PATIENCE_SECONDS) -> T:
     """Ask again while the collector does not answer, for a while."""
-    until = time.monotonic() + PATIENCE_SECONDS
+    until = time.monotonic() + patience
     while True:
         try:
             return ask()

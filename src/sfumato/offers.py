@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from sfumato.aggregation import Masked
 from sfumato.errors import OfferError, SpecError
+from sfumato.model_terms import ModelTerms
 from sfumato.new_words import WordTask
 from sfumato.outbox import Rule, check_hex
 from sfumato.prefixes import Prefix
@@ -49,7 +50,7 @@ class Offer:
 
     study: str  # the name that users are shown; consent goes by it
     purpose: str  # one sentence, shown beside it
-    question: Literal["frequencies", "new_words", "heavy_hitters", "histogram", "mean"]
+    question: Literal["frequencies", "new_words", "heavy_hitters", "histogram", "mean", "train"]
     trust: Literal["local", "secure", "central"]
     task: AnyTask
     epsilon: float | None  # of one record
@@ -65,6 +66,7 @@ class Offer:
     dictionary: str | None = None  # its digest: the items asked about, or the words already known
     keys: TextKeys | WordKeys | Prefix | None = None
     """What of an item a table counts, where the task's own sketch does not say."""
+    model: ModelTerms | None = None  # that devices train in this round
     closes: int | None = None  # the last day, since 1970-01-01 UTC, on which devices answer
     min_version: int = WIRE_VERSION  # of the wire, that a device must speak at least
 
@@ -102,6 +104,7 @@ class Offer:
                 f"noise must be at most what the task has, {kept}; got {self.noise}",
             )
             self._check_values(self.task)
+        self._check_model()
         if self.dictionary is not None:
             check_hex(self.dictionary, 64, "dictionary")
         require(
@@ -118,8 +121,8 @@ class Offer:
 
     def _check_values(self, task: Task) -> None:
         require(
-            (self.question == "mean") == isinstance(task.sketch, VectorSketch),
-            "a mean, and nothing else, is of vectors",
+            (self.question in ("mean", "train")) == isinstance(task.sketch, VectorSketch),
+            "a mean or a model, and nothing else, is of vectors",
         )
         require(
             self.keys is None or isinstance(task.sketch, OneHot | CountSketch),
@@ -131,6 +134,21 @@ class Offer:
                 task.sketch.categories == prefixes,
                 f"a table of prefixes must have {prefixes} cells; got {task.sketch.categories}",
             )
+
+    def _check_model(self) -> None:
+        require(
+            (self.question == "train") == (self.model is not None),
+            "a train study, and no other, says which model is trained",
+        )
+        if self.model is None:
+            return
+        require(self.trust == "secure", f'a model is trained with trust "secure"; got {self.trust}')
+        length = getattr(getattr(self.task, "sketch", None), "length", None)
+        require(
+            length == self.model.parameters,
+            f"the task's vectors must be of the model's {self.model.parameters} parameters; "
+            f"got {length}",
+        )
 
     @property
     def rule(self) -> Rule:

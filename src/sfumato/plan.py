@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sfumato import files, heavy_plan, local_plan, mean_plan, prefix_plan, sum_plan
-from sfumato.errors import StudyError
+from sfumato.errors import SfumatoError, StudyError
 from sfumato.frequencies import (
     Dictionary,
     FrequencyDesign,
@@ -26,7 +27,7 @@ from sfumato.release import Privacy
 from sfumato.study import Study
 
 if TYPE_CHECKING:  # PyTorch takes seconds to import, and only training needs it
-    from sfumato.learn.training import TrainingDesign
+    from sfumato.learn.design import TrainingDesign
 
 I64 = npt.NDArray[np.int64]
 
@@ -134,6 +135,18 @@ def plan(
     )
 
 
+def learning() -> ModuleType:
+    """The server's side of training, for which PyTorch is needed; StudyError if it is not there."""
+    try:
+        from sfumato.learn import campaign
+    except SfumatoError as problem:
+        raise StudyError(
+            "a train study needs PyTorch, and it is not installed",
+            hint='pip install "sfumato[learn]" where it is planned and collected',
+        ) from problem
+    return campaign
+
+
 def _local(study: Study, dictionary: Dictionary | None) -> Plan:
     """A plan for devices that trust nobody: of listed items, or of words beyond those known."""
     made, predicted, warnings = (
@@ -185,6 +198,7 @@ def _mean(study: Study) -> Plan:
 
 def _training(study: Study) -> Plan:
     """A plan for a model."""
+    learning()
     from sfumato import train_plan
 
     made, predicted, warnings = train_plan.design(study)

@@ -26,9 +26,10 @@ class TrainingKeys:
     classes: int | None = None
     hidden: int | None = None  # width of the dense or recurrent layers
     cohort: int  # clients of a round
-    sampling: Literal["poisson", "fixed"] | None = None
+    sampling: Literal["poisson", "fixed", "passes"] | None = None
     """How a cohort is drawn: by a coin a client, or so many at a time, which costs more privacy and
-    is what a secure sum takes, since it shows how many are in it. None: by the trust."""
+    is what a secure sum takes, since it shows how many are in it; or all clients in turn, in a
+    random order that need not be secret. None: by the trust; a collector goes through passes."""
     learning_rate: float = 0.1  # of clients
     batch: int = 20
     epochs: int = 1

@@ -13,7 +13,8 @@ import torch
 from sfumato import train_plan
 from sfumato.errors import DataError, SfumatoError, StudyError
 from sfumato.learn.data import Federated
-from sfumato.learn.training import Progress, RoundFigures, Training, TrainingDesign
+from sfumato.learn.design import TrainingDesign
+from sfumato.learn.training import Progress, RoundFigures, Training
 from sfumato.plan import Plan, plan
 from sfumato.privacy import Budget, Ledger
 from sfumato.release import Cost, Privacy
@@ -76,6 +77,7 @@ def train(
     device: str = "cpu",
     exact: bool = True,
     seed: int | None = None,
+    protocol: bool = False,
     ledger: Ledger | None = None,
     checkpoint: Path | None = None,
     resume: bool = False,
@@ -90,14 +92,17 @@ def train(
     round and before anything of the round is shown. The whole training is charged to the ledger
     before it starts; what is resumed was paid for. With a `seed` a run repeats exactly, noise
     included, so it is for study and never for a real model; `exact=False`, floating-point noise, is
-    for experiments as well, and quicker. `metrics` is a file that gets a line of JSON a round, and
-    `tensorboard` a folder for the same figures, if TensorBoard is installed.
+    for experiments as well, and quicker. With `protocol` every client of a secure sum computes by
+    itself, with chance of its own: a collector that is answered by a `NetworkFleet` of the same
+    seed, in the same cohorts, ends with the same parameters, bit for bit. `metrics` is a file that
+    gets a line of JSON a round, and `tensorboard` a folder for the same figures, if TensorBoard is
+    installed.
     """
     planned = study if isinstance(study, Plan) else plan(_for(study, data))
     design = planned.design
     if not isinstance(design, TrainingDesign):
         raise StudyError(f"only a train study is trained; got {planned.study.question}")
-    training = Training(design, data, torch.device(device), exact, seed)
+    training = Training(design, data, torch.device(device), exact, seed, protocol)
     if checkpoint is not None and checkpoint.exists():
         if not resume:
             raise DataError(

@@ -9,7 +9,6 @@ from typing import Any
 from sfumato import secure_sum
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.learn import models
-from sfumato.learn.clients import LocalTraining
 from sfumato.learn.compression import (
     AdaptNorm,
     AdaptTail,
@@ -19,7 +18,8 @@ from sfumato.learn.compression import (
     NoCompression,
     TwoStage,
 )
-from sfumato.learn.training import AdaptiveClip, ServerOptimizer, TrainingDesign, whole_numbers
+from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign, whole_numbers
+from sfumato.model_terms import PARAMETER_BYTES, LocalTraining
 from sfumato.privacy import epsilon_of
 from sfumato.privacy.accounting import SampledLoss
 from sfumato.release import Privacy
@@ -109,20 +109,13 @@ def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Priv
         statement = f"no differential privacy: updates are clipped and not noised; {who}"
     else:
         kind = "discrete gaussian" if design.secure is None else "Skellam"
-        drawn = (
-            "each client by its own coin" if design.sampling == "poisson" else "so many at a time"
-        )
-        relation = (
-            "replaced by zeros" if design.sampling == "poisson" else "replaced by another client's"
-        )
         statement = (
             f"({spent:.4g}, {study.delta:g})-differential privacy for each client over all "
             f"{design.rounds:,} rounds: the model is nearly as likely if all that one client sends "
-            f"is {relation}; {kind} noise of {design.noise_multiplier:.4f} times the largest norm "
-            f"of what a client adds; cohorts of {design.cohort:,} in {design.clients:,} are drawn "
-            f"at random, {drawn}, and must stay secret; {who}"
+            f"is {_RELATIONS[design.sampling]}; {kind} noise of {design.noise_multiplier:.4f} "
+            f"times the largest norm of what a client adds; {_drawn(design)}; {who}"
         )
-        if design.secure is not None:
+        if design.secure is not None and design.sampling == "fixed":
             seen = epsilon_of([_unsampled(design)], study.delta)
             statement += (
                 "; the server knows who is in a cohort, so sampling hides nobody from it; what "
@@ -137,11 +130,33 @@ def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Priv
         epsilon=None if math.isinf(spent) else spent,
         delta=study.delta,
         unit="device",
-        neighbours="zero-out: what one device sends becomes zero in every round"
-        if design.sampling == "poisson"
-        else "replace: what one device sends becomes another's in every round",
+        neighbours="replace: what one device sends becomes another's in every round"
+        if design.sampling == "fixed"
+        else "zero-out: what one device sends becomes zero in every round",
         trust=study.trust,
         statement=statement,
+    )
+
+
+_RELATIONS = {
+    "poisson": "replaced by zeros",
+    "fixed": "replaced by another client's",
+    "passes": "replaced by zeros",
+}
+
+
+def _drawn(design: TrainingDesign) -> str:
+    """Who is asked, and what of it must stay secret."""
+    if design.sampling == "passes":
+        times = "one" if design.passes == 1 else f"{design.passes:,}"
+        return (
+            f"cohorts of {design.cohort:,} are taken from {design.clients:,} in turn, so that a "
+            f"client is in {times} of them at most; who is in which need not be secret"
+        )
+    drawn = "each client by its own coin" if design.sampling == "poisson" else "so many at a time"
+    return (
+        f"cohorts of {design.cohort:,} in {design.clients:,} are drawn at random, {drawn}, and "
+        "must stay secret"
     )
 
 
@@ -211,6 +226,7 @@ def _predicted(study: Study, design: TrainingDesign) -> dict[str, Any]:
         "epsilon": None if math.isinf(spent) else spent,
         "noise_multiplier": design.noise_multiplier,
         "model_parameters": length,
+        "model_bytes": PARAMETER_BYTES * length,  # that a client fetches at the start of a round
         "rounds": design.rounds,
         "rounds_per_device": taking_part,
         "bytes_per_round_at_most": most,

@@ -16,17 +16,12 @@ import torch
 from scipy import stats
 
 from checks import SEED
-from sfumato.learn.clients import LocalTraining
 from sfumato.learn.compression import AdaptNorm, FixedRate
 from sfumato.learn.data import Clients, Federated
-from sfumato.learn.training import (
-    AdaptiveClip,
-    ServerOptimizer,
-    Training,
-    TrainingDesign,
-    _ExactSum,
-    _FloatSum,
-)
+from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign
+from sfumato.learn.sums import ExactSum, FloatSum
+from sfumato.learn.training import Training
+from sfumato.model_terms import LocalTraining
 from sfumato.privacy import NoiseAtRelease, SeededRng, epsilon_of
 from sfumato.secure_sum import SecureSum
 
@@ -115,7 +110,7 @@ def test_the_noise_on_a_sum_has_the_claimed_deviation(name: str, exact: bool) ->
     if name == "in shares" and not exact:
         pytest.skip("floats have no shares")
     if exact:
-        total = _ExactSum(Training(design, nothing()), None, 0)
+        total = ExactSum(Training(design, nothing()), None, 0)
         longer = total.sketch.rounding.l2 / (total.sketch.scale * design.clip)
         assert 1 <= longer < 1.005
         claimed *= longer
@@ -139,7 +134,7 @@ def test_decoding_keeps_the_deviation() -> None:
     assert dense is not None
     squares, cells = 0.0, 0
     for number in range(10):
-        seen = _ExactSum(made, dense, number).noised(20).seen
+        seen = ExactSum(made, dense, number).noised(20).seen
         squares, cells = squares + seen.squared / seen.noise**2, cells + seen.cells
         assert math.isclose(seen.noise, CLAIMED, rel_tol=0.005)
     assert cells == 10 * dense.cells
@@ -158,7 +153,7 @@ def test_the_norm_that_is_asked_for_and_the_count_are_noised_as_claimed(exact: b
     made = Training(design, nothing(3), exact=exact, noise_seed=SEED)
     norms, counts, spread = [], [], 0.0
     for number in range(600):
-        noised = (_ExactSum if exact else _FloatSum)(made, None, number).noised(0)
+        noised = (ExactSum if exact else FloatSum)(made, None, number).noised(0)
         assert noised.seen.queried is not None
         norms.append(noised.seen.queried)
         counts.append(noised.within - design.cohort / 2)
@@ -186,7 +181,7 @@ def ratios(design: TrainingDesign, *, present: bool, smaller: float) -> F64:
     chance = design.cohort / design.clients
     total = np.zeros(RELEASES)
     for number in range(design.rounds):
-        shown = _ExactSum(made, None, number)
+        shown = ExactSum(made, None, number)
         shown.add(torch.tensor([[9.0, 0.0, 0.0, 0.0, 0.0, 0.0]]))
         moved = int(shown.total_table[0])
         assert np.abs(shown.total_table[1:]).max() == 0

@@ -19,7 +19,6 @@ from sfumato.aggregation import Masked, Plain
 from sfumato.errors import SpecError
 from sfumato.frequencies import FrequencyDesign
 from sfumato.heavy_hitters import HeavyHitterDesign, HistogramDesign
-from sfumato.learn.clients import LocalTraining
 from sfumato.learn.compression import (
     AdaptNorm,
     AdaptTail,
@@ -28,15 +27,16 @@ from sfumato.learn.compression import (
     NoCompression,
     TwoStage,
 )
+from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign
 from sfumato.learn.diffsketch import (
     BinomialVector,
     DiffSketch,
     DiffSketchDesign,
     NoisyVector,
 )
-from sfumato.learn.training import AdaptiveClip, ServerOptimizer, TrainingDesign
 from sfumato.local_frequencies import LocalDesign
 from sfumato.mean import MeanDesign
+from sfumato.model_terms import LocalTraining, ModelTerms
 from sfumato.new_words import FragmentPuzzle, PrefixExtension, WordDesign, WordTask
 from sfumato.offers import Offer
 from sfumato.outbox import Rule
@@ -144,6 +144,14 @@ EXAMPLES: dict[str, Any] = {
     ),
     "training": TrainingKeys(model="softmax", cohort=10),
     "local_training": LocalTraining(learning_rate=0.1, batch=20),
+    "model_terms": ModelTerms(
+        model="softmax",
+        local=LocalTraining(learning_rate=0.1, batch=20),
+        round=1,
+        rounds=5,
+        parameters=7850,
+        digest="5f" * 32,
+    ),
     "server_optimizer": ServerOptimizer(method="adam", learning_rate=0.5),
     "adaptive_clip": AdaptiveClip(),
     "no_compression": NoCompression(),

@@ -24,7 +24,8 @@ from sfumato.errors import (
 )
 from sfumato.learn import data as loaders
 from sfumato.learn.data import Federated, grouped
-from sfumato.learn.training import Training, TrainingDesign
+from sfumato.learn.design import TrainingDesign
+from sfumato.learn.training import Training
 from sfumato.privacy import Budget, Ledger, epsilon_of
 from sfumato.study import Study
 from sfumato.train import train

@@ -17,6 +17,8 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS dictionary (digest TEXT PRIMARY KEY, body BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS round (study TEXT PRIMARY KEY, state TEXT NOT NULL,"
     " message BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS model (study TEXT PRIMARY KEY, digest TEXT NOT NULL,"
+    " body BLOB NOT NULL)",
 )
 _KINDS = {
     "SQLITE_FULL": StoreFull,
@@ -52,6 +54,18 @@ class Box(Protocol):
     def keep_round(self, study: str, state: str, message: bytes) -> None: ...
 
     def drop_round(self, study: str) -> None: ...
+
+    def model(self, study: str) -> tuple[str, bytes] | None:
+        """The parameters that a study's model had last, behind their digest."""
+        ...
+
+    def keep_model(self, study: str, digest: str, body: bytes) -> None:
+        """Keep these, and no others of the study."""
+        ...
+
+    def drop_models(self, wanted: set[str]) -> None:
+        """Drop those of all studies but these, and but those that a round is begun of."""
+        ...
 
     def close(self) -> None: ...
 
@@ -134,6 +148,27 @@ class SqliteBox:
         with self._as_store_errors():
             self._connection.execute("DELETE FROM round WHERE study = ?", (study,))
 
+    def model(self, study: str) -> tuple[str, bytes] | None:
+        with self._as_store_errors():
+            found = self._connection.execute(
+                "SELECT digest, body FROM model WHERE study = ?", (study,)
+            ).fetchone()
+        return None if found is None else (str(found[0]), bytes(found[1]))
+
+    def keep_model(self, study: str, digest: str, body: bytes) -> None:
+        with self._as_store_errors():
+            self._connection.execute("REPLACE INTO model VALUES (?, ?, ?)", (study, digest, body))
+
+    def drop_models(self, wanted: set[str]) -> None:
+        with self._as_store_errors():
+            with closing(
+                self._connection.execute(
+                    "SELECT study FROM model WHERE study NOT IN (SELECT study FROM round)"
+                )
+            ) as kept:
+                gone = [(study,) for (study,) in kept if study not in wanted]
+            self._connection.executemany("DELETE FROM model WHERE study = ?", gone)
+
     def close(self) -> None:
         self._connection.close()
 
@@ -156,10 +191,17 @@ class SqliteBox:
 
 
 class MemoryBox:
-    """A box that is gone with the program: for many made-up devices, who may share dictionaries."""
+    """A box that is gone with the program: for many made-up devices, who may share what they
+    fetched, dictionaries and models."""
 
-    def __init__(self, dictionaries: dict[str, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        dictionaries: dict[str, bytes] | None = None,
+        models: dict[str, tuple[str, bytes]] | None = None,
+    ) -> None:
         self._state: str | None = None
+        self._models = {} if models is None else models
+        self._shares_models = models is not None
         self._dictionaries = {} if dictionaries is None else dictionaries
         self._shared = dictionaries is not None
         self._rounds: dict[str, tuple[str, bytes]] = {}
@@ -198,6 +240,17 @@ class MemoryBox:
 
     def drop_round(self, study: str) -> None:
         self._rounds.pop(study, None)
+
+    def model(self, study: str) -> tuple[str, bytes] | None:
+        return self._models.get(study)
+
+    def keep_model(self, study: str, digest: str, body: bytes) -> None:
+        self._models[study] = digest, body
+
+    def drop_models(self, wanted: set[str]) -> None:
+        if not self._shares_models:
+            for study in self._models.keys() - wanted - self._rounds.keys():
+                del self._models[study]
 
     def close(self) -> None:
         pass

@@ -1,4 +1,5 @@
-"""What a device asks of a collector, over any `Send`: offers, dictionaries, room for reports."""
+"""What a device asks of a collector, over any `Send`: offers, dictionaries, models, room for
+reports."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 
 from sfumato.agent.transport import Response, Send
 from sfumato.errors import OfferError, ServiceError
+from sfumato.model_terms import ModelTerms, digest_of
 from sfumato.report import LENGTH_BYTES, Report, to_frames
 
 MOST_REPORTS = 10_000  # of one upload
@@ -61,6 +63,14 @@ def fetch_dictionary(send: Send, digest: str) -> Dictionary:
     dictionary = Dictionary(digest, body)
     dictionary.places()
     return dictionary
+
+
+def fetch_model(send: Send, terms: ModelTerms) -> bytes:
+    """The parameters that these terms name; another body is refused."""
+    body = _expect(send("GET", f"/v1/models/{terms.digest}", b"", {})).body
+    if len(body) != terms.size or digest_of(body) != terms.digest:
+        raise OfferError("a model must have the size and the digest that the offer names")
+    return body
 
 
 def upload(send: Send, task_id: str, reports: Sequence[Report]) -> Upload:

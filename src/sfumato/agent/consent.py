@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
+from sfumato.model_terms import ModelTerms
 from sfumato.offers import Offer
 from sfumato.privacy import ListedAbove, Mechanism
 from sfumato.task import Task
@@ -38,6 +39,8 @@ def changes(agreed: Offer, offered: Offer) -> tuple[str, ...]:
             worse += [] if _promise(before) == _promise(after) else ["mechanism"]
         if offered.task.min_count < agreed.task.min_count:
             worse.append("min_count")
+        if _trained(agreed.model) != _trained(offered.model):
+            worse.append("model")
     return tuple(worse)
 
 
@@ -47,6 +50,11 @@ def _promise(mechanism: Mechanism) -> object:
         kept = [field.name for field in fields(mechanism) if field.name != "rate"]
         return [getattr(mechanism, name) for name in kept]
     return mechanism
+
+
+def _trained(model: ModelTerms | None) -> object:
+    """What of a model must stay: all but the round, and the parameters that it brings along."""
+    return None if model is None else replace(model, digest="0" * 64, round=1)
 
 
 def _limit(offer: Offer, name: str) -> float:

@@ -110,6 +110,7 @@ class Device:
         with self._changing() as state:
             state.offered = taken
             self._box.drop_dictionaries(wanted)
+            self._box.drop_models(set(taken))
             return self._offered(state)
 
     def known_offers(self) -> list[Offered]:
@@ -166,8 +167,12 @@ class Device:
         """This device's part in a masked round of a study, to be driven by the caller: the one that
         was begun before, or a new one if the user agreed and the promise allows it.
 
-        The value is kept nowhere but in the part, until its table is masked.
+        The value is kept nowhere but in the part, until its table is masked. Where a model is
+        trained, the value is a function of its terms, its parameters and chance (`Train`), which
+        gives the update; it is called when the cohort is complete and the table is to be masked.
+        The parameters are fetched here, so a collector that does not answer raises ServiceError.
         """
+        self._fetch_model(study, now)
         with self._changing() as state:
             begun = self._box.round(study)
             if begun is None:
@@ -178,9 +183,13 @@ class Device:
                     return Skipped.NOT_ASKED_FOR
                 if not state.may_contribute(offer, offer.task):
                     return Outcome.LIFETIME_SPENT
+                if offer.model is not None and self._parameters(offer) is None:
+                    return Skipped.NOT_OFFERED  # another process was just offered another round
                 Part.begin(self._box, offer, rng=self._rng)
         part = Part(self._box, self._changing, self._key, study, rng=self._rng)
-        part.make_table = table(part.offer, value, self._places(part.offer))
+        part.make_table = table(
+            part.offer, value, self._places(part.offer), self._parameters(part.offer)
+        )
         return part
 
     def join(
@@ -198,7 +207,10 @@ class Device:
         If the collector does not answer for `patience_seconds`, if there is no round after
         `cohort_seconds`, or if the app crashes, the same call goes on where it was.
         """
-        part = self.part(study, value, now)
+        try:
+            part = self.part(study, value, now)
+        except ServiceError:
+            return Joined.UNREACHABLE
         if not isinstance(part, Part):
             return part
         return drive(
@@ -300,6 +312,25 @@ class Device:
             self._check_length(offer, len(dictionary.places()))
             with self._box.transaction():
                 self._box.keep_dictionary(dictionary.digest, dictionary.body)
+
+    def _fetch_model(self, study: str, now: float) -> None:
+        """Have the parameters of a round here that this device is about to join."""
+        state = self._peek()
+        offer = self._open(state, study, now)
+        if not isinstance(offer, Offer) or offer.model is None:
+            return
+        assert isinstance(offer.task, Task)  # as the offer has seen to
+        is_begun = self._box.round(study) is not None
+        if is_begun or not state.may_contribute(offer, offer.task) or self._parameters(offer):
+            return
+        body = client.fetch_model(self._send, offer.model)
+        with self._box.transaction():
+            self._box.keep_model(study, offer.model.digest, body)
+
+    def _parameters(self, offer: Offer) -> bytes | None:
+        """Those of the round that is offered, if they are here."""
+        kept = None if offer.model is None else self._box.model(offer.study)
+        return kept[1] if kept and offer.model and kept[0] == offer.model.digest else None
 
     @staticmethod
     def _check_length(offer: Offer, items: int) -> None:

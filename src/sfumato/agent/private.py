@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from sfumato.device import contribute, local_report, report
 from sfumato.errors import SpecError
+from sfumato.model_terms import ModelTerms, Train
 from sfumato.new_words import WordTask, word_report
 from sfumato.offers import Offer, takes_categories
 from sfumato.prefixes import Prefix
@@ -20,8 +21,8 @@ from sfumato.task import LocalTask, Task
 from sfumato.words import codes_of
 
 I64 = npt.NDArray[np.int64]
-Value: TypeAlias = "str | Sequence[str] | Sequence[float] | npt.NDArray[np.floating]"
-"""What a device holds: a text, several, or a vector."""
+Value: TypeAlias = "str | Sequence[str] | Sequence[float] | npt.NDArray[np.floating] | Train"
+"""What a device holds: a text, several, or a vector; for a model, what computes its update."""
 
 
 def privatiser(
@@ -99,15 +100,45 @@ def sendable(offer: Offer, value: Value, places: Mapping[str, int] | None) -> Ca
     return listed
 
 
-def table(offer: Offer, value: Value, places: Mapping[str, int] | None) -> Callable[[Rng], I64]:
-    """What makes a device's share of a masked sum, flat, noise included."""
+def table(
+    offer: Offer, value: Value, places: Mapping[str, int] | None, parameters: bytes | None = None
+) -> Callable[[Rng], I64]:
+    """What makes a device's share of a masked sum, flat, noise included. `parameters` are those of
+    a model that is trained."""
     task = offer.task
     assert isinstance(task, Task)  # no other is masked
+    if offer.model is not None:
+        if not callable(value):
+            raise SpecError(
+                "a value of this study must be a function of terms, parameters and chance; "
+                "got no function"
+            )
+        return update_table(task, offer.model, parameters, value)
     send = sendable(offer, value, places)
 
     def made(rng: Rng) -> I64:
         own = stream(rng, task.id)
         return contribute(task, send(own), devices=1, rng=own).reshape(-1)
+
+    return made
+
+
+def update_table(
+    task: Task, terms: ModelTerms, parameters: bytes | None, train: Train
+) -> Callable[[Rng], I64]:
+    """The same of a model's update, which is computed when the table is made and not before."""
+    sketch = task.sketch
+    assert isinstance(sketch, VectorSketch)  # the offer has seen to it
+
+    def made(rng: Rng) -> I64:
+        own = stream(rng, task.id)
+        if parameters is None:
+            raise SpecError("the model of this round is not here; fetch the offers, and join again")
+        update = np.asarray(train(terms, terms.read(parameters), own))
+        if update.shape != (sketch.length,) or update.dtype.kind != "f":
+            raise SpecError(f"an update of this model must be {sketch.length} real numbers")
+        tables = sketch.tables(terms.kept(update)[None], rng=own)
+        return contribute(task, tables, devices=1, rng=own).reshape(-1)
 
     return made
 
@@ -134,8 +165,9 @@ def _categories(
 
 
 def _texts(value: Value) -> tuple[str, ...]:
-    several = isinstance(value, Sequence) and not isinstance(value, str)
-    values: Any = tuple(value) if several else (value,)
+    values: Any = (value,)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        values = tuple(value)
     try:
         sound = all(isinstance(text, str) and text.encode() is not None for text in values)
     except UnicodeEncodeError:

@@ -142,6 +142,24 @@ async def show_release(study_id: StudyId, service: Served) -> Response:
     return Response(text, media_type="application/json")
 
 
+@router.get(
+    "/studies/{study_id}/model",
+    dependencies=[ANALYST],
+    response_class=Response,
+    responses={
+        200: {
+            "description": "The parameters: float32 numbers, little-endian",
+            "content": {"application/octet-stream": {}},
+        },
+        **answers(404),
+    },
+)
+async def show_model(study_id: StudyId, service: Served) -> Response:
+    """The parameters of a released model"""
+    body = await service.call(_released_model, service.store, study_id)
+    return Response(body, media_type="application/octet-stream")
+
+
 @router.get("/ledger", dependencies=[ANALYST])
 async def show_ledger(service: Served) -> models.Ledger:
     """What was charged, and what of the budget is spent"""
@@ -196,6 +214,15 @@ def _released(store: Store, study_id: str) -> str:
     if text is None:
         raise Problem("not-ready", hint="close the study, or wait until it has its reports")
     return text
+
+
+def _released_model(store: Store, study_id: str) -> bytes:
+    _released(store, study_id)  # or what is missing
+    with store.reading() as tx:
+        body = tx.released_model(study_id)
+    if body is None:
+        raise Problem("no-model", hint="its release has all there is")
+    return body
 
 
 def _unknown_study() -> Problem:

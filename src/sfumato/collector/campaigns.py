@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +16,24 @@ from sfumato.heavy_hitters import HeavyHitterCampaign, HeavyHitterDesign, Histog
 from sfumato.histogram import HistogramCampaign
 from sfumato.mean import MeanCampaign, MeanDesign
 from sfumato.offers import noise_of
-from sfumato.plan import Plan
+from sfumato.plan import Plan, learning
 from sfumato.prefix_search import PrefixCampaign, PrefixDesign
 from sfumato.prefixes import Prefix
 from sfumato.privacy import Rng
 from sfumato.sketch import CountSketch, TextKeys, WordKeys
-from sfumato.spec import LARGEST_INTEGER
+from sfumato.spec import LARGEST_INTEGER, kinds
+from sfumato.study import Study
 from sfumato.task import Task
 
+if TYPE_CHECKING:  # PyTorch takes seconds to import, and only training needs it
+    from typing_extensions import TypeIs
+
+    from sfumato.learn.campaign import TrainingCampaign
+    from sfumato.learn.design import TrainingDesign
+
 Design: TypeAlias = (
-    FrequencyDesign | HeavyHitterDesign | HistogramDesign | PrefixDesign | MeanDesign
+    "FrequencyDesign | HeavyHitterDesign | HistogramDesign | PrefixDesign | MeanDesign"
+    " | TrainingDesign"
 )
 
 SECRET_BYTES = 32
@@ -48,8 +56,19 @@ class SecretRng:
         return "SecretRng(…)"  # its state is the noise
 
 
+def with_own_seed(study: Study, rng: Rng) -> Study:
+    """A study with a model and sketches of its own, so that no other's rounds are its own; what is
+    not trained gets its seed with its design (`seeded`)."""
+    if study.training is None:
+        return study
+    seed = int(rng.words(1)[0]) % LARGEST_INTEGER
+    return replace(study, training=replace(study.training, seed=seed))
+
+
 def seeded(design: Design, rng: Rng) -> Design:
     """The design with hash functions of its own."""
+    if is_training(design):
+        return design  # made for a study that has them
     if isinstance(design, HistogramDesign):
         return replace(
             design,
@@ -68,11 +87,24 @@ def campaign_for(planned: Plan, rng: Rng) -> Campaign:
         return PrefixCampaign(design)
     if isinstance(design, MeanDesign):
         return MeanCampaign(design)
+    if is_training(design):
+        return learning().TrainingCampaign.begin(design)  # type: ignore[no-any-return]  # a module
     least = planned.study.threshold or 0.0
     if isinstance(design, HistogramDesign):
         return HistogramCampaign(design, rng, least=least)
     assert isinstance(design, HeavyHitterDesign)  # `requests` lets no other in
     return HeavyHitterCampaign(design, rng, least=least)
+
+
+def is_training(design: object) -> TypeIs[TrainingDesign]:
+    """Whether it is of a model; asked without importing what trains one."""
+    return type(design) is kinds().get("training_design")
+
+
+def trained(campaign: Campaign) -> TrainingCampaign | None:
+    """The campaign, if a model is trained in it."""
+    found: Any = campaign
+    return found if is_training(getattr(campaign, "design", None)) else None
 
 
 def draws(design: object) -> bool:
@@ -86,6 +118,8 @@ def contributions(design: Design) -> int:
         return design.rounds
     if isinstance(design, MeanDesign):
         return len(design.shares)
+    if is_training(design):
+        return design.passes
     return 2 if isinstance(design, HistogramDesign) else 1
 
 
@@ -95,6 +129,8 @@ def least_noise(design: Design) -> float | None:
         return None
     if isinstance(design, MeanDesign):
         return design.multiplier / math.sqrt(max(design.shares))
+    if is_training(design):
+        return design.multiplier
     tasks = design.counts.tasks() if isinstance(design, HistogramDesign) else design.tasks()
     if isinstance(design, FrequencyDesign) and design.pilot_devices:
         tasks = [design.pilot(), *tasks]

@@ -78,6 +78,10 @@ class AdminClient:
     def release(self, study_id: str) -> dict[str, Any]:
         return self._ask("GET", f"/v1/studies/{_safe(study_id)}/release")
 
+    def model(self, study_id: str) -> bytes:
+        """The parameters of a released model: float32 numbers, little-endian."""
+        return self._fetch("GET", f"/v1/studies/{_safe(study_id)}/model")
+
     def ledger(self) -> dict[str, Any]:
         return self._ask("GET", "/v1/ledger")
 
@@ -92,6 +96,12 @@ class AdminClient:
         )
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        answer = _parsed(self._fetch(method, path, body))
+        if not isinstance(answer, dict):
+            raise error_of(200, answer)
+        return answer
+
+    def _fetch(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
         headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json"}
         if data is not None:
@@ -100,7 +110,7 @@ class AdminClient:
         try:
             connection.request(method, self._parts.path.rstrip("/") + path, data, headers)
             response = connection.getresponse()
-            status, text = response.status, response.read()
+            status, content = response.status, response.read()
         except (OSError, http.client.HTTPException) as problem:
             raise ServiceError(
                 f"the collector at {self._parts.netloc} cannot be reached: {_said(problem)}",
@@ -108,13 +118,9 @@ class AdminClient:
             ) from problem
         finally:
             connection.close()
-        try:
-            answer = json.loads(text)
-        except ValueError:
-            answer = None
-        if status >= 300 or not isinstance(answer, dict):
-            raise error_of(status, answer)
-        return answer
+        if status >= 300:
+            raise error_of(status, _parsed(content))
+        return content
 
     def _connection(self) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
@@ -152,6 +158,13 @@ def study_keys(path: Path | str) -> dict[str, Any]:
         if isinstance(value, float) and not math.isfinite(value):
             raise StudyError(f"{name} must be finite; got {value}")
     return {"study": keys, "items": items}
+
+
+def _parsed(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
 
 
 def _safe(study_id: str) -> str:

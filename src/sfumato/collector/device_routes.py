@@ -1,4 +1,5 @@
-"""What devices ask: which studies are open, which items they are about, and to take reports.
+"""What devices ask: which studies are open, which items or model they are about, and to take
+reports.
 
 No token and no identifier: a request is answered from what it asks for alone.
 """
@@ -49,6 +50,22 @@ async def dictionary(request: Request) -> Response:
     return Response(body, media_type="text/plain", headers=headers)
 
 
+async def model(request: Request) -> Response:
+    """The parameters that an open round's devices train from, float32 numbers, little-endian; the
+    name is their SHA-256.
+
+    200  the parameters        404  unknown-model
+    """
+    service, digest = service_of(request), request.path_params["digest"]
+    body = None
+    if _DIGEST.fullmatch(digest):
+        body = await service.call(_model, service.store, digest)
+    if body is None:
+        raise Problem("unknown-model", hint="an offer names its model; fetch the offers again")
+    headers = {"ETag": f'"{digest}"', "Cache-Control": "public, max-age=31536000, immutable"}
+    return Response(body, media_type="application/octet-stream", headers=headers)
+
+
 async def upload(request: Request) -> Response:
     """Store reports for a task; answer when they are on disk.
 
@@ -81,6 +98,7 @@ async def upload(request: Request) -> Response:
 ROUTES = (
     Route("/v1/offers", offers, methods=["GET"]),
     Route("/v1/dictionaries/{digest}", dictionary, methods=["GET"]),
+    Route("/v1/models/{digest}", model, methods=["GET"]),
     Route("/v1/tasks/{task_id}/reports", upload, methods=["POST"]),
 )
 
@@ -111,6 +129,11 @@ async def _upload(request: Request, service: Service) -> Response:
                 "sfumato_reports_total", count, study=task.study_id, outcome=outcome
             )
     return JSONResponse({"rejected": rejected}) if rejected else JSONResponse({}, status_code=201)
+
+
+def _model(store: Store, digest: str) -> bytes | None:
+    with store.reading() as tx:
+        return tx.model(digest)
 
 
 def _dictionary(store: Store, digest: str) -> bytes | None:

@@ -106,6 +106,24 @@ def _devices() -> dict[str, Any]:
                 },
             }
         },
+        "/v1/models/{digest}": {
+            "get": {
+                "summary": "The parameters that an open round's devices train from",
+                "operationId": "model",
+                "parameters": [_in_path("digest")],
+                "responses": {
+                    200: {
+                        "description": "float32 numbers, little-endian",
+                        "content": {
+                            "application/octet-stream": {
+                                "schema": {"type": "string", "format": "binary"}
+                            }
+                        },
+                    },
+                    **answers(404, 503),
+                },
+            }
+        },
         "/v1/tasks/{task_id}/reports": {
             "post": {
                 "summary": "Store reports; the answer comes when they are on disk",

@@ -57,6 +57,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "unknown-study": Kind(404, "there is no such study"),
         "unknown-round": Kind(404, "there is no such round"),
         "unknown-dictionary": Kind(404, "there is no such dictionary"),
+        "unknown-model": Kind(404, "there is no such model, or its round is over"),
+        "no-model": Kind(404, "this study trains no model"),
         "not-ready": Kind(404, "this study has no release yet", NotReadyError),
         "method-not-allowed": Kind(405, "this address does not take that method"),
         "too-slow": Kind(408, "the body did not arrive in time"),

@@ -6,12 +6,13 @@ The same data gives the same release, however often a worker was killed on the w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from sfumato import answers, open_answers
 from sfumato.answers import Asked
 from sfumato.batch import LocalCollector, Rejection
 from sfumato.campaign import Campaign
-from sfumato.collector import sealing
+from sfumato.collector import campaigns, sealing
 from sfumato.collector.store import Store, StudyRow, Transaction
 from sfumato.collector.studies import campaign_of, plan_of
 from sfumato.errors import ImpossibleError
@@ -20,17 +21,22 @@ from sfumato.heavy_hitters import HeavyHitterCampaign
 from sfumato.histogram import HistogramCampaign
 from sfumato.local_frequencies import LocalDesign
 from sfumato.mean import MeanCampaign, MeanRelease
+from sfumato.model_release import ModelRelease
 from sfumato.new_words import Discoverer, WordDesign, WordTask
 from sfumato.offers import AnyTask
 from sfumato.plan import Plan
 from sfumato.prefix_search import PrefixCampaign
 from sfumato.privacy import Tally
-from sfumato.release import Release
+from sfumato.release import Cost, Release
+from sfumato.secure_sum import bytes_of
 from sfumato.spec import from_json
 from sfumato.task import LocalTask, Task
 
+if TYPE_CHECKING:
+    from sfumato.learn.campaign import TrainingCampaign
 
-def release_of(store: Store, row: StudyRow) -> Release | MeanRelease:
+
+def release_of(store: Store, row: StudyRow) -> Release | MeanRelease | ModelRelease:
     """The release of a study whose tasks are done; ImpossibleError if too few have answered."""
     with store.reading() as tx:
         planned = plan_of(tx, row)
@@ -52,7 +58,36 @@ def release_of(store: Store, row: StudyRow) -> Release | MeanRelease:
         return answers.from_tallies(planned, tallies, asked, answered=devices)
     if isinstance(planned.design, WordDesign):
         return answers.from_words(planned, search, tallies, asked, sent=sent)
+    training = campaigns.trained(campaign)
+    if training is not None:
+        return _from_training(planned, training, asked, [each for each in tasks if each[1]])
     return _from_sums(planned, campaign, asked, counted)
+
+
+def _from_training(
+    planned: Plan, campaign: TrainingCampaign, asked: Asked, tasks: Sequence[tuple[Task, int]]
+) -> ModelRelease:
+    """The model after the rounds that were held; those to come were charged nothing."""
+    if not tasks:
+        raise ImpossibleError("no round was held, so the model is what it was at the start")
+    rounds, held = campaign.design.rounds, campaign.held
+    missing = f"{held:,} of {rounds:,} rounds were held: too few devices came to the others"
+    sent = sum(sum(bytes_of(task)) * count for task, count in tasks)
+    return ModelRelease.of(
+        campaign.parameters(),
+        rate=campaign.rate,
+        rounds_held=held,
+        privacy=planned.privacy,
+        cost=Cost(
+            devices=asked.devices,
+            rounds=held,
+            bytes_per_device=round(sent / asked.devices),
+            seconds=0.0,
+        ),
+        study=planned.study.to_dict(),
+        plan=planned.summary(),
+        notes=asked.notes if held == rounds else (*asked.notes, missing),
+    )
 
 
 def _from_sums(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ from sfumato.errors import DataError, StudyError
 from sfumato.frequencies import Dictionary
 from sfumato.outbox import DAY_SECONDS
 from sfumato.spec import canonical
-from sfumato.study import Study
+from sfumato.study import Study, TrainingKeys
 
 ANSWERED = {
     ("frequencies", "local"),
@@ -26,6 +26,7 @@ ANSWERED = {
     ("histogram", "central"),
     ("mean", "secure"),
     ("mean", "central"),
+    ("train", "secure"),
 }
 MEASURE = {  # beyond it, nobody has a study; some plans would take hours to find that out
     "epsilon": (1e-9, 100.0),
@@ -79,6 +80,8 @@ class Request:
                 hint="it answers "
                 + ", ".join(f"{question} ({trust})" for question, trust in sorted(ANSWERED)),
             )
+        if study.training is not None:
+            study = replace(study, training=_in_passes(study.training))
         for key, (least, most) in MEASURE.items():
             value = getattr(study, key)
             if value and not least <= value <= most:
@@ -106,6 +109,17 @@ class Request:
         told = {field.name: getattr(self, field.name) for field in fields(self)}
         told |= {"study": study.to_dict(), "items": dictionary}
         return hashlib.sha256(canonical(told).encode()).hexdigest()
+
+
+def _in_passes(keys: TrainingKeys) -> TrainingKeys:
+    """A cohort over a network is whoever comes, and who that is is known: nothing is sampled."""
+    if keys.sampling not in (None, "passes"):
+        raise StudyError(
+            "a collector goes through devices in passes, since it knows who is in a cohort; "
+            f"got training.sampling = {keys.sampling!r}",
+            hint='set training.sampling = "passes", or leave it out',
+        )
+    return replace(keys, sampling="passes")
 
 
 def to_lines(dictionary: Dictionary) -> bytes:

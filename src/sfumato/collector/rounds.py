@@ -78,23 +78,33 @@ class Rounds:
         self._coordinators: dict[str, Coordinator] = {}  # by round
         self._enough_since: dict[str, float] = {}  # by task
 
-    def advance(self, study: StudyRow, task: TaskRow, *, is_over: bool, conclude: Conclude) -> bool:
+    def advance(
+        self,
+        study: StudyRow,
+        task: TaskRow,
+        *,
+        is_over: bool,
+        may_skip: bool = False,
+        conclude: Conclude,
+    ) -> bool:
         """Bring a task a step on; whether there was one to go.
 
-        `is_over`: nobody new is asked. Raises ImpossibleError if rounds were aborted too often,
-        BudgetError if the ledger refuses one.
+        `is_over`: nobody new is asked. If rounds were aborted too often, the task is over without
+        an answer where that `may_skip` it, and else ImpossibleError is raised; BudgetError if the
+        ledger refuses one.
         """
         with self._store.reading() as tx:
             rounds, waiting = tx.rounds(task.id), tx.waiting(task.id)
         for row in rounds:
             if row.phase not in ENDED:
                 return self._step(study, task, row, conclude)
-        if is_over:
+        is_lost = len(rounds) >= self._patience.tries
+        if is_over or (is_lost and may_skip):
             with self._store.transaction() as tx:
                 conclude(tx, task, None)
             self._tell()
             return True
-        if len(rounds) >= self._patience.tries:
+        if is_lost:
             raise ImpossibleError(
                 f"{len(rounds)} masked rounds were aborted, the last because {rounds[-1].problem}",
                 hint="ask more devices than may vanish, or plan with a larger dropout",

@@ -91,6 +91,14 @@ STEPS: tuple[Step, ...] = (
         " seed {bytes} NOT NULL) {table}",
     ),
     ("ALTER TABLE task ADD COLUMN room {integer}",),  # tasks from before have any
+    (  # models: the parameters that a task's devices start from, and those that were released
+        "CREATE TABLE model (task {integer} PRIMARY KEY REFERENCES task (task),"
+        " digest TEXT NOT NULL, body {bytes} NOT NULL) {table}",
+        "CREATE INDEX model_by_digest ON model (digest)",
+        "CREATE TABLE released_model (study_id TEXT PRIMARY KEY REFERENCES study (id),"
+        " body {bytes} NOT NULL) {table}",
+        AppendOnly("released_model", key="study_id"),
+    ),
 )
 VERSION = len(STEPS)
 

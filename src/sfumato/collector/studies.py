@@ -11,8 +11,8 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from sfumato import offers
 from sfumato.campaign import Campaign
@@ -30,10 +30,11 @@ from sfumato.collector.store import (
 )
 from sfumato.errors import DataError, StudyError
 from sfumato.local_frequencies import LocalDesign, in_epoch
+from sfumato.model_terms import ModelTerms, digest_of
 from sfumato.new_words import WordDesign, seeded
 from sfumato.offers import AnyTask, Offer
 from sfumato.outbox import DAY_SECONDS
-from sfumato.plan import Plan, plan
+from sfumato.plan import Plan, learning, plan
 from sfumato.privacy import Rng
 from sfumato.release import NoisedSum, Privacy
 from sfumato.spec import LARGEST_INTEGER, from_json, to_json
@@ -43,6 +44,13 @@ from sfumato.task import Task
 End = Literal["released", "failed", "deleted"]  # states in which a study asks nothing more
 ALIVE: tuple[StudyState, ...] = ("collecting", "closing")
 UNDONE: tuple[TaskState, ...] = ("open", "closing")
+
+
+if TYPE_CHECKING:
+    from sfumato.learn.campaign import TrainingCampaign
+
+Memory: TypeAlias = "dict[str, TrainingCampaign]"
+"""Trainings by study, each as far as its answers were absorbed; what is in the store counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +63,14 @@ class Terms:
     delay_seconds: int
     lifetime_epsilon: float | None
     closes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class NextTask:
+    """A task to be opened, and the parameters that its devices start from."""
+
+    row: TaskRow
+    model: bytes | None = field(default=None, repr=False)
 
 
 def create(
@@ -81,6 +97,7 @@ def create(
     today = int(now() // DAY_SECONDS)
     if asked.closes is not None and asked.closes < today:
         raise StudyError(f"closes must not be past: today is day {today}; got {asked.closes}")
+    study = campaigns.with_own_seed(study, rng)
     planned = plan(study, items=asked.items)
     planned = replace(planned, design=_with_seed(planned, rng))
     terms = Terms(
@@ -112,8 +129,8 @@ def create(
             tx.set_secret(row.id, words.tobytes())
         first = next_task(tx, row, key=key)
         assert first is not None  # every plan asks something
-        tx.add_task(first)
-        task = from_json(first.spec)
+        add_task(tx, first)
+        task = from_json(first.row.spec)
         if isinstance(task, Task):
             StoreLedger(tx).check(
                 campaign=task.campaign, cohort=task.cohort, task=task.id, loss=task.loss
@@ -121,13 +138,15 @@ def create(
         return found(tx, row.id)
 
 
-def next_task(tx: Transaction, row: StudyRow, *, key: bytes) -> TaskRow | None:
+def next_task(
+    tx: Transaction, row: StudyRow, *, key: bytes, memory: Memory | None = None
+) -> NextTask | None:
     """The study's next task, to be opened, if there is one more to ask; all before it are done.
 
     To work it out may take a campaign minutes, so do not keep others from writing meanwhile.
     """
     number, planned, terms = len(tx.tasks(row.id)), plan_of(tx, row), terms_of(row)
-    task = _task(tx, row, planned, number)
+    task, model = _task(tx, row, planned, number, memory)
     if task is None:
         return None
     offer = Offer(
@@ -144,8 +163,9 @@ def next_task(tx: Transaction, row: StudyRow, *, key: bytes) -> TaskRow | None:
         items_per_report=offers.items_of(task),
         dictionary=terms.dictionary,
         closes=terms.closes,
+        model=None if model is None else _model_terms(planned, model, number),
     )
-    return TaskRow(
+    opened = TaskRow(
         id=task.id,
         study_id=row.id,
         number=number,
@@ -158,6 +178,14 @@ def next_task(tx: Transaction, row: StudyRow, *, key: bytes) -> TaskRow | None:
         if isinstance(task, Task) and not task.aggregation.hides_summands
         else None,
     )
+    return NextTask(opened, model)
+
+
+def add_task(tx: Transaction, task: NextTask) -> None:
+    """Open a task, its model included."""
+    tx.add_task(task.row)
+    if task.model is not None:
+        tx.add_model(task.row.id, digest_of(task.model), task.model)
 
 
 def close(store: Store, study_id: str) -> StudyRow:
@@ -198,6 +226,12 @@ def end(
         tx.set_task_state(task.id, "done", expected=UNDONE)
     tx.end_rounds(study_id, f"its study is {state}")
     return True
+
+
+def may_skip(row: StudyRow) -> bool:
+    """Whether the study goes on without the answer of a task whose rounds were aborted too often:
+    a training does, by a round."""
+    return bool(json.loads(row.plan)["study"]["question"] == "train")
 
 
 def state(store: Store, study_id: str) -> dict[str, Any]:
@@ -265,10 +299,12 @@ def found(tx: Transaction, study_id: str) -> StudyRow:
 
 def plan_of(tx: Transaction, row: StudyRow) -> Plan:
     """The plan as it was made, with the seed that was drawn."""
-    told, terms = json.loads(row.plan), terms_of(row)
+    told, terms, study = json.loads(row.plan), terms_of(row), from_json(row.study)
+    if study.question == "train":
+        learning()  # which knows its design
     body = None if terms.dictionary is None else tx.dictionary(terms.dictionary)
     return Plan(
-        study=from_json(row.study),
+        study=study,
         design=from_json(row.design),
         dictionary=None if body is None else from_lines(body),
         algorithm=told["plan"]["algorithm"],
@@ -282,17 +318,31 @@ def terms_of(row: StudyRow) -> Terms:
     return Terms(**json.loads(row.settings))
 
 
-def campaign_of(tx: Transaction, row: StudyRow, planned: Plan) -> Campaign:
-    """The campaign of a study that is answered by sums, with the answers so far absorbed."""
+def campaign_of(
+    tx: Transaction, row: StudyRow, planned: Plan, memory: Memory | None = None
+) -> Campaign:
+    """The campaign of a study that is answered by sums, with the answers so far absorbed.
+
+    In `memory` a training is found as it was left, so that a round need not absorb all before it.
+    """
     secret = tx.secret(row.id)
     if secret is None and campaigns.draws(planned.design):
         raise DataError(f"the data of study {row.id} was dropped")
-    campaign = campaigns.campaign_for(planned, campaigns.SecretRng(secret or b""))
-    for task_id, table, count in tx.answers(row.id):
+    kept = None if memory is None else memory.pop(row.id, None)  # not if this fails halfway
+    campaign: Campaign = kept or campaigns.campaign_for(planned, campaigns.SecretRng(secret or b""))
+    training = campaigns.trained(campaign)
+    for asked in tx.tasks(row.id)[0 if kept is None else kept.done :]:
+        answer = tx.answer(asked.id)
+        if answer is None:
+            if training is not None and asked.state == "done":
+                training.skip()
+            continue
         task = campaign.next_task()
-        if task is None or task.id != task_id:
+        if task is None or task.id != asked.id:
             raise DataError(f"the answers of study {row.id} are not those that it asked for")
-        campaign.absorb(NoisedSum(task, sealing.from_bytes(table), count))
+        campaign.absorb(NoisedSum(task, sealing.from_bytes(answer[0]), answer[1]))
+    if training is not None and memory is not None:
+        memory[row.id] = training
     return campaign
 
 
@@ -318,20 +368,30 @@ def _with_seed(planned: Plan, rng: Rng) -> Any:
     """The plan's design with hash functions of its own."""
     design = planned.design
     if not isinstance(design, LocalDesign | WordDesign):
-        return campaigns.seeded(design, rng)  # type: ignore[arg-type]  # no model is trained here
+        return campaigns.seeded(design, rng)
     seed = int(rng.words(1)[0]) & LARGEST_INTEGER
     if isinstance(design, LocalDesign):
         return replace(design, randomizer=in_epoch(design.randomizer, 0, seed))
     return replace(design, discoverer=seeded(design.discoverer, seed))
 
 
-def _task(tx: Transaction, row: StudyRow, planned: Plan, number: int) -> AnyTask | None:
+def _task(
+    tx: Transaction, row: StudyRow, planned: Plan, number: int, memory: Memory | None
+) -> tuple[AnyTask | None, bytes | None]:
+    """The study's task of a number, if there is one, and the model that it is for."""
     design = planned.design
     if not isinstance(design, LocalDesign | WordDesign):
-        return campaign_of(tx, row, planned).next_task()
+        campaign = campaign_of(tx, row, planned, memory)
+        training = campaigns.trained(campaign)
+        return campaign.next_task(), None if training is None else training.parameters()
     tasks: Sequence[AnyTask] = [design.task()] if isinstance(design, WordDesign) else design.tasks()
     # By the study's own id: a direct response has no seed that would tell two studies apart.
-    return replace(tasks[number], campaign=row.id) if number < len(tasks) else None
+    return replace(tasks[number], campaign=row.id) if number < len(tasks) else None, None
+
+
+def _model_terms(planned: Plan, model: bytes, round: int) -> ModelTerms:
+    assert campaigns.is_training(planned.design)  # no other has a model
+    return planned.design.terms(model, round)
 
 
 def _of_sums(planned: Plan, task: Task) -> dict[str, Any]:

@@ -153,6 +153,20 @@ class Transaction(RoundTables):
         rows = self._run("SELECT body FROM dictionary WHERE digest = ?", digest)
         return rows[0][0] if rows else None
 
+    def add_model(self, task_id: str, digest: str, body: bytes) -> None:
+        """Keep the parameters of a task, and no longer those of its study's tasks before it."""
+        self._run(
+            "DELETE FROM model WHERE task IN (SELECT task FROM task WHERE study_id ="
+            " (SELECT study_id FROM task WHERE id = ?))",
+            task_id,
+        )
+        self._insert("model", "task, digest, body", [(self._task(task_id), digest, body)])
+
+    def model(self, digest: str) -> bytes | None:
+        """The parameters of this digest that a study's latest task has."""
+        rows = self._run("SELECT body FROM model WHERE digest = ? LIMIT 1", digest)
+        return rows[0][0] if rows else None
+
     def insert_uploads(self, uploads: Sequence[tuple[str, int, bytes]]) -> list[Taking]:
         """Keep uploads (task id, reports, body), each whole or not at all.
 
@@ -305,6 +319,11 @@ class Transaction(RoundTables):
             study_id,
         )
 
+    def answer(self, task_id: str) -> tuple[bytes, int] | None:
+        """A task's table and count, if it was answered."""
+        rows = self._run("SELECT data, count FROM answer WHERE task = ?", self._task(task_id))
+        return (rows[0][0], rows[0][1]) if rows else None
+
     def add_entry(self, campaign: str, cohort: str, task: str, loss_json: str) -> None:
         """Write into the ledger, for good."""
         self._insert("entry", "campaign, cohort, task, loss", [(campaign, cohort, task, loss_json)])
@@ -333,6 +352,14 @@ class Transaction(RoundTables):
 
     def release(self, study_id: str) -> str | None:
         rows = self._run("SELECT data FROM release WHERE study_id = ?", study_id)
+        return rows[0][0] if rows else None
+
+    def put_released_model(self, study_id: str, body: bytes) -> None:
+        """Keep a released model's parameters for good."""
+        self._insert("released_model", "study_id, body", [(study_id, body)])
+
+    def released_model(self, study_id: str) -> bytes | None:
+        rows = self._run("SELECT body FROM released_model WHERE study_id = ?", study_id)
         return rows[0][0] if rows else None
 
     def add_token(self, row: TokenRow, digest: bytes) -> None:
@@ -371,9 +398,10 @@ class Transaction(RoundTables):
         self._run("DELETE FROM session WHERE expires <= ?", before)
 
     def drop_data(self, study_id: str) -> None:
-        """Delete uploads, sealed records, seen ids, answers and rounds; ledger and release stay."""
+        """Delete uploads, sealed records, seen ids, answers, rounds and the models that rounds
+        started from; ledger and release stay."""
         self.drop_rounds(study_id)
-        for table in ("upload", "sealed", "seen", "answer"):
+        for table in ("upload", "sealed", "seen", "answer", "model"):
             self._run(
                 f"DELETE FROM {table} WHERE task IN (SELECT task FROM task WHERE study_id = ?)",
                 study_id,

@@ -23,6 +23,7 @@ from sfumato.collector.publishing import release_of
 from sfumato.collector.rounds import Patience, Rounds
 from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.errors import SfumatoError, StoreError
+from sfumato.model_release import ModelRelease
 from sfumato.outbox import DAY_SECONDS
 from sfumato.privacy import Rng, SystemRng
 from sfumato.release import noised_sum
@@ -60,6 +61,7 @@ class Worker:
         self._rng = rng or SystemRng()
         self._retention_days, self._seal_seconds = retention_days, seal_seconds
         self._sealed_at: dict[str, float] = {}  # by task
+        self._trainings: studies.Memory = {}
         self._rounds = Rounds(
             store,
             key=key,
@@ -111,13 +113,13 @@ class Worker:
     def _ask_more(self, row: StudyRow) -> bool:
         """Open the next task of a study whose others are done; whether there is one."""
         with self._store.reading() as tx:
-            task = studies.next_task(tx, row, key=self._key)
+            task = studies.next_task(tx, row, key=self._key, memory=self._trainings)
         if task is None:
             return False
         with self._store.transaction() as tx:
             current = tx.held_study(row.id)
             if current is not None and current.state == "collecting":
-                tx.add_task(task)
+                studies.add_task(tx, task)
         return True
 
     def _advance_task(self, row: StudyRow, task: TaskRow) -> bool:
@@ -127,6 +129,7 @@ class Worker:
                 row,
                 task,
                 is_over=task.state == "closing" or self._is_over(row),
+                may_skip=studies.may_skip(row),
                 conclude=self._conclude,
             )
         with self._store.reading() as tx:
@@ -228,16 +231,26 @@ class Worker:
         text = dumps(
             release.to_dict() | {"released": day.isoformat()}, ensure_ascii=False, allow_nan=False
         )
-        self._end(row, "released", release=text)
+        parameters = release.parameters if isinstance(release, ModelRelease) else None
+        self._end(row, "released", release=text, parameters=parameters)
 
     def _end(
-        self, row: StudyRow, state: studies.End, problem: str = "", *, release: str | None = None
+        self,
+        row: StudyRow,
+        state: studies.End,
+        problem: str = "",
+        *,
+        release: str | None = None,
+        parameters: bytes | None = None,
     ) -> None:
         with self._store.transaction() as tx:
             if not studies.end(tx, row.id, state, problem):  # it was deleted meanwhile
                 return
             if release is not None:
                 tx.put_release(row.id, release)
+            if parameters is not None:
+                tx.put_released_model(row.id, parameters)
+        self._trainings.pop(row.id, None)
         self._forget_soon()
         level = logging.ERROR if state == "failed" else logging.INFO
         fields = {"reason": problem} if problem else {}

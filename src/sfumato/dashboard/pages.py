@@ -189,6 +189,8 @@ def _page_number(request: Request) -> int:
 
 def _endings(released: Mapping[str, Any]) -> list[str]:
     """The kinds of files that a release can be had as."""
+    if "estimates" not in released:  # of a model
+        return ["json"]
     can_plot = importlib.util.find_spec("matplotlib") is not None
     is_plotted = can_plot and released["study"]["question"] != "mean"
     return [ending for ending in exports.ENDINGS if ending != "png" or is_plotted]

@@ -63,6 +63,8 @@ def _line(tx: Transaction, row: StudyRow) -> Line:
 
 def wanted_of(wanted: Sequence[int | None], plan: Mapping[str, Any]) -> int:
     """Reports that a study is to have in the end: those of tasks still to come are guessed."""
+    if (training := plan["study"].get("training")) is not None:
+        return int(training["cohort"]) * int(plan["study"]["rounds"])
     devices, dropout = int(plan["study"]["devices"]), float(plan["study"]["dropout"])
     return max(1, sum(most or 0 for most in wanted), math.floor(devices * (1 - dropout) + 0.5))
 
@@ -127,7 +129,7 @@ def _read(text: str) -> tuple[Mapping[str, Any], Sequence[Estimate]]:
 
 def _parsed(text: str) -> tuple[Mapping[str, Any], Sequence[Estimate]]:
     released = json.loads(text)
-    return released, estimates(released["estimates"])
+    return released, estimates(released.get("estimates", ()))  # a model has none
 
 
 _kept = lru_cache(maxsize=16)(_parsed)
@@ -152,7 +154,8 @@ def compared(state: Mapping[str, Any], released: Mapping[str, Any] | None) -> li
     predicted, is_local = state["plan"]["predicted"], state["privacy"]["trust"] == "local"
     found: dict[str, Any] = {}
     if released is not None:
-        rows, parameters = released["estimates"], released["plan"]["parameters"]
+        rows = released.get("estimates", ())  # a model has none
+        parameters = released["plan"]["parameters"]
         typical = np.min if is_local else np.median
         halves = [(row["high"] - row["low"]) / 2 for row in rows]
         found = {
@@ -164,6 +167,7 @@ def compared(state: Mapping[str, Any], released: Mapping[str, Any] | None) -> li
             "significant_from": parameters.get("significant_from"),
             "bytes_per_device": released["cost"]["bytes_per_device"],
             "rounds": released["cost"]["rounds"],
+            "rate": released.get("rate"),
         }
     rare = " of a rare item" if is_local else ""
     pairs = [
@@ -177,9 +181,11 @@ def compared(state: Mapping[str, Any], released: Mapping[str, Any] | None) -> li
             ("significant_from", "Surely there from a count of", ""),
             ("bytes_per_device", "Sent by one device", "bytes"),
             ("rounds", "Rounds", ""),
+            ("rate", "Parameters to a cell sent", ""),
         )
     ]
-    wanted = wanted_of([task["wanted"] for task in state["tasks"]], state)
+    is_model = state["study"]["question"] == "train"
+    wanted = wanted_of([] if is_model else [task["wanted"] for task in state["tasks"]], state)
     reports = Compared("Reports", wanted, state["counted"])
     return [reports, *(pair for pair in pairs if (pair.predicted, pair.found) != (None, None))]
 
@@ -288,11 +294,12 @@ class Bill:
     line: Line
     bytes_per_device: int
     rounds: int
+    bytes_per_report: int
 
     @property
     def so_far(self) -> int:
         """Of all reports that came."""
-        return self.bytes_per_device * self.line.received
+        return self.bytes_per_report * self.line.received
 
 
 def bills(store: Store) -> list[Bill]:
@@ -300,5 +307,7 @@ def bills(store: Store) -> list[Bill]:
     found = []
     for line in lines(store):
         predicted = line.plan["plan"]["predicted"]
-        found.append(Bill(line, predicted["bytes_per_device"], predicted["rounds"]))
+        each = predicted["bytes_per_device"]
+        a_round = predicted.get("bytes_per_round", each)  # of a model, which has many reports
+        found.append(Bill(line, each, predicted["rounds"], a_round))
     return found

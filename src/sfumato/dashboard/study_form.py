@@ -20,7 +20,9 @@ from sfumato.errors import DataError, StudyError
 from sfumato.spec import canonical
 from sfumato.study import number
 
-For = Literal["", "local", "sums", "tables", "frequencies", "counts", "bytes", "words", "vectors"]
+For = Literal[
+    "", "local", "sums", "tables", "frequencies", "counts", "bytes", "words", "vectors", "mean"
+]
 _DAY_ZERO = date(1970, 1, 1)
 _LISTED = ("frequencies", "new_words")  # questions with a dictionary
 _TERMS = ("delay_seconds", "lifetime_epsilon", "closes")  # of the request, not of the study
@@ -31,6 +33,7 @@ QUESTIONS = {
     "heavy_hitters": ("Heavy hitters", "Which items, that nobody listed, occur often?"),
     "histogram": ("Histogram", "Which items are there, and how often?"),
     "mean": ("Mean", "What is the mean of the devices' vectors?"),
+    "train": ("Model", "What do devices' examples teach it? Its table [training] is TOML, below."),
 }
 TRUSTS = {
     "local": ("Local", "Nobody is trusted. Devices blur what they send."),
@@ -77,7 +80,7 @@ ANSWER = (
     Field("word_length", "Word length", "Longer words are cut.", example="10", only="words"),
     Field("alphabet", "Alphabet", "Of which words are made.", "text", only="words"),
     Field("clip", "Clip", "Longer vectors are scaled to it.", "number", "1", "vectors"),
-    Field("dimensions", "Dimensions", "Of a vector.", example="1000", only="vectors"),
+    Field("dimensions", "Dimensions", "Of a vector.", example="1000", only="mean"),
 )
 TERMS = (
     Field("delay_seconds", "Delay (seconds)", "A report waits up to so long.", example="86400"),
@@ -168,12 +171,13 @@ def _applies(field: Field, keys: Mapping[str, Any]) -> bool:
         "": True,
         "local": is_local,
         "sums": not is_local,
-        "tables": not is_local and question != "mean",
+        "tables": not is_local and question not in ("mean", "train"),
         "frequencies": question == "frequencies",
-        "counts": question not in ("mean", "new_words"),
-        "bytes": question != "new_words",
-        "words": question not in ("frequencies", "mean"),
-        "vectors": question == "mean",
+        "counts": question not in ("mean", "new_words", "train"),
+        "bytes": question not in ("new_words", "train"),
+        "words": question not in ("frequencies", "mean", "train"),
+        "vectors": question in ("mean", "train"),
+        "mean": question == "mean",
     }[field.only]
 
 

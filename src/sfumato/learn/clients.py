@@ -22,36 +22,10 @@ from sfumato.errors import SpecError
 from sfumato.learn import models
 from sfumato.learn.data import IGNORED, Clients
 from sfumato.learn.gradients import Engine, Linear, engine_of, views
-from sfumato.spec import require, spec
+from sfumato.model_terms import LocalTraining
+from sfumato.spec import require
 
 _GHOST_CHUNK = 64  # clients whose examples are gathered together where no one's gradient is made
-
-
-@spec("local_training")
-class LocalTraining:
-    """Plain gradient descent on batches of a client's own examples, in a random order.
-
-    Epochs go through all examples, `steps` through that many batches and begin anew, in another
-    order, when the examples are used up: steps = 1 is distributed SGD. A batch that is left over at
-    the end of an epoch is smaller. `most_examples` bounds what a client uses of its data in a
-    round; which ones, is drawn anew every round.
-    """
-
-    learning_rate: float
-    batch: int
-    epochs: int = 1
-    steps: int | None = None
-    most_examples: int | None = None
-
-    def check(self) -> None:
-        require(self.learning_rate > 0, f"learning_rate must be above 0; got {self.learning_rate}")
-        for name in ("batch", "epochs", "steps", "most_examples"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"{name} must be at least 1; got {value}")
-        require(
-            self.steps is None or self.epochs == 1,
-            "a client trains for epochs or for steps; give one of them",
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

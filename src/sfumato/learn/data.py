@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gzip
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,6 +80,12 @@ class Clients:
         if not 0 <= client < len(self):
             raise SpecError(f"a client must be 0 to {len(self) - 1}; got {client}")
         return int(self.offsets[client + 1] - self.offsets[client])
+
+    def held(self, client: int) -> tuple[Tensor, Tensor]:
+        """A client's inputs and targets."""
+        start = int(self.offsets[client])
+        part = slice(start, start + self.size(client))
+        return self.inputs[part], self.targets[part]
 
     @property
     def sizes(self) -> Tensor:
@@ -331,6 +337,20 @@ def load(path: Path | str) -> Federated:
         test_targets=targets[test],
         name=Path(path).stem,
     )
+
+
+def read(kind: str, path: Path) -> Federated:
+    """Data of a kind: your own ("examples"), or a known set."""
+    readers: dict[str, Callable[[Path], Federated]] = {
+        "examples": load,
+        "femnist": femnist,
+        "mnist": lambda folder: mnist(folder, writers=folder / "mnist_writers.npz"),
+        "shakespeare": shakespeare,
+        "commits": commits,
+    }
+    if kind not in readers:
+        raise SpecError(f"a kind of data must be one of {', '.join(readers)}; got {kind!r}")
+    return readers[kind](path)
 
 
 def save(path: Path | str, federated: Federated) -> None:

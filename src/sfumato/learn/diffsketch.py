@@ -32,8 +32,9 @@ from torch import Tensor, nn
 from sfumato.errors import SpecError
 from sfumato.kernels import plain_dense
 from sfumato.learn import models
-from sfumato.learn.clients import LocalTraining, check_fit, updates
+from sfumato.learn.clients import check_fit, updates
 from sfumato.learn.data import IGNORED, Clients, Federated
+from sfumato.model_terms import LocalTraining
 from sfumato.privacy.accounting import (
     AdditiveLoss,
     Loss,

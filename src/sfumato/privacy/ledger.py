@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sfumato.errors import BudgetError, SpecError
-from sfumato.privacy.accounting import Loss, epsilon_of
+from sfumato.privacy.accounting import Loss, epsilon_of, most_epsilon
 from sfumato.spec import from_json, require, spec, to_json
 
 _SCHEMA = [
@@ -38,7 +38,7 @@ _SCHEMA = [
     " WHEN EXISTS (SELECT 1 FROM entry WHERE number = NEW.number)"
     " BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END",
 ]
-_MOST_CHOICES = 64  # ways to have been asked that are priced one by one; beyond, all are added up
+_MOST_CHOICES = 64  # ways to have been asked that are priced one by one; beyond, all are bounded
 
 
 @spec("budget")
@@ -210,8 +210,9 @@ def spent(entries: Sequence[Entry], delta: float) -> float:
         cohorts = campaigns.setdefault(entry.campaign, {})
         cohorts.setdefault(entry.cohort, []).append(entry.loss)
     choices = [{tuple(losses) for losses in cohorts.values()} for cohorts in campaigns.values()]
-    if math.prod(map(len, choices)) > _MOST_CHOICES:  # an upper bound: every cohort of each
-        choices = [{tuple(chain(*choice))} for choice in choices]
+    if math.prod(map(len, choices)) > _MOST_CHOICES:  # the lesser of two upper bounds
+        every = epsilon_of(list(chain(*chain(*choices))), delta)
+        return min(every, most_epsilon(choices, delta))
     return max(epsilon_of(list(chain(*asked)), delta) for asked in product(*choices))
 
 

@@ -121,8 +121,8 @@ def fields(found: Found) -> dict[str, Any]:
 
 
 def design(task: Task, exchange: Exchange, seed: int) -> DiffSketchDesign:
-    from sfumato.learn.clients import LocalTraining
     from sfumato.learn.diffsketch import DiffSketchDesign
+    from sfumato.model_terms import LocalTraining
 
     return DiffSketchDesign(
         model=task.model,

@@ -31,7 +31,7 @@ from sfumato.reproduce.learning_data import Printed, Workload
 if TYPE_CHECKING:  # they need PyTorch
     from sfumato.learn.compression import Compression
     from sfumato.learn.data import Federated
-    from sfumato.learn.training import TrainingDesign
+    from sfumato.learn.design import TrainingDesign
 
 F64 = npt.NDArray[np.float64]
 Kind = Literal["none", "fixed", "adapt_norm", "two_stage", "ours"]
@@ -131,8 +131,8 @@ def design(
     task: Workload, clients: int, multiplier: float, method: Method, seed: int
 ) -> TrainingDesign:
     """The training of one method, with Poisson cohorts."""
-    from sfumato.learn.clients import LocalTraining
-    from sfumato.learn.training import ServerOptimizer, TrainingDesign
+    from sfumato.learn.design import ServerOptimizer, TrainingDesign
+    from sfumato.model_terms import LocalTraining
 
     return TrainingDesign(
         model=task.model,

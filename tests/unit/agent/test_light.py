@@ -12,6 +12,7 @@ import pytest
 
 from unit.agent.standin import PUBLIC, StandIn, running
 from unit.agent.test_device import HASHED, WORDS, central, direct
+from unit.agent.test_models import BODY, LENGTH, offered
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = (
@@ -121,6 +122,28 @@ def test_the_names_of_the_package_are_there_when_they_are_used() -> None:
         check=True,
     )
     assert done.stdout == "module 'sfumato' has no attribute 'nothing'\n"
+
+
+def test_an_update_of_a_model_needs_no_torch() -> None:
+    """The agent's own part of a training, from the offer to the table."""
+    script = REFUSING + (
+        "import numpy as np\nfrom sfumato.agent.private import table\n"
+        "from sfumato.privacy import SystemRng\nfrom sfumato.spec import from_json\n"
+        "offer = from_json(sys.argv[1])\n"
+        "train = lambda terms, parameters, rng: 0.25 * parameters\n"
+        "print(table(offer, train, None, bytes.fromhex(sys.argv[2]))(SystemRng()).size)\n"
+    )
+    from sfumato.spec import to_json
+
+    done = subprocess.run(
+        [sys.executable, "-c", script, to_json(offered()), BODY.hex()],
+        env={"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{LENGTH}\n"
 
 
 def test_hashed_items_need_no_arrow(server: StandIn) -> None:

@@ -48,6 +48,7 @@ RULES: dict[tuple[str, str], Role] = {
     ("POST", "/v1/studies/{study_id}/close"): "admin",
     ("DELETE", "/v1/studies/{study_id}"): "admin",
     ("GET", "/v1/studies/{study_id}/release"): "analyst",
+    ("GET", "/v1/studies/{study_id}/model"): "analyst",
     ("GET", "/v1/ledger"): "analyst",
     ("GET", "/metrics"): "analyst",
 }
@@ -57,6 +58,7 @@ OPEN = {
     ("GET", "/openapi.json"),
     ("GET", "/v1/offers"),
     ("GET", "/v1/dictionaries/{digest}"),
+    ("GET", "/v1/models/{digest}"),
     ("POST", "/v1/tasks/{task_id}/reports"),
     ("POST", "/v1/tasks/{task_id}/join"),
     ("GET", "/v1/tickets/{ticket}"),

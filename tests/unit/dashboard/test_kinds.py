@@ -12,7 +12,9 @@ from browsing import TREES, Stage, falling, held
 from sfumato.collector.requests import ANSWERED
 from sfumato.dashboard.charts import Estimate, largest
 from sfumato.dashboard.rendering import rough, sentence
+from sfumato.model_release import ModelRelease
 from sfumato.plan import plan
+from sfumato.release import Cost, Privacy
 from sfumato.simulate import simulate
 from unit.dashboard.test_new_study import NEW, planned
 from unit.dashboard.test_pages import said
@@ -24,7 +26,9 @@ KEYS: dict[str, dict[str, Any]] = {
     "heavy_hitters": {"word_length": 4, "threshold": 500, "devices": 20_000},
     "histogram": {"word_length": 4, "threshold": 500, "devices": 20_000},
     "mean": {"clip": 1.0, "dimensions": 30},
+    "train": {"clip": 1.0, "epsilon": 8.0, "rounds": 3, "devices": 200},
 }
+TRAINING = {"model": "softmax", "inputs": 4, "classes": 2, "cohort": 60}
 
 
 def keys(question: str, trust: str) -> dict[str, Any]:
@@ -51,6 +55,11 @@ def test_every_kind_of_study_is_planned_and_shown(
     fields |= {"name": "Any", "purpose": "Any.", "items": "\n".join(TREES)}
     if question == "new_words":
         fields["items"] = ""
+    if question == "train":
+        asked["training"] = TRAINING
+        fields["toml"] = "[training]\n" + "\n".join(
+            f"{name} = {json.dumps(value)}" for name, value in TRAINING.items()
+        )
     assert planned(admin, fields)
     study = stage.open(f"{question}, {trust}", items=items, **asked)
     for path in (f"studies/{study}", f"studies/{study}/close", "studies", "ledger", "costs"):
@@ -103,6 +112,36 @@ def test_the_plan_of_a_mean_says_how_much_it_errs(admin: Visitor) -> None:
     predicted = plan(asked).predicted
     assert f"Standard error of a coordinate {rough(predicted['standard_error'])}" in page
     assert f"Error of the whole mean, as a length {rough(predicted['l2_error'])}" in page
+
+
+def test_a_model_is_shown_by_its_rounds_its_rate_and_its_promise(
+    stage: Stage, admin: Visitor
+) -> None:
+    asked = keys("train", "secure") | {"training": TRAINING}
+    study = stage.open("A model", items=None, **asked)
+    told = stage.client.study(study)
+    release = ModelRelease.of(
+        b"\0" * 40,
+        rate=2.5,
+        rounds_held=3,
+        privacy=Privacy(**told["privacy"]),
+        cost=Cost(devices=180, rounds=3, bytes_per_device=4_321, seconds=0.1),
+        study=told["study"],
+        plan=told["plan"],
+    )
+    open_page = said(admin.get(f"/dashboard/studies/{study}").text)
+    assert "Model softmax" in open_page
+    assert "0% of the rounds" in open_page
+    put(stage, study, release.to_dict())
+    page = said(admin.get(f"/dashboard/studies/{study}").text)
+    assert "Parameters 10 Rounds held 3 Parameters to a cell sent 2.5" in page
+    assert release.digest in page
+    assert "who is in which need not be secret" in page
+    assert admin.get(f"/dashboard/studies/{study}/release.json").status_code == 200
+    assert admin.get(f"/dashboard/studies/{study}/release.csv").status_code == 404
+    assert admin.get(f"/dashboard/studies/{study}/chart").status_code == 200
+    for path in ("studies", "ledger", "costs"):
+        assert admin.get(f"/dashboard/{path}").status_code == 200
 
 
 def test_a_release_that_lists_nothing_says_so(stage: Stage, admin: Visitor) -> None:

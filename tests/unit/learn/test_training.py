@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import DataError, ImpossibleError, SpecError
-from sfumato.learn.clients import LocalTraining, updates
+from sfumato.learn.clients import updates
 from sfumato.learn.compression import (
     AdaptNorm,
     AdaptTail,
@@ -26,17 +26,16 @@ from sfumato.learn.compression import (
     TwoStage,
 )
 from sfumato.learn.data import Clients, Federated
-from sfumato.learn.training import (
+from sfumato.learn.design import (
     COARSEST,
     AdaptiveClip,
-    RoundFigures,
     ServerOptimizer,
-    Training,
     TrainingDesign,
-    _ExactSum,
-    _FloatSum,
     whole_numbers,
 )
+from sfumato.learn.sums import ExactSum, FloatSum
+from sfumato.learn.training import RoundFigures, Training
+from sfumato.model_terms import LocalTraining
 from sfumato.privacy import NoPrivacy, epsilon_of
 from sfumato.privacy.accounting import SampledLoss
 from sfumato.secure_sum import SecureSum
@@ -445,15 +444,15 @@ def test_data_that_does_not_fit_is_refused() -> None:
 
 def sums(
     exact: bool, compression: Compression, **changes: Any
-) -> tuple[Training, _FloatSum | _ExactSum]:
+) -> tuple[Training, FloatSum | ExactSum]:
     made = training(replace(DESIGN, compression=compression, **changes), exact=exact)
     dense = made.design.sketch(made.length, made.sizing.cells, 0)
-    return made, (_ExactSum if exact else _FloatSum)(made, dense, 0)
+    return made, (ExactSum if exact else FloatSum)(made, dense, 0)
 
 
-def held(total: _FloatSum | _ExactSum) -> tuple[float, float | None]:
+def held(total: FloatSum | ExactSum) -> tuple[float, float | None]:
     """The norms of the two tables, in the updates' unit."""
-    if isinstance(total, _ExactSum):
+    if isinstance(total, ExactSum):
         main = float(np.linalg.norm(total.total_table)) / total.sketch.scale
         if total.second is None:
             return main, None
@@ -476,7 +475,7 @@ def test_no_client_adds_more_than_the_clip(rule: str, exact: bool, size: float) 
         total.add((size * direction / torch.linalg.vector_norm(direction))[None])
         main, second = held(total)
         slack, second_slack = 1 + 1e-6, 1 + 1e-6
-        if isinstance(total, _ExactSum):
+        if isinstance(total, ExactSum):
             slack = total.sketch.rounding.l2 / (total.sketch.scale * made.clip)
             assert slack < 1.01
             if second is not None:
@@ -544,7 +543,7 @@ def test_the_mean_is_over_the_cohort_that_was_expected() -> None:
     assert figures.asked not in (None, 10)  # the seed's cohort is of another size
     again = training(design)
     dense = design.sketch(again.length, again.sizing.cells, 0)
-    total = _ExactSum(again, dense, 0)
+    total = ExactSum(again, dense, 0)
     for part in updates(
         again.model, again.flat, again.data.train, again._cohort(0), design.local,
         generator=again._generator("examples", 0),
@@ -577,7 +576,7 @@ def test_an_adaptive_clip_goes_to_the_quantile_from_either_side(
     deltas = directions * (norms / torch.linalg.vector_norm(directions, dim=1))[:, None]
     assert design.adaptive_clip is not None
     for number in range(90):
-        total = (_ExactSum if exact else _FloatSum)(made, None, number)
+        total = (ExactSum if exact else FloatSum)(made, None, number)
         total.add(deltas.clone())
         share = total.noised(CLIENTS).within / CLIENTS
         made.clip = design.adaptive_clip.after(made.clip, share)
@@ -606,7 +605,7 @@ def test_all_that_a_round_shows_costs_the_noise_multiplier_together(
     made, total = sums(exact, RULES[rule], adaptive_clip=adaptive, noise_multiplier=0.4, cohort=20)
     seen = total.noised(0).seen
     longest = second = made.clip
-    if isinstance(total, _ExactSum):
+    if isinstance(total, ExactSum):
         longest = total.sketch.rounding.l2 / total.sketch.scale
         if total.second is not None:
             second = total.second_sketch.rounding.l2 / total.second_sketch.scale
@@ -624,7 +623,7 @@ def test_two_stage_has_all_of_the_budget_after_its_warm_up() -> None:
     full = made.design.noise_multiplier * made.clip
     assert math.isclose(total.noised(0).seen.noise, full / math.sqrt(0.9))
     finished(made, until=2)
-    later = _FloatSum(made, None, 2).noised(0).seen
+    later = FloatSum(made, None, 2).noised(0).seen
     assert math.isclose(later.noise, full)
     assert later.queried is None
 
@@ -664,7 +663,7 @@ def test_without_noise_nothing_is_noised() -> None:
 def test_noise_that_is_too_large_to_draw_is_drawn_on_coarser_tables(rule: str) -> None:
     """Sixty times a table of a thousand whole numbers is as much as the sampler has."""
     _, total = sums(True, RULES[rule], noise_multiplier=500.0)
-    assert isinstance(total, _ExactSum)
+    assert isinstance(total, ExactSum)
     assert total.sketch.rounding.l2 < 65536 / 500
     seen = total.noised(0).seen
     share = 1.0 if total.second is None else 0.9
@@ -715,7 +714,7 @@ def test_a_secure_sum_of_enough_clients_takes_steps() -> None:
 def test_noise_in_shares_is_known_to_grow_with_those_who_stay() -> None:
     """Six of the eight that must stay are honest, so that twenty have 20/6 of the variance."""
     made, total = sums(True, SECURE.compression, sampling="fixed", cohort=20, secure=SECURE.secure)
-    assert isinstance(total, _ExactSum)
+    assert isinstance(total, ExactSum)
     needed = made.design.multiplier * total.sketch.rounding.l2 / total.sketch.scale
     assert math.isclose(total.noised(20).seen.noise, needed * math.sqrt(20 / 6))
 

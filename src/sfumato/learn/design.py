@@ -1,0 +1,337 @@
+"""What a training is, fully sized: model, cohorts, noise, sketches and the server's steps."""
+
+from __future__ import annotations
+
+import math
+from hashlib import sha256
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from sfumato.errors import ImpossibleError
+from sfumato.learn import models
+from sfumato.learn.compression import MAIN_SHARE, Compression, NoCompression
+from sfumato.model_terms import PARAMETER_BYTES, LocalTraining, ModelTerms, digest_of
+from sfumato.privacy.accounting import AdditiveLoss, NoPrivacy, SampledLoss
+from sfumato.privacy.rounding import Rounding
+from sfumato.privacy.samplers import LARGEST_SCALE
+from sfumato.secure_sum import SecureSum
+from sfumato.sketch.dense import DenseSketch
+from sfumato.sketch.vector import VectorSketch
+from sfumato.spec import LARGEST_INTEGER, kind_of, require, spec
+
+ROUNDING_COST = 0.01  # of the noise's variance, that rounding to whole numbers may add
+COARSEST = 1000.0  # whole numbers to the largest norm of a table, at the least
+SECOND_WIDTH = 2  # times its rows: cells of a row of the sketch whose norm is asked for
+
+
+@spec("server_optimizer")
+class ServerOptimizer:
+    """What the server does with the mean update: a step along it, or along an average of the past.
+
+    "adam" is FedAdam (Reddi et al. 2021), with its floor under the root of the second moment.
+    """
+
+    method: Literal["sgd", "momentum", "adam"] = "momentum"
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+    second: float = 0.99  # adam: memory of squares
+    floor: float = 1e-3  # adam
+
+    def check(self) -> None:
+        require(self.learning_rate > 0, f"learning_rate must be above 0; got {self.learning_rate}")
+        for name in ("momentum", "second"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"{name} must be at least 0, below 1; got {value}")
+        require(self.floor > 0, f"floor must be above 0; got {self.floor}")
+
+    def step(self, flat: Tensor, update: Tensor, memory: dict[str, Tensor]) -> None:
+        """Move the parameters in place by an update, which is new minus old."""
+        if self.method == "sgd":
+            flat.add_(update, alpha=self.learning_rate)
+            return
+        first = memory.setdefault("first", torch.zeros_like(flat))
+        if self.method == "momentum":
+            first.mul_(self.momentum).add_(update)
+            flat.add_(first, alpha=self.learning_rate)
+            return
+        squares = memory.setdefault("squares", torch.zeros_like(flat))
+        first.mul_(self.momentum).add_(update, alpha=1 - self.momentum)
+        squares.mul_(self.second).addcmul_(update, update, value=1 - self.second)
+        flat.addcdiv_(first, squares.sqrt().add_(self.floor), value=self.learning_rate)
+
+
+@spec("adaptive_clip")
+class AdaptiveClip:
+    """Lets the clip follow a quantile of the updates' norms (Andrew et al. 2021).
+
+    Every client adds ½ to a count if its update is no longer than the clip and −½ if it is. The
+    count is noised with a deviation of `noise` and paid for out of the round's multiplier, so the
+    round costs what it would have cost without. The clip is raised when too few are within it.
+    """
+
+    quantile: float = 0.5
+    rate: float = 0.2
+    noise: float | None = None  # None: a twentieth of the cohort
+
+    def check(self) -> None:
+        require(0 < self.quantile < 1, f"quantile must be above 0, below 1; got {self.quantile}")
+        require(self.rate > 0, f"rate must be above 0; got {self.rate}")
+        require(self.noise is None or self.noise > 0, f"noise must be above 0; got {self.noise}")
+
+    def deviation(self, cohort: int) -> float:
+        return cohort / 20 if self.noise is None else self.noise
+
+    def left(self, multiplier: float, cohort: int) -> float:
+        """The multiplier that updates must have for the round to cost `multiplier` in all."""
+        rest = 1 / multiplier**2 - 1 / (2 * self.deviation(cohort)) ** 2
+        if rest <= 0:
+            raise ImpossibleError(
+                f"counting clipped updates with a deviation of {self.deviation(cohort):g} costs "
+                f"more than a noise multiplier of {multiplier:g}",
+                hint="give adaptive_clip more noise, or ask larger cohorts",
+            )
+        return 1 / math.sqrt(rest)
+
+    def after(self, clip: float, share: float) -> float:
+        """The next clip, given the noised share of updates within this one."""
+        return clip * math.exp(-self.rate * (min(max(share, 0.0), 1.0) - self.quantile))
+
+
+@spec("training_design")
+class TrainingDesign:
+    """A training, fully sized: whom it asks, what they compute, what is added, what it costs.
+
+    A round asks a cohort. Each client trains on its own examples; its update is clipped, sketched,
+    clipped again and added; the sum is noised and decoded, and the server steps along it.
+
+    Cohorts are drawn at random, by a coin a client ("poisson") or so many at a time ("fixed"), or
+    clients are gone through in a random order ("passes"): each is in at most one cohort of a pass,
+    and a pass has as many rounds as it has whole cohorts.
+
+    Claim: all rounds together are (epsilon, delta)-DP for each client at the epsilon that
+        `accounting.epsilon_of` gives for `loss`; neighbours are zero-out, but for "fixed", where
+        they are replace.
+    Proof: docs/proofs/sampled_rounds.md. The sum of what clients send has a sensitivity of the
+        second clip, whatever the model is; sizes, clips and steps follow from noised sums.
+    Assumes: drawn cohorts stay secret; passes need no secret, and each client answers in at most
+        one cohort of a pass; under trust "central" the server is trusted with the sum (`secure`:
+        with nothing but sums over enough clients).
+    """
+
+    model: str
+    inputs: int | None = None
+    classes: int | None = None
+    hidden: int | None = None
+    clients: int  # in the population
+    cohort: int  # clients of a round, on average
+    rounds: int
+    sampling: Literal["poisson", "fixed", "passes"] = "poisson"
+    local: LocalTraining
+    clip: float  # largest norm of an update
+    adaptive_clip: AdaptiveClip | None = None
+    largest_l1: float | None = None  # an update longer than this is left out, as in paper 002
+    noise_multiplier: float  # deviation of the noise by the sensitivity; 0 for none
+    compression: Compression = NoCompression()
+    rows: int = 15  # of the sketch
+    server: ServerOptimizer = ServerOptimizer()
+    dropout: float = 0.0  # share of a cohort that does not answer
+    secure: SecureSum | None = None
+    seed: int  # of the model and of the sketches: public
+
+    def check(self) -> None:
+        for name in ("clients", "cohort", "rounds", "rows"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1")
+        require(
+            self.cohort <= self.clients,
+            f"a cohort must not exceed the {self.clients} clients; got {self.cohort}",
+        )
+        require(self.clip > 0, f"clip must be above 0; got {self.clip}")
+        require(
+            self.noise_multiplier >= 0,
+            f"noise_multiplier must be at least 0; got {self.noise_multiplier}",
+        )
+        require(0 <= self.dropout < 1, f"dropout must be at least 0, below 1; got {self.dropout}")
+        require(0 <= self.seed < LARGEST_INTEGER, f"seed must be 0 to 2**53 - 2; got {self.seed}")
+        require(
+            self.largest_l1 is None or self.largest_l1 > 0,
+            f"largest_l1 must be above 0; got {self.largest_l1}",
+        )
+        kind = type(self.compression).__name__
+        require(
+            self.noise_multiplier > 0 or kind in ("NoCompression", "FixedRate"),
+            f"{kind} sizes sketches by the noise; without noise use a fixed rate",
+        )
+        if self.secure is not None:
+            require(
+                self.compression.asks == "nothing",
+                f"{kind} asks for a noised norm, and noise in shares cannot be added to one; use "
+                "free_norm, whose norm comes with the sum",
+            )
+            require(self.adaptive_clip is None, "a secure sum has a fixed clip")
+            # Who adds up learns how many stayed, and noise comes with them: given that number,
+            # coins draw a cohort of a fixed size.
+            require(
+                self.sampling != "poisson",
+                "a secure sum shows how many clients are in it; set sampling to "
+                '"fixed" or "passes", which are accounted for so; got poisson',
+            )
+            self.secure.noise(1.0, self.cohort)  # that there are enough
+        if self.adaptive_clip is not None and self.noise_multiplier > 0:
+            self.adaptive_clip.left(self.noise_multiplier, self.cohort)
+
+    @property
+    def devices(self) -> int:
+        return self.clients
+
+    @property
+    def rounds_per_pass(self) -> int:
+        """Whole cohorts among all clients; 1 where cohorts may overlap."""
+        return self.clients // self.cohort if self.sampling == "passes" else 1
+
+    @property
+    def passes(self) -> int:
+        """Rounds that one client takes part in, at the most."""
+        return -(-self.rounds // self.rounds_per_pass)
+
+    def members(self, round: int) -> npt.NDArray[np.int64]:
+        """Who is asked in a round of a pass: public, by the design's own seed."""
+        number, place = divmod(round, self.rounds_per_pass)
+        name = sha256(f"sfumato/1/pass/{self.seed}/{number}".encode()).digest()
+        order = np.random.default_rng(list(name)).permutation(self.clients)
+        return np.sort(order[place * self.cohort : (place + 1) * self.cohort])
+
+    def parameters(self) -> dict[str, Any]:
+        """What was chosen, for people to read."""
+        return {
+            "model": self.model,
+            "clients": self.clients,
+            "cohort": self.cohort,
+            "sampling": self.sampling,
+            "rounds": self.rounds,
+            "rounds_of_a_client_at_most": self.passes,
+            "clip": self.clip,
+            "noise_multiplier": self.noise_multiplier,
+            "compression": kind_of(self.compression),
+            "rows": self.rows,
+            "server": self.server.method,
+        }
+
+    @property
+    def multiplier(self) -> float:
+        """Of the noise on updates, and on what is asked beside them."""
+        if self.adaptive_clip is None or self.noise_multiplier == 0:
+            return self.noise_multiplier
+        return self.adaptive_clip.left(self.noise_multiplier, self.cohort)
+
+    @property
+    def loss(self) -> SampledLoss | NoPrivacy:
+        """What all rounds cost a client."""
+        if self.noise_multiplier == 0:
+            return NoPrivacy()
+        # Finer tables cost less under Skellam noise, and nothing else about them matters here.
+        one = AdditiveLoss(
+            noise="gaussian" if self.secure is None else "skellam",
+            scale=self.noise_multiplier * COARSEST,
+            l1=COARSEST**2,
+            l2=COARSEST,
+            unit_cells=0,
+        )
+        if self.sampling == "passes":  # known to be in one cohort of each
+            return SampledLoss(loss=one, probability=1.0, scheme="poisson", times=self.passes)
+        return SampledLoss(
+            loss=one,
+            probability=self.cohort / self.clients,
+            scheme=self.sampling,
+            times=self.rounds,
+        )
+
+    @property
+    def largest(self) -> float:
+        """The squared norm of a round's sum by the noise's variance, at the most."""
+        return (self.cohort / self.multiplier) ** 2 if self.multiplier else math.inf
+
+    def make(self) -> nn.Module:
+        return models.make(
+            self.model, inputs=self.inputs, classes=self.classes, hidden=self.hidden, seed=self.seed
+        )
+
+    def terms(self, parameters: bytes, round: int) -> ModelTerms:
+        """What a client is told that trains from these parameters in a round."""
+        return ModelTerms(
+            model=self.model,
+            inputs=self.inputs,
+            classes=self.classes,
+            hidden=self.hidden,
+            local=self.local,
+            round=round + 1,
+            rounds=self.rounds,
+            largest_l1=self.largest_l1,
+            parameters=len(parameters) // PARAMETER_BYTES,
+            digest=digest_of(parameters),
+        )
+
+    def sketch(self, length: int, cells: int, round: int) -> DenseSketch | None:
+        """The sketch of a round that may have so many cells; None for the vectors themselves."""
+        if cells >= length:
+            return None
+        rows = min(self.rows, cells)
+        return DenseSketch(
+            length=length, rows=rows, width=max(1, cells // rows), seed=self.seed, round=round
+        )
+
+    def second_sketch(self, length: int, round: int) -> DenseSketch:
+        """The small sketch whose norm is asked for: ⌈ln d⌉ rows."""
+        rows = math.ceil(math.log(length)) if length > 1 else 1
+        width = SECOND_WIDTH * rows
+        return DenseSketch(length=length, rows=rows, width=width, seed=self.seed + 1, round=round)
+
+
+def whole_numbers(
+    design: TrainingDesign, length: int, dense: DenseSketch | None, clip: float
+) -> VectorSketch:
+    """Updates as whole numbers, so fine that rounding costs little beside the noise: it adds at
+    most a quarter a client to a cell's variance, and lengthens a client's table. Coarser where so
+    much noise is asked for that it could not be drawn."""
+    cells = length if dense is None else dense.cells
+    fine = max(
+        COARSEST,
+        math.sqrt(design.cohort / 4 / ROUNDING_COST) / (design.multiplier or 1.0),
+        math.sqrt(cells / 4 / ROUNDING_COST),
+    )
+    if design.multiplier:
+        fine = _drawable(design, fine, cells)
+    return VectorSketch(length=length, clip=clip, bound=clip, scale=fine / clip, dense=dense)
+
+
+def _drawable(design: TrainingDesign, fine: float, cells: int) -> float:
+    """So many whole numbers to the clip, or as many as the samplers' largest scale allows."""
+    if design.secure is None:
+        share = 1.0 if design.compression.asks == "nothing" else 1 - MAIN_SHARE
+        most, least = LARGEST_SCALE["gaussian"] * math.sqrt(share), 1.0
+    else:  # more clients than are needed add more noise; the loss is of tables as coarse as that
+        most = LARGEST_SCALE["skellam"] / design.secure.noise(1.0, design.cohort).stddev(
+            design.cohort
+        )
+        least = COARSEST
+
+    def is_drawn(fine: float) -> bool:  # a norm that is asked for is longer by one
+        length = Rounding(clip=1.0, scale=fine, cells=cells).l2 + 1
+        return design.multiplier * length <= most
+
+    if is_drawn(fine):
+        return fine
+    if not is_drawn(least):
+        raise ImpossibleError(
+            f"noise of {design.multiplier:g} times a table of {cells:,} cells is more than can be "
+            "drawn",
+            hint="raise epsilon, ask for fewer rounds or smaller cohorts, or for smaller sketches",
+        )
+    low, high = least, fine
+    while high - low > 1e-3 * low:
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_drawn(middle) else (low, middle)
+    return low

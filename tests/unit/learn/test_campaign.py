@@ -1,0 +1,309 @@
+"""The server's side of a training in masked rounds, its passes, and what one client computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sfumato.agent.private import update_table
+from sfumato.errors import MismatchError, SpecError
+from sfumato.learn import models
+from sfumato.learn.campaign import TrainingCampaign, by_devices
+from sfumato.learn.clients import updates
+from sfumato.learn.compression import FixedRate, FreeNorm
+from sfumato.learn.data import Clients
+from sfumato.learn.on_device import trainer, trainers, update
+from sfumato.learn.training import Training
+from sfumato.model_terms import LocalTraining, ModelTerms, digest_of, to_bytes
+from sfumato.privacy import Budget, Ledger, NoPrivacy, Rng, SeededRng, epsilon_of
+from sfumato.privacy.accounting import SampledLoss
+from sfumato.privacy.samplers import stream
+from sfumato.release import NoisedSum
+from sfumato.secure_sum import SecureSum
+from unit.learn.test_training import (
+    ALL_AT_ONCE,
+    DESIGN,
+    LENGTH,
+    finished,
+    off,
+    population,
+    training,
+)
+
+DELTA = 1e-5
+PASSES = replace(
+    DESIGN,
+    sampling="passes",
+    secure=SecureSum(corrupt=0.1, dropout=0.0),
+    cohort=8,
+    rounds=7,
+    noise_multiplier=1.0,
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+# Passes
+
+
+def test_the_cohorts_of_a_pass_are_disjoint_and_whole() -> None:
+    assert (PASSES.rounds_per_pass, PASSES.passes) == (3, 3)  # 30 clients, 8 at a time, 7 rounds
+    cohorts = [PASSES.members(number).tolist() for number in range(7)]
+    assert {len(cohort) for cohort in cohorts} == {8}
+    for start in (0, 3):
+        asked = [client for cohort in cohorts[start : start + 3] for client in cohort]
+        assert len(set(asked)) == len(asked) == 24
+        assert set(asked) <= set(range(30))
+    assert sorted(cohorts[0]) == cohorts[0]
+    assert cohorts[0] != cohorts[3]  # another order
+    assert PASSES.members(0).tolist() != replace(PASSES, seed=12).members(0).tolist()
+
+
+def test_a_pass_costs_what_one_unsampled_round_does() -> None:
+    loss = PASSES.loss
+    assert isinstance(loss, SampledLoss)
+    assert (loss.probability, loss.times) == (1.0, 3)
+    assert epsilon_of([loss], DELTA) == epsilon_of([replace(loss, times=1)] * 3, DELTA)
+    silent = replace(PASSES, noise_multiplier=0.0, compression=FixedRate(rate=2.0))
+    assert isinstance(silent.loss, NoPrivacy)
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_training_in_one_process_goes_through_passes(secure: bool) -> None:
+    design = PASSES if secure else replace(PASSES, secure=None)
+    made = training(design)
+    assert [made._cohort(k).tolist() for k in range(7)] == [
+        design.members(k).tolist() for k in range(7)
+    ]
+    assert len(finished(made)) == 7
+
+
+def ledger_of(design: Any, cohorts: list[str] | None = None) -> Ledger:
+    """The charges of a whole training; with `cohorts`, as if they had been those."""
+    books = Ledger(Budget(epsilon=None, delta=DELTA))
+    campaign = TrainingCampaign.begin(design)
+    while (task := campaign.next_task()) is not None:
+        cohort = task.cohort if cohorts is None else cohorts[campaign.done]
+        books.charge(campaign=task.campaign, cohort=cohort, task=task.id, loss=task.loss)
+        chance = np.random.default_rng(campaign.done)
+        noise = chance.normal(0, 1e4 * (1 + campaign.done), task.sketch.shape)
+        table = noise.astype(np.int64)
+        campaign.absorb(NoisedSum(task, table, design.cohort))
+    return books
+
+
+@pytest.mark.parametrize("rounds", [7, 30])
+def test_the_ledger_holds_what_was_planned(rounds: int) -> None:
+    """Of tables of ever other sizes: after thirty rounds there are 3^10 ways to have been asked.
+    Coarser tables cost more, and the plan is for the coarsest: it is no more than 0.1% above."""
+    design = replace(PASSES, rounds=rounds, compression=FreeNorm(error=20.0))
+    books, planned = ledger_of(design), epsilon_of([design.loss], DELTA)
+    assert len({entry.loss for entry in books.entries()}) > 3
+    assert 0.999 * planned <= books.spent() <= planned
+
+
+def test_a_client_that_is_in_every_round_is_not_what_was_planned() -> None:
+    """The negative control: the ledger would tell."""
+    books = ledger_of(PASSES, cohorts=["everybody"] * PASSES.rounds)
+    assert books.spent() > 1.5 * epsilon_of([PASSES.loss], DELTA)
+
+
+# The campaign
+
+
+def test_tasks_name_their_pass_and_their_round() -> None:
+    campaign = TrainingCampaign.begin(PASSES)
+    seen = []
+    while (task := campaign.next_task()) is not None:
+        assert campaign.next_task() == task  # asking twice asks the same
+        seen.append((task.campaign.split(" ", 1)[1], task.cohort))
+        assert task.max_count == PASSES.cohort + 1
+        campaign.skip()
+    assert seen == [(f"pass {k // 3}", f"round {k}") for k in range(7)]
+    campaign.skip()
+    assert (campaign.done, campaign.held) == (7, 0)
+
+
+def test_a_round_that_was_skipped_leaves_the_model_as_it_was() -> None:
+    campaign = TrainingCampaign.begin(PASSES)
+    before = campaign.parameters()
+    campaign.skip()
+    assert campaign.parameters() == before == to_bytes(models.flatten(PASSES.make()).numpy())
+
+
+def test_another_rounds_sum_is_refused() -> None:
+    campaign = TrainingCampaign.begin(PASSES)
+    task = campaign.next_task()
+    assert task is not None
+    answer = NoisedSum(task, np.zeros(task.sketch.shape, dtype=np.int64), 8)
+    campaign.absorb(answer)
+    with pytest.raises(MismatchError, match="waits for its round 1"):
+        campaign.absorb(answer)
+
+
+def test_a_training_that_is_not_of_secure_sums_has_no_masked_rounds() -> None:
+    with pytest.raises(SpecError, match='set trust to "secure"'):
+        TrainingCampaign.begin(replace(PASSES, secure=None))
+    with pytest.raises(SpecError, match='set trust to "secure"'):
+        training(replace(PASSES, secure=None), protocol=True)
+    with pytest.raises(SpecError, match="exact"):
+        training(PASSES, protocol=True, exact=False)
+
+
+@pytest.mark.parametrize("compression", [FixedRate(rate=3.0), FreeNorm(error=20.0)])
+def test_the_same_answers_make_the_same_model(compression: Any) -> None:
+    design = replace(PASSES, compression=compression)
+    made = training(design, protocol=True)
+    again = TrainingCampaign.begin(design)
+    held = trainers(population().train)
+    for number in range(design.rounds):
+        devices = [(SeededRng(5, k), held[k]) for k in design.members(number).tolist()]
+        answer = by_devices(again, devices)
+        assert answer is not None
+        again.absorb(answer)
+        made.round()
+    assert again.parameters() == to_bytes(made.flat.numpy())
+    assert again.rate == made.rate > 1
+    assert again.sizing == made.sizing
+
+
+def test_too_few_devices_show_nothing() -> None:
+    campaign = TrainingCampaign.begin(PASSES)
+    held = trainers(population().train)
+    assert by_devices(campaign, [(SeededRng(k), held[k]) for k in range(6)]) is None
+    made = training(replace(PASSES, dropout=0.9), protocol=True)
+    before = made.flat.clone()
+    made.round()
+    assert torch.equal(made.flat, before)
+    assert made.done == 1
+
+
+def test_clients_alone_and_all_at_once_are_one_model_but_for_rounding() -> None:
+    """Without noise, whole batches: what is left are a rounding to 1,000 whole numbers to the clip,
+    of eight clients in seven rounds, and floats. A coordinate of a mean update moves by at most
+    clip/1000, and by its deviation, ½·clip/1000/√8, for the most part; seven such steps of
+    independent rounding stay within eight deviations of them, a false alarm of 1e-12."""
+    design = replace(
+        PASSES, noise_multiplier=0.0, compression=FixedRate(rate=1.0), local=ALL_AT_ONCE
+    )
+    alone, together = training(design, protocol=True), training(design, noise_seed=9)
+    start = alone.flat.clone()
+    finished(alone)
+    finished(together)
+    deviation = math.sqrt(2 * 7 / 8) * design.clip / 1000 / 2
+    assert off(alone, together) < 8 * deviation * math.exp(7 * 0.3 * 0.1)
+    assert float((alone.flat - start).abs().max()) > 0.05
+
+
+def test_the_noise_of_clients_alone_is_that_of_the_training() -> None:
+    """Nobody has examples: what moves the model is noise. The ratio of two sums of n squares is
+    within 1 ± 8·√(4/n) but for 1e-12; with a third more noise it is not, nearly as surely."""
+    nobody = Clients(torch.zeros(0, 8), torch.zeros(0, dtype=torch.int64), torch.zeros(31).long())
+    data = replace(population(), train=nobody)
+    design = replace(PASSES, rounds=30, compression=FixedRate(rate=1.0))
+    moved = []
+    for protocol, multiplier in ((True, 1.0), (False, 1.0), (True, 4 / 3)):
+        asked = replace(design, noise_multiplier=multiplier)
+        made = Training(asked, data, noise_seed=5, protocol=protocol)
+        squares = 0.0
+        for _ in range(design.rounds):
+            before = made.flat.clone()
+            made.round()
+            squares += float((made.flat - before).double().square().sum())
+        moved.append(squares)
+    limit = 8 * math.sqrt(4 / (design.rounds * LENGTH))
+    assert abs(moved[0] / moved[1] - 1) < limit
+    assert abs(moved[2] / moved[1] - 1) > limit  # the negative control
+
+
+# One client
+
+
+def terms(flat: torch.Tensor, **changes: Any) -> ModelTerms:
+    made = replace(PASSES, local=LocalTraining(learning_rate=0.3, batch=2, epochs=2), **changes)
+    return made.terms(to_bytes(flat.numpy()), 0)
+
+
+def test_a_client_alone_computes_what_it_does_among_others() -> None:
+    data, model = population().train, PASSES.make()
+    flat = models.flatten(model)
+    for client in (0, 7, 29):
+        inputs, targets = data.held(client)
+        chance = torch.Generator().manual_seed(int(SeededRng(4).words(1)[0]))
+        (part,) = updates(model, flat, data, [client], terms(flat).local, generator=chance, chunk=1)
+        found = update(terms(flat), flat.numpy(), inputs, targets, SeededRng(4))
+        assert found.tolist() == part.deltas[0].tolist()
+        assert np.abs(found).max() > 0
+
+
+def test_an_update_that_is_not_finite_or_too_long_is_zeros() -> None:
+    data = population().train
+    flat = models.flatten(PASSES.make())
+    inputs, targets = data.held(3)
+    spoiled = inputs.clone()
+    spoiled[0, 2] = math.inf
+    assert not update(terms(flat), flat.numpy(), spoiled, targets, SeededRng(4)).any()
+    long = float(np.abs(update(terms(flat), flat.numpy(), inputs, targets, SeededRng(4))).sum())
+    for limit, sent in ((0.99 * long, False), (1.01 * long, True)):
+        asked = terms(flat, largest_l1=limit)
+        assert update(asked, flat.numpy(), inputs, targets, SeededRng(4)).any() == sent
+
+
+def test_a_client_without_examples_sends_zeros() -> None:
+    flat = models.flatten(PASSES.make())
+    none = torch.zeros(0, 8), torch.zeros(0, dtype=torch.int64)
+    assert not update(terms(flat), flat.numpy(), *none, SeededRng(4)).any()
+
+
+def test_examples_that_the_model_does_not_take_are_refused() -> None:
+    flat = models.flatten(PASSES.make())
+    with pytest.raises(SpecError, match="does not take inputs"):
+        update(terms(flat), flat.numpy(), torch.zeros(2, 5), torch.zeros(2).long(), SeededRng(4))
+
+
+def test_parameters_are_read_by_their_digest_and_written_by_nobody() -> None:
+    flat = models.flatten(PASSES.make())
+    body = to_bytes(flat.numpy())
+    known = terms(flat)
+    assert known.digest == digest_of(body)
+    assert known.read(body).tolist() == flat.tolist()
+    assert not known.read(body).flags.writeable
+    for wrong in (body[:-4], body + b"\0" * 4, bytes(len(body))):
+        with pytest.raises(SpecError, match="those that its offer names"):
+            known.read(wrong)
+
+
+def test_a_table_is_drawn_from_the_tasks_own_stream() -> None:
+    """Examples first, then rounding, then the share of the noise: whatever was drawn before."""
+    campaign = TrainingCampaign.begin(PASSES)
+    task = campaign.next_task()
+    assert task is not None
+    parameters = campaign.parameters()
+    asked = PASSES.terms(parameters, 0)
+    held = trainer(*population().train.held(2))
+    seen: list[int] = []
+
+    def watched(given: ModelTerms, numbers: Any, rng: Rng) -> Any:
+        seen.append(int(stream(SeededRng(8, 2), task.id).words(1)[0]))
+        return held(given, numbers, rng)
+
+    fresh, used = SeededRng(8, 2), SeededRng(8, 2)
+    used.words(100)
+    tables = [
+        update_table(task, asked, parameters, each)(rng)
+        for each, rng in ((held, fresh), (watched, used))
+    ]
+    assert tables[0].tolist() == tables[1].tolist()
+    assert len(seen) == 1
