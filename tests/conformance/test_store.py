@@ -458,19 +458,6 @@ def test_nothing_can_be_done_when_it_is_over(asked: Store) -> None:
         pass
 
 
-def test_a_state_is_changed_from_an_expected_one_only(asked: Store) -> None:
-    with asked.transaction() as tx:
-        assert not tx.set_study_state(STUDY.id, "released", expected=["closing", "failed"])
-        assert tx.set_study_state(STUDY.id, "closing", expected=["failed", "collecting"])
-        assert not tx.set_task_state(TASK.id, "done", expected=["closing"])
-        assert tx.set_task_state(TASK.id, "closing", expected=["open"])
-    with asked.reading() as tx:
-        study, task = tx.study(STUDY.id), tx.task(TASK.id)
-    assert study is not None
-    assert task is not None
-    assert (study.state, task.state) == ("closing", "closing")
-
-
 def test_an_upload_has_no_room_for_who_sent_it_or_when(store: Store, store_url: str) -> None:
     if store_url.startswith("sqlite"):
         columns = "SELECT name FROM pragma_table_info('upload')"

@@ -147,6 +147,19 @@ def test_a_worker_whose_call_failed_has_to_take_its_lock_again(asked: Store) -> 
         assert tx.insert_uploads([(TASK.id, 1, b"again")]) == ["stored"]
 
 
+def test_a_state_is_changed_from_an_expected_one_only(asked: Store) -> None:
+    with asked.transaction() as tx:
+        assert not tx.set_study_state(STUDY.id, "released", expected=["closing", "failed"])
+        assert tx.set_study_state(STUDY.id, "closing", expected=["failed", "collecting"])
+        assert not tx.set_task_state(TASK.id, "done", expected=["closing"])
+        assert tx.set_task_state(TASK.id, "closing", expected=["open"])
+    with asked.reading() as tx:
+        study, task = tx.study(STUDY.id), tx.task(TASK.id)
+    assert study is not None
+    assert task is not None
+    assert (study.state, task.state) == ("closing", "closing")
+
+
 UPLOADER = """
 import sys
 from sfumato.collector.store import Store
