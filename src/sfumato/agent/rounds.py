@@ -289,7 +289,12 @@ class Part:
         text = progress.to_json()
         with self._changing() as state:
             self._check_alone()
-            if contributes:
+            if contributes:  # asked again: another study may have been answered since it began
+                if not state.may_contribute(progress.offer, progress.task):
+                    raise MismatchError(
+                        "a device must be in one cohort of a campaign, a task once, and no more "
+                        "tasks of a study than agreed; this table would be one too many"
+                    )
                 state.contribute(progress.offer, progress.task).tasks.add(progress.task.id)
             self._box.keep_round(self._study, text, self._message)
         self._progress, self._text = progress, text

@@ -7,13 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
-from sfumato.agent import Device, MemoryBox, Part, Response, Skipped
+from sfumato.agent import Device, Joined, MemoryBox, Part, Response, Skipped
 from sfumato.agent.consent import changes
+from sfumato.agent.state import State
+from sfumato.aggregation import Plain
 from sfumato.errors import SpecError
 from sfumato.offers import Offer, noise_of, public_key, sign
-from sfumato.privacy import NoiseAtRelease, NoiseInShares
+from sfumato.privacy import NoiseAtRelease, NoiseInShares, NoNoise
 from sfumato.secure_sum import SecureSum
 from sfumato.sketch import CountSketch
 from sfumato.task import Task
@@ -105,3 +109,54 @@ def test_an_offer_of_a_masked_sum_whose_noise_is_the_collectors_cannot_be_made()
     noise = NoiseAtRelease(noise="gaussian", scale=20.0)
     with pytest.raises(SpecError, match="noise from devices"):
         offered("Trees", replace(masked(), mechanism=noise))
+
+
+def test_a_campaign_is_one_studys() -> None:
+    """Else the second would be counted as the first, and asked without end."""
+    state, first = State(), masked()
+    state.contribute(offered("Trees", first), first).tasks.add(first.id)
+    for seed in (1, 2):
+        another = masked(seed=seed)
+        assert not state.may_contribute(offered("Shrubs", another), another)
+    apart = masked(campaign="shrubs")
+    assert state.may_contribute(offered("Shrubs", apart), apart)
+    state.take_back(offered("Shrubs", first), first)  # it has nothing to take back
+    assert not state.may_contribute(offered("Trees", first), first)
+
+
+def test_a_report_to_a_trusted_collector_keeps_its_campaign_from_other_studies() -> None:
+    plain = replace(masked(), mechanism=NoNoise(), aggregation=Plain(modulus_bits=12), min_count=1)
+    central = replace(offered("Trees", masked()), trust="central", task=plain, noise=None)
+    state, other = State(), masked(seed=2)
+    state.contribute(central, plain)
+    assert not state.may_contribute(offered("Shrubs", other), other)
+
+
+@pytest.mark.parametrize(
+    "other", [masked(), masked(seed=2, cohort="round 1")], ids=["task", "cohort"]
+)
+def test_what_may_be_masked_is_asked_again_when_it_is(other: Task) -> None:
+    """Two rounds are begun before either table is masked: the second device's part ends there."""
+    device = agreed(Offering(offered("Trees", masked()), offered("Shrubs", other)))
+    first, second = (device.part(study, "oak", 1.0) for study in ("Trees", "Shrubs"))
+    assert isinstance(first, Part)
+    assert isinstance(second, Part)
+    for part in (first, second):
+        part._progress = replace(part._progress, stage="hear mask")
+        part._participant = Masks()  # type: ignore[assignment]  # as far as it is needed
+        part.hear(Response(200, {}, b""))
+    assert (first.phase, first.outcome) == ("mask", None)
+    assert first.request().body == b"masked"
+    assert second.outcome is Joined.REFUSED
+    assert "one too many" in second.problem
+    assert device._peek().contributed["names"].study == "Trees"
+
+
+class Masks:
+    """A participant whose neighbours' boxes have come."""
+
+    def mask(self, boxes: bytes, table: npt.NDArray[np.int64]) -> bytes:
+        return b"masked"
+
+    def to_json(self) -> str:
+        return "{}"
