@@ -53,6 +53,10 @@ class Box(Protocol):
 
     def drop_round(self, study: str) -> None: ...
 
+    def drop_rounds(self, wanted: set[str]) -> None:
+        """Drop the rounds of all studies but these."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -134,6 +138,12 @@ class SqliteBox:
         with self._as_store_errors():
             self._connection.execute("DELETE FROM round WHERE study = ?", (study,))
 
+    def drop_rounds(self, wanted: set[str]) -> None:
+        with self._as_store_errors():
+            with closing(self._connection.execute("SELECT study FROM round")) as kept:
+                gone = [(study,) for (study,) in kept if study not in wanted]
+            self._connection.executemany("DELETE FROM round WHERE study = ?", gone)
+
     def close(self) -> None:
         self._connection.close()
 
@@ -198,6 +208,10 @@ class MemoryBox:
 
     def drop_round(self, study: str) -> None:
         self._rounds.pop(study, None)
+
+    def drop_rounds(self, wanted: set[str]) -> None:
+        for study in self._rounds.keys() - wanted:
+            del self._rounds[study]
 
     def close(self) -> None:
         pass

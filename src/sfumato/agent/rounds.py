@@ -29,7 +29,7 @@ from sfumato.agent.client import problem_of, retry_after
 from sfumato.agent.state import State
 from sfumato.agent.transport import Response, Send
 from sfumato.device import join_round
-from sfumato.errors import MismatchError, OfferError, ServiceError, SpecError
+from sfumato.errors import ImpossibleError, MismatchError, OfferError, ServiceError, SpecError
 from sfumato.offers import Offer, offer_from_text, public_key
 from sfumato.privacy import Rng
 from sfumato.secagg.participant import Participant
@@ -202,7 +202,7 @@ class Part:
                 self._go_on(stage, answer.body)
             else:
                 self._refused(stage, answer)
-        except (MismatchError, OfferError, SpecError) as problem:
+        except (ImpossibleError, MismatchError, OfferError, SpecError) as problem:
             # It says nothing more in this round; whether its table is in the sum it cannot know.
             self.problem = str(problem)
             self._end(Joined.REFUSED)
@@ -211,7 +211,7 @@ class Part:
     def _go_on(self, stage: str, body: bytes) -> None:
         verb, _, phase = stage.partition(" ")
         if stage == "join":
-            self._keep(replace(self._progress, stage="wait"))
+            self._keep(replace(self._progress, stage="wait"), b"")
         elif stage == "wait":
             self._enrol(body)
         elif verb == "hear":
@@ -222,7 +222,16 @@ class Part:
             place = _PHASES.index(phase) + 1
             if _PHASES[place] == "ack" and not self._progress.semi_malicious:
                 place += 1
-            self._keep(replace(self._progress, stage=f"hear {_PHASES[place]}"))
+            self._heard(phase, replace(self._progress, stage=f"hear {_PHASES[place]}"))
+
+    def _heard(self, phase: str, progress: _Progress) -> None:
+        """Its message has arrived: it is said no more, and nothing is kept that shows a table."""
+        participant = self._take_participant()
+        if phase == "mask":
+            participant.forget_table()
+            progress = replace(progress, participant=participant.to_json())
+        self._keep(progress, b"")
+        self._participant = participant
 
     def _enrol(self, body: bytes) -> None:
         """The cohort is complete: take part in its round, if it is what the task asks for."""
@@ -244,7 +253,7 @@ class Part:
         self._say("enrol", participant, participant.enrol(), joined)
 
     def _answer(self, phase: str, told: bytes) -> None:
-        participant = self._participant or Participant.from_json(self._progress.participant)
+        participant = self._take_participant()
         if phase == "share":
             message = participant.share(told)
         elif phase == "mask":
@@ -263,12 +272,18 @@ class Part:
         self, phase: str, participant: Participant, message: bytes, progress: _Progress
     ) -> None:
         """Keep a message, and what its next one depends on, before it can leave."""
-        self._participant = participant
-        self._message = message
         self._keep(
             replace(progress, stage=f"say {phase}", participant=participant.to_json()),
+            message,
             contributes=phase == "mask",
         )
+        self._participant = participant
+
+    def _take_participant(self) -> Participant:
+        """The participant, to change and to keep: until that is done, the one in the box counts, and
+        a next try begins with it."""
+        participant, self._participant = self._participant, None
+        return participant or Participant.from_json(self._progress.participant)
 
     def _refused(self, stage: str, answer: Response) -> None:
         code, self.problem = problem_of(answer)
@@ -285,7 +300,7 @@ class Part:
                 take_back=believed and stage in ("say mask", "hear unmask"),
             )
 
-    def _keep(self, progress: _Progress, *, contributes: bool = False) -> None:
+    def _keep(self, progress: _Progress, message: bytes, *, contributes: bool = False) -> None:
         text = progress.to_json()
         with self._changing() as state:
             self._check_alone()
@@ -296,8 +311,8 @@ class Part:
                         "tasks of a study than agreed; this table would be one too many"
                     )
                 state.contribute(progress.offer, progress.task).tasks.add(progress.task.id)
-            self._box.keep_round(self._study, text, self._message)
-        self._progress, self._text = progress, text
+            self._box.keep_round(self._study, text, message)
+        self._progress, self._text, self._message = progress, text, message
 
     def _end(self, outcome: Joined, *, take_back: bool = False) -> None:
         """Forget the round; with `take_back` it does not count as a contribution."""

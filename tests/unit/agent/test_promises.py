@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from sfumato.agent import Device, Joined, MemoryBox, Part, Response, Skipped
+from sfumato.agent.box import Box
 from sfumato.agent.consent import changes
 from sfumato.agent.state import State
 from sfumato.aggregation import Plain
@@ -26,13 +27,15 @@ KEY = bytes(range(32))
 SUM = SecureSum(corrupt=0.2, dropout=0.05, mode="semi_malicious")
 
 
-def masked(*, seed: int = 1, campaign: str = "names", cohort: str = "round 0") -> Task:
+def masked(
+    *, seed: int = 1, campaign: str = "names", cohort: str = "round 0", asked: int = 100
+) -> Task:
     return SUM.task(
         sketch=CountSketch(rows=3, width=8, seed=seed),
         mechanism=NoiseInShares(scale=20.0, survivors=2),
         campaign=campaign,
         cohort=cohort,
-        asked=100,
+        asked=asked,
         items_per_device=1,
     )
 
@@ -62,8 +65,8 @@ class Offering:
         return Response(200, {}, json.dumps({"offers": envelopes}).encode())
 
 
-def agreed(collector: Offering) -> Device:
-    device = Device(MemoryBox(), collector, public_key(KEY))
+def agreed(collector: Offering, box: Box | None = None) -> Device:
+    device = Device(box or MemoryBox(), collector, public_key(KEY))
     for each in device.offers(0.0):
         device.consent(each.offer.study)
     return device
