@@ -72,7 +72,7 @@ class Request:
     body: bytes
     headers: dict[str, str]
 
-    def __repr__(self) -> str:  # tickets are in the path
+    def __repr__(self) -> str:  # tickets are in the headers
         return f"Request({self.method})"
 
 
@@ -184,7 +184,7 @@ class Part:
             identity = public_key(bytes.fromhex(progress.identity))
             return Request("POST", f"/v1/tasks/{progress.task.id}/join", identity, headers)
         if progress.stage == "wait":
-            return Request("GET", f"/v1/tickets/{progress.ticket}?wait={wait_seconds}", b"", {})
+            return Request("GET", f"/v1/tickets?wait={wait_seconds}", b"", headers)
         verb, _, phase = progress.stage.partition(" ")
         path = f"/v1/rounds/{progress.round_id}/{phase}/{progress.member}"
         if verb == "say":

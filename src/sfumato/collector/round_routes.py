@@ -72,11 +72,14 @@ async def join(request: Request) -> Response:
 async def ticket(request: Request) -> Response:
     """The round that a ticket is for, once its cohort is complete; waited for up to `wait` seconds.
 
-    200  member, and the signed invitation     204  not yet; ask again     410  ticket-over
+    200  member, and the signed invitation     403  wrong-ticket
+    204  not yet; ask again                    410  ticket-over
+
+    Who sees what: a ticket speaks for its device, so it is in a header, which no log of paths has.
     """
-    service, given = service_of(request), request.path_params["ticket"]
-    if not TICKET.fullmatch(given):
-        raise _ticket_over()
+    service, given = service_of(request), ticket_in(request.scope["headers"])
+    if given is None:
+        raise _wrong_ticket()
     place = await _patiently(service, request, partial(_placed, ticket=digest_of(given.encode())))
     if place is None or place.round_id is None or place.member is None:
         return Response(status_code=204)
@@ -137,7 +140,7 @@ async def hear(request: Request) -> Response:
 
 ROUTES = (
     Route("/v1/tasks/{task_id}/join", join, methods=["POST"]),
-    Route("/v1/tickets/{ticket}", ticket, methods=["GET"]),
+    Route("/v1/tickets", ticket, methods=["GET"]),
     Route("/v1/rounds/{round_id}/{phase}/{member}", say, methods=["PUT"]),
     Route("/v1/rounds/{round_id}/{phase}/{member}", hear, methods=["GET"]),
 )
@@ -206,7 +209,7 @@ async def _member(request: Request, service: Service) -> tuple[LiveRound, Phase,
     given = ticket_in(request.scope["headers"])
     member = None if given is None else live.members.get(digest_of(given.encode()))
     if member is None or request.path_params["member"] != str(member):
-        raise Problem("wrong-ticket", hint="send it as Authorization: Ticket …")
+        raise _wrong_ticket()
     return live, phase, member
 
 
@@ -283,6 +286,10 @@ def _wait(request: Request) -> float:
 
 def digest_of(text: bytes) -> bytes:
     return hashlib.sha256(text).digest()
+
+
+def _wrong_ticket() -> Problem:
+    return Problem("wrong-ticket", hint="send it as Authorization: Ticket …")
 
 
 def _ticket_over() -> Problem:

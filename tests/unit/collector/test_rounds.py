@@ -377,10 +377,17 @@ def test_what_is_wrong_with_joining(stage: Masking) -> None:
     assert join(bytes(33), others).code == "too-large"
     assert join(key, others, path.replace(task["id"], "0" * 64)).code == "unknown-task"
     drawn = join(secrets.token_bytes(32), {}).json()["ticket"]
-    assert ask(stage.collector.address, "GET", f"/v1/tickets/{drawn}?wait=0").status == 204
-    for ticket in ("0" * 64, "nothing", drawn.upper()):
-        answer = ask(stage.collector.address, "GET", f"/v1/tickets/{ticket}?wait=0")
-        assert answer.code == "ticket-over"
+
+    def placed(ticket: str, path: str = "/v1/tickets?wait=0") -> Answer:
+        headers = {"Authorization": f"Ticket {ticket}"}
+        return ask(stage.collector.address, "GET", path, headers=headers)
+
+    assert placed(drawn).status == 204
+    assert placed("0" * 64).code == "ticket-over"
+    for ticket in ("nothing", drawn.upper()):
+        assert placed(ticket).code == "wrong-ticket"
+    # Logs of proxies have paths, so none is a ticket's.
+    assert placed(drawn, f"/v1/tickets/{drawn}?wait=0").code == "not-found"
     reports = path.replace("join", "reports")
     assert ask(stage.collector.address, "POST", reports, b"x").code == "masked-task"
     assert rows(stage, "SELECT COUNT(*) FROM joined") == [(2,)]
@@ -493,7 +500,8 @@ def test_a_collector_that_stops_lets_nobody_wait(tmp_path: Path) -> None:
         connection = http.client.HTTPConnection(
             collector.address.removeprefix("http://"), timeout=20
         )
-        connection.request("GET", f"/v1/tickets/{joined.json()['ticket']}")
+        ticket = {"Authorization": f"Ticket {joined.json()['ticket']}"}
+        connection.request("GET", "/v1/tickets", headers=ticket)
         wait_for(lambda: collector._news._waiting == 1, "the device to wait")
         collector.stop()
         assert connection.getresponse().status == 204
