@@ -50,7 +50,9 @@ def _less_hidden(agreed: Task, offered: Task) -> list[str]:
     if not (isinstance(before, Masked) and isinstance(after, Masked)):
         return []  # another trust, then
     worse = [
-        name for name in ("corrupt", "security_bits") if getattr(after, name) < getattr(before, name)
+        name
+        for name in ("corrupt", "security_bits")
+        if getattr(after, name) < getattr(before, name)
     ]
     if before.mode == "semi_malicious" != after.mode:
         worse.append("mode")

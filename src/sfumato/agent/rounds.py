@@ -2,6 +2,7 @@
 
     join ─▶ wait ─▶ say enrol ─▶ hear share ─▶ say share ─▶ hear mask ─▶ say mask
          ─▶ [hear ack ─▶ say ack] ─▶ hear unmask ─▶ say unmask ─▶ over
+    and back to wait if too few enrol: nothing but public keys was sent
 
 Nothing here moves bytes: `request` says what to ask, `hear` is told the answer, and every step is
 in the device's box before the next request can leave. So an app that crashes goes on where it was,
@@ -54,12 +55,12 @@ class Joined(StrEnum):
     """How a device's part in a round ended. None of these is an error."""
 
     DONE = "done"  # it has given its share of what opens the sum
-    NOT_NEEDED = "not_needed"  # the task was closed before there was a round
+    NOT_NEEDED = "not_needed"  # the task is closed, or its round began while it was away
     LATE = "late"  # the round went on without it, or did not take its message
     ABORTED = "aborted"  # too few were left; nothing was opened, and it may join again
     LOST = "lost"  # the round ended when the sum was about to be opened: it counts
     REFUSED = "refused"  # the device would not go on; `Part.problem` says why
-    UNREACHABLE = "unreachable"  # the collector did not answer in time; it can be gone on with
+    UNREACHABLE = "unreachable"  # no answer, or nothing new, in time; it can be gone on with
     WAITING = "waiting"  # there was no round in time; it can be gone on with
 
 
@@ -199,21 +200,20 @@ class Part:
         stage = self._progress.stage
         try:
             if answer.status in (200, 201):
-                self._go_on(stage, answer.body)
-            else:
-                self._refused(stage, answer)
+                return self._go_on(stage, answer.body)
+            self._refused(stage, answer)
         except (ImpossibleError, MismatchError, OfferError, SpecError) as problem:
             # It says nothing more in this round; whether its table is in the sum it cannot know.
             self.problem = str(problem)
             self._end(Joined.REFUSED)
         return True
 
-    def _go_on(self, stage: str, body: bytes) -> None:
+    def _go_on(self, stage: str, body: bytes) -> bool:
         verb, _, phase = stage.partition(" ")
         if stage == "join":
             self._keep(replace(self._progress, stage="wait"), b"")
         elif stage == "wait":
-            self._enrol(body)
+            return self._enrol(body)
         elif verb == "hear":
             self._answer(phase, body)
         elif phase == "unmask":
@@ -223,6 +223,7 @@ class Part:
             if _PHASES[place] == "ack" and not self._progress.semi_malicious:
                 place += 1
             self._heard(phase, replace(self._progress, stage=f"hear {_PHASES[place]}"))
+        return True
 
     def _heard(self, phase: str, progress: _Progress) -> None:
         """Its message has arrived: it is said no more, and nothing is kept that shows a table."""
@@ -233,8 +234,9 @@ class Part:
         self._keep(progress, b"")
         self._participant = participant
 
-    def _enrol(self, body: bytes) -> None:
-        """The cohort is complete: take part in its round, if it is what the task asks for."""
+    def _enrol(self, body: bytes) -> bool:
+        """The cohort is complete: take part in its round, if it is what the task asks for. False if
+        it is the one that was given up: a collector may be a second behind."""
         progress = self._progress
         try:
             told = json.loads(body)
@@ -242,6 +244,8 @@ class Part:
         except _UNREADABLE:
             raise MismatchError("an invitation must be JSON with a member; got others") from None
         invitation = invitations.verify(told, self._key)
+        if invitation.round.nonce == progress.round_id:
+            return False
         identity = bytes.fromhex(progress.identity)
         known = 0 <= member < len(invitation.roster)
         if not known or invitation.roster[member] != public_key(identity):
@@ -251,6 +255,7 @@ class Part:
         )
         joined = replace(progress, round_id=invitation.round.nonce, member=member)
         self._say("enrol", participant, participant.enrol(), joined)
+        return True
 
     def _answer(self, phase: str, told: bytes) -> None:
         participant = self._take_participant()
@@ -280,15 +285,23 @@ class Part:
         self._participant = participant
 
     def _take_participant(self) -> Participant:
-        """The participant, to change and to keep: until that is done, the one in the box counts, and
-        a next try begins with it."""
+        """The participant, to change and to keep. Until it is kept the one in the box counts, and
+        the next try begins with it."""
         participant, self._participant = self._participant, None
         return participant or Participant.from_json(self._progress.participant)
 
     def _refused(self, stage: str, answer: Response) -> None:
         code, self.problem = problem_of(answer)
-        if stage in ("join", "wait"):
+        if stage == "join":
             self._end(Joined.NOT_NEEDED)
+        elif stage == "wait":
+            given_up = code == "round-aborted" or self._progress.round_id != ""
+            over = Joined.LATE if code in ("round-lost", "round-over") else Joined.NOT_NEEDED
+            self._end(Joined.ABORTED if given_up else over)
+        elif code == "round-aborted" and stage in ("say enrol", "hear share"):
+            # It may be put back to wait; what it was in the round is forgotten.
+            self._participant = None
+            self._keep(replace(self._progress, stage="wait", member=0, participant=""), b"")
         elif code in ("round-lost", "round-over"):
             self._end(Joined.LOST if stage in _SENT else Joined.LATE)
         else:
@@ -342,8 +355,8 @@ def drive(
     cohort_seconds: float = math.inf,
     pause: Callable[[float], None] = time.sleep,
 ) -> Joined:
-    """Ask and hear until it is over, or the collector has not answered for so long, or there is no
-    round after `cohort_seconds`.
+    """Ask and hear until it is over, or the collector has not answered for so long, or told nothing
+    new in a phase, or there is no round after `cohort_seconds`.
 
     After a failure it waits for a time that doubles and is drawn by `chance`, in [0, 1), and no
     less than the collector asks for.
@@ -353,16 +366,18 @@ def drive(
     while part.outcome is None:
         if part.phase == "wait" and time.monotonic() > joining_until:
             return Joined.WAITING
-        asked = part.request()
+        asked, status = part.request(), 0
         try:
             answer = send(asked.method, asked.path, asked.body, asked.headers)
-            answered = part.hear(answer) or answer.status == 204
+            status, moved = answer.status, part.hear(answer)
         except ServiceError:
-            answered = False
-        if answered:
+            moved = False
+        if moved or (status == 204 and part.phase == "wait"):
             until, failures = time.monotonic() + patience_seconds, 0
         elif time.monotonic() > until:
             return Joined.UNREACHABLE
+        elif status == 204:  # it was waited for
+            failures = 0
         else:
             failures += 1
             most = min(FIRST_PAUSE * 2.0 ** min(failures - 1, 32), LONGEST_PAUSE)

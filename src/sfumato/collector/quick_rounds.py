@@ -85,8 +85,10 @@ class QuickRounds:
         return None if body is None else plain("200 OK", body, _BYTES)
 
     def _placed(self, scope: Mapping[str, Any]) -> bytes | None:
-        ticket = ticket_in(scope["headers"])
-        place = self._service.rounds.place(digest_of(ticket.encode())) if ticket else None
+        ticket, service = ticket_in(scope["headers"]), self._service
+        if ticket is None:
+            return None
+        place = service.rounds.place(digest_of(ticket.encode()), news=service.news.number)
         if place is None:
             return None
         live, member = place

@@ -73,7 +73,7 @@ async def ticket(request: Request) -> Response:
     """The round that a ticket is for, once its cohort is complete; waited for up to `wait` seconds.
 
     200  member, and the signed invitation     403  wrong-ticket
-    204  not yet; ask again                    410  ticket-over
+    204  not yet; ask again                    410  ticket-over, or its round is over
 
     Who sees what: a ticket speaks for its device, so it is in a header, which no log of paths has.
     """
@@ -84,6 +84,7 @@ async def ticket(request: Request) -> Response:
     if place is None or place.round_id is None or place.member is None:
         return Response(status_code=204)
     live = await service.rounds.find(place.round_id)
+    service.rounds.seen_alive(live, news=service.news.number)
     return Response(invitation_for(live, place.member), media_type="application/json")
 
 
@@ -128,7 +129,11 @@ async def hear(request: Request) -> Response:
         before=before,
         member=member,
     )
-    body = await _patiently(service, request, look)
+    try:
+        body = await _patiently(service, request, look)
+    except Problem:
+        service.rounds.not_seen_alive(live.spec.nonce)
+        raise
     if body is not None:
         await service.rounds.learn(live, phase, before, news=service.news.number)
     return (
@@ -162,7 +167,7 @@ async def not_kept(service: Service, kept: Keeping, round_id: str) -> Problem:
     if kept == "other":
         return Problem("equivocating")
     try:
-        await service.looks.look(partial(_alive, round_id=round_id))
+        await _check_alive(service, round_id)
     except Problem as problem:
         return problem
     return Problem("wrong-phase", hint="ask what the round tells this member")
@@ -209,6 +214,8 @@ async def _member(request: Request, service: Service) -> tuple[LiveRound, Phase,
     given = ticket_in(request.scope["headers"])
     member = None if given is None else live.members.get(digest_of(given.encode()))
     if member is None or request.path_params["member"] != str(member):
+        # Whoever was put back to wait is no member any more, and is told why.
+        await _check_alive(service, live.spec.nonce)
         raise _wrong_ticket()
     return live, phase, member
 
@@ -234,7 +241,10 @@ def _placed(tx: Transaction, *, ticket: bytes) -> Place | None:
     place = tx.place(ticket)
     if place is None:
         raise _ticket_over()
-    return None if place.round_id is None else place
+    if place.round_id is None:
+        return None
+    _alive(tx, place.round_id)
+    return place
 
 
 def _told(
@@ -258,6 +268,15 @@ def _before(phase: Phase, acknowledged: bool) -> Phase | None:
         return None
     place = _ORDER.index(phase) - 1
     return _ORDER[place - (phase is Phase.UNMASK and not acknowledged)]
+
+
+async def _check_alive(service: Service, round_id: str) -> None:
+    """Raise Problem if a round is over."""
+    try:
+        await service.looks.look(partial(_alive, round_id=round_id))
+    except Problem:
+        service.rounds.not_seen_alive(round_id)
+        raise
 
 
 def _alive(tx: Transaction, round_id: str) -> RoundRow:
