@@ -15,7 +15,7 @@ from sfumato.agent import Device, Joined, MemoryBox, Part, Response, Skipped
 from sfumato.agent.box import Box
 from sfumato.agent.consent import changes
 from sfumato.agent.state import State
-from sfumato.aggregation import Plain
+from sfumato.aggregation import Masked, Plain
 from sfumato.errors import SpecError
 from sfumato.offers import Offer, noise_of, public_key, sign
 from sfumato.privacy import NoiseAtRelease, NoiseInShares, NoNoise
@@ -75,7 +75,8 @@ def agreed(collector: Offering, box: Box | None = None) -> Device:
 def changed(**given: Any) -> Offer:
     """The study's offer, its sum hidden otherwise; noise in shares as that needs it."""
     task = masked()
-    hidden = replace(task.aggregation, **given)  # type: ignore[type-var]  # Masked, as made
+    assert isinstance(task.aggregation, Masked)
+    hidden = replace(task.aggregation, **given)
     colluders = int(hidden.corrupt * task.max_count + 1e-9)
     noise = replace(task.mechanism, colluders=colluders)  # type: ignore[type-var]  # in shares
     return offered("Trees", replace(task, aggregation=hidden, mechanism=noise))
