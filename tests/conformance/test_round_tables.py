@@ -77,7 +77,7 @@ def test_a_round_that_is_given_up_lets_some_wait_again_and_forgets_the_others(
     formed: Store,
 ) -> None:
     with formed.transaction() as tx:
-        assert tx.under_way() == {ROUND.id}
+        assert tx.under_way() == {ROUND.id: TASK.id}
         tx.dissolve(ROUND.id, [1, 3])
         tx.end_round(ROUND.id, "aborted", "too few")
     with formed.reading() as tx:
@@ -85,7 +85,7 @@ def test_a_round_that_is_given_up_lets_some_wait_again_and_forgets_the_others(
         assert tx.place(key(103)) == Place(TASK.id, None, None)
         assert tx.place(key(102)) is None
         assert tx.members(ROUND.id) == []
-        assert tx.under_way() == set()
+        assert tx.under_way() == {}
         (row,) = tx.rounds(TASK.id)
         assert not row.came_together
         assert (row.deadline, tx.invitation(ROUND.id)) == (0, "")

@@ -126,11 +126,20 @@ class RoundTables(Statements):
             )
         self._run("DELETE FROM joined WHERE round = ?", round)
 
-    def under_way(self) -> set[str]:
-        """The ids of all rounds that are not over."""
+    def under_way(self) -> dict[str, str]:
+        """The ids of all rounds that are not over, and those of their tasks."""
         ended = ", ".join("?" for _ in ENDED)
-        rows = self._run(f"SELECT id FROM round WHERE phase NOT IN ({ended})", *ENDED)
-        return {str(row[0]) for row in rows}
+        return dict(
+            self._run(
+                "SELECT round.id, task.id FROM round JOIN task USING (task)"
+                f" WHERE phase NOT IN ({ended})",
+                *ENDED,
+            )
+        )
+
+    def set_charged(self, round_id: str) -> None:
+        """It is on the ledger."""
+        self._run("UPDATE round SET charged = 1 WHERE id = ?", round_id)
 
     def rounds(self, task_id: str) -> list[RoundRow]:
         """All rounds of a task, the first first."""

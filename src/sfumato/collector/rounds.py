@@ -128,7 +128,7 @@ class Rounds:
         """Drop what is in memory of rounds that are over, whoever ended them."""
         if self._coordinators:
             with self._store.reading() as tx:
-                ended = self._coordinators.keys() - tx.under_way()
+                ended = self._coordinators.keys() - tx.under_way().keys()
             for round_id in ended:
                 del self._coordinators[round_id]
 

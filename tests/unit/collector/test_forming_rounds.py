@@ -233,3 +233,23 @@ def test_what_is_refused_is_not_kept(stage: Masking) -> None:
             (kept,) = tx._run("SELECT outcome, LENGTH(body) FROM round_message")
     assert kept[0] not in ("", "taken")
     assert kept[1] == 0
+
+
+def test_a_round_whose_rows_do_not_agree_fails_its_study(stage: Masking) -> None:
+    """A table is said to be in the sum and is not: to make the round from rows again would not
+    help, and a worker must not try for ever."""
+    study = stage.create(COUNT)
+    with devices(stage, COUNT) as them, Http(stage.collector.address) as send:
+        made = parts(them, stage.clock)
+        for _ in range(3):
+            for part in made:
+                go(part, send, until="mask")
+            stage.work()
+        go(made[0], send)
+        with stage.collector.store.transaction() as tx:
+            tx._run("UPDATE round_message SET outcome = 'taken' WHERE phase = 'mask'")
+        stage.restart()
+        stage.work()  # or it finds work for ever
+    shown = stage.state(study)
+    assert shown["state"] == "failed"
+    assert "do not agree: 1 messages were taken, 0 are there" in shown["problem"]
