@@ -2,7 +2,7 @@
 
 A copy is what was there at one moment. Brought back, it forgets what came later: reports that were
 acknowledged since then, and *charges to the ledger*. Restore the latest copy, and count what was
-released after it as spent. Masked rounds that were under way are lost when the copy is brought back:
+released after it as spent. Masked rounds that were under way are lost when a copy is brought back:
 the store that it was made of may have opened their sums since.
 
 A copy of an SQLite store is an SQLite file, one of a PostgreSQL store a file for `pg_restore`.

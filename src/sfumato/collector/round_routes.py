@@ -80,9 +80,12 @@ async def ticket(request: Request) -> Response:
     service, given = service_of(request), ticket_in(request.scope["headers"])
     if given is None:
         raise _wrong_ticket()
-    place = await _patiently(service, request, partial(_placed, ticket=digest_of(given.encode())))
-    if place is None or place.round_id is None or place.member is None:
-        return Response(status_code=204)
+    digest = digest_of(given.encode())
+    place = await _patiently(service, request, partial(_placed, ticket=digest), who=digest)
+    if isinstance(place, Response):
+        return place
+    assert place.round_id is not None  # as `_placed` has it
+    assert place.member is not None  # likewise
     live = await service.rounds.find(place.round_id)
     service.rounds.seen_alive(live, news=service.news.number)
     return Response(invitation_for(live, place.member), media_type="application/json")
@@ -121,6 +124,7 @@ async def hear(request: Request) -> Response:
     """
     service = service_of(request)
     live, phase, member = await _member(request, service)
+    ticket = ticket_in(request.scope["headers"]) or ""  # as `_member` has seen
     before = _before(phase, live.spec.mode == "semi_malicious")
     look = partial(
         _told,
@@ -130,17 +134,14 @@ async def hear(request: Request) -> Response:
         member=member,
     )
     try:
-        body = await _patiently(service, request, look)
+        body = await _patiently(service, request, look, who=digest_of(ticket.encode()))
     except Problem:
         service.rounds.not_seen_alive(live.spec.nonce)
         raise
-    if body is not None:
-        await service.rounds.learn(live, phase, before, news=service.news.number)
-    return (
-        Response(status_code=204)
-        if body is None
-        else Response(body, media_type="application/octet-stream")
-    )
+    if isinstance(body, Response):
+        return body
+    await service.rounds.learn(live, phase, before, news=service.news.number)
+    return Response(body, media_type="application/octet-stream")
 
 
 ROUTES = (
@@ -221,9 +222,12 @@ async def _member(request: Request, service: Service) -> tuple[LiveRound, Phase,
 
 
 async def _patiently(
-    service: Service, request: Request, look: Callable[[Transaction], T | None]
-) -> T | None:
-    """What `look` finds, at once or when there is news; None if it finds nothing in time."""
+    service: Service, request: Request, look: Callable[[Transaction], T | None], *, who: bytes
+) -> T | Response:
+    """What `look` finds, at once or when there is news; 204 if it finds nothing in time.
+
+    Of those that ask with one ticket the last is waited for; the others' connections are closed.
+    """
     loop = asyncio.get_running_loop()
     until = loop.time() + _wait(request)
     while True:
@@ -232,8 +236,10 @@ async def _patiently(
         if found is not None:
             return found
         left = until - loop.time()
-        if left <= 0 or not await service.news.wait(number, left):
-            return None
+        heard = await service.news.wait(number, left, who=who) if left > 0 else "nothing"
+        if heard != "news":
+            closing = {"Connection": "close"} if heard == "elsewhere" else None
+            return Response(status_code=204, headers=closing)
 
 
 def _placed(tx: Transaction, *, ticket: bytes) -> Place | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -253,3 +254,23 @@ def test_a_round_whose_rows_do_not_agree_fails_its_study(stage: Masking) -> None
     shown = stage.state(study)
     assert shown["state"] == "failed"
     assert "do not agree: 1 messages were taken, 0 are there" in shown["problem"]
+
+
+def test_a_ticket_keeps_one_connection(tmp_path: Path) -> None:
+    """Each question of it ends the one before, so that others are still answered."""
+    with masking(tmp_path, connections=10) as stage:
+        study = stage.create(COUNT)
+        task = stage.state(study)["tasks"][0]["id"]
+        headers = {"Authorization": f"Ticket {secrets.token_hex(32)}"}
+        path = f"/v1/tasks/{task}/join"
+        ask(stage.collector.address, "POST", path, secrets.token_bytes(32), headers=headers)
+        held: list[http.client.HTTPConnection] = []
+        for _ in range(12):  # more than there may be
+            held.append(http.client.HTTPConnection(stage.collector.address[7:], timeout=20))
+            held[-1].request("GET", "/v1/tickets", headers=headers)
+            if len(held) > 1:
+                answer = held[-2].getresponse()
+                assert (answer.status, answer.getheader("connection")) == (204, "close")
+        assert ask(stage.collector.address, "GET", "/health").status == 200
+        for connection in held:
+            connection.close()
