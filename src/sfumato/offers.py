@@ -98,6 +98,11 @@ class Offer:
                 'a table is masked if, and only if, trust is "secure"; '
                 f'got {"a masked" if masked else "an open"} one with trust "{self.trust}"',
             )
+            require(
+                not (masked and isinstance(self.task.mechanism, NoiseAtRelease)),
+                "a masked sum must have its noise from devices: noise at the release is the "
+                "collector's to add, who would see the sum without it; use noise in shares",
+            )
             kept = noise_of(self.task)
             require(
                 self.noise is None or kept is None or self.noise <= kept * (1 + 1e-9),

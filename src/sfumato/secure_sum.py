@@ -40,8 +40,8 @@ class SecureSum:
             value = getattr(self, name)
             require(0 <= value < 1, f"{name} must be at least 0, below 1; got {value}", StudyError)
 
-    def least(self, asked: int) -> int:
-        """Devices that stay of so many, each by its own chance, but for 2**-20.
+    def least(self, asked: int, *, grace_bits: int = GRACE_BITS) -> int:
+        """Devices that stay of so many, each by its own chance, but for 2**-grace_bits.
 
         By Chernoff's bound: log P[X ≤ m] ≤ −n·KL(m/n ‖ 1 − dropout).
 
@@ -58,7 +58,7 @@ class SecureSum:
                 return True
             distance = (1 - share) * math.log((1 - share) / (1 - stay))
             distance += share * math.log(share / stay) if m else 0.0
-            return asked * distance < GRACE_BITS * math.log(2)
+            return asked * distance < grace_bits * math.log(2)
 
         return bisect_left(range(asked + 1), True, key=is_likely)
 

@@ -36,7 +36,7 @@ def asked(store: Store) -> Store:
 def formed(asked: Store) -> Store:
     """The same with a round of them."""
     with asked.transaction() as tx:
-        chosen = tx.first_waiting(TASK.id, COUNT)
+        chosen = tx.who_waits(TASK.id)
         tx.add_round(TASK.id, ROUND, '{"invitation":"…"}', [number for number, _ in chosen])
     return asked
 
@@ -73,6 +73,24 @@ def test_those_who_wait_become_members_in_their_order(formed: Store) -> None:
         assert tx.place(key(103)) is not None
 
 
+def test_a_round_that_is_given_up_lets_some_wait_again_and_forgets_the_others(
+    formed: Store,
+) -> None:
+    with formed.transaction() as tx:
+        assert tx.under_way() == {ROUND.id: TASK.id}
+        tx.dissolve(ROUND.id, [1, 3])
+        tx.end_round(ROUND.id, "aborted", "too few")
+    with formed.reading() as tx:
+        assert [bytes(identity) for _, identity in tx.who_waits(TASK.id)] == [key(1), key(3)]
+        assert tx.place(key(103)) == Place(TASK.id, None, None)
+        assert tx.place(key(102)) is None
+        assert tx.members(ROUND.id) == []
+        assert tx.under_way() == {}
+        (row,) = tx.rounds(TASK.id)
+        assert not row.came_together
+        assert (row.deadline, tx.invitation(ROUND.id)) == (0, "")
+
+
 def test_a_message_is_kept_once_while_its_phase_is_open(formed: Store) -> None:
     with formed.transaction() as tx:
         assert tx.add_message(ROUND.id, "enrol", 2, b"digest", b"body") == "new"
@@ -94,6 +112,7 @@ def test_messages_are_settled_and_may_be_forgotten(formed: Store) -> None:
         assert [member for member, _ in tx.messages(ROUND.id, "enrol", WAITING, 2)] == [0, 1]
         tx.settle(ROUND.id, "enrol", {0: TAKEN, 1: TAKEN, 2: "malformed"}, forget=False)
         assert tx.messages(ROUND.id, "enrol", TAKEN)[1] == (1, b"\x01" * 9_000)
+        assert tx.messages(ROUND.id, "enrol", "malformed") == [(2, b"")]
         tx.settle(ROUND.id, "enrol", {1: TAKEN}, forget=True)
         assert tx.messages(ROUND.id, "enrol", TAKEN)[1] == (1, b"")
         assert tx.senders(ROUND.id, "enrol") == {0: TAKEN, 1: TAKEN, 2: "malformed", 3: WAITING}

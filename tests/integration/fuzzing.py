@@ -210,8 +210,8 @@ class Fuzzer:
         method, path, body = self._chance.choice(
             (
                 ("POST", f"/v1/tasks/{self._chance.choice(self._known.masked)}/join", key),
-                ("GET", f"/v1/tickets/{ticket}?wait={wait}", b""),
-                ("GET", f"/v1/tickets/{ticket[::-1]}?wait={odd_wait}", b""),
+                ("GET", f"/v1/tickets?wait={wait}", b""),
+                ("GET", f"/v1/tickets?wait={odd_wait}", b""),
                 ("GET", f"/v1/rounds/{nonce}/{phase}/{self._chance.choice((0, -1, 'x'))}", b""),
                 ("PUT", f"/v1/rounds/{nonce}/{phase}/0", self._chance.randbytes(100)),
             )

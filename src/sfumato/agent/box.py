@@ -67,6 +67,10 @@ class Box(Protocol):
         """Drop those of all studies but these, and but those that a round is begun of."""
         ...
 
+    def drop_rounds(self, wanted: set[str]) -> None:
+        """Drop the rounds of all studies but these."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -169,6 +173,12 @@ class SqliteBox:
                 gone = [(study,) for (study,) in kept if study not in wanted]
             self._connection.executemany("DELETE FROM model WHERE study = ?", gone)
 
+    def drop_rounds(self, wanted: set[str]) -> None:
+        with self._as_store_errors():
+            with closing(self._connection.execute("SELECT study FROM round")) as kept:
+                gone = [(study,) for (study,) in kept if study not in wanted]
+            self._connection.executemany("DELETE FROM round WHERE study = ?", gone)
+
     def close(self) -> None:
         self._connection.close()
 
@@ -251,6 +261,10 @@ class MemoryBox:
         if not self._shares_models:
             for study in self._models.keys() - wanted - self._rounds.keys():
                 del self._models[study]
+
+    def drop_rounds(self, wanted: set[str]) -> None:
+        for study in self._rounds.keys() - wanted:
+            del self._rounds[study]
 
     def close(self) -> None:
         pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import fields, replace
 
+from sfumato.aggregation import Masked
 from sfumato.model_terms import ModelTerms
 from sfumato.offers import Offer
 from sfumato.privacy import ListedAbove, Mechanism
@@ -25,7 +26,8 @@ def changes(agreed: Offer, offered: Offer) -> tuple[str, ...]:
     """The terms that an offer makes worse than what the user agreed to; they need consent again.
 
     Terms that ask for less need none. Where tables are sent, the promise is the noise that the
-    offer names: there must be no less of it. If it names none, the task's must be the same.
+    offer names: there must be no less of it. If it names none, the task's must be the same. Where
+    they are masked, no more may be left to trust in the collector and in other devices.
     """
     worse = [name for name in _SAME if getattr(agreed, name) != getattr(offered, name)]
     worse += [name for name in _MOST if _limit(offered, name) > _limit(agreed, name)]
@@ -41,7 +43,23 @@ def changes(agreed: Offer, offered: Offer) -> tuple[str, ...]:
             worse.append("min_count")
         if _trained(agreed.model) != _trained(offered.model):
             worse.append("model")
+        worse += _less_hidden(agreed.task, offered.task)
     return tuple(worse)
+
+
+def _less_hidden(agreed: Task, offered: Task) -> list[str]:
+    """What of a masked sum protects against fewer, or weaker, than before."""
+    before, after = agreed.aggregation, offered.aggregation
+    if not (isinstance(before, Masked) and isinstance(after, Masked)):
+        return []  # another trust, then
+    worse = [
+        name
+        for name in ("corrupt", "security_bits")
+        if getattr(after, name) < getattr(before, name)
+    ]
+    if before.mode == "semi_malicious" != after.mode:
+        worse.append("mode")
+    return worse
 
 
 def _promise(mechanism: Mechanism) -> object:

@@ -95,7 +95,9 @@ class Device:
     def offers(self, now: float) -> list[Offered]:
         """Ask the collector which studies are open, and take those that its key signed.
 
-        A study that the collector offers no more is not recorded for; what waits is still sent.
+        A study that the collector offers no more is not recorded for; what waits is still sent. A
+        masked round of it is forgotten at the second fetch without it: a collector that closes a
+        study may still be at its last round.
         """
         taken: dict[str, Offer] = {}
         refused = []
@@ -108,6 +110,7 @@ class Device:
         self.refused = tuple(refused)
         wanted = {offer.dictionary for offer in taken.values() if offer.dictionary is not None}
         with self._changing() as state:
+            self._box.drop_rounds(taken.keys() | state.offered.keys())
             state.offered = taken
             self._box.drop_dictionaries(wanted)
             self._box.drop_models(set(taken))

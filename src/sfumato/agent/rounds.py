@@ -2,6 +2,7 @@
 
     join ─▶ wait ─▶ say enrol ─▶ hear share ─▶ say share ─▶ hear mask ─▶ say mask
          ─▶ [hear ack ─▶ say ack] ─▶ hear unmask ─▶ say unmask ─▶ over
+    and back to wait if too few enrol: nothing but public keys was sent
 
 Nothing here moves bytes: `request` says what to ask, `hear` is told the answer, and every step is
 in the device's box before the next request can leave. So an app that crashes goes on where it was,
@@ -29,7 +30,7 @@ from sfumato.agent.client import problem_of, retry_after
 from sfumato.agent.state import State
 from sfumato.agent.transport import Response, Send
 from sfumato.device import join_round
-from sfumato.errors import MismatchError, OfferError, ServiceError, SpecError
+from sfumato.errors import ImpossibleError, MismatchError, OfferError, ServiceError, SpecError
 from sfumato.offers import Offer, offer_from_text, public_key
 from sfumato.privacy import Rng
 from sfumato.secagg.participant import Participant
@@ -54,12 +55,12 @@ class Joined(StrEnum):
     """How a device's part in a round ended. None of these is an error."""
 
     DONE = "done"  # it has given its share of what opens the sum
-    NOT_NEEDED = "not_needed"  # the task was closed before there was a round
+    NOT_NEEDED = "not_needed"  # the task is closed, or its round began while it was away
     LATE = "late"  # the round went on without it, or did not take its message
     ABORTED = "aborted"  # too few were left; nothing was opened, and it may join again
     LOST = "lost"  # the round ended when the sum was about to be opened: it counts
     REFUSED = "refused"  # the device would not go on; `Part.problem` says why
-    UNREACHABLE = "unreachable"  # the collector did not answer in time; it can be gone on with
+    UNREACHABLE = "unreachable"  # no answer, or nothing new, in time; it can be gone on with
     WAITING = "waiting"  # there was no round in time; it can be gone on with
 
 
@@ -72,7 +73,7 @@ class Request:
     body: bytes
     headers: dict[str, str]
 
-    def __repr__(self) -> str:  # tickets are in the path
+    def __repr__(self) -> str:  # tickets are in the headers
         return f"Request({self.method})"
 
 
@@ -184,7 +185,7 @@ class Part:
             identity = public_key(bytes.fromhex(progress.identity))
             return Request("POST", f"/v1/tasks/{progress.task.id}/join", identity, headers)
         if progress.stage == "wait":
-            return Request("GET", f"/v1/tickets/{progress.ticket}?wait={wait_seconds}", b"", {})
+            return Request("GET", f"/v1/tickets?wait={wait_seconds}", b"", headers)
         verb, _, phase = progress.stage.partition(" ")
         path = f"/v1/rounds/{progress.round_id}/{phase}/{progress.member}"
         if verb == "say":
@@ -199,21 +200,20 @@ class Part:
         stage = self._progress.stage
         try:
             if answer.status in (200, 201):
-                self._go_on(stage, answer.body)
-            else:
-                self._refused(stage, answer)
-        except (MismatchError, OfferError, SpecError) as problem:
+                return self._go_on(stage, answer.body)
+            self._refused(stage, answer)
+        except (ImpossibleError, MismatchError, OfferError, SpecError) as problem:
             # It says nothing more in this round; whether its table is in the sum it cannot know.
             self.problem = str(problem)
             self._end(Joined.REFUSED)
         return True
 
-    def _go_on(self, stage: str, body: bytes) -> None:
+    def _go_on(self, stage: str, body: bytes) -> bool:
         verb, _, phase = stage.partition(" ")
         if stage == "join":
-            self._keep(replace(self._progress, stage="wait"))
+            self._keep(replace(self._progress, stage="wait"), b"")
         elif stage == "wait":
-            self._enrol(body)
+            return self._enrol(body)
         elif verb == "hear":
             self._answer(phase, body)
         elif phase == "unmask":
@@ -222,10 +222,21 @@ class Part:
             place = _PHASES.index(phase) + 1
             if _PHASES[place] == "ack" and not self._progress.semi_malicious:
                 place += 1
-            self._keep(replace(self._progress, stage=f"hear {_PHASES[place]}"))
+            self._heard(phase, replace(self._progress, stage=f"hear {_PHASES[place]}"))
+        return True
 
-    def _enrol(self, body: bytes) -> None:
-        """The cohort is complete: take part in its round, if it is what the task asks for."""
+    def _heard(self, phase: str, progress: _Progress) -> None:
+        """Its message has arrived: it is said no more, and nothing is kept that shows a table."""
+        participant = self._take_participant()
+        if phase == "mask":
+            participant.forget_table()
+            progress = replace(progress, participant=participant.to_json())
+        self._keep(progress, b"")
+        self._participant = participant
+
+    def _enrol(self, body: bytes) -> bool:
+        """The cohort is complete: take part in its round, if it is what the task asks for. False if
+        it is the one that was given up: a collector may be a second behind."""
         progress = self._progress
         try:
             told = json.loads(body)
@@ -233,6 +244,8 @@ class Part:
         except _UNREADABLE:
             raise MismatchError("an invitation must be JSON with a member; got others") from None
         invitation = invitations.verify(told, self._key)
+        if invitation.round.nonce == progress.round_id:
+            return False
         identity = bytes.fromhex(progress.identity)
         known = 0 <= member < len(invitation.roster)
         if not known or invitation.roster[member] != public_key(identity):
@@ -242,9 +255,10 @@ class Part:
         )
         joined = replace(progress, round_id=invitation.round.nonce, member=member)
         self._say("enrol", participant, participant.enrol(), joined)
+        return True
 
     def _answer(self, phase: str, told: bytes) -> None:
-        participant = self._participant or Participant.from_json(self._progress.participant)
+        participant = self._take_participant()
         if phase == "share":
             message = participant.share(told)
         elif phase == "mask":
@@ -263,17 +277,31 @@ class Part:
         self, phase: str, participant: Participant, message: bytes, progress: _Progress
     ) -> None:
         """Keep a message, and what its next one depends on, before it can leave."""
-        self._participant = participant
-        self._message = message
         self._keep(
             replace(progress, stage=f"say {phase}", participant=participant.to_json()),
+            message,
             contributes=phase == "mask",
         )
+        self._participant = participant
+
+    def _take_participant(self) -> Participant:
+        """The participant, to change and to keep. Until it is kept the one in the box counts, and
+        the next try begins with it."""
+        participant, self._participant = self._participant, None
+        return participant or Participant.from_json(self._progress.participant)
 
     def _refused(self, stage: str, answer: Response) -> None:
         code, self.problem = problem_of(answer)
-        if stage in ("join", "wait"):
+        if stage == "join":
             self._end(Joined.NOT_NEEDED)
+        elif stage == "wait":
+            given_up = code == "round-aborted" or self._progress.round_id != ""
+            over = Joined.LATE if code in ("round-lost", "round-over") else Joined.NOT_NEEDED
+            self._end(Joined.ABORTED if given_up else over)
+        elif code == "round-aborted" and stage in ("say enrol", "hear share"):
+            # It may be put back to wait; what it was in the round is forgotten.
+            self._participant = None
+            self._keep(replace(self._progress, stage="wait", member=0, participant=""), b"")
         elif code in ("round-lost", "round-over"):
             self._end(Joined.LOST if stage in _SENT else Joined.LATE)
         else:
@@ -285,14 +313,19 @@ class Part:
                 take_back=believed and stage in ("say mask", "hear unmask"),
             )
 
-    def _keep(self, progress: _Progress, *, contributes: bool = False) -> None:
+    def _keep(self, progress: _Progress, message: bytes, *, contributes: bool = False) -> None:
         text = progress.to_json()
         with self._changing() as state:
             self._check_alone()
-            if contributes:
+            if contributes:  # asked again: another study may have been answered since it began
+                if not state.may_contribute(progress.offer, progress.task):
+                    raise MismatchError(
+                        "a device must be in one cohort of a campaign, a task once, and no more "
+                        "tasks of a study than agreed; this table would be one too many"
+                    )
                 state.contribute(progress.offer, progress.task).tasks.add(progress.task.id)
-            self._box.keep_round(self._study, text, self._message)
-        self._progress, self._text = progress, text
+            self._box.keep_round(self._study, text, message)
+        self._progress, self._text, self._message = progress, text, message
 
     def _end(self, outcome: Joined, *, take_back: bool = False) -> None:
         """Forget the round; with `take_back` it does not count as a contribution."""
@@ -322,8 +355,8 @@ def drive(
     cohort_seconds: float = math.inf,
     pause: Callable[[float], None] = time.sleep,
 ) -> Joined:
-    """Ask and hear until it is over, or the collector has not answered for so long, or there is no
-    round after `cohort_seconds`.
+    """Ask and hear until it is over, or the collector has not answered for so long, or told nothing
+    new in a phase, or there is no round after `cohort_seconds`.
 
     After a failure it waits for a time that doubles and is drawn by `chance`, in [0, 1), and no
     less than the collector asks for.
@@ -333,16 +366,18 @@ def drive(
     while part.outcome is None:
         if part.phase == "wait" and time.monotonic() > joining_until:
             return Joined.WAITING
-        asked = part.request()
+        asked, status = part.request(), 0
         try:
             answer = send(asked.method, asked.path, asked.body, asked.headers)
-            answered = part.hear(answer) or answer.status == 204
+            status, moved = answer.status, part.hear(answer)
         except ServiceError:
-            answered = False
-        if answered:
+            moved = False
+        if moved or (status == 204 and part.phase == "wait"):
             until, failures = time.monotonic() + patience_seconds, 0
         elif time.monotonic() > until:
             return Joined.UNREACHABLE
+        elif status == 204:  # it was waited for
+            failures = 0
         else:
             failures += 1
             most = min(FIRST_PAUSE * 2.0 ** min(failures - 1, 32), LONGEST_PAUSE)

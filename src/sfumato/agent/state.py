@@ -46,9 +46,12 @@ class State:
 
     def may_contribute(self, offer: Offer, task: Task) -> bool:
         """Whether a table for this task keeps the device within what the study's promise counts
-        with: one cohort of a campaign, a task once, and no more tasks than the offer says."""
+        with: one cohort of a campaign, a task once, and no more tasks than the offer says. A
+        campaign is one study's: another's that names it is not answered."""
         known = self.contributed.get(_campaign(offer, task))
-        if known is not None and (known.cohort != task.cohort or task.id in known.tasks):
+        if known is not None and (
+            known.study != offer.study or known.cohort != task.cohort or task.id in known.tasks
+        ):
             return False
         every = [part for part in self.contributed.values() if part.study == offer.study]
         return sum(len(part.tasks) for part in every) < offer.contributions
@@ -61,10 +64,11 @@ class State:
 
     def take_back(self, offer: Offer, task: Task) -> None:
         """The table that was sent for this task is in no sum."""
-        part = self.contribute(offer, task)
-        part.tasks.discard(task.id)
-        if not part.tasks:
-            del self.contributed[_campaign(offer, task)]
+        part = self.contributed.get(_campaign(offer, task))
+        if part is not None and part.study == offer.study:
+            part.tasks.discard(task.id)
+            if not part.tasks:
+                del self.contributed[_campaign(offer, task)]
 
     def to_json(self) -> str:
         return canonical(

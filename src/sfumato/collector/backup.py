@@ -2,7 +2,8 @@
 
 A copy is what was there at one moment. Brought back, it forgets what came later: reports that were
 acknowledged since then, and *charges to the ledger*. Restore the latest copy, and count what was
-released after it as spent.
+released after it as spent. Masked rounds that were under way are lost when a copy is brought back:
+the store that it was made of may have opened their sums since.
 
 A copy of an SQLite store is an SQLite file, one of a PostgreSQL store a file for `pg_restore`.
 """
@@ -12,12 +13,15 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from sfumato.collector import schema
 from sfumato.collector.database import database
+from sfumato.collector.store import Store
 from sfumato.errors import StoreError
+from sfumato.spec import from_json, to_json
+from sfumato.task import Task
 
 
 def backup(url: str | Path, path: Path | str) -> None:
@@ -41,6 +45,24 @@ def restore(url: str | Path, path: Path | str) -> None:
         )
     target.copy_from(copy)
     schema.migrate(target)  # the copy may be older than this code
+    with closing(Store.open(url)) as store:
+        _lose_rounds(store)
+
+
+def _lose_rounds(store: Store) -> None:
+    """End the masked rounds under way, as charged: their devices must not think that nothing was
+    opened, nor be told of other survivors than before."""
+    with store.transaction() as tx:
+        for round_id, task_id in tx.under_way().items():
+            row, task = tx.round(round_id), tx.task(task_id)
+            assert row is not None  # as it is under way
+            assert task is not None  # as it has a round
+            spec = from_json(task.spec)
+            assert isinstance(spec, Task)  # no other is masked
+            if not row.charged:
+                tx.add_entry(spec.campaign, spec.cohort, spec.id, to_json(spec.loss))
+                tx.set_charged(round_id)
+            tx.end_round(round_id, "aborted", "the store was brought back from a copy")
 
 
 @contextmanager

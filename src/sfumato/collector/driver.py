@@ -31,6 +31,10 @@ class Connection(Protocol):
     def sharing(self) -> str:
         """Ends a SELECT whose rows must stay as they are until this transaction is over."""
 
+    @property
+    def holding(self) -> str:
+        """Ends a SELECT whose rows nobody else may hold until this transaction is over."""
+
     def begin(self, *, writing: bool) -> None:
         """A transaction that writes, or one that reads what was there at one moment."""
 

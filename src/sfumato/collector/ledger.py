@@ -18,7 +18,8 @@ NO_LIMIT = Budget(epsilon=None, delta=1e-6)  # of a store for which nobody has s
 class StoreLedger:
     """Charges against the one budget of a store, within a transaction: see `privacy.Ledger`.
 
-    What is charged is kept if the transaction is, so a charge and what it pays for are one.
+    What is charged is kept if the transaction is, so a charge and what it pays for are one. Of two
+    transactions that charge, the second waits for the first and counts what that has spent.
     """
 
     def __init__(self, tx: Transaction) -> None:
@@ -34,6 +35,7 @@ class StoreLedger:
 
     def charge(self, *, campaign: str, cohort: str, task: str, loss: Loss) -> None:
         """Record a loss, or raise BudgetError and record nothing."""
+        self._tx.hold_budget()
         self.check(campaign=campaign, cohort=cohort, task=task, loss=loss)
         self._tx.add_entry(campaign, cohort, task, to_json(loss))
 

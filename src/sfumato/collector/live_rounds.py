@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from sfumato.collector.problems import Problem
 from sfumato.collector.round_tables import TAKEN
 from sfumato.collector.store import Store
+from sfumato.errors import ImpossibleError
 from sfumato.secagg.coordinator import Phase
+from sfumato.secagg.parameters import COMPLETE_BELOW
 from sfumato.secagg.round import BOX_BYTES, KEYS_BYTES, SHARE_BYTES, SIGNATURE_BYTES, MaskedRound
 from sfumato.spec import from_json
 
@@ -42,17 +44,32 @@ class LiveRound:
     members: dict[bytes, int]  # by the digest of their ticket
     invitation: bytes
     told: dict[Phase, Told] = field(default_factory=dict)  # the last one only
+    alive: dict[int, float] = field(default_factory=dict)  # when it was seen so, by `News.number`
 
     def most_bytes(self, phase: Phase) -> int:
-        """Of a message of this phase."""
-        others = self.spec.cohort - 1
-        return {
-            Phase.ENROL: KEYS_BYTES,
-            Phase.SHARE: BOX_BYTES * others,
-            Phase.MASK: self.spec.vector_bytes,
-            Phase.ACK: SIGNATURE_BYTES,
-            Phase.UNMASK: SHARE_BYTES * others,
-        }[phase]
+        return most_bytes(self.spec, phase)
+
+
+def most_bytes(round: MaskedRound, phase: Phase) -> int:
+    """Of a member's message of this phase, however many have enrolled."""
+    if phase in (Phase.SHARE, Phase.UNMASK):
+        each = BOX_BYTES if phase is Phase.SHARE else SHARE_BYTES
+        return each * _most_neighbours(round)
+    return {
+        Phase.ENROL: KEYS_BYTES,
+        Phase.MASK: round.vector_bytes,
+        Phase.ACK: SIGNATURE_BYTES,
+    }[phase]
+
+
+def _most_neighbours(round: MaskedRound) -> int:
+    """Of a member. Fewer enrolled have fewer, unless they are so few that all are neighbours; a
+    quarter more is allowed for."""
+    try:
+        neighbours = round.parameters(round.cohort).neighbours
+    except ImpossibleError:  # such a round is not formed
+        neighbours = round.cohort
+    return min(round.cohort - 1, max(COMPLETE_BELOW, neighbours + neighbours // 4))
 
 
 class LiveRounds:
@@ -75,12 +92,25 @@ class LiveRounds:
         """The round of this id, if no look into the store is needed to tell."""
         return self._known.get(round_id)
 
-    def place(self, ticket: bytes) -> tuple[LiveRound, int] | None:
-        """The round, among those that are known, and the member of a ticket, by its digest."""
+    def place(self, ticket: bytes, *, news: int) -> tuple[LiveRound, int] | None:
+        """The round and the member of a ticket, by its digest, if no look into the store is needed
+        to tell. Whose round was given up before it began has another, or none."""
         for live in reversed(self._known.values()):
-            if (member := live.members.get(ticket)) is not None:
+            member = live.members.get(ticket)
+            seen_at = live.alive.get(news, -math.inf)
+            if member is not None and self._now() - seen_at < _FRESH_SECONDS:
                 return live, member
         return None
+
+    def seen_alive(self, live: LiveRound, *, news: int) -> None:
+        """A look into the store has shown that the round is under way."""
+        live.alive.clear()
+        live.alive[news] = self._now()
+
+    def not_seen_alive(self, round_id: str) -> None:
+        """Somebody was told otherwise, and is not to be invited to it again."""
+        if (live := self._known.get(round_id)) is not None:
+            live.alive.clear()
 
     async def find(self, round_id: str) -> LiveRound:
         """The round of this id; Problem if there is none."""

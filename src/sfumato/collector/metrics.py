@@ -37,6 +37,7 @@ KNOWN: Mapping[str, tuple[str, str, tuple[str, ...]]] = MappingProxyType(
             "Messages of masked rounds by the status that was answered.",
             ("code",),
         ),
+        "sfumato_rounds_total": ("counter", "Masked rounds by how they ended.", ("outcome",)),
         "sfumato_commits_total": ("counter", "Transactions that stored uploads.", ()),
         "sfumato_commit_seconds_total": ("counter", "Time that those transactions took.", ()),
         "sfumato_worker_errors_total": ("counter", "Steps of the worker that failed.", ()),

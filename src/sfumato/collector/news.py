@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Literal
 
 from sfumato.collector.logs import log_error
 from sfumato.collector.store import Store
 from sfumato.errors import StoreError
 
 POLL_SECONDS = 0.5
+
+Heard = Literal["news", "nothing", "elsewhere"]
 
 
 class News:
@@ -23,9 +26,8 @@ class News:
         self._store = store
         self._poll_seconds = poll_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._changed = asyncio.Event()
+        self._waiting: dict[bytes, asyncio.Future[Heard]] = {}  # by who waits
         self._watcher: asyncio.Task[None] | None = None
-        self._waiting = 0
         self._stopping = False
         self.number = 0
 
@@ -38,33 +40,38 @@ class News:
         self._stopping = True
         self._in_loop(self._wake)
 
-    async def wait(self, number: int, seconds: float) -> bool:
-        """Until there is something newer than `number`; whether that was within so many seconds."""
+    async def wait(self, number: int, seconds: float, *, who: bytes) -> Heard:
+        """Until there is something newer than `number`, or for so many seconds.
+
+        Whoever waits a second time, elsewhere, is not waited for any longer where it did before:
+        a connection is kept for each that waits, and there must be no more of them than devices.
+        """
         self._loop = asyncio.get_running_loop()
-        until = self._loop.time() + seconds
-        self._waiting += 1
+        if self._stopping:
+            return "nothing"
+        if self.number != number:
+            return "news"
+        mine: asyncio.Future[Heard] = self._loop.create_future()
+        _settle(self._waiting.pop(who, None), "elsewhere")
+        self._waiting[who] = mine
+        if self._watcher is None or self._watcher.done():
+            self._watcher = self._loop.create_task(self._watch())
+        timer = self._loop.call_later(max(0.0, seconds), _settle, mine, "nothing")
         try:
-            if self._watcher is None or self._watcher.done():
-                self._watcher = self._loop.create_task(self._watch())
-            while self.number == number and not self._stopping:
-                left = until - self._loop.time()
-                if left <= 0:
-                    return False
-                try:
-                    async with asyncio.timeout(left):
-                        await self._changed.wait()
-                except TimeoutError:
-                    return False
-            return not self._stopping
+            return await mine
         finally:
-            self._waiting -= 1
+            timer.cancel()
+            if self._waiting.get(who) is mine:
+                del self._waiting[who]
 
     async def _watch(self) -> None:
         """Look for what other processes have to tell, as long as anybody waits."""
         known = await self._looked()
         self._wake()  # for what came before this looked
-        while self._waiting and not self._stopping:
+        while not self._stopping:
             await asyncio.sleep(self._poll_seconds)
+            if not self._waiting:  # who was woken waits again by now, if it still does
+                return
             seen = await self._looked()
             if seen is not None and seen != known:
                 known = seen
@@ -83,9 +90,15 @@ class News:
 
     def _wake(self) -> None:
         self.number += 1
-        self._changed.set()
-        self._changed = asyncio.Event()
+        waiting, self._waiting = self._waiting, {}
+        for one in waiting.values():
+            _settle(one, "nothing" if self._stopping else "news")
 
     def _in_loop(self, function: Callable[[], None]) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function)
+
+
+def _settle(waiting: asyncio.Future[Heard] | None, heard: Heard) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(heard)

@@ -204,15 +204,15 @@ def _rounds() -> dict[str, Any]:
                 },
             }
         },
-        "/v1/tickets/{ticket}": {
+        "/v1/tickets": {
             "get": {
                 "summary": "The round that a ticket is for",
                 "operationId": "ticket",
-                "parameters": [_in_path("ticket"), wait],
+                "parameters": [ticket, wait],
                 "responses": {
                     200: _json("The round", invitation),
                     204: not_yet,
-                    **answers(410, 503),
+                    **answers(403, 410, 503),
                 },
             }
         },

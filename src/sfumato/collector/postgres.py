@@ -134,6 +134,7 @@ class Postgres:
 
 class PostgresConnection:
     sharing = " FOR SHARE"
+    holding = " FOR UPDATE"
 
     def __init__(self, name: str, raw: psycopg.Connection[Row]) -> None:
         self._name = name

@@ -19,7 +19,6 @@ from sfumato.collector.problems import ALWAYS, Problem, problem_response
 from sfumato.collector.round_routes import (
     JOIN_BYTES,
     PHASES,
-    TICKET,
     acknowledged,
     admitted,
     digest_of,
@@ -35,7 +34,7 @@ from sfumato.secagg.coordinator import Phase
 from sfumato.secagg.round import KEY_BYTES
 
 _IN_ROUND = re.compile("/v1/rounds/([0-9a-f]{32})/([a-z]{1,8})/([0-9]{1,9})")
-_TICKET = re.compile(f"/v1/tickets/({TICKET.pattern})")
+_TICKETS = "/v1/tickets"
 _JOIN = re.compile("/v1/tasks/([0-9a-f]{64})/join")
 _MOST_BYTES = 1 << 16  # of a message; longer ones are read by the route, within its limits
 _JSON = {"content-type": "application/json", **ALWAYS}
@@ -56,7 +55,7 @@ class QuickRounds:
     def may_take(self, scope: Mapping[str, Any]) -> bool:
         path, method = scope["path"], scope["method"]
         if method == "GET":
-            return bool(_IN_ROUND.fullmatch(path) or _TICKET.fullmatch(path))
+            return path == _TICKETS or bool(_IN_ROUND.fullmatch(path))
         if not (_IN_ROUND if method == "PUT" else _JOIN).fullmatch(path):
             return False
         lengths = [said for name, said in scope["headers"] if name == b"content-length"]
@@ -65,7 +64,7 @@ class QuickRounds:
     def take(self, scope: Mapping[str, Any], body: bytes, answer: Answer) -> bool:
         path, method = scope["path"], scope["method"]
         if method == "GET":
-            found = self._told(scope, path) if path.startswith("/v1/r") else self._placed(path)
+            found = self._placed(scope) if path == _TICKETS else self._told(scope, path)
             if found is None:
                 return False
             answer(found)
@@ -85,9 +84,11 @@ class QuickRounds:
         body = service.rounds.told(*member, news=service.news.number)
         return None if body is None else plain("200 OK", body, _BYTES)
 
-    def _placed(self, path: str) -> bytes | None:
-        found = _TICKET.fullmatch(path)
-        place = self._service.rounds.place(digest_of(found[1].encode())) if found else None
+    def _placed(self, scope: Mapping[str, Any]) -> bytes | None:
+        ticket, service = ticket_in(scope["headers"]), self._service
+        if ticket is None:
+            return None
+        place = service.rounds.place(digest_of(ticket.encode()), news=service.news.number)
         if place is None:
             return None
         live, member = place

@@ -72,15 +72,22 @@ async def join(request: Request) -> Response:
 async def ticket(request: Request) -> Response:
     """The round that a ticket is for, once its cohort is complete; waited for up to `wait` seconds.
 
-    200  member, and the signed invitation     204  not yet; ask again     410  ticket-over
+    200  member, and the signed invitation     403  wrong-ticket
+    204  not yet; ask again                    410  ticket-over, or its round is over
+
+    Who sees what: a ticket speaks for its device, so it is in a header, which no log of paths has.
     """
-    service, given = service_of(request), request.path_params["ticket"]
-    if not TICKET.fullmatch(given):
-        raise _ticket_over()
-    place = await _patiently(service, request, partial(_placed, ticket=digest_of(given.encode())))
-    if place is None or place.round_id is None or place.member is None:
-        return Response(status_code=204)
+    service, given = service_of(request), ticket_in(request.scope["headers"])
+    if given is None:
+        raise _wrong_ticket()
+    digest = digest_of(given.encode())
+    place = await _patiently(service, request, partial(_placed, ticket=digest), who=digest)
+    if isinstance(place, Response):
+        return place
+    assert place.round_id is not None  # as `_placed` has it
+    assert place.member is not None  # likewise
     live = await service.rounds.find(place.round_id)
+    service.rounds.seen_alive(live, news=service.news.number)
     return Response(invitation_for(live, place.member), media_type="application/json")
 
 
@@ -117,6 +124,7 @@ async def hear(request: Request) -> Response:
     """
     service = service_of(request)
     live, phase, member = await _member(request, service)
+    ticket = ticket_in(request.scope["headers"]) or ""  # as `_member` has seen
     before = _before(phase, live.spec.mode == "semi_malicious")
     look = partial(
         _told,
@@ -125,19 +133,20 @@ async def hear(request: Request) -> Response:
         before=before,
         member=member,
     )
-    body = await _patiently(service, request, look)
-    if body is not None:
-        await service.rounds.learn(live, phase, before, news=service.news.number)
-    return (
-        Response(status_code=204)
-        if body is None
-        else Response(body, media_type="application/octet-stream")
-    )
+    try:
+        body = await _patiently(service, request, look, who=digest_of(ticket.encode()))
+    except Problem:
+        service.rounds.not_seen_alive(live.spec.nonce)
+        raise
+    if isinstance(body, Response):
+        return body
+    await service.rounds.learn(live, phase, before, news=service.news.number)
+    return Response(body, media_type="application/octet-stream")
 
 
 ROUTES = (
     Route("/v1/tasks/{task_id}/join", join, methods=["POST"]),
-    Route("/v1/tickets/{ticket}", ticket, methods=["GET"]),
+    Route("/v1/tickets", ticket, methods=["GET"]),
     Route("/v1/rounds/{round_id}/{phase}/{member}", say, methods=["PUT"]),
     Route("/v1/rounds/{round_id}/{phase}/{member}", hear, methods=["GET"]),
 )
@@ -159,7 +168,7 @@ async def not_kept(service: Service, kept: Keeping, round_id: str) -> Problem:
     if kept == "other":
         return Problem("equivocating")
     try:
-        await service.looks.look(partial(_alive, round_id=round_id))
+        await _check_alive(service, round_id)
     except Problem as problem:
         return problem
     return Problem("wrong-phase", hint="ask what the round tells this member")
@@ -206,14 +215,19 @@ async def _member(request: Request, service: Service) -> tuple[LiveRound, Phase,
     given = ticket_in(request.scope["headers"])
     member = None if given is None else live.members.get(digest_of(given.encode()))
     if member is None or request.path_params["member"] != str(member):
-        raise Problem("wrong-ticket", hint="send it as Authorization: Ticket …")
+        # Whoever was put back to wait is no member any more, and is told why.
+        await _check_alive(service, live.spec.nonce)
+        raise _wrong_ticket()
     return live, phase, member
 
 
 async def _patiently(
-    service: Service, request: Request, look: Callable[[Transaction], T | None]
-) -> T | None:
-    """What `look` finds, at once or when there is news; None if it finds nothing in time."""
+    service: Service, request: Request, look: Callable[[Transaction], T | None], *, who: bytes
+) -> T | Response:
+    """What `look` finds, at once or when there is news; 204 if it finds nothing in time.
+
+    Of those that ask with one ticket the last is waited for; the others' connections are closed.
+    """
     loop = asyncio.get_running_loop()
     until = loop.time() + _wait(request)
     while True:
@@ -222,8 +236,10 @@ async def _patiently(
         if found is not None:
             return found
         left = until - loop.time()
-        if left <= 0 or not await service.news.wait(number, left):
-            return None
+        heard = await service.news.wait(number, left, who=who) if left > 0 else "nothing"
+        if heard != "news":
+            closing = {"Connection": "close"} if heard == "elsewhere" else None
+            return Response(status_code=204, headers=closing)
 
 
 def _placed(tx: Transaction, *, ticket: bytes) -> Place | None:
@@ -231,7 +247,10 @@ def _placed(tx: Transaction, *, ticket: bytes) -> Place | None:
     place = tx.place(ticket)
     if place is None:
         raise _ticket_over()
-    return None if place.round_id is None else place
+    if place.round_id is None:
+        return None
+    _alive(tx, place.round_id)
+    return place
 
 
 def _told(
@@ -255,6 +274,15 @@ def _before(phase: Phase, acknowledged: bool) -> Phase | None:
         return None
     place = _ORDER.index(phase) - 1
     return _ORDER[place - (phase is Phase.UNMASK and not acknowledged)]
+
+
+async def _check_alive(service: Service, round_id: str) -> None:
+    """Raise Problem if a round is over."""
+    try:
+        await service.looks.look(partial(_alive, round_id=round_id))
+    except Problem:
+        service.rounds.not_seen_alive(round_id)
+        raise
 
 
 def _alive(tx: Transaction, round_id: str) -> RoundRow:
@@ -283,6 +311,10 @@ def _wait(request: Request) -> float:
 
 def digest_of(text: bytes) -> bytes:
     return hashlib.sha256(text).digest()
+
+
+def _wrong_ticket() -> Problem:
+    return Problem("wrong-ticket", hint="send it as Authorization: Ticket …")
 
 
 def _ticket_over() -> Problem:

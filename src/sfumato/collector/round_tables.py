@@ -31,10 +31,15 @@ class RoundRow:
     spec: str  # JSON of a MaskedRound
     phase: str  # see `secagg.coordinator.Phase`
     is_open: int  # whether messages of the phase are taken
-    deadline: int  # of the phase, in seconds since 1970
-    turn: int  # grows whenever there is something new to tell
+    deadline: int  # of the phase, in seconds since 1970; 0 when it is over
+    turn: int  # 1 at first; one more with every phase that follows, and one more at the end
     charged: int  # whether it is on the ledger
     problem: str = ""  # why it was aborted
+
+    @property
+    def came_together(self) -> bool:
+        """Whether enough enrolled: it was not aborted before anything but public keys was sent."""
+        return self.phase != "aborted" or self.turn > 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +91,11 @@ class RoundTables(Statements):
             "SELECT COUNT(*) FROM joined WHERE task = ? AND round IS NULL", self._task(task_id)
         )
 
-    def first_waiting(self, task_id: str, most: int) -> list[tuple[int, bytes]]:
-        """(number, identity) of those that wait, the first first."""
+    def who_waits(self, task_id: str) -> list[tuple[int, bytes]]:
+        """(number, identity) of those that wait for a round of this task."""
         return self._run(
-            "SELECT number, identity FROM joined WHERE task = ? AND round IS NULL"
-            " ORDER BY number LIMIT ?",
+            "SELECT number, identity FROM joined WHERE task = ? AND round IS NULL ORDER BY number",
             self._task(task_id),
-            most,
         )
 
     def add_round(
@@ -112,6 +115,32 @@ class RoundTables(Statements):
                 "UPDATE joined SET round = ?, member = ? WHERE number = ?", round, member, number
             )
 
+    def dissolve(self, round_id: str, staying: Iterable[int]) -> None:
+        """Let these members of a round wait for another one, and forget the rest of them."""
+        round = self._round(round_id)
+        for member in staying:
+            self._run(
+                "UPDATE joined SET round = NULL, member = NULL WHERE round = ? AND member = ?",
+                round,
+                member,
+            )
+        self._run("DELETE FROM joined WHERE round = ?", round)
+
+    def under_way(self) -> dict[str, str]:
+        """The ids of all rounds that are not over, and those of their tasks."""
+        ended = ", ".join("?" for _ in ENDED)
+        return dict(
+            self._run(
+                "SELECT round.id, task.id FROM round JOIN task USING (task)"
+                f" WHERE phase NOT IN ({ended})",
+                *ENDED,
+            )
+        )
+
+    def set_charged(self, round_id: str) -> None:
+        """It is on the ledger."""
+        self._run("UPDATE round SET charged = 1 WHERE id = ?", round_id)
+
     def rounds(self, task_id: str) -> list[RoundRow]:
         """All rounds of a task, the first first."""
         rows = self._run(
@@ -123,7 +152,7 @@ class RoundTables(Statements):
         rows = self._run(f"SELECT {_ROUND} FROM round WHERE id = ?", round_id)
         return RoundRow(*rows[0]) if rows else None
 
-    def under_way(self, task_id: str) -> tuple[str, int, dict[str, int]] | None:
+    def round_under_way(self, task_id: str) -> tuple[str, int, dict[str, int]] | None:
         """Of the round of a task that has not ended: its phase, how many members it has, and how
         many messages came in each phase."""
         rows = self._run(
@@ -234,14 +263,15 @@ class RoundTables(Statements):
     def settle(
         self, round_id: str, phase: str, outcomes: Mapping[int, str], *, forget: bool
     ) -> None:
-        """Write down what became of messages; `forget` drops their bodies.
+        """Write down what became of messages. What was refused is dropped; `forget` drops all.
 
-        They are masked, and whoever reads them off the disk knows no more than the network did; to
-        overwrite them would take as long as it took to store them.
+        Tables are masked, and whoever reads them off the disk knows no more than the collector did;
+        to overwrite them would take as long as it took to store them.
         """
-        emptied = ", body = ?" if forget else ""
         self._open.overwrite_deleted(always=not forget)
         for outcome in sorted(set(outcomes.values())):
+            empties = forget or outcome != TAKEN
+            emptied = ", body = ?" if empties else ""
             listed, given = self._open.listed(
                 [m for m, said in outcomes.items() if said == outcome]
             )
@@ -249,7 +279,7 @@ class RoundTables(Statements):
                 f"UPDATE round_message SET outcome = ?{emptied} WHERE round = ? AND phase = ?"
                 f" AND member IN ({listed})",
                 outcome,
-                *([b""] if forget else []),
+                *([b""] if empties else []),
                 self._round(round_id),
                 phase,
                 *given,
@@ -329,10 +359,10 @@ class RoundTables(Statements):
         self, round_id: str, phase: Literal["done", "aborted"], problem: str = ""
     ) -> None:
         """Nothing more is sent or told. What was sent is dropped, but for its digests: who heard no
-        answer to a last message asks again."""
+        answer to a last message asks again. When it was is dropped, too."""
         self._run(
             "UPDATE round SET phase = ?, is_open = 0, turn = turn + 1, checkpoint = NULL,"
-            " problem = ? WHERE id = ?",
+            " deadline = 0, invitation = '', problem = ? WHERE id = ?",
             phase,
             problem,
             round_id,

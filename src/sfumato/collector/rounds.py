@@ -16,15 +16,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from sfumato import invitations
 from sfumato.batch import Batch
 from sfumato.collector.ledger import StoreLedger
+from sfumato.collector.live_rounds import most_bytes
 from sfumato.collector.logs import counted
+from sfumato.collector.metrics import Metrics
 from sfumato.collector.round_tables import ENDED, EVERYBODY, TAKEN, WAITING, RoundRow
 from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.errors import BudgetError, DataError, ImpossibleError, MismatchError
@@ -32,12 +35,18 @@ from sfumato.privacy import Rng
 from sfumato.release import charge
 from sfumato.secagg.coordinator import Coordinator, Phase
 from sfumato.secagg.round import MaskedRound
+from sfumato.secure_sum import SecureSum
 from sfumato.spec import from_json, to_json
+from sfumato.study import Study
 from sfumato.task import Task
 
-GROUP_BYTES = 32 << 20  # of masked tables that are added together
+GROUP_BYTES = 32 << 20  # of messages that are taken together
+MOST_LOST = 2  # rounds of a task that were charged and opened nothing
 _FEW_BYTES = 8 << 20  # of tables that are not worth a group, while others are still to come
-_STEPS = (Phase.ENROL, Phase.SHARE, Phase.MASK, Phase.ACK, Phase.UNMASK)
+_LIKELY_BITS = 10  # a smaller cohort keeps its floor but for one round in a thousand
+
+Outcome = Literal["done", "too_few", "over_budget", "false_secret", "few_shares"]
+"""How a round ended, for who watches: never of whom it was that too few were left."""
 
 Conclude = Callable[[Transaction, TaskRow, Batch | None], None]
 """Puts a task's batch, or that there is none, where the study finds it."""
@@ -49,7 +58,7 @@ class Patience:
 
     cohort_seconds: float = 600.0  # for more devices, when there are enough
     phase_seconds: float = 120.0  # for the answers of a phase
-    tries: int = 5  # rounds of a task that may be aborted
+    tries: int = 5  # rounds of a task that may be aborted after enough have enrolled
 
 
 class Rounds:
@@ -70,11 +79,13 @@ class Rounds:
         patience: Patience,
         tell: Callable[[], None],
         forget: Callable[[], None],
+        metrics: Metrics | None = None,
     ) -> None:
         """`tell` is called when there is something new for members, `forget` when what they sent
         was deleted."""
         self._store, self._key, self._now, self._rng, self._log = store, key, now, rng, log
         self._patience, self._tell, self._forget = patience, tell, forget
+        self._metrics = metrics or Metrics()
         self._coordinators: dict[str, Coordinator] = {}  # by round
         self._enough_since: dict[str, float] = {}  # by task
 
@@ -89,39 +100,62 @@ class Rounds:
     ) -> bool:
         """Bring a task a step on; whether there was one to go.
 
-        `is_over`: nobody new is asked. If rounds were aborted too often, the task is over without
-        an answer where that `may_skip` it, and else ImpossibleError is raised; BudgetError if the
-        ledger refuses one.
+        `is_over`: nobody new is asked. If rounds were aborted or lost too often, the task is over
+        without an answer where that `may_skip` it, and else ImpossibleError is raised; BudgetError
+        if the ledger refuses one.
         """
         with self._store.reading() as tx:
             rounds, waiting = tx.rounds(task.id), tx.waiting(task.id)
         for row in rounds:
             if row.phase not in ENDED:
                 return self._step(study, task, row, conclude)
-        is_lost = len(rounds) >= self._patience.tries
-        if is_over or (is_lost and may_skip):
+        problem = self._tried_too_often(rounds)
+        if is_over or (problem is not None and may_skip):
             with self._store.transaction() as tx:
                 conclude(tx, task, None)
             self._tell()
             return True
-        if is_lost:
-            raise ImpossibleError(
-                f"{len(rounds)} masked rounds were aborted, the last because {rounds[-1].problem}",
-                hint="ask more devices than may vanish, or plan with a larger dropout",
-            )
+        if problem is not None:
+            raise problem
         return self._form(study, task, waiting)
 
+    def _tried_too_often(self, rounds: Sequence[RoundRow]) -> ImpossibleError | None:
+        """Why there is not one more, if so. A round to which too few enrolled is no try: nothing
+        but public keys was sent, and who did not answer waits no more."""
+        tried = [row for row in rounds if row.came_together]
+        lost = [row for row in tried if row.charged]
+        if len(lost) >= MOST_LOST:
+            return ImpossibleError(
+                f"{len(lost)} masked rounds were charged and opened nothing, the last because "
+                f"{lost[-1].problem}",
+                hint="each of them is spent; a single device can do this, so see who may join",
+            )
+        if len(tried) >= self._patience.tries:
+            return ImpossibleError(
+                f"{len(tried)} masked rounds were aborted, the last because {tried[-1].problem}",
+                hint="ask more devices than may vanish, or plan with a larger dropout",
+            )
+        return None
+
+    def tidy(self) -> None:
+        """Drop what is in memory of rounds that are over, whoever ended them."""
+        if self._coordinators:
+            with self._store.reading() as tx:
+                ended = self._coordinators.keys() - tx.under_way().keys()
+            for round_id in ended:
+                del self._coordinators[round_id]
+
     def _form(self, study: StudyRow, task: TaskRow, waiting: int) -> bool:
-        """Make a round of those who wait, if they are enough."""
+        """Make a round of those who wait, if they are enough; of some by lot, if they are more."""
         spec: Task = from_json(task.spec)
         wanted = spec.max_count - 1  # as many as its noise was made for
-        if waiting < spec.min_count:
+        cohort = min(waiting, wanted)
+        if waiting < spec.min_count or not _is_likely_kept(study, spec, cohort):
             self._enough_since.pop(task.id, None)
             return False
         since = self._enough_since.setdefault(task.id, self._now())
         if waiting < wanted and 0 <= self._now() - since < self._patience.cohort_seconds:
             return False
-        cohort = min(waiting, wanted)
         round = spec.masked_round(cohort, self._rng.words(2).tobytes().hex())
         try:
             round.parameters(cohort)
@@ -129,7 +163,7 @@ class Rounds:
             return False
         with self._store.transaction() as tx:
             current = tx.held_study(study.id)
-            chosen = tx.first_waiting(task.id, cohort)
+            chosen = _drawn(tx.who_waits(task.id), cohort, self._rng)
             if len(chosen) < cohort or current is None or current.state != "collecting":
                 return False  # the study was closed or deleted meanwhile
             roster = tuple(bytes(identity) for _, identity in chosen)
@@ -170,8 +204,7 @@ class Rounds:
         phase = coordinator.phase
         with self._store.reading() as tx:
             outcomes = tx.senders(row.id, str(phase))
-        taken = {member for member, outcome in outcomes.items() if outcome == TAKEN}
-        if phase != row.phase or taken != _answered(coordinator):
+        if phase != row.phase or _taken(outcomes) != _answered(coordinator):
             # Another worker has been at it, while this one had lost its lock.
             del self._coordinators[row.id]
             return True
@@ -193,9 +226,7 @@ class Rounds:
     def _take(self, row: RoundRow, coordinator: Coordinator) -> None:
         """Take a group of the messages that came."""
         phase = coordinator.phase
-        most = (
-            max(1, GROUP_BYTES // coordinator.round.vector_bytes) if phase is Phase.MASK else None
-        )
+        most = max(1, GROUP_BYTES // most_bytes(coordinator.round, phase))
         with self._store.reading() as tx:
             messages = tx.messages(row.id, str(phase), WAITING, most)
         outcomes = {
@@ -225,7 +256,9 @@ class Rounds:
             self._finish(study, task, row, coordinator, conclude)
             return
         if coordinator.close() is Phase.ABORTED:
-            self._abort(study, task, row, f"too few devices were left in the phase {phase}")
+            problem = f"too few devices were left in the phase {phase}"
+            staying = coordinator.keys if phase is Phase.ENROL else None
+            self._abort(study, task, row, "too_few", problem, staying=staying)
             return
         charging = phase is Phase.MASK
         try:
@@ -248,7 +281,7 @@ class Rounds:
                     charged=charging or bool(row.charged),
                 )
         except BudgetError as problem:
-            self._abort(study, task, row, str(problem))
+            self._abort(study, task, row, "over_budget", str(problem))
             raise
         self._log("round-phase", study_id=study.id, task_id=task.id, reason=coordinator.phase)
         self._tell()
@@ -264,8 +297,14 @@ class Rounds:
         spec = from_json(task.spec)
         try:
             total = coordinator.finish()
-        except (ImpossibleError, MismatchError) as problem:
-            self._abort(study, task, row, str(problem))
+        except (ImpossibleError, MismatchError):
+            # Whose fault it was helps nobody: its key was made for this once.
+            if coordinator.liars:
+                problem = "a device shared another secret than it had committed to"
+                self._abort(study, task, row, "false_secret", problem)
+            else:
+                problem = "too few devices gave their shares of what opens the sum"
+                self._abort(study, task, row, "few_shares", problem)
             return
         table = total.astype(np.int64).reshape(spec.sketch.shape)
         batch = Batch(spec.id, table, len(coordinator.survivors), charged=True)
@@ -275,15 +314,31 @@ class Rounds:
             conclude(tx, task, batch)
             tx.end_round(row.id, "done")
         del self._coordinators[row.id]
+        self._metrics.add("sfumato_rounds_total", outcome="done")
         self._forget()
         self._tell()
 
-    def _abort(self, study: StudyRow, task: TaskRow, row: RoundRow, problem: str) -> None:
-        """Nothing more is opened of it. The next one has a new nonce, new keys and new noise."""
+    def _abort(
+        self,
+        study: StudyRow,
+        task: TaskRow,
+        row: RoundRow,
+        outcome: Outcome,
+        problem: str,
+        *,
+        staying: Collection[int] | None = None,
+    ) -> None:
+        """Nothing more is opened of it. The next one has a new nonce, new keys and new noise.
+
+        If `staying` are given, they wait again, and the others of the round do not.
+        """
         with self._store.transaction() as tx:
             if _is_alive(tx, study, row):
+                if staying is not None:
+                    tx.dissolve(row.id, staying)
                 tx.end_round(row.id, "aborted", problem)
         self._coordinators.pop(row.id, None)
+        self._metrics.add("sfumato_rounds_total", outcome=outcome)
         self._log("round-aborted", study_id=study.id, task_id=task.id, reason=problem)
         self._forget()
         self._tell()
@@ -307,10 +362,24 @@ class Rounds:
                     break
                 if coordinator.close() is Phase.ABORTED:
                     raise DataError(f"the messages of round {row.id} are not all there")
+            self._check_rows(tx, row, coordinator)
         with self._store.transaction() as tx:
             tx.set_deadline(row.id, max(row.deadline, self._deadline()))
         self._coordinators[row.id] = coordinator
         return coordinator
+
+    @staticmethod
+    def _check_rows(tx: Transaction, row: RoundRow, coordinator: Coordinator) -> None:
+        """Raise if the rows, as they are at one moment, are not those of one round: to make it from
+        them again would not help."""
+        current = tx.round(row.id)
+        if current is not None and current.phase == row.phase:
+            taken = _taken(tx.senders(row.id, row.phase))
+            if taken != _answered(coordinator):
+                raise DataError(
+                    f"the rows of round {row.id} do not agree: {len(taken)} messages were taken, "
+                    f"{len(_answered(coordinator))} are there"
+                )
 
     @staticmethod
     def _replay(coordinator: Coordinator, messages: Iterable[tuple[int, bytes]]) -> None:
@@ -321,6 +390,25 @@ class Rounds:
 
     def _deadline(self) -> int:
         return math.ceil(self._now() + self._patience.phase_seconds)
+
+
+def _is_likely_kept(study: StudyRow, task: Task, cohort: int) -> bool:
+    """Whether so many leave the task's floor, if devices vanish as the study expects."""
+    asked: Study = from_json(study.study)
+    expected = SecureSum(corrupt=asked.corrupt, dropout=asked.dropout)
+    return expected.least(cohort, grace_bits=_LIKELY_BITS) >= task.min_count
+
+
+def _drawn(waiting: Sequence[tuple[int, bytes]], count: int, rng: Rng) -> list[tuple[int, bytes]]:
+    """So many of those that wait, by lot, and in an order by lot."""
+    if not waiting:
+        return []
+    order = np.argsort(rng.words(len(waiting)), kind="stable")
+    return [waiting[place] for place in order[:count].tolist()]
+
+
+def _taken(outcomes: Mapping[int, str]) -> set[int]:
+    return {member for member, outcome in outcomes.items() if outcome == TAKEN}
 
 
 def _asked(coordinator: Coordinator) -> set[int]:

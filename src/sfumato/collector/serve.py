@@ -131,6 +131,7 @@ def worker_of(
             tries=settings.round_tries,
         ),
         tell=tell,
+        metrics=metrics,
     )
     return Background(store, worker.step, pause_seconds=settings.worker_seconds, metrics=metrics)
 

@@ -179,7 +179,7 @@ class _Turns:
 
 
 class SqliteConnection:
-    sharing = ""  # a transaction that writes is alone anyway
+    sharing = holding = ""  # a transaction that writes is alone anyway
     is_lost = False
 
     def __init__(

@@ -346,6 +346,10 @@ class Transaction(RoundTables):
         rows = self._run("SELECT spec FROM budget")
         return rows[0][0] if rows else None
 
+    def hold_budget(self) -> None:
+        """Let nobody else charge before this is over; who waits for that reads what was charged."""
+        self._run(f"SELECT spec FROM budget{self._open.holding}")
+
     def put_release(self, study_id: str, release_json: str) -> None:
         """Keep the release of a study for good; a second one is refused."""
         self._insert("release", "study_id, data", [(study_id, release_json)])

@@ -19,6 +19,7 @@ from sfumato.aggregation import Masked
 from sfumato.batch import Batch, Rejection
 from sfumato.collector import logs, sealing, studies
 from sfumato.collector.ledger import StoreLedger
+from sfumato.collector.metrics import Metrics
 from sfumato.collector.publishing import release_of
 from sfumato.collector.rounds import Patience, Rounds
 from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
@@ -53,6 +54,7 @@ class Worker:
         seal_seconds: float = SEAL_SECONDS,
         patience: Patience | None = None,
         tell: Callable[[], None] = lambda: None,
+        metrics: Metrics | None = None,
     ) -> None:
         """`key` signs the offers of tasks that follow others; `retention_days` after its end, all
         that a study's devices sent is dropped (None: never). `tell` is called when there is
@@ -71,6 +73,7 @@ class Worker:
             patience=patience or Patience(),
             tell=tell,
             forget=self._forget_soon,
+            metrics=metrics,
         )
         self._tidied: set[str] = set()  # studies at their end, of which nothing is left to drop
         self._is_forgotten = False  # whether what was deleted is out of the store's files
@@ -84,6 +87,7 @@ class Worker:
         with self._store.reading() as tx:
             rows = tx.studies()
         turns = [self._turn(row) for row in rows]
+        self._rounds.tidy()
         if not self._is_forgotten:
             with suppress(StoreError):  # a full disk, say: the next step tries again
                 self._is_forgotten = self._store.forget()

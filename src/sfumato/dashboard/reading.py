@@ -110,7 +110,7 @@ def known(store: Store, study_id: str) -> Known:
         under_way = {
             task["id"]: _answering(*found)
             for task in state["tasks"]
-            if task["rounds"] and (found := tx.under_way(task["id"])) is not None
+            if task["rounds"] and (found := tx.round_under_way(task["id"])) is not None
         }
     released, listed = (None, ()) if text is None else _read(text)
     return Known(state, under_way, released, listed)

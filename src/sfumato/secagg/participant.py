@@ -212,6 +212,12 @@ class Participant:
             answer += seed if member in alive else key
         return answer
 
+    def forget_table(self) -> None:
+        """What was masked has arrived: drop all that could take the masks off it, or tell by trying
+        what was under them. It masks no more; it acknowledges and unmasks as before."""
+        self.box_key = self.mask_key = self.seed = self.sharing_seed = bytes(KEY_BYTES)
+        self._own.clear()
+
     def to_json(self) -> str:
         """The whole state, secrets included, to be kept where only this device reads it."""
         data = {

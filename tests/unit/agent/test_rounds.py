@@ -322,6 +322,27 @@ def test_a_collector_that_stays_away_is_left_for_later(stage: Masking) -> None:
         assert isinstance(device.part(NAME, "oak", stage.clock()), Part)
 
 
+def test_a_collector_that_tells_nothing_new_in_a_phase_is_left_for_later(stage: Masking) -> None:
+    """It has no worker, say: every question is answered, with 204."""
+    stage.create(COUNT)
+    with devices(stage, COUNT) as them, Http(stage.collector.address) as send:
+        made = parts(them, stage.clock)
+        for part in made:
+            go(part, send)
+        stage.work()
+        asked: list[str] = []
+
+        def at_once(method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
+            asked.append(path)
+            assert len(asked) < 50, "it asks for ever"
+            return send(method, path.replace("wait=15", "wait=0"), body, headers)
+
+        ended = drive(made[0], at_once, lambda: 0.0, patience_seconds=0.0, pause=lambda _: None)
+        assert ended is Joined.UNREACHABLE
+        assert made[0].phase == "share"
+        assert isinstance(them[0].part(NAME, "tree 0", stage.clock()), Part)  # to go on with
+
+
 def test_two_programs_of_one_device_do_not_speak_in_its_name(
     stage: Masking, tmp_path: Path
 ) -> None:

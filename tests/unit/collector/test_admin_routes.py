@@ -61,7 +61,7 @@ OPEN = {
     ("GET", "/v1/models/{digest}"),
     ("POST", "/v1/tasks/{task_id}/reports"),
     ("POST", "/v1/tasks/{task_id}/join"),
-    ("GET", "/v1/tickets/{ticket}"),
+    ("GET", "/v1/tickets"),
     ("PUT", "/v1/rounds/{round_id}/{phase}/{member}"),
     ("GET", "/v1/rounds/{round_id}/{phase}/{member}"),
 }
