@@ -57,7 +57,7 @@ async def sign_in(request: Request) -> Response:
     form = await own_form(request, None)
     wanted, service = page_of_ours(form.text("next")), service_of(request)
     try:
-        name, seconds = await service.call(
+        name, seconds = await service.show(
             sessions.start, service.store, form.text("token"), now=service.now()
         )
     except Problem as problem:
@@ -80,7 +80,7 @@ async def sign_in(request: Request) -> Response:
 @signed_in()
 async def sign_out(visit: Visit) -> Response:
     name = visit.request.cookies[sessions.COOKIE]
-    await visit.service.call(sessions.end, visit.service.store, name)
+    await visit.service.show(sessions.end, visit.service.store, name)
     response = RedirectResponse(SIGN_IN, status_code=303)
     response.delete_cookie(sessions.COOKIE, path="/dashboard", httponly=True, samesite="strict")
     return response
@@ -88,7 +88,7 @@ async def sign_out(visit: Visit) -> Response:
 
 @signed_in()
 async def study_list(visit: Visit) -> Response:
-    lines = await visit.service.call(reading.lines, visit.service.store)
+    lines = await visit.service.show(reading.lines, visit.service.store)
     return visit.page("studies.html", lines=lines, is_live=any(line.is_alive for line in lines))
 
 
@@ -134,7 +134,7 @@ async def export(visit: Visit) -> Response:
     known, ending = await _known(visit), visit.request.path_params["ending"]
     if ending not in _endings(known.release):
         raise Problem("not-found")
-    content = await visit.service.call(exports.exported, known.release, ending)
+    content = await visit.service.show(exports.exported, known.release, ending)
     name = re.sub(r"[^A-Za-z0-9]+", "-", known.state["name"]).strip("-").lower() or "release"
     return Response(
         content,
@@ -154,20 +154,20 @@ async def close_page(visit: Visit) -> Response:
 @signed_in("admin")
 async def close(visit: Visit) -> Response:
     await _known(visit)
-    await visit.service.call(studies.close, visit.service.store, visit.study_id)
+    await visit.service.show(studies.close, visit.service.store, visit.study_id)
     await visit.service.tasks.snapshot(fresh=True)
     return RedirectResponse(f"{HOME}/{visit.study_id}", status_code=303)
 
 
 @signed_in()
 async def ledger(visit: Visit) -> Response:
-    books = await visit.service.call(reading.books, visit.service.store)
+    books = await visit.service.show(reading.books, visit.service.store)
     return visit.page("ledger.html", books=books)
 
 
 @signed_in()
 async def costs(visit: Visit) -> Response:
-    bills = await visit.service.call(reading.bills, visit.service.store)
+    bills = await visit.service.show(reading.bills, visit.service.store)
     return visit.page("costs.html", bills=bills)
 
 
@@ -177,7 +177,7 @@ async def nothing(request: Request) -> Response:
 
 
 async def _known(visit: Visit) -> Known:
-    return await visit.service.call(reading.known, visit.service.store, visit.study_id)
+    return await visit.service.show(reading.known, visit.service.store, visit.study_id)
 
 
 def _page_number(request: Request) -> int:
