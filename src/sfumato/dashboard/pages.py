@@ -17,7 +17,7 @@ from sfumato.collector.problems import Problem
 from sfumato.collector.service import service_of
 from sfumato.dashboard import charts, reading, sessions
 from sfumato.dashboard.reading import Known
-from sfumato.dashboard.rendering import page
+from sfumato.dashboard.rendering import page, rows
 from sfumato.dashboard.visits import (
     HOME,
     SIGN_IN,
@@ -109,7 +109,8 @@ async def study(visit: Visit) -> Response:
         retention_days=visit.service.settings.retention_days,
         released=known.released,
         compared=reading.compared(state, known.released),
-        estimates=known.estimates[first : first + PAGE_ROWS],
+        rows=rows(tuple(known.estimates[first : first + PAGE_ROWS]), is_mean=known.is_mean),
+        last=min(first + PAGE_ROWS, total),
         total=total,
         first=first,
         number=number,
@@ -124,8 +125,8 @@ async def study(visit: Visit) -> Response:
 async def chart(visit: Visit) -> Response:
     """The picture of a release, for the page's script."""
     known = await _known(visit)
-    is_mean = known.release["study"]["question"] == "mean"
-    return JSONResponse(charts.bars(known.shown, axis="mean" if is_mean else "reports"))
+    _ = known.release  # raises where there is none
+    return JSONResponse(charts.bars(known.shown, axis="mean" if known.is_mean else "reports"))
 
 
 @signed_in()
