@@ -30,7 +30,7 @@ from sfumato.dashboard.visits import (
     signed_in,
 )
 
-PAGE_ROWS = 250  # of a release's table on one page
+PAGE_ROWS = 100  # of a release's table on one page
 _MEDIA_TYPES = {
     "json": "application/json",
     "csv": "text/csv; charset=utf-8",
