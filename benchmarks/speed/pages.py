@@ -34,7 +34,8 @@ _SETTINGS: dict[str, Any] = {"worker_seconds": 1, "seal_seconds": 60, "log_level
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
     devices: int
-    seconds: float
+    visits: int  # of each who looks
+    pause: float  # in seconds, from one page to the next
     browsers: int
     studies: int  # that were released before
 
@@ -45,9 +46,9 @@ class _Case:
 
 def run(settings: Settings) -> Iterator[Line]:
     case = (
-        _Case(devices=20, seconds=1.0, browsers=1, studies=2)
+        _Case(devices=20, visits=4, pause=0.1, browsers=1, studies=1)
         if settings.quick
-        else _Case(devices=2_000, seconds=60.0, browsers=2, studies=12)
+        else _Case(devices=2_000, visits=60, pause=1.0, browsers=2, studies=12)
     )
     if not settings.wants(case.name):
         return
@@ -59,7 +60,8 @@ def run(settings: Settings) -> Iterator[Line]:
         settings,
         sizes={
             "devices": case.devices,
-            "seconds": case.seconds,
+            "visits": case.visits,
+            "pause_seconds": case.pause,
             "studies": case.studies + 2,
             "browsers": len(runs[-1]["browsers"]),
         },
@@ -138,11 +140,12 @@ def _measured(case: _Case) -> dict[str, Any]:
         served = stack.enter_context(collector(folder, **_SETTINGS))
         asked = {"address": served.address, "key": served.public_key.hex(), "study": "Asked trees"}
         stack.enter_context(_devices(asked | {"items": _trees(), "count": case.devices}))
-        admin, seconds = served.admin(), case.seconds
+        admin = served.admin()
         while not admin.study(study)["received"]:
             time.sleep(0.1)
         before, begun = admin.study(study)["received"], time.monotonic()
-        visit = {"address": served.address, "paths": paths, "seconds": seconds}
+        visit: dict[str, Any] = {"address": served.address, "paths": paths}
+        visit |= {"pages": case.visits, "pause": case.pause}
         people = [
             _begun(kind, visit | {"token": served.token("analyst")})
             for kind in ("client", *["browser"] * (case.browsers if _has_browser() else 0))

@@ -16,11 +16,7 @@ from http.cookies import SimpleCookie
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-import numpy as np
-
-from sfumato.network_fleet import NetworkFleet
-
-PAUSE_SECONDS = 1.0  # from one page to the next
+Paths = Mapping[str, str]  # of pages, by their names
 _DAYS = 1_000  # of which a fleet lives as many as it has time for
 _TIMES = """() => {
   const page = performance.getEntriesByType("navigation")[0];
@@ -30,13 +26,17 @@ _TIMES = """() => {
 
 def devices(address: str, key: str, study: str, items: list[str], count: int) -> None:
     """Devices that send a report a day, one simulated day after another, until they are ended."""
+    import numpy as np  # which those who look at pages need not wait for
+
+    from sfumato.network_fleet import NetworkFleet
+
     chosen = np.random.default_rng(1).integers(0, len(items), (count, _DAYS))
     held = [[items[number] for number in row] for row in chosen.tolist()]
     with NetworkFleet(address, bytes.fromhex(key), held, seed=1, allow_plain=True) as fleet:
         fleet.ask(study, days=_DAYS)
 
 
-def client(address: str, token: str, paths: Mapping[str, str], seconds: float) -> list[Any]:
+def client(address: str, token: str, paths: Paths, pages: int, pause: float) -> list[Any]:
     """Asks for pages over one connection, and does nothing with them."""
     place = urlsplit(address).netloc
     with closing(http.client.HTTPConnection(place, timeout=60)) as connection:
@@ -58,10 +58,10 @@ def client(address: str, token: str, paths: Mapping[str, str], seconds: float) -
             _check(status, path)
             return {"answer": taken}
 
-        return list(_tour(visit, paths, seconds))
+        return list(_tour(visit, paths, pages, pause))
 
 
-def browser(address: str, token: str, paths: Mapping[str, str], seconds: float) -> list[Any]:
+def browser(address: str, token: str, paths: Paths, pages: int, pause: float) -> list[Any]:
     """Somebody who goes from page to page, scripts, styles, charts and all."""
     import browsing
 
@@ -79,16 +79,16 @@ def browser(address: str, token: str, paths: Mapping[str, str], seconds: float) 
             page.wait_for_function("() => performance.timing.loadEventEnd > 0")
             return {name: taken / 1e3 for name, taken in page.evaluate(_TIMES).items()}
 
-        return list(_tour(visit, paths, seconds))
+        return list(_tour(visit, paths, pages, pause))
 
 
 def _tour(
-    visit: Callable[[str], dict[str, float]], paths: Mapping[str, str], seconds: float
+    visit: Callable[[str], dict[str, float]], paths: Paths, pages: int, pause: float
 ) -> Iterator[dict[str, Any]]:
-    """From page to page in turn, each at its time however long the one before took."""
+    """From page to page, `pause` seconds from one to the next, or when that has come."""
     begun = time.monotonic()
-    for number in range(max(len(paths), int(seconds / PAUSE_SECONDS))):
-        time.sleep(max(0.0, begun + number * PAUSE_SECONDS - time.monotonic()))
+    for number in range(pages):
+        time.sleep(max(0.0, begun + number * pause - time.monotonic()))
         name = list(paths)[number % len(paths)]
         yield {"page": name, **visit(paths[name])}
 

@@ -30,6 +30,7 @@ from sfumato.collector.store import Store, Transaction
 from sfumato.errors import SfumatoError
 
 _THREADS = 8  # that wait for the store; as many connections
+_PAGE_THREADS = 3  # the same, for people
 _READY_SECONDS = 1.0  # an answer about readiness is good for so long
 
 _P = ParamSpec("_P")
@@ -65,6 +66,7 @@ class Service:
         self.looks = Looks(store, self.call)
         self.news = news or News(store)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="store")
+        self._page_pool = ThreadPoolExecutor(_PAGE_THREADS, thread_name_prefix="pages")
         self._ready_until = -1.0
         self.metrics.set("sfumato_build_info", 1, version=__version__)
 
@@ -76,6 +78,7 @@ class Service:
         """Store what was taken; end the threads. The store stays open."""
         await asyncio.to_thread(self.uploads.stop)
         self._pool.shutdown(wait=True)
+        self._page_pool.shutdown(wait=True)
 
     async def call(
         self, function: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs
@@ -83,6 +86,13 @@ class Service:
         """Run what blocks in a thread, and wait for it without blocking the loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: function(*arguments, **options))
+
+    async def show(
+        self, function: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs
+    ) -> _T:
+        """As `call`, for pages: in threads that devices never keep busy."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._page_pool, lambda: function(*arguments, **options))
 
     async def write(self, size: int, apply: Callable[[Transaction], _T]) -> _T:
         """Store about so many bytes in the next commit; what `apply` returned, when it is done."""

@@ -30,7 +30,7 @@ async def show_plan(visit: Visit) -> Response:
     """
     alone = "hx-request" in visit.request.headers
     try:
-        request = await visit.service.call(study_form.request_of, visit.form)
+        request = await visit.service.show(study_form.request_of, visit.form)
         planned = await visit.service.planners.call(_planned, request)
     except SfumatoError as error:
         problem = _shown(error)
@@ -48,7 +48,7 @@ async def start(visit: Visit) -> Response:
     """Open the study, if it is the one whose plan was shown."""
     request = None
     try:
-        request = await visit.service.call(study_form.request_of, visit.form)
+        request = await visit.service.show(study_form.request_of, visit.form)
         digest = study_form.digest(request)
         if visit.form.text("planned") != digest:
             planned = await visit.service.planners.call(_planned, request)

@@ -17,7 +17,7 @@ from sfumato.collector.problems import Problem
 from sfumato.collector.service import service_of
 from sfumato.dashboard import charts, reading, sessions
 from sfumato.dashboard.reading import Known
-from sfumato.dashboard.rendering import page
+from sfumato.dashboard.rendering import page, rows
 from sfumato.dashboard.visits import (
     HOME,
     SIGN_IN,
@@ -30,7 +30,7 @@ from sfumato.dashboard.visits import (
     signed_in,
 )
 
-PAGE_ROWS = 250  # of a release's table on one page
+PAGE_ROWS = 100  # of a release's table on one page
 _MEDIA_TYPES = {
     "json": "application/json",
     "csv": "text/csv; charset=utf-8",
@@ -57,7 +57,7 @@ async def sign_in(request: Request) -> Response:
     form = await own_form(request, None)
     wanted, service = page_of_ours(form.text("next")), service_of(request)
     try:
-        name, seconds = await service.call(
+        name, seconds = await service.show(
             sessions.start, service.store, form.text("token"), now=service.now()
         )
     except Problem as problem:
@@ -80,7 +80,7 @@ async def sign_in(request: Request) -> Response:
 @signed_in()
 async def sign_out(visit: Visit) -> Response:
     name = visit.request.cookies[sessions.COOKIE]
-    await visit.service.call(sessions.end, visit.service.store, name)
+    await visit.service.show(sessions.end, visit.service.store, name)
     response = RedirectResponse(SIGN_IN, status_code=303)
     response.delete_cookie(sessions.COOKIE, path="/dashboard", httponly=True, samesite="strict")
     return response
@@ -88,7 +88,7 @@ async def sign_out(visit: Visit) -> Response:
 
 @signed_in()
 async def study_list(visit: Visit) -> Response:
-    lines = await visit.service.call(reading.lines, visit.service.store)
+    lines = await visit.service.show(reading.lines, visit.service.store)
     return visit.page("studies.html", lines=lines, is_live=any(line.is_alive for line in lines))
 
 
@@ -109,7 +109,8 @@ async def study(visit: Visit) -> Response:
         retention_days=visit.service.settings.retention_days,
         released=known.released,
         compared=reading.compared(state, known.released),
-        estimates=known.estimates[first : first + PAGE_ROWS],
+        rows=rows(tuple(known.estimates[first : first + PAGE_ROWS]), is_mean=known.is_mean),
+        last=min(first + PAGE_ROWS, total),
         total=total,
         first=first,
         number=number,
@@ -124,8 +125,8 @@ async def study(visit: Visit) -> Response:
 async def chart(visit: Visit) -> Response:
     """The picture of a release, for the page's script."""
     known = await _known(visit)
-    is_mean = known.release["study"]["question"] == "mean"
-    return JSONResponse(charts.bars(known.shown, axis="mean" if is_mean else "reports"))
+    _ = known.release  # raises where there is none
+    return JSONResponse(charts.bars(known.shown, axis="mean" if known.is_mean else "reports"))
 
 
 @signed_in()
@@ -134,7 +135,7 @@ async def export(visit: Visit) -> Response:
     known, ending = await _known(visit), visit.request.path_params["ending"]
     if ending not in _endings(known.release):
         raise Problem("not-found")
-    content = await visit.service.call(exports.exported, known.release, ending)
+    content = await visit.service.show(exports.exported, known.release, ending)
     name = re.sub(r"[^A-Za-z0-9]+", "-", known.state["name"]).strip("-").lower() or "release"
     return Response(
         content,
@@ -154,20 +155,20 @@ async def close_page(visit: Visit) -> Response:
 @signed_in("admin")
 async def close(visit: Visit) -> Response:
     await _known(visit)
-    await visit.service.call(studies.close, visit.service.store, visit.study_id)
+    await visit.service.show(studies.close, visit.service.store, visit.study_id)
     await visit.service.tasks.snapshot(fresh=True)
     return RedirectResponse(f"{HOME}/{visit.study_id}", status_code=303)
 
 
 @signed_in()
 async def ledger(visit: Visit) -> Response:
-    books = await visit.service.call(reading.books, visit.service.store)
+    books = await visit.service.show(reading.books, visit.service.store)
     return visit.page("ledger.html", books=books)
 
 
 @signed_in()
 async def costs(visit: Visit) -> Response:
-    bills = await visit.service.call(reading.bills, visit.service.store)
+    bills = await visit.service.show(reading.bills, visit.service.store)
     return visit.page("costs.html", bills=bills)
 
 
@@ -177,7 +178,7 @@ async def nothing(request: Request) -> Response:
 
 
 async def _known(visit: Visit) -> Known:
-    return await visit.service.call(reading.known, visit.service.store, visit.study_id)
+    return await visit.service.show(reading.known, visit.service.store, visit.study_id)
 
 
 def _page_number(request: Request) -> int:

@@ -88,10 +88,13 @@ class Known:
     estimates: Sequence[Estimate]
 
     @property
+    def is_mean(self) -> bool:
+        return bool(self.state["study"]["question"] == "mean")
+
+    @property
     def shown(self) -> list[Estimate]:
         """The estimates that are drawn."""
-        is_mean = self.state["study"]["question"] == "mean"
-        return charts.largest(self.estimates, is_mean=is_mean)
+        return charts.largest(self.estimates, is_mean=self.is_mean)
 
     @property
     def release(self) -> Mapping[str, Any]:

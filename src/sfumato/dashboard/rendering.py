@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -11,6 +12,7 @@ from starlette.responses import HTMLResponse, Response
 
 from sfumato import __version__
 from sfumato.dashboard import assets
+from sfumato.dashboard.charts import Estimate
 
 _HEADERS = {
     "Content-Security-Policy": (
@@ -34,6 +36,12 @@ def guarded(response: Response) -> Response:
 
 def page(template: str, *, status: int = 200, **values: Any) -> Response:
     return HTMLResponse(_TEMPLATES.get_template(template).render(**values), status_code=status)
+
+
+@lru_cache(maxsize=32)  # what is long takes long to write, and a release does not change
+def rows(estimates: tuple[Estimate, ...], *, is_mean: bool) -> str:
+    """Estimates as rows of a table, in HTML."""
+    return _TEMPLATES.get_template("values.html").render(estimates=estimates, is_mean=is_mean)
 
 
 def count(value: float) -> str:

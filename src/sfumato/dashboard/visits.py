@@ -93,7 +93,7 @@ async def session_of(request: Request) -> Session | None:
     name, service = request.cookies.get(sessions.COOKIE), service_of(request)
     if not name:
         return None
-    return await service.call(sessions.find, service.store, name, now=service.now())
+    return await service.show(sessions.find, service.store, name, now=service.now())
 
 
 async def own_form(request: Request, session: Session | None) -> Form:
@@ -111,7 +111,7 @@ async def own_form(request: Request, session: Session | None) -> Form:
         most_bytes=service.settings.study_bytes,
         seconds=service.settings.upload_seconds,
     )
-    form = await service.call(Form.parse, request.headers.get("content-type", ""), body)
+    form = await service.show(Form.parse, request.headers.get("content-type", ""), body)
     if session is not None and not session.sent(form.text("csrf")):
         raise Problem("forbidden", "this form is of another session", hint="load the page again")
     return form

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -184,6 +186,19 @@ def test_pages_hold_no_script_no_style_and_nothing_from_elsewhere(admin: Visitor
         text = admin.get(f"/dashboard/{path}").text
         assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=", text)
         assert not re.search(r"https?://", text)
+
+
+def test_a_page_does_not_wait_for_what_devices_keep_busy(stage: Stage, admin: Visitor) -> None:
+    app: Any = stage.collector._server.config.app
+    gate = threading.Event()
+    try:
+        waiting = [app.state.service._pool.submit(gate.wait) for _ in range(8)]
+        pages = ("studies", "ledger", "costs", "studies/new")
+        answers = [admin.get(f"/dashboard/{page}").status_code for page in pages]
+        assert not any(one.done() for one in waiting)
+        assert answers == [200] * 4
+    finally:
+        gate.set()
 
 
 def test_a_page_that_does_not_change_loads_no_script(admin: Visitor) -> None:
