@@ -118,12 +118,13 @@ class RoundTables(Statements):
     def dissolve(self, round_id: str, staying: Iterable[int]) -> None:
         """Let these members of a round wait for another one, and forget the rest of them."""
         round = self._round(round_id)
-        for member in staying:
-            self._run(
-                "UPDATE joined SET round = NULL, member = NULL WHERE round = ? AND member = ?",
-                round,
-                member,
-            )
+        listed, given = self._open.listed(sorted(staying))
+        self._run(
+            "UPDATE joined SET round = NULL, member = NULL WHERE round = ?"
+            f" AND member IN ({listed})",
+            round,
+            *given,
+        )
         self._run("DELETE FROM joined WHERE round = ?", round)
 
     def under_way(self) -> dict[str, str]:
