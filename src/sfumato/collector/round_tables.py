@@ -49,6 +49,7 @@ class Place:
     task_id: str
     round_id: str | None  # None: it waits
     member: int | None
+    phase: str | None  # of the round
 
 
 _ROUND = ", ".join(f"round.{field.name}" for field in fields(RoundRow))
@@ -163,7 +164,7 @@ class RoundTables(Statements):
     def place(self, ticket: bytes) -> Place | None:
         """What a ticket is for, by its digest."""
         rows = self._run(
-            "SELECT task.id, round.id, joined.member FROM joined"
+            "SELECT task.id, round.id, joined.member, round.phase FROM joined"
             " JOIN task ON task.task = joined.task LEFT JOIN round ON round.round = joined.round"
             " WHERE joined.ticket = ?",
             ticket,
