@@ -63,11 +63,11 @@ def test_those_who_wait_become_members_in_their_order(formed: Store) -> None:
         assert [bytes(identity) for identity, _ in tx.members(ROUND.id)] == [
             key(number) for number in range(COUNT)
         ]
-        assert tx.place(key(103)) == Place(TASK.id, ROUND.id, 3)
+        assert tx.place(key(103)) == Place(TASK.id, ROUND.id, 3, "enrol")
         assert tx.place(key(7)) is None
     with formed.transaction() as tx:
         tx.join(TASK.id, "campaign", key(60), key(61))
-        assert tx.place(key(61)) == Place(TASK.id, None, None)
+        assert tx.place(key(61)) == Place(TASK.id, None, None, None)
         tx.end_waiting(TASK.id)
         assert tx.place(key(61)) is None
         assert tx.place(key(103)) is not None
@@ -82,7 +82,7 @@ def test_a_round_that_is_given_up_lets_some_wait_again_and_forgets_the_others(
         tx.end_round(ROUND.id, "aborted", "too few")
     with formed.reading() as tx:
         assert [bytes(identity) for _, identity in tx.who_waits(TASK.id)] == [key(1), key(3)]
-        assert tx.place(key(103)) == Place(TASK.id, None, None)
+        assert tx.place(key(103)) == Place(TASK.id, None, None, None)
         assert tx.place(key(102)) is None
         assert tx.members(ROUND.id) == []
         assert tx.under_way() == {}

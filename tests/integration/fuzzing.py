@@ -216,6 +216,8 @@ class Fuzzer:
                 ("PUT", f"/v1/rounds/{nonce}/{phase}/0", self._chance.randbytes(100)),
             )
         )
+        if path.endswith(f"/tickets?wait={odd_wait}"):
+            ticket = ticket[::-1]  # which nobody has, or it would be waited for
         given = self._chance.choice((ticket, ticket, ticket[:-1], "x", ""))
         head = [f"Authorization: Ticket {given}", f"Content-Length: {len(body)}"]
         return Request((_head(method, path, head) + body,), kind="masked")

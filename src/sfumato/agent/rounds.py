@@ -294,10 +294,9 @@ class Part:
         code, self.problem = problem_of(answer)
         if stage == "join":
             self._end(Joined.NOT_NEEDED)
-        elif stage == "wait":
+        elif stage == "wait" and code not in ("round-lost", "round-over"):
             given_up = code == "round-aborted" or self._progress.round_id != ""
-            over = Joined.LATE if code in ("round-lost", "round-over") else Joined.NOT_NEEDED
-            self._end(Joined.ABORTED if given_up else over)
+            self._end(Joined.ABORTED if given_up else Joined.NOT_NEEDED)
         elif code == "round-aborted" and stage in ("say enrol", "hear share"):
             # It may be put back to wait; what it was in the round is forgotten.
             self._participant = None

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from sfumato.collector.live_rounds import LiveRound
 from sfumato.collector.problems import Problem
-from sfumato.collector.round_tables import TAKEN, WAITING, Joining, Keeping, Place, RoundRow
+from sfumato.collector.round_tables import ENDED, TAKEN, WAITING, Joining, Keeping, Place, RoundRow
 from sfumato.collector.service import Service, service_of
 from sfumato.collector.store import Transaction
 from sfumato.errors import SfumatoError
@@ -249,7 +249,8 @@ def _placed(tx: Transaction, *, ticket: bytes) -> Place | None:
         raise _ticket_over()
     if place.round_id is None:
         return None
-    _alive(tx, place.round_id)
+    if place.phase in ENDED:
+        _alive(tx, place.round_id)  # says how
     return place
 
 

@@ -49,6 +49,7 @@ class Place:
     task_id: str
     round_id: str | None  # None: it waits
     member: int | None
+    phase: str | None  # of the round
 
 
 _ROUND = ", ".join(f"round.{field.name}" for field in fields(RoundRow))
@@ -118,12 +119,13 @@ class RoundTables(Statements):
     def dissolve(self, round_id: str, staying: Iterable[int]) -> None:
         """Let these members of a round wait for another one, and forget the rest of them."""
         round = self._round(round_id)
-        for member in staying:
-            self._run(
-                "UPDATE joined SET round = NULL, member = NULL WHERE round = ? AND member = ?",
-                round,
-                member,
-            )
+        listed, given = self._open.listed(sorted(staying))
+        self._run(
+            "UPDATE joined SET round = NULL, member = NULL WHERE round = ?"
+            f" AND member IN ({listed})",
+            round,
+            *given,
+        )
         self._run("DELETE FROM joined WHERE round = ?", round)
 
     def under_way(self) -> dict[str, str]:
@@ -180,7 +182,7 @@ class RoundTables(Statements):
     def place(self, ticket: bytes) -> Place | None:
         """What a ticket is for, by its digest."""
         rows = self._run(
-            "SELECT task.id, round.id, joined.member FROM joined"
+            "SELECT task.id, round.id, joined.member, round.phase FROM joined"
             " JOIN task ON task.task = joined.task LEFT JOIN round ON round.round = joined.round"
             " WHERE joined.ticket = ?",
             ticket,

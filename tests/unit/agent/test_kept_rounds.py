@@ -134,3 +134,24 @@ def test_a_round_of_a_study_that_is_gone_is_forgotten(tmp_path: Path) -> None:
         assert box.round("Shrubs") is None
         assert box.round("Trees") is not None
         device.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "given_up", "outcome"),
+    [
+        ("ticket-over", "", Joined.NOT_NEEDED),
+        ("ticket-over", "0" * 32, Joined.ABORTED),  # it was in a round that was given up
+        ("round-aborted", "", Joined.ABORTED),
+        ("round-over", "", Joined.LATE),
+        ("round-over", "0" * 32, Joined.LATE),
+        ("round-lost", "", Joined.LATE),
+    ],
+)
+def test_who_waits_hears_how_the_round_ended_that_it_missed(
+    code: str, given_up: str, outcome: Joined
+) -> None:
+    part = agreed_to(Offering(offered("Trees", masked()))).part("Trees", "oak", 1.0)
+    assert isinstance(part, Part)
+    part._progress = replace(part._progress, stage="wait", round_id=given_up)
+    part.hear(Response(410, {}, json.dumps({"code": code}).encode()))
+    assert part.outcome is outcome

@@ -140,6 +140,19 @@ def test_a_cohort_is_drawn_by_lot() -> None:
     assert np.abs(firsts - 100).max() < 6 * 9.75  # binomial(2000, 1/20)
 
 
+def test_a_smaller_cohort_is_taken_when_nobody_more_comes(stage: Masking) -> None:
+    study = stage.create(30, dropout=0.2)
+    with devices(stage, 26) as them, Http(stage.collector.address) as send:
+        made = parts(them, stage.clock)
+        for part in made:
+            go(part, send)
+        stage.work()
+        assert stage.state(study)["tasks"][0]["rounds"] == []
+        stage.clock.advance(601)
+        play(stage, made)
+    assert stage.release(study).counts.sum() == 26
+
+
 def test_a_round_of_which_nobody_may_vanish_is_not_formed(stage: Masking) -> None:
     """As many as the floor wait: a tenth of them are expected to vanish."""
     study = stage.create(40)

@@ -430,19 +430,6 @@ def test_a_deleted_study_ends_its_round_for_everybody(stage: Masking) -> None:
     assert stage.charges() == 0
 
 
-def test_a_smaller_cohort_is_taken_when_nobody_more_comes(stage: Masking) -> None:
-    study = stage.create(30, dropout=0.2)
-    with devices(stage, 26) as them, Http(stage.collector.address) as send:
-        made = parts(them, stage.clock)
-        for part in made:
-            go(part, send)
-        stage.work()
-        assert rows(stage, "SELECT COUNT(*) FROM round") == [(0,)]
-        stage.clock.advance(601)
-        play(stage, made)
-    assert stage.release(study).counts.sum() == 26
-
-
 def test_several_collectors_share_a_round(store_url: str, tmp_path: Path) -> None:
     """Each device asks another process than before; only one has a worker."""
     with masking(tmp_path, store=store_url) as stage:
