@@ -24,7 +24,7 @@ from sfumato.train import train
 NAME, SEED, CLIENTS, ROUNDS = "Which tree is it", 7, 64, 4
 PATIENCE_SECONDS = 300.0  # for a collector that starts on a busy machine
 STUDY: dict[str, Any] = {
-    "question": "train", "trust": "secure", "epsilon": 8.0, "delta": 1e-3, "devices": CLIENTS,
+    "question": "train", "trust": "secure", "epsilon": 3.0, "delta": 1e-3, "devices": CLIENTS,
     "rounds": ROUNDS, "clip": 0.5, "corrupt": 0.05, "compression": "free_norm",
     "relative_error": 1.0,
 }  # fmt: skip
