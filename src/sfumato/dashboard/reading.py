@@ -50,10 +50,10 @@ def lines(store: Store) -> list[Line]:
 
 def _line(tx: Transaction, row: StudyRow) -> Line:
     tasks, told = tx.tasks(row.id), json.loads(row.plan)
+    # What was sealed may have been dropped, and of masked rounds nothing is: the counts stay.
+    received = sum(tx.counts(task.id).get("reports", 0) for task in tasks)
     if row.state in ALIVE:
-        received = sum(tx.received(task.id) for task in tasks)
-    else:  # what was sealed may have been dropped; the counts stay
-        received = sum(tx.counts(task.id).get("reports", 0) for task in tasks)
+        received = max(received, sum(tx.received(task.id) for task in tasks))
     return Line(
         row, told["study"], told, received, wanted_of([task.wanted for task in tasks], told)
     )
