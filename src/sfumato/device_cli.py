@@ -339,6 +339,8 @@ def _plain(offered: Offered) -> dict[str, Any]:
         "delay_seconds", "lifetime_epsilon", "items_per_report", "closes",
     )  # fmt: skip
     terms = {name: getattr(offer, name) for name in names}
+    if offer.model is not None:
+        terms["model"] = {"name": offer.model.model, "parameters": offer.model.parameters}
     return {**terms, "task": offer.task.id, "consent": offered.consent, "changes": offered.changes}
 
 
@@ -353,6 +355,11 @@ def _in_words(offered: Offered) -> str:
         )
         times = "once" if offer.contributions == 1 else f"at most {offer.contributions} times"
         terms += f"; you send {times}"
+        if offer.model is not None:
+            terms += (
+                f", what your examples teach a model ({offer.model.model}, "
+                f"{offer.model.parameters:,} parameters)"
+            )
     else:
         terms = (
             f"each record is private at epsilon {offer.epsilon:g}; at most {offer.daily_reports} "

@@ -30,7 +30,7 @@ from sfumato.agent import (
 )
 from sfumato.errors import ImpossibleError, ServiceError
 from sfumato.model_terms import Train
-from sfumato.offers import AnyTask, Offer
+from sfumato.offers import Offer
 from sfumato.outbox import DAY_SECONDS, Outcome
 from sfumato.population import Population
 from sfumato.privacy import SeededRng, SystemRng
@@ -263,20 +263,23 @@ class NetworkFleet:
         refused = ""  # the task that nobody can answer any more
         while time.monotonic() < until:
             asked_at = time.monotonic()
-            task = self._offered_task(study, patience)
+            offer = self._offered_round(study, patience)
             if (away := time.monotonic() - asked_at) > AWAY_SECONDS:  # it was: wait as long again
                 until += away
-            if task is None or task.id == refused:
+            # Offers may be a second old: whoever joined a training's round that is over would be
+            # missing from the next one.
+            is_over = offer is not None and offer.model is not None and offer.task.id in answered
+            if offer is None or offer.task.id == refused or is_over:
                 time.sleep(0.1)
                 continue
-            coming = self._coming(task.cohort)
+            coming = self._coming(offer.task.cohort)
             numbers = [number for number in coming if number not in gone]
             travellers = {
                 number: Traveller(part, leaves_in(rates, self._chance))
                 for number in numbers
                 if isinstance(part := self._part(study, number, patience), Part)
             }
-            refused = "" if travellers else task.id
+            refused = "" if travellers else offer.task.id
             if travellers:
                 rounds += 1
                 tell(f"round {rounds}", 0.5)
@@ -298,14 +301,15 @@ class NetworkFleet:
                 if any(offer.model and offer.model.round == offer.model.rounds for offer in done):
                     break
                 is_last = all(_is_last(offer, len(answered)) for offer in done)
+                is_last &= all(each.part.offer.model is None for each in travellers.values())
                 until = time.monotonic() + (ROUND_SECONDS if is_last else patience)
         return outcomes
 
-    def _offered_task(self, study: str, patience: float) -> AnyTask | None:
-        """The task that the study asks now."""
+    def _offered_round(self, study: str, patience: float) -> Offer | None:
+        """What the study asks now."""
         device, now = self._devices[0], time.time()
         offers = [offered.offer for offered in _patiently(lambda: device.offers(now), patience)]
-        return next((offer.task for offer in offers if offer.study == study), None)
+        return next((offer for offer in offers if offer.study == study), None)
 
     def _coming(self, cohort: str) -> Collection[int]:
         return range(len(self._devices)) if self._come is None else self._come(cohort)

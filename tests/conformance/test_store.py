@@ -101,6 +101,30 @@ def write_everywhere(tx: Transaction) -> None:
     tx.add_token(TokenRow(id="t1", name="ops", role="admin", expires=9), b"d" * 32)
 
 
+def test_only_the_latest_tasks_model_is_kept_and_a_released_one_for_good(store: Store) -> None:
+    second = replace(TASK, id="9d" * 32, number=1)
+    with store.transaction() as tx:
+        tx.add_study(STUDY)
+        tx.add_task(TASK)
+        tx.add_model(TASK.id, "1a" * 32, b"first")
+        assert tx.answer(TASK.id) is None
+        tx.add_answer(TASK.id, b"sum", 10)
+    with store.transaction() as tx:
+        assert tx.answer(TASK.id) == (b"sum", 10)
+        assert tx.model("1a" * 32) == b"first"
+        tx.add_task(second)
+        tx.add_model(second.id, "2b" * 32, b"second")
+        tx.put_released_model(STUDY.id, b"last")
+    with store.transaction() as tx:
+        assert (tx.model("1a" * 32), tx.model("2b" * 32)) == (None, b"second")
+        tx.drop_data(STUDY.id)
+        assert tx.model("2b" * 32) is None
+        assert tx.released_model(STUDY.id) == b"last"
+        assert tx.released_model("00" * 16) is None
+    with pytest.raises(StoreError), store.transaction() as tx:
+        tx.put_released_model(STUDY.id, b"another")
+
+
 def test_studies_come_back_as_they_were_put_with_the_day(store_url: str) -> None:
     today = 20_000
     with closing(Store.open(store_url, now=lambda: today * DAY_SECONDS + 5.5)) as store:

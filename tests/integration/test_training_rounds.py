@@ -4,8 +4,6 @@ process trains alone: bit for bit, and at the price that was planned."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +12,19 @@ import torch
 from integration.serving import Admin, Mortal, living
 from integration.test_secure_rounds import Line
 from sfumato import offers, plan
-from sfumato.collector.store import Store
 from sfumato.learn import models
 from sfumato.learn.data import Federated, grouped
 from sfumato.learn.design import TrainingDesign
 from sfumato.learn.on_device import trainers
-from sfumato.model_terms import digest_of, to_bytes
+from sfumato.model_terms import F32, ModelTerms, Train, digest_of, to_bytes
 from sfumato.network_fleet import NetworkFleet
-from sfumato.privacy import epsilon_of
+from sfumato.privacy import Rng, epsilon_of
 from sfumato.train import train
 
 NAME, SEED, CLIENTS, ROUNDS = "Which tree is it", 7, 64, 4
 PATIENCE_SECONDS = 300.0  # for a collector that starts on a busy machine
 STUDY: dict[str, Any] = {
-    "question": "train", "trust": "secure", "epsilon": 8.0, "delta": 1e-3, "devices": CLIENTS,
+    "question": "train", "trust": "secure", "epsilon": 3.0, "delta": 1e-3, "devices": CLIENTS,
     "rounds": ROUNDS, "clip": 0.5, "corrupt": 0.05, "compression": "free_norm",
     "relative_error": 1.0,
 }  # fmt: skip
@@ -48,47 +45,39 @@ def population(clients: int = CLIENTS) -> Federated:
 
 
 class Fate:
-    """Kills the collector while a round collects masked tables, and between two rounds."""
+    """Kills the collector while a round collects masked tables, and between two rounds; whoever
+    calls goes on when it answers again."""
 
-    def __init__(self, collector: Mortal) -> None:
-        self._collector = collector
-        self._over = threading.Event()
-        self._problem: BaseException | None = None
+    def __init__(self, collector: Mortal, design: TrainingDesign) -> None:
+        self._collector, self._design = collector, design
+        self._lock = threading.Lock()
+        self._computed = 0  # updates
         self.killed: list[str] = []
 
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._live)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            thread.join()
-        if self._problem is not None:
-            raise self._problem
+    def come(self, cohort: str) -> list[int]:
+        """Who answers the task of a cohort, which is offered, and which nobody has joined."""
+        number = int(cohort.split()[1])
+        if number == 2:
+            self._kill("between rounds")
+        return self._design.members(number).tolist()  # type: ignore[no-any-return]  # numpy's
 
-    def _live(self) -> None:
-        try:
-            with closing(Store.open(self._collector.store)) as store:
-                while not self._over.wait(0.003):
-                    moment = self._moment(store)
-                    if moment is not None and moment not in self.killed:
-                        self._collector.kill()
-                        self.killed.append(moment)
-                        self._collector.start()
-        except BaseException as problem:
-            self._problem = problem
+    def over(self, train: Train) -> Train:
+        """The same, and what comes over the collector meanwhile."""
 
-    @staticmethod
-    def _moment(store: Store) -> str | None:
-        with store.reading() as tx:
-            live = tx._run("SELECT id, phase FROM round WHERE phase NOT IN ('done', 'aborted')")
-            answered = tx._run("SELECT COUNT(*) FROM answer")[0][0]
-            came = sum(len(tx.senders(round_id, phase)) for round_id, phase in live)
-        if live and answered >= 1 and live[0][1] == "mask" and came >= 3:
-            return "within a round"
-        return "between rounds" if not live and answered == 2 else None
+        def watched(terms: ModelTerms, parameters: F32, rng: Rng) -> Any:
+            with self._lock:  # a connection's devices mask one after another: some have
+                self._computed += 1
+                if self._computed == self._design.cohort + 6:
+                    self._kill("within a round")
+            return train(terms, parameters, rng)
+
+        return watched
+
+    def _kill(self, moment: str) -> None:
+        if moment not in self.killed:
+            self.killed.append(moment)
+            self._collector.kill()
+            self._collector.start()
 
 
 def test_a_collector_that_is_killed_trains_the_model_that_one_process_does(tmp_path: Path) -> None:
@@ -108,30 +97,21 @@ def test_a_collector_that_is_killed_trains_the_model_that_one_process_does(tmp_p
         asked = admin.ask(lambda client: client.study(study_id))["study"]
         design = plan(asked).design
         assert isinstance(design, TrainingDesign)
-        lines: list[Line] = []
-
-        def connect() -> Line:
-            lines.append(Line(collector))
-            return lines[-1]
-
-        fate = Fate(collector)
-        with (
-            fate.at_work(),
-            NetworkFleet(
-                "",
-                key,
-                trainers(data.train),
-                seed=SEED,
-                connections=2,
-                come=lambda cohort: design.members(int(cohort.split()[1])).tolist(),
-                connect=connect,
-            ) as fleet,
-        ):
+        fate = Fate(collector, design)
+        with NetworkFleet(
+            "",
+            key,
+            [fate.over(each) for each in trainers(data.train)],
+            seed=SEED,
+            connections=2,
+            come=fate.come,
+            connect=lambda: Line(collector),
+        ) as fleet:
             done = fleet.ask(NAME, patience_seconds=PATIENCE_SECONDS)
-            released = admin.released(study_id)
+        released = admin.released(study_id)
         parameters = admin.ask(lambda client: client.model(study_id))
         ledger = admin.ask(lambda client: client.ledger())
-    assert sorted(fate.killed) == ["between rounds", "within a round"]
+    assert fate.killed == ["within a round", "between rounds"]
     assert done.outcomes == {"done": ROUNDS * design.cohort}
     alone = train(released["study"], data, protocol=True, seed=SEED)
     model = design.make()

@@ -89,6 +89,27 @@ def test_a_plan_tells_epsilon_bytes_and_parameters_beforehand() -> None:
     assert "over all 6 rounds" in planned.privacy.statement
 
 
+@pytest.mark.parametrize("trust", ["central", "secure"])
+def test_passes_promise_what_needs_no_secret(trust: str) -> None:
+    """Twelve of 24 at a time: two rounds to a pass, three passes of six rounds."""
+    planned = plan(study(devices=24, trust=trust, sampling="passes"))
+    said = planned.privacy.statement
+    assert "a client is in 3 of them at most; who is in which need not be secret" in said
+    assert "must stay secret" not in said
+    assert "sampling hides nobody" not in said
+    assert planned.privacy.neighbours.startswith("zero-out")
+    assert planned.privacy.epsilon is not None
+    assert 0.98 * 8 < planned.privacy.epsilon <= 8
+    assert planned.parameters["rounds_of_a_client_at_most"] == 3
+
+
+def test_a_client_that_could_be_in_more_rounds_costs_more() -> None:
+    few = designed(sampling="passes", rounds=2)
+    assert few.passes == 1
+    more = replace(few, rounds=3)
+    assert epsilon_of([more.loss], 1e-3) > 1.3 * epsilon_of([few.loss], 1e-3)
+
+
 def test_noise_without_a_promise_says_what_it_costs() -> None:
     planned = plan(study(devices=24, epsilon=float("inf"), noise_multiplier=1.0))
     assert any("spends epsilon" in warning for warning in planned.warnings)

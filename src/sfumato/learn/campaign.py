@@ -37,7 +37,7 @@ class TrainingCampaign:
 
     A pass over the clients is a campaign of the ledger's, a round a cohort of it: so the ledger,
     and each device's own, count one round a pass, which is what the design's loss is of. A round
-    that could not be held is skipped (`skip`), and costs nothing.
+    that could not be held is skipped (`skip`); what was charged for it stays charged.
     """
 
     design: TrainingDesign
@@ -104,7 +104,7 @@ class TrainingCampaign:
         self.cells_sent += sketch.cells
 
     def skip(self) -> None:
-        """Go on without the round that was asked: too few were left, and nothing was opened."""
+        """Go on without the round that was asked: too few were left, and no sum was told."""
         task = self.next_task()
         if task is not None:
             self.done += 1

@@ -11,9 +11,21 @@ import numpy as np
 import pytest
 
 from masking import NAME, Masking, agreed, masking, play
-from sfumato.agent import Device, Http, Joined, MemoryBox, Part, Response, Send, Skipped, SqliteBox
+from sfumato.agent import (
+    Device,
+    Http,
+    Joined,
+    MemoryBox,
+    Offered,
+    Part,
+    Response,
+    Send,
+    Skipped,
+    SqliteBox,
+)
 from sfumato.agent.consent import changes
 from sfumato.agent.private import table
+from sfumato.device_cli import _in_words
 from sfumato.errors import OfferError, ServiceError, SpecError
 from sfumato.model_terms import LocalTraining, ModelTerms, digest_of, to_bytes
 from sfumato.offers import Offer
@@ -235,6 +247,12 @@ def test_consent_is_to_the_model_and_what_is_done_with_it_but_not_to_a_round() -
         replace(TERMS, rounds=9),
     ):
         assert changes(agreed_to, offered(model=worse)) == ("model",)
+
+
+def test_consent_is_asked_for_in_words() -> None:
+    said = _in_words(Offered(offered(), "none"))
+    assert "what your examples teach a model (softmax, 10 parameters)" in said
+    assert "only sums over many devices can be read" in said
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ def test_a_training_with_a_trusted_collector_is_not_answered(stage: Masking) -> 
 def test_a_budget_that_a_training_would_exceed_ends_it(tmp_path: Path) -> None:
     """One pass is within it and two are not; the round that is refused opens nothing."""
     with (
-        masking(tmp_path, budget_epsilon=6.0, budget_delta=1e-3) as stage,
+        masking(tmp_path, budget_epsilon=2.5, budget_delta=1e-3) as stage,
         Http(stage.collector.address) as send,
     ):
         study, fleet = stage.create(CLIENTS, **KEYS), Fleet(stage, send)
@@ -270,7 +270,7 @@ def test_a_budget_that_a_training_would_exceed_ends_it(tmp_path: Path) -> None:
         fleet.round(members(3).tolist())
         assert stage.charges() == 3
         assert stage.state(study)["state"] == "failed"
-        assert "this budget allows epsilon 6" in stage.state(study)["problem"]
+        assert "this budget allows epsilon 2.5" in stage.state(study)["problem"]
 
 
 def test_two_studies_with_the_same_keys_are_two_trainings(stage: Masking) -> None:

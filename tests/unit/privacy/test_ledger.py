@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
 import sqlite3
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from sfumato.errors import BudgetError, SpecError
-from sfumato.privacy import AdditiveLoss, Budget, Ledger, NoPrivacy, epsilon_of
+from sfumato.privacy import AdditiveLoss, Budget, Ledger, Loss, NoPrivacy, epsilon_of
+from sfumato.privacy.accounting import ApproximateLoss, most_epsilon
 from sfumato.spec import from_json, to_json
 
 DELTA = 1e-6
@@ -356,3 +358,44 @@ def test_two_openings_of_one_file_see_each_other(path: Path) -> None:
     first.charge(campaign="words", cohort="a", task="1", loss=LOSS)
     with pytest.raises(BudgetError):
         second.charge(campaign="words", cohort="a", task="2", loss=LOSS)
+
+
+def table_loss(length: float) -> AdditiveLoss:
+    """Of a table of real numbers that were rounded, so fine."""
+    return AdditiveLoss(noise="skellam", scale=length, l1=10 * length, l2=length, unit_cells=0)
+
+
+def test_many_campaigns_of_nearly_equal_cohorts_cost_little_more_than_the_costliest_of_each() -> (
+    None
+):
+    """Ten campaigns of three unlike cohorts, as a training has: 3^10 ways to have been asked."""
+    ledger = Ledger(Budget(epsilon=None, delta=DELTA))
+    losses = [table_loss(1000.0 + 100 * number) for number in range(30)]
+    for number, loss in enumerate(losses):
+        campaign = f"pass {number // 3}"
+        ledger.charge(campaign=campaign, cohort=f"round {number}", task=str(number), loss=loss)
+    costliest = epsilon_of(losses[::3], DELTA)  # the coarsest of each
+    assert costliest <= ledger.spent() <= 1.001 * costliest
+    assert epsilon_of(losses, DELTA) > 1.5 * costliest  # what all of them together would be
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        [[[table_loss(100.0)], [table_loss(50.0)]], [[half()], [LOSS, half()]]],
+        [[[ApproximateLoss(epsilon=0.5, delta=4e-7)], [half()]], [[table_loss(1e4)]]],
+        [[[half()], [table_loss(1000.0)]], [[AdditiveLoss(
+            noise="laplace", scale=9.0, l1=1.0, l2=1.0, unit_cells=1)], []]],
+    ],
+)  # fmt: skip
+def test_no_choice_costs_more_than_the_bound_on_all(choices: list[list[list[Loss]]]) -> None:
+    """Compared at Rényi bounds: an exact composition is less."""
+    bound = most_epsilon(choices, DELTA)
+    for one, other in itertools.product(*choices):
+        assert bound >= most_epsilon([[one], [other]], DELTA) >= epsilon_of([*one, *other], DELTA)
+
+
+def test_the_bound_on_all_knows_what_has_no_bound() -> None:
+    assert most_epsilon([[[LOSS], [NoPrivacy()]]], DELTA) == math.inf
+    spent = ApproximateLoss(epsilon=0.1, delta=6e-7)
+    assert most_epsilon([[[spent]], [[spent], [LOSS]]], DELTA) == math.inf
