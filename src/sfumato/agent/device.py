@@ -180,7 +180,9 @@ class Device:
                     return Outcome.LIFETIME_SPENT
                 Part.begin(self._box, offer, rng=self._rng)
         part = Part(self._box, self._changing, self._key, study, rng=self._rng)
-        part.make_table = table(part.offer, value, self._places(part.offer))
+        offer, task = part.offer, part.offer.task
+        assert isinstance(task, Task)  # no other is masked
+        part.make_table = table(task, offer.keys, value, self._places(offer))
         return part
 
     def join(

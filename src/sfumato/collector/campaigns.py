@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from dataclasses import replace
-from typing import TypeAlias
-
-import numpy as np
-import numpy.typing as npt
 
 from sfumato.campaign import Campaign
+from sfumato.designs import Design
 from sfumato.frequencies import PILOT_COHORT, FrequencyCampaign, FrequencyDesign
 from sfumato.heavy_hitters import HeavyHitterCampaign, HeavyHitterDesign, HistogramDesign
 from sfumato.histogram import HistogramCampaign
@@ -18,45 +13,8 @@ from sfumato.mean import MeanCampaign, MeanDesign
 from sfumato.offers import noise_of
 from sfumato.plan import Plan
 from sfumato.prefix_search import PrefixCampaign, PrefixDesign
-from sfumato.prefixes import Prefix
 from sfumato.privacy import Rng
-from sfumato.sketch import CountSketch, TextKeys, WordKeys
-from sfumato.spec import LARGEST_INTEGER
 from sfumato.task import Task
-
-Design: TypeAlias = (
-    FrequencyDesign | HeavyHitterDesign | HistogramDesign | PrefixDesign | MeanDesign
-)
-
-SECRET_BYTES = 32
-
-
-class SecretRng:
-    """Words that a secret repeats. What a campaign draws by itself must come out the same whenever
-    its answers are absorbed again, and be known to nobody."""
-
-    def __init__(self, secret: bytes) -> None:
-        self._secret, self._calls = secret, 0
-
-    def words(self, count: int) -> npt.NDArray[np.uint64]:
-        self._calls += 1
-        text = b"sfumato/1/campaign/" + self._secret + self._calls.to_bytes(8, "little")
-        stream = hashlib.shake_256(text).digest(8 * count)
-        return np.frombuffer(stream, dtype="<u8").astype(np.uint64)
-
-    def __repr__(self) -> str:
-        return "SecretRng(…)"  # its state is the noise
-
-
-def seeded(design: Design, rng: Rng) -> Design:
-    """The design with hash functions of its own."""
-    if isinstance(design, HistogramDesign):
-        return replace(
-            design,
-            names=replace(design.names, seed=_public_seed(rng)),
-            counts=replace(design.counts, seed=_public_seed(rng)),
-        )
-    return replace(design, seed=_public_seed(rng))
 
 
 def campaign_for(planned: Plan, rng: Rng) -> Campaign:
@@ -73,11 +31,6 @@ def campaign_for(planned: Plan, rng: Rng) -> Campaign:
         return HistogramCampaign(design, rng, least=least)
     assert isinstance(design, HeavyHitterDesign)  # `requests` lets no other in
     return HeavyHitterCampaign(design, rng, least=least)
-
-
-def draws(design: object) -> bool:
-    """Whether its campaign draws anything by itself."""
-    return isinstance(design, HeavyHitterDesign | HistogramDesign)
 
 
 def contributions(design: Design) -> int:
@@ -102,18 +55,6 @@ def least_noise(design: Design) -> float | None:
     return min(known, default=None)
 
 
-def keys_of(design: Design, task: Task) -> TextKeys | WordKeys | Prefix | None:
-    """What of an item a task's table counts, where its sketch does not say."""
-    if isinstance(design, PrefixDesign):
-        level = [each.id for each in design.tasks()].index(task.id)
-        return design.prefix(level)
-    if isinstance(design, HistogramDesign) and isinstance(task.sketch, CountSketch):
-        keys = design.names.keys
-        assert isinstance(keys, TextKeys | WordKeys)  # a study has no others
-        return keys
-    return None
-
-
 def wanted(planned: Plan, task: Task) -> int:
     """Devices at which a task closes by itself: as many as the plan was made for."""
     design = planned.design
@@ -134,7 +75,3 @@ def wanted(planned: Plan, task: Task) -> int:
         assert isinstance(design, MeanDesign | PrefixDesign)  # which ask everybody
         share = design.devices
     return max(1, math.floor(share * (1 - planned.study.dropout) + 0.5))
-
-
-def _public_seed(rng: Rng) -> int:
-    return int(rng.words(1)[0]) & LARGEST_INTEGER

@@ -21,6 +21,7 @@ from sfumato.collector.ledger import StoreLedger
 from sfumato.collector.problems import Problem
 from sfumato.collector.requests import Request, from_lines, to_lines
 from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
+from sfumato.designs import begun, draws, keys_of
 from sfumato.errors import DataError, StudyError
 from sfumato.local_frequencies import LocalDesign, in_epoch
 from sfumato.new_words import WordDesign, seeded
@@ -29,6 +30,7 @@ from sfumato.outbox import DAY_SECONDS
 from sfumato.plan import Plan, plan
 from sfumato.privacy import Rng
 from sfumato.privacy.ledger import spent as spent_by
+from sfumato.privacy.samplers import SecretRng
 from sfumato.release import NoisedSum, Privacy
 from sfumato.spec import LARGEST_INTEGER, from_json, to_json
 from sfumato.study import Study
@@ -74,7 +76,8 @@ def create(
     if asked.closes is not None and asked.closes < today:
         raise StudyError(f"closes must not be past: today is day {today}; got {asked.closes}")
     planned = plan(study, items=asked.items)
-    planned = replace(planned, design=_with_seed(planned, rng))
+    design, secret = _begun(planned, rng)
+    planned = replace(planned, design=design)
     terms = Terms(
         request=digest,
         dictionary=listed,
@@ -99,9 +102,8 @@ def create(
         if body is not None and listed is not None:
             tx.add_dictionary(listed, body)
         tx.add_study(row)
-        if campaigns.draws(planned.design):
-            words = rng.words(campaigns.SECRET_BYTES // 8)
-            tx.set_secret(row.id, words.tobytes())
+        if secret:
+            tx.set_secret(row.id, secret)
         first = next_task(tx, row, key=key)
         assert first is not None  # every plan asks something
         tx.add_task(first)
@@ -258,9 +260,9 @@ def terms_of(row: StudyRow) -> Terms:
 def campaign_of(tx: Transaction, row: StudyRow, planned: Plan) -> Campaign:
     """The campaign of a study that is answered by sums, with the answers so far absorbed."""
     secret = tx.secret(row.id)
-    if secret is None and campaigns.draws(planned.design):
+    if secret is None and draws(planned.design):
         raise DataError(f"the data of study {row.id} was dropped")
-    campaign = campaigns.campaign_for(planned, campaigns.SecretRng(secret or b""))
+    campaign = campaigns.campaign_for(planned, SecretRng(secret or b""))
     for task_id, table, count in tx.answers(row.id):
         task = campaign.next_task()
         if task is None or task.id != task_id:
@@ -287,15 +289,16 @@ def _daily_reports(asked: Request, study: Study) -> int:
     return daily
 
 
-def _with_seed(planned: Plan, rng: Rng) -> Any:
-    """The plan's design with hash functions of its own."""
+def _begun(planned: Plan, rng: Rng) -> tuple[Any, bytes]:
+    """The plan's design with hash functions of its own, and its campaign's secret, if it has one.
+    They are drawn before all else, as in a simulation."""
     design = planned.design
     if not isinstance(design, LocalDesign | WordDesign):
-        return campaigns.seeded(design, rng)  # type: ignore[arg-type]  # no model is trained here
+        return begun(design, rng)
     seed = int(rng.words(1)[0]) & LARGEST_INTEGER
     if isinstance(design, LocalDesign):
-        return replace(design, randomizer=in_epoch(design.randomizer, 0, seed))
-    return replace(design, discoverer=seeded(design.discoverer, seed))
+        return replace(design, randomizer=in_epoch(design.randomizer, 0, seed)), b""
+    return replace(design, discoverer=seeded(design.discoverer, seed)), b""
 
 
 def _task(tx: Transaction, row: StudyRow, planned: Plan, number: int) -> AnyTask | None:
@@ -314,7 +317,7 @@ def _of_sums(planned: Plan, task: Task) -> dict[str, Any]:
         "delta": planned.privacy.delta,
         "noise": campaigns.least_noise(design),
         "contributions": campaigns.contributions(design),
-        "keys": campaigns.keys_of(design, task),
+        "keys": keys_of(design, task),
     }
 
 

@@ -1,0 +1,191 @@
+"""Campaigns over a real network that end as their simulation does, to the last bit: through
+collectors that are killed between rounds and while the reports of a round are half in.
+
+Devices draw from `SeededRng(seed, k)` and a study's hash functions and secret from
+`SeededRng(seed)`, in both. Nothing else is drawn: the noise on a list is the campaign's own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from checks import SEED
+from integration.serving import Admin, Mortal, living
+from sfumato import network_fleet, offers, plan, simulate
+from sfumato.agent import Http, Response
+from sfumato.collector import studies
+from sfumato.collector.store import Store
+from sfumato.fleet import cohorts_for
+from sfumato.network_fleet import NetworkFleet, holdings
+from sfumato.population import Population
+from sfumato.privacy import ListedAbove, SeededRng
+from sfumato.spec import from_json
+from sfumato.study import Study
+from sfumato.task import Task
+
+ITEMS = 2  # of a device
+STUDY: dict[str, Any] = {
+    "question": "heavy_hitters",
+    "trust": "central",
+    "adaptive": True,
+    "items_per_device": ITEMS,
+    "word_length": 4,
+}
+PROMISED = STUDY | {"epsilon": 8.0, "delta": 1e-2, "bytes_per_device": 6_000}
+OPEN = STUDY | {"epsilon": None, "bytes_per_device": 500}
+
+
+def trees(devices: int) -> dict[str, list[str]]:
+    """What devices hold: a few items that many have, and many that few have."""
+    chance = np.random.default_rng([SEED, devices])
+    drawn = np.minimum(chance.zipf(1.3, devices * ITEMS), 500)
+    return {
+        "item": [f"t{number}" for number in drawn],
+        "device": [f"d{place // ITEMS}" for place in range(drawn.size)],
+    }
+
+
+@dataclass
+class Fate:
+    """Kills the collector, and starts it again, before certain messages of a study's devices: by
+    the number of the task, and how many were sent to it before."""
+
+    collector: Mortal
+    deaths: set[tuple[int, int]]
+    died: list[tuple[int, int]] = field(default_factory=list)
+    _sent: Counter[str] = field(default_factory=Counter)  # by path, in the order of tasks
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def pass_by(self, path: str) -> None:
+        with self._lock:
+            self._sent[path] += 1
+            moment = (list(self._sent).index(path), self._sent[path] - 1)
+            if moment in self.deaths and moment not in self.died:
+                self.died.append(moment)
+                self.collector.kill()
+                self.collector.start()
+
+
+@dataclass
+class Course:
+    """A study from its creation to its release: what it gave, and at which rates it asked."""
+
+    estimates: list[dict[str, Any]]
+    rates: list[float]
+
+
+def over_the_network(
+    collector: Mortal,
+    patch: pytest.MonkeyPatch,
+    name: str,
+    keys: Mapping[str, Any],
+    *,
+    deaths: Sequence[tuple[int, int]],
+    seed: int,
+) -> Course:
+    """Ask the devices over HTTP, each in the cohort that it has in the simulation."""
+    key = bytes.fromhex((collector.folder / "collector.key").read_text().strip())
+    request = {"name": name, "purpose": "Which to plant next.", "study": keys, "delay_seconds": 1}
+    population = Population.load(trees(keys["devices"]), device_column="device")
+    fate = Fate(collector, set(deaths))
+
+    class Line(Http):
+        def __call__(
+            self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+        ) -> Response:
+            if method == "POST":
+                fate.pass_by(path)
+            return super().__call__(method, path, body, headers)
+
+    patch.setattr(network_fleet, "Http", Line)
+    with closing(Store.open(collector.store)) as store:
+        row = studies.create(store, request, key=key, rng=SeededRng(seed), now=time.time)
+        study, design = from_json(row.study), from_json(row.design)
+        assert isinstance(study, Study)
+        cohorts = cohorts_for(study, design, population, exact=True)
+        assert collector.address is not None
+        with NetworkFleet(
+            collector.address,
+            offers.public_key(key),
+            holdings(population, None, None),
+            seed=seed,
+            connections=4,
+            come=lambda cohort: cohorts.numbers(population, cohort).tolist(),
+        ) as fleet:
+            summary = fleet.ask(name)
+        assert (summary.sent, summary.unsent) == (keys["devices"], 0)
+        released = Admin([collector]).released(row.id)
+        with store.reading() as tx:
+            tasks = [from_json(task.spec) for task in tx.tasks(row.id)]
+    assert sorted(fate.died) == sorted(deaths)
+    return Course(released["estimates"], [rate_of(task) for task in tasks])
+
+
+def rate_of(task: Task) -> float:
+    assert isinstance(task.mechanism, ListedAbove)
+    return task.mechanism.rate
+
+
+def simulated(keys: Mapping[str, Any], seed: int) -> list[dict[str, Any]]:
+    release = simulate(
+        plan(dict(keys)), trees(keys["devices"]), device_column="device", seed=seed, protocol=True
+    )
+    rows: list[dict[str, Any]] = release.to_dict()["estimates"]
+    return rows
+
+
+def check(
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    sizes: dict[str, int],
+    deaths: Sequence[Sequence[tuple[int, int]]],
+) -> None:
+    """A campaign with a promise and one without, each through a collector that is killed and
+    through one that is not."""
+    asked = [(PROMISED | sizes, SEED), (OPEN | sizes, SEED + 2)]
+    courses: list[list[Course]] = [[], []]
+    for place, killing in (("killed", deaths), ("alive", [(), ()])):
+        collector = Mortal(
+            folder / place, f"sqlite:///{folder}/{place}.db", stays=True, worker_seconds=0.05
+        )
+        with living(collector):
+            for number, (keys, seed) in enumerate(asked):
+                courses[number].append(
+                    over_the_network(
+                        collector, patch, f"{number}", keys, deaths=killing[number], seed=seed
+                    )
+                )
+    for (keys, seed), (killed, alive) in zip(asked, courses, strict=True):
+        expected = simulated(keys, seed)
+        assert len(expected) > 3
+        assert killed.estimates == expected
+        assert alive.estimates == expected
+        assert killed.rates == alive.rates
+        assert len(set(alive.rates)) == sizes["rounds"]  # what a table showed set the next rate
+        assert simulated(keys, seed + 1) != expected  # the control
+
+
+def test_a_campaign_whose_collector_is_killed_ends_as_its_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the second of three rounds is half in, and between the second and the third."""
+    check(tmp_path, monkeypatch, {"devices": 120, "rounds": 3}, [[(1, 20)], [(2, 0)]])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+def test_a_large_campaign_whose_collector_is_killed_ends_as_its_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaths = [(0, 400), (1, 0), (2, 499), (3, 250), (4, 0)]
+    check(tmp_path, monkeypatch, {"devices": 3_000, "rounds": 6}, [deaths, deaths])
