@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sfumato.errors import ServiceError, SpecError
+from sfumato.offers import is_masked
 from sfumato.printing import print_json, progress_bar
 
 if TYPE_CHECKING:
@@ -297,8 +298,8 @@ def fleet_command(
 
     Each device agrees to the study, records its items of the data and sends them when they are due,
     on a simulated clock: days pass at once. With --drop uploads are repeated and answers lost, as
-    on a bad network; nothing is counted twice for it. Studies with trust "secure" are answered in
-    masked rounds, in real time; with --leave some devices vanish on the way.
+    on a bad network; nothing is counted twice for it. Studies with masked tables, as with trust
+    "secure", are answered in masked rounds, in real time; with --leave some devices vanish.
 
     \b
     Example:
@@ -435,7 +436,7 @@ def _plain(offered: Offered) -> dict[str, Any]:
     offer = offered.offer
     names = (
         "study", "purpose", "question", "trust", "epsilon", "delta", "daily_reports",
-        "delay_seconds", "lifetime_epsilon", "items_per_report", "closes",
+        "delay_seconds", "lifetime_epsilon", "items_per_report", "closes", "masked",
     )  # fmt: skip
     terms = {name: getattr(offer, name) for name in names}
     return {**terms, "task": offer.task.id, "consent": offered.consent, "changes": offered.changes}
@@ -447,7 +448,7 @@ def _in_words(offered: Offered) -> str:
     if offer.epsilon is None:
         terms = (
             "the collector can read what you send"
-            if offer.trust == "central"
+            if not is_masked(offer.task)
             else "only sums over many devices can be read of what you send"
         )
         times = "once" if offer.contributions == 1 else f"at most {offer.contributions} times"

@@ -102,7 +102,7 @@ def cohorts_of(
         in_order=study.cohorts == "different",
         dropout=study.dropout,
         seed=seed,
-        exact=exact or study.trust == "secure",
+        exact=exact or study.masked or study.trust == "secure",
     )
 
 

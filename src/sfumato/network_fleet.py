@@ -30,7 +30,7 @@ from sfumato.agent import (
     Skipped,
 )
 from sfumato.errors import ImpossibleError, ServiceError, SpecError
-from sfumato.offers import AnyTask, Offer
+from sfumato.offers import AnyTask, Offer, is_masked
 from sfumato.outbox import DAY_SECONDS, Outcome
 from sfumato.population import Population
 from sfumato.privacy import SeededRng, SystemRng
@@ -197,7 +197,7 @@ class NetworkFleet:
         assert offer is not None  # else `_offer` has raised
         outcomes, total, answered = Counter[str](), Sending(), set[str]()
         asked: Counter[int] = Counter()  # tasks that each device was asked
-        if offer.trust == "secure":
+        if is_masked(offer.task):
             outcomes = self._in_rounds(study, leaving or {}, tell)
             total = Sending(sent=outcomes[Joined.DONE])
             return self._summary(days, outcomes, total, time.perf_counter() - started)

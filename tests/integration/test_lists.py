@@ -27,11 +27,11 @@ from sfumato.collector import studies
 from sfumato.collector.store import Store
 from sfumato.fleet import cohorts_for
 from sfumato.network_fleet import NetworkFleet, holdings
+from sfumato.offers import is_masked
 from sfumato.population import Population
 from sfumato.privacy import ListedAbove, SeededRng
 from sfumato.spec import from_json
 from sfumato.study import Study
-from sfumato.task import Task
 
 ITEMS = 2  # of a device
 STUDY: dict[str, Any] = {
@@ -58,18 +58,25 @@ def trees(devices: int) -> dict[str, list[str]]:
 @dataclass
 class Fate:
     """Kills the collector, and starts it again, before certain messages of a study's devices: by
-    the number of the task, and how many were sent to it before."""
+    the number of the step, and how many of its messages were sent before.
+
+    A task of plain reports is a step. A masked round has five: to join it, and to enrol, share,
+    mask and unmask in it.
+    """
 
     collector: Mortal
     deaths: set[tuple[int, int]]
     died: list[tuple[int, int]] = field(default_factory=list)
-    _sent: Counter[str] = field(default_factory=Counter)  # by path, in the order of tasks
+    _sent: Counter[str] = field(default_factory=Counter)  # by step, in their order
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def pass_by(self, path: str) -> None:
+    def pass_by(self, method: str, path: str) -> None:
+        if method == "GET":
+            return
+        step = path.rpartition("/")[0] if method == "PUT" else path  # without the member
         with self._lock:
-            self._sent[path] += 1
-            moment = (list(self._sent).index(path), self._sent[path] - 1)
+            self._sent[step] += 1
+            moment = (list(self._sent).index(step), self._sent[step] - 1)
             if moment in self.deaths and moment not in self.died:
                 self.died.append(moment)
                 self.collector.kill()
@@ -103,8 +110,7 @@ def over_the_network(
         def __call__(
             self, method: str, path: str, body: bytes, headers: Mapping[str, str]
         ) -> Response:
-            if method == "POST":
-                fate.pass_by(path)
+            fate.pass_by(method, path)
             return super().__call__(method, path, body, headers)
 
     patch.setattr(network_fleet, "Http", Line)
@@ -123,17 +129,15 @@ def over_the_network(
             come=lambda cohort: cohorts.numbers(population, cohort).tolist(),
         ) as fleet:
             summary = fleet.ask(name)
-        assert (summary.sent, summary.unsent) == (keys["devices"], 0)
+        times = 2 if keys["question"] == "histogram" else 1
+        assert (summary.sent, summary.unsent) == (times * keys["devices"], 0)
         released = Admin([collector]).released(row.id)
         with store.reading() as tx:
             tasks = [from_json(task.spec) for task in tx.tasks(row.id)]
     assert sorted(fate.died) == sorted(deaths)
-    return Course(released["estimates"], [rate_of(task) for task in tasks])
-
-
-def rate_of(task: Task) -> float:
-    assert isinstance(task.mechanism, ListedAbove)
-    return task.mechanism.rate
+    assert all(is_masked(task) == keys.get("masked", False) for task in tasks)
+    listing = [task.mechanism for task in tasks if isinstance(task.mechanism, ListedAbove)]
+    return Course(released["estimates"], [mechanism.rate for mechanism in listing])
 
 
 def simulated(keys: Mapping[str, Any], seed: int) -> list[dict[str, Any]]:
@@ -167,7 +171,7 @@ def check(
                 )
     for (keys, seed), (killed, alive) in zip(asked, courses, strict=True):
         expected = simulated(keys, seed)
-        assert len(expected) > 3
+        assert expected
         assert killed.estimates == expected
         assert alive.estimates == expected
         assert killed.rates == alive.rates
@@ -187,5 +191,44 @@ def test_a_campaign_whose_collector_is_killed_ends_as_its_simulation(
 def test_a_large_campaign_whose_collector_is_killed_ends_as_its_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deaths = [(0, 400), (1, 0), (2, 499), (3, 250), (4, 0)]
-    check(tmp_path, monkeypatch, {"devices": 3_000, "rounds": 6}, [deaths, deaths])
+    deaths = [(0, 150), (1, 0), (2, 199), (3, 100), (4, 0)]
+    check(tmp_path, monkeypatch, {"devices": 1_200, "rounds": 6}, [deaths, deaths])
+
+
+MASKED = {"masked": True, "corrupt": 0.05}
+COUNTED = MASKED | {"question": "histogram", "trust": "central", "epsilon": None, "word_length": 4}
+
+
+def check_masked(
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    keys: Mapping[str, Any],
+    deaths: Sequence[tuple[int, int]],
+) -> Course:
+    """A campaign in masked rounds, through a collector that is killed."""
+    store = f"sqlite:///{folder}/collector.db"
+    collector = Mortal(folder, store, stays=True, worker_seconds=0.05, phase_seconds=600)
+    with living(collector):
+        course = over_the_network(collector, patch, "Trees", keys, deaths=deaths, seed=SEED)
+    expected = simulated(keys, SEED)
+    assert expected
+    assert course.estimates == expected
+    assert simulated(keys, SEED + 1) != expected  # the control
+    return course
+
+
+def test_a_campaign_in_masked_rounds_ends_as_its_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while the masked tables of the second round are half in."""
+    sizes = {"devices": 120, "rounds": 2, "bytes_per_device": 20_000}
+    course = check_masked(tmp_path, monkeypatch, PROMISED | MASKED | sizes, [(8, 30)])
+    assert len(set(course.rates)) == 2
+
+
+def test_a_histogram_in_masked_rounds_ends_as_its_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the names and the counts. A table has no room for all names."""
+    sizes = {"devices": 40, "items_per_device": ITEMS, "bytes_per_device": 2_000}
+    check_masked(tmp_path, monkeypatch, COUNTED | sizes, [(5, 0)])

@@ -318,6 +318,7 @@ def _of_sums(planned: Plan, task: Task) -> dict[str, Any]:
         "noise": campaigns.least_noise(design),
         "contributions": campaigns.contributions(design),
         "keys": keys_of(design, task),
+        "masked": planned.study.masked,
     }
 
 
