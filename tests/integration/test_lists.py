@@ -2,7 +2,8 @@
 collectors that are killed between rounds and while the reports of a round are half in.
 
 Devices draw from `SeededRng(seed, k)` and a study's hash functions and secret from
-`SeededRng(seed)`, in both. Nothing else is drawn: the noise on a list is the campaign's own.
+`SeededRng(seed)`, in both. Nothing else is drawn: the noise on a list is the campaign's own. (Noise
+at the release would be the collector's, which has no seed.)
 """
 
 from __future__ import annotations
@@ -102,7 +103,13 @@ def over_the_network(
 ) -> Course:
     """Ask the devices over HTTP, each in the cohort that it has in the simulation."""
     key = bytes.fromhex((collector.folder / "collector.key").read_text().strip())
-    request = {"name": name, "purpose": "Which to plant next.", "study": keys, "delay_seconds": 1}
+    request = {
+        "name": name,
+        "purpose": "Which to plant next.",
+        "study": keys,
+        "items": listed(keys),
+        "delay_seconds": 1,
+    }
     population = Population.load(trees(keys["devices"]), device_column="device")
     fate = Fate(collector, set(deaths))
 
@@ -135,14 +142,24 @@ def over_the_network(
         with store.reading() as tx:
             tasks = [from_json(task.spec) for task in tx.tasks(row.id)]
     assert sorted(fate.died) == sorted(deaths)
-    assert all(is_masked(task) == keys.get("masked", False) for task in tasks)
+    masked = keys["trust"] == "secure" or keys.get("masked", False)
+    assert all(is_masked(task) == masked for task in tasks)
     listing = [task.mechanism for task in tasks if isinstance(task.mechanism, ListedAbove)]
     return Course(released["estimates"], [mechanism.rate for mechanism in listing])
 
 
+def listed(keys: Mapping[str, Any]) -> list[str] | None:
+    """The dictionary, if the question is of one."""
+    return [f"t{number}" for number in range(1, 9)] if keys["question"] == "frequencies" else None
+
+
 def simulated(keys: Mapping[str, Any], seed: int) -> list[dict[str, Any]]:
     release = simulate(
-        plan(dict(keys)), trees(keys["devices"]), device_column="device", seed=seed, protocol=True
+        plan(dict(keys), items=listed(keys)),
+        trees(keys["devices"]),
+        device_column="device",
+        seed=seed,
+        protocol=True,
     )
     rows: list[dict[str, Any]] = release.to_dict()["estimates"]
     return rows
@@ -232,3 +249,14 @@ def test_a_histogram_in_masked_rounds_ends_as_its_simulation(
     """Killed between the names and the counts. A table has no room for all names."""
     sizes = {"devices": 40, "items_per_device": ITEMS, "bytes_per_device": 2_000}
     check_masked(tmp_path, monkeypatch, COUNTED | sizes, [(5, 0)])
+
+
+@pytest.mark.slow
+def test_noise_in_shares_is_the_simulations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With trust "secure" all noise is the devices' own, so that counts have the same. Killed while
+    the first round is unmasked, and between the two."""
+    study = {"question": "frequencies", "trust": "secure", "epsilon": 1.0, "corrupt": 0.05}
+    sizes = {"devices": 80, "rounds": 2, "items_per_device": ITEMS}
+    check_masked(tmp_path, monkeypatch, study | sizes, [(4, 20), (5, 0)])
