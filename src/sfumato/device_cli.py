@@ -155,7 +155,7 @@ def record_command(device: Device, study: str, value: str, as_json: bool) -> Non
 @click.argument("value", default="-")
 @_device
 def join_command(device: Device, study: str, value: str, as_json: bool) -> None:
-    """Take part in a masked round of a study with trust "secure"
+    """Take part in a masked round of a study
 
     Waits for other devices, and returns when the round is over for this one; the same command goes
     on with a round that was interrupted. VALUE is read from a line of stdin if it is not given.

@@ -310,9 +310,7 @@ class NetworkFleet:
     def _is_last(
         self, asked: Counter[int], offer: Offer, gone: Collection[int] = frozenset()
     ) -> bool:
-        """Whether, after so many tasks of each device, the study need not ask any more."""
-        if self._come is None:  # the same devices are asked all of them
-            return max(asked.values()) >= offer.contributions
+        """Whether each device, but for those that are gone, has had all tasks that it may have."""
         here = (number for number in range(len(self._devices)) if number not in gone)
         return all(asked[number] >= offer.contributions for number in here)
 
