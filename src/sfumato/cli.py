@@ -109,7 +109,9 @@ def plan_command(study: Path, as_json: bool, plot: Path | None) -> None:
 @click.option("--rounds", type=click.IntRange(min=1), help="Rounds, instead of the study's.")
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run exactly, noise included.")
 @click.option("--ledger", type=_STUDY, help="Charge this ledger file; made if it is not there.")
-@click.option("--protocol", is_flag=True, help='Trust "secure": run every message of the rounds.')
+@click.option(
+    "--protocol", is_flag=True, help="Let every device answer by itself, message by message."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def simulate_command(
     study: Path,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sfumato.errors import SpecError
+from sfumato.offers import is_masked
 from sfumato.printing import print_json
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def record_command(device: Device, study: str, value: str, as_json: bool) -> Non
 @click.argument("value", default="-")
 @_device
 def join_command(device: Device, study: str, value: str, as_json: bool) -> None:
-    """Take part in a masked round of a study with trust "secure"
+    """Take part in a masked round of a study
 
     Waits for other devices, and returns when the round is over for this one; the same command goes
     on with a round that was interrupted. VALUE is read from a line of stdin if it is not given.
@@ -336,7 +337,7 @@ def _plain(offered: Offered) -> dict[str, Any]:
     offer = offered.offer
     names = (
         "study", "purpose", "question", "trust", "epsilon", "delta", "daily_reports",
-        "delay_seconds", "lifetime_epsilon", "items_per_report", "closes",
+        "delay_seconds", "lifetime_epsilon", "items_per_report", "closes", "masked",
     )  # fmt: skip
     terms = {name: getattr(offer, name) for name in names}
     if offer.model is not None:
@@ -350,7 +351,7 @@ def _in_words(offered: Offered) -> str:
     if offer.epsilon is None:
         terms = (
             "the collector can read what you send"
-            if offer.trust == "central"
+            if not is_masked(offer.task)
             else "only sums over many devices can be read of what you send"
         )
         times = "once" if offer.contributions == 1 else f"at most {offer.contributions} times"

@@ -1,4 +1,8 @@
-"""Simulated devices that answer tasks: a task in, the batch of its cohort out."""
+"""Simulated devices that answer tasks: a task in, the batch of its cohort out.
+
+Here tables are made and added many at a time, since a sum is the same; `device_fleet` makes them
+one by one.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +15,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sfumato.batch import Batch
+from sfumato.designs import Design
 from sfumato.device import contribute
+from sfumato.device_fleet import DeviceFleet, Knowledge, Progress
 from sfumato.engine import Engine
-from sfumato.errors import SfumatoError
-from sfumato.frequencies import PILOT_COHORT
+from sfumato.frequencies import PILOT_COHORT, FrequencyDesign
+from sfumato.heavy_hitters import HeavyHitterDesign, HistogramDesign
 from sfumato.population import Cohorts, Population, Shard
+from sfumato.prefix_search import EVERYBODY
 from sfumato.privacy import Ledger, Rng
-from sfumato.privacy.samplers import below
-from sfumato.release import charge
-from sfumato.spec import LARGEST_INTEGER
 from sfumato.study import Study
 from sfumato.task import Task
 
 I64 = npt.NDArray[np.int64]
-Progress = Callable[[str, float], None]
 # What devices encode of their items, and which of the items that is of (all if None).
 Values = Callable[[Task, pa.Array], tuple[Any, npt.NDArray[np.bool_] | None]]
 
@@ -41,13 +44,10 @@ class Fleet:
         engine: Engine,
         tell: Progress,
         *,
-        books: Ledger | None = None,
-        tasks: int = 1,
+        tasks: int = 1,  # that there will be
     ) -> None:
-        """With `books` the protocol of masked sums is run, and pays before it opens a sum; `tasks`
-        is how many there will be."""
         self.population, self.cohorts, self.values = population, cohorts, values
-        self.rng, self.engine, self.tell, self.books = rng, engine, tell, books
+        self.rng, self.engine, self.tell = rng, engine, tell
         self.notes: list[str] = []
         self.asked = 0  # devices, each once
         self._counted: set[str] = set()
@@ -67,50 +67,9 @@ class Fleet:
                 if shard.answering:
                     yield shard
 
-        if self.books is not None:
-            return self._run_protocol(task, list(shards()), self.books)
         total = self.engine.sum(lambda shard: self._contribute(task, shard), shards())
         batch = Batch.empty(task)
         return batch if total is None else batch + Batch(task.id, total, answering)
-
-    def _run_protocol(self, task: Task, shards: list[Shard], books: Ledger) -> Batch:
-        """A masked round, message by message; who does not answer vanishes at some step of it."""
-        try:
-            from sfumato.secagg import rehearsal
-            from sfumato.secagg.coordinator import Phase
-        except ImportError as problem:
-            raise SfumatoError(
-                "masked rounds need cryptography", hint='pip install "sfumato[secure]"'
-            ) from problem
-        devices = [items for shard in shards for items in shard.each_device()]
-        asked = sum(shard.asked for shard in shards)
-        round = task.masked_round(asked, self.rng.words(2).tobytes().hex())
-
-        def table_of(member: int) -> I64:
-            held = Shard(devices[member], None, 1, 1)
-            return self._contribute(task, held).reshape(-1)
-
-        steps = (Phase.ENROL, Phase.SHARE, Phase.MASK)
-        when = below(len(steps), asked - len(devices), self.rng).tolist()
-        outcome = rehearsal.run(
-            round,
-            table_of,
-            leaving={len(devices) + k: steps[step] for k, step in enumerate(when)},
-            before_unmask=lambda: charge(task, ledger=books),
-            rng=self.rng,
-            progress=lambda step, share: self.tell(
-                f"asking {task.cohort}: {step}", min((self._done - 1 + share) / self._tasks, 1.0)
-            ),
-        )
-        self.notes.append(
-            f"{task.cohort}: {asked:,} devices ran the masked round, {outcome.survivors:,} to the "
-            f"end; a device sent at most {outcome.bytes_up.max():,} bytes, was told at most "
-            f"{outcome.bytes_down.max():,}, and computed for "
-            f"{1000 * outcome.device_seconds / asked:.1f} ms; the collector took "
-            f"{outcome.collector_seconds:.2f} s"
-        )
-        total = outcome.total.reshape(task.sketch.shape)
-        return Batch(task.id, total, outcome.survivors, charged=True)
 
     def _contribute(self, task: Task, shard: Shard) -> I64:
         values, chosen = self.values(task, shard.items)
@@ -127,8 +86,13 @@ def cohorts_of(
     pilot_devices: int,
     population: Population,
     seed: int,
+    *,
+    exact: bool = False,
 ) -> Cohorts:
-    """Cohorts of these names, alike in size, and one for a pilot; as many devices as planned."""
+    """Cohorts of these names, alike in size, and one for a pilot; as many devices as planned.
+
+    Masked rounds need them to be as large as planned, and so do tasks that wait for so many.
+    """
     asked = min(1.0, devices / population.devices)
     pilot = asked * pilot_devices / devices
     shares = {PILOT_COHORT: pilot} if pilot_devices else {}
@@ -138,7 +102,22 @@ def cohorts_of(
         in_order=study.cohorts == "different",
         dropout=study.dropout,
         seed=seed,
-        exact=study.trust == "secure",
+        exact=exact or study.masked or study.trust == "secure",
+    )
+
+
+def cohorts_for(
+    study: Study, design: Design, population: Population, *, exact: bool = False
+) -> Cohorts:
+    """The cohorts that the tasks of a design ask, by its public seed."""
+    asked = design.names if isinstance(design, HistogramDesign) else design
+    pilot_devices, names = 0, [EVERYBODY]
+    if isinstance(asked, HeavyHitterDesign):
+        names = [f"round {round}" for round in range(asked.rounds)]
+    elif isinstance(asked, FrequencyDesign):
+        pilot_devices, names = asked.pilot_devices, [task.cohort for task in asked.tasks()]
+    return cohorts_of(
+        study, names, asked.devices, pilot_devices, population, asked.seed, exact=exact
     )
 
 
@@ -151,29 +130,33 @@ class Asking:
     engine: Engine
     tell: Progress
     books: Ledger
-    protocol: bool  # whether masked sums are run message by message
+    protocol: bool  # whether each device answers by itself, message by message
     started: float  # on the clock that the bill is read from
+    seed: int | None = None  # of the devices' own chance, with `protocol`
 
-    def public_seed(self) -> int:
-        return int(self.rng.words(1)[0]) & LARGEST_INTEGER
+    def bounded(self, limit: int) -> Population:
+        """The devices with at most so many of their values; by themselves they choose later."""
+        return self.population if self.protocol else self.population.bounded(limit, rng=self.rng)
 
     def fleet(
         self,
-        study: Study,
         population: Population,
         cohorts: Cohorts,
         values: Values,
+        knowledge: Knowledge,
         *,
         tasks: int,
-    ) -> Fleet:
-        runs = self.protocol and study.trust == "secure"
-        return Fleet(
+    ) -> Fleet | DeviceFleet:
+        """`values` are what devices encode together, `knowledge` is what each does by itself."""
+        if not self.protocol:
+            return Fleet(population, cohorts, values, self.rng, self.engine, self.tell, tasks=tasks)
+        return DeviceFleet(
             population,
             cohorts,
-            values,
-            self.rng,
-            self.engine,
-            self.tell,
-            books=self.books if runs else None,
+            knowledge,
+            rng=self.rng,
+            seed=self.seed,
+            books=self.books,
+            tell=self.tell,
             tasks=tasks,
         )

@@ -27,9 +27,10 @@ from sfumato.frequencies import FrequencyDesign
 from sfumato.privacy import ListedAbove, Rng
 from sfumato.privacy.samplers import discrete_laplace
 from sfumato.release import NORMAL_95, NoisedSum
+from sfumato.secure_sum import SecureSum, parameters_of
 from sfumato.sketch import InvertibleSketch, Keys, Listing, capacity
 from sfumato.sketch.keys import limbs
-from sfumato.spec import digest, require, spec
+from sfumato.spec import digest, later, require, spec
 from sfumato.task import Task, most_devices
 
 F64 = npt.NDArray[np.float64]
@@ -66,6 +67,7 @@ class HeavyHitterDesign:
     most_keys: int | None = None  # beyond which a table is not told of, though it was listed
     partial: bool  # keep what a stuck table gave, and read it with what is known
     paper: bool = False  # the paper's rule for the next rate
+    secure: SecureSum | None = later(None)  # how tables are hidden from the decoder
 
     def check(self) -> None:
         for name in ("devices", "rounds", "items_per_device"):
@@ -122,7 +124,8 @@ class HeavyHitterDesign:
 
     def most_kept(self, rate: float) -> int:
         """Items that the devices of one round send, at most."""
-        return most_kept(most_devices(self.asked) * self.items_per_device, rate)
+        most = most_in_round(self.asked, masked=self.secure is not None)
+        return most_kept(most * self.items_per_device, rate)
 
     def sketch(self, round: int, rate: float) -> InvertibleSketch:
         if self.check_bits:
@@ -135,10 +138,19 @@ class HeavyHitterDesign:
         )
 
     def task(self, round: int, rate: float) -> Task:
-        sketch = self.sketch(round, rate)
+        sketch, mechanism = self.sketch(round, rate), replace(self.mechanism, rate=rate)
+        if self.secure is not None:
+            return self.secure.task(
+                sketch=sketch,
+                mechanism=mechanism,
+                campaign=digest(self),
+                cohort=f"round {round}",
+                asked=self.asked,
+                items_per_device=self.items_per_device,
+            )
         return Task(
             sketch=sketch,
-            mechanism=replace(self.mechanism, rate=rate),
+            mechanism=mechanism,
             aggregation=Plain(modulus_bits=sketch.word_bits),
             campaign=digest(self),
             cohort=f"round {round}",
@@ -165,6 +177,8 @@ class HeavyHitterDesign:
         if self.mechanism.epsilon is not None:
             sizes |= {"noise": self.mechanism.noise, "noise_scale": self.mechanism.scale}
             sizes |= {"threshold_in_sample": self.mechanism.threshold}
+        if self.secure is not None:
+            sizes |= parameters_of(self.task(0, self.mechanism.rate))
         return sizes | {"rounds": self.rounds}
 
 
@@ -174,6 +188,12 @@ class HistogramDesign:
 
     names: HeavyHitterDesign
     counts: FrequencyDesign
+
+    def check(self) -> None:
+        require(
+            self.names.secure == self.counts.secure,
+            "names and counts must be hidden alike: their secure sums differ",
+        )
 
     @property
     def devices(self) -> int:
@@ -199,6 +219,11 @@ def sketch_of(
         keys=keys, rows=rows, width=width, count_bits=count_bits,
         check_bits=max(check_bits, 2, count_bits - 1), seed=seed, round=round,
     )  # fmt: skip
+
+
+def most_in_round(asked: int, *, masked: bool) -> int:
+    """Devices whose tables may be in a sum over a cohort of about so many."""
+    return asked + 1 if masked else most_devices(asked)
 
 
 def slack(items_per_device: int, statistic: float, failure: float) -> int:

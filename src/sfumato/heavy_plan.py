@@ -7,7 +7,7 @@ from bisect import bisect_left
 from dataclasses import replace
 from typing import Any
 
-from sfumato import sizing
+from sfumato import secure_sum, sizing
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.frequencies import FrequencyDesign, Mode
 from sfumato.heavy_hitters import (
@@ -16,18 +16,34 @@ from sfumato.heavy_hitters import (
     TAIL_BITS,
     HeavyHitterDesign,
     HistogramDesign,
+    most_in_round,
     most_kept,
     slack,
 )
-from sfumato.privacy import ListedAbove, best_list
+from sfumato.privacy import ListedAbove, NoNoise, best_list
 from sfumato.privacy.listing import without_promise
 from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.release import Privacy
 from sfumato.report import HEADER_BYTES, report_bytes
-from sfumato.sketch import CountSketch, InvertibleSketch, Keys, TextKeys, WordKeys, capacity
+from sfumato.secure_sum import SecureSum
+from sfumato.sketch import (
+    CountSketch,
+    InvertibleSketch,
+    Keys,
+    OneHot,
+    TextKeys,
+    WordKeys,
+    capacity,
+)
 from sfumato.study import Study
-from sfumato.sum_plan import DEFAULT_BYTES, SMALLEST_WIDTH, noise_for
-from sfumato.task import bits_for, most_devices
+from sfumato.sum_plan import (
+    DEFAULT_BYTES,
+    SMALLEST_WIDTH,
+    about_rounds,
+    noise_for,
+    who_sees_sums,
+)
+from sfumato.task import bits_for
 
 CHECK_BITS = 22  # of a cell: some thousandth of a wrong key in thirty rounds
 UNLISTED = 0.1  # share of delta for tables that cannot be listed
@@ -60,7 +76,7 @@ def design(
         "standard_error_there": math.sqrt(variance),
         "sampling_rate": mechanism.rate,
         "keys_a_table_lists": round(names.target if names.partial else _room(names)),
-        "bytes_per_device": bytes_per_device(made),
+        **weights(made),
         "rounds": names.rounds,
         "assumes": "nothing about the data"
         if not names.adaptive
@@ -76,18 +92,24 @@ def keys_of(study: Study) -> Keys:
     return TextKeys(length=study.word_length)
 
 
-def bytes_per_device(design: HeavyHitterDesign | HistogramDesign) -> int:
-    """What the reports of one device weigh."""
+def weights(design: HeavyHitterDesign | HistogramDesign) -> dict[str, int]:
+    """What one device sends, or all that it sends and is told in masked rounds."""
+    names = design.names if isinstance(design, HistogramDesign) else design
+    tasks = [names.tasks()[0]]
     if isinstance(design, HistogramDesign):
-        return bytes_per_device(design.names) + report_bytes(design.counts.tasks()[0])
-    return report_bytes(design.tasks()[0])
+        tasks.append(design.counts.tasks()[0])
+    if names.secure is None:
+        return {"bytes_per_device": sum(report_bytes(task) for task in tasks)}
+    sent, told = (sum(part) for part in zip(*map(secure_sum.bytes_of, tasks), strict=True))
+    return {"bytes_per_device": sent + told, "bytes_up": sent, "bytes_down": told}
 
 
 def algorithm(design: HeavyHitterDesign | HistogramDesign) -> str:
     names = design.names if isinstance(design, HistogramDesign) else design
     told = names.mechanism
     rate = "whole" if told.rate == 1 and not names.adaptive else "sampled"
-    text = f"{'adaptively ' if names.adaptive else ''}{rate} invertible sketch"
+    text = "masked " if names.secure is not None else ""
+    text += f"{'adaptively ' if names.adaptive else ''}{rate} invertible sketch"
     if names.rounds > 1:
         text += "es"
     if told.epsilon is not None:
@@ -102,9 +124,14 @@ def promise(study: Study, design: HeavyHitterDesign | HistogramDesign) -> Privac
     """The privacy statement of a design, true of every release it makes."""
     names = design.names if isinstance(design, HistogramDesign) else design
     told = names.mechanism
+    is_noised = isinstance(design, HistogramDesign) and study.epsilon is not None
+    noising = ", to add the noise to those of the counts" if is_noised else ""
     who = (
         "the collector sees each device's table and is trusted to list their sum and to tell only "
         "what passes"
+        if names.secure is None
+        else f"{who_sees_sums(names.tasks()[0], names.secure)}; the collector is trusted to list "
+        f"these sums{noising} and to tell only what passes"
     )
     if study.epsilon is None:
         statement = f"no promise: names and counts are told as they are found; {who}"
@@ -164,11 +191,12 @@ def _open(study: Study, limit: int, parts: int) -> HeavyHitterDesign:
     paper = study.paper_mode
     adaptive = study.rounds > 1 if study.adaptive is None else study.adaptive
     cell_bits = _cell_bits(keys, items, CHECK_BITS)
-    cells = (limit // parts - HEADER_BYTES) * 8 // cell_bits
+    besides = _besides(study)
+    cells = max(0, limit // parts - besides) * 8 // cell_bits
     width = cells // 3
     least = 3 * math.ceil(2 * _LEAST_KEYS / 3)
     if cells < least:
-        raise _too_small(limit, parts * (HEADER_BYTES + -(-least * cell_bits // 8)), keys)
+        raise _too_small(limit, parts * (besides + -(-least * cell_bits // 8)), keys)
     target = LOAD * 3 * width
     if paper or not adaptive:
         target = capacity.typical_keys(3 * width) * (PAPER_LOAD if paper else 1.0)
@@ -186,6 +214,7 @@ def _open(study: Study, limit: int, parts: int) -> HeavyHitterDesign:
         target=target,
         partial=not paper,
         paper=paper,
+        secure=secure_of(study),
     )
 
 
@@ -202,7 +231,7 @@ def _private(
     spare = slack(study.items_per_device, statistic, failure) if adaptive else 0
     if adaptive:
         _check_scale(study.items_per_device / statistic)
-    table = _Table(keys, items, failure / 4, adaptive)
+    table = _Table(keys, items, failure / 4, adaptive, _besides(study))
     least = min(items, max(_LEAST_KEYS, most_kept(items, LEAST_RATE)))
     need = table.bytes(least + spare)
     if limit // parts < need:
@@ -240,6 +269,7 @@ def _private(
         target=PAPER_LOAD * room,
         most_keys=room if adaptive else None,
         partial=False,
+        secure=secure_of(study),
     )
 
 
@@ -256,8 +286,10 @@ def _check_scale(scale: float) -> None:
 class _Table:
     """Tables that fail to be listed with a small probability, by how many keys they hold."""
 
-    def __init__(self, keys: Keys, items: int, failure: float, adaptive: bool) -> None:
-        self.keys, self.items, self.adaptive = keys, items, adaptive
+    def __init__(
+        self, keys: Keys, items: int, failure: float, adaptive: bool, besides: int
+    ) -> None:
+        self.keys, self.items, self.adaptive, self.besides = keys, items, adaptive, besides
         self.failure = failure - 2.0**-TAIL_BITS
         if self.failure <= 0:
             raise ImpossibleError(
@@ -286,7 +318,7 @@ class _Table:
 
     def bytes(self, count: int) -> int:
         sketch = self.sketch(count)
-        return HEADER_BYTES + -(-sketch.rows * sketch.width * sketch.cell_bits // 8)
+        return self.besides + -(-sketch.rows * sketch.width * sketch.cell_bits // 8)
 
     def most_keys(self, limit: int) -> int:
         """About the most keys for which a table has at most so many bytes; 0 if there are none."""
@@ -329,10 +361,11 @@ def _histogram(study: Study, limit: int) -> HistogramDesign:
     expected = max(1_000, round(devices * study.items_per_device / max(study.threshold or 1, 10)))
     rows = sizing.rows_for(expected, paper=study.paper_mode)
     asked = -(-devices // study.rounds)
-    most = most_devices(asked) * study.items_per_device
-    width = (limit - limit // 2 - HEADER_BYTES) * 8 // bits_for(most) // rows
+    most = most_in_round(asked, masked=study.masked) * study.items_per_device
+    besides = _besides(study)
+    width = max(0, limit - limit // 2 - besides) * 8 // bits_for(most) // rows
     if width < SMALLEST_WIDTH:
-        need = 2 * (HEADER_BYTES + -(-rows * SMALLEST_WIDTH * bits_for(most) // 8))
+        need = 2 * (besides + -(-rows * SMALLEST_WIDTH * bits_for(most) // 8))
         raise ImpossibleError(
             f"a histogram's counts need at least {need:,} bytes a device; bytes_per_device is "
             f"{limit}",
@@ -354,6 +387,7 @@ def _histogram(study: Study, limit: int) -> HistogramDesign:
         mechanism=noise_for(part, norms),
         decode="median" if study.paper_mode else "refined",
         every_round=True,
+        secure=secure_of(study),
     )
     return HistogramDesign(names=names, counts=counts)
 
@@ -366,7 +400,30 @@ def _devices(study: Study) -> int:
 def _items_of_a_round(study: Study) -> int:
     """Items that the devices of one round may send, chance included."""
     asked = -(-_devices(study) // study.rounds)
-    return most_devices(asked) * study.items_per_device
+    return most_in_round(asked, masked=study.masked) * study.items_per_device
+
+
+def secure_of(study: Study) -> SecureSum | None:
+    """How a study's tables are hidden from the collector that lists their sum, if they are."""
+    if not study.masked:
+        return None
+    return SecureSum(corrupt=study.corrupt, dropout=study.dropout, mode=study.collector)
+
+
+def _besides(study: Study) -> int:
+    """What a device sends besides the cells of one table."""
+    secure = secure_of(study)
+    if secure is None:
+        return HEADER_BYTES
+    task = secure.task(
+        sketch=OneHot(categories=1),
+        mechanism=NoNoise(),
+        campaign="",
+        cohort="",
+        asked=-(-_devices(study) // study.rounds),
+        items_per_device=1,
+    )
+    return secure_sum.bytes_of(task)[0] - task.message_bytes
 
 
 def _room(names: HeavyHitterDesign) -> int:
@@ -382,7 +439,7 @@ def _too_small(limit: int, need: int, keys: Keys) -> ImpossibleError:
 
 
 def _warnings(study: Study, names: HeavyHitterDesign) -> list[str]:
-    found = []
+    found = about_rounds(study) if study.masked else []
     if study.threshold is None and names.mechanism.epsilon is None:
         found.append("threshold is not given, so every item that is found will be listed")
     if study.target_error is not None:

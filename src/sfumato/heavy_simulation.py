@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sfumato.campaign import run
-from sfumato.fleet import Asking, cohorts_of
+from sfumato.designs import begun
+from sfumato.device_fleet import Knowledge
+from sfumato.fleet import Asking, cohorts_for
 from sfumato.heavy_hitters import (
     HeavyHitterCampaign,
     HeavyHitterDesign,
@@ -18,7 +20,8 @@ from sfumato.heavy_hitters import (
 )
 from sfumato.histogram import HistogramCampaign
 from sfumato.population import Population
-from sfumato.prefix_search import EVERYBODY, PrefixCampaign, PrefixDesign
+from sfumato.prefix_search import PrefixCampaign, PrefixDesign
+from sfumato.privacy.samplers import SecretRng
 from sfumato.sketch import Keys, WordKeys
 from sfumato.study import Study
 from sfumato.task import Task
@@ -41,48 +44,46 @@ def ask(study: Study, design: OpenDesign, asking: Asking) -> Outcome:
     """Ask the population, bounded to what a device may send."""
     if isinstance(design, PrefixDesign):
         return _by_prefixes(study, design, asking)
+    return _by_lists(study, design, asking)
+
+
+def _by_lists(study: Study, sized: HeavyHitterDesign | HistogramDesign, asking: Asking) -> Outcome:
+    design, secret = begun(sized, asking.rng)
     names = design.names if isinstance(design, HistogramDesign) else design
-    names = replace(names, seed=asking.public_seed())
     population, notes = _sendable(study, asking, names.keys, names.items_per_device)
-    cohorts = cohorts_of(
-        study,
-        [f"round {round}" for round in range(names.rounds)],
-        names.devices,
-        0,
-        population,
-        names.seed,
-    )
+    cohorts = cohorts_for(study, design, population, exact=asking.protocol)
 
     def values(task: Task, items: pa.Array) -> tuple[Any, Bool]:
         numbers, fits = names.keys.numbers(items)
         return names.keys.items(numbers[fits])[0], fits  # cut, where words are
 
     halves = 2 if isinstance(design, HistogramDesign) else 1
-    fleet = asking.fleet(study, population, cohorts, values, tasks=halves * names.rounds)
+    fleet = asking.fleet(
+        population, cohorts, values, Knowledge(design), tasks=halves * names.rounds
+    )
     # Counts are scaled up to all that are asked; the threshold is on those, so it comes down.
     least = (study.threshold or 0.0) * (1 - study.dropout)
     campaign: HeavyHitterCampaign | HistogramCampaign
     if isinstance(design, HistogramDesign):
-        both = replace(design, names=names)
-        campaign = HistogramCampaign(both, asking.rng, least=least, seed=asking.public_seed)
+        campaign = HistogramCampaign(design, SecretRng(secret), least=least)
     else:
-        campaign = HeavyHitterCampaign(names, asking.rng, least=least)
+        campaign = HeavyHitterCampaign(names, SecretRng(secret), least=least)
     run(campaign, fleet.gather, ledger=asking.books, rng=asking.rng)
     return Outcome(campaign=campaign, asked=fleet.asked, notes=[*notes, *fleet.notes])
 
 
 def _by_prefixes(study: Study, sized: PrefixDesign, asking: Asking) -> Outcome:
-    design = replace(sized, seed=asking.public_seed())
+    design, _ = begun(sized, asking.rng)
     keys = WordKeys(alphabet=design.alphabet, length=design.lengths[-1])
     population, notes = _sendable(study, asking, keys, 1)
-    cohorts = cohorts_of(study, [EVERYBODY], design.devices, 0, population, design.seed)
+    cohorts = cohorts_for(study, design, population, exact=asking.protocol)
     levels = {task.id: level for level, task in enumerate(design.tasks())}
 
     def values(task: Task, items: pa.Array) -> tuple[Any, Bool]:
         codes, fits = codes_of(items, design.alphabet, design.lengths[-1])
         return design.values(levels[task.id], codes[fits]), fits
 
-    fleet = asking.fleet(study, population, cohorts, values, tasks=len(design.lengths))
+    fleet = asking.fleet(population, cohorts, values, Knowledge(design), tasks=len(design.lengths))
     campaign = PrefixCampaign(design)
     run(campaign, fleet.gather, ledger=asking.books, rng=asking.rng)
     return Outcome(campaign=campaign, asked=fleet.asked, notes=[*notes, *fleet.notes])
@@ -100,7 +101,7 @@ def _sendable(study: Study, asking: Asking, keys: Keys, limit: int) -> tuple[Pop
     ]
     if unfit == 0:
         notes = []
-    if population.owners is None:
+    if population.owners is None or asking.protocol:  # devices then choose by themselves
         return population, notes
     numbers, fits = keys.numbers(population.chunks[0])
     kept = np.flatnonzero(fits)

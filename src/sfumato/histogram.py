@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from sfumato.frequencies import FrequencyCampaign
 from sfumato.heavy_hitters import HeavyHitterCampaign, HistogramDesign
@@ -19,7 +18,6 @@ class HistogramCampaign:
     design: HistogramDesign
     rng: Rng  # the decoder's own, for the noise on the names that it tells
     least: float = 0.0
-    seed: Callable[[], int] | None = None  # for the counts, in place of the design's
     names: HeavyHitterCampaign = field(init=False)
     _counting: FrequencyCampaign | None = None
 
@@ -32,9 +30,7 @@ class HistogramCampaign:
         if self._counting is None and self.names.next_task() is None:
             found = self.names.found()
             if len(found):
-                seed = self.design.counts.seed if self.seed is None else self.seed()
-                counts = replace(self.design.counts, seed=seed)
-                self._counting = FrequencyCampaign(counts, found.items)
+                self._counting = FrequencyCampaign(self.design.counts, found.items)
         return self._counting
 
     def next_task(self) -> Task | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,11 @@ import pyarrow as pa
 from sfumato import answers, open_answers
 from sfumato.answers import Asked
 from sfumato.campaign import run
+from sfumato.designs import begun
+from sfumato.device_fleet import Knowledge
 from sfumato.errors import DataError
-from sfumato.fleet import Asking, cohorts_of
-from sfumato.mean import EVERYBODY, MeanCampaign, MeanDesign, MeanRelease
+from sfumato.fleet import Asking, cohorts_for
+from sfumato.mean import MeanCampaign, MeanDesign, MeanRelease
 from sfumato.plan import Plan
 from sfumato.population import Population
 from sfumato.privacy import SeededRng
@@ -47,9 +48,9 @@ def ask(planned: Plan, vectors: Reals, asking: Asking) -> MeanRelease:
             f"the data's vectors have {vectors.shape[1]:,} dimensions; the study's have "
             f"{sized.dimensions:,}"
         )
-    design = replace(sized, seed=asking.public_seed())
+    design, _ = begun(sized, asking.rng)
     population = asking.population
-    cohorts = cohorts_of(study, [EVERYBODY], design.devices, 0, population, design.seed)
+    cohorts = cohorts_for(study, design, population, exact=asking.protocol)
     asked = min(design.devices, population.devices)
 
     def values(task: Task, rows: pa.Array) -> tuple[Any, None]:
@@ -61,7 +62,12 @@ def ask(planned: Plan, vectors: Reals, asking: Asking) -> MeanRelease:
         rng = SeededRng(design.seed, len(done), first)
         return sketch.tables(vectors[held], rng=rng), None
 
-    fleet = asking.fleet(study, population, cohorts, values, tasks=len(design.shares))
+    def held(row: pa.Array) -> Reals:
+        vector: Reals = vectors[row[0].as_py()]
+        return vector
+
+    knowledge = Knowledge(design, held=held)
+    fleet = asking.fleet(population, cohorts, values, knowledge, tasks=len(design.shares))
     campaign, done = MeanCampaign(design, asked=asked), list[Task]()
 
     def gather(task: Task) -> Any:

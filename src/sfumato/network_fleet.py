@@ -28,9 +28,9 @@ from sfumato.agent import (
     Sending,
     Skipped,
 )
-from sfumato.errors import ImpossibleError, ServiceError
+from sfumato.errors import ImpossibleError, ServiceError, SpecError
 from sfumato.model_terms import Train
-from sfumato.offers import Offer
+from sfumato.offers import Offer, is_masked
 from sfumato.outbox import DAY_SECONDS, Outcome
 from sfumato.population import Population
 from sfumato.privacy import SeededRng, SystemRng
@@ -58,6 +58,7 @@ class Traffic:
     repeated: int = 0  # sent twice on purpose
     lost: int = 0  # whose answer was dropped on purpose
     refused: Counter[int] = field(default_factory=Counter)  # by status
+    unanswered: int = 0  # because nobody was there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,11 @@ class Unreliable:
         self.traffic = Traffic()
 
     def __call__(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
-        answer = self._send(method, path, body, headers)
+        try:
+            answer = self._send(method, path, body, headers)
+        except ServiceError:
+            self.traffic.unanswered += 1
+            raise
         if method == "GET":
             return answer
         again, lost = self._chance.random(2) < self._rate
@@ -115,6 +120,7 @@ def holdings(population: Population, devices: int | None, seed: int | None) -> l
     if not 1 <= count <= population.devices:
         raise ImpossibleError(f"the data holds {population.devices:,} devices; got {count:,}")
     drawn = np.sort(np.random.default_rng(seed).permutation(population.devices)[:count])
+    population = population.expanded()
     held: list[list[str]] = [[] for _ in range(count)]
     place = np.full(population.devices, -1)
     place[drawn] = np.arange(count)
@@ -145,7 +151,11 @@ class NetworkFleet:
         connect: Callable[[], Send] | None = None,
     ) -> None:
         """`come` says which devices, by number, answer the task of a cohort; all, if it is None.
-        `connect` makes a way to the collector, in place of HTTP to `server`."""
+        `connect` makes a way to the collector, in place of HTTP to `server`.
+
+        Device k draws from `SeededRng(seed, k)`, as in `simulate` with `protocol`: the same devices
+        in the same cohorts then send the same tables.
+        """
         self._held, self._come = held, come
         self._links: list[Send] = [
             Http(server, allow_plain=allow_plain) if connect is None else connect()
@@ -184,31 +194,40 @@ class NetworkFleet:
 
         Values are dealt out over the days, each device's from another day on. `pause_seconds` is
         waited between days, for the collector to open the next round. A study that asks the same
-        devices again is answered again. In masked rounds the share `leaving` of the devices says
-        nothing more from a phase on; `patience_seconds` is how long the next round of a study that
-        is to have more is waited for, and a collector that is away.
+        devices again is answered again. Where the fleet was told which devices `come` to which
+        cohort, those of each answer on one day, and the fleet waits for the task of the next. In
+        masked rounds the share `leaving` of the devices says nothing more from a phase on;
+        `patience_seconds` is how long the next round of a study that is to have more is waited for,
+        and a collector that is away.
         """
+        if self._come is not None and days != 1:
+            raise SpecError(f"devices that come by cohort come on one day; got {days} days")
         started = time.perf_counter()
         tell = progress or (lambda stage, share: None)
         today = int(time.time() // DAY_SECONDS)
         offer: Offer | None = self._offer(study, today, SOON_SECONDS)
         assert offer is not None  # else `_offer` has raised
-        outcomes, total, answered, asked = Counter[str](), Sending(), set[str](), 0
-        if offer.trust == "secure":
+        outcomes, total, answered = Counter[str](), Sending(), set[str]()
+        asked: Counter[int] = Counter()  # tasks that each device was asked
+        if is_masked(offer.task):
             outcomes = self._in_rounds(study, leaving or {}, patience_seconds, tell)
             total = Sending(sent=outcomes[Joined.DONE])
             return self._summary(days, outcomes, total, time.perf_counter() - started)
         while offer is not None:
-            told, sending, today = self._by_days(offer, today, days, pause_seconds, answered, tell)
+            coming = self._coming(offer.task.cohort)
+            told, sending, today = self._by_days(
+                offer, coming, today, days, pause_seconds, answered, tell
+            )
             outcomes += told
-            total = replace(total, kept=0) + sending
-            asked += 1
-            offer = self._another(study, today, answered) if asked < offer.contributions else None
+            total = (replace(total, kept=0) if self._come is None else total) + sending
+            asked.update(coming)
+            offer = None if self._is_last(asked, offer) else self._another(study, today, answered)
         return self._summary(days, outcomes, total, time.perf_counter() - started)
 
     def _by_days(
         self,
         offer: Offer,
+        coming: Collection[int],
         today: int,
         days: int,
         pause_seconds: float,
@@ -228,12 +247,12 @@ class NetworkFleet:
                 time.sleep(pause_seconds)
                 offer = self._offer(study, today + day, PATIENCE_SECONDS)
             answered.add(offer.task.id)
-            if day > last and self._refused() > refused:  # it was busy: give it time, ever more
+            if day > last and self._refused() > refused:  # busy, or away: give it time, ever more
                 time.sleep(min(0.05 * 2**tries, _LONGEST_PAUSE))
                 tries += 1
             refused = self._refused()
             total = replace(total, kept=0)
-            for told, sending in self._everybody(offer, today, day, days):
+            for told, sending in self._everybody(offer, coming, today, day, days):
                 outcomes += told
                 total += sending
         return outcomes, total, today + day + 1
@@ -260,6 +279,7 @@ class NetworkFleet:
         outcomes: Counter[str] = Counter()
         until, gone, rounds = time.monotonic() + patience, set[int](), 0
         answered: set[str] = set()
+        asked: Counter[int] = Counter()  # tasks that each device has answered
         refused = ""  # the task that nobody can answer any more
         while time.monotonic() < until:
             asked_at = time.monotonic()
@@ -294,13 +314,17 @@ class NetworkFleet:
                 if ended.keys() <= {Joined.WAITING, Joined.UNREACHABLE, LEFT}:
                     break  # a cohort that is never complete, or a collector that is gone
                 gone |= {number for number, each in travellers.items() if each.has_left}
-                done = [
-                    each.part.offer for each in travellers.values() if each.outcome == Joined.DONE
-                ]
-                answered |= {offer.task.id for offer in done}
-                if any(offer.model and offer.model.round == offer.model.rounds for offer in done):
+                done = {
+                    number: each.part.offer
+                    for number, each in travellers.items()
+                    if each.outcome == Joined.DONE
+                }
+                answered |= {offer.task.id for offer in done.values()}
+                asked.update(done.keys())
+                models = [each.model for each in done.values() if each.model is not None]
+                if any(model.round == model.rounds for model in models):
                     break
-                is_last = all(_is_last(offer, len(answered)) for offer in done)
+                is_last = all(self._is_last(asked, offer, gone) for offer in done.values())
                 is_last &= all(each.part.offer.model is None for each in travellers.values())
                 until = time.monotonic() + (ROUND_SECONDS if is_last else patience)
         return outcomes
@@ -310,6 +334,13 @@ class NetworkFleet:
         device, now = self._devices[0], time.time()
         offers = [offered.offer for offered in _patiently(lambda: device.offers(now), patience)]
         return next((offer for offer in offers if offer.study == study), None)
+
+    def _is_last(
+        self, asked: Counter[int], offer: Offer, gone: Collection[int] = frozenset()
+    ) -> bool:
+        """Whether each device, but for those that are gone, has had all tasks that it may have."""
+        here = (number for number in range(len(self._devices)) if number not in gone)
+        return all(asked[number] >= offer.contributions for number in here)
 
     def _coming(self, cohort: str) -> Collection[int]:
         return range(len(self._devices)) if self._come is None else self._come(cohort)
@@ -344,13 +375,13 @@ class NetworkFleet:
         self.close()
 
     def _everybody(
-        self, offer: Offer, today: int, day: int, days: int
+        self, offer: Offer, coming: Collection[int], today: int, day: int, days: int
     ) -> Iterator[tuple[Counter[str], Sending]]:
-        """A day of all devices, those of one connection after one another."""
+        """A day of these devices, those of one connection after one another."""
         links = len(self._links)
 
         def drive(link: int) -> list[tuple[Counter[str], Sending]]:
-            mine = range(link, len(self._devices), links)
+            mine = [number for number in coming if number % links == link]
             return [self._live(number, offer, today + day, day, days) for number in mine]
 
         with ThreadPoolExecutor(links) as threads:
@@ -394,7 +425,8 @@ class NetworkFleet:
             time.sleep(0.1)
 
     def _refused(self) -> int:
-        return sum(send.traffic.refused.total() for send in self._sends)
+        """Uploads that were not taken, whether or not anybody was there."""
+        return sum(send.traffic.refused.total() + send.traffic.unanswered for send in self._sends)
 
     def _summary(
         self, days: int, outcomes: Counter[str], total: Sending, seconds: float
@@ -414,11 +446,6 @@ class NetworkFleet:
             refused=sum((each.refused for each in traffic), Counter()),
             seconds=seconds,
         )
-
-
-def _is_last(offer: Offer, answered: int) -> bool:
-    """Whether a study asks no more rounds after these, as far as can be told."""
-    return offer.model is None and answered >= offer.contributions
 
 
 def _patiently(ask: Callable[[], T], patience: float = PATIENCE_SECONDS) -> T:

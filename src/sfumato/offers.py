@@ -30,7 +30,7 @@ from sfumato.prefixes import Prefix
 from sfumato.privacy import DirectResponse, NoiseAtRelease, NoiseInShares, NoNoise
 from sfumato.report import WIRE_VERSION
 from sfumato.sketch import CountSketch, OneHot, TextKeys, VectorSketch, WordKeys
-from sfumato.spec import from_json, require, spec, to_json
+from sfumato.spec import from_json, later, require, spec, to_json
 from sfumato.task import LocalTask, Task
 
 AnyTask: TypeAlias = LocalTask | Task | WordTask
@@ -45,7 +45,8 @@ class Offer:
 
     The terms must be the task's own: a device takes no word for an epsilon that its randomizer does
     not keep. Under trust "central" nothing is private to the collector, so `epsilon` is None; so it
-    is under "secure", where a masked sum is private by the noise of all devices together.
+    is under "secure", where a masked sum is private by the noise of all devices together. A trusted
+    collector may ask for `masked` tables, too: then it sees their sum, and no table.
     """
 
     study: str  # the name that users are shown; consent goes by it
@@ -69,6 +70,7 @@ class Offer:
     model: ModelTerms | None = None  # that devices train in this round
     closes: int | None = None  # the last day, since 1970-01-01 UTC, on which devices answer
     min_version: int = WIRE_VERSION  # of the wire, that a device must speak at least
+    masked: bool = later(False)  # trust "central": a table is sent in a masked round
 
     def check(self) -> None:
         require(
@@ -92,14 +94,14 @@ class Offer:
             f"got {self.items_per_report}",
         )
         if isinstance(self.task, Task):
-            masked = isinstance(self.task.aggregation, Masked)
+            masked = is_masked(self.task)
             require(
-                masked == (self.trust == "secure"),
-                'a table is masked if, and only if, trust is "secure"; '
+                masked == (self.masked or self.trust == "secure"),
+                'a table is masked if, and only if, trust is "secure" or the offer says so; '
                 f'got {"a masked" if masked else "an open"} one with trust "{self.trust}"',
             )
             require(
-                not (masked and isinstance(self.task.mechanism, NoiseAtRelease)),
+                not (self.trust == "secure" and isinstance(self.task.mechanism, NoiseAtRelease)),
                 "a masked sum must have its noise from devices: noise at the release is the "
                 "collector's to add, who would see the sum without it; use noise in shares",
             )
@@ -109,6 +111,10 @@ class Offer:
                 f"noise must be at most what the task has, {kept}; got {self.noise}",
             )
             self._check_values(self.task)
+        require(
+            not self.masked or self.trust == "central",
+            f'masked is said with trust "central"; got "{self.trust}"',
+        )
         self._check_model()
         if self.dictionary is not None:
             check_hex(self.dictionary, 64, "dictionary")
@@ -227,6 +233,11 @@ def epsilon_of(task: AnyTask) -> float | None:
     if isinstance(task, Task):
         return None
     return (task.randomizer if isinstance(task, LocalTask) else task.discoverer).epsilon
+
+
+def is_masked(task: AnyTask) -> bool:
+    """Whether a task is answered in a masked round, and not in reports."""
+    return isinstance(task, Task) and isinstance(task.aggregation, Masked)
 
 
 def items_of(task: AnyTask) -> int:

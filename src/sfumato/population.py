@@ -84,6 +84,17 @@ class Population:
             held, owners = held.take(pa.array(rows)), owners[rows]
         return cls((held,), None, owners, len(named.dictionary))
 
+    def expanded(self) -> Population:
+        """The same with a row of its own for each device that stands with others in one, so that
+        devices have numbers: their places, 0 .. devices − 1."""
+        if self.weights is None:
+            return self
+        chunks = [
+            items.take(pa.array(np.repeat(np.arange(len(items)), count)))
+            for items, count in zip(self.chunks, self.weights, strict=True)
+        ]
+        return replace(self, chunks=tuple(chunks), weights=None)
+
     def bounded(self, limit: int, *, rng: Rng) -> Population:
         """At most `limit` values a device, chosen at random among its own."""
         if self.owners is None:
@@ -121,6 +132,8 @@ class Shard:
     asked: int
     answering: int
     owners: I64 | None = None  # which of the answering devices has each item; a device each if None
+    numbers: I64 | None = None
+    """Of the answering devices, their places in the population; None where rows stand for many."""
 
     def each_device(self) -> Iterator[pa.Array]:
         """The items of one answering device after another."""
@@ -174,9 +187,18 @@ class Cohorts:
             if owners is not None:
                 rows = answers[owners]
                 owners = (np.cumsum(answers) - 1)[owners[rows]]
+            numbers = start + np.flatnonzero(answers)
             start += devices
             kept = items.filter(pa.array(rows))
-            yield Shard(kept, None, int(asked.sum()), int(answers.sum()), owners)
+            yield Shard(kept, None, int(asked.sum()), numbers.size, owners, numbers)
+
+    def numbers(self, population: Population, cohort: str) -> I64:
+        """Which devices of a cohort answer: their places in the population, in which no row stands
+        for several (`Population.expanded`)."""
+        if population.weights is not None:
+            raise DataError("devices that share a row have no numbers; expand the population first")
+        parts = [shard.numbers for shard in self.shards(population, cohort)]
+        return np.concatenate([part for part in parts if part is not None])
 
     def _weighted(
         self,

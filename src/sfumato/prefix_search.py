@@ -35,7 +35,7 @@ from sfumato.privacy import (
 )
 from sfumato.privacy.samplers import central_width
 from sfumato.release import NORMAL_95, NoisedSum
-from sfumato.secure_sum import ANY_NONCE, SecureSum
+from sfumato.secure_sum import SecureSum, parameters_of
 from sfumato.sketch import CountSketch, OneHot, Rounds, refine
 from sfumato.spec import digest, require, spec
 from sfumato.task import Task, bits_for, most_devices
@@ -189,12 +189,7 @@ class PrefixDesign:
             sizes |= {"noise": "skellam, in shares", "noise_scale": self.mechanism.scale}
             sizes |= {"noise_scale_of_a_share": self.mechanism.share_stddev}
         if self.secure is not None:
-            task = self.task(self.rounds - 1)
-            asked = task.max_count - 1
-            found = task.masked_round(asked, ANY_NONCE).parameters(asked)
-            sizes |= {"cohort": asked, "least_survivors": task.min_count}
-            sizes |= {"neighbours": found.neighbours, "threshold": found.threshold}
-            sizes |= {"modulus_bits": task.aggregation.modulus_bits}
+            sizes |= parameters_of(self.task(self.rounds - 1))
         return sizes | {"rounds": self.rounds, "noise_every_round": True}
 
 

@@ -1,6 +1,7 @@
 """Sums that nobody can look inside: how many devices must stay, and what noise each of them adds.
 
-A question whose trust is "secure" has its tasks made here, whatever it sketches.
+A question whose trust is "secure", or whose sums are masked for a trusted collector, has its tasks
+made here, whatever it sketches.
 """
 
 from __future__ import annotations
@@ -96,12 +97,15 @@ class SecureSum:
                 f"{self.dropout:g}, all may be gone",
                 hint="ask more devices a round, or set dropout lower",
             )
-        reach = mechanism.reach(most, math.prod(sketch.shape))
+        bits = sketch.word_bits  # of words that wrap by design
+        if bits is None:
+            reach = mechanism.reach(most, math.prod(sketch.shape))
+            bits = bits_for(most * largest_cell(sketch, items_per_device) + reach)
         made = Task(
             sketch=sketch,
             mechanism=mechanism,
             aggregation=Masked(
-                modulus_bits=bits_for(most * largest_cell(sketch, items_per_device) + reach),
+                modulus_bits=bits,
                 corrupt=self.corrupt,
                 mode=self.mode,
             ),
@@ -134,3 +138,16 @@ def bytes_of(task: Task) -> tuple[int, int]:
     asked = task.max_count - 1
     round = task.masked_round(asked, ANY_NONCE)
     return round.bytes_up(asked), round.bytes_down(asked)
+
+
+def parameters_of(task: Task) -> dict[str, int]:
+    """The sizes of a task's masked round, to be shown."""
+    asked = task.max_count - 1
+    found = task.masked_round(asked, ANY_NONCE).parameters(asked)
+    return {
+        "cohort": asked,
+        "least_survivors": task.min_count,
+        "neighbours": found.neighbours,
+        "threshold": found.threshold,
+        "modulus_bits": task.aggregation.modulus_bits,
+    }

@@ -15,9 +15,11 @@ import pyarrow as pa
 from sfumato import answers, heavy_simulation, mean_simulation, open_answers, vectors
 from sfumato.answers import Asked
 from sfumato.campaign import run
+from sfumato.designs import begun
+from sfumato.device_fleet import Knowledge, Progress
 from sfumato.engine import Engine, LocalEngine
 from sfumato.errors import DataError, StudyError
-from sfumato.fleet import Asking, Progress, cohorts_of
+from sfumato.fleet import Asking, cohorts_for, cohorts_of
 from sfumato.frequencies import FrequencyCampaign, FrequencyDesign
 from sfumato.heavy_hitters import HeavyHitterDesign, HistogramDesign
 from sfumato.local_frequencies import LocalDesign, in_epoch, values_of
@@ -93,9 +95,11 @@ def simulate(
     The data of a mean is an array (devices, dimensions), a vector a device; `vectors.load` reads
     one from a file.
 
-    A masked sum is exact, so with trust "secure" tables are simply added, with every device's
-    noise. With `protocol` every device does run the protocol, message by message: the same sums, at
-    ten to forty milliseconds a device.
+    Tables are made and added many at a time, since a sum is the same, masked or not. With
+    `protocol` every device answers by itself, message by message, as it would over a network: one
+    to forty milliseconds a device. It then draws its coins and noise by chance of its own, so that
+    devices of a `NetworkFleet` with the same seed send the same tables. Under trust "local" they
+    answer by themselves anyway, and `protocol` changes nothing.
 
     >>> release = simulate(
     ...     {"question": "frequencies", "trust": "central", "epsilon": 1.0, "delta": 1e-6},
@@ -125,7 +129,7 @@ def simulate(
         if any(columns.values()):
             raise DataError("an array of vectors has no columns of items, devices or counts")
         mean = _ask_for_mean(
-            asked, vectors.checked(data), rng, engine, tell, ledger, protocol, started
+            asked, vectors.checked(data), rng, seed, engine, tell, ledger, protocol, started
         )
         return mean if seed is None else _qualified(mean, _SEEDED)
     population = (
@@ -141,7 +145,7 @@ def simulate(
     elif isinstance(planned.design, LocalDesign):
         release = _ask_locally(planned, planned.design, population, rng, tell, started)
     else:
-        ask = Asking(population, rng, engine or LocalEngine(), tell, books, protocol, started)
+        ask = Asking(population, rng, engine or LocalEngine(), tell, books, protocol, started, seed)
         if isinstance(planned.design, FrequencyDesign):
             release = _ask_for_sums(planned, planned.design, ask)
         else:
@@ -153,6 +157,7 @@ def _ask_for_mean(
     asked: Plan | Study,
     held: npt.NDArray[np.floating[Any]],
     rng: Rng,
+    seed: int | None,
     engine: Engine | None,
     tell: Progress,
     ledger: Ledger | None,
@@ -172,17 +177,14 @@ def _ask_for_mean(
         )
     books = ledger or Ledger(Budget(epsilon=asked.study.epsilon, delta=asked.study.delta))
     one = LocalEngine(workers=1)  # so that noise in shares is drawn in one order
-    ask = Asking(population, rng, engine or one, tell, books, protocol, started)
+    ask = Asking(population, rng, engine or one, tell, books, protocol, started, seed)
     return mean_simulation.ask(asked, held, ask)
 
 
 def _ask_for_sums(planned: Plan, sized: FrequencyDesign, ask: Asking) -> Release:
-    design = replace(sized, seed=ask.public_seed())
-    population = ask.population.bounded(design.items_per_device, rng=ask.rng)
-    names = [task.cohort for task in design.tasks()]
-    cohorts = cohorts_of(
-        planned.study, names, design.devices, design.pilot_devices, population, design.seed
-    )
+    design, _ = begun(sized, ask.rng)
+    population = ask.bounded(design.items_per_device)
+    cohorts = cohorts_for(planned.study, design, population, exact=ask.protocol)
 
     def values(task: Task, items: pa.Array) -> tuple[Any, Bool | None]:
         if design.mode != "one_hot":
@@ -190,7 +192,9 @@ def _ask_for_sums(planned: Plan, sized: FrequencyDesign, ask: Asking) -> Release
         category = planned.asked_about.categories(items)  # who holds none of them sends zeros
         return category[category >= 0], category >= 0
 
-    fleet = ask.fleet(planned.study, population, cohorts, values, tasks=len(cohorts.shares))
+    listed = planned.asked_about.items.to_pylist()
+    knowledge = Knowledge(design, {item: place for place, item in enumerate(listed)})
+    fleet = ask.fleet(population, cohorts, values, knowledge, tasks=len(cohorts.shares))
     campaign = FrequencyCampaign(design, planned.asked_about.items)
     run(campaign, fleet.gather, ledger=ask.books, rng=ask.rng)
     ask.tell("estimating", 1.0)

@@ -2,7 +2,8 @@
 
 A spec is a frozen dataclass of ints, floats, strings, booleans, tuples and specs. `@spec("kind")`
 makes one and enters it in the registry, which is closed: JSON that names another kind, another
-field or another format is refused, so a program never guesses what it was asked to do.
+field or another format is refused, so a program never guesses what it was asked to do. A field that
+a kind got `later` is written only where it is not at its default, so digests of old specs stay.
 
 Canonical JSON is RFC 8785 (keys sorted, no spaces, numbers as ECMAScript prints them), and
 integers stay below 2**53, so any language computes the same digest from the same spec.
@@ -23,7 +24,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from decimal import Decimal
 from typing import Any, TypeVar, dataclass_transform
 
@@ -58,6 +59,19 @@ def spec(kind: str) -> Callable[[type[_T]], type[_T]]:
         return made
 
     return make
+
+
+def later(default: Any) -> Any:
+    """A field that a kind did not have at first: one at its default is not in the JSON."""
+    return field(default=default, metadata={"later": True})
+
+
+def is_silent(value: object, name: str) -> bool:
+    """Whether a field came later and is at its default, so that nothing need be said of it."""
+    return any(
+        each.name == name and _is_silent(each, getattr(value, name))
+        for each in fields(value)  # type: ignore[arg-type]  # specs are dataclasses
+    )
 
 
 def kind_of(value: object) -> str:
@@ -155,12 +169,12 @@ def _hints(cls: type) -> Mapping[str, Any]:
 
 def _check_types(value: Any) -> None:
     hints = _hints(type(value))
-    for field in fields(value):
-        given = getattr(value, field.name)
-        if not _fits(given, hints[field.name]):
-            wanted = getattr(hints[field.name], "__name__", str(hints[field.name]))
+    for each in fields(value):
+        given = getattr(value, each.name)
+        if not _fits(given, hints[each.name]):
+            wanted = getattr(hints[each.name], "__name__", str(hints[each.name]))
             raise SpecError(
-                f"{field.name} of {type(value).__name__} must be {wanted}; got {given!r}"
+                f"{each.name} of {type(value).__name__} must be {wanted}; got {given!r}"
             )
 
 
@@ -191,11 +205,16 @@ def _is_finite(value: float) -> bool:
 
 def _plain(value: object) -> Any:
     if type(value) in _KINDS.values():
-        members = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}  # type: ignore[arg-type]  # registered classes are dataclasses
+        given = [(each, getattr(value, each.name)) for each in fields(value)]  # type: ignore[arg-type]  # registered classes are dataclasses
+        members = {each.name: _plain(item) for each, item in given if not _is_silent(each, item)}
         return {"kind": kind_of(value), **members}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value
+
+
+def _is_silent(what: Field[Any], item: object) -> bool:
+    return "later" in what.metadata and item == what.default
 
 
 def _build(data: Any) -> Any:
@@ -207,7 +226,9 @@ def _build(data: Any) -> Any:
     cls = _KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None:
         raise SpecError(f"kind must be one of {', '.join(sorted(_KINDS))}; got {kind!r}")
-    names = {field.name for field in fields(cls)}
+    names = {
+        each.name for each in fields(cls) if not _is_silent(each, data.get(each.name, each.default))
+    }
     if data.keys() != names:
         wrong = sorted(data.keys() ^ names)
         raise SpecError(f"{kind} must have exactly the fields {sorted(names)}; differs in {wrong}")

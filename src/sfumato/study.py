@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from sfumato.errors import StudyError
 from sfumato.secagg.parameters import Mode
-from sfumato.spec import require, spec
+from sfumato.spec import is_silent, later, require, spec
 
 Question = Literal["frequencies", "new_words", "heavy_hitters", "histogram", "mean", "train"]
 Trust = Literal["local", "secure", "central"]
@@ -87,9 +87,9 @@ class Study:
     cohorts: Literal["similar", "different"] = "similar"  # whether rounds ask like devices
     threshold: float | None = None  # counts below this are not listed
     dropout: float = 0.0  # share of the asked devices that will not answer
-    corrupt: float = 0.1  # trust "secure": share of them that may work with the collector
+    corrupt: float = 0.1  # masked sums: share of them that may work with the collector
     collector: Mode = "semi_honest"
-    """Trust "secure": one that follows the protocol, or one that may tell devices different
+    """Masked sums: one that follows the protocol, or one that may tell devices different
     things ("semi_malicious"), which takes twice the neighbours."""
     daily_reports: int | None = None  # trust "local": what one device may send in a day
     publish: Literal["final", "rounds", "significant"] = "final"
@@ -112,6 +112,9 @@ class Study:
     top: int | None = None  # mean: keep only the largest coordinates of the answer
     training: TrainingKeys | None = None  # train: see TrainingKeys
     paper_mode: bool = False  # the paper's constants and decoder, for comparison
+    masked: bool = later(False)
+    """Lists with trust "central": the collector is trusted with sums over a cohort, to tell only
+    what passes, and sees no device's table."""
 
     def check(self) -> None:
         def need(condition: bool, message: str) -> None:
@@ -136,6 +139,11 @@ class Study:
             self.question != "histogram" or self.trust == "central",
             'a histogram of an open domain needs trust = "central": noise in shares would leave '
             'nothing to list; with "secure", heavy_hitters are found by prefixes',
+        )
+        need(
+            not self.masked or (open_domain and self.trust == "central"),
+            'masked is for heavy_hitters and histogram with trust = "central"; with "secure" every '
+            f'sum is masked; got {self.question} with "{self.trust}"',
         )
         need(
             not open_domain or self.dictionary is None,
@@ -238,7 +246,9 @@ class Study:
             }
             values["training"] = {name: value for name, value in keys.items() if value is not None}
         return {
-            name: value for name, value in values.items() if value is not None or name == "epsilon"
+            name: value
+            for name, value in values.items()
+            if (value is not None or name == "epsilon") and not is_silent(self, name)
         }
 
 

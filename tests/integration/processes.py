@@ -1,4 +1,4 @@
-"""A collector as its users run it: `sfumato serve`, a process with a port that the system chose."""
+"""A collector as its users run it: `sfumato serve`, a process, as a rule with any free port."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Collector:
             time.sleep(0.02)
 
 
-def launch(folder: Path, store: str, **settings: Any) -> subprocess.Popen[bytes]:
+def launch(folder: Path, store: str, *, port: int = 0, **settings: Any) -> subprocess.Popen[bytes]:
     """A process that has just been started: what it prints goes to `stdout` and `stderr`."""
     given = {
         **_SETTINGS,
@@ -65,7 +65,7 @@ def launch(folder: Path, store: str, **settings: Any) -> subprocess.Popen[bytes]
     }
     with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
         return subprocess.Popen(
-            [sys.executable, "-m", "sfumato", "serve", "--port", "0"],
+            [sys.executable, "-m", "sfumato", "serve", "--port", str(port)],
             stdout=stdout,
             stderr=stderr,
             env=environment,

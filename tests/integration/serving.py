@@ -35,19 +35,23 @@ _AGAIN = {429, 503}  # what is answered to devices that are to come again
 
 
 class Mortal:
-    """A collector's process, which can be killed at any moment; all that it leaves is the store."""
+    """A collector's process, which can be killed at any moment; all that it leaves is the store.
 
-    def __init__(self, folder: Path, store: str, **settings: Any) -> None:
+    If it `stays`, it is found at its first address after each death.
+    """
+
+    def __init__(self, folder: Path, store: str, *, stays: bool = False, **settings: Any) -> None:
         folder.mkdir(exist_ok=True)
         self.folder, self.store = folder, store
         self.address: str | None = None  # None: nobody is there
         self._settings = {"seal_seconds": 0.1, "log_level": "warning", **settings}
         self._process: subprocess.Popen[bytes] | None = None
+        self._stays, self._port = stays, 0
 
     def begin(self) -> None:
         """Start it, and do not wait for it."""
         assert self._process is None
-        self._process = launch(self.folder, self.store, **self._settings)
+        self._process = launch(self.folder, self.store, port=self._port, **self._settings)
 
     def start(self) -> None:
         """Return when it answers."""
@@ -59,6 +63,7 @@ class Mortal:
             said, end, _ = (self.folder / "stdout").read_text().partition("\n")
             if end:
                 self.address = said.removeprefix("listening on ")
+                self._port = int(self.address.rpartition(":")[2]) if self._stays else 0
             else:
                 assert self._process.poll() is None, self.log()
                 assert time.monotonic() < until, "the collector does not start"

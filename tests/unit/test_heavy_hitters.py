@@ -84,8 +84,10 @@ def test_a_private_plan_lists_whatever_devices_hold() -> None:
         failure += sketch.wrong_keys(most, most)
         assert failure * (1 + math.e) <= 0.1 * asked.delta
         assert made.mechanism.unlisted == pytest.approx(0.1 * asked.delta)
-        assert made.tasks()[0].message_bytes + 64 >= heavy_plan.bytes_per_device(made) - 64
-        assert heavy_plan.bytes_per_device(made) <= (asked.bytes_per_device or 0)
+        assert (
+            made.tasks()[0].message_bytes + 64 >= heavy_plan.weights(made)["bytes_per_device"] - 64
+        )
+        assert heavy_plan.weights(made)["bytes_per_device"] <= (asked.bytes_per_device or 0)
 
 
 def test_more_is_kept_than_foreseen_hardly_ever() -> None:
@@ -149,7 +151,9 @@ def test_cells_have_the_bits_that_were_planned_for_at_every_rate() -> None:
         made = design_of(study(**changes))
         first = made.sketch(0, made.mechanism.rate)
         assert all(made.sketch(0, rate) == first for rate in (1.0, 0.25, 0.01))
-        assert heavy_plan.bytes_per_device(made) <= (study(**changes).bytes_per_device or 0)
+        assert heavy_plan.weights(made)["bytes_per_device"] <= (
+            study(**changes).bytes_per_device or 0
+        )
         with pytest.raises(SpecError, match="fail to be listed"):
             replace(made, check_bits=max(made.count_bits - 1, made.check_bits - 12))
         with pytest.raises(SpecError, match="fail to be listed"):

@@ -64,7 +64,7 @@ from sfumato.secure_sum import SecureSum
 from sfumato.sketch import CountSketch, IntegerKeys, OneHot, TextKeys, VectorSketch, WordKeys
 from sfumato.sketch.dense import DenseSketch
 from sfumato.spec import canonical, digest, from_json, kind_of, kinds, to_json
-from sfumato.study import TrainingKeys
+from sfumato.study import Study, TrainingKeys
 from sfumato.task import LocalTask, Task
 
 # RFC 8785, appendix B: the bits of a double, and how it is printed.
@@ -512,3 +512,15 @@ def test_any_number_and_any_text_survive_the_way_to_json_and_back(number: float,
     assert from_json(to_json(loss)) == loss
     task = dataclasses.replace(EXAMPLES["task"], cohort=text)
     assert from_json(to_json(task)) == task
+
+
+def test_a_field_that_came_later_is_silent_at_its_default() -> None:
+    """So that digests of specs from before stay; and one spec has one text."""
+    study = Study(question="heavy_hitters", trust="central", epsilon=None)
+    text = spec.to_json(study)
+    assert "masked" not in text
+    assert spec.from_json(text) == study
+    assert '"masked":true' in spec.to_json(dataclasses.replace(study, masked=True))
+    assert spec.from_json(spec.to_json(dataclasses.replace(study, masked=True))).masked
+    with pytest.raises(SpecError, match=r"differs in \['masked'\]"):
+        spec.from_json(text.replace('"kind"', '"masked":false,"kind"'))

@@ -31,6 +31,8 @@ def changes(agreed: Offer, offered: Offer) -> tuple[str, ...]:
     """
     worse = [name for name in _SAME if getattr(agreed, name) != getattr(offered, name)]
     worse += [name for name in _MOST if _limit(offered, name) > _limit(agreed, name)]
+    if agreed.masked and not offered.masked:
+        worse.append("masked")
     if offered.delay_seconds < agreed.delay_seconds:
         worse.append("delay_seconds")
     if isinstance(agreed.task, Task) and isinstance(offered.task, Task):

@@ -16,12 +16,12 @@ from typing import Any, Literal
 from sfumato.agent import client
 from sfumato.agent.box import Box, SqliteBox
 from sfumato.agent.consent import changes
-from sfumato.agent.private import Value, privatiser, table
+from sfumato.agent.private import Value, masked_table, privatiser
 from sfumato.agent.rounds import PATIENCE_SECONDS, Joined, Part, drive
 from sfumato.agent.state import Retry, State
 from sfumato.agent.transport import Http, Send
 from sfumato.errors import OfferError, ServiceError
-from sfumato.offers import Offer, takes_categories, verify
+from sfumato.offers import Offer, is_masked, takes_categories, verify
 from sfumato.outbox import DAY_SECONDS, LogEntry, Outcome, Outgoing
 from sfumato.privacy import Rng, SystemRng
 from sfumato.report import WIRE_VERSION, Report
@@ -145,13 +145,13 @@ class Device:
 
         A study with trust "central" takes a report of a device for each task, no more in all than
         the offer's `contributions`, and may be given several values for it; a local one takes them
-        one by one. One with trust "secure" is answered by `join`.
+        one by one. One with masked tables, as all are with trust "secure", is answered by `join`.
         """
         with self._changing() as state:
             offer = self._open(state, study, now)
             if not isinstance(offer, Offer):
                 return offer
-            if offer.trust == "secure":
+            if is_masked(offer.task):
                 return Skipped.NOT_ASKED_FOR
             privatise = privatiser(offer, value, self._places(offer))
             if privatise is None:
@@ -182,7 +182,7 @@ class Device:
                 offer = self._open(state, study, now)
                 if not isinstance(offer, Offer):
                     return offer
-                if offer.trust != "secure" or not isinstance(offer.task, Task):
+                if not isinstance(offer.task, Task) or not is_masked(offer.task):
                     return Skipped.NOT_ASKED_FOR
                 if not state.may_contribute(offer, offer.task):
                     return Outcome.LIFETIME_SPENT
@@ -190,7 +190,7 @@ class Device:
                     return Skipped.NOT_OFFERED  # another process was just offered another round
                 Part.begin(self._box, offer, rng=self._rng)
         part = Part(self._box, self._changing, self._key, study, rng=self._rng)
-        part.make_table = table(
+        part.make_table = masked_table(
             part.offer, value, self._places(part.offer), self._parameters(part.offer)
         )
         return part

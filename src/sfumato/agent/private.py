@@ -16,13 +16,23 @@ from sfumato.offers import Offer, takes_categories
 from sfumato.prefixes import Prefix
 from sfumato.privacy import Rng, bound_contributions
 from sfumato.privacy.samplers import stream
-from sfumato.sketch import CountSketch, InvertibleSketch, Keys, OneHot, VectorSketch
+from sfumato.report import Report
+from sfumato.sketch import (
+    CountSketch,
+    InvertibleSketch,
+    Keys,
+    OneHot,
+    TextKeys,
+    VectorSketch,
+    WordKeys,
+)
 from sfumato.task import LocalTask, Task
 from sfumato.words import codes_of
 
 I64 = npt.NDArray[np.int64]
 Value: TypeAlias = "str | Sequence[str] | Sequence[float] | npt.NDArray[np.floating] | Train"
 """What a device holds: a text, several, or a vector; for a model, what computes its update."""
+OfferedKeys: TypeAlias = TextKeys | WordKeys | Prefix | None
 
 
 def privatiser(
@@ -35,13 +45,8 @@ def privatiser(
     """
     task = offer.task
     if isinstance(task, Task):
-        send = sendable(offer, value, places)
-
-        def made(rng: Rng) -> bytes:
-            own = stream(rng, task.id)  # a table is made once
-            return report(task, send(own), rng=own).message
-
-        return made
+        sealed = table_report(task, offer.keys, value, places)
+        return lambda rng: sealed(rng).message
     values = _texts(value)
     if len(values) != 1:
         raise SpecError(
@@ -69,23 +74,52 @@ def _word(task: WordTask, values: tuple[str, ...], rng: Rng) -> bytes:
     return made.message
 
 
-def sendable(offer: Offer, value: Value, places: Mapping[str, int] | None) -> Callable[[Rng], Any]:
+def table_report(
+    task: Task, keys: OfferedKeys, value: Value, places: Mapping[str, int] | None
+) -> Callable[[Rng], Report]:
+    """What makes a device's report of a task whose tables the collector may see."""
+    send = sendable(task, keys, value, places)
+
+    def made(rng: Rng) -> Report:
+        own = stream(rng, task.id)  # a table is made once
+        return report(task, send(own), rng=own)
+
+    return made
+
+
+def table(
+    task: Task, keys: OfferedKeys, value: Value, places: Mapping[str, int] | None
+) -> Callable[[Rng], I64]:
+    """What makes a device's share of a masked sum, flat, noise included."""
+    send = sendable(task, keys, value, places)
+
+    def made(rng: Rng) -> I64:
+        own = stream(rng, task.id)
+        return contribute(task, send(own), devices=1, rng=own).reshape(-1)
+
+    return made
+
+
+def sendable(
+    task: Task, offered: OfferedKeys, value: Value, places: Mapping[str, int] | None
+) -> Callable[[Rng], Any]:
     """What makes out of a device's values those that its table is made of: within the task's bound,
-    and only what the study counts. What is left out leaves zeros."""
-    task = offer.task
-    assert isinstance(task, Task)  # the others have no tables
+    and only what the study counts. What is left out leaves zeros.
+
+    `offered` is what of an item the table counts, where its sketch does not say.
+    """
     sketch = task.sketch
     if isinstance(sketch, VectorSketch):
         vector = _vector(value, sketch.length)
         return lambda rng: sketch.tables(vector, rng=rng)
     values = _texts(value)
-    if isinstance(offer.keys, Prefix):
-        prefix = offer.keys
+    if isinstance(offered, Prefix):
+        prefix = offered
         assert isinstance(sketch, OneHot | CountSketch)  # the offer has seen to it
         codes, fits = codes_of(values, prefix.alphabet, prefix.length)
         words = codes[fits]
         return lambda rng: prefix.values(sketch, words[_chosen(len(words), task, rng)])
-    keys = sketch.keys if isinstance(sketch, InvertibleSketch) else offer.keys
+    keys = sketch.keys if isinstance(sketch, InvertibleSketch) else offered
     if keys is not None:
         items = _keyed(keys, values)
         return lambda rng: [items[place] for place in _chosen(len(items), task, rng)]
@@ -100,27 +134,21 @@ def sendable(offer: Offer, value: Value, places: Mapping[str, int] | None) -> Ca
     return listed
 
 
-def table(
+def masked_table(
     offer: Offer, value: Value, places: Mapping[str, int] | None, parameters: bytes | None = None
 ) -> Callable[[Rng], I64]:
-    """What makes a device's share of a masked sum, flat, noise included. `parameters` are those of
-    a model that is trained."""
+    """What makes a device's share of a masked sum. `parameters` are those of a model that is
+    trained."""
     task = offer.task
     assert isinstance(task, Task)  # no other is masked
-    if offer.model is not None:
-        if not callable(value):
-            raise SpecError(
-                "a value of this study must be a function of terms, parameters and chance; "
-                "got no function"
-            )
-        return update_table(task, offer.model, parameters, value)
-    send = sendable(offer, value, places)
-
-    def made(rng: Rng) -> I64:
-        own = stream(rng, task.id)
-        return contribute(task, send(own), devices=1, rng=own).reshape(-1)
-
-    return made
+    if offer.model is None:
+        return table(task, offer.keys, value, places)
+    if not callable(value):
+        raise SpecError(
+            "a value of this study must be a function of terms, parameters and chance; "
+            "got no function"
+        )
+    return update_table(task, offer.model, parameters, value)
 
 
 def update_table(

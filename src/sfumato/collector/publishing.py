@@ -146,7 +146,7 @@ def _notes(planned: Plan, reports: int, wrong: int) -> tuple[str, ...]:
     design = planned.design
     came = (
         f"{reports:,} devices whose tables are in the sums"
-        if planned.study.trust == "secure"
+        if planned.study.masked or planned.study.trust == "secure"
         else f"{reports:,} reports that came"
     )
     notes = [

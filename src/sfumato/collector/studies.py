@@ -28,6 +28,7 @@ from sfumato.collector.store import (
     TaskState,
     Transaction,
 )
+from sfumato.designs import begun, draws, keys_of
 from sfumato.errors import DataError, StudyError
 from sfumato.local_frequencies import LocalDesign, in_epoch
 from sfumato.model_terms import ModelTerms, digest_of
@@ -36,6 +37,7 @@ from sfumato.offers import AnyTask, Offer
 from sfumato.outbox import DAY_SECONDS
 from sfumato.plan import Plan, learning, plan
 from sfumato.privacy import Rng
+from sfumato.privacy.samplers import SecretRng
 from sfumato.release import NoisedSum, Privacy
 from sfumato.spec import LARGEST_INTEGER, from_json, to_json
 from sfumato.study import Study
@@ -99,7 +101,8 @@ def create(
         raise StudyError(f"closes must not be past: today is day {today}; got {asked.closes}")
     study = campaigns.with_own_seed(study, rng)
     planned = plan(study, items=asked.items)
-    planned = replace(planned, design=_with_seed(planned, rng))
+    design, secret = _begun(planned, rng)
+    planned = replace(planned, design=design)
     terms = Terms(
         request=digest,
         dictionary=listed,
@@ -124,9 +127,8 @@ def create(
         if body is not None and listed is not None:
             tx.add_dictionary(listed, body)
         tx.add_study(row)
-        if campaigns.draws(planned.design):
-            words = rng.words(campaigns.SECRET_BYTES // 8)
-            tx.set_secret(row.id, words.tobytes())
+        if secret:
+            tx.set_secret(row.id, secret)
         first = next_task(tx, row, key=key)
         assert first is not None  # every plan asks something
         add_task(tx, first)
@@ -326,10 +328,10 @@ def campaign_of(
     In `memory` a training is found as it was left, so that a round need not absorb all before it.
     """
     secret = tx.secret(row.id)
-    if secret is None and campaigns.draws(planned.design):
+    if secret is None and draws(planned.design):
         raise DataError(f"the data of study {row.id} was dropped")
     kept = None if memory is None else memory.pop(row.id, None)  # not if this fails halfway
-    campaign: Campaign = kept or campaigns.campaign_for(planned, campaigns.SecretRng(secret or b""))
+    campaign: Campaign = kept or campaigns.campaign_for(planned, SecretRng(secret or b""))
     training = campaigns.trained(campaign)
     for asked in tx.tasks(row.id)[0 if kept is None else kept.done :]:
         answer = tx.answer(asked.id)
@@ -364,15 +366,16 @@ def _daily_reports(asked: Request, study: Study) -> int:
     return daily
 
 
-def _with_seed(planned: Plan, rng: Rng) -> Any:
-    """The plan's design with hash functions of its own."""
+def _begun(planned: Plan, rng: Rng) -> tuple[Any, bytes]:
+    """The plan's design with hash functions of its own, and its campaign's secret, if it has one.
+    They are drawn before all else, as in a simulation."""
     design = planned.design
     if not isinstance(design, LocalDesign | WordDesign):
-        return campaigns.seeded(design, rng)
+        return (design, b"") if campaigns.is_training(design) else begun(design, rng)
     seed = int(rng.words(1)[0]) & LARGEST_INTEGER
     if isinstance(design, LocalDesign):
-        return replace(design, randomizer=in_epoch(design.randomizer, 0, seed))
-    return replace(design, discoverer=seeded(design.discoverer, seed))
+        return replace(design, randomizer=in_epoch(design.randomizer, 0, seed)), b""
+    return replace(design, discoverer=seeded(design.discoverer, seed)), b""
 
 
 def _task(
@@ -401,7 +404,8 @@ def _of_sums(planned: Plan, task: Task) -> dict[str, Any]:
         "delta": planned.privacy.delta,
         "noise": campaigns.least_noise(design),
         "contributions": campaigns.contributions(design),
-        "keys": campaigns.keys_of(design, task),
+        "keys": keys_of(design, task),
+        "masked": planned.study.masked,
     }
 
 

@@ -87,6 +87,23 @@ class SeededRng:
         return "SeededRng(…)"  # its state is the noise
 
 
+class SecretRng:
+    """Words that a secret repeats. What a campaign draws by itself must come out the same whenever
+    its answers are absorbed again, and be known to nobody."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret, self._calls = secret, 0
+
+    def words(self, count: int) -> U64:
+        self._calls += 1
+        text = b"sfumato/1/campaign/" + self._secret + self._calls.to_bytes(8, "little")
+        drawn = hashlib.shake_256(text).digest(8 * count)
+        return np.frombuffer(drawn, dtype="<u8").astype(np.uint64)
+
+    def __repr__(self) -> str:
+        return "SecretRng(…)"  # its state is the noise
+
+
 def stream(rng: Rng, label: str) -> Rng:
     """Randomness for one purpose: where a seed repeats it, it depends on the purpose alone and not
     on what was drawn before. A purpose that comes again draws the same, so it must not."""

@@ -17,7 +17,7 @@ from serving import PATIENCE_SECONDS, opened, settings, stored, wait_for
 from sfumato.agent import Response
 from sfumato.collector import studies
 from sfumato.collector.serve import Collector
-from sfumato.errors import ImpossibleError, ServiceError
+from sfumato.errors import ImpossibleError, ServiceError, SpecError
 from sfumato.network_fleet import NetworkFleet, Unreliable, holdings
 from sfumato.population import Population
 from sfumato.privacy import SystemRng
@@ -127,6 +127,8 @@ def test_what_devices_hold_is_drawn_from_the_data() -> None:
     assert all(items in [["oak", "ash"], ["elm"], ["fir"]] for items in two)
     alone = Population.load(["oak", "elm"])
     assert holdings(alone, None, seed=None) == [["oak"], ["elm"]]
+    few = Population.load({"item": ["oak", "elm"], "devices": [2, 1]}, count_column="devices")
+    assert holdings(few, None, seed=None) == [["oak"], ["oak"], ["elm"]]
     with pytest.raises(ImpossibleError, match="holds 3 devices; got 4"):
         holdings(population, 4, seed=1)
 
@@ -162,3 +164,11 @@ def test_the_command_prints_its_summary(tmp_path: Path) -> None:
     told = json.loads(out)
     assert (told["devices"], told["sent"], told["unsent"]) == (5, 5, 0)
     assert "day 1" in err
+
+
+def test_devices_that_come_by_cohort_come_on_one_day() -> None:
+    with (
+        NetworkFleet("http://127.0.0.1:1", PUBLIC, [["oak"]], come=lambda cohort: [0]) as fleet,
+        pytest.raises(SpecError, match="on one day; got 2 days"),
+    ):
+        fleet.ask("Trees", days=2)

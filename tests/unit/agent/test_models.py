@@ -24,7 +24,7 @@ from sfumato.agent import (
     SqliteBox,
 )
 from sfumato.agent.consent import changes
-from sfumato.agent.private import table
+from sfumato.agent.private import masked_table
 from sfumato.device_cli import _in_words
 from sfumato.errors import OfferError, ServiceError, SpecError
 from sfumato.model_terms import LocalTraining, ModelTerms, digest_of, to_bytes
@@ -218,7 +218,7 @@ def test_an_update_that_is_not_finite_is_sent_as_zeros(bad: float) -> None:
     update = np.full(LENGTH, 0.25)
     update[3] = bad
     sent = [
-        table(offered(), lambda *given, made=made: made, None, BODY)(SeededRng(1))
+        masked_table(offered(), lambda *given, made=made: made, None, BODY)(SeededRng(1))
         for made in (update, np.full(LENGTH, 0.125))
     ]
     assert not sent[0].any()
@@ -228,13 +228,13 @@ def test_an_update_that_is_not_finite_is_sent_as_zeros(bad: float) -> None:
 def test_an_update_longer_than_allowed_is_sent_as_zeros() -> None:
     short = offered(model=replace(TERMS, largest_l1=1.0))
     for size, is_sent in ((0.09, True), (0.11, False)):
-        found = table(short, lambda *given, size=size: np.full(LENGTH, size), None, BODY)
+        found = masked_table(short, lambda *given, size=size: np.full(LENGTH, size), None, BODY)
         assert found(SeededRng(1)).any() == is_sent
 
 
 def test_parameters_that_are_gone_stop_the_round() -> None:
     with pytest.raises(SpecError, match="not here"):
-        table(offered(), still, None, None)(SeededRng(1))
+        masked_table(offered(), still, None, None)(SeededRng(1))
 
 
 def test_consent_is_to_the_model_and_what_is_done_with_it_but_not_to_a_round() -> None:

@@ -21,6 +21,7 @@ from sfumato.collector.worker import Worker
 from sfumato.mean import MeanRelease
 from sfumato.offers import Offer, public_key, verify
 from sfumato.privacy import SystemRng
+from sfumato.privacy.samplers import SecretRng
 from sfumato.release import Release
 from sfumato.report import Report
 from sfumato.spec import from_json
@@ -246,7 +247,7 @@ def test_a_study_that_was_closed_too_early_says_so(store: Store, clock: Clock) -
 
 
 def test_words_of_a_secret_repeat_and_differ_from_anothers() -> None:
-    one, same, other = (campaigns.SecretRng(bytes([k]) * 32) for k in (1, 1, 2))
+    one, same, other = (SecretRng(bytes([k]) * 32) for k in (1, 1, 2))
     assert one.words(5).tolist() == same.words(5).tolist()
     assert one.words(5).tolist() != other.words(5).tolist()
     assert one.words(5).tolist() != one.words(5).tolist()
