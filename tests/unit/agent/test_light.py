@@ -127,11 +127,11 @@ def test_the_names_of_the_package_are_there_when_they_are_used() -> None:
 def test_an_update_of_a_model_needs_no_torch() -> None:
     """The agent's own part of a training, from the offer to the table."""
     script = REFUSING + (
-        "import numpy as np\nfrom sfumato.agent.private import table\n"
+        "import numpy as np\nfrom sfumato.agent.private import masked_table\n"
         "from sfumato.privacy import SystemRng\nfrom sfumato.spec import from_json\n"
         "offer = from_json(sys.argv[1])\n"
         "train = lambda terms, parameters, rng: 0.25 * parameters\n"
-        "print(table(offer, train, None, bytes.fromhex(sys.argv[2]))(SystemRng()).size)\n"
+        "print(masked_table(offer, train, None, bytes.fromhex(sys.argv[2]))(SystemRng()).size)\n"
     )
     from sfumato.spec import to_json
 
