@@ -29,7 +29,7 @@ from sfumato.collector.worker import Worker
 from sfumato.errors import ServiceError
 
 # Whoever asks comes before what the worker computes: by default each answer may wait 5 ms for it.
-_SWITCH_SECONDS = 0.0005
+_SWITCH_SECONDS = 0.002
 _LOOPBACK = ("http://127.", "http://[::1]")
 
 
