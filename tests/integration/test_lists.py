@@ -243,6 +243,7 @@ def test_a_campaign_in_masked_rounds_ends_as_its_simulation(
     assert len(set(course.rates)) == 2
 
 
+@pytest.mark.slow
 def test_a_histogram_in_masked_rounds_ends_as_its_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,6 +36,8 @@ NAMES = (
     "coverage",
     "secure",
 )
+SERVED = ("ingest", "rounds", "pages")  # which start collectors, fleets and browsers
+LONG = ("simulate", "clients", "dense", "refined", "coverage", "secure")
 ORIGIN = {"name", "case", "commit", "machine", "versions", "sizes", "seeds", "repetitions"}
 
 
@@ -49,17 +52,31 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_benchmark
 
 
-def test_every_benchmark_runs_and_leaves_its_lines(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--out", str(tmp_path)]
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param([name for name in NAMES if name not in SERVED + LONG], id="short"),
+        pytest.param(SERVED, id="served", marks=pytest.mark.slow),
+        pytest.param(LONG, id="long", marks=pytest.mark.slow),
+    ],
+)
+def test_benchmarks_run_and_leave_their_lines(tmp_path: Path, names: Sequence[str]) -> None:
+    command = [sys.executable, "-m", "benchmarks", *names, "--quick", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for name in NAMES:
+    for name in names:
         written = (tmp_path / f"{name}.jsonl").read_text(encoding="utf-8")
         lines = [json.loads(text) for text in written.splitlines()]
         assert lines, name
         assert all(line.keys() >= ORIGIN and line["name"] == name for line in lines)
         assert f"## {name}" in done.stdout
-    assert "| data " in (tmp_path / "refined.md").read_text(encoding="utf-8")
+    if "refined" in names:
+        assert "| data " in (tmp_path / "refined.md").read_text(encoding="utf-8")
+
+
+def test_every_benchmark_is_run_by_a_test(load: Any) -> None:
+    groups = load("__main__").GROUPS
+    assert sorted(name for group in groups.values() for name in group) == sorted(NAMES)
 
 
 def test_an_unknown_benchmark_is_refused() -> None:
