@@ -7,6 +7,7 @@ No token and no identifier: a request is answered from what it asks for alone.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -40,14 +41,8 @@ async def dictionary(request: Request) -> Response:
 
     200  the items             404  unknown-dictionary
     """
-    service, digest = service_of(request), request.path_params["digest"]
-    body = None
-    if _DIGEST.fullmatch(digest):
-        body = await service.call(_dictionary, service.store, digest)
-    if body is None:
-        raise Problem("unknown-dictionary", hint="an offer names its dictionary")
-    headers = {"ETag": f'"{digest}"', "Cache-Control": "public, max-age=31536000, immutable"}
-    return Response(body, media_type="text/plain", headers=headers)
+    unknown = Problem("unknown-dictionary", hint="an offer names its dictionary")
+    return await _by_digest(request, _dictionary, "text/plain", unknown)
 
 
 async def model(request: Request) -> Response:
@@ -56,14 +51,8 @@ async def model(request: Request) -> Response:
 
     200  the parameters        404  unknown-model
     """
-    service, digest = service_of(request), request.path_params["digest"]
-    body = None
-    if _DIGEST.fullmatch(digest):
-        body = await service.call(_model, service.store, digest)
-    if body is None:
-        raise Problem("unknown-model", hint="an offer names its model; fetch the offers again")
-    headers = {"ETag": f'"{digest}"', "Cache-Control": "public, max-age=31536000, immutable"}
-    return Response(body, media_type="application/octet-stream", headers=headers)
+    unknown = Problem("unknown-model", hint="an offer names its model; fetch the offers again")
+    return await _by_digest(request, _model, "application/octet-stream", unknown)
 
 
 async def upload(request: Request) -> Response:
@@ -134,6 +123,18 @@ async def _upload(request: Request, service: Service) -> Response:
 def _model(store: Store, digest: str) -> bytes | None:
     with store.reading() as tx:
         return tx.model(digest)
+
+
+async def _by_digest(
+    request: Request, find: Callable[[Store, str], bytes | None], kind: str, unknown: Problem
+) -> Response:
+    """What never changes under its name, so that caches may keep it."""
+    service, digest = service_of(request), request.path_params["digest"]
+    body = await service.call(find, service.store, digest) if _DIGEST.fullmatch(digest) else None
+    if body is None:
+        raise unknown
+    headers = {"ETag": f'"{digest}"', "Cache-Control": "public, max-age=31536000, immutable"}
+    return Response(body, media_type=kind, headers=headers)
 
 
 def _dictionary(store: Store, digest: str) -> bytes | None:
