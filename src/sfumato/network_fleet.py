@@ -281,13 +281,12 @@ class NetworkFleet:
         answered: set[str] = set()
         asked: Counter[int] = Counter()  # tasks that each device has answered
         refused = ""  # the task that nobody can answer any more
+        seen: list[str] = []  # tasks, in the order in which they were offered
         while time.monotonic() < until:
             asked_at = time.monotonic()
             offer = self._offered_round(study, patience)
             if (away := time.monotonic() - asked_at) > AWAY_SECONDS:  # it was: wait as long again
                 until += away
-            # Offers may be a second old: whoever joined a training's round that is over would be
-            # missing from the next one.
             is_over = offer is not None and offer.model is not None and offer.task.id in answered
             if offer is None or offer.task.id == refused or is_over:
                 time.sleep(0.1)
@@ -300,6 +299,7 @@ class NetworkFleet:
                 if isinstance(part := self._part(study, number, patience), Part)
             }
             refused = "" if travellers else offer.task.id
+            travellers = _of_first_task(travellers, offer.task.id, seen)
             if travellers:
                 rounds += 1
                 tell(f"round {rounds}", 0.5)
@@ -446,6 +446,20 @@ class NetworkFleet:
             refused=sum((each.refused for each in traffic), Counter()),
             seconds=seconds,
         )
+
+
+def _of_first_task(
+    travellers: dict[int, Traveller], offered: str, seen: list[str]
+) -> dict[int, Traveller]:
+    """Those with the task that was offered first; the others go on after them.
+
+    What is offered may change while devices ask. Were they driven together, some would be told that
+    their task is over, and the others wait for a cohort that lacks them.
+    """
+    ids = [each.part.offer.task.id for each in travellers.values()]
+    seen += [task_id for task_id in dict.fromkeys([offered, *ids]) if task_id not in seen]
+    first = min(ids, key=seen.index, default="")
+    return {k: each for k, each in travellers.items() if each.part.offer.task.id == first}
 
 
 def _patiently(ask: Callable[[], T], patience: float = PATIENCE_SECONDS) -> T:

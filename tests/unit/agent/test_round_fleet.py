@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from sfumato.collector.serve import Collector, running
 from sfumato.collector.store import StudyRow
 from sfumato.errors import SpecError
 from sfumato.mean import MeanRelease
-from sfumato.network_fleet import NetworkFleet
+from sfumato.network_fleet import NetworkFleet, _of_first_task
 from sfumato.privacy import SystemRng
 from sfumato.release import Release
 from sfumato.round_fleet import LEFT, leaving
@@ -194,3 +195,19 @@ def test_a_device_leaves_in_a_phase_that_there_is() -> None:
     assert leaving({"mask": 1.0, "unmask": 1.0}, chance) == "mask"
     with pytest.raises(SpecError, match="leaves in one of"):
         leaving({"masks": 0.5}, chance)
+
+
+def test_devices_that_were_offered_another_task_go_on_after_the_others() -> None:
+    """Together they would wait for a cohort that lacks those whose task is over."""
+
+    def at(task_id: str) -> Any:
+        part = SimpleNamespace(offer=SimpleNamespace(task=SimpleNamespace(id=task_id)))
+        return SimpleNamespace(part=part)
+
+    seen: list[str] = []
+    mixed = {0: at("first"), 1: at("second"), 2: at("first")}
+    assert _of_first_task(mixed, "first", seen).keys() == {0, 2}
+    later = {0: at("third"), 1: at("second"), 2: at("third")}  # who waited comes before them
+    assert _of_first_task(later, "third", seen).keys() == {1}
+    assert _of_first_task({0: at("third"), 2: at("third")}, "third", seen).keys() == {0, 2}
+    assert _of_first_task({}, "third", seen) == {}
