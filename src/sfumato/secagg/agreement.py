@@ -42,6 +42,7 @@ from sfumato.secagg.round import (
 Words = npt.NDArray[np.unsignedinteger]
 
 _FIELD = 2**255 - 19
+_KEYS = struct.Struct(f"<I{KEY_BYTES}s{KEY_BYTES}s{KEY_BYTES}s{SIGNATURE_BYTES}s")
 _PAIR = struct.Struct("<II")  # owner and holder
 _INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
 _INNER_REST, _OUTER_REST = bytes([0x36]) * 32, bytes([0x5C]) * 32  # of a block of 64
@@ -68,24 +69,19 @@ class Keys:
     signature: bytes
 
     def signed(self, salt: bytes) -> bytes:
-        member = self.member.to_bytes(4, "little")
-        body = member + self.box + self.mask + self.commitment
-        return b"sfumato/1/secagg/keys/" + salt + body
+        return b"sfumato/1/secagg/keys/" + salt + self.to_bytes()[:-SIGNATURE_BYTES]
 
     def is_by(self, identity: bytes, salt: bytes) -> bool:
         return verified(identity, self.signature, self.signed(salt))
 
     def to_bytes(self) -> bytes:
-        parts = (self.box, self.mask, self.commitment, self.signature)
-        return self.member.to_bytes(4, "little") + b"".join(parts)
+        return _KEYS.pack(self.member, self.box, self.mask, self.commitment, self.signature)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Keys:
         if len(data) != KEYS_BYTES:
             raise MismatchError(f"enrolled keys must have {KEYS_BYTES} bytes; got {len(data)}")
-        box, mask, commitment = (data[4 + k * KEY_BYTES :][:KEY_BYTES] for k in range(3))
-        member = int.from_bytes(data[:4], "little")
-        return cls(member, box, mask, commitment, data[-SIGNATURE_BYTES:])
+        return cls(*_KEYS.unpack(data))
 
 
 def root_of(keys: dict[int, Keys]) -> bytes:

@@ -66,7 +66,7 @@ from sfumato.secagg.round import (
     SHARE_BYTES,
     MaskedRound,
 )
-from sfumato.secagg.sharing import are_shares, split
+from sfumato.secagg.sharing import are_shares, split_many
 from sfumato.spec import from_json, to_json
 
 VERSION = 1
@@ -139,23 +139,18 @@ class Participant:
         if self.root and (self.root, self.enrolled_bits, self.neighbours) != told:
             raise MismatchError("this device has answered another roster of this round")
         threshold = self.round.parameters(len(enrolled)).threshold
-        boxes = []
-        points = [1 + member for member in sorted(keys)]
-        shares = [
-            split(
-                secret,
-                threshold=threshold,
-                points=points,
-                rng=_Drawn(self.sharing_seed + root, label),
-            )
-            for secret, label in ((self.seed, b"seed"), (self.mask_key, b"key"))
-        ]
+        members = sorted(keys)
+        shares = split_many(
+            [self.seed, self.mask_key],
+            threshold=threshold,
+            points=[1 + member for member in members],
+            rng=_Drawn(self.sharing_seed + root),
+        )
         self._ciphers = self._agreed(keys, root)
         context = self.round.salt + root
-        for place, member in enumerate(sorted(keys)):
-            text = shares[0][place] + shares[1][place]
-            nonce = _nonce(self.member, member)
-            sealed = self._ciphers[member].encrypt(nonce, text, context)
+        boxes = []
+        for member, text in zip(members, shares, strict=True):
+            sealed = self._ciphers[member].encrypt(_nonce(self.member, member), text, context)
             boxes.append(sealed + self._commitments(self.member, member, text))
         self.root, self.enrolled_bits, self.neighbours = told
         return b"".join(boxes)
@@ -431,8 +426,8 @@ class Participant:
 class _Drawn:
     """Words that a secret seed repeats: asked again, a device makes the same shares."""
 
-    def __init__(self, seed: bytes, label: bytes) -> None:
-        self._text, self._count = b"sfumato/1/secagg/shares/" + label + seed, 0
+    def __init__(self, seed: bytes) -> None:
+        self._text, self._count = b"sfumato/1/secagg/shares/" + seed, 0
 
     def words(self, count: int) -> npt.NDArray[np.uint64]:
         self._count += 1

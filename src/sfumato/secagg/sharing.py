@@ -26,6 +26,7 @@ from sfumato.errors import MismatchError
 from sfumato.privacy.samplers import Rng, below
 from sfumato.spec import require
 
+I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 
@@ -51,17 +52,30 @@ def split(secret: bytes, *, threshold: int, points: Sequence[int], rng: Rng) -> 
     >>> join({1: shares[0], 3: shares[2]}, threshold=2) == secret
     True
     """
-    require(len(secret) == SECRET_BYTES, f"a secret must be {SECRET_BYTES} bytes")
+    return split_many([secret], threshold=threshold, points=points, rng=rng)
+
+
+def split_many(
+    secrets: Sequence[bytes], *, threshold: int, points: Sequence[int], rng: Rng
+) -> list[bytes]:
+    """As `split` for several secrets at the same points: for each point one share of every secret,
+    one after another."""
+    require(
+        all(len(secret) == SECRET_BYTES for secret in secrets),
+        f"a secret must be {SECRET_BYTES} bytes",
+    )
     _check(points, threshold)
     require(
         threshold <= len(points),
         f"threshold must be at most the number of points, {len(points)}; got {threshold}",
     )
-    random = below(PRIME, (threshold - 1) * LIMBS, rng).astype(np.uint64)
-    coefficients = np.vstack([_limbs(secret), random.reshape(threshold - 1, LIMBS)])
-    values = _times(_powers(points, threshold), coefficients)
-    data = values.astype("<u4").tobytes()
-    return [data[start : start + SHARE_BYTES] for start in range(0, len(data), SHARE_BYTES)]
+    width = LIMBS * len(secrets)
+    random = below(PRIME, (threshold - 1) * width, rng).astype(np.uint64)
+    limbs = np.concatenate([_limbs(secret) for secret in secrets])
+    coefficients = np.vstack([limbs, random.reshape(threshold - 1, width)])
+    data = _times(_powers(points, threshold), coefficients).astype("<u4").tobytes()
+    size = SHARE_BYTES * len(secrets)
+    return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 def join(shares: Mapping[int, bytes], *, threshold: int) -> bytes:
@@ -80,7 +94,8 @@ def join(shares: Mapping[int, bytes], *, threshold: int) -> bytes:
             f"a share must be {LIMBS} field elements of 4 bytes, below {PRIME}; the share at "
             f"{points[malformed[0]]} is not"
         )
-    (secret,) = _rebuild(values[np.newaxis, :threshold], [points[:threshold]])
+    chosen = np.array([points[:threshold]], dtype=np.uint64)
+    (secret,) = _rebuild(values[np.newaxis, :threshold], chosen)
     if secret is None:
         raise MismatchError(
             f"the shares at {points[:threshold]} are not of one secret of {SECRET_BYTES} bytes; "
@@ -89,26 +104,28 @@ def join(shares: Mapping[int, bytes], *, threshold: int) -> bytes:
     return secret
 
 
-def join_many(shares: Sequence[Mapping[int, bytes]], *, threshold: int) -> list[bytes | None]:
-    """As `join` for many secrets, each with its own points: much faster than one by one.
+def join_many(shares: bytes, points: I64) -> list[bytes | None]:
+    """As `join` for many secrets at once: much faster than one by one.
 
-    A secret is None where a share is malformed or they are no shares of one secret; the others are
-    not disturbed.
+    `points` is (secrets, threshold), each row the points of one secret; `shares` holds a share for
+    each of them, one after another. A secret is None where a share is malformed or they are no
+    shares of one secret; the others are not disturbed.
     """
+    threshold, ordered = points.shape[1], np.sort(points, axis=1)
+    wrong = (ordered <= 0).any(axis=1) | (ordered >= PRIME).any(axis=1)
+    wrong |= (np.diff(ordered, axis=1) == 0).any(axis=1)
+    for row in [*points[:1], *points[wrong][:1]]:
+        _check(row.tolist(), threshold)
+    if len(shares) != SHARE_BYTES * points.size:
+        raise MismatchError(
+            f"secrets need {points.size} shares of {SHARE_BYTES} bytes; got {len(shares)} bytes"
+        )
+    values = np.frombuffer(shares, dtype="<u4").reshape(*points.shape, LIMBS)
     found: list[bytes | None] = []
     at_once = max(1, _MOST_FACTORS // threshold**2)
-    for start in range(0, len(shares), at_once):
-        part = shares[start : start + at_once]
-        points = [sorted(given)[:threshold] for given in part]
-        for chosen in points:
-            _check(chosen, threshold)
-            if len(chosen) < threshold:
-                raise MismatchError(f"a secret needs {threshold} shares; got {len(chosen)}")
-        chosen_shares = [
-            given[point] for given, chosen in zip(part, points, strict=True) for point in chosen
-        ]
-        values = _values(chosen_shares).reshape(len(part), threshold, LIMBS)
-        found += _rebuild(values, points)
+    for start in range(0, len(points), at_once):
+        some = slice(start, start + at_once)
+        found += _rebuild(values[some], points[some].astype(np.uint64))
     return found
 
 
@@ -137,9 +154,9 @@ def _values(shares: Sequence[bytes]) -> U32:
     return np.frombuffer(data, dtype="<u4").reshape(len(shares), LIMBS)
 
 
-def _rebuild(values: U32, points: Sequence[Sequence[int]]) -> list[bytes | None]:
+def _rebuild(values: U32, points: U64) -> list[bytes | None]:
     """The secrets of shares (secrets, points, limbs), where there are any."""
-    weights = _weights(np.array(points, dtype=np.uint64))
+    weights = _weights(points)
     limbs = _times(weights[:, np.newaxis], values.astype(np.uint64))[:, 0]
     sound = (values < PRIME).all(axis=(1, 2)) & (limbs >> _BITS_OF_LIMBS == 0).all(axis=1)
     packed = _pack(limbs)

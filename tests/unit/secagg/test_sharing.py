@@ -28,6 +28,7 @@ from sfumato.secagg.sharing import (
     join,
     join_many,
     split,
+    split_many,
 )
 
 CANARY = b"canary-0f1e2d-of-thirty-two-byte"
@@ -52,8 +53,8 @@ class Script:
 
 def together(shares: Sequence[Sequence[bytes]], *, points: Sequence[int]) -> list[bytes | None]:
     """Secrets that were shared at the same points."""
-    given = [dict(zip(points, each, strict=False)) for each in shares]
-    return join_many(given, threshold=len(points))
+    rows = np.array([list(points)] * len(shares), dtype=np.int64).reshape(len(shares), len(points))
+    return join_many(b"".join(share for each in shares for share in each), rows)
 
 
 def limbs(secret: bytes) -> list[int]:
@@ -224,7 +225,11 @@ def test_a_malformed_share_is_refused_by_its_point(name: str) -> None:
         with pytest.raises(MismatchError, match=f"the share at {place + 1} is not"):
             join(shares, threshold=2)
         many = [good, list(shares.values()), good]
-        assert together(many, points=[1, 2, 3]) == [CANARY, None, CANARY]
+        if len(MALFORMED[name]) == SHARE_BYTES:
+            assert together(many, points=[1, 2, 3]) == [CANARY, None, CANARY]
+        else:
+            with pytest.raises(MismatchError, match="need 9 shares of 36 bytes"):
+                together(many, points=[1, 2, 3])
 
 
 def test_another_spelling_of_a_field_element_is_refused() -> None:
@@ -242,8 +247,20 @@ def test_many_secrets_come_back_in_their_order() -> None:
     ]
     assert together(shares, points=points) == given_secrets
     assert together([], points=points) == []
-    with pytest.raises(MismatchError, match="needs 3 shares; got 2"):
+    with pytest.raises(MismatchError, match="need 303 shares of 36 bytes; got 10872 bytes"):
         together([*shares, shares[0][:2]], points=points)
+
+
+def test_secrets_that_are_split_together_are_each_their_own() -> None:
+    points = [7, 3, 11, 2]
+    made = split_many([CANARY, *EDGES], threshold=3, points=points, rng=SeededRng(SEED))
+    for place, secret in enumerate([CANARY, *EDGES]):
+        at = place * SHARE_BYTES
+        shares = {p: made[k][at : at + SHARE_BYTES] for k, p in enumerate(points)}
+        assert join(shares, threshold=3) == secret
+        assert join({2: shares[2], 7: shares[7], 3: shares[3]}, threshold=3) == secret
+    rows = [[elements(each[at : at + SHARE_BYTES]) for each in made] for at in (0, SHARE_BYTES)]
+    assert rows[0] != rows[1]
 
 
 def test_the_largest_sharing_comes_back() -> None:
