@@ -15,6 +15,7 @@ from collecting import Clock
 from serving import settings
 from sfumato.agent import Device, Http, MemoryBox, Part, Send
 from sfumato.collector import studies
+from sfumato.collector.arrivals import Arrivals
 from sfumato.collector.rounds import Patience
 from sfumato.collector.serve import Collector, running
 from sfumato.collector.store import StudyRow
@@ -34,6 +35,7 @@ class Masking:
     collector: Collector
     clock: Clock = field(default_factory=Clock)
     tries: int = 3
+    arrivals: Arrivals | None = None  # tables that a test puts there
 
     def __post_init__(self) -> None:
         self.told = 0
@@ -52,6 +54,7 @@ class Masking:
             log=lambda event, **fields: None,
             patience=Patience(cohort_seconds=600, phase_seconds=PHASE_SECONDS, tries=self.tries),
             tell=tell,
+            arrivals=self.arrivals,
         )
 
     def create(self, devices: int, **keys: Any) -> StudyRow:

@@ -105,11 +105,25 @@ class QuickRounds:
             status = None if isinstance(kept, BaseException) else acknowledged(service, kept)
             answer(_otherwise(service, round_id, kept) if status is None else _STORED[status])
 
-        service.uploads.hand_over_write(
-            len(body),
-            lambda tx: tx.add_message(round_id, str(phase), member, digest_of(body), body),
-            service.bridge.bring(settle),
-        )
+        def store() -> None:
+            service.uploads.hand_over_write(
+                len(body),
+                lambda tx: tx.add_message(round_id, str(phase), member, digest_of(body), body),
+                service.bridge.bring(settle),
+            )
+
+        def settle_table(kept: Keeping | None) -> None:
+            if kept is not None:
+                settle(kept)
+                return
+            try:
+                store()
+            except Problem as problem:
+                settle(problem)
+
+        if phase is Phase.MASK and service.offer_table(round_id, member, body, settle_table):
+            return True
+        store()
         return True
 
     def _join(self, scope: Mapping[str, Any], path: str, body: bytes, answer: Answer) -> bool:

@@ -1,8 +1,9 @@
 """What devices ask and say in masked rounds: to join, which round they are in, what comes next.
 
 A device proves who it is by a ticket that it drew itself; only the ticket's digest is kept. Every
-message is on disk when it is acknowledged, and what devices are told was on disk before: so any
-process over the store may answer, and one that is killed forgets nothing.
+message, or the sum that it went into, is on disk when it is acknowledged, and what devices are told
+was on disk before: so any process over the store may answer, and one that is killed forgets
+nothing.
 """
 
 from __future__ import annotations
@@ -201,6 +202,8 @@ async def _kept(request: Request, service: Service) -> Keeping:
         request, most_bytes=live.most_bytes(phase), seconds=service.settings.upload_seconds
     )
     round_id = request.path_params["round_id"]
+    if phase is Phase.MASK and (kept := await service.add_table(round_id, member, body)):
+        return kept
     return await service.write(
         len(body), lambda tx: tx.add_message(round_id, str(phase), member, digest_of(body), body)
     )

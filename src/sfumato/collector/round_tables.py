@@ -154,6 +154,11 @@ class RoundTables(Statements):
         rows = self._run(f"SELECT {_ROUND} FROM round WHERE id = ?", round_id)
         return RoundRow(*rows[0]) if rows else None
 
+    def held_round(self, round_id: str) -> RoundRow | None:
+        """The round, which nobody changes before this transaction is over."""
+        rows = self._run(f"SELECT {_ROUND} FROM round WHERE id = ?{self._open.holding}", round_id)
+        return RoundRow(*rows[0]) if rows else None
+
     def round_under_way(self, task_id: str) -> tuple[str, int, dict[str, int]] | None:
         """Of the round of a task that has not ended: its phase, how many members it has, and how
         many messages came in each phase."""
@@ -227,6 +232,20 @@ class RoundTables(Statements):
         if known is None:
             return "late"
         return "same" if known[0] == digest else "other"
+
+    def add_settled(
+        self, round_id: str, phase: str, outcomes: Mapping[int, tuple[bytes, str]]
+    ) -> None:
+        """Write down messages that were never stored: (digest, outcome) by member."""
+        round = self._round(round_id)
+        self._insert(
+            "round_message",
+            "round, phase, member, outcome, digest, body",
+            [
+                (round, phase, member, outcome, digest, b"")
+                for member, (digest, outcome) in outcomes.items()
+            ],
+        )
 
     def message(self, round_id: str, phase: str, member: int) -> tuple[bytes, str] | None:
         """(digest, outcome) of what a member sent in a phase."""

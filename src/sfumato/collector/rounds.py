@@ -7,13 +7,15 @@ rows after a restart: so a worker that is killed goes on where it was, and nothi
     waiting ─▶ enrol ─▶ share ─▶ mask ─▶ [ack ─▶] unmask ─▶ done
     and aborted from any of them: too few are left, or the budget refuses
 
-Masked tables are added in groups. A group is one transaction: the sum so far and whose tables are
-in it, and their bytes dropped. The set of survivors and the charge to the ledger are one, too,
-before anybody is told; so a round is charged once, if its sum could ever have been opened.
+Masked tables are added in groups, as they arrive (`arrivals`) or from where another process stored
+them. A group is one transaction: the sum so far and whose tables are in it; no table is kept. The
+set of survivors and the charge to the ledger are one, too, before anybody is told; so a round is
+charged once, if its sum could ever have been opened.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,11 +26,12 @@ import numpy as np
 
 from sfumato import invitations
 from sfumato.batch import Batch
+from sfumato.collector.arrivals import Arrival, Arrivals
 from sfumato.collector.ledger import StoreLedger
 from sfumato.collector.live_rounds import most_bytes
 from sfumato.collector.logs import counted
 from sfumato.collector.metrics import Metrics
-from sfumato.collector.round_tables import ENDED, EVERYBODY, TAKEN, WAITING, RoundRow
+from sfumato.collector.round_tables import ENDED, EVERYBODY, TAKEN, WAITING, Keeping, RoundRow
 from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.errors import BudgetError, DataError, ImpossibleError, MismatchError
 from sfumato.privacy import Rng
@@ -79,12 +82,14 @@ class Rounds:
         patience: Patience,
         tell: Callable[[], None],
         forget: Callable[[], None],
+        arrivals: Arrivals | None = None,
         metrics: Metrics | None = None,
     ) -> None:
         """`tell` is called when there is something new for members, `forget` when what they sent
-        was deleted."""
+        was deleted; tables that came to this process are among the `arrivals`."""
         self._store, self._key, self._now, self._rng, self._log = store, key, now, rng, log
         self._patience, self._tell, self._forget = patience, tell, forget
+        self._arrivals = arrivals or Arrivals(0)
         self._metrics = metrics or Metrics()
         self._coordinators: dict[str, Coordinator] = {}  # by round
         self._enough_since: dict[str, float] = {}  # by task
@@ -143,7 +148,7 @@ class Rounds:
             with self._store.reading() as tx:
                 ended = self._coordinators.keys() - tx.under_way().keys()
             for round_id in ended:
-                del self._coordinators[round_id]
+                self._drop(round_id)
 
     def _form(self, study: StudyRow, task: TaskRow, waiting: int) -> bool:
         """Make a round of those who wait, if they are enough; of some by lot, if they are more."""
@@ -190,7 +195,7 @@ class Rounds:
             return self._stepped(study, task, row, coordinator, conclude)
         except BaseException:
             # What is in memory may be ahead of the store, which is what counts.
-            self._coordinators.pop(row.id, None)
+            self._drop(row.id)
             raise
 
     def _stepped(
@@ -206,8 +211,13 @@ class Rounds:
             outcomes = tx.senders(row.id, str(phase))
         if phase != row.phase or _taken(outcomes) != _answered(coordinator):
             # Another worker has been at it, while this one had lost its lock.
-            del self._coordinators[row.id]
+            self._drop(row.id)
             return True
+        if phase is Phase.MASK and row.is_open:
+            self._arrivals.open(row.id)
+            if self._arrivals.count(row.id):
+                self._add_arrivals(row, coordinator, outcomes)
+                return True
         all_in = _asked(coordinator) <= outcomes.keys()
         came = sum(outcome == WAITING for outcome in outcomes.values())
         many = phase is not Phase.MASK or came * coordinator.round.vector_bytes >= _FEW_BYTES
@@ -237,10 +247,66 @@ class Rounds:
             tx.settle(row.id, str(phase), outcomes, forget=phase is Phase.MASK)
             if phase is Phase.MASK:
                 tx.set_checkpoint(row.id, coordinator.checkpoint())
-        refused = sum(outcome != TAKEN for outcome in outcomes.values())
+        self._say_refused(outcomes.values())
+
+    def _add_arrivals(
+        self, row: RoundRow, coordinator: Coordinator, known: Collection[int]
+    ) -> None:
+        """Add a group of the tables that wait in memory; whoever is `known` to have sent one is
+        answered by the store. If anything is in the way, none is taken here, and what is in memory
+        is forgotten."""
+        arrivals = self._arrivals.take(row.id, GROUP_BYTES)
+        first: dict[int, Arrival] = {}
+        for arrival in arrivals:
+            if arrival.member not in known:
+                first.setdefault(arrival.member, arrival)
+        is_added = False
+        try:
+            is_added = self._is_added(row, coordinator, first.values())
+        finally:
+            if not is_added:
+                self._drop(row.id)
+            new = set(first.values()) if is_added else set()
+            kept: list[Keeping | None] = ["new" if each in new else None for each in arrivals]
+            self._arrivals.settle(arrivals, kept)
+
+    def _is_added(
+        self, row: RoundRow, coordinator: Coordinator, arrivals: Collection[Arrival]
+    ) -> bool:
+        """Whether these are in the stored sum now; if not, what is in memory is of no use."""
+        before, phase = set(coordinator.survivors), str(Phase.MASK)
+        outcomes = {
+            arrival.member: (
+                hashlib.sha256(arrival.body).digest(),
+                str(coordinator.add(Phase.MASK, arrival.member, arrival.body) or TAKEN),
+            )
+            for arrival in arrivals
+        }
+        with self._store.transaction() as tx:
+            current, known = tx.held_round(row.id), tx.senders(row.id, phase)
+            if (
+                current is None
+                or current.phase != phase
+                or not current.is_open
+                or _taken(known) != before
+                or known.keys() & outcomes.keys()
+            ):
+                return False
+            tx.add_settled(row.id, phase, outcomes)
+            tx.set_checkpoint(row.id, coordinator.checkpoint())
+        self._say_refused(outcome for _, outcome in outcomes.values())
+        return True
+
+    def _say_refused(self, outcomes: Iterable[str]) -> None:
+        refused = sum(outcome != TAKEN for outcome in outcomes)
         if refused:
             self._log("messages-refused", **counted(refused))
             self._tell()  # who was refused need not wait
+
+    def _drop(self, round_id: str) -> None:
+        """Forget what is in memory of a round; the store has what counts."""
+        self._coordinators.pop(round_id, None)
+        self._arrivals.close(round_id)
 
     def _close(
         self,
@@ -252,6 +318,7 @@ class Rounds:
     ) -> None:
         """End a phase of which everything that came is taken."""
         phase, spec = coordinator.phase, from_json(task.spec)
+        self._arrivals.close(row.id)
         if phase is Phase.UNMASK:
             self._finish(study, task, row, coordinator, conclude)
             return
@@ -269,7 +336,7 @@ class Rounds:
                     )
             with self._store.transaction() as tx:
                 if not _is_alive(tx, study, row):
-                    del self._coordinators[row.id]
+                    self._drop(row.id)
                     return
                 if charging:
                     charge(spec, ledger=StoreLedger(tx))
@@ -313,7 +380,7 @@ class Rounds:
                 return
             conclude(tx, task, batch)
             tx.end_round(row.id, "done")
-        del self._coordinators[row.id]
+        self._drop(row.id)
         self._metrics.add("sfumato_rounds_total", outcome="done")
         self._forget()
         self._tell()
@@ -337,7 +404,7 @@ class Rounds:
                 if staying is not None:
                     tx.dissolve(row.id, staying)
                 tx.end_round(row.id, "aborted", problem)
-        self._coordinators.pop(row.id, None)
+        self._drop(row.id)
         self._metrics.add("sfumato_rounds_total", outcome=outcome)
         self._log("round-aborted", study_id=study.id, task_id=task.id, reason=problem)
         self._forget()

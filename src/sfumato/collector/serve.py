@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute
 from sfumato import __version__, offers
 from sfumato.collector import keys, logs
 from sfumato.collector.app import create_app
+from sfumato.collector.arrivals import Arrivals
 from sfumato.collector.background import Background
 from sfumato.collector.ledger import set_budget
 from sfumato.collector.metrics import Metrics
@@ -48,8 +49,11 @@ class Collector:
         self.store, self.key = open_store(settings)
         try:
             metrics, self._news = Metrics(), News(self.store)
+            arrivals = Arrivals(settings.queue_bytes)
             self._worker = (
-                worker_of(self.store, settings, self.key, metrics, tell=self._news.tell)
+                worker_of(
+                    self.store, settings, self.key, metrics, tell=self._news.tell, arrivals=arrivals
+                )
                 if with_worker
                 else None
             )
@@ -60,6 +64,7 @@ class Collector:
                 metrics=metrics,
                 worker=self._worker,
                 news=self._news,
+                arrivals=arrivals,
             )
             self._server: Server = make_server(create_app(service, routes), settings)
             self._socket = listen(settings)
@@ -117,9 +122,10 @@ def worker_of(
     metrics: Metrics | None = None,
     *,
     tell: Callable[[], None] = lambda: None,
+    arrivals: Arrivals | None = None,
 ) -> Background:
     """The worker of a store, to run in a thread or in this one; it calls `tell` when there is
-    something new for devices that wait."""
+    something new for devices that wait, and adds tables that a server puts among `arrivals`."""
     worker = Worker(
         store,
         key=key,
@@ -131,6 +137,7 @@ def worker_of(
             tries=settings.round_tries,
         ),
         tell=tell,
+        arrivals=arrivals,
         metrics=metrics,
     )
     return Background(store, worker.step, pause_seconds=settings.worker_seconds, metrics=metrics)

@@ -13,6 +13,7 @@ from typing import ParamSpec, TypeVar
 from starlette.requests import Request
 
 from sfumato import __version__
+from sfumato.collector.arrivals import Arrival, Arrivals
 from sfumato.collector.background import Background
 from sfumato.collector.bridge import Bridge
 from sfumato.collector.ingest import Uploads
@@ -25,12 +26,14 @@ from sfumato.collector.news import News
 from sfumato.collector.open_tasks import OpenTasks
 from sfumato.collector.planning import Planners
 from sfumato.collector.problems import Problem
+from sfumato.collector.round_tables import Keeping
 from sfumato.collector.settings import Settings
 from sfumato.collector.store import Store, Transaction
 from sfumato.errors import SfumatoError
 
 _THREADS = 8  # that wait for the store; as many connections
 _PAGE_THREADS = 3  # the same, for people
+_BUSY_SECONDS = 1.0  # that a masked table waits for a worker which does something else
 _READY_SECONDS = 1.0  # an answer about readiness is good for so long
 
 _P = ParamSpec("_P")
@@ -49,6 +52,7 @@ class Service:
         metrics: Metrics | None = None,
         worker: Background | None = None,
         news: News | None = None,
+        arrivals: Arrivals | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
@@ -65,6 +69,8 @@ class Service:
         self.rounds = LiveRounds(store, self.call)
         self.looks = Looks(store, self.call)
         self.news = news or News(store)
+        self.arrivals = arrivals or Arrivals(0)
+        self._to_worker = Bridge(self.wake_worker)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="store")
         self._page_pool = ThreadPoolExecutor(_PAGE_THREADS, thread_name_prefix="pages")
         self._ready_until = -1.0
@@ -97,6 +103,34 @@ class Service:
     async def write(self, size: int, apply: Callable[[Transaction], _T]) -> _T:
         """Store about so many bytes in the next commit; what `apply` returned, when it is done."""
         return await self.bridge.result(self.uploads.write(size, apply, wake=False))
+
+    def offer_table(
+        self, round_id: str, member: int, body: bytes, tell: Callable[[Keeping | None], None]
+    ) -> bool:
+        """Whether this process's worker may add a masked table to its round's sum. If so `tell` is
+        called in the loop when it has; or with None if it did not, so that the table is to be
+        stored. A worker that is busy with something else is not waited for."""
+        loop = asyncio.get_running_loop()
+
+        def settle(kept: Keeping | None) -> None:
+            timer.cancel()
+            tell(kept)
+
+        arrival = Arrival(member, body, self._to_worker.bring(settle))
+        if not self.arrivals.offer(round_id, arrival):
+            return False
+        timer = loop.call_later(_BUSY_SECONDS, self.arrivals.withdraw, round_id, arrival)
+        return True
+
+    async def add_table(self, round_id: str, member: int, body: bytes) -> Keeping | None:
+        """As `offer_table`, for who waits."""
+        waiter: asyncio.Future[Keeping | None] = asyncio.get_running_loop().create_future()
+
+        def settle(kept: Keeping | None) -> None:
+            if not waiter.done():  # else nobody waits any more
+                waiter.set_result(kept)
+
+        return await waiter if self.offer_table(round_id, member, body, settle) else None
 
     def wake_worker(self) -> None:
         """There is something for it to do; one in another process finds out by itself."""

@@ -17,7 +17,8 @@ from json import dumps
 from sfumato import answers
 from sfumato.aggregation import Masked
 from sfumato.batch import Batch, Rejection
-from sfumato.collector import logs, sealing, studies
+from sfumato.collector import logs, memory, sealing, studies
+from sfumato.collector.arrivals import Arrivals
 from sfumato.collector.ledger import StoreLedger
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.publishing import release_of
@@ -54,11 +55,13 @@ class Worker:
         seal_seconds: float = SEAL_SECONDS,
         patience: Patience | None = None,
         tell: Callable[[], None] = lambda: None,
+        arrivals: Arrivals | None = None,
         metrics: Metrics | None = None,
     ) -> None:
         """`key` signs the offers of tasks that follow others; `retention_days` after its end, all
         that a study's devices sent is dropped (None: never). `tell` is called when there is
-        something new for the devices of a masked round, for which `patience` waits."""
+        something new for the devices of a masked round, for which `patience` waits; the tables of
+        some are among the `arrivals`."""
         self._store, self._key, self._now, self._log = store, key, now, log
         self._rng = rng or SystemRng()
         self._retention_days, self._seal_seconds = retention_days, seal_seconds
@@ -73,6 +76,7 @@ class Worker:
             patience=patience or Patience(),
             tell=tell,
             forget=self._forget_soon,
+            arrivals=arrivals,
             metrics=metrics,
         )
         self._tidied: set[str] = set()  # studies at their end, of which nothing is left to drop
@@ -91,6 +95,7 @@ class Worker:
         if not self._is_forgotten:
             with suppress(StoreError):  # a full disk, say: the next step tries again
                 self._is_forgotten = self._store.forget()
+            memory.give_back()
         return any(turns)
 
     def _turn(self, row: StudyRow) -> bool:

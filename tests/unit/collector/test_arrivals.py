@@ -1,0 +1,311 @@
+"""Masked tables that go into a sum from memory: each once, and acknowledged when that is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from masking import Masking, devices, go, masking, parts, play
+from serving import settings, wait_for
+from sfumato.agent import Http, Joined, Part
+from sfumato.collector.arrivals import Arrival, Arrivals
+from sfumato.collector.round_tables import Keeping
+from sfumato.collector.rounds import Rounds
+from sfumato.collector.serve import running
+from sfumato.errors import StoreError
+
+COUNT = 12
+
+
+class Table(Arrival):
+    """A table that remembers what it was told."""
+
+    def __init__(self, member: int, body: bytes) -> None:
+        self.told: list[Keeping | None] = []
+        super().__init__(member, body, self.told.append)
+
+
+# Waiting
+
+
+def test_only_rounds_that_are_open_take_tables_and_tables_are_taken_in_turn() -> None:
+    arrivals, tables = Arrivals(100), [Table(k, bytes(10)) for k in range(4)]
+    assert not arrivals.offer("a", tables[0])
+    arrivals.open("a")
+    arrivals.open("a")  # is not emptied
+    assert all(arrivals.offer("a", table) for table in tables)
+    assert (arrivals.count("a"), arrivals.count("b")) == (4, 0)
+    assert arrivals.take("a", 15) == tables[:2]
+    assert arrivals.take("b", 15) == []
+    arrivals.settle(tables[:2], ["new", "late"])
+    assert [table.told for table in tables] == [["new"], ["late"], [], []]
+    arrivals.close("a")
+    arrivals.close("a")
+    assert [table.told for table in tables[2:]] == [[None], [None]]
+    assert not arrivals.offer("a", tables[0])
+
+
+def test_tables_wait_up_to_so_many_bytes_and_those_that_are_being_added_count() -> None:
+    arrivals = Arrivals(25)
+    arrivals.open("a")
+    first, second, third = (Table(k, bytes(10)) for k in range(3))
+    assert arrivals.offer("a", first)
+    assert arrivals.offer("a", second)
+    assert not arrivals.offer("a", third)
+    assert arrivals.take("a", 1) == [first]
+    assert not arrivals.offer("a", third)
+    arrivals.settle([first], ["new"])
+    assert arrivals.offer("a", third)
+    assert third.told == []
+
+
+def test_who_waits_too_long_withdraws_unless_it_is_being_added() -> None:
+    arrivals = Arrivals(100)
+    arrivals.open("a")
+    first, second = Table(0, bytes(10)), Table(1, bytes(10))
+    for table in (first, second):
+        arrivals.offer("a", table)
+    assert arrivals.take("a", 1) == [first]
+    for table in (first, second, second):
+        arrivals.withdraw("a", table)
+    assert (first.told, second.told, arrivals.count("a")) == ([], [None], 0)
+    arrivals.withdraw("b", first)
+
+
+# Being added
+
+
+class Round:
+    """A round that has come to the phase mask, and what each device would say."""
+
+    def __init__(self, stage: Masking, made: list[Part]) -> None:
+        self.stage, self.parts = stage, made
+        asked = [part.request(0) for part in made]
+        self.id = asked[0].path.split("/")[3]
+        self.tables = [Table(int(each.path.rsplit("/", 1)[1]), each.body) for each in asked]
+        self.arrivals = stage.arrivals
+        assert self.arrivals is not None
+        stage.worker.step()  # which opens it
+
+    def arrive(self, tables: list[Table]) -> None:
+        assert self.arrivals is not None
+        for table in tables:
+            assert self.arrivals.offer(self.id, table)
+
+    def rows(self, what: str = "outcome, LENGTH(body)") -> list[Any]:
+        with self.stage.collector.store.transaction() as tx:
+            return tx._run(
+                f"SELECT {what} FROM round_message WHERE phase = 'mask' ORDER BY member"  # noqa: S608
+            )
+
+    def end(self, study: Any) -> None:
+        """Everybody says again what it has said, and the round goes on to its end."""
+        play(self.stage, self.parts)
+        assert {part.outcome for part in self.parts} == {Joined.DONE}
+        assert self.stage.release(study).counts.tolist() == [1.0] * COUNT
+        assert self.stage.charges() == 1
+
+
+@contextmanager
+def masked(folder: Path) -> Iterator[tuple[Round, Any]]:
+    with masking(folder) as stage:
+        stage.arrivals = Arrivals(1 << 30)
+        stage.restart()
+        study = stage.create(COUNT)
+        with devices(stage, COUNT) as them, Http(stage.collector.address) as send:
+            made = parts(them, stage.clock)
+            for _ in range(8):
+                for part in made:
+                    go(part, send, until="mask")
+                    if part.phase == "mask" and part.waits:  # to hear what it begins with
+                        asked = part.request(0)
+                        part.hear(send(asked.method, asked.path, asked.body, asked.headers))
+                if all(part.phase == "mask" and not part.waits for part in made):
+                    break
+                stage.work()
+            yield Round(stage, made), study
+
+
+@pytest.fixture
+def at_mask(tmp_path: Path) -> Iterator[tuple[Round, Any]]:
+    with masked(tmp_path) as made:
+        yield made
+
+
+def test_tables_are_added_and_never_stored(at_mask: tuple[Round, Any]) -> None:
+    round, study = at_mask
+    round.arrive(round.tables[:5])
+    assert round.stage.worker.step()
+    assert [table.told for table in round.tables[:5]] == [["new"]] * 5
+    assert round.rows() == [("taken", 0)] * 5
+    round.stage.restart()  # what was acknowledged is in the sum of the next one
+    round.stage.worker.step()
+    round.arrive(round.tables[5:])
+    assert round.stage.worker.step()
+    assert round.rows() == [("taken", 0)] * COUNT
+    round.end(study)
+
+
+def test_a_group_is_as_large_as_it_may_be(
+    at_mask: tuple[Round, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round, study = at_mask
+    monkeypatch.setattr("sfumato.collector.rounds.GROUP_BYTES", 1)  # a table a group
+    round.arrive(round.tables[:3])
+    assert round.stage.worker.step()
+    assert [table.told for table in round.tables[:3]] == [["new"], [], []]
+    round.stage.work()
+    assert [table.told for table in round.tables[:3]] == [["new"]] * 3
+    round.end(study)
+
+
+def test_a_table_that_comes_twice_is_added_once(at_mask: tuple[Round, Any]) -> None:
+    round, study = at_mask
+    table = round.tables[0]
+    again, other = Table(table.member, table.body), Table(table.member, bytes(len(table.body)))
+    round.arrive([table, again, other])
+    assert round.stage.worker.step()
+    assert (table.told, again.told, other.told) == (["new"], [None], [None])  # the store says
+    round.arrive([later := Table(table.member, table.body)])
+    assert round.stage.worker.step()
+    assert later.told == [None]
+    assert round.rows("digest") == round.rows("DISTINCT digest")
+    round.end(study)
+
+
+def test_a_malformed_table_is_refused_and_the_others_are_added(
+    at_mask: tuple[Round, Any],
+) -> None:
+    round, _ = at_mask
+    wrong = Table(round.tables[0].member, round.tables[0].body[:-1])
+    round.arrive([wrong, *round.tables[1:]])
+    assert round.stage.worker.step()
+    assert {table.told[0] for table in (wrong, *round.tables[1:])} == {"new"}
+    assert sorted(round.rows("outcome")) == [("malformed",), *[("taken",)] * (COUNT - 1)]
+
+
+def test_a_table_that_was_stored_meanwhile_is_added_from_the_store(
+    at_mask: tuple[Round, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round, study = at_mask
+    worker, table = round.stage.worker, round.tables[0]
+    add = worker._rounds._is_added
+
+    def stored_before(*arguments: Any) -> bool:
+        with round.stage.collector.store.transaction() as tx:
+            assert tx.add_message(round.id, "mask", table.member, bytes(32), table.body) == "new"
+        return add(*arguments)
+
+    monkeypatch.setattr(worker._rounds, "_is_added", stored_before)
+    round.arrive(round.tables[:3])
+    worker.step()
+    assert [each.told for each in round.tables[:3]] == [[None]] * 3
+    assert round.rows() == [("", len(table.body))]
+    monkeypatch.undo()
+    with round.stage.collector.store.transaction() as tx:  # under the digest that it really has
+        tx._run("DELETE FROM round_message WHERE phase = 'mask'")
+    round.end(study)
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        "UPDATE round SET is_open = 0",
+        "UPDATE round SET phase = 'unmask'",
+        "UPDATE round SET phase = 'aborted'",
+        "DELETE FROM round_message",
+    ],
+)
+def test_nothing_is_added_to_a_round_that_is_not_as_it_was(
+    at_mask: tuple[Round, Any], monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    round, _ = at_mask
+    round.arrive(round.tables[:1])
+    round.stage.worker.step()
+    rounds, store = round.stage.worker._rounds, round.stage.collector.store
+    add = rounds._is_added
+
+    def changed_before(*arguments: Any) -> bool:
+        with store.transaction() as tx:
+            tx._run(meanwhile)
+        return add(*arguments)
+
+    monkeypatch.setattr(rounds, "_is_added", changed_before)
+    with store.reading() as tx:
+        checkpoint = tx.checkpoint(round.id)
+    round.arrive(round.tables[1:3])
+    round.stage.worker.step()
+    assert [table.told for table in round.tables[1:3]] == [[None]] * 2
+    assert len(round.rows()) <= 1
+    with store.reading() as tx:
+        assert tx.checkpoint(round.id) == checkpoint
+
+
+def test_a_store_that_fails_keeps_nothing_and_says_so(
+    at_mask: tuple[Round, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round, study = at_mask
+
+    def fails(*arguments: Any) -> None:
+        raise StoreError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sfumato.collector.store.Transaction.set_checkpoint", fails)
+        round.arrive(round.tables[:3])
+        with pytest.raises(StoreError, match="no room"):
+            round.stage.worker.step()
+    assert [table.told for table in round.tables[:3]] == [[None]] * 3
+    assert round.rows() == []
+    round.end(study)
+
+
+def test_a_phase_that_is_over_takes_no_more(at_mask: tuple[Round, Any]) -> None:
+    round, _ = at_mask
+    round.arrive(round.tables[: COUNT - 1])
+    round.stage.worker.step()
+    round.stage.wait_out()
+    assert round.arrivals is not None
+    assert not round.arrivals.offer(round.id, round.tables[-1])
+    with round.stage.collector.store.reading() as tx:
+        row = tx.round(round.id)
+    assert row is not None
+    assert row.phase == "unmask"
+
+
+@pytest.mark.parametrize("with_worker", [True, False])
+def test_over_http_tables_reach_the_worker_of_the_same_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_worker: bool
+) -> None:
+    """And are stored where there is none, which shows that the first way was taken before."""
+    added: list[bool] = []
+    add = Rounds._is_added
+
+    def seen(*arguments: Any) -> bool:
+        added.append(add(*arguments))
+        return added[-1]
+
+    monkeypatch.setattr(Rounds, "_is_added", seen)
+    given = settings(tmp_path, worker_seconds=0.01)
+    with running(given, with_worker=with_worker) as collector:
+        stage = Masking(collector)
+        study = stage.create(COUNT)
+        with devices(stage, COUNT) as them, Http(collector.address) as send:
+            made = parts(them, stage.clock)
+
+            def all_done() -> bool:
+                for part in made:
+                    go(part, send)
+                if not with_worker:
+                    stage.work()
+                return all(part.outcome is not None for part in made)
+
+            wait_for(all_done, "the devices to be done")
+            wait_for(lambda: stage.state(study)["state"] == "released", "the release")
+        assert {part.outcome for part in made} == {Joined.DONE}
+        assert stage.release(study).counts.tolist() == [1.0] * COUNT
+    assert all(added)
+    assert bool(added) is with_worker
