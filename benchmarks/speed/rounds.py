@@ -43,8 +43,9 @@ from sfumato.collector.settings import Settings as CollectorSettings
 from sfumato.collector.store import Store
 from sfumato.device import join_round
 from sfumato.kernels import masks
+from sfumato.kernels.packed import unpack_words
 from sfumato.privacy import SystemRng
-from sfumato.secagg.agreement import agree, sign, unpack_words, verified
+from sfumato.secagg.agreement import agree, sign, verified
 from sfumato.secagg.participant import Participant
 from sfumato.secagg.round import MaskedRound
 from sfumato.spec import from_json

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from sfumato.collector.round_tables import EVERYBODY, TAKEN, WAITING, Place, RoundRow
-from sfumato.collector.store import Store, StudyRow, TaskRow
+from sfumato.collector.round_tables import (
+    EVERYBODY,
+    TAKEN,
+    WAITING,
+    Keeping,
+    Message,
+    Place,
+    RoundRow,
+)
+from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.errors import StoreError
 
 STUDY = StudyRow("0a" * 16, "Popular emoji", "Which to offer", "collecting", "{}", "{}", "{}", "{}")
@@ -80,6 +89,7 @@ def test_a_round_that_is_given_up_lets_some_wait_again_and_forgets_the_others(
         assert tx.under_way() == {ROUND.id: TASK.id}
         tx.dissolve(ROUND.id, [1, 3])
         tx.end_round(ROUND.id, "aborted", "too few")
+        tx.drop_ended()
     with formed.reading() as tx:
         assert [bytes(identity) for _, identity in tx.who_waits(TASK.id)] == [key(1), key(3)]
         assert tx.place(key(103)) == Place(TASK.id, None, None, None)
@@ -91,24 +101,51 @@ def test_a_round_that_is_given_up_lets_some_wait_again_and_forgets_the_others(
         assert (row.deadline, tx.invitation(ROUND.id)) == (0, "")
 
 
+def keep(tx: Transaction, *message: Any) -> Keeping:
+    (kept,) = tx.add_messages([Message(*message)])
+    return kept
+
+
 def test_a_message_is_kept_once_while_its_phase_is_open(formed: Store) -> None:
     with formed.transaction() as tx:
-        assert tx.add_message(ROUND.id, "enrol", 2, b"digest", b"body") == "new"
-        assert tx.add_message(ROUND.id, "enrol", 2, b"digest", b"body") == "same"
-        assert tx.add_message(ROUND.id, "enrol", 2, b"other", b"body") == "other"
-        assert tx.add_message(ROUND.id, "share", 2, b"digest", b"body") == "late"
-        assert tx.add_message("00" * 16, "enrol", 2, b"digest", b"body") == "late"
+        assert keep(tx, ROUND.id, "enrol", 2, b"digest", b"body") == "new"
+        assert keep(tx, ROUND.id, "enrol", 2, b"digest", b"body") == "same"
+        assert keep(tx, ROUND.id, "enrol", 2, b"other", b"body") == "other"
+        assert keep(tx, ROUND.id, "share", 2, b"digest", b"body") == "late"
+        assert keep(tx, "00" * 16, "enrol", 2, b"digest", b"body") == "late"
         assert tx.message(ROUND.id, "enrol", 2) == (b"digest", WAITING)
         tx.close_phase(ROUND.id)
-        assert tx.add_message(ROUND.id, "enrol", 3, b"digest", b"body") == "late"
-        assert tx.add_message(ROUND.id, "enrol", 2, b"digest", b"body") == "same"
+        assert keep(tx, ROUND.id, "enrol", 3, b"digest", b"body") == "late"
+        assert keep(tx, ROUND.id, "enrol", 2, b"digest", b"body") == "same"
         assert tx.messages(ROUND.id, "enrol", WAITING) == [(2, b"body")]
+
+
+def test_messages_of_several_rounds_phases_and_members_are_kept_together(formed: Store) -> None:
+    with formed.transaction() as tx:
+        keep(tx, ROUND.id, "enrol", 0, b"zero", b"body")
+        assert tx.add_messages([]) == []
+        kept = tx.add_messages(
+            [
+                Message(ROUND.id, "enrol", 1, b"one", b"first"),
+                Message("00" * 16, "enrol", 1, b"one", b"first"),
+                Message(ROUND.id, "enrol", 0, b"zero", b"body"),
+                Message(ROUND.id, "share", 1, b"one", b"first"),
+                Message(ROUND.id, "enrol", 1, b"one", b"first"),
+                Message(ROUND.id, "enrol", 2, b"two", b"third"),
+                Message(ROUND.id, "enrol", 1, b"more", b"other"),
+                Message(ROUND.id, "enrol", 0, b"more", b"other"),
+            ]
+        )
+    assert kept == ["new", "late", "same", "late", "same", "new", "other", "other"]
+    with formed.reading() as tx:
+        came = tx.messages(ROUND.id, "enrol", WAITING)
+    assert came == [(0, b"body"), (1, b"first"), (2, b"third")]
 
 
 def test_messages_are_settled_and_may_be_forgotten(formed: Store) -> None:
     with formed.transaction() as tx:
         for member in range(4):
-            tx.add_message(ROUND.id, "enrol", member, b"d", bytes([member]) * 9_000)
+            keep(tx, ROUND.id, "enrol", member, b"d", bytes([member]) * 9_000)
         assert [member for member, _ in tx.messages(ROUND.id, "enrol", WAITING, 2)] == [0, 1]
         tx.settle(ROUND.id, "enrol", {0: TAKEN, 1: TAKEN, 2: "malformed"}, forget=False)
         assert tx.messages(ROUND.id, "enrol", TAKEN)[1] == (1, b"\x01" * 9_000)
@@ -141,16 +178,22 @@ def test_a_phase_begins_with_what_is_told(formed: Store) -> None:
 
 def test_a_round_that_is_over_keeps_digests_only(formed: Store) -> None:
     with formed.transaction() as tx:
-        tx.add_message(ROUND.id, "enrol", 0, b"digest", b"body")
+        keep(tx, ROUND.id, "enrol", 0, b"digest", b"body")
         tx.open_phase(ROUND.id, "share", 200, [(0, b"told")], charged=False)
         tx.set_checkpoint(ROUND.id, b"sum")
+        tx.drop_ended()  # which it has not
+        assert tx.told(ROUND.id, "share", 0) == b"told"
+        assert tx.ended() == []
         tx.end_round(ROUND.id, "aborted", "too few")
+        assert len(tx.ended()) == 1
+        tx.drop_ended()
+        assert tx.ended() == []
     with formed.transaction() as tx:
         assert tx.told(ROUND.id, "share", 0) is None
         assert tx.checkpoint(ROUND.id) is None
         assert tx.messages(ROUND.id, "enrol", WAITING) == [(0, b"")]
-        assert tx.add_message(ROUND.id, "enrol", 0, b"digest", b"body") == "same"
-        assert tx.add_message(ROUND.id, "enrol", 0, b"other", b"body") == "other"
+        assert keep(tx, ROUND.id, "enrol", 0, b"digest", b"body") == "same"
+        assert keep(tx, ROUND.id, "enrol", 0, b"other", b"body") == "other"
         row = tx.round(ROUND.id)
         assert row is not None
         assert (row.phase, row.is_open, row.problem) == ("aborted", 0, "too few")
@@ -159,7 +202,7 @@ def test_a_round_that_is_over_keeps_digests_only(formed: Store) -> None:
 def test_a_study_that_ends_takes_its_rounds_with_it(formed: Store) -> None:
     with formed.transaction() as tx:
         tx.join(TASK.id, "campaign", key(60), key(61))
-        tx.add_message(ROUND.id, "enrol", 0, b"digest", b"body")
+        keep(tx, ROUND.id, "enrol", 0, b"digest", b"body")
         tx.set_secret(STUDY.id, b"s" * 32)
         tx.end_rounds(STUDY.id, "its study is over")
         row = tx.round(ROUND.id)
@@ -185,7 +228,7 @@ def test_a_message_that_was_taken_in_time_is_seen_by_who_closed_the_phase(formed
         start.wait()
         for member in range(first, 200, 4):
             with formed.transaction() as tx:
-                outcome = tx.add_message(ROUND.id, "enrol", member, b"d", b"body")
+                outcome = keep(tx, ROUND.id, "enrol", member, b"d", b"body")
             if outcome == "new":
                 with lock:
                     kept.append(member)

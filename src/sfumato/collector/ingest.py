@@ -24,7 +24,11 @@ from sfumato.collector.problems import Problem
 from sfumato.collector.settings import Settings
 from sfumato.collector.store import Store, Taking, Transaction
 
+Item = TypeVar("Item")
 T = TypeVar("T")
+Writer = Callable[[Transaction, Sequence[Item]], Sequence[T]]
+"""Stores items and tells what became of each. It must raise nothing but StoreError."""
+
 _LONGEST_WAIT_SECONDS = 60
 _FULL_SECONDS = 5  # until a task that may be full has been sealed, about
 _OVERHEAD_BYTES = 256  # of an upload in the queue, beside its body
@@ -65,10 +69,11 @@ class _Upload:
 
 @dataclass(slots=True, repr=False)
 class _Write:
-    """Anything else that is stored with the others: it must raise nothing but StoreError."""
+    """Anything else that is stored with the others, by what stores many of its kind."""
 
     size: int
-    apply: Callable[[Transaction], Any]
+    apply: Writer[Any, Any]
+    item: Any
     stored: Future[Any] | _Told
 
 
@@ -143,22 +148,23 @@ class Uploads:
             self._changed.notify_all()
 
     def write(
-        self, size: int, apply: Callable[[Transaction], T], *, wake: bool = True
+        self, size: int, apply: Writer[Item, T], item: Item, *, wake: bool = True
     ) -> Future[T]:
-        """Do `apply`, which stores about so many bytes, in the transaction of all that wait; the
-        future is what it returned, after the commit."""
+        """Store an item of about so many bytes in the transaction of all that wait, together with
+        others that have the same `apply`; the future is what that gave for it, after the commit."""
         stored: Future[T] = Future()
-        self._queue(_Write(size + _OVERHEAD_BYTES, apply, stored), wake=wake)
+        self._queue(_Write(size + _OVERHEAD_BYTES, apply, item, stored), wake=wake)
         return stored
 
     def hand_over_write(
         self,
         size: int,
-        apply: Callable[[Transaction], T],
+        apply: Writer[Item, T],
+        item: Item,
         tell: Callable[[T | BaseException], None],
     ) -> None:
         """As `write`, for whoever wakes the thread and waits for no future."""
-        self._queue(_Write(size + _OVERHEAD_BYTES, apply, _Told(tell)), wake=False)
+        self._queue(_Write(size + _OVERHEAD_BYTES, apply, item, _Told(tell)), wake=False)
 
     def _queue(self, upload: _Upload | _Write, *, wake: bool = True) -> None:
         with self._changed:
@@ -239,12 +245,19 @@ class Uploads:
 
     def _commit(self, group: list[_Upload | _Write]) -> list[Any]:
         """What each upload, or write, comes to; a Problem is for it alone."""
-        uploads = [each for each in group if isinstance(each, _Upload)]
+        alike: dict[Writer[Any, Any], list[int]] = {_store: []}  # places in the group
+        for place, each in enumerate(group):
+            alike.setdefault(each.apply if isinstance(each, _Write) else _store, []).append(place)
+        outcomes: list[Any] = [None] * len(group)
         with self._store.transaction() as tx:
-            outcomes = iter(_store(tx, uploads))
-            return [
-                each.apply(tx) if isinstance(each, _Write) else next(outcomes) for each in group
-            ]
+            for apply, places in alike.items():
+                items = [
+                    each.item if isinstance(each := group[place], _Write) else each
+                    for place in places
+                ]
+                for place, outcome in zip(places, apply(tx, items), strict=True):
+                    outcomes[place] = outcome
+        return outcomes
 
 
 def _store(tx: Transaction, uploads: Sequence[_Upload]) -> list[bool | Problem]:

@@ -16,6 +16,7 @@ from sfumato.collector.problems import Problem
 from sfumato.collector.round_tables import TAKEN
 from sfumato.collector.store import Store
 from sfumato.errors import ImpossibleError
+from sfumato.secagg.agreement import fingerprint
 from sfumato.secagg.coordinator import Phase
 from sfumato.secagg.parameters import COMPLETE_BELOW
 from sfumato.secagg.round import BOX_BYTES, KEYS_BYTES, SHARE_BYTES, SIGNATURE_BYTES, MaskedRound
@@ -48,6 +49,15 @@ class LiveRound:
 
     def most_bytes(self, phase: Phase) -> int:
         return most_bytes(self.spec, phase)
+
+    def digest(self, message: bytes) -> bytes:
+        return digest_of_message(self.spec, message)
+
+
+def digest_of_message(round: MaskedRound, message: bytes) -> bytes:
+    """By which a message that comes again is known. A table is long, and nobody gains by sending
+    another one that passes for its own first."""
+    return fingerprint(message, round.salt)
 
 
 def most_bytes(round: MaskedRound, phase: Phase) -> int:

@@ -27,8 +27,9 @@ from sfumato.collector.round_routes import (
     room_for,
     ticket_in,
 )
-from sfumato.collector.round_tables import Joining, Keeping
+from sfumato.collector.round_tables import Join, Joining, Keeping, Message
 from sfumato.collector.service import Service
+from sfumato.collector.store import Transaction
 from sfumato.errors import SfumatoError
 from sfumato.secagg.coordinator import Phase
 from sfumato.secagg.round import KEY_BYTES
@@ -108,7 +109,8 @@ class QuickRounds:
         def store() -> None:
             service.uploads.hand_over_write(
                 len(body),
-                lambda tx: tx.add_message(round_id, str(phase), member, digest_of(body), body),
+                Transaction.add_messages,
+                Message(round_id, str(phase), member, live.digest(body), body),
                 service.bridge.bring(settle),
             )
 
@@ -150,7 +152,8 @@ class QuickRounds:
 
         service.uploads.hand_over_write(
             JOIN_BYTES,
-            lambda tx: tx.join(task_id, campaign, body, digest),
+            Transaction.join_all,
+            Join(task_id, campaign, body, digest),
             service.bridge.bring(settle),
         )
         return True

@@ -22,7 +22,17 @@ from starlette.routing import Route
 
 from sfumato.collector.live_rounds import LiveRound
 from sfumato.collector.problems import Problem
-from sfumato.collector.round_tables import ENDED, TAKEN, WAITING, Joining, Keeping, Place, RoundRow
+from sfumato.collector.round_tables import (
+    ENDED,
+    TAKEN,
+    WAITING,
+    Join,
+    Joining,
+    Keeping,
+    Message,
+    Place,
+    RoundRow,
+)
 from sfumato.collector.service import Service, service_of
 from sfumato.collector.store import Transaction
 from sfumato.errors import SfumatoError
@@ -64,9 +74,8 @@ async def join(request: Request) -> Response:
     ticket = ticket_in(request.scope["headers"]) or secrets.token_hex(KEY_BYTES)
     await service.rounds.check_room(opened.id, most=room_for(task))
     digest = digest_of(ticket.encode())
-    joined = await service.write(
-        JOIN_BYTES, lambda tx: tx.join(opened.id, task.campaign, identity, digest)
-    )
+    waiting = Join(opened.id, task.campaign, identity, digest)
+    joined = await service.write(JOIN_BYTES, Transaction.join_all, waiting)
     return JSONResponse({"ticket": ticket}, status_code=admitted(service, joined))
 
 
@@ -204,9 +213,8 @@ async def _kept(request: Request, service: Service) -> Keeping:
     round_id = request.path_params["round_id"]
     if phase is Phase.MASK and (kept := await service.add_table(round_id, member, body)):
         return kept
-    return await service.write(
-        len(body), lambda tx: tx.add_message(round_id, str(phase), member, digest_of(body), body)
-    )
+    message = Message(round_id, str(phase), member, live.digest(body), body)
+    return await service.write(len(body), Transaction.add_messages, message)
 
 
 async def _member(request: Request, service: Service) -> tuple[LiveRound, Phase, int]:

@@ -8,9 +8,9 @@ kept of a device: its identity is a key that it made for this once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sfumato.collector.statements import Statements
 from sfumato.errors import StoreError
@@ -18,6 +18,7 @@ from sfumato.errors import StoreError
 EVERYBODY = -1  # a member that stands for all of them
 WAITING, TAKEN = "", "taken"  # outcomes of messages; any other is why one was refused
 ENDED = ("done", "aborted")
+_TO_DROP = -1  # in place of the deadline of a round that has ended
 
 Joining = Literal["new", "same", "taken", "closed"]
 Keeping = Literal["new", "same", "other", "late"]
@@ -31,7 +32,7 @@ class RoundRow:
     spec: str  # JSON of a MaskedRound
     phase: str  # see `secagg.coordinator.Phase`
     is_open: int  # whether messages of the phase are taken
-    deadline: int  # of the phase, in seconds since 1970; 0 when it is over
+    deadline: int  # of the phase, in seconds since 1970; below 1 when it is over
     turn: int  # 1 at first; one more with every phase that follows, and one more at the end
     charged: int  # whether it is on the ledger
     problem: str = ""  # why it was aborted
@@ -52,11 +53,34 @@ class Place:
     phase: str | None  # of the round
 
 
+class Join(NamedTuple):
+    """A device that would wait for a round of a task: its key, and the digest of its ticket."""
+
+    task_id: str
+    campaign: str
+    identity: bytes
+    ticket: bytes
+
+
+class Message(NamedTuple):
+    """What a member said in a phase; the digest tells it from another."""
+
+    round_id: str
+    phase: str
+    member: int
+    digest: bytes
+    body: bytes
+
+
 _ROUND = ", ".join(f"round.{field.name}" for field in fields(RoundRow))
 
 
 class RoundTables(Statements):
     """What a transaction can do about masked rounds."""
+
+    def join_all(self, joins: Sequence[Join]) -> list[Joining]:
+        """As `join`, for many."""
+        return [self.join(*each) for each in joins]
 
     def join(self, task_id: str, campaign: str, identity: bytes, ticket: bytes) -> Joining:
         """Let a device wait for a round of a task; `ticket` is the digest of its ticket.
@@ -201,37 +225,61 @@ class RoundTables(Statements):
             self._round(round_id),
         )
 
-    def add_message(
-        self, round_id: str, phase: str, member: int, digest: bytes, body: bytes
-    ) -> Keeping:
-        """Keep a member's message of a phase, if the round is open to it.
+    def add_messages(self, messages: Sequence[Message]) -> list[Keeping]:
+        """Keep members' messages, each if its round is open to it.
 
         A message is kept once: "same" if it came before, "other" if another one did. "late" if the
         round is in another phase, and it stays in this one until the transaction is over.
         """
+        alike: dict[tuple[str, str], list[int]] = {}
+        for place, message in enumerate(messages):
+            alike.setdefault((message.round_id, message.phase), []).append(place)
+        kept: list[Keeping] = ["late"] * len(messages)
+        for (round_id, phase), places in sorted(alike.items()):  # so that no two wait in a ring
+            some = [messages[place] for place in places]
+            for place, one in zip(places, self._add_alike(round_id, phase, some), strict=True):
+                kept[place] = one
+        return kept
+
+    def _add_alike(
+        self, round_id: str, phase: str, messages: Sequence[Message]
+    ) -> Iterator[Keeping]:
         rows = self._run(
-            f"SELECT round, phase, is_open FROM round WHERE id = ?{self._open.sharing}", round_id
+            f"SELECT round, phase, is_open FROM round WHERE id = ?{self._open.holding}", round_id
         )
-        if not rows:
-            return "late"
-        round, present, is_open = rows[0]
-        if present == phase and is_open:
-            made = self._run(
-                "INSERT INTO round_message (round, phase, member, outcome, digest, body)"
-                " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING member",
+        round, present, is_open = rows[0] if rows else (None, "", False)
+        listed, given = self._open.listed(sorted({message.member for message in messages}))
+        known = dict(
+            self._run(
+                "SELECT member, digest FROM round_message WHERE round = ? AND phase = ?"
+                f" AND member IN ({listed})",
                 round,
                 phase,
-                member,
-                WAITING,
-                digest,
-                body,
+                *given,
             )
-            if made:
-                return "new"
-        known = self.message(round_id, phase, member)
-        if known is None:
-            return "late"
-        return "same" if known[0] == digest else "other"
+        )
+        new: dict[int, Message] = {}
+        if present == phase and is_open:
+            for message in messages:
+                if message.member not in known:
+                    new.setdefault(message.member, message)
+            self._insert(
+                "round_message",
+                "round, phase, member, outcome, digest, body",
+                [
+                    (round, phase, member, WAITING, message.digest, message.body)
+                    for member, message in new.items()
+                ],
+            )
+        for message in messages:
+            if message is new.get(message.member):
+                yield "new"
+            elif message.member in new or message.member in known:
+                first = new[message.member].digest if message.member in new else None
+                digest = first or bytes(known[message.member])
+                yield "same" if digest == message.digest else "other"
+            else:
+                yield "late"
 
     def add_settled(
         self, round_id: str, phase: str, outcomes: Mapping[int, tuple[bytes, str]]
@@ -379,18 +427,30 @@ class RoundTables(Statements):
     def end_round(
         self, round_id: str, phase: Literal["done", "aborted"], problem: str = ""
     ) -> None:
-        """Nothing more is sent or told. What was sent is dropped, but for its digests: who heard no
-        answer to a last message asks again. When it was is dropped, too."""
+        """Nothing more is sent or told. When that was is dropped; `drop_ended` drops the rest."""
         self._run(
-            "UPDATE round SET phase = ?, is_open = 0, turn = turn + 1, checkpoint = NULL,"
-            " deadline = 0, invitation = '', problem = ? WHERE id = ?",
+            "UPDATE round SET phase = ?, is_open = 0, turn = turn + 1, deadline = ?, problem = ?"
+            " WHERE id = ?",
             phase,
+            _TO_DROP,
             problem,
             round_id,
         )
-        round = self._round(round_id)
-        self._run("DELETE FROM round_told WHERE round = ?", round)
-        self._run("UPDATE round_message SET body = ? WHERE round = ?", b"", round)
+
+    def ended(self) -> list[int]:
+        """The numbers of rounds that have ended and were not dropped."""
+        return [number for (number,) in self._run("SELECT round FROM round WHERE deadline < 0")]
+
+    def drop_ended(self) -> None:
+        """Drop what was sent and told in rounds that have ended, but for digests: who heard no
+        answer to a last message asks again."""
+        for round in self.ended():
+            self._run("DELETE FROM round_told WHERE round = ?", round)
+            self._run("UPDATE round_message SET body = ? WHERE round = ?", b"", round)
+            self._run(
+                "UPDATE round SET deadline = 0, checkpoint = NULL, invitation = '' WHERE round = ?",
+                round,
+            )
 
     def end_rounds(self, study_id: str, problem: str) -> None:
         """Abort what is under way of a study, and let nobody wait for more."""

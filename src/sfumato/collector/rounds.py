@@ -15,7 +15,6 @@ charged once, if its sum could ever have been opened.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -28,7 +27,7 @@ from sfumato import invitations
 from sfumato.batch import Batch
 from sfumato.collector.arrivals import Arrival, Arrivals
 from sfumato.collector.ledger import StoreLedger
-from sfumato.collector.live_rounds import most_bytes
+from sfumato.collector.live_rounds import digest_of_message, most_bytes
 from sfumato.collector.logs import counted
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.round_tables import ENDED, EVERYBODY, TAKEN, WAITING, Keeping, RoundRow
@@ -143,11 +142,17 @@ class Rounds:
         return None
 
     def tidy(self) -> None:
-        """Drop what is in memory of rounds that are over, whoever ended them."""
+        """Drop what is left of rounds that are over, whoever ended them."""
+        with self._store.reading() as tx:
+            ended = tx.ended()
+        if ended:
+            with self._store.transaction() as tx:
+                tx.drop_ended()
+            self._forget()
         if self._coordinators:
             with self._store.reading() as tx:
-                ended = self._coordinators.keys() - tx.under_way().keys()
-            for round_id in ended:
+                over = self._coordinators.keys() - tx.under_way().keys()
+            for round_id in over:
                 self._drop(round_id)
 
     def _form(self, study: StudyRow, task: TaskRow, waiting: int) -> bool:
@@ -277,7 +282,7 @@ class Rounds:
         before, phase = set(coordinator.survivors), str(Phase.MASK)
         outcomes = {
             arrival.member: (
-                hashlib.sha256(arrival.body).digest(),
+                digest_of_message(coordinator.round, arrival.body),
                 str(coordinator.add(Phase.MASK, arrival.member, arrival.body) or TAKEN),
             )
             for arrival in arrivals

@@ -16,7 +16,7 @@ from sfumato import __version__
 from sfumato.collector.arrivals import Arrival, Arrivals
 from sfumato.collector.background import Background
 from sfumato.collector.bridge import Bridge
-from sfumato.collector.ingest import Uploads
+from sfumato.collector.ingest import Uploads, Writer
 from sfumato.collector.ledger import work_out
 from sfumato.collector.limits import Bodies
 from sfumato.collector.live_rounds import LiveRounds
@@ -28,7 +28,7 @@ from sfumato.collector.planning import Planners
 from sfumato.collector.problems import Problem
 from sfumato.collector.round_tables import Keeping
 from sfumato.collector.settings import Settings
-from sfumato.collector.store import Store, Transaction
+from sfumato.collector.store import Store
 from sfumato.errors import SfumatoError
 
 _THREADS = 8  # that wait for the store; as many connections
@@ -37,6 +37,7 @@ _BUSY_SECONDS = 1.0  # that a masked table waits for a worker which does somethi
 _READY_SECONDS = 1.0  # an answer about readiness is good for so long
 
 _P = ParamSpec("_P")
+_I = TypeVar("_I")
 _T = TypeVar("_T")
 
 
@@ -100,9 +101,10 @@ class Service:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._page_pool, lambda: function(*arguments, **options))
 
-    async def write(self, size: int, apply: Callable[[Transaction], _T]) -> _T:
-        """Store about so many bytes in the next commit; what `apply` returned, when it is done."""
-        return await self.bridge.result(self.uploads.write(size, apply, wake=False))
+    async def write(self, size: int, apply: Writer[_I, _T], item: _I) -> _T:
+        """Store an item of about so many bytes in the next commit; what came of it, when it is
+        done."""
+        return await self.bridge.result(self.uploads.write(size, apply, item, wake=False))
 
     def offer_table(
         self, round_id: str, member: int, body: bytes, tell: Callable[[Keeping | None], None]

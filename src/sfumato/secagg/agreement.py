@@ -247,38 +247,3 @@ def pair_label(member: int, neighbour: int) -> bytes:
 def sign_of(member: int, neighbour: int) -> int:
     """Of two neighbours the lower one adds their mask, the higher one subtracts it."""
     return 1 if member < neighbour else -1
-
-
-def pack_words(words: Words, bits: int) -> bytes:
-    """Words modulo 2**bits, lowest bit first, with no gaps."""
-    if bits in (8, 16, 32, 64) and words.dtype.itemsize * 8 == bits:
-        return words.astype(words.dtype.newbyteorder("<"), copy=False).tobytes()
-    wide = words.astype("<u8").view(np.uint8).reshape(words.size, 8)
-    digits = np.unpackbits(wide, axis=1, bitorder="little")[:, :bits]
-    return np.packbits(digits.reshape(-1), bitorder="little").tobytes()
-
-
-def unpack_words(data: bytes, cells: int, bits: int, lane: type[np.unsignedinteger]) -> Words:
-    if len(data) != -(-cells * bits // 8):
-        raise MismatchError(
-            f"a masked table must have {-(-cells * bits // 8)} bytes; got {len(data)}"
-        )
-    kind = np.dtype(lane)
-    if kind.itemsize * 8 == bits:
-        return np.frombuffer(data, dtype=kind.newbyteorder("<")).astype(kind, copy=False)
-    used = cells * bits % 8  # bits of the last byte
-    if used and data[-1] >> used:
-        raise MismatchError("the last bits of a masked table must be zero")
-    # Eight words take `bits` bytes, so the k-th of each eight begins at every `bits`-th byte.
-    eights = max(1, -(-cells // 8))
-    held = np.zeros(eights * bits + 9, dtype=np.uint8)
-    held[: len(data)] = np.frombuffer(data, dtype=np.uint8)
-    words = np.empty((eights, 8), dtype=kind)
-    for place in range(8):
-        first, shift = divmod(place * bits, 8)
-        found = np.ndarray(eights, "<u8", held.data, first, (bits,)) >> np.uint64(shift)
-        if shift + bits > 64:
-            above = np.ndarray(eights, np.uint8, held.data, first + 8, (bits,)).astype(np.uint64)
-            found |= above << np.uint64(64 - shift)
-        words[:, place] = found & np.uint64((1 << bits) - 1)
-    return words.reshape(-1)[:cells]

@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from sfumato.errors import ImpossibleError, MismatchError, SpecError
 from sfumato.kernels import masks
+from sfumato.kernels.packed import add_packed, unpack_words
 from sfumato.secagg.agreement import (
     Keys,
     Words,
@@ -46,7 +47,6 @@ from sfumato.secagg.agreement import (
     root_of,
     sign_of,
     stream_of,
-    unpack_words,
     verified,
     view_of,
 )
@@ -321,17 +321,17 @@ class Coordinator:
         if member in self.survivors:  # restored without its message, whose table is in the sum
             return None
         try:
-            words = unpack_words(
-                message, self.round.cells, self.round.modulus_bits, self.round.lane
-            )
+            if self.round.prime:
+                words = unpack_words(
+                    message, self.round.cells, self.round.modulus_bits, self.round.lane
+                )
+                if (words >= self.round.modulus).any():
+                    return Refusal.MALFORMED
+                self._total = ((self._total + words) % self.round.modulus).astype(self.round.lane)
+            else:
+                add_packed(self._total, message, self.round.modulus_bits)
         except MismatchError:
             return Refusal.MALFORMED
-        if self.round.prime:
-            if (words >= self.round.modulus).any():
-                return Refusal.MALFORMED
-            self._total = ((self._total + words) % self.round.modulus).astype(self.round.lane)
-        else:
-            self._total += words
         self.survivors.add(member)
         return None
 

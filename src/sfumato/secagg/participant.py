@@ -33,6 +33,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from sfumato.errors import MismatchError, SpecError
 from sfumato.kernels import masks
+from sfumato.kernels.packed import pack_words
 from sfumato.privacy.samplers import Rng
 from sfumato.secagg.agreement import (
     Keys,
@@ -47,7 +48,6 @@ from sfumato.secagg.agreement import (
     members_from_bytes,
     members_to_bytes,
     neighbours_of,
-    pack_words,
     pair_label,
     private_key,
     public_of,

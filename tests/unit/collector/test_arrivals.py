@@ -13,7 +13,7 @@ from masking import Masking, devices, go, masking, parts, play
 from serving import settings, wait_for
 from sfumato.agent import Http, Joined, Part
 from sfumato.collector.arrivals import Arrival, Arrivals
-from sfumato.collector.round_tables import Keeping
+from sfumato.collector.round_tables import Keeping, Message
 from sfumato.collector.rounds import Rounds
 from sfumato.collector.serve import running
 from sfumato.errors import StoreError
@@ -197,7 +197,9 @@ def test_a_table_that_was_stored_meanwhile_is_added_from_the_store(
 
     def stored_before(*arguments: Any) -> bool:
         with round.stage.collector.store.transaction() as tx:
-            assert tx.add_message(round.id, "mask", table.member, bytes(32), table.body) == "new"
+            assert tx.add_messages(
+                [Message(round.id, "mask", table.member, bytes(16), table.body)]
+            ) == ["new"]
         return add(*arguments)
 
     monkeypatch.setattr(worker._rounds, "_is_added", stored_before)

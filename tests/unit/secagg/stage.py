@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from checks import SEED
 from sfumato.errors import MismatchError
 from sfumato.kernels import masks
+from sfumato.kernels.packed import unpack_words
 from sfumato.privacy import SeededRng
 from sfumato.secagg.agreement import (
     Words,
@@ -22,7 +23,6 @@ from sfumato.secagg.agreement import (
     private_key,
     sign_of,
     stream_of,
-    unpack_words,
 )
 from sfumato.secagg.coordinator import Coordinator, Phase
 from sfumato.secagg.participant import Participant

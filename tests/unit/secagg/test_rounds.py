@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from checks import SEED
 from sfumato.errors import ImpossibleError, MismatchError, SpecError
+from sfumato.kernels.packed import pack_words, unpack_words
 from sfumato.privacy import SeededRng
 from sfumato.secagg import agreement, rehearsal
 from sfumato.secagg.agreement import (
@@ -24,8 +25,6 @@ from sfumato.secagg.agreement import (
     derive,
     members_from_bytes,
     members_to_bytes,
-    pack_words,
-    unpack_words,
 )
 from sfumato.secagg.coordinator import Coordinator, Phase, Refusal
 from sfumato.secagg.participant import Participant
