@@ -49,6 +49,11 @@ class Arrivals:
             left = self._waiting.pop(round_id, deque())
         self.settle(left, [None] * len(left))
 
+    def has_room(self, round_id: str, size: int) -> bool:
+        """Whether tables of this round are taken, and so many bytes of them could wait now."""
+        with self._lock:
+            return round_id in self._waiting and self._bytes + size <= self._most_bytes
+
     def offer(self, round_id: str, arrival: Arrival) -> bool:
         """Whether it waits here now, to be told. If not it is still the caller's."""
         with self._lock:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -12,6 +14,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 _HEAD_BYTES = 16 << 10  # of a request's line and headers
 _HOLD_SECONDS = 0.2  # for which a body is waited for here; then the application does
+_LONG_HOLD_SECONDS = 5.0  # the same, for one that is long
+_LENGTH = re.compile(b"[0-9]{1,15}")
+SHORT_BYTES = 1 << 16  # of a body that is not long
 
 
 Answer = Callable[[bytes | ASGIApp], None]
@@ -27,6 +32,15 @@ class Quick(Protocol):
     def take(self, scope: Mapping[str, Any], body: bytes, answer: Answer) -> bool:
         """Do what is asked, or begin to, and `answer` now or later; False if nothing was done, and
         the application is to do it."""
+
+    def leave(self, scope: Mapping[str, Any]) -> None:
+        """Forget a request that it might have taken: its body did not come, or not in time."""
+
+
+def length_of(scope: Mapping[str, Any]) -> float:
+    """Of a request's body, as its head says it; infinite if it does not, or not plainly."""
+    said = [value for name, value in scope["headers"] if name == b"content-length"]
+    return int(said[0]) if len(said) == 1 and _LENGTH.fullmatch(said[0]) else math.inf
 
 
 def plain(status: str, body: bytes, headers: Mapping[str, str]) -> bytes:
@@ -66,8 +80,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear()
-        self._held = None
-        self._stop_holding()
+        self._let_go(to_application=False)
         super().connection_lost(exc)
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -101,6 +114,11 @@ class Connection(HttpToolsProtocol):
         self._heads += 1
         self._is_in_body = True
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        if self.cycle is self._held:  # whose length was agreed to, and who reads nothing meanwhile
+            self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
         self._is_in_body = False
@@ -148,20 +166,23 @@ class Connection(HttpToolsProtocol):
         if not cycle.more_body:
             assert self._taker is not None  # or nothing would be held
             self._held = None  # an answer at once may begin the next request
-            if self._taker.take(cycle.scope, bytes(cycle.body), partial(self._answer, cycle)):
-                self._stop_holding()
-            else:
-                self._held = cycle
-                self._let_go()
+            self._stop_holding()
+            if not self._taker.take(cycle.scope, bytes(cycle.body), partial(self._answer, cycle)):
+                super()._start_asgi_task(cycle, self.app)
         elif self._held_until is None:
-            self._held_until = self.loop.call_later(_HOLD_SECONDS, self._let_go)
+            is_short = length_of(cycle.scope) <= SHORT_BYTES
+            seconds = _HOLD_SECONDS if is_short else _LONG_HOLD_SECONDS
+            self._held_until = self.loop.call_later(seconds, self._let_go)
 
-    def _let_go(self) -> None:
+    def _let_go(self, *, to_application: bool = True) -> None:
         """Hand the request that is held to the application, with what has come of its body."""
         self._stop_holding()
         if (cycle := self._held) is not None:
+            assert self._taker is not None  # or nothing would be held
             self._held = None
-            super()._start_asgi_task(cycle, self.app)
+            self._taker.leave(cycle.scope)
+            if to_application:
+                super()._start_asgi_task(cycle, self.app)
 
     def _stop_holding(self) -> None:
         if self._held_until is not None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from sfumato.collector.problems import Problem
 from sfumato.collector.round_tables import TAKEN
+from sfumato.collector.spoken import MOST_BYTES, Spoken
 from sfumato.collector.store import Store
 from sfumato.errors import ImpossibleError
 from sfumato.secagg.agreement import fingerprint
@@ -24,7 +25,6 @@ from sfumato.spec import from_json
 
 _ROUND_ID = re.compile("[0-9a-f]{32}")
 _MOST_ROUNDS = 64
-_MOST_TOLD_BYTES = 64 << 20  # of a phase, that are kept here
 _FRESH_SECONDS = 1.0
 
 
@@ -89,11 +89,13 @@ class LiveRounds:
         self,
         store: Store,
         call: Callable[..., Awaitable[object]],
+        spoken: Spoken | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`call(function, *arguments)` runs what blocks, away from the loop."""
         self._store = store
         self._call = call
+        self._spoken = spoken or Spoken()
         self._now = now
         self._known: OrderedDict[str, LiveRound] = OrderedDict()
         self._waiting: dict[str, tuple[float, int]] = {}
@@ -143,6 +145,10 @@ class LiveRounds:
         if known is None or known.news != news or now - known.read_at >= _FRESH_SECONDS:
             for other in self._known.values():  # one round's is in memory at a time
                 other.told.clear()
+            said = self._spoken.heard(live.spec.nonce, str(phase))
+            if said is not None:
+                live.told[phase] = Told(said, news, now)
+                return
             live.told[phase] = Told({}, news, now)  # others need not look meanwhile
             bodies = await self._call(self._told, live.spec.nonce, phase, before)
             assert isinstance(bodies, dict)  # as `_told` has it
@@ -188,7 +194,7 @@ class LiveRounds:
         with self._store.reading() as tx:
             outcomes = {} if before is None else tx.senders(round_id, str(before))
             taken = [member for member, outcome in outcomes.items() if outcome == TAKEN]
-            return tx.all_told(round_id, str(phase), taken, most_bytes=_MOST_TOLD_BYTES)
+            return tx.all_told(round_id, str(phase), taken, most_bytes=MOST_BYTES)
 
     def _count(self, task_id: str) -> int:
         with self._store.reading() as tx:

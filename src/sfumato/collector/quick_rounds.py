@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sfumato.collector.connection import Answer, plain
+from sfumato.collector.connection import SHORT_BYTES, Answer, length_of, plain
 from sfumato.collector.live_rounds import LiveRound
 from sfumato.collector.logs import log_error
 from sfumato.collector.problems import ALWAYS, Problem, problem_response
@@ -37,7 +37,6 @@ from sfumato.secagg.round import KEY_BYTES
 _IN_ROUND = re.compile("/v1/rounds/([0-9a-f]{32})/([a-z]{1,8})/([0-9]{1,9})")
 _TICKETS = "/v1/tickets"
 _JOIN = re.compile("/v1/tasks/([0-9a-f]{64})/join")
-_MOST_BYTES = 1 << 16  # of a message; longer ones are read by the route, within its limits
 _JSON = {"content-type": "application/json", **ALWAYS}
 _BYTES = {"content-type": "application/octet-stream", **ALWAYS}
 _STORED = {201: plain("201 Created", b"{}", _JSON), 200: plain("200 OK", b"{}", _JSON)}
@@ -45,13 +44,15 @@ _STORED = {201: plain("201 Created", b"{}", _JSON), 200: plain("200 OK", b"{}", 
 
 class QuickRounds:
     """A short cut (see `connection`). Whatever is unusual goes the long way, to the route: a round
-    that is not known, a wrong ticket, a long message, a question that has to wait.
+    that is not known, a wrong ticket, a long message that is no table, a question that has to
+    wait.
 
     Claim: what is answered is what the route would have answered within the last second.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._long: dict[int, int] = {}  # bytes of long bodies that are being read
 
     def may_take(self, scope: Mapping[str, Any]) -> bool:
         path, method = scope["path"], scope["method"]
@@ -59,11 +60,25 @@ class QuickRounds:
             return path == _TICKETS or bool(_IN_ROUND.fullmatch(path))
         if not (_IN_ROUND if method == "PUT" else _JOIN).fullmatch(path):
             return False
-        lengths = [said for name, said in scope["headers"] if name == b"content-length"]
-        return len(lengths) == 1 and lengths[0].isdigit() and int(lengths[0]) <= _MOST_BYTES
+        return (length := length_of(scope)) <= SHORT_BYTES or self._may_hold(scope, path, length)
+
+    def _may_hold(self, scope: Mapping[str, Any], path: str, length: float) -> bool:
+        """Whether a long body is a member's table, for which this process's worker has room."""
+        found = self._member(scope, path)
+        if found is None or found[1] is not Phase.MASK or length != found[0].spec.vector_bytes:
+            return False
+        held = sum(self._long.values()) + int(length)
+        if not self._service.arrivals.has_room(found[0].spec.nonce, held):
+            return False
+        self._long[id(scope)] = int(length)
+        return True
+
+    def leave(self, scope: Mapping[str, Any]) -> None:
+        self._long.pop(id(scope), None)
 
     def take(self, scope: Mapping[str, Any], body: bytes, answer: Answer) -> bool:
         path, method = scope["path"], scope["method"]
+        self.leave(scope)
         if method == "GET":
             found = self._placed(scope) if path == _TICKETS else self._told(scope, path)
             if found is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from sfumato.collector.connection import Answer, plain
+from sfumato.collector.connection import Answer, length_of, plain
 from sfumato.collector.logs import log_error
 from sfumato.collector.open_tasks import OpenTask, task_closed
 from sfumato.collector.problems import ALWAYS, Problem, problem_response
@@ -37,8 +37,10 @@ class QuickUploads:
     def may_take(self, scope: Mapping[str, Any]) -> bool:
         if scope["method"] != "POST" or not _UPLOAD.fullmatch(scope["path"]):
             return False
-        lengths = [said for name, said in scope["headers"] if name == b"content-length"]
-        return len(lengths) == 1 and lengths[0].isdigit() and int(lengths[0]) <= self._most_bytes
+        return length_of(scope) <= self._most_bytes
+
+    def leave(self, scope: Mapping[str, Any]) -> None:
+        """Nothing is kept for it."""
 
     def take(self, scope: Mapping[str, Any], body: bytes, answer: Answer) -> bool:
         service, found = self._service, _UPLOAD.fullmatch(scope["path"])

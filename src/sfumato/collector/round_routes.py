@@ -34,6 +34,7 @@ from sfumato.collector.round_tables import (
     RoundRow,
 )
 from sfumato.collector.service import Service, service_of
+from sfumato.collector.spoken import Spoken
 from sfumato.collector.store import Transaction
 from sfumato.errors import SfumatoError
 from sfumato.secagg.coordinator import Phase, Refusal
@@ -142,6 +143,7 @@ async def hear(request: Request) -> Response:
         phase=phase,
         before=before,
         member=member,
+        spoken=service.spoken,
     )
     try:
         body = await _patiently(service, request, look, who=digest_of(ticket.encode()))
@@ -266,7 +268,13 @@ def _placed(tx: Transaction, *, ticket: bytes) -> Place | None:
 
 
 def _told(
-    tx: Transaction, *, round_id: str, phase: Phase, before: Phase | None, member: int
+    tx: Transaction,
+    *,
+    round_id: str,
+    phase: Phase,
+    before: Phase | None,
+    member: int,
+    spoken: Spoken,
 ) -> bytes | None:
     row = _alive(tx, round_id)
     sent = None if before is None else tx.message(round_id, str(before), member)
@@ -274,10 +282,12 @@ def _told(
         raise Problem("message-refused", sent[1])
     if _ORDER.index(Phase(row.phase)) < _ORDER.index(phase):
         return None
-    body = tx.told(round_id, str(phase), member) if sent is not None else None
-    if body is None:
+    if sent is None:
         raise Problem("message-refused", str(Refusal.LATE))
-    return body
+    said = spoken.heard(round_id, str(phase)) if row.phase == phase else None
+    body = None if said is None else said.get(member)
+    # Whose message was taken is told something: if it is not there, it is being stored.
+    return tx.told(round_id, str(phase), member) if body is None else body
 
 
 def _before(phase: Phase, acknowledged: bool) -> Phase | None:

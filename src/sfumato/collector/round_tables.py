@@ -387,11 +387,25 @@ class RoundTables(Statements):
             int(charged),
             round_id,
         )
+        self.add_told(round_id, phase, told)
+
+    def add_told(self, round_id: str, phase: str, told: Iterable[tuple[int, bytes]]) -> None:
+        """Members are told this in a phase."""
         round = self._round(round_id)
         self._insert(
             "round_told",
             "round, phase, member, body",
             [(round, phase, member, body) for member, body in told],
+        )
+
+    def is_told(self, round_id: str, phase: str) -> bool:
+        """Whether what members are told in a phase is stored."""
+        return bool(
+            self._run(
+                "SELECT 1 FROM round_told WHERE round = ? AND phase = ? LIMIT 1",
+                self._round(round_id),
+                phase,
+            )
         )
 
     def told(self, round_id: str, phase: str, member: int) -> bytes | None:

@@ -25,12 +25,14 @@ import numpy as np
 
 from sfumato import invitations
 from sfumato.batch import Batch
+from sfumato.collector import spoken
 from sfumato.collector.arrivals import Arrival, Arrivals
 from sfumato.collector.ledger import StoreLedger
 from sfumato.collector.live_rounds import digest_of_message, most_bytes
 from sfumato.collector.logs import counted
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.round_tables import ENDED, EVERYBODY, TAKEN, WAITING, Keeping, RoundRow
+from sfumato.collector.spoken import Spoken
 from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.errors import BudgetError, DataError, ImpossibleError, MismatchError
 from sfumato.privacy import Rng
@@ -82,13 +84,15 @@ class Rounds:
         tell: Callable[[], None],
         forget: Callable[[], None],
         arrivals: Arrivals | None = None,
+        spoken: Spoken | None = None,
         metrics: Metrics | None = None,
     ) -> None:
         """`tell` is called when there is something new for members, `forget` when what they sent
-        was deleted; tables that came to this process are among the `arrivals`."""
+        was deleted; tables that came to this process are among the `arrivals`, and what it may tell
+        before that is stored is `spoken`."""
         self._store, self._key, self._now, self._rng, self._log = store, key, now, rng, log
         self._patience, self._tell, self._forget = patience, tell, forget
-        self._arrivals = arrivals or Arrivals(0)
+        self._arrivals, self._spoken = arrivals or Arrivals(0), spoken or Spoken()
         self._metrics = metrics or Metrics()
         self._coordinators: dict[str, Coordinator] = {}  # by round
         self._enough_since: dict[str, float] = {}  # by task
@@ -244,10 +248,8 @@ class Rounds:
         most = max(1, GROUP_BYTES // most_bytes(coordinator.round, phase))
         with self._store.reading() as tx:
             messages = tx.messages(row.id, str(phase), WAITING, most)
-        outcomes = {
-            member: str(coordinator.add(phase, member, bytes(body)) or TAKEN)
-            for member, body in messages
-        }
+        refusals = coordinator.add_all(phase, {member: bytes(body) for member, body in messages})
+        outcomes = {member: str(refusal or TAKEN) for member, refusal in refusals.items()}
         with self._store.transaction() as tx:
             tx.settle(row.id, str(phase), outcomes, forget=phase is Phase.MASK)
             if phase is Phase.MASK:
@@ -280,12 +282,10 @@ class Rounds:
     ) -> bool:
         """Whether these are in the stored sum now; if not, what is in memory is of no use."""
         before, phase = set(coordinator.survivors), str(Phase.MASK)
+        bodies = {arrival.member: arrival.body for arrival in arrivals}
         outcomes = {
-            arrival.member: (
-                digest_of_message(coordinator.round, arrival.body),
-                str(coordinator.add(Phase.MASK, arrival.member, arrival.body) or TAKEN),
-            )
-            for arrival in arrivals
+            member: (digest_of_message(coordinator.round, bodies[member]), str(refusal or TAKEN))
+            for member, refusal in coordinator.add_all(Phase.MASK, bodies).items()
         }
         with self._store.transaction() as tx:
             current, known = tx.held_round(row.id), tx.senders(row.id, phase)
@@ -312,6 +312,7 @@ class Rounds:
         """Forget what is in memory of a round; the store has what counts."""
         self._coordinators.pop(round_id, None)
         self._arrivals.close(round_id)
+        self._spoken.forget(round_id)
 
     def _close(
         self,
@@ -324,6 +325,7 @@ class Rounds:
         """End a phase of which everything that came is taken."""
         phase, spec = coordinator.phase, from_json(task.spec)
         self._arrivals.close(row.id)
+        self._spoken.forget(row.id)
         if phase is Phase.UNMASK:
             self._finish(study, task, row, coordinator, conclude)
             return
@@ -332,7 +334,8 @@ class Rounds:
             staying = coordinator.keys if phase is Phase.ENROL else None
             self._abort(study, task, row, "too_few", problem, staying=staying)
             return
-        charging = phase is Phase.MASK
+        charging, told = phase is Phase.MASK, _told(coordinator)
+        is_soon = _may_be_spoken(told)
         try:
             if charging:
                 with self._store.reading() as tx:  # it takes a second, and is remembered
@@ -349,14 +352,20 @@ class Rounds:
                     row.id,
                     str(coordinator.phase),
                     self._deadline(),
-                    _told(coordinator),
+                    [] if is_soon else told,
                     charged=charging or bool(row.charged),
                 )
         except BudgetError as problem:
             self._abort(study, task, row, "over_budget", str(problem))
             raise
         self._log("round-phase", study_id=study.id, task_id=task.id, reason=coordinator.phase)
+        if is_soon:
+            self._spoken.say(row.id, str(coordinator.phase), dict(told))
         self._tell()
+        if is_soon:
+            with self._store.transaction() as tx:
+                tx.add_told(row.id, str(coordinator.phase), told)
+            self._tell()  # for those who asked another process
 
     def _finish(
         self,
@@ -435,8 +444,13 @@ class Rounds:
                 if coordinator.close() is Phase.ABORTED:
                     raise DataError(f"the messages of round {row.id} are not all there")
             self._check_rows(tx, row, coordinator)
+            is_told = phase is Phase.ENROL or tx.is_told(row.id, str(phase))
         with self._store.transaction() as tx:
             tx.set_deadline(row.id, max(row.deadline, self._deadline()))
+            if not is_told:
+                tx.add_told(row.id, str(phase), _told(coordinator))
+        if not is_told:
+            self._tell()
         self._coordinators[row.id] = coordinator
         return coordinator
 
@@ -455,8 +469,8 @@ class Rounds:
 
     @staticmethod
     def _replay(coordinator: Coordinator, messages: Iterable[tuple[int, bytes]]) -> None:
-        for member, body in messages:
-            refusal = coordinator.add(coordinator.phase, member, bytes(body))
+        given = {member: bytes(body) for member, body in messages}
+        for refusal in coordinator.add_all(coordinator.phase, given).values():
             if refusal is not None:
                 raise DataError(f"a message that was taken is now refused: {refusal}")
 
@@ -515,6 +529,11 @@ def _told(coordinator: Coordinator) -> list[tuple[int, bytes]]:
     if coordinator.phase is Phase.UNMASK and coordinator.round.mode == "semi_malicious":
         return [(EVERYBODY, coordinator.signatures())]
     return [(EVERYBODY, coordinator.survivor_set())]
+
+
+def _may_be_spoken(told: Sequence[tuple[int, bytes]]) -> bool:
+    """Whether members may be told before it is stored: if each is told its own, not too much."""
+    return len(told) > 1 and sum(len(body) for _, body in told) <= spoken.MOST_BYTES
 
 
 def _is_alive(tx: Transaction, study: StudyRow, row: RoundRow) -> bool:

@@ -25,6 +25,7 @@ from sfumato.collector.rounds import Patience
 from sfumato.collector.server import Server, address_of, listen, make_server
 from sfumato.collector.service import Service
 from sfumato.collector.settings import Settings
+from sfumato.collector.spoken import Spoken
 from sfumato.collector.store import Store
 from sfumato.collector.worker import Worker
 from sfumato.errors import ServiceError
@@ -49,10 +50,16 @@ class Collector:
         self.store, self.key = open_store(settings)
         try:
             metrics, self._news = Metrics(), News(self.store)
-            arrivals = Arrivals(settings.queue_bytes)
+            arrivals, spoken = Arrivals(settings.queue_bytes), Spoken()
             self._worker = (
                 worker_of(
-                    self.store, settings, self.key, metrics, tell=self._news.tell, arrivals=arrivals
+                    self.store,
+                    settings,
+                    self.key,
+                    metrics,
+                    tell=self._news.tell,
+                    arrivals=arrivals,
+                    spoken=spoken,
                 )
                 if with_worker
                 else None
@@ -65,6 +72,7 @@ class Collector:
                 worker=self._worker,
                 news=self._news,
                 arrivals=arrivals,
+                spoken=spoken,
             )
             self._server: Server = make_server(create_app(service, routes), settings)
             self._socket = listen(settings)
@@ -123,9 +131,11 @@ def worker_of(
     *,
     tell: Callable[[], None] = lambda: None,
     arrivals: Arrivals | None = None,
+    spoken: Spoken | None = None,
 ) -> Background:
     """The worker of a store, to run in a thread or in this one; it calls `tell` when there is
-    something new for devices that wait, and adds tables that a server puts among `arrivals`."""
+    something new for devices that wait. It adds tables that a server in this process puts among
+    `arrivals`, and such a server tells devices what is `spoken`."""
     worker = Worker(
         store,
         key=key,
@@ -138,6 +148,7 @@ def worker_of(
         ),
         tell=tell,
         arrivals=arrivals,
+        spoken=spoken,
         metrics=metrics,
     )
     return Background(store, worker.step, pause_seconds=settings.worker_seconds, metrics=metrics)

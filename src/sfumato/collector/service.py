@@ -28,6 +28,7 @@ from sfumato.collector.planning import Planners
 from sfumato.collector.problems import Problem
 from sfumato.collector.round_tables import Keeping
 from sfumato.collector.settings import Settings
+from sfumato.collector.spoken import Spoken
 from sfumato.collector.store import Store
 from sfumato.errors import SfumatoError
 
@@ -54,6 +55,7 @@ class Service:
         worker: Background | None = None,
         news: News | None = None,
         arrivals: Arrivals | None = None,
+        spoken: Spoken | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
@@ -67,7 +69,8 @@ class Service:
         self.planners = Planners()
         self.bodies = Bodies(settings.queue_bytes + settings.study_bytes)
         self.tasks = OpenTasks(store, settings, self.call)
-        self.rounds = LiveRounds(store, self.call)
+        self.spoken = spoken or Spoken()
+        self.rounds = LiveRounds(store, self.call, self.spoken)
         self.looks = Looks(store, self.call)
         self.news = news or News(store)
         self.arrivals = arrivals or Arrivals(0)

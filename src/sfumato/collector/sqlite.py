@@ -19,6 +19,7 @@ from sfumato.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailabl
 
 _OLDEST = (3, 37, 0)  # STRICT tables; RETURNING is older
 _LARGEST_LOG_BYTES = 64 << 20
+_LOG_PAGES = 1 << 13  # after which the log is copied into the file: 32 MB
 _FORGET_MILLISECONDS = 100  # for which writers may wait until readers of the log are done
 _TYPES = {
     "number": "INTEGER PRIMARY KEY AUTOINCREMENT",
@@ -33,6 +34,7 @@ _SETTINGS = (
     "PRAGMA temp_store = MEMORY",
     "PRAGMA secure_delete = ON",  # an upload that was sealed must not stay in a free page
     f"PRAGMA journal_size_limit = {_LARGEST_LOG_BYTES}",
+    f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}",
     "CREATE TEMP TABLE given (value)",
 )
 

@@ -23,6 +23,7 @@ from sfumato.collector.ledger import StoreLedger
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.publishing import release_of
 from sfumato.collector.rounds import Patience, Rounds
+from sfumato.collector.spoken import Spoken
 from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.errors import SfumatoError, StoreError
 from sfumato.model_release import ModelRelease
@@ -56,12 +57,13 @@ class Worker:
         patience: Patience | None = None,
         tell: Callable[[], None] = lambda: None,
         arrivals: Arrivals | None = None,
+        spoken: Spoken | None = None,
         metrics: Metrics | None = None,
     ) -> None:
         """`key` signs the offers of tasks that follow others; `retention_days` after its end, all
         that a study's devices sent is dropped (None: never). `tell` is called when there is
         something new for the devices of a masked round, for which `patience` waits; the tables of
-        some are among the `arrivals`."""
+        some are among the `arrivals`, and some are told what is `spoken`."""
         self._store, self._key, self._now, self._log = store, key, now, log
         self._rng = rng or SystemRng()
         self._retention_days, self._seal_seconds = retention_days, seal_seconds
@@ -77,6 +79,7 @@ class Worker:
             tell=tell,
             forget=self._forget_soon,
             arrivals=arrivals,
+            spoken=spoken,
             metrics=metrics,
         )
         self._tidied: set[str] = set()  # studies at their end, of which nothing is left to drop

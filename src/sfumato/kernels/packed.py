@@ -7,6 +7,7 @@ are equal.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ from sfumato.kernels import is_compiled
 Words = npt.NDArray[np.unsignedinteger[Any]]
 
 SMALL = 1 << 14  # words below which numba is not woken
+_AFTER = bytes(9)  # that may be read beyond the last table
 
 
 def pack_words(words: Words, bits: int) -> bytes:
@@ -33,7 +35,7 @@ def pack_words(words: Words, bits: int) -> bytes:
 
 def unpack_words(data: bytes, cells: int, bits: int, lane: type[np.unsignedinteger]) -> Words:
     """The words that `pack_words` packed."""
-    _check(data, cells, bits)
+    check_packed(data, cells, bits)
     kind = np.dtype(lane)
     if kind.itemsize * 8 == bits:
         return np.frombuffer(data, dtype=kind.newbyteorder("<")).astype(kind, copy=False)
@@ -52,25 +54,28 @@ def unpack_words(data: bytes, cells: int, bits: int, lane: type[np.unsignedinteg
     return words.reshape(-1)[:cells]
 
 
-def add_packed(total: Words, data: bytes, bits: int) -> None:
-    """Add packed words to `total`, whose words have as many bits or more; sums wrap around.
+def add_packed(total: Words, tables: Sequence[bytes], bits: int) -> None:
+    """Add tables of packed words to `total`, whose words have as many bits or more; sums wrap
+    around. One that is malformed raises MismatchError, and then none is added.
 
     >>> total = np.array([1, 2, 3], dtype=np.uint8)
-    >>> add_packed(total, pack_words(np.array([1, 0, 7], dtype=np.uint8), 3), 3)
+    >>> add_packed(total, [pack_words(np.array([1, 0, 7], dtype=np.uint8), 3)] * 2, 3)
     >>> total
-    array([ 2,  2, 10], dtype=uint8)
+    array([ 3,  2, 17], dtype=uint8)
     """
+    for data in tables:
+        check_packed(data, total.size, bits)
     compiled = _compiled() if total.size >= SMALL and total.itemsize * 8 != bits else None
     if compiled is None:
-        total += unpack_words(data, total.size, bits, total.dtype.type)
-        return
-    _check(data, total.size, bits)
-    held = np.zeros(len(data) // 8 + 2, dtype="<u8")
-    held.view(np.uint8)[: len(data)] = np.frombuffer(data, dtype=np.uint8)
-    compiled.add(total, held.astype(np.uint64, copy=False), bits)
+        for data in tables:
+            total += unpack_words(data, total.size, bits, total.dtype.type)
+    elif tables:
+        joined = np.frombuffer(b"".join([*tables, _AFTER]), dtype=np.uint8)
+        compiled.add(total, joined, len(tables), len(tables[0]), bits)
 
 
-def _check(data: bytes, cells: int, bits: int) -> None:
+def check_packed(data: bytes, cells: int, bits: int) -> None:
+    """Raise MismatchError unless these are so many packed words."""
     if len(data) != -(-cells * bits // 8):
         raise MismatchError(
             f"a masked table must have {-(-cells * bits // 8)} bytes; got {len(data)}"

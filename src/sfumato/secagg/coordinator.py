@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from sfumato.errors import ImpossibleError, MismatchError, SpecError
 from sfumato.kernels import masks
-from sfumato.kernels.packed import add_packed, unpack_words
+from sfumato.kernels.packed import add_packed, check_packed, unpack_words
 from sfumato.secagg.agreement import (
     Keys,
     Words,
@@ -107,6 +107,7 @@ class Coordinator:
     _mask_keys: set[bytes] = field(default_factory=set)
     _key_bytes: dict[int, bytes] = field(default_factory=dict)
     _sets: dict[tuple[Phase, int], bytes] = field(default_factory=dict)  # as they are told
+    _tables: list[bytes] = field(default_factory=list)  # to be added, within `add_all`
     _addressed: dict[int, bytes] = field(default_factory=dict)  # boxes, by whom they are for
 
     def __post_init__(self) -> None:
@@ -116,16 +117,10 @@ class Coordinator:
 
     def add(self, phase: Phase, member: int, message: bytes) -> Refusal | None:
         """Take a member's message of a phase, unless there is something against it."""
-        if not 0 <= member < self.round.cohort:
-            return Refusal.UNKNOWN
-        # A table is long, and the first one stands whatever comes after it: its ends will do.
-        ends = message if len(message) <= 2 * _END else message[:_END] + message[-_END:]
-        said = fingerprint(ends, self.round.salt)
-        before = self._said.get((phase, member))
-        if before is not None:
-            return None if before == said else Refusal.EQUIVOCATING
-        if phase is not self.phase:
-            return Refusal.LATE
+        return self.add_all(phase, {member: message})[member]
+
+    def add_all(self, phase: Phase, messages: Mapping[int, bytes]) -> dict[int, Refusal | None]:
+        """Take messages of a phase by member; tables are added together, which is quicker."""
         takes = {
             Phase.ENROL: self._enrol,
             Phase.SHARE: self._share,
@@ -133,10 +128,26 @@ class Coordinator:
             Phase.ACK: self._acknowledge,
             Phase.UNMASK: self._unmask,
         }
-        refusal = takes[phase](member, message) if phase in takes else Refusal.LATE
-        if refusal is None:
-            self._said[phase, member] = said
-        return refusal
+        take, salt = takes.get(phase, _too_late), self.round.salt
+        refusals: dict[int, Refusal | None] = {}
+        for member, message in messages.items():
+            if not 0 <= member < self.round.cohort:
+                refusals[member] = Refusal.UNKNOWN
+                continue
+            # A table is long, and the first one stands whatever comes after it: its ends will do.
+            ends = message if len(message) <= 2 * _END else message[:_END] + message[-_END:]
+            said = fingerprint(ends, salt)
+            before = self._said.get((phase, member))
+            if before is not None:
+                refusals[member] = None if before == said else Refusal.EQUIVOCATING
+                continue
+            refusals[member] = take(member, message) if phase is self.phase else Refusal.LATE
+            if refusals[member] is None:
+                self._said[phase, member] = said
+        if self._tables:
+            add_packed(self._total, self._tables, self.round.modulus_bits)
+            self._tables.clear()
+        return refusals
 
     def close(self) -> Phase:
         """End the phase: the next one, or ABORTED if too few answered."""
@@ -329,7 +340,8 @@ class Coordinator:
                     return Refusal.MALFORMED
                 self._total = ((self._total + words) % self.round.modulus).astype(self.round.lane)
             else:
-                add_packed(self._total, message, self.round.modulus_bits)
+                check_packed(message, self.round.cells, self.round.modulus_bits)
+                self._tables.append(message)
         except MismatchError:
             return Refusal.MALFORMED
         self.survivors.add(member)
@@ -462,3 +474,7 @@ class Coordinator:
         if member in self.survivors:
             return hashlib.sha256(secret).digest() == self.keys[member].commitment
         return public_of(private_key(secret)) == self.keys[member].mask
+
+
+def _too_late(member: int, message: bytes) -> Refusal:
+    return Refusal.LATE
