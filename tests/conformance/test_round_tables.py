@@ -12,6 +12,8 @@ from sfumato.collector.round_tables import (
     EVERYBODY,
     TAKEN,
     WAITING,
+    Join,
+    Joining,
     Keeping,
     Message,
     Place,
@@ -30,6 +32,11 @@ def key(number: int) -> bytes:
     return bytes([number]) * 32
 
 
+def join(tx: Transaction, *device: Any) -> Joining:
+    (joined,) = tx.join_all([Join(*device)])
+    return joined
+
+
 @pytest.fixture
 def asked(store: Store) -> Store:
     """A store with a study whose task is open, for which some devices wait."""
@@ -37,7 +44,7 @@ def asked(store: Store) -> Store:
         tx.add_study(STUDY)
         tx.add_task(TASK)
         for number in range(COUNT):
-            assert tx.join(TASK.id, "campaign", key(number), key(100 + number)) == "new"
+            assert join(tx, TASK.id, "campaign", key(number), key(100 + number)) == "new"
     return store
 
 
@@ -52,14 +59,14 @@ def formed(asked: Store) -> Store:
 
 def test_a_key_joins_a_campaign_once(asked: Store) -> None:
     with asked.transaction() as tx:
-        assert tx.join(TASK.id, "campaign", key(0), key(100)) == "same"
-        assert tx.join(TASK.id, "campaign", key(0), key(99)) == "taken"
-        assert tx.join(TASK.id, "campaign", key(99), key(100)) == "taken"
-        assert tx.join(TASK.id, "another", key(0), key(99)) == "new"
+        assert join(tx, TASK.id, "campaign", key(0), key(100)) == "same"
+        assert join(tx, TASK.id, "campaign", key(0), key(99)) == "taken"
+        assert join(tx, TASK.id, "campaign", key(99), key(100)) == "taken"
+        assert join(tx, TASK.id, "another", key(0), key(99)) == "new"
         assert tx.waiting(TASK.id) == COUNT + 1
         tx.set_task_state(TASK.id, "closing", expected=["open"])
-        assert tx.join(TASK.id, "campaign", key(50), key(51)) == "closed"
-        assert tx.join(TASK.id, "campaign", key(0), key(100)) == "same"
+        assert join(tx, TASK.id, "campaign", key(50), key(51)) == "closed"
+        assert join(tx, TASK.id, "campaign", key(0), key(100)) == "same"
 
 
 def test_those_who_wait_become_members_in_their_order(formed: Store) -> None:
@@ -75,7 +82,7 @@ def test_those_who_wait_become_members_in_their_order(formed: Store) -> None:
         assert tx.place(key(103)) == Place(TASK.id, ROUND.id, 3, "enrol")
         assert tx.place(key(7)) is None
     with formed.transaction() as tx:
-        tx.join(TASK.id, "campaign", key(60), key(61))
+        join(tx, TASK.id, "campaign", key(60), key(61))
         assert tx.place(key(61)) == Place(TASK.id, None, None, None)
         tx.end_waiting(TASK.id)
         assert tx.place(key(61)) is None
@@ -201,7 +208,7 @@ def test_a_round_that_is_over_keeps_digests_only(formed: Store) -> None:
 
 def test_a_study_that_ends_takes_its_rounds_with_it(formed: Store) -> None:
     with formed.transaction() as tx:
-        tx.join(TASK.id, "campaign", key(60), key(61))
+        join(tx, TASK.id, "campaign", key(60), key(61))
         keep(tx, ROUND.id, "enrol", 0, b"digest", b"body")
         tx.set_secret(STUDY.id, b"s" * 32)
         tx.end_rounds(STUDY.id, "its study is over")

@@ -79,36 +79,35 @@ class RoundTables(Statements):
     """What a transaction can do about masked rounds."""
 
     def join_all(self, joins: Sequence[Join]) -> list[Joining]:
-        """As `join`, for many."""
-        return [self.join(*each) for each in joins]
-
-    def join(self, task_id: str, campaign: str, identity: bytes, ticket: bytes) -> Joining:
-        """Let a device wait for a round of a task; `ticket` is the digest of its ticket.
+        """Let devices wait for rounds of tasks.
 
         "same" if it did so before, "taken" if another ticket has this identity in the campaign (or
         another identity this ticket), "closed" if the task is not open.
         """
+        tasks = sorted({join.task_id for join in joins})  # so that no two wait in a ring
+        held = {task_id: self._held_open(task_id) for task_id in tasks}
+        return [self._joined(join, held[join.task_id]) for join in joins]
+
+    def _joined(self, join: Join, task: int | None) -> Joining:
+        if task is not None and self._run(
+            "INSERT INTO joined (task, campaign, identity, ticket) VALUES (?, ?, ?, ?)"
+            " ON CONFLICT DO NOTHING RETURNING number",
+            task,
+            join.campaign,
+            join.identity,
+            join.ticket,
+        ):
+            return "new"
         known = self._run(
             "SELECT task.id FROM joined JOIN task USING (task)"
             " WHERE campaign = ? AND identity = ? AND ticket = ?",
-            campaign,
-            identity,
-            ticket,
+            join.campaign,
+            join.identity,
+            join.ticket,
         )
         if known:
-            return "same" if known[0][0] == task_id else "taken"
-        held = self._held_open(task_id)
-        if held is None:
-            return "closed"
-        made = self._run(
-            "INSERT INTO joined (task, campaign, identity, ticket) VALUES (?, ?, ?, ?)"
-            " ON CONFLICT DO NOTHING RETURNING number",
-            held,
-            campaign,
-            identity,
-            ticket,
-        )
-        return "new" if made else "taken"
+            return "same" if known[0][0] == join.task_id else "taken"
+        return "closed" if task is None else "taken"
 
     def waiting(self, task_id: str) -> int:
         """How many devices wait for a round of this task."""
