@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from masking import Masking, devices, go, masking, parts, play
+from masking import NAME, Masking, devices, go, masking, parts, play
 from serving import settings, wait_for
 from sfumato.agent import Http, Joined, Part
 from sfumato.collector.arrivals import Arrival, Arrivals
+from sfumato.collector.quick_rounds import QuickRounds
 from sfumato.collector.round_tables import Keeping, Message
 from sfumato.collector.rounds import Rounds
 from sfumato.collector.serve import running
@@ -311,3 +316,153 @@ def test_over_http_tables_reach_the_worker_of_the_same_process(
         assert stage.release(study).counts.tolist() == [1.0] * COUNT
     assert all(added)
     assert bool(added) is with_worker
+
+
+# Long tables, over connections
+
+
+class Site:
+    """A collector with its worker, and devices about to send a table that is long."""
+
+    def __init__(self, stage: Masking, study: Any, made: list[Part], quick: QuickRounds) -> None:
+        self.stage, self.study, self.parts, self.quick = stage, study, made, quick
+        host, port = stage.collector.address.removeprefix("http://").split(":")
+        self.address = host, int(port)
+
+    def request(self, part: Part) -> bytes:
+        asked = part.request(0)
+        head = f"{asked.method} {asked.path} HTTP/1.1\r\nHost: c\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in asked.headers.items())
+        return f"{head}Content-Length: {len(asked.body)}\r\n\r\n".encode() + asked.body
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.address, timeout=20)
+
+    def end(self) -> None:
+        with Http(self.stage.collector.address) as send:
+
+            def all_done() -> bool:
+                for part in self.parts:
+                    go(part, send)
+                return all(part.outcome is not None for part in self.parts)
+
+            wait_for(all_done, "the devices to be done")
+            wait_for(lambda: self.stage.state(self.study)["state"] == "released", "the release")
+        assert {part.outcome for part in self.parts} == {Joined.DONE}
+        with self.stage.collector.store.reading() as tx:
+            ((_, _, count),) = tx.answers(self.study.id)
+        assert count == COUNT
+        assert self.quick._long == {}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    made_quick: list[QuickRounds] = []
+    init = QuickRounds.__init__
+
+    def kept(self: QuickRounds, *arguments: Any) -> None:
+        init(self, *arguments)
+        made_quick.append(self)
+
+    monkeypatch.setattr(QuickRounds, "__init__", kept)
+    with running(settings(tmp_path, worker_seconds=0.01)) as collector:
+        stage = Masking(collector)
+        cells = 1 << 16
+        study = stage.create(
+            COUNT, question="mean", epsilon=None, dimensions=cells, clip=1.0, compression="none"
+        )
+        with devices(stage, COUNT) as them, Http(collector.address) as send:
+            made = [device.part(NAME, np.full(cells, 1e-3), stage.clock()) for device in them]
+            joining = [part for part in made if isinstance(part, Part)]
+            assert len(joining) == COUNT
+
+            def all_at_mask() -> bool:
+                for part in joining:
+                    go(part, send, until="mask")
+                    if part.phase == "mask" and part.waits:
+                        asked = part.request(0)
+                        part.hear(send(asked.method, asked.path, asked.body, asked.headers))
+                return all(part.phase == "mask" and not part.waits for part in joining)
+
+            wait_for(all_at_mask, "the phase mask")
+            yield Site(stage, study, joining, made_quick[0])
+
+
+def test_long_tables_go_the_short_way_in_whatever_pieces_they_come(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    take = QuickRounds.take
+
+    def counted(self: QuickRounds, scope: Any, body: bytes, answer: Any) -> bool:
+        done = take(self, scope, body, answer)
+        if done and scope["method"] == "PUT":
+            taken.append(len(body))
+        return done
+
+    monkeypatch.setattr(QuickRounds, "take", counted)
+    for part, size in zip(site.parts[:3], (1 << 30, 100_000, 65_536), strict=True):
+        sent = site.request(part)
+        assert len(sent) > 150_000
+        with closing(site.connect()) as connection:
+            for start in range(0, len(sent), size):
+                connection.sendall(sent[start : start + size])
+                time.sleep(0.02)
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 201 ")
+    assert len(taken) == 3
+    site.end()
+    assert len(taken) >= COUNT
+
+
+def test_who_hangs_up_within_a_table_leaves_nothing_behind(site: Site) -> None:
+    sent = site.request(site.parts[0])
+    with closing(site.connect()) as connection:
+        connection.sendall(sent[:100_000])
+        wait_for(lambda: bool(site.quick._long), "the body to be held")
+    wait_for(lambda: not site.quick._long, "the body to be forgotten")
+    site.end()
+
+
+def test_who_is_slow_with_a_table_is_served_by_the_application(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sfumato.collector.connection._LONG_HOLD_SECONDS", 0.05)
+    sent = site.request(site.parts[0])
+    with closing(site.connect()) as connection:
+        connection.sendall(sent[:100_000])
+        wait_for(lambda: bool(site.quick._long), "the body to be held")
+        wait_for(lambda: not site.quick._long, "the body to be let go")
+        connection.sendall(sent[100_000:])
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 201 ")
+    site.end()
+
+
+@pytest.mark.parametrize("change", ["ticket", "longer", "phase", "room"])
+def test_only_a_members_table_is_held_and_only_where_there_is_room(
+    site: Site, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    sent = site.request(site.parts[0])
+    if change == "ticket":
+        sent = re.sub(rb"Ticket [0-9a-f]+", b"Ticket " + b"0" * 64, sent)
+    elif change == "longer":
+        size = len(site.parts[0].request(0).body)
+        sent = sent.replace(b"Length: %d" % size, b"Length: %d" % (size + 1)) + b"x"
+    elif change == "phase":
+        sent = sent.replace(b"/mask/", b"/share/")
+    else:
+        monkeypatch.setattr(Arrivals, "has_room", lambda *arguments: False)
+    held: list[bool] = []
+    hold = QuickRounds._may_hold
+
+    def counted(self: QuickRounds, *arguments: Any) -> bool:
+        held.append(hold(self, *arguments))
+        return held[-1]
+
+    monkeypatch.setattr(QuickRounds, "_may_hold", counted)
+    with closing(site.connect()) as connection:
+        connection.sendall(sent)
+        status = int(connection.recv(1 << 16).split()[1])
+    assert held == [False]
+    assert status == {"ticket": 403, "longer": 413, "phase": 413, "room": 201}[change]
+    monkeypatch.undo()
+    site.end()

@@ -17,7 +17,7 @@ from collecting import ITEMS, TODAY, Stage, open_task, report, upload, word, wor
 from sfumato import answers, device
 from sfumato.aggregation import Plain
 from sfumato.batch import Collector, LocalCollector
-from sfumato.collector import sealing, studies
+from sfumato.collector import memory, sealing, studies
 from sfumato.collector.store import TaskRow
 from sfumato.collector.worker import SEAL_SECONDS
 from sfumato.frequencies import FrequencyCampaign
@@ -85,6 +85,28 @@ def test_sealed_records_have_no_ids_and_another_order(stage: Stage) -> None:
     assert not any(report[33:49] in data for report in reports)
     with stage.store.reading() as tx:
         assert tx.pending(task.id, 1) == []
+
+
+def test_memory_is_given_back_when_something_was_sealed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    give_back = memory.give_back
+
+    def counted() -> None:
+        give_back()
+        given.append(1)
+
+    monkeypatch.setattr(memory, "give_back", counted)
+    stage.worker.step()  # the first one may have something to forget of the life before
+    given.clear()
+    stage.worker.step()
+    assert not given
+    study = stage.create(**LOCAL)
+    stage.answer(study, 0, 1, 2)
+    stage.clock.advance(SEAL_SECONDS)
+    stage.start(seal_seconds=0.0).step()
+    assert given
 
 
 @pytest.mark.parametrize("keys", [{}, LOCAL])
