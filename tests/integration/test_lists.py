@@ -56,6 +56,9 @@ def trees(devices: int) -> dict[str, list[str]]:
     }
 
 
+CONNECTIONS = 4  # of the fleet: as many requests are under way at once
+
+
 @dataclass
 class Fate:
     """Kills the collector, and starts it again, before certain messages of a study's devices: by
@@ -132,12 +135,15 @@ def over_the_network(
             offers.public_key(key),
             holdings(population, None, None),
             seed=seed,
-            connections=4,
+            connections=CONNECTIONS,
             come=lambda cohort: cohorts.numbers(population, cohort).tolist(),
         ) as fleet:
             summary = fleet.ask(name)
         times = 2 if keys["question"] == "histogram" else 1
-        assert (summary.sent, summary.unsent) == (times * keys["devices"], 0)
+        assert summary.sent + summary.forgotten == times * keys["devices"]
+        # Whose answer was lost with the collector may find its task closed, and its report counted.
+        assert summary.forgotten <= CONNECTIONS * len(deaths)
+        assert summary.unsent == 0
         released = Admin([collector]).released(row.id)
         with store.reading() as tx:
             tasks = [from_json(task.spec) for task in tx.tasks(row.id)]
