@@ -86,11 +86,12 @@ def promise(study: Study, design: PrefixDesign) -> Privacy:
         noise = design.mechanism
         assert isinstance(noise, NoiseInShares)  # a finite epsilon has noise
         spent = epsilon_of([task.loss for task in design.tasks()], study.delta)
+        rounds = "a round that asks" if design.rounds == 1 else f"{design.rounds} rounds that ask"
         statement = (
             f"({study.epsilon:g}, {study.delta:g})-differential privacy for each device: what is "
             f"released is nearly as likely if one device's tables are replaced by zeros in every "
             f"round, the number of devices being public; Skellam noise of scale {noise.scale:.4f} "
-            f"on every cell spends {spent:.4f} in {design.rounds} rounds that ask everybody; "
+            f"on every cell spends {spent:.4f} in {rounds} everybody; "
             f"{who}; devices that drop out do not weaken it"
         )
     return Privacy(

@@ -44,6 +44,7 @@ STUDY: dict[str, Any] = {
 }
 PROMISED = STUDY | {"epsilon": 8.0, "delta": 1e-2, "bytes_per_device": 6_000}
 OPEN = STUDY | {"epsilon": None, "bytes_per_device": 500}
+CONNECTIONS = 4  # of the fleet: as many requests are under way at once
 
 
 def trees(devices: int) -> dict[str, list[str]]:
@@ -54,9 +55,6 @@ def trees(devices: int) -> dict[str, list[str]]:
         "item": [f"t{number}" for number in drawn],
         "device": [f"d{place // ITEMS}" for place in range(drawn.size)],
     }
-
-
-CONNECTIONS = 4  # of the fleet: as many requests are under way at once
 
 
 @dataclass

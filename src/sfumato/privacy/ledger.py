@@ -196,9 +196,14 @@ def afford(
     after = composed([*entries, entry], budget.delta)
     if budget.epsilon is not None and after > budget.epsilon * (1 + 1e-9):
         before = composed(entries, budget.delta)
+        promised = (
+            f"would bring it to {after:.4g}"
+            if math.isfinite(after)
+            else f"promises nothing at a delta of {budget.delta:g}"
+        )
         raise BudgetError(
             f"this budget allows {_words(budget)} and has spent {before:.4g}, "
-            f"so a release that would bring it to {after:.4g} is refused",
+            f"so a release that {promised} is refused",
             hint="ask other devices, add more noise, or open a ledger with a larger budget",
         )
 

@@ -147,7 +147,7 @@ def test_a_refusal_says_what_would_have_been_spent_and_what_to_do() -> None:
 
 
 def test_no_privacy_is_refused_by_every_finite_budget() -> None:
-    with pytest.raises(BudgetError):
+    with pytest.raises(BudgetError, match="promises nothing at a delta of 1e-06 is refused"):
         Ledger(Budget(epsilon=1e6, delta=DELTA)).charge(
             campaign="words", cohort="a", task="1", loss=NoPrivacy()
         )
