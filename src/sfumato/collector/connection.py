@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 _HEAD_BYTES = 16 << 10  # of a request's line and headers
 _HOLD_SECONDS = 0.2  # for which a body is waited for here; then the application does
 _LONG_HOLD_SECONDS = 5.0  # the same, for one that is long
+_ABOUT_BODIES = (b"content-length", b"transfer-encoding")
 _LENGTH = re.compile(b"[0-9]{1,15}")
 SHORT_BYTES = 1 << 16  # of a body that is not long
 
@@ -24,10 +25,11 @@ Answer = Callable[[bytes | ASGIApp], None]
 
 
 class Quick(Protocol):
-    """Takes requests for which nothing is needed but their head and a body that is not long."""
+    """Takes requests for which nothing is needed but their head and their body."""
 
     def may_take(self, scope: Mapping[str, Any]) -> bool:
-        """Whether a request with this head is one of them."""
+        """Whether a request with this head is one of them. Its whole body is read, however long the
+        head says it is; so it must say, and it must be little enough."""
 
     def take(self, scope: Mapping[str, Any], body: bytes, answer: Answer) -> bool:
         """Do what is asked, or begin to, and `answer` now or later; False if nothing was done, and
@@ -38,9 +40,12 @@ class Quick(Protocol):
 
 
 def length_of(scope: Mapping[str, Any]) -> float:
-    """Of a request's body, as its head says it; infinite if it does not, or not plainly."""
-    said = [value for name, value in scope["headers"] if name == b"content-length"]
-    return int(said[0]) if len(said) == 1 and _LENGTH.fullmatch(said[0]) else math.inf
+    """Of a request's body, as its head says it; infinite if it does not say so plainly."""
+    said = [header for header in scope["headers"] if header[0] in _ABOUT_BODIES]
+    if not said:
+        return 0
+    plainly = len(said) == 1 and said[0][0] == b"content-length" and _LENGTH.fullmatch(said[0][1])
+    return int(said[0][1]) if plainly else math.inf
 
 
 def plain(status: str, body: bytes, headers: Mapping[str, str]) -> bytes:

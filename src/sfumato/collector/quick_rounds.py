@@ -37,6 +37,7 @@ from sfumato.secagg.round import KEY_BYTES
 _IN_ROUND = re.compile("/v1/rounds/([0-9a-f]{32})/([a-z]{1,8})/([0-9]{1,9})")
 _TICKETS = "/v1/tickets"
 _JOIN = re.compile("/v1/tasks/([0-9a-f]{64})/join")
+_PATHS = {"PUT": _IN_ROUND, "POST": _JOIN}
 _JSON = {"content-type": "application/json", **ALWAYS}
 _BYTES = {"content-type": "application/octet-stream", **ALWAYS}
 _STORED = {201: plain("201 Created", b"{}", _JSON), 200: plain("200 OK", b"{}", _JSON)}
@@ -57,8 +58,9 @@ class QuickRounds:
     def may_take(self, scope: Mapping[str, Any]) -> bool:
         path, method = scope["path"], scope["method"]
         if method == "GET":
-            return path == _TICKETS or bool(_IN_ROUND.fullmatch(path))
-        if not (_IN_ROUND if method == "PUT" else _JOIN).fullmatch(path):
+            is_ours = path == _TICKETS or bool(_IN_ROUND.fullmatch(path))
+            return is_ours and length_of(scope) == 0
+        if method not in _PATHS or not _PATHS[method].fullmatch(path):
             return False
         return (length := length_of(scope)) <= SHORT_BYTES or self._may_hold(scope, path, length)
 

@@ -37,7 +37,7 @@ class QuickUploads:
     def may_take(self, scope: Mapping[str, Any]) -> bool:
         if scope["method"] != "POST" or not _UPLOAD.fullmatch(scope["path"]):
             return False
-        return length_of(scope) <= self._most_bytes
+        return 0 < length_of(scope) <= self._most_bytes
 
     def leave(self, scope: Mapping[str, Any]) -> None:
         """Nothing is kept for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,11 @@ from sfumato.agent import Http, Joined, Part
 from sfumato.collector import app
 from sfumato.collector.quick_rounds import QuickRounds
 from sfumato.collector.serve import Collector, running
+from sfumato.collector.service import Service
+from sfumato.collector.store import Store
 
 COUNT = 12
+JOIN_PATH = f"/v1/tasks/{'a' * 64}/join"
 
 
 class Never(QuickRounds):
@@ -147,3 +150,35 @@ def test_devices_join_the_short_way_or_are_told_why_not(tmp_path: Path, taken: l
         ]
     assert told == [200, 409, 400, 413]
     assert "POST" in taken
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "is_taken"),
+    [
+        ("GET", "/v1/tickets", [], True),
+        ("GET", "/v1/tickets", [(b"content-length", b"0")], True),
+        ("GET", "/v1/tickets", [(b"content-length", b"5")], False),  # nobody waits for a body
+        ("GET", "/v1/tickets", [(b"transfer-encoding", b"chunked")], False),
+        ("GET", "/v1/tickets/more", [], False),
+        ("POST", JOIN_PATH, [(b"content-length", b"32")], True),
+        ("POST", JOIN_PATH, [(b"content-length", b"65536")], True),
+        ("POST", JOIN_PATH, [(b"content-length", b"65537")], False),
+        ("POST", JOIN_PATH, [(b"content-length", b"1e3")], False),
+        ("POST", JOIN_PATH, [(b"content-length", b"9" * 5_000)], False),
+        ("POST", JOIN_PATH, [(b"content-length", b"32"), (b"content-length", b"32")], False),
+        ("POST", JOIN_PATH, [(b"content-length", b"3"), (b"transfer-encoding", b"x")], False),
+        ("DELETE", JOIN_PATH, [(b"content-length", b"32")], False),
+        ("PUT", JOIN_PATH, [(b"content-length", b"32")], False),
+        ("PUT", f"/v1/rounds/{'0' * 32}/mask/1", [(b"content-length", b"65536")], True),
+        ("PUT", f"/v1/rounds/{'0' * 32}/mask/1", [(b"content-length", b"65537")], False),
+        ("POST", f"/v1/rounds/{'0' * 32}/mask/1", [(b"content-length", b"9")], False),
+    ],
+)
+def test_what_may_go_the_short_way(
+    tmp_path: Path, method: str, path: str, headers: list[tuple[bytes, bytes]], is_taken: bool
+) -> None:
+    with closing(Store.open(tmp_path / "collector.db")) as store:
+        quick = QuickRounds(Service(store, settings(tmp_path), key=bytes(32)))
+        scope = {"method": method, "path": path, "headers": headers}
+        assert quick.may_take(scope) is is_taken
+        assert quick._long == {}
