@@ -252,3 +252,17 @@ def test_a_message_that_was_taken_in_time_is_seen_by_who_closed_the_phase(formed
         thread.join()
     with formed.reading() as tx:
         assert set(tx.senders(ROUND.id, "enrol")) == seen == set(kept)
+
+
+def test_what_is_told_late_is_news_and_only_in_its_phase(formed: Store) -> None:
+    with formed.transaction() as tx:
+        tx.open_phase(ROUND.id, "share", 200, [], charged=False)
+        before = tx.news()
+        assert not tx.is_told(ROUND.id, "share")
+        tx.tell(ROUND.id, "share", [(0, b"told"), (1, b"more")])
+        assert tx.is_told(ROUND.id, "share")
+        assert tx.news() != before
+        tx.tell(ROUND.id, "mask", [(0, b"too early")])
+        tx.tell("00" * 16, "share", [(0, b"gone")])
+        assert tx.told(ROUND.id, "share", 1) == b"more"
+        assert tx.told(ROUND.id, "mask", 0) is None

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from sfumato.collector.logs import log_error
@@ -38,7 +39,8 @@ class Bridge:
             self._brought.append((call, what))
             if not self._is_called:
                 self._is_called = True
-                loop.call_soon_threadsafe(self._settle)
+                with suppress(RuntimeError):  # the loop has ended, and nobody waits
+                    loop.call_soon_threadsafe(self._settle)
 
         return tell
 

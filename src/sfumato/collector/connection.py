@@ -172,7 +172,9 @@ class Connection(HttpToolsProtocol):
             assert self._taker is not None  # or nothing would be held
             self._held = None  # an answer at once may begin the next request
             self._stop_holding()
-            if not self._taker.take(cycle.scope, bytes(cycle.body), partial(self._answer, cycle)):
+            if self._taker.take(cycle.scope, bytes(cycle.body), partial(self._answer, cycle)):
+                cycle.body = bytearray()  # which else stays until the next request
+            else:
                 super()._start_asgi_task(cycle, self.app)
         elif self._held_until is None:
             is_short = length_of(cycle.scope) <= SHORT_BYTES

@@ -245,7 +245,13 @@ class Uploads:
 
     def _commit(self, group: list[_Upload | _Write]) -> list[Any]:
         """What each upload, or write, comes to; a Problem is for it alone."""
-        alike: dict[Writer[Any, Any], list[int]] = {_store: []}  # places in the group
+        # Places in the group, always in this order: so that rows of tasks are held before those of
+        # rounds, as the worker does it.
+        alike: dict[Writer[Any, Any], list[int]] = {
+            _store: [],
+            Transaction.join_all: [],
+            Transaction.add_messages: [],
+        }
         for place, each in enumerate(group):
             alike.setdefault(each.apply if isinstance(each, _Write) else _store, []).append(place)
         outcomes: list[Any] = [None] * len(group)

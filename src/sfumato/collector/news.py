@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Literal
 
 from sfumato.collector.logs import log_error
@@ -95,8 +96,9 @@ class News:
             _settle(one, "nothing" if self._stopping else "news")
 
     def _in_loop(self, function: Callable[[], None]) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it has ended, and nobody waits
+                self._loop.call_soon_threadsafe(function)
 
 
 def _settle(waiting: asyncio.Future[Heard] | None, heard: Heard) -> None:

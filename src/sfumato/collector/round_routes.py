@@ -286,8 +286,11 @@ def _told(
         raise Problem("message-refused", str(Refusal.LATE))
     said = spoken.heard(round_id, str(phase)) if row.phase == phase else None
     body = None if said is None else said.get(member)
-    # Whose message was taken is told something: if it is not there, it is being stored.
-    return tx.told(round_id, str(phase), member) if body is None else body
+    if body is None and (body := tx.told(round_id, str(phase), member)) is None:
+        if sent[1] != TAKEN:  # it came when the phase was being closed
+            raise Problem("message-refused", str(Refusal.LATE))
+        return None  # whose message was taken is told something, and it is being stored
+    return body
 
 
 def _before(phase: Phase, acknowledged: bool) -> Phase | None:

@@ -33,7 +33,7 @@ class RoundRow:
     phase: str  # see `secagg.coordinator.Phase`
     is_open: int  # whether messages of the phase are taken
     deadline: int  # of the phase, in seconds since 1970; below 1 when it is over
-    turn: int  # 1 at first; one more with every phase that follows, and one more at the end
+    turn: int  # 1 at first; one more with every phase that follows, with news, and at the end
     charged: int  # whether it is on the ledger
     problem: str = ""  # why it was aborted
 
@@ -397,6 +397,16 @@ class RoundTables(Statements):
             [(round, phase, member, body) for member, body in told],
         )
 
+    def tell(self, round_id: str, phase: str, told: Iterable[tuple[int, bytes]]) -> None:
+        """As `add_told`, later than the phase began: for who asked meanwhile. Nothing is told in a
+        round that is gone, or further."""
+        if self._run(
+            "UPDATE round SET turn = turn + 1 WHERE id = ? AND phase = ? RETURNING round",
+            round_id,
+            phase,
+        ):
+            self.add_told(round_id, phase, told)
+
     def is_told(self, round_id: str, phase: str) -> bool:
         """Whether what members are told in a phase is stored."""
         return bool(
@@ -458,8 +468,8 @@ class RoundTables(Statements):
         """Drop what was sent and told in rounds that have ended, but for digests: who heard no
         answer to a last message asks again."""
         for round in self.ended():
-            self._run("DELETE FROM round_told WHERE round = ?", round)
             self._run("UPDATE round_message SET body = ? WHERE round = ?", b"", round)
+            self._run("DELETE FROM round_told WHERE round = ?", round)
             self._run(
                 "UPDATE round SET deadline = 0, checkpoint = NULL, invitation = '' WHERE round = ?",
                 round,
@@ -469,7 +479,7 @@ class RoundTables(Statements):
         """Abort what is under way of a study, and let nobody wait for more."""
         for round_id, phase in self._run(
             "SELECT round.id, round.phase FROM round JOIN task USING (task)"
-            " WHERE task.study_id = ?",
+            " WHERE task.study_id = ? ORDER BY round.id",
             study_id,
         ):
             if phase not in ENDED:

@@ -95,6 +95,7 @@ class Rounds:
         self._arrivals, self._spoken = arrivals or Arrivals(0), spoken or Spoken()
         self._metrics = metrics or Metrics()
         self._coordinators: dict[str, Coordinator] = {}  # by round
+        self._known: set[str] = set()  # rounds under way that were made, or made again, here
         self._enough_since: dict[str, float] = {}  # by task
 
     def advance(
@@ -158,6 +159,7 @@ class Rounds:
                 over = self._coordinators.keys() - tx.under_way().keys()
             for round_id in over:
                 self._drop(round_id)
+                self._known.discard(round_id)
 
     def _form(self, study: StudyRow, task: TaskRow, waiting: int) -> bool:
         """Make a round of those who wait, if they are enough; of some by lot, if they are more."""
@@ -193,6 +195,7 @@ class Rounds:
             invitation = json.dumps(invitations.sign(round, roster, self._key))
             tx.add_round(task.id, row, invitation, [number for number, _ in chosen])
         self._coordinators[round.nonce] = Coordinator(round, roster)
+        self._known.add(round.nonce)
         del self._enough_since[task.id]
         self._log("round-formed", study_id=study.id, task_id=task.id, **counted(cohort))
         self._tell()
@@ -224,8 +227,7 @@ class Rounds:
             return True
         if phase is Phase.MASK and row.is_open:
             self._arrivals.open(row.id)
-            if self._arrivals.count(row.id):
-                self._add_arrivals(row, coordinator, outcomes)
+            if self._add_arrivals(row, coordinator, outcomes):
                 return True
         all_in = _asked(coordinator) <= outcomes.keys()
         came = sum(outcome == WAITING for outcome in outcomes.values())
@@ -251,6 +253,7 @@ class Rounds:
         refusals = coordinator.add_all(phase, {member: bytes(body) for member, body in messages})
         outcomes = {member: str(refusal or TAKEN) for member, refusal in refusals.items()}
         with self._store.transaction() as tx:
+            tx.held_round(row.id)  # before its messages, as everybody does
             tx.settle(row.id, str(phase), outcomes, forget=phase is Phase.MASK)
             if phase is Phase.MASK:
                 tx.set_checkpoint(row.id, coordinator.checkpoint())
@@ -258,10 +261,12 @@ class Rounds:
 
     def _add_arrivals(
         self, row: RoundRow, coordinator: Coordinator, known: Collection[int]
-    ) -> None:
-        """Add a group of the tables that wait in memory; whoever is `known` to have sent one is
-        answered by the store. If anything is in the way, none is taken here, and what is in memory
-        is forgotten."""
+    ) -> bool:
+        """Add a group of the tables that wait in memory; whether there was one to add.
+
+        Whoever is `known` to have sent a table is answered by the store. If anything is in the way,
+        none is taken here, and what is in memory is forgotten.
+        """
         arrivals = self._arrivals.take(row.id, GROUP_BYTES)
         first: dict[int, Arrival] = {}
         for arrival in arrivals:
@@ -269,13 +274,15 @@ class Rounds:
                 first.setdefault(arrival.member, arrival)
         is_added = False
         try:
-            is_added = self._is_added(row, coordinator, first.values())
+            if first:
+                is_added = self._is_added(row, coordinator, first.values())
         finally:
-            if not is_added:
+            if first and not is_added:
                 self._drop(row.id)
             new = set(first.values()) if is_added else set()
             kept: list[Keeping | None] = ["new" if each in new else None for each in arrivals]
             self._arrivals.settle(arrivals, kept)
+        return bool(first)
 
     def _is_added(
         self, row: RoundRow, coordinator: Coordinator, arrivals: Collection[Arrival]
@@ -288,14 +295,11 @@ class Rounds:
             for member, refusal in coordinator.add_all(Phase.MASK, bodies).items()
         }
         with self._store.transaction() as tx:
-            current, known = tx.held_round(row.id), tx.senders(row.id, phase)
-            if (
-                current is None
-                or current.phase != phase
-                or not current.is_open
-                or _taken(known) != before
-                or known.keys() & outcomes.keys()
-            ):
+            current = tx.held_round(row.id)
+            if current is None or current.phase != phase or not current.is_open:
+                return False
+            known = tx.senders(row.id, phase)
+            if _taken(known) != before or known.keys() & outcomes.keys():
                 return False
             tx.add_settled(row.id, phase, outcomes)
             tx.set_checkpoint(row.id, coordinator.checkpoint())
@@ -364,8 +368,7 @@ class Rounds:
         self._tell()
         if is_soon:
             with self._store.transaction() as tx:
-                tx.add_told(row.id, str(coordinator.phase), told)
-            self._tell()  # for those who asked another process
+                tx.tell(row.id, str(coordinator.phase), told)
 
     def _finish(
         self,
@@ -446,9 +449,11 @@ class Rounds:
             self._check_rows(tx, row, coordinator)
             is_told = phase is Phase.ENROL or tx.is_told(row.id, str(phase))
         with self._store.transaction() as tx:
-            tx.set_deadline(row.id, max(row.deadline, self._deadline()))
+            if row.id not in self._known:
+                tx.set_deadline(row.id, max(row.deadline, self._deadline()))
             if not is_told:
-                tx.add_told(row.id, str(phase), _told(coordinator))
+                tx.tell(row.id, str(phase), _told(coordinator))
+        self._known.add(row.id)
         if not is_told:
             self._tell()
         self._coordinators[row.id] = coordinator

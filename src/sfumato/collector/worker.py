@@ -91,10 +91,10 @@ class Worker:
         A study that cannot be brought further fails, and says why; the others go on. A StoreError
         is raised: try again later.
         """
+        self._rounds.tidy()
         with self._store.reading() as tx:
             rows = tx.studies()
         turns = [self._turn(row) for row in rows]
-        self._rounds.tidy()
         if not self._is_forgotten:
             with suppress(StoreError):  # a full disk, say: the next step tries again
                 self._is_forgotten = self._store.forget()

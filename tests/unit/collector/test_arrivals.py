@@ -176,10 +176,31 @@ def test_a_table_that_comes_twice_is_added_once(at_mask: tuple[Round, Any]) -> N
     assert round.stage.worker.step()
     assert (table.told, again.told, other.told) == (["new"], [None], [None])  # the store says
     round.arrive([later := Table(table.member, table.body)])
-    assert round.stage.worker.step()
+    assert not round.stage.worker.step()  # there was nothing to add
     assert later.told == [None]
     assert round.rows("digest") == round.rows("DISTINCT digest")
     round.end(study)
+
+
+def test_who_sends_its_table_again_and_again_keeps_no_phase_open(
+    at_mask: tuple[Round, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round, _ = at_mask
+    round.arrive(round.tables[: COUNT - 1])
+    round.stage.worker.step()
+    member = round.tables[0].member
+    take = Arrivals.take
+
+    def never_empty(self: Arrivals, *arguments: Any) -> list[Arrival]:
+        return [*take(self, *arguments), Table(member, b"x")]
+
+    monkeypatch.setattr(Arrivals, "take", never_empty)
+    monkeypatch.setattr(Rounds, "_is_added", lambda *arguments: pytest.fail("nothing to add"))
+    round.stage.wait_out()
+    with round.stage.collector.store.reading() as tx:
+        row = tx.round(round.id)
+    assert row is not None
+    assert row.phase == "unmask"
 
 
 def test_a_malformed_table_is_refused_and_the_others_are_added(
@@ -335,6 +356,12 @@ class Site:
         head += "".join(f"{name}: {value}\r\n" for name, value in asked.headers.items())
         return f"{head}Content-Length: {len(asked.body)}\r\n\r\n".encode() + asked.body
 
+    def bodies(self) -> int:
+        """Bytes that the last requests of open connections still have."""
+        connections: Any = self.stage.collector._server.server_state.connections
+        cycles = [each.cycle for each in list(connections) if each.cycle is not None]
+        return sum(len(cycle.body) for cycle in cycles)
+
     def connect(self) -> socket.socket:
         return socket.create_connection(self.address, timeout=20)
 
@@ -409,6 +436,7 @@ def test_long_tables_go_the_short_way_in_whatever_pieces_they_come(
                 connection.sendall(sent[start : start + size])
                 time.sleep(0.02)
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 201 ")
+            assert site.bodies() == 0  # though the connection is still open
     assert len(taken) == 3
     site.end()
     assert len(taken) >= COUNT

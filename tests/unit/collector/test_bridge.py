@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
@@ -109,3 +110,14 @@ def test_nobody_waits_for_one_that_was_given_up_and_it_is_cancelled() -> None:
         return given_up.cancelled(), await waiting[1]
 
     assert asyncio.run(run()) == (True, True)
+
+
+def test_a_loop_that_has_ended_is_told_nothing_and_harms_nobody() -> None:
+    told: list[int] = []
+
+    async def begin() -> Callable[[int], None]:
+        return Bridge(lambda: None).bring(told.append)
+
+    tell = asyncio.run(begin())
+    tell(1)  # in a thread that outlives the loop, as a worker's does
+    assert told == []
