@@ -10,7 +10,8 @@ lengths, to a bare uvicorn that reads and answers (`http`); the same messages th
 store, in groups of the same size, each group a commit (`store`); and what the collector must
 compute (`primitives`): a check of every signature, the addition of the tables, the masks that are
 still in the sum, and an agreement for each mask of a device that vanished. The bare server goes
-through uvicorn's own layers for each request; a collector may do better than that.
+through uvicorn's own layers for each request, and the bare store keeps the tables, of which a
+collector stores sums: it may do better than that.
 """
 
 from __future__ import annotations
