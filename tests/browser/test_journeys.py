@@ -149,6 +149,7 @@ def press_to(page: Page, name: str, *, role: str) -> None:
 def test_a_study_is_made_and_closed_with_the_keyboard_alone(screen: Screen, stage: Stage) -> None:
     page, keys = screen.page, screen.page.keyboard
     screen.open("/")
+    page.locator("input:focus").wait_for()
     keys.insert_text(stage.token())  # the field has the focus
     keys.press("Enter")
     page.get_by_role("heading", name="Studies", level=1).wait_for()
