@@ -55,7 +55,12 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param([name for name in NAMES if name not in SERVED + LONG], id="short"),
+        pytest.param(NAMES[:3], id="first"),
+        pytest.param(
+            [name for name in NAMES[3:] if name not in SERVED + LONG],
+            id="short",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(SERVED, id="served", marks=pytest.mark.slow),
         pytest.param(LONG, id="long", marks=pytest.mark.slow),
     ],
