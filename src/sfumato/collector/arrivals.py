@@ -73,9 +73,6 @@ class Arrivals:
                 return
         self.settle([arrival], [None])
 
-    def count(self, round_id: str) -> int:
-        return len(self._waiting.get(round_id, ()))
-
     def take(self, round_id: str, most_bytes: int) -> list[Arrival]:
         """Those that came first, about so many bytes; `settle` them."""
         taken: list[Arrival] = []
