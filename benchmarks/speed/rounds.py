@@ -8,9 +8,10 @@ when they have shared.
 The floors are of the same run: as many requests of the same lengths, with answers of the same
 lengths, to a bare uvicorn that reads and answers (`http`); the same messages but for the tables,
 which need not be stored, through the bare store, in groups of the same size, each group a commit
-(`store`); and what the collector must compute (`primitives`): a check of every signature, the addition of the tables, the masks that are
-still in the sum, and an agreement for each mask of a device that vanished. The bare server goes
-through uvicorn's own layers for each request; a collector may do better than that.
+(`store`); and what the collector must compute (`primitives`): a check of every signature, the
+addition of the tables, the masks that are still in the sum, and an agreement for each mask of a
+device that vanished. The bare server goes through uvicorn's own layers for each request; a
+collector may do better than that.
 """
 
 from __future__ import annotations
@@ -168,7 +169,8 @@ def _measured(case: _Case) -> _Measured:
                     course.run()
             measured = course.measured
         measured.floor_steps["http"] = _http(course.asked)
-        messages = [message for message in course.sent if len(message) < course.round.vector_bytes]
+        table_bytes = course.round.vector_bytes
+        messages = [message for message in course.sent if len(message) != table_bytes]
         measured.floor_steps["store"] = _stored(messages, Path(folder), settings.commit_bytes)
         measured.floor_steps["primitives"] = _primitives(case, course)
         return measured
