@@ -21,7 +21,6 @@ from sfumato.kernels import is_compiled
 Words = npt.NDArray[np.unsignedinteger[Any]]
 
 SMALL = 1 << 14  # words below which numba is not woken
-_AFTER = bytes(9)  # that may be read beyond the last table
 
 
 def pack_words(words: Words, bits: int) -> bytes:
@@ -70,8 +69,9 @@ def add_packed(total: Words, tables: Sequence[bytes], bits: int) -> None:
         for data in tables:
             total += unpack_words(data, total.size, bits, total.dtype.type)
     elif tables:
-        joined = np.frombuffer(b"".join([*tables, _AFTER]), dtype=np.uint8)
-        compiled.add(total, joined, len(tables), len(tables[0]), bits)
+        lying = [np.frombuffer(data, dtype=np.uint8) for data in tables]
+        addresses = np.array([data.ctypes.data for data in lying], dtype=np.uint64)
+        compiled.add(total, addresses, len(tables[0]), bits)
 
 
 def check_packed(data: bytes, cells: int, bits: int) -> None:

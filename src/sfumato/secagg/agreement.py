@@ -35,15 +35,16 @@ from sfumato.secagg.round import (
     COMMITMENT_BYTES,
     KEY_BYTES,
     KEYS_BYTES,
+    SHARE_BYTES,
     SIGNATURE_BYTES,
     MaskedRound,
 )
 
 Words = npt.NDArray[np.unsignedinteger]
 
+_END_BYTES = 1 << 12
 _FIELD = 2**255 - 19
 _KEYS = struct.Struct(f"<I{KEY_BYTES}s{KEY_BYTES}s{KEY_BYTES}s{SIGNATURE_BYTES}s")
-_PAIR = struct.Struct("<II")  # owner and holder
 _INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
 _INNER_REST, _OUTER_REST = bytes([0x36]) * 32, bytes([0x5C]) * 32  # of a block of 64
 _LOW_ORDER = {
@@ -100,8 +101,26 @@ def commitment(salt: bytes, owner: int, holder: int, label: bytes, share: bytes)
     """What an owner says of a share beside the box: the holder checks it, and so does the collector
     when the share comes back. To whom fewer than the threshold are known the others are uniform, so
     a hash says nothing about them. Six bytes tell who lied, but for who tries 2**48 lies."""
-    text = b"sfumato/1/secagg/share/" + label + salt + _PAIR.pack(owner, holder) + share
+    text = committing(salt, owner, label) + holder.to_bytes(4, "little") + share
     return hashlib.sha256(text).digest()[:COMMITMENT_BYTES]
+
+
+def committing(salt: bytes, owner: int, label: bytes) -> bytes:
+    """What an owner's commitments begin with, whoever holds the share."""
+    return b"sfumato/1/secagg/share/" + label + salt + owner.to_bytes(4, "little")
+
+
+def commitments(owners: Iterable[bytes], holder: int, shares: bytes) -> bytes:
+    """What owners say of the shares of one holder, one after another; each owner as `committing`
+    has it. A collector needs tens of thousands."""
+    who, starts = holder.to_bytes(4, "little"), range(0, len(shares), SHARE_BYTES)
+    sha256 = hashlib.sha256
+    return b"".join(
+        [
+            sha256(owner + who + shares[start : start + SHARE_BYTES]).digest()[:COMMITMENT_BYTES]
+            for owner, start in zip(owners, starts, strict=True)
+        ]
+    )
 
 
 def view_of(
@@ -207,12 +226,21 @@ def is_low_order(public: bytes) -> bool:
 
 
 def fingerprint(message: bytes, salt: bytes) -> bytes:
-    """Tells a message from another one, at ten times the speed of a hash (GMAC).
+    """Tells a message from another one, at ten times the speed of a hash (GMAC); of a long one, by
+    its length and its ends.
 
     Who knows the salt can make two messages with one fingerprint: it is for finding what came
-    twice, where to be mistaken for one's own first message gains nothing.
+    twice, where the first stands, and to be mistaken for one's own first message gains nothing.
     """
-    return AESGCM(salt[:16]).encrypt(bytes(12), b"", message)
+    ends = (
+        message if len(message) <= 2 * _END_BYTES else message[:_END_BYTES] + message[-_END_BYTES:]
+    )
+    return _mac(salt[:16]).encrypt(len(message).to_bytes(12, "little"), b"", ends)
+
+
+@lru_cache(maxsize=8)
+def _mac(key: bytes) -> AESGCM:
+    return AESGCM(key)
 
 
 def derive(secret: bytes, salt: bytes, label: bytes, told: bytes, size: int) -> bytes:

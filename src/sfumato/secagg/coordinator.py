@@ -35,7 +35,8 @@ from sfumato.secagg.agreement import (
     acknowledged,
     agree,
     bare,
-    commitment,
+    commitments,
+    committing,
     fingerprint,
     is_low_order,
     members_from_bytes,
@@ -60,7 +61,6 @@ from sfumato.secagg.sharing import are_shares, join_many
 from sfumato.spec import from_json, to_json
 
 VERSION = 1
-_END = 1 << 12  # bytes
 _ADDRESSED = 4 + BOX_BYTES  # with its source before it
 
 
@@ -109,6 +109,7 @@ class Coordinator:
     _sets: dict[tuple[Phase, int], bytes] = field(default_factory=dict)  # as they are told
     _tables: list[bytes] = field(default_factory=list)  # to be added, within `add_all`
     _addressed: dict[int, bytes] = field(default_factory=dict)  # boxes, by whom they are for
+    _committing: dict[int, bytes] = field(default_factory=dict)  # by owner, in UNMASK
 
     def __post_init__(self) -> None:
         if len(self.roster) != self.round.cohort:
@@ -134,9 +135,7 @@ class Coordinator:
             if not 0 <= member < self.round.cohort:
                 refusals[member] = Refusal.UNKNOWN
                 continue
-            # A table is long, and the first one stands whatever comes after it: its ends will do.
-            ends = message if len(message) <= 2 * _END else message[:_END] + message[-_END:]
-            said = fingerprint(ends, salt)
+            said = fingerprint(message, salt)
             before = self._said.get((phase, member))
             if before is not None:
                 refusals[member] = None if before == said else Refusal.EQUIVOCATING
@@ -359,6 +358,11 @@ class Coordinator:
     def _unmask(self, member: int, message: bytes) -> Refusal | None:
         if member not in self.survivors:
             return Refusal.UNKNOWN
+        if not self._committing:
+            self._committing = {
+                owner: committing(self.round.salt, owner, _label(owner in self.survivors))
+                for owner in self.boxes
+            }
         owners = self._owners(member)
         if len(message) != SHARE_BYTES * len(owners) or not are_shares(message):
             return Refusal.MALFORMED
@@ -372,16 +376,14 @@ class Coordinator:
     def _were_given(self, member: int, owners: list[int], shares: bytes) -> bool:
         """Whether a member's shares of its neighbours' secrets are what the owners committed to,
         and the member found in their boxes."""
-        salt, boxes = self.round.salt, self._addressed_to(member)
-        starts = range(0, len(shares), SHARE_BYTES)
-        for place, (owner, start) in enumerate(zip(owners, starts, strict=True)):
-            alive = owner in self.survivors
-            at = (place + 1) * _ADDRESSED - (2 if alive else 1) * COMMITMENT_BYTES
-            said = boxes[at : at + COMMITMENT_BYTES]
-            share = shares[start : start + SHARE_BYTES]
-            if commitment(salt, owner, member, b"seed" if alive else b"key", share) != said:
-                return False
-        return True
+        boxes = np.frombuffer(self._addressed_to(member), np.uint8).reshape(-1, _ADDRESSED)
+        seeds, keys = (
+            boxes[:, -2 * COMMITMENT_BYTES : -COMMITMENT_BYTES],
+            boxes[:, -COMMITMENT_BYTES:],
+        )
+        alive = np.array([owner in self.survivors for owner in owners], dtype=bool)
+        said = np.where(alive[:, np.newaxis], seeds, keys).tobytes()
+        return said == commitments([self._committing[owner] for owner in owners], member, shares)
 
     def _addressed_to(self, member: int) -> bytes:
         """Source and box of each neighbour that shared, for one member. Sorted for all of them at
@@ -474,6 +476,11 @@ class Coordinator:
         if member in self.survivors:
             return hashlib.sha256(secret).digest() == self.keys[member].commitment
         return public_of(private_key(secret)) == self.keys[member].mask
+
+
+def _label(alive: bool) -> bytes:
+    """What of an owner its neighbours give shares of."""
+    return b"seed" if alive else b"key"
 
 
 def _too_late(member: int, message: bytes) -> Refusal:
