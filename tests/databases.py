@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import secrets
 import shutil
 import signal
@@ -21,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from sfumato.collector.schema import STEPS
 from sfumato.collector.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -202,3 +204,10 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def table_names() -> list[str]:
+    """The tables that a store has, by the steps that make and drop them."""
+    named = re.findall(r"(CREATE|DROP) TABLE (\w+)", str(STEPS))
+    dropped = {name for verb, name in named if verb == "DROP"}
+    return [name for verb, name in named if verb == "CREATE" and name not in dropped]

@@ -12,8 +12,8 @@ from typing import Any
 from starlette.routing import BaseRoute
 
 from collecting import Clock
-from serving import settings
-from sfumato.agent import Device, Http, MemoryBox, Part, Send
+from serving import settings, wait_for
+from sfumato.agent import Device, Http, Joined, MemoryBox, Part, Send
 from sfumato.collector import studies
 from sfumato.collector.arrivals import Arrivals
 from sfumato.collector.rounds import Patience
@@ -174,3 +174,24 @@ def play(
             if masking.told == told:  # somebody is missing
                 masking.wait_out()
     raise AssertionError(f"the round does not end: {[part.phase for part in parts]}")
+
+
+def play_on(
+    masking: Masking,
+    study: StudyRow,
+    parts: Sequence[Part],
+    send: Send,
+    *,
+    step: Callable[[], None] = lambda: None,
+) -> None:
+    """A round whose collector works by itself, or does `step`, until its study is released."""
+
+    def all_done() -> bool:
+        for part in parts:
+            go(part, send)
+        step()
+        return all(part.outcome is not None for part in parts)
+
+    wait_for(all_done, "the devices to be done")
+    wait_for(lambda: masking.state(study)["state"] == "released", "the release")
+    assert {part.outcome for part in parts} == {Joined.DONE}

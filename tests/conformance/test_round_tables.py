@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from sfumato.collector.round_tables import (
-    EVERYBODY,
     TAKEN,
     WAITING,
     Join,
@@ -18,6 +17,7 @@ from sfumato.collector.round_tables import (
     Message,
     Place,
     RoundRow,
+    standing,
 )
 from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.errors import StoreError
@@ -124,7 +124,7 @@ def test_a_message_is_kept_once_while_its_phase_is_open(formed: Store) -> None:
         tx.close_phase(ROUND.id)
         assert keep(tx, ROUND.id, "enrol", 3, b"digest", b"body") == "late"
         assert keep(tx, ROUND.id, "enrol", 2, b"digest", b"body") == "same"
-        assert tx.messages(ROUND.id, "enrol", WAITING) == [(2, b"body")]
+        assert tx.messages(ROUND.id, "enrol", range(9)) == {2: b"body"}
 
 
 def test_messages_of_several_rounds_phases_and_members_are_kept_together(formed: Store) -> None:
@@ -145,20 +145,21 @@ def test_messages_of_several_rounds_phases_and_members_are_kept_together(formed:
         )
     assert kept == ["new", "late", "same", "late", "same", "new", "other", "other"]
     with formed.reading() as tx:
-        came = tx.messages(ROUND.id, "enrol", WAITING)
-    assert came == [(0, b"body"), (1, b"first"), (2, b"third")]
+        came = tx.messages(ROUND.id, "enrol", range(9))
+    assert came == {0: b"body", 1: b"first", 2: b"third"}
 
 
 def test_messages_are_settled_and_may_be_forgotten(formed: Store) -> None:
     with formed.transaction() as tx:
         for member in range(4):
             keep(tx, ROUND.id, "enrol", member, b"d", bytes([member]) * 9_000)
-        assert [member for member, _ in tx.messages(ROUND.id, "enrol", WAITING, 2)] == [0, 1]
+        assert list(tx.messages(ROUND.id, "enrol", [3, 0, 7])) == [0, 3]
+        assert tx.messages(ROUND.id, "enrol", []) == {}
         tx.settle(ROUND.id, "enrol", {0: TAKEN, 1: TAKEN, 2: "malformed"}, forget=False)
-        assert tx.messages(ROUND.id, "enrol", TAKEN)[1] == (1, b"\x01" * 9_000)
-        assert tx.messages(ROUND.id, "enrol", "malformed") == [(2, b"")]
+        assert tx.messages(ROUND.id, "enrol", [1, 2]) == {1: b"\x01" * 9_000, 2: b""}
         tx.settle(ROUND.id, "enrol", {1: TAKEN}, forget=True)
-        assert tx.messages(ROUND.id, "enrol", TAKEN)[1] == (1, b"")
+        assert tx.messages(ROUND.id, "enrol", [1]) == {1: b""}
+        assert standing(tx.senders(ROUND.id, "enrol")) == {0, 1, 3}
         assert tx.senders(ROUND.id, "enrol") == {0: TAKEN, 1: TAKEN, 2: "malformed", 3: WAITING}
         assert tx.checkpoint(ROUND.id) is None
         tx.set_checkpoint(ROUND.id, b"sum")
@@ -166,18 +167,15 @@ def test_messages_are_settled_and_may_be_forgotten(formed: Store) -> None:
         assert tx.checkpoint(ROUND.id) == b"sum"
 
 
-def test_a_phase_begins_with_what_is_told(formed: Store) -> None:
+def test_a_phase_that_begins_is_news(formed: Store) -> None:
     with formed.transaction() as tx:
         before = tx.news()
         tx.close_phase(ROUND.id)
         assert tx.news() == before  # nobody is told anything by that
-        tx.open_phase(ROUND.id, "share", 200, [(0, b"to 0"), (4, b"to 4")], charged=False)
+        tx.open_phase(ROUND.id, "share", 200, charged=False)
         assert tx.news() != before
-        assert tx.told(ROUND.id, "share", 4) == b"to 4"
-        assert tx.told(ROUND.id, "share", 1) is None
-        tx.open_phase(ROUND.id, "unmask", 300, [(EVERYBODY, b"to all")], charged=True)
+        tx.open_phase(ROUND.id, "unmask", 300, charged=True)
         tx.set_deadline(ROUND.id, 400)
-        assert {tx.told(ROUND.id, "unmask", member) for member in range(COUNT)} == {b"to all"}
         assert tx.round(ROUND.id) == replace(
             ROUND, phase="unmask", is_open=1, deadline=400, turn=3, charged=1
         )
@@ -186,19 +184,18 @@ def test_a_phase_begins_with_what_is_told(formed: Store) -> None:
 def test_a_round_that_is_over_keeps_digests_only(formed: Store) -> None:
     with formed.transaction() as tx:
         keep(tx, ROUND.id, "enrol", 0, b"digest", b"body")
-        tx.open_phase(ROUND.id, "share", 200, [(0, b"told")], charged=False)
+        tx.open_phase(ROUND.id, "share", 200, charged=False)
         tx.set_checkpoint(ROUND.id, b"sum")
         tx.drop_ended()  # which it has not
-        assert tx.told(ROUND.id, "share", 0) == b"told"
+        assert tx.checkpoint(ROUND.id) == b"sum"
         assert tx.ended() == []
         tx.end_round(ROUND.id, "aborted", "too few")
         assert len(tx.ended()) == 1
         tx.drop_ended()
         assert tx.ended() == []
     with formed.transaction() as tx:
-        assert tx.told(ROUND.id, "share", 0) is None
         assert tx.checkpoint(ROUND.id) is None
-        assert tx.messages(ROUND.id, "enrol", WAITING) == [(0, b"")]
+        assert tx.messages(ROUND.id, "enrol", range(9)) == {0: b""}
         assert keep(tx, ROUND.id, "enrol", 0, b"digest", b"body") == "same"
         assert keep(tx, ROUND.id, "enrol", 0, b"other", b"body") == "other"
         row = tx.round(ROUND.id)
@@ -252,17 +249,3 @@ def test_a_message_that_was_taken_in_time_is_seen_by_who_closed_the_phase(formed
         thread.join()
     with formed.reading() as tx:
         assert set(tx.senders(ROUND.id, "enrol")) == seen == set(kept)
-
-
-def test_what_is_told_late_is_news_and_only_in_its_phase(formed: Store) -> None:
-    with formed.transaction() as tx:
-        tx.open_phase(ROUND.id, "share", 200, [], charged=False)
-        before = tx.news()
-        assert not tx.is_told(ROUND.id, "share")
-        tx.tell(ROUND.id, "share", [(0, b"told"), (1, b"more")])
-        assert tx.is_told(ROUND.id, "share")
-        assert tx.news() != before
-        tx.tell(ROUND.id, "mask", [(0, b"too early")])
-        tx.tell("00" * 16, "share", [(0, b"gone")])
-        assert tx.told(ROUND.id, "share", 1) == b"more"
-        assert tx.told(ROUND.id, "mask", 0) is None

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import http.client
 import json
-import re
 import secrets
 import socket
 import string
@@ -21,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from databases import table_names
 from integration.processes import PATIENCE_SECONDS, Collector, wait_for_end
 from sfumato.agent import Device, Joined, Part, Response, SqliteBox
 from sfumato.collector.database import database
-from sfumato.collector.schema import STEPS
 from sfumato.outbox import DAY_SECONDS
 from sfumato.report import to_frames
 
@@ -32,7 +31,7 @@ PEER = "127.77.0.9"  # the whole of 127.0.0.0/8 is this machine
 DEVICES = 12
 FEW = {"dropout": 0.1, "corrupt": 0.05}  # with which so few devices make a masked round
 ITEMS = [f"tree {number}" for number in range(60)]
-TABLES = re.findall(r"CREATE TABLE (\w+)", str(STEPS))
+TABLES = table_names()
 
 
 def canary(kind: str) -> str:

@@ -12,7 +12,7 @@ from sfumato.collector.store import Store
 
 _FIRST_PAUSE_SECONDS = 1.0  # after an error; doubled by each that follows
 _LONGEST_PAUSE_SECONDS = 60.0
-_GATHER_SECONDS = 0.02  # after being woken: what comes together is done together
+_GATHER_SECONDS = 0.01  # after being woken: what comes together is done together
 
 
 class Background:
@@ -35,6 +35,7 @@ class Background:
         self._metrics = metrics or Metrics()
         self._stop = threading.Event()
         self._woken = threading.Event()
+        self._hurried = threading.Event()
         self._errors = 0  # one after another
         self._succeeded_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
@@ -49,13 +50,15 @@ class Background:
     def stop(self, seconds: float | None = None) -> bool:
         """End after the step under way; whether that was within so many seconds."""
         self._stop.set()
-        self._woken.set()
+        self.wake(now=True)
         if self._thread.ident is not None:
             self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def wake(self) -> None:
-        """There is something to do: do not wait for the pause to end."""
+    def wake(self, *, now: bool = False) -> None:
+        """There is something to do: do not wait for the pause to end, nor, if `now`, for more."""
+        if now:
+            self._hurried.set()
         self._woken.set()
 
     @property
@@ -86,10 +89,11 @@ class Background:
         """Steps under the lock, until one fails or it is to stop."""
         while not self._stop.is_set():
             self._woken.clear()
+            self._hurried.clear()
             busy = self._step()
             self._succeeded()
             if not busy and self._woken.wait(self._pause_seconds):
-                self._stop.wait(_GATHER_SECONDS)
+                self._hurried.wait(_GATHER_SECONDS)
 
     def _succeeded(self) -> None:
         self._errors = 0

@@ -7,17 +7,20 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Protocol
 
-from starlette.types import ASGIApp
+from httptools import HttpRequestParser
+from starlette.types import ASGIApp, Message
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-_HEAD_BYTES = 16 << 10  # of a request's line and headers
+from sfumato.collector.long_bodies import LongBodies
+from sfumato.collector.usual import HEAD_BYTES, SHORT_BYTES, usual
+
 _HOLD_SECONDS = 0.2  # for which a body is waited for here; then the application does
 _LONG_HOLD_SECONDS = 5.0  # the same, for one that is long
 _ABOUT_BODIES = (b"content-length", b"transfer-encoding")
 _LENGTH = re.compile(b"[0-9]{1,15}")
-SHORT_BYTES = 1 << 16  # of a body that is not long
 
 
 Answer = Callable[[bytes | ASGIApp], None]
@@ -31,7 +34,7 @@ class Quick(Protocol):
         """Whether a request with this head is one of them. Its whole body is read, however long the
         head says it is; so it must say, and it must be little enough."""
 
-    def take(self, scope: Mapping[str, Any], body: bytes, answer: Answer) -> bool:
+    def take(self, scope: Mapping[str, Any], body: bytes | bytearray, answer: Answer) -> bool:
         """Do what is asked, or begin to, and `answer` now or later; False if nothing was done, and
         the application is to do it."""
 
@@ -55,7 +58,31 @@ def plain(status: str, body: bytes, headers: Mapping[str, str]) -> bytes:
     return f"{status}\r\n{head}\r\n".encode() + body
 
 
-class Connection(HttpToolsProtocol):
+class _LongBody:
+    """A body that is read to where it stays, past the parser, which would have it copied often."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.parsed = bytearray()  # what came with the head
+        self.place: bytearray | None = None  # for all of it, once there is room
+        self.come = 0
+
+    def begin(self, place: bytearray) -> None:
+        self.place, self.come = place, len(self.parsed)
+        place[: self.come] = self.parsed
+
+    @property
+    def rest(self) -> memoryview:
+        """Where what is to come goes."""
+        assert self.place is not None  # or nothing is read
+        return memoryview(self.place)[self.come :]
+
+    @property
+    def unparsed(self) -> bytes:
+        return b"" if self.place is None else bytes(self.place[len(self.parsed) : self.come])
+
+
+class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     """uvicorn's, with two limits and a short cut.
 
     uvicorn ends a connection that is idle between requests, but waits for ever for a first request
@@ -63,9 +90,13 @@ class Connection(HttpToolsProtocol):
     arrive within the idle time.
 
     Requests that one of `quick` takes are answered without a task of their own and without the
-    layers of an application, which cost several times what storing an upload does.
+    layers of an application, which cost several times what storing an upload does; those that are
+    usual, without uvicorn's parser as well.
     """
 
+    _early: bytearray | None = None  # what came while a usual request is being answered
+    _is_ending = False  # after the usual request under way
+    _idle_since = 0.0
     _deadline: asyncio.TimerHandle | None = None
     _heads = 0  # that were read on this connection
     _is_in_body = False
@@ -74,10 +105,19 @@ class Connection(HttpToolsProtocol):
     _held: RequestResponseCycle | None = None  # a request for one of `quick`
     _taker: Quick | None = None  # which one
     _held_until: asyncio.TimerHandle | None = None
+    _long: _LongBody | None = None  # its body, if that is long
 
-    def __init__(self, *arguments: Any, quick: Sequence[Quick] = (), **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        quick: Sequence[Quick] = (),
+        long_bodies: LongBodies | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*arguments, **options)
         self._quick = quick
+        self._long_bodies = long_bodies or LongBodies()
+        self._scratch = self._long_bodies.scratch
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -91,16 +131,36 @@ class Connection(HttpToolsProtocol):
     def _unsupported_upgrade_warning(self) -> None:
         """Nothing: whoever asks for another protocol is answered in this one."""
 
+    def get_buffer(self, sizehint: int) -> memoryview:
+        long = self._long
+        return self._scratch if long is None or long.place is None else long.rest
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._long is None or self._long.place is None:
+            self.data_received(bytes(self._scratch[:nbytes]))
+            return
+        self._long.come += nbytes
+        if self._long.come == self._long.size:
+            self._end_long()
+
     # Heads
 
     def data_received(self, data: bytes) -> None:
+        if self._early is not None:
+            self._early += data
+            self.flow.pause_reading()  # until the answer
+            return
+        if self._is_between and self._take_usual(data):
+            return
+        if not self._head_bytes:
+            self._idle_since = self.loop.time()
         heads, was_in_body = self._heads, self._is_in_body
         super().data_received(data)
         if was_in_body or self._is_in_body or self._heads != heads:
             self._head_bytes = 0
         else:  # all of it is part of one head
             self._head_bytes += len(data)
-            if self._head_bytes > _HEAD_BYTES and not self.transport.is_closing():
+            if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
                 self.send_400_response("The request's head is too long.")
         self._go_on()
         self._expect_request()
@@ -111,7 +171,7 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._named_bytes += len(name) + len(value)
-        if self._named_bytes > _HEAD_BYTES:
+        if self._named_bytes > HEAD_BYTES:
             raise ValueError("the head is too long")  # answered as any head that is malformed
         super().on_header(name, value)
 
@@ -121,9 +181,10 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        super().on_body(body)
-        if self.cycle is self._held:  # whose length was agreed to, and who reads nothing meanwhile
-            self.flow.resume_reading()
+        if self._long is not None and self.cycle is self._held:
+            self._long.parsed += body
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._is_in_body = False
@@ -134,16 +195,94 @@ class Connection(HttpToolsProtocol):
         if under_way:
             self._clear()
         elif self._deadline is None:
+            self._idle_since = self.loop.time()
             self._deadline = self.loop.call_later(self.timeout_keep_alive, self._give_up)
 
     def _give_up(self) -> None:
+        """Unless something came: to set a timer anew for every request would cost more."""
         self._deadline = None
-        self.transport.close()
+        if self._early is not None:  # whose answer sets it again
+            return
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self._deadline = self.loop.call_later(left, self._give_up)
+        else:
+            self.transport.close()
 
     def _clear(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    # The shortest cut
+
+    @property
+    def _is_between(self) -> bool:
+        """Whether no request is under way, and another would be taken."""
+        return (
+            (self.cycle is None or self.cycle.response_complete)
+            and not (self._head_bytes or self._is_in_body or self.pipeline)
+            and not (self.flow.write_paused or self.transport.is_closing())
+            and (self.limit_concurrency is None or len(self.connections) < self.limit_concurrency)
+        )
+
+    def _take_usual(self, data: bytes) -> bool:
+        """Whether all of this is a request that one of `quick` took."""
+        request = usual(data)
+        if request is None:
+            return False
+        for quick in self._quick:
+            if quick.may_take(request.scope):
+                self._early = bytearray()
+                self._unset_keepalive_if_required()
+                if quick.take(request.scope, request.body, self._answer_usual):
+                    return True
+                self._early = None
+                return False
+        return False
+
+    def _answer_usual(self, what: bytes | ASGIApp) -> None:
+        if self.transport.is_closing():
+            return
+        if not isinstance(what, bytes):
+            task = self.loop.create_task(self._answer_by(what))
+            self.tasks.add(task)  # for which uvicorn waits at its end
+            task.add_done_callback(self.tasks.discard)
+            return
+        self._write(what, keep_alive=not self._is_ending)
+        early, self._early = self._early, None
+        if self._is_ending:
+            return
+        self._expect_request()
+        self._idle_since = self.loop.time()
+        if early:
+            self.flow.resume_reading()
+            self.data_received(bytes(early))
+
+    async def _answer_by(self, application: ASGIApp) -> None:
+        """Answer with what an application says that needs to know nothing of the request."""
+        start: Message = {}
+        body = b""
+
+        async def send(message: Message) -> None:
+            nonlocal start, body
+            start = message if message["type"] == "http.response.start" else start
+            body += message.get("body", b"")
+
+        async def receive() -> Message:
+            return {"type": "http.disconnect"}
+
+        await application({"type": "http", "headers": []}, receive, send)
+        headers = {name.decode(): value.decode() for name, value in start["headers"]}
+        status = HTTPStatus(start["status"])
+        self._answer_usual(plain(f"{status.value} {status.phrase}", body, headers))
+
+    def shutdown(self) -> None:
+        """uvicorn ends: after the answer, if one is due."""
+        if self._early is None:
+            super().shutdown()
+        else:
+            self._is_ending = True
 
     # The short cut
 
@@ -157,6 +296,8 @@ class Connection(HttpToolsProtocol):
             for quick in self._quick:
                 if quick.may_take(cycle.scope):
                     self._held, self._taker = cycle, quick
+                    if (length := length_of(cycle.scope)) > SHORT_BYTES and not cycle.body:
+                        self._long = _LongBody(int(length))
                     return
         super()._start_asgi_task(cycle, app)
 
@@ -169,27 +310,69 @@ class Connection(HttpToolsProtocol):
         if (cycle := self._held) is None or self.transport.is_closing():
             return
         if not cycle.more_body:
-            assert self._taker is not None  # or nothing would be held
-            self._held = None  # an answer at once may begin the next request
-            self._stop_holding()
-            if self._taker.take(cycle.scope, bytes(cycle.body), partial(self._answer, cycle)):
-                cycle.body = bytearray()  # which else stays until the next request
-            else:
-                super()._start_asgi_task(cycle, self.app)
+            body = bytes(cycle.body if self._long is None else self._long.parsed)
+            self._hand_over(cycle, body, partial(self._answer, cycle))
         elif self._held_until is None:
-            is_short = length_of(cycle.scope) <= SHORT_BYTES
-            seconds = _HOLD_SECONDS if is_short else _LONG_HOLD_SECONDS
+            seconds = _HOLD_SECONDS if self._long is None else _LONG_HOLD_SECONDS
             self._held_until = self.loop.call_later(seconds, self._let_go)
+            if self._long is not None:
+                self.flow.pause_reading()  # until there is room
+                self._long_bodies.lend(self, self._long.size, self._begin_long)
+
+    def _hand_over(
+        self, cycle: RequestResponseCycle, body: bytes | bytearray, answer: Answer
+    ) -> bool:
+        assert self._taker is not None  # or nothing would be held
+        self._held = self._long = None  # an answer at once may begin the next request
+        self._stop_holding()
+        is_taken = self._taker.take(cycle.scope, body, answer)
+        # A body else stays until the next request.
+        cycle.body = bytearray() if is_taken else bytearray(body)
+        if not is_taken:
+            super()._start_asgi_task(cycle, self.app)
+        return is_taken
+
+    def _begin_long(self, place: bytearray) -> None:
+        assert self._long is not None  # or nobody would have asked
+        self._long.begin(place)
+        self.flow.resume_reading()
+
+    def _end_long(self) -> None:
+        """All of a long body is here. uvicorn's parser has not seen it, and begins anew."""
+        cycle, long = self._held, self._long
+        assert cycle is not None  # or it would not have been read
+        assert long is not None  # likewise
+        assert long.place is not None  # likewise
+        place = long.place
+        self.parser = HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._is_in_body = cycle.more_body = False
+
+        def answer(what: bytes | ASGIApp) -> None:
+            self._long_bodies.give_back(place)
+            self._answer(cycle, what)
+
+        if not self._hand_over(cycle, place, answer):
+            self._long_bodies.give_back(place)
 
     def _let_go(self, *, to_application: bool = True) -> None:
         """Hand the request that is held to the application, with what has come of its body."""
         self._stop_holding()
-        if (cycle := self._held) is not None:
-            assert self._taker is not None  # or nothing would be held
-            self._held = None
-            self._taker.leave(cycle.scope)
+        if (cycle := self._held) is None:
+            return
+        assert self._taker is not None  # or nothing would be held
+        self._taker.leave(cycle.scope)
+        long, self._held, self._long = self._long, None, None
+        if to_application:
+            super()._start_asgi_task(cycle, self.app)
+        if long is not None:
+            self._long_bodies.forget(self)
             if to_application:
-                super()._start_asgi_task(cycle, self.app)
+                self.flow.resume_reading()
+                super().on_body(bytes(long.parsed))
+                super().data_received(long.unparsed)
+            if long.place is not None:
+                self._long_bodies.give_back(long.place)
 
     def _stop_holding(self) -> None:
         if self._held_until is not None:
@@ -202,12 +385,17 @@ class Connection(HttpToolsProtocol):
         if not isinstance(what, bytes):
             super()._start_asgi_task(cycle, what)  # type: ignore[arg-type]  # uvicorn's own types
             return
-        always = [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
-        if not cycle.keep_alive:
-            always.append(b"connection: close\r\n")
-        status, _, rest = what.partition(b"\r\n")
-        self.transport.write(b"".join([b"HTTP/1.1 ", status, b"\r\n", *always, rest]))
+        self._write(what, keep_alive=cycle.keep_alive)
         cycle.response_started = cycle.response_complete = True
-        if not cycle.keep_alive:
-            self.transport.close()
         cycle.on_response()
+
+    def _write(self, what: bytes, *, keep_alive: bool) -> None:
+        """Write what `plain` made, and end the connection unless it is kept."""
+        always = [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
+        if not keep_alive:
+            always.append(b"connection: close\r\n")
+        end = what.index(b"\r\n") + 2  # of the status
+        rest = memoryview(what)[end:]
+        self.transport.write(b"".join([b"HTTP/1.1 ", what[:end], *always, rest]))
+        if not keep_alive:
+            self.transport.close()

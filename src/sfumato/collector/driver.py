@@ -47,6 +47,9 @@ class Connection(Protocol):
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]: ...
 
+    def execute_many(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
+        """The same once for each of these, which tells nothing."""
+
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
         """Many rows at once, numbered in their order."""
 

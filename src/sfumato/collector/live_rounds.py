@@ -8,21 +8,20 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from sfumato.collector.problems import Problem
-from sfumato.collector.round_tables import TAKEN
-from sfumato.collector.spoken import MOST_BYTES, Spoken
+from sfumato.collector.spoken import Speech, Spoken
 from sfumato.collector.store import Store
 from sfumato.errors import ImpossibleError
-from sfumato.secagg.agreement import fingerprint
 from sfumato.secagg.coordinator import Phase
 from sfumato.secagg.parameters import COMPLETE_BELOW
 from sfumato.secagg.round import BOX_BYTES, KEYS_BYTES, SHARE_BYTES, SIGNATURE_BYTES, MaskedRound
 from sfumato.spec import from_json
 
+_ORDER = (Phase.ENROL, Phase.SHARE, Phase.MASK, Phase.ACK, Phase.UNMASK)
 _ROUND_ID = re.compile("[0-9a-f]{32}")
 _MOST_ROUNDS = 64
 _FRESH_SECONDS = 1.0
@@ -32,7 +31,7 @@ _FRESH_SECONDS = 1.0
 class Told:
     """What members are told in a phase that has begun: all whose message before was taken."""
 
-    bodies: Mapping[int, bytes]
+    speech: Speech
     news: int  # the number of `News` before this was read
     read_at: float
 
@@ -46,18 +45,16 @@ class LiveRound:
     invitation: bytes
     told: dict[Phase, Told] = field(default_factory=dict)  # the last one only
     alive: dict[int, float] = field(default_factory=dict)  # when it was seen so, by `News.number`
+    came: Counter[Phase] = field(default_factory=Counter)  # messages of each phase
+
+    def is_last(self, phase: Phase) -> bool:
+        """Count a message that came to this process: as many may have come now as are expected."""
+        self.came[phase] += 1
+        before = self.came[_ORDER[_ORDER.index(phase) - 1]] if phase is not Phase.ENROL else 0
+        return self.came[phase] in (len(self.members), before)
 
     def most_bytes(self, phase: Phase) -> int:
         return most_bytes(self.spec, phase)
-
-    def digest(self, message: bytes) -> bytes:
-        return digest_of_message(self.spec, message)
-
-
-def digest_of_message(round: MaskedRound, message: bytes) -> bytes:
-    """By which a message that comes again is known. A table is long, and nobody gains by sending
-    another one that passes for its own first."""
-    return fingerprint(message, round.salt)
 
 
 def most_bytes(round: MaskedRound, phase: Phase) -> int:
@@ -137,29 +134,19 @@ class LiveRounds:
             raise Problem("unknown-round", hint="join a task, and ask with the ticket")
         return found
 
-    async def learn(
-        self, live: LiveRound, phase: Phase, before: Phase | None, *, news: int
-    ) -> None:
-        """Know what everybody is told in a phase that has begun, unless that is too much."""
-        known, now = live.told.get(phase), self._now()
-        if known is None or known.news != news or now - known.read_at >= _FRESH_SECONDS:
-            for other in self._known.values():  # one round's is in memory at a time
-                other.told.clear()
-            said = self._spoken.heard(live.spec.nonce, str(phase))
-            if said is not None:
-                live.told[phase] = Told(said, news, now)
-                return
-            live.told[phase] = Told({}, news, now)  # others need not look meanwhile
-            bodies = await self._call(self._told, live.spec.nonce, phase, before)
-            assert isinstance(bodies, dict)  # as `_told` has it
-            live.told[phase] = Told(bodies, news, now)
+    def learn(self, live: LiveRound, phase: Phase, *, news: int) -> None:
+        """Know what everybody is told in a phase, since somebody was."""
+        speech = self._spoken.heard(live.spec.nonce, str(phase))
+        if speech is not None:
+            live.told.clear()
+            live.told[phase] = Told(speech, news, self._now())
 
     def told(self, live: LiveRound, phase: Phase, member: int, *, news: int) -> bytes | None:
         """What a member is told in a phase, if no look into the store is needed to tell."""
         known = live.told.get(phase)
         if known is None or known.news != news or self._now() - known.read_at >= _FRESH_SECONDS:
             return None
-        return known.bodies.get(member)
+        return known.speech(member)
 
     def has_room(self, task_id: str, *, most: int) -> bool:
         """Whether fewer than so many wait, as far as is known; counted now and then."""
@@ -189,12 +176,6 @@ class LiveRounds:
             invitation = tx.invitation(round_id)
         tickets = {bytes(ticket): member for member, (_, ticket) in enumerate(members)}
         return LiveRound(from_json(row.spec), tickets, invitation.encode())
-
-    def _told(self, round_id: str, phase: Phase, before: Phase | None) -> dict[int, bytes]:
-        with self._store.reading() as tx:
-            outcomes = {} if before is None else tx.senders(round_id, str(before))
-            taken = [member for member, outcome in outcomes.items() if outcome == TAKEN]
-            return tx.all_told(round_id, str(phase), taken, most_bytes=MOST_BYTES)
 
     def _count(self, task_id: str) -> int:
         with self._store.reading() as tx:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from typing import Literal
 
 from sfumato.collector.logs import log_error
@@ -27,7 +28,8 @@ class News:
         self._store = store
         self._poll_seconds = poll_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: dict[bytes, asyncio.Future[Heard]] = {}  # by who waits
+        self._waiting: dict[bytes, tuple[int, asyncio.Future[Heard]]] = {}  # by who waits
+        self._turns = count()
         self._watcher: asyncio.Task[None] | None = None
         self._stopping = False
         self.number = 0
@@ -41,7 +43,11 @@ class News:
         self._stopping = True
         self._in_loop(self._wake)
 
-    async def wait(self, number: int, seconds: float, *, who: bytes) -> Heard:
+    def turn(self) -> int:
+        """For one that is going to wait: later ones have higher turns."""
+        return next(self._turns)
+
+    async def wait(self, number: int, seconds: float, *, who: bytes, turn: int) -> Heard:
         """Until there is something newer than `number`, or for so many seconds.
 
         Whoever waits a second time, elsewhere, is not waited for any longer where it did before:
@@ -53,8 +59,11 @@ class News:
         if self.number != number:
             return "news"
         mine: asyncio.Future[Heard] = self._loop.create_future()
-        _settle(self._waiting.pop(who, None), "elsewhere")
-        self._waiting[who] = mine
+        latest, other = self._waiting.get(who, (turn, None))
+        if latest > turn:
+            return "elsewhere"
+        _settle(other, "elsewhere")
+        self._waiting[who] = turn, mine
         if self._watcher is None or self._watcher.done():
             self._watcher = self._loop.create_task(self._watch())
         timer = self._loop.call_later(max(0.0, seconds), _settle, mine, "nothing")
@@ -62,7 +71,7 @@ class News:
             return await mine
         finally:
             timer.cancel()
-            if self._waiting.get(who) is mine:
+            if self._waiting.get(who) == (turn, mine):
                 del self._waiting[who]
 
     async def _watch(self) -> None:
@@ -92,7 +101,7 @@ class News:
     def _wake(self) -> None:
         self.number += 1
         waiting, self._waiting = self._waiting, {}
-        for one in waiting.values():
+        for _, one in waiting.values():
             _settle(one, "nothing" if self._stopping else "news")
 
     def _in_loop(self, function: Callable[[], None]) -> None:

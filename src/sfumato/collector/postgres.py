@@ -168,6 +168,10 @@ class PostgresConnection:
             cursor = self._raw.execute(query, parameters or None)
             return cursor.fetchall() if cursor.description else []
 
+    def execute_many(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
+        with self._watched(), self._raw.cursor() as cursor:
+            cursor.executemany(sql.replace("?", "%s").encode(), parameters)
+
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
         names = ", ".join(columns)
         if len(rows) == 1:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sfumato.collector.connection import SHORT_BYTES, Answer, length_of, plain
+from sfumato.collector.connection import Answer, length_of, plain
 from sfumato.collector.live_rounds import LiveRound
 from sfumato.collector.logs import log_error
 from sfumato.collector.problems import ALWAYS, Problem, problem_response
@@ -30,7 +30,9 @@ from sfumato.collector.round_routes import (
 from sfumato.collector.round_tables import Join, Joining, Keeping, Message
 from sfumato.collector.service import Service
 from sfumato.collector.store import Transaction
+from sfumato.collector.usual import SHORT_BYTES
 from sfumato.errors import SfumatoError
+from sfumato.secagg.agreement import fingerprint
 from sfumato.secagg.coordinator import Phase
 from sfumato.secagg.round import KEY_BYTES
 
@@ -78,7 +80,7 @@ class QuickRounds:
     def leave(self, scope: Mapping[str, Any]) -> None:
         self._long.pop(id(scope), None)
 
-    def take(self, scope: Mapping[str, Any], body: bytes, answer: Answer) -> bool:
+    def take(self, scope: Mapping[str, Any], body: bytes | bytearray, answer: Answer) -> bool:
         path, method = scope["path"], scope["method"]
         self.leave(scope)
         if method == "GET":
@@ -90,7 +92,7 @@ class QuickRounds:
         try:
             if method == "PUT":
                 return self._say(scope, path, body, answer)
-            return self._join(scope, path, body, answer)
+            return self._join(scope, path, bytes(body), answer)
         except Problem:
             return False  # the route says which
 
@@ -112,7 +114,9 @@ class QuickRounds:
         live, member = place
         return plain("200 OK", invitation_for(live, member), _JSON)
 
-    def _say(self, scope: Mapping[str, Any], path: str, body: bytes, answer: Answer) -> bool:
+    def _say(
+        self, scope: Mapping[str, Any], path: str, body: bytes | bytearray, answer: Answer
+    ) -> bool:
         found, service = self._member(scope, path), self._service
         if found is None or len(body) > found[0].most_bytes(found[1]):
             return False
@@ -120,14 +124,17 @@ class QuickRounds:
         round_id = live.spec.nonce
 
         def settle(kept: Keeping | BaseException) -> None:
-            status = None if isinstance(kept, BaseException) else acknowledged(service, kept)
+            status = None
+            if not isinstance(kept, BaseException):
+                status = acknowledged(service, live, phase, kept)
             answer(_otherwise(service, round_id, kept) if status is None else _STORED[status])
 
         def store() -> None:
+            said = bytes(body)
             service.uploads.hand_over_write(
                 len(body),
                 Transaction.add_messages,
-                Message(round_id, str(phase), member, live.digest(body), body),
+                Message(round_id, str(phase), member, fingerprint(said, live.spec.salt), said),
                 service.bridge.bring(settle),
             )
 
@@ -140,8 +147,10 @@ class QuickRounds:
             except Problem as problem:
                 settle(problem)
 
-        if phase is Phase.MASK and service.offer_table(round_id, member, body, settle_table):
-            return True
+        if phase is Phase.MASK:
+            table = cast(bytes, body)  # it is only read
+            if service.offer_table(round_id, member, table, settle_table):
+                return True
         store()
         return True
 

@@ -42,12 +42,13 @@ class QuickUploads:
     def leave(self, scope: Mapping[str, Any]) -> None:
         """Nothing is kept for it."""
 
-    def take(self, scope: Mapping[str, Any], body: bytes, answer: Answer) -> bool:
+    def take(self, scope: Mapping[str, Any], body: bytes | bytearray, answer: Answer) -> bool:
         service, found = self._service, _UPLOAD.fullmatch(scope["path"])
+        reports = bytes(body)
         task = service.tasks.known(found[1]) if found else None
         if task is None or task.admission is None:
             return False
-        count = task.admission.all_good(body)
+        count = task.admission.all_good(reports)
         if not 0 < count <= service.settings.upload_reports:
             return False
         try:
@@ -55,7 +56,7 @@ class QuickUploads:
             service.uploads.hand_over(
                 task.id,
                 count,
-                body,
+                reports,
                 service.bridge.bring(lambda stored: answer(self._outcome(task, count, stored))),
             )
         except Problem:

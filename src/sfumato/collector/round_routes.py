@@ -2,8 +2,7 @@
 
 A device proves who it is by a ticket that it drew itself; only the ticket's digest is kept. Every
 message, or the sum that it went into, is on disk when it is acknowledged, and what devices are told
-was on disk before: so any process over the store may answer, and one that is killed forgets
-nothing.
+follows from that: so any process over the store may answer, and one that is killed forgets nothing.
 """
 
 from __future__ import annotations
@@ -21,22 +20,23 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from sfumato.collector.live_rounds import LiveRound
+from sfumato.collector.news import Heard
 from sfumato.collector.problems import Problem
 from sfumato.collector.round_tables import (
     ENDED,
-    TAKEN,
-    WAITING,
     Join,
     Joining,
     Keeping,
     Message,
     Place,
     RoundRow,
+    standing,
 )
 from sfumato.collector.service import Service, service_of
 from sfumato.collector.spoken import Spoken
 from sfumato.collector.store import Transaction
 from sfumato.errors import SfumatoError
+from sfumato.secagg.agreement import fingerprint
 from sfumato.secagg.coordinator import Phase, Refusal
 from sfumato.secagg.round import KEY_BYTES
 from sfumato.task import Task
@@ -115,10 +115,11 @@ async def say(request: Request) -> Response:
     """
     service = service_of(request)
     try:
-        kept = await _kept(request, service)
-        status = acknowledged(service, kept)
+        live, phase, member = await _member(request, service)
+        kept = await _kept(request, service, live, phase, member)
+        status = acknowledged(service, live, phase, kept)
         if status is None:
-            raise await not_kept(service, kept, request.path_params["round_id"])
+            raise await not_kept(service, kept, live.spec.nonce)
     except SfumatoError as error:
         problem = Problem.of(error)
         service.metrics.add("sfumato_round_messages_total", code=str(problem.status))
@@ -152,7 +153,7 @@ async def hear(request: Request) -> Response:
         raise
     if isinstance(body, Response):
         return body
-    await service.rounds.learn(live, phase, before, news=service.news.number)
+    service.rounds.learn(live, phase, news=service.news.number)
     return Response(body, media_type="application/octet-stream")
 
 
@@ -164,12 +165,12 @@ ROUTES = (
 )
 
 
-def acknowledged(service: Service, kept: Keeping) -> int | None:
+def acknowledged(service: Service, live: LiveRound, phase: Phase, kept: Keeping) -> int | None:
     """The status of a message that is stored; None if it is not."""
     if kept not in ("new", "same"):
         return None
     if kept == "new":
-        service.wake_worker()
+        service.wake_worker(now=live.is_last(phase))
     status = 201 if kept == "new" else 200
     service.metrics.add("sfumato_round_messages_total", code=str(status))
     return status
@@ -206,16 +207,17 @@ def invitation_for(live: LiveRound, member: int) -> bytes:
     return b'{"member":%d,%b' % (member, live.invitation[1:])  # which is a JSON object
 
 
-async def _kept(request: Request, service: Service) -> Keeping:
-    live, phase, member = await _member(request, service)
+async def _kept(
+    request: Request, service: Service, live: LiveRound, phase: Phase, member: int
+) -> Keeping:
     service.uploads.check_room()
     body = await service.bodies.read(
         request, most_bytes=live.most_bytes(phase), seconds=service.settings.upload_seconds
     )
-    round_id = request.path_params["round_id"]
+    round_id = live.spec.nonce
     if phase is Phase.MASK and (kept := await service.add_table(round_id, member, body)):
         return kept
-    message = Message(round_id, str(phase), member, live.digest(body), body)
+    message = Message(round_id, str(phase), member, fingerprint(body, live.spec.salt), body)
     return await service.write(len(body), Transaction.add_messages, message)
 
 
@@ -242,14 +244,16 @@ async def _patiently(
     Of those that ask with one ticket the last is waited for; the others' connections are closed.
     """
     loop = asyncio.get_running_loop()
-    until = loop.time() + _wait(request)
+    until, turn = loop.time() + _wait(request), service.news.turn()
     while True:
         number = service.news.number
         found = await service.looks.look(look)
         if found is not None:
             return found
         left = until - loop.time()
-        heard = await service.news.wait(number, left, who=who) if left > 0 else "nothing"
+        heard: Heard = "nothing"
+        if left > 0:
+            heard = await service.news.wait(number, left, who=who, turn=turn)
         if heard != "news":
             closing = {"Connection": "close"} if heard == "elsewhere" else None
             return Response(status_code=204, headers=closing)
@@ -278,18 +282,13 @@ def _told(
 ) -> bytes | None:
     row = _alive(tx, round_id)
     sent = None if before is None else tx.message(round_id, str(before), member)
-    if sent is not None and sent[1] not in (WAITING, TAKEN):
+    if sent is not None and not standing({member: sent[1]}):
         raise Problem("message-refused", sent[1])
     if _ORDER.index(Phase(row.phase)) < _ORDER.index(phase):
         return None
-    if sent is None:
+    body = None if sent is None else spoken.hear(tx, row, str(phase))(member)
+    if body is None:  # nothing was heard of it before, or not in time
         raise Problem("message-refused", str(Refusal.LATE))
-    said = spoken.heard(round_id, str(phase)) if row.phase == phase else None
-    body = None if said is None else said.get(member)
-    if body is None and (body := tx.told(round_id, str(phase), member)) is None:
-        if sent[1] != TAKEN:  # it came when the phase was being closed
-            raise Problem("message-refused", str(Refusal.LATE))
-        return None  # whose message was taken is told something, and it is being stored
     return body
 
 

@@ -1,8 +1,8 @@
-"""The tables of masked rounds: who joined, what members sent, what they are told.
+"""The tables of masked rounds: who joined, and what members sent.
 
-A round is open to the messages of one phase at a time. What came is kept until the worker has
-taken it, what the worker made of it is kept before anybody is told. No time and no address is
-kept of a device: its identity is a key that it made for this once.
+A round is open to the messages of one phase at a time. What came is kept until the round is over,
+for what members are told follows from it; but of a table only the sum that it is in. No time and no
+address is kept of a device: its identity is a key that it made for this once.
 """
 # ruff: noqa: S608 -- only names of our own are put into statements; every value is a parameter
 
@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 from sfumato.collector.statements import Statements
 from sfumato.errors import StoreError
 
-EVERYBODY = -1  # a member that stands for all of them
 WAITING, TAKEN = "", "taken"  # outcomes of messages; any other is why one was refused
+_STANDING = (WAITING, TAKEN)
 ENDED = ("done", "aborted")
 _TO_DROP = -1  # in place of the deadline of a round that has ended
 
@@ -70,6 +70,12 @@ class Message(NamedTuple):
     member: int
     digest: bytes
     body: bytes
+
+
+def standing(outcomes: Mapping[int, str]) -> set[int]:
+    """Whose messages were not refused. When a phase is over, those who were asked in it and are
+    among them have been taken; of tables it is said when they are."""
+    return {member for member, outcome in outcomes.items() if outcome in _STANDING}
 
 
 _ROUND = ", ".join(f"round.{field.name}" for field in fields(RoundRow))
@@ -134,10 +140,10 @@ class RoundTables(Statements):
             [(self._task(task_id), invitation, *values)],
         )
         round = self._round(row.id)
-        for member, number in enumerate(numbers):
-            self._run(
-                "UPDATE joined SET round = ?, member = ? WHERE number = ?", round, member, number
-            )
+        self._open.execute_many(
+            "UPDATE joined SET round = ?, member = ? WHERE number = ?",
+            [(round, member, number) for member, number in enumerate(numbers)],
+        )
 
     def dissolve(self, round_id: str, staying: Iterable[int]) -> None:
         """Let these members of a round wait for another one, and forget the rest of them."""
@@ -305,18 +311,18 @@ class RoundTables(Statements):
         )
         return (bytes(rows[0][0]), rows[0][1]) if rows else None
 
-    def messages(
-        self, round_id: str, phase: str, outcome: str, most: int | None = None
-    ) -> list[tuple[int, bytes]]:
-        """(member, body) of messages of one outcome."""
-        some = "" if most is None else f" LIMIT {int(most)}"
-        return self._run(
-            "SELECT member, body FROM round_message WHERE round = ? AND phase = ? AND outcome = ?"
-            f" ORDER BY member{some}",
+    def messages(self, round_id: str, phase: str, members: Sequence[int]) -> dict[int, bytes]:
+        """What these members sent in a phase."""
+        if not members:
+            return {}
+        named = ", ".join(str(int(member)) for member in members)
+        rows = self._run(
+            "SELECT member, body FROM round_message WHERE round = ? AND phase = ?"
+            f" AND member IN ({named}) ORDER BY member",
             self._round(round_id),
             phase,
-            outcome,
         )
+        return {member: bytes(body) for member, body in rows}
 
     def senders(self, round_id: str, phase: str) -> dict[int, str]:
         """The outcome of every message of a phase, by member."""
@@ -368,16 +374,8 @@ class RoundTables(Statements):
     def set_deadline(self, round_id: str, deadline: int) -> None:
         self._run("UPDATE round SET deadline = ? WHERE id = ?", deadline, round_id)
 
-    def open_phase(
-        self,
-        round_id: str,
-        phase: str,
-        deadline: int,
-        told: Iterable[tuple[int, bytes]],
-        *,
-        charged: bool,
-    ) -> None:
-        """Go on to the next phase, in which members (or EVERYBODY) are told so much."""
+    def open_phase(self, round_id: str, phase: str, deadline: int, *, charged: bool) -> None:
+        """Go on to the next phase."""
         self._run(
             "UPDATE round SET phase = ?, is_open = 1, deadline = ?, turn = turn + 1, charged = ?"
             " WHERE id = ?",
@@ -386,66 +384,6 @@ class RoundTables(Statements):
             int(charged),
             round_id,
         )
-        self.add_told(round_id, phase, told)
-
-    def add_told(self, round_id: str, phase: str, told: Iterable[tuple[int, bytes]]) -> None:
-        """Members are told this in a phase."""
-        round = self._round(round_id)
-        self._insert(
-            "round_told",
-            "round, phase, member, body",
-            [(round, phase, member, body) for member, body in told],
-        )
-
-    def tell(self, round_id: str, phase: str, told: Iterable[tuple[int, bytes]]) -> None:
-        """As `add_told`, later than the phase began: for who asked meanwhile. Nothing is told in a
-        round that is gone, or further."""
-        if self._run(
-            "UPDATE round SET turn = turn + 1 WHERE id = ? AND phase = ? RETURNING round",
-            round_id,
-            phase,
-        ):
-            self.add_told(round_id, phase, told)
-
-    def is_told(self, round_id: str, phase: str) -> bool:
-        """Whether what members are told in a phase is stored."""
-        return bool(
-            self._run(
-                "SELECT 1 FROM round_told WHERE round = ? AND phase = ? LIMIT 1",
-                self._round(round_id),
-                phase,
-            )
-        )
-
-    def told(self, round_id: str, phase: str, member: int) -> bytes | None:
-        """What a member is told in a phase."""
-        rows = self._run(
-            "SELECT body FROM round_told WHERE round = ? AND phase = ? AND member IN (?, ?)",
-            self._round(round_id),
-            phase,
-            member,
-            EVERYBODY,
-        )
-        return bytes(rows[0][0]) if rows else None
-
-    def all_told(
-        self, round_id: str, phase: str, members: Sequence[int], *, most_bytes: int
-    ) -> dict[int, bytes]:
-        """What these are told in a phase; nothing, if that is more than so many bytes."""
-        round = self._round(round_id)
-        size = self._sum(
-            "SELECT SUM(LENGTH(body)) FROM round_told WHERE round = ? AND phase = ?", round, phase
-        )
-        if size > most_bytes:
-            return {}
-        rows = self._run(
-            "SELECT member, body FROM round_told WHERE round = ? AND phase = ?", round, phase
-        )
-        told = {member: bytes(body) for member, body in rows}
-        everybody = told.get(EVERYBODY)
-        return {
-            member: body for member in members if (body := told.get(member, everybody)) is not None
-        }
 
     def end_round(
         self, round_id: str, phase: Literal["done", "aborted"], problem: str = ""
@@ -465,11 +403,10 @@ class RoundTables(Statements):
         return [number for (number,) in self._run("SELECT round FROM round WHERE deadline < 0")]
 
     def drop_ended(self) -> None:
-        """Drop what was sent and told in rounds that have ended, but for digests: who heard no
+        """Drop what was sent in rounds that have ended, but for digests: who heard no
         answer to a last message asks again."""
         for round in self.ended():
             self._run("UPDATE round_message SET body = ? WHERE round = ?", b"", round)
-            self._run("DELETE FROM round_told WHERE round = ?", round)
             self._run(
                 "UPDATE round SET deadline = 0, checkpoint = NULL, invitation = '' WHERE round = ?",
                 round,
@@ -502,12 +439,11 @@ class RoundTables(Statements):
     def drop_rounds(self, study_id: str) -> None:
         """Delete a study's rounds, and the secret of its noise."""
         tasks = "SELECT task FROM task WHERE study_id = ?"
-        for table in ("round_message", "round_told"):
-            self._run(
-                f"DELETE FROM {table}"
-                f" WHERE round IN (SELECT round FROM round WHERE task IN ({tasks}))",
-                study_id,
-            )
+        self._run(
+            "DELETE FROM round_message"
+            f" WHERE round IN (SELECT round FROM round WHERE task IN ({tasks}))",
+            study_id,
+        )
         for table in ("joined", "round"):
             self._run(f"DELETE FROM {table} WHERE task IN ({tasks})", study_id)
         self._run("DELETE FROM secret WHERE study_id = ?", study_id)

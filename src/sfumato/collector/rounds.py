@@ -1,8 +1,8 @@
 """The worker's side of masked rounds: it alone drives them, from rows and into rows.
 
-What members sent is in the store before it is acknowledged, and what they are told is there before
-it is told. In between the worker keeps a `Coordinator` for each round, which is made again from the
-rows after a restart: so a worker that is killed goes on where it was, and nothing counts twice.
+What members sent is in the store before it is acknowledged, and what they are told follows from
+what is there. In between the worker keeps a `Coordinator` for each round, which is made again from
+the rows after a restart: so a worker that is killed goes on where it was, and nothing counts twice.
 
     waiting ─▶ enrol ─▶ share ─▶ mask ─▶ [ack ─▶] unmask ─▶ done
     and aborted from any of them: too few are left, or the budget refuses
@@ -25,20 +25,19 @@ import numpy as np
 
 from sfumato import invitations
 from sfumato.batch import Batch
-from sfumato.collector import spoken
 from sfumato.collector.arrivals import Arrival, Arrivals
 from sfumato.collector.ledger import StoreLedger
-from sfumato.collector.live_rounds import digest_of_message, most_bytes
+from sfumato.collector.live_rounds import most_bytes
 from sfumato.collector.logs import counted
 from sfumato.collector.metrics import Metrics
-from sfumato.collector.round_tables import ENDED, EVERYBODY, TAKEN, WAITING, Keeping, RoundRow
-from sfumato.collector.spoken import Spoken
+from sfumato.collector.round_tables import ENDED, TAKEN, Keeping, RoundRow, standing
+from sfumato.collector.spoken import Spoken, asked, replayed, speech_of
 from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.errors import BudgetError, DataError, ImpossibleError, MismatchError
 from sfumato.privacy import Rng
 from sfumato.release import charge
+from sfumato.secagg.agreement import fingerprint
 from sfumato.secagg.coordinator import Coordinator, Phase
-from sfumato.secagg.round import MaskedRound
 from sfumato.secure_sum import SecureSum
 from sfumato.spec import from_json, to_json
 from sfumato.study import Study
@@ -88,8 +87,8 @@ class Rounds:
         metrics: Metrics | None = None,
     ) -> None:
         """`tell` is called when there is something new for members, `forget` when what they sent
-        was deleted; tables that came to this process are among the `arrivals`, and what it may tell
-        before that is stored is `spoken`."""
+        was deleted; tables that came to this process are among the `arrivals`, and what
+        members are told is `spoken`."""
         self._store, self._key, self._now, self._rng, self._log = store, key, now, rng, log
         self._patience, self._tell, self._forget = patience, tell, forget
         self._arrivals, self._spoken = arrivals or Arrivals(0), spoken or Spoken()
@@ -218,10 +217,10 @@ class Rounds:
         coordinator: Coordinator,
         conclude: Conclude,
     ) -> bool:
-        phase = coordinator.phase
+        phase, answered = coordinator.phase, _answered(coordinator)
         with self._store.reading() as tx:
             outcomes = tx.senders(row.id, str(phase))
-        if phase != row.phase or _taken(outcomes) != _answered(coordinator):
+        if phase != row.phase or not _agree(phase, outcomes, answered):
             # Another worker has been at it, while this one had lost its lock.
             self._drop(row.id)
             return True
@@ -229,11 +228,11 @@ class Rounds:
             self._arrivals.open(row.id)
             if self._add_arrivals(row, coordinator, outcomes):
                 return True
-        all_in = _asked(coordinator) <= outcomes.keys()
-        came = sum(outcome == WAITING for outcome in outcomes.values())
-        many = phase is not Phase.MASK or came * coordinator.round.vector_bytes >= _FEW_BYTES
+        all_in = asked(coordinator) <= outcomes.keys()
+        came = sorted(standing(outcomes) - answered)
+        many = phase is not Phase.MASK or len(came) * coordinator.round.vector_bytes >= _FEW_BYTES
         if came and (many or all_in or not row.is_open):
-            self._take(row, coordinator)
+            self._take(row, coordinator, came)
             return True
         if all_in or not row.is_open:
             self._close(study, task, row, coordinator, conclude)
@@ -244,19 +243,26 @@ class Rounds:
             return True
         return False
 
-    def _take(self, row: RoundRow, coordinator: Coordinator) -> None:
-        """Take a group of the messages that came."""
+    def _take(self, row: RoundRow, coordinator: Coordinator, came: Sequence[int]) -> None:
+        """Take a group of the messages that came.
+
+        Of what is taken, only tables leave a mark in the store: the sum that they are in. A worker
+        that starts anew takes the other messages once more.
+        """
         phase = coordinator.phase
         most = max(1, GROUP_BYTES // most_bytes(coordinator.round, phase))
         with self._store.reading() as tx:
-            messages = tx.messages(row.id, str(phase), WAITING, most)
-        refusals = coordinator.add_all(phase, {member: bytes(body) for member, body in messages})
+            messages = tx.messages(row.id, str(phase), came[:most])
+        refusals = coordinator.add_all(phase, messages)
         outcomes = {member: str(refusal or TAKEN) for member, refusal in refusals.items()}
-        with self._store.transaction() as tx:
-            tx.held_round(row.id)  # before its messages, as everybody does
-            tx.settle(row.id, str(phase), outcomes, forget=phase is Phase.MASK)
-            if phase is Phase.MASK:
-                tx.set_checkpoint(row.id, coordinator.checkpoint())
+        if phase is not Phase.MASK:
+            outcomes = {member: said for member, said in outcomes.items() if said != TAKEN}
+        if outcomes:
+            with self._store.transaction() as tx:
+                tx.held_round(row.id)  # before its messages, as everybody does
+                tx.settle(row.id, str(phase), outcomes, forget=phase is Phase.MASK)
+                if phase is Phase.MASK:
+                    tx.set_checkpoint(row.id, coordinator.checkpoint())
         self._say_refused(outcomes.values())
 
     def _add_arrivals(
@@ -291,7 +297,7 @@ class Rounds:
         before, phase = set(coordinator.survivors), str(Phase.MASK)
         bodies = {arrival.member: arrival.body for arrival in arrivals}
         outcomes = {
-            member: (digest_of_message(coordinator.round, bodies[member]), str(refusal or TAKEN))
+            member: (fingerprint(bodies[member], coordinator.round.salt), str(refusal or TAKEN))
             for member, refusal in coordinator.add_all(Phase.MASK, bodies).items()
         }
         with self._store.transaction() as tx:
@@ -338,8 +344,8 @@ class Rounds:
             staying = coordinator.keys if phase is Phase.ENROL else None
             self._abort(study, task, row, "too_few", problem, staying=staying)
             return
-        charging, told = phase is Phase.MASK, _told(coordinator)
-        is_soon = _may_be_spoken(told)
+        charging = phase is Phase.MASK
+        self._spoken.say(row.id, str(coordinator.phase), speech_of(coordinator))
         try:
             if charging:
                 with self._store.reading() as tx:  # it takes a second, and is remembered
@@ -356,19 +362,13 @@ class Rounds:
                     row.id,
                     str(coordinator.phase),
                     self._deadline(),
-                    [] if is_soon else told,
                     charged=charging or bool(row.charged),
                 )
         except BudgetError as problem:
             self._abort(study, task, row, "over_budget", str(problem))
             raise
         self._log("round-phase", study_id=study.id, task_id=task.id, reason=coordinator.phase)
-        if is_soon:
-            self._spoken.say(row.id, str(coordinator.phase), dict(told))
         self._tell()
-        if is_soon:
-            with self._store.transaction() as tx:
-                tx.tell(row.id, str(coordinator.phase), told)
 
     def _finish(
         self,
@@ -431,31 +431,13 @@ class Rounds:
         """The round's, as its rows tell it. Who was cut off by a restart gets more time."""
         if row.id in self._coordinators:
             return self._coordinators[row.id]
-        round: MaskedRound = from_json(row.spec)
         with self._store.reading() as tx:
-            roster = tuple(bytes(identity) for identity, _ in tx.members(row.id))
-            coordinator = Coordinator(round, roster)
-            while True:
-                phase = coordinator.phase
-                if phase is Phase.MASK:
-                    if (checkpoint := tx.checkpoint(row.id)) is not None:
-                        coordinator.restore(checkpoint)
-                else:
-                    self._replay(coordinator, tx.messages(row.id, str(phase), TAKEN))
-                if phase == row.phase:
-                    break
-                if coordinator.close() is Phase.ABORTED:
-                    raise DataError(f"the messages of round {row.id} are not all there")
+            coordinator = replayed(tx, row)
             self._check_rows(tx, row, coordinator)
-            is_told = phase is Phase.ENROL or tx.is_told(row.id, str(phase))
-        with self._store.transaction() as tx:
-            if row.id not in self._known:
+        if row.id not in self._known:
+            with self._store.transaction() as tx:
                 tx.set_deadline(row.id, max(row.deadline, self._deadline()))
-            if not is_told:
-                tx.tell(row.id, str(phase), _told(coordinator))
         self._known.add(row.id)
-        if not is_told:
-            self._tell()
         self._coordinators[row.id] = coordinator
         return coordinator
 
@@ -465,19 +447,12 @@ class Rounds:
         them again would not help."""
         current = tx.round(row.id)
         if current is not None and current.phase == row.phase:
-            taken = _taken(tx.senders(row.id, row.phase))
-            if taken != _answered(coordinator):
+            outcomes, answered = tx.senders(row.id, row.phase), _answered(coordinator)
+            if not _agree(coordinator.phase, outcomes, answered):
                 raise DataError(
-                    f"the rows of round {row.id} do not agree: {len(taken)} messages were taken, "
-                    f"{len(_answered(coordinator))} are there"
+                    f"the rows of round {row.id} do not agree: the sum is of {len(answered)} "
+                    f"tables, and {len(_taken(outcomes))} were taken"
                 )
-
-    @staticmethod
-    def _replay(coordinator: Coordinator, messages: Iterable[tuple[int, bytes]]) -> None:
-        given = {member: bytes(body) for member, body in messages}
-        for refusal in coordinator.add_all(coordinator.phase, given).values():
-            if refusal is not None:
-                raise DataError(f"a message that was taken is now refused: {refusal}")
 
     def _deadline(self) -> int:
         return math.ceil(self._now() + self._patience.phase_seconds)
@@ -502,16 +477,12 @@ def _taken(outcomes: Mapping[int, str]) -> set[int]:
     return {member for member, outcome in outcomes.items() if outcome == TAKEN}
 
 
-def _asked(coordinator: Coordinator) -> set[int]:
-    """Whose messages the phase waits for."""
-    acknowledged = coordinator.round.mode == "semi_malicious"
-    return {
-        Phase.ENROL: set(range(coordinator.round.cohort)),
-        Phase.SHARE: set(coordinator.keys),
-        Phase.MASK: set(coordinator.boxes),
-        Phase.ACK: coordinator.survivors,
-        Phase.UNMASK: set(coordinator.acknowledgements) if acknowledged else coordinator.survivors,
-    }[coordinator.phase]
+def _agree(phase: Phase, outcomes: Mapping[int, str], answered: Collection[int]) -> bool:
+    """Whether a coordinator has taken what it should, by the rows. Of a table that is taken the
+    rows say so; of any other message, if it was refused."""
+    if phase is Phase.MASK:
+        return _taken(outcomes) == answered
+    return standing(outcomes).issuperset(answered)
 
 
 def _answered(coordinator: Coordinator) -> set[int]:
@@ -523,22 +494,6 @@ def _answered(coordinator: Coordinator) -> set[int]:
         Phase.ACK: set(coordinator.acknowledgements),
         Phase.UNMASK: set(coordinator.answers),
     }[coordinator.phase]
-
-
-def _told(coordinator: Coordinator) -> list[tuple[int, bytes]]:
-    """What members, or everybody, are told in a phase that begins."""
-    if coordinator.phase is Phase.SHARE:
-        return [(member, coordinator.roster_for(member)) for member in sorted(coordinator.keys)]
-    if coordinator.phase is Phase.MASK:
-        return [(member, coordinator.boxes_for(member)) for member in sorted(coordinator.boxes)]
-    if coordinator.phase is Phase.UNMASK and coordinator.round.mode == "semi_malicious":
-        return [(EVERYBODY, coordinator.signatures())]
-    return [(EVERYBODY, coordinator.survivor_set())]
-
-
-def _may_be_spoken(told: Sequence[tuple[int, bytes]]) -> bool:
-    """Whether members may be told before it is stored: if each is told its own, not too much."""
-    return len(told) > 1 and sum(len(body) for _, body in told) <= spoken.MOST_BYTES
 
 
 def _is_alive(tx: Transaction, study: StudyRow, row: RoundRow) -> bool:

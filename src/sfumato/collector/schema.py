@@ -99,6 +99,7 @@ STEPS: tuple[Step, ...] = (
         " body {bytes} NOT NULL) {table}",
         AppendOnly("released_model", key="study_id"),
     ),
+    ("DROP TABLE round_told",),  # it follows from `round_message`
 )
 VERSION = len(STEPS)
 

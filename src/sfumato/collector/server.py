@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from sfumato.collector.connection import Connection
+from sfumato.collector.long_bodies import LongBodies
 from sfumato.collector.settings import Settings
 from sfumato.errors import ServiceError, SpecError
 
@@ -39,7 +40,7 @@ def make_server(app: FastAPI, settings: Settings) -> Server:
     config = uvicorn.Config(
         app,
         loop="asyncio",
-        http=partial(Connection, quick=quick),  # type: ignore[arg-type]  # it is only called
+        http=partial(Connection, quick=quick, long_bodies=LongBodies()),  # type: ignore[arg-type]  # it is only called
         ws="none",
         lifespan="on",
         log_config=None,

@@ -137,10 +137,11 @@ class Service:
 
         return await waiter if self.offer_table(round_id, member, body, settle) else None
 
-    def wake_worker(self) -> None:
-        """There is something for it to do; one in another process finds out by itself."""
+    def wake_worker(self, *, now: bool = False) -> None:
+        """There is something for it to do, and `now` no more is expected with it; one in another
+        process finds out by itself."""
         if self.worker is not None:
-            self.worker.wake()
+            self.worker.wake(now=now)
 
     async def check_ready(self) -> None:
         """Raise Problem or StoreError unless reports can be stored and the worker does its work."""

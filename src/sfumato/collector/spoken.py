@@ -1,33 +1,117 @@
-"""What members are told in a phase, while it is on its way to the store.
+"""What members are told in a phase: worked out from the messages that are stored, and never stored
+itself.
 
-It follows from messages that are stored, and from the phase, which is stored when members are told;
-a worker that starts anew works out the same bytes. So devices that ask the process of the worker
-need not wait until all of it, which is megabytes, is on disk; other processes read it from there.
+It follows from the messages of the phases before, which nobody changes once a phase has begun; so a
+worker that starts anew, or another process over the same store, works out the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from threading import Lock
 
-MOST_BYTES = 64 << 20  # of a phase; more than that is not kept in memory
+from sfumato.collector.round_tables import RoundRow, RoundTables, standing
+from sfumato.errors import DataError
+from sfumato.secagg.coordinator import Coordinator, Phase
+from sfumato.secagg.round import MaskedRound
+from sfumato.spec import from_json
+
+_MOST = 8  # that are known; each is megabytes
+
+Speech = Callable[[int], bytes | None]
+"""What a member is told in a phase; None if it is told nothing, since it was not heard before."""
 
 
 class Spoken:
-    """By round, for the phase that it is in. One thread says, others hear."""
+    """By round and phase. Any thread may say or hear."""
 
     def __init__(self) -> None:
-        self._said: dict[str, tuple[str, Mapping[int, bytes]]] = {}
+        self._lock = Lock()
+        self._said: OrderedDict[tuple[str, str], Speech] = OrderedDict()
 
-    def say(self, round_id: str, phase: str, bodies: Mapping[int, bytes]) -> None:
-        """Members are told this, and will be when it is stored."""
-        self._said[round_id] = phase, MappingProxyType(bodies)
+    def say(self, round_id: str, phase: str, speech: Speech) -> None:
+        """Members are told this when the phase begins."""
+        with self._lock:
+            self._said[round_id, phase] = speech
+            self._said.move_to_end((round_id, phase))
+            while len(self._said) > _MOST:
+                self._said.popitem(last=False)
 
-    def heard(self, round_id: str, phase: str) -> Mapping[int, bytes] | None:
+    def heard(self, round_id: str, phase: str) -> Speech | None:
         """What members are told in a phase of a round, if it is known here."""
-        said = self._said.get(round_id)
-        return said[1] if said is not None and said[0] == phase else None
+        return self._said.get((round_id, phase))
+
+    def hear(self, tx: RoundTables, row: RoundRow, phase: str) -> Speech:
+        """What members are told in a phase of a round that has begun."""
+        speech = self.heard(row.id, phase)
+        if speech is None:
+            speech = speech_of(replayed(tx, replace(row, phase=phase)))
+            self.say(row.id, phase, speech)
+        return speech
 
     def forget(self, round_id: str) -> None:
-        """The phase is over."""
-        self._said.pop(round_id, None)
+        """The phase is over, or the round is."""
+        with self._lock:
+            for known in [key for key in self._said if key[0] == round_id]:
+                del self._said[known]
+
+
+def speech_of(coordinator: Coordinator) -> Speech:
+    """What is told in the phase that a round is in. Until the phase is over, any thread may ask:
+    what it follows from was settled before."""
+    phase = coordinator.phase
+    if phase is Phase.SHARE:
+        told, of = set(coordinator.keys), coordinator.roster_for
+        return lambda member: of(member) if member in told else None
+    if phase is Phase.MASK:
+        told, of = set(coordinator.boxes), coordinator.boxes_for
+        of(min(told))  # sorts the boxes for all of them
+        return lambda member: of(member) if member in told else None
+    if phase is Phase.UNMASK and coordinator.round.mode == "semi_malicious":
+        told, text = set(coordinator.acknowledgements), coordinator.signatures()
+    elif phase in (Phase.ACK, Phase.UNMASK):
+        told, text = set(coordinator.survivors), coordinator.survivor_set()
+    else:
+        told, text = set(), b""
+    return lambda member: text if member in told else None
+
+
+def replayed(tx: RoundTables, row: RoundRow) -> Coordinator:
+    """A round's coordinator as its rows tell it, at the beginning of its phase; in the phase MASK,
+    with the sum so far. What came in the phase is to be taken."""
+    round: MaskedRound = from_json(row.spec)
+    coordinator = Coordinator(round, tuple(bytes(identity) for identity, _ in tx.members(row.id)))
+    while True:
+        phase = coordinator.phase
+        if phase is Phase.MASK and (checkpoint := tx.checkpoint(row.id)) is not None:
+            coordinator.restore(checkpoint)
+        if phase == row.phase:
+            return coordinator
+        if phase is not Phase.MASK:
+            _take_again(tx, row, coordinator)
+        if coordinator.close() is Phase.ABORTED:
+            raise DataError(f"the messages of round {row.id} are not all there")
+
+
+def asked(coordinator: Coordinator) -> set[int]:
+    """Whose messages the phase waits for."""
+    acknowledged = coordinator.round.mode == "semi_malicious"
+    return {
+        Phase.ENROL: set(range(coordinator.round.cohort)),
+        Phase.SHARE: set(coordinator.keys),
+        Phase.MASK: set(coordinator.boxes),
+        Phase.ACK: coordinator.survivors,
+        Phase.UNMASK: set(coordinator.acknowledgements) if acknowledged else coordinator.survivors,
+    }[coordinator.phase]
+
+
+def _take_again(tx: RoundTables, row: RoundRow, coordinator: Coordinator) -> None:
+    """Take the messages of a phase that is over, all that were not refused. Who was not asked may
+    have sent one when the others were all there."""
+    phase = coordinator.phase
+    came = sorted(standing(tx.senders(row.id, str(phase))) & asked(coordinator))
+    for refusal in coordinator.add_all(phase, tx.messages(row.id, str(phase), came)).values():
+        if refusal is not None:
+            raise DataError(f"a message that was taken is now refused: {refusal}")

@@ -225,10 +225,13 @@ class SqliteConnection:
         with self._watched():
             return self._raw.execute(sql, parameters).fetchall()
 
+    def execute_many(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
+        with self._watched():
+            self._raw.executemany(sql, parameters)
+
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
         names, marks = ", ".join(columns), ", ".join("?" * len(columns))
-        with self._watched():
-            self._raw.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", rows)
+        self.execute_many(f"INSERT INTO {table} ({names}) VALUES ({marks})", rows)
 
     def listed(self, values: Sequence[bytes] | Sequence[int]) -> tuple[str, Sequence[Any]]:
         with self._watched():

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from masking import NAME, Masking, devices, go, masking, parts, play
+from masking import NAME, Masking, devices, go, masking, parts, play, play_on
 from serving import settings, wait_for
 from sfumato.agent import Http, Joined, Part
 from sfumato.collector.arrivals import Arrival, Arrivals
@@ -323,17 +323,7 @@ def test_over_http_tables_reach_the_worker_of_the_same_process(
         study = stage.create(COUNT)
         with devices(stage, COUNT) as them, Http(collector.address) as send:
             made = parts(them, stage.clock)
-
-            def all_done() -> bool:
-                for part in made:
-                    go(part, send)
-                if not with_worker:
-                    stage.work()
-                return all(part.outcome is not None for part in made)
-
-            wait_for(all_done, "the devices to be done")
-            wait_for(lambda: stage.state(study)["state"] == "released", "the release")
-        assert {part.outcome for part in made} == {Joined.DONE}
+            play_on(stage, study, made, send, step=(lambda: None) if with_worker else stage.work)
         assert stage.release(study).counts.tolist() == [1.0] * COUNT
     assert all(added)
     assert bool(added) is with_worker
@@ -367,15 +357,7 @@ class Site:
 
     def end(self) -> None:
         with Http(self.stage.collector.address) as send:
-
-            def all_done() -> bool:
-                for part in self.parts:
-                    go(part, send)
-                return all(part.outcome is not None for part in self.parts)
-
-            wait_for(all_done, "the devices to be done")
-            wait_for(lambda: self.stage.state(self.study)["state"] == "released", "the release")
-        assert {part.outcome for part in self.parts} == {Joined.DONE}
+            play_on(self.stage, self.study, self.parts, send)
         with self.stage.collector.store.reading() as tx:
             ((_, _, count),) = tx.answers(self.study.id)
         assert count == COUNT

@@ -266,7 +266,7 @@ def test_a_round_whose_rows_do_not_agree_fails_its_study(stage: Masking) -> None
         stage.work()  # or it finds work for ever
     shown = stage.state(study)
     assert shown["state"] == "failed"
-    assert "do not agree: 1 messages were taken, 0 are there" in shown["problem"]
+    assert "do not agree: the sum is of 0 tables, and 1 were taken" in shown["problem"]
 
 
 def test_a_ticket_keeps_one_connection(tmp_path: Path) -> None:

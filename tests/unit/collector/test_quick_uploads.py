@@ -130,7 +130,9 @@ def test_most_uploads_go_the_short_way(store: Store, tmp_path: Path) -> None:
     class Counted(QuickUploads):
         count = 0
 
-        def take(self, scope: Mapping[str, Any], body: bytes, answer: Callable[..., None]) -> bool:
+        def take(
+            self, scope: Mapping[str, Any], body: bytes | bytearray, answer: Callable[..., None]
+        ) -> bool:
             taken = super().take(scope, body, answer)
             self.count += taken
             return taken

@@ -78,7 +78,6 @@ def test_a_round_adds_up_every_table_once_and_is_charged_once(stage: Masking) ->
     assert release.counts.tolist() == [1.0] * COUNT
     assert release.cost.devices == COUNT
     assert stage.charges() == 1
-    assert rows(stage, "SELECT COUNT(*) FROM round_told") == [(0,)]
     assert rows(stage, "SELECT MAX(LENGTH(body)) FROM round_message") == [(0,)]
 
 
@@ -425,7 +424,7 @@ def test_a_deleted_study_ends_its_round_for_everybody(stage: Masking) -> None:
         for part in made:
             go(part, send)
         assert all(part.outcome in (Joined.ABORTED, Joined.LATE) for part in made)
-    for table in ("round", "joined", "round_message", "round_told"):
+    for table in ("round", "joined", "round_message"):
         assert rows(stage, f"SELECT COUNT(*) FROM {table}") == [(0,)]  # noqa: S608  # our own names
     assert stage.charges() == 0
 

@@ -1,4 +1,4 @@
-"""What members are told in a phase, before it is stored: the same, and none of it is lost."""
+"""What members are told in a phase: worked out from what is stored, everywhere the same."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from masking import Masking, devices, go, masking, parts, play
-from serving import settings, wait_for
-from sfumato.agent import Http, Joined
+from masking import Masking, devices, go, masking, parts, play, play_on
+from serving import settings
+from sfumato.agent import Http
 from sfumato.collector import spoken
-from sfumato.collector.rounds import _may_be_spoken
 from sfumato.collector.serve import running
-from sfumato.collector.spoken import Spoken
-from sfumato.collector.store import Transaction
-from sfumato.errors import StoreError
+from sfumato.collector.spoken import Speech, Spoken
+from sfumato.errors import DataError
 
 COUNT = 12
 
@@ -27,117 +25,119 @@ def stage(tmp_path: Path) -> Iterator[Masking]:
         yield made
 
 
-def test_what_is_said_is_heard_in_its_phase_only() -> None:
-    memory = Spoken()
+def saying(text: bytes) -> Speech:
+    return lambda member: text
+
+
+def test_what_is_said_is_heard_in_its_round_and_phase_only() -> None:
+    memory, told = Spoken(), saying(b"told")
     assert memory.heard("a", "share") is None
-    memory.say("a", "share", {0: b"told"})
-    assert memory.heard("a", "share") == {0: b"told"}
+    memory.say("a", "share", told)
+    assert memory.heard("a", "share") is told
     assert memory.heard("a", "mask") is None
     assert memory.heard("b", "share") is None
-    memory.say("a", "mask", {1: b"more"})
+    memory.say("b", "mask", told)
+    memory.forget("a")
+    memory.forget("a")
     assert memory.heard("a", "share") is None
-    assert memory.heard("a", "mask") == {1: b"more"}
-    memory.forget("a")
-    memory.forget("a")
-    assert memory.heard("a", "mask") is None
+    assert memory.heard("b", "mask") is told
 
 
-def test_devices_of_another_process_wait_until_it_is_stored(
-    stage: Masking, monkeypatch: pytest.MonkeyPatch
+def test_of_many_rounds_the_last_are_known() -> None:
+    memory = Spoken()
+    for number in range(3 * spoken._MOST):
+        memory.say(str(number), "share", saying(b"told"))
+        memory.say("0", "share", saying(b"again"))
+    known = [number for number in range(3 * spoken._MOST) if memory.heard(str(number), "share")]
+    assert known == [0, *range(2 * spoken._MOST + 1, 3 * spoken._MOST)]
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Spoken, str, dict[int, bytes | None]]]:
+    """Whatever is said, by whom, in which phase, and to whom."""
+    say, heard = Spoken.say, []
+
+    def noted(self: Spoken, round_id: str, phase: str, speech: Speech) -> None:
+        heard.append((self, phase, {member: speech(member) for member in range(99)}))
+        say(self, round_id, phase, speech)
+
+    monkeypatch.setattr(Spoken, "say", noted)
+    return heard
+
+
+@pytest.mark.parametrize("mode", ["semi_honest", "semi_malicious"])
+def test_another_process_tells_the_same(
+    stage: Masking, said: list[tuple[Spoken, str, dict[int, bytes | None]]], mode: str
 ) -> None:
-    """The worker here is another process's: between its two transactions, they are told nothing."""
-    study, add, waited = stage.create(COUNT), Transaction.add_told, []
+    """The worker is another process's than the one that devices ask: each works it out."""
+    study = stage.create(60, dropout=0.1, collector=mode, corrupt=0.05)
+    leaving = {3: "enrol", 7: "share", 11: "mask", 20: "unmask"}
+    with devices(stage, 60) as them:
+        made = parts(them, stage.clock)
+        play(stage, made, leaving=leaving)
+    phases = {"share", "mask", "unmask"} | ({"ack"} if mode == "semi_malicious" else set())
+    assert {phase for _, phase, _ in said} == phases
+    for phase in phases:
+        by_whom = {id(whose): told for whose, at, told in said if at == phase}
+        assert len(by_whom) == 2, phase
+        worked_out, worker = by_whom.values()
+        assert worked_out == worker
+        heard = {member for member, told in worker.items() if told is not None}
+        assert len(heard) == {"share": 59, "mask": 58, "ack": 57, "unmask": 57}[phase]
+    assert stage.release(study).counts.sum() == 57
 
+
+def test_a_phase_that_is_over_is_told_again_as_it_was(stage: Masking) -> None:
+    """A device that was ended before it wrote down what it heard asks once more."""
+    study = stage.create(COUNT)
+    asked: list[tuple[Any, bytes]] = []
     with devices(stage, COUNT) as them, Http(stage.collector.address) as send:
         made = parts(them, stage.clock)
 
-        def added_late(self: Transaction, round_id: str, phase: str, told: Any) -> None:
-            if told := list(told):
-                for part in made:
-                    asked = part.request(0)
-                    if part.waits:
-                        answer = send(asked.method, asked.path, asked.body, asked.headers)
-                        waited.append(answer.status)
-            add(self, round_id, phase, told)
+        def noting(method: str, path: str, body: bytes, headers: Any) -> Any:
+            answer = send(method, path, body, headers)
+            if method == "GET" and answer.status == 200 and "/rounds/" in path:
+                asked.append(((method, path, body, headers), answer.body))
+            for earlier, told in asked[-3 * COUNT :: COUNT]:
+                again = send(*earlier)
+                assert again.body == told or again.status == 410  # the round is over
+            return answer
 
-        monkeypatch.setattr(Transaction, "add_told", added_late)
-        play(stage, made)
-    assert set(waited) <= {204}
-    assert len(waited) >= 2 * COUNT
-    assert {part.outcome for part in made} == {Joined.DONE}
-    assert stage.release(study).counts.tolist() == [1.0] * COUNT
+        play_on(stage, study, made, noting, step=stage.work)
+    assert len({request[1].split("/")[-2] for request, _ in asked}) == 3
 
 
-@pytest.mark.parametrize("dies", [True, False])
-def test_a_worker_that_fails_before_it_is_stored_stores_the_same(
-    stage: Masking, monkeypatch: pytest.MonkeyPatch, dies: bool
-) -> None:
-    study, add = stage.create(COUNT), Transaction.add_told
-    said: list[list[tuple[int, bytes]]] = []
-
-    def fails_at_first(self: Transaction, round_id: str, phase: str, told: Any) -> None:
-        if told := list(told):
-            said.append(told)
-            if len(said) % 2 == 1 and len(told) > 1:
-                raise StoreError("the disk is gone")
-        add(self, round_id, phase, told)
-
-    monkeypatch.setattr(Transaction, "add_told", fails_at_first)
-    work = stage.work
-
-    def work_on() -> None:
-        for _ in range(3):
-            try:
-                work()
-            except StoreError:
-                if dies:
-                    stage.restart()
-
-    monkeypatch.setattr(stage, "work", work_on)
-    with devices(stage, COUNT) as them:
+def test_messages_that_are_gone_are_an_error_of_the_store(stage: Masking) -> None:
+    stage.create(COUNT)
+    with devices(stage, COUNT) as them, Http(stage.collector.address) as send:
         made = parts(them, stage.clock)
-        play(stage, made)
-    assert said[0] == said[1]  # keys of neighbours
-    assert said[2] == said[3]  # boxes
-    assert {part.outcome for part in made} == {Joined.DONE}
-    assert stage.release(study).counts.tolist() == [1.0] * COUNT
-    assert stage.charges() == 1
+        while made[0].phase != "mask":
+            for part in made:
+                go(part, send, until="mask")
+            stage.work()
+        with stage.collector.store.transaction() as tx:
+            ((round_id,),) = tx._run("SELECT id FROM round")
+            row = tx.round(round_id)
+            assert row is not None
+            assert spoken.replayed(tx, row).boxes
+            tx._run("DELETE FROM round_message WHERE phase = 'share' AND member > 0")
+            with pytest.raises(DataError, match="not all there"):
+                spoken.replayed(tx, row)
+            tx._run("UPDATE round_message SET body = ? WHERE phase = 'enrol'", b"")
+            with pytest.raises(DataError, match="taken is now refused: malformed"):
+                spoken.replayed(tx, row)
 
 
-@pytest.mark.parametrize("most_bytes", [0, spoken.MOST_BYTES])
-def test_devices_of_the_same_process_need_not_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int
+def test_the_process_of_the_worker_works_nothing_out_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless it is too much to be kept in memory."""
-    monkeypatch.setattr(spoken, "MOST_BYTES", most_bytes)
-    heard: list[str] = []
-    hear = Spoken.heard
-
-    def counted(self: Spoken, round_id: str, phase: str) -> Any:
-        if (found := hear(self, round_id, phase)) is not None:
-            heard.append(phase)
-        return found
-
-    monkeypatch.setattr(Spoken, "heard", counted)
+    again: list[str] = []
+    monkeypatch.setattr(spoken, "replayed", lambda tx, row: again.append(row.phase))
     with running(settings(tmp_path, worker_seconds=0.01)) as collector:
         stage = Masking(collector)
         study = stage.create(COUNT)
         with devices(stage, COUNT) as them, Http(collector.address) as send:
             made = parts(them, stage.clock)
-
-            def all_done() -> bool:
-                for part in made:
-                    go(part, send)
-                return all(part.outcome is not None for part in made)
-
-            wait_for(all_done, "the devices to be done")
-            wait_for(lambda: stage.state(study)["state"] == "released", "the release")
-        assert {part.outcome for part in made} == {Joined.DONE}
+            play_on(stage, study, made, send)
         assert stage.release(study).counts.tolist() == [1.0] * COUNT
-    assert set(heard) == ({"share", "mask"} if most_bytes else set())
-
-
-def test_only_what_each_is_told_for_itself_may_be_spoken() -> None:
-    assert not _may_be_spoken([(-1, b"survivors")])
-    assert not _may_be_spoken([])
-    assert _may_be_spoken([(0, b"a"), (1, b"b")])
+    assert again == []
