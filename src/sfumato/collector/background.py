@@ -12,7 +12,8 @@ from sfumato.collector.store import Store
 
 _FIRST_PAUSE_SECONDS = 1.0  # after an error; doubled by each that follows
 _LONGEST_PAUSE_SECONDS = 60.0
-_GATHER_SECONDS = 0.01  # after being woken: what comes together is done together
+_GATHER_SECONDS = 0.01  # after being woken, as long as more comes: what comes together is done
+_MOST_GATHER_SECONDS = 0.1  # together; but not for longer than this
 
 
 class Background:
@@ -93,7 +94,15 @@ class Background:
             busy = self._step()
             self._succeeded()
             if not busy and self._woken.wait(self._pause_seconds):
-                self._hurried.wait(_GATHER_SECONDS)
+                self._gather()
+
+    def _gather(self) -> None:
+        """Wait until nothing more comes for a moment."""
+        until = time.monotonic() + _MOST_GATHER_SECONDS
+        while not self._hurried.is_set() and time.monotonic() < until:
+            self._woken.clear()
+            if not self._woken.wait(_GATHER_SECONDS):
+                return
 
     def _succeeded(self) -> None:
         self._errors = 0

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from starlette.requests import Request
@@ -74,7 +75,7 @@ class Service:
         self.looks = Looks(store, self.call)
         self.news = news or News(store)
         self.arrivals = arrivals or Arrivals(0)
-        self._to_worker = Bridge(self.wake_worker)
+        self._to_worker = Bridge(partial(self.wake_worker, now=True))  # tables wait for it
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="store")
         self._page_pool = ThreadPoolExecutor(_PAGE_THREADS, thread_name_prefix="pages")
         self._ready_until = -1.0

@@ -232,9 +232,9 @@ def fingerprint(message: bytes, salt: bytes) -> bytes:
     Who knows the salt can make two messages with one fingerprint: it is for finding what came
     twice, where the first stands, and to be mistaken for one's own first message gains nothing.
     """
-    ends = (
-        message if len(message) <= 2 * _END_BYTES else message[:_END_BYTES] + message[-_END_BYTES:]
-    )
+    ends = message
+    if len(message) > 2 * _END_BYTES:
+        ends = bytes(message[:_END_BYTES]) + bytes(message[-_END_BYTES:])
     return _mac(salt[:16]).encrypt(len(message).to_bytes(12, "little"), b"", ends)
 
 

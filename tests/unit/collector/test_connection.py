@@ -290,3 +290,53 @@ def test_an_upload_under_way_is_answered_when_the_collector_stops(tmp_path: Path
     assert (answers[0].status, answers[0].headers["connection"]) == (201, "close")
     assert stored(store) == 2
     store.close()
+
+
+def test_what_comes_before_the_answer_is_answered_after_it(place: Place) -> None:
+    """Usual requests, each on its own, from somebody who does not wait."""
+    with connected(place) as connection:
+        connection.sendall(upload(body(1)))
+        assert read(connection).status == 201
+        before = stored(place.store)
+        place.store.gate, begun = threading.Event(), place.store.begun
+        try:
+            connection.sendall(upload(body(1)))
+            wait_for(lambda: place.store.begun > begun, "the commit to begin")
+            for asked in (upload(body(2)), upload(to_frames([b"bad"])), request(), upload(body(1))):
+                connection.sendall(asked)
+                assert not threading.Event().wait(0.02)  # so that it is read on its own
+        finally:
+            place.store.gate.set()
+            place.store.gate = None
+        assert [read(connection).status for _ in range(5)] == [201, 201, 200, 200, 201]
+        assert stored(place.store) == before + 4
+
+
+def test_a_connection_is_kept_while_it_is_used_and_ended_when_it_is_not(tmp_path: Path) -> None:
+    store = Faulty.open(tmp_path / "collector.db")
+    assert isinstance(store, Faulty)
+    store.migrate()
+    opened(store)
+    with served(Service(store, settings(tmp_path, idle_seconds=1), key=KEY)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        place = Place((host, int(port)), store)
+        with connected(place) as used, connected(place) as begun, connected(place) as unused:
+            for turn in range(8):  # for twice as long
+                used.sendall(upload(body(1)) if turn % 3 else request())
+                assert read(used).status in (200, 201)
+                if turn == 0:
+                    begun.sendall(upload(body(1)))
+                    assert read(begun).status == 201
+                    begun.sendall(upload(body(1))[:30])
+                assert not threading.Event().wait(0.3)
+            for idle in (begun, unused):
+                idle.setblocking(False)
+                assert idle.recv(1) == b""
+            store.gate = threading.Event()
+            used.sendall(upload(body(1)))
+            assert not threading.Event().wait(1.5)  # it is not idle while it waits
+            store.gate.set()
+            store.gate = None
+            assert read(used).status == 201
+            assert used.recv(1) == b""  # after another second
+    store.close()
