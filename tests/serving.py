@@ -17,7 +17,7 @@ import numpy as np
 
 from sfumato import offers
 from sfumato.collector.app import create_app
-from sfumato.collector.quick_uploads import QuickUploads
+from sfumato.collector.connection import Quick
 from sfumato.collector.server import address_of, listen, make_server
 from sfumato.collector.service import Service
 from sfumato.collector.settings import Settings
@@ -183,7 +183,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 @contextmanager
-def served(service: Service, quick: QuickUploads | None = None) -> Iterator[str]:
+def served(service: Service, quick: Quick | None = None) -> Iterator[str]:
     """The address of a service that answers, without a worker, while the block lasts."""
     app = create_app(service)
     app.state.quick = (quick,) if quick else app.state.quick

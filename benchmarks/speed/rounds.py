@@ -55,7 +55,7 @@ from sfumato.task import Task
 NAME = "rounds"
 SEED = 1
 REPETITIONS = 3
-CONNECTIONS = 256
+CONNECTIONS = 1_000  # one for each device
 MOST_TIMES_FLOOR = 1.3  # the goal, for the largest round
 _PATIENCE_SECONDS = 120.0
 
@@ -159,6 +159,7 @@ def _measured(case: _Case) -> _Measured:
             phase_seconds=_PATIENCE_SECONDS,
             queue_bytes=512 << 20,
             idle_seconds=600,  # while devices compute
+            connections=2 * CONNECTIONS,
         )
         store, key = open_store(settings)
         with closing(store):
@@ -207,6 +208,7 @@ def _served(settings: CollectorSettings, folder: Path) -> Iterator[str]:
             "phase_seconds",
             "queue_bytes",
             "idle_seconds",
+            "connections",
         )
     }
     environment = os.environ | {f"SFUMATO_{name.upper()}": str(v) for name, v in given.items()}

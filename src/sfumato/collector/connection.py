@@ -14,7 +14,9 @@ from httptools import HttpRequestParser
 from starlette.types import ASGIApp, Message
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from sfumato.collector.logs import log_error
 from sfumato.collector.long_bodies import LongBodies
+from sfumato.collector.problems import Problem, problem_response
 from sfumato.collector.usual import HEAD_BYTES, SHORT_BYTES, usual
 
 _HOLD_SECONDS = 0.2  # for which a body is waited for here; then the application does
@@ -96,9 +98,11 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     _early: bytearray | None = None  # what came while a usual request is being answered
     _is_ending = False  # after the usual request under way
+    _is_declined = False  # the next request: one of `quick` had it, and did not take it
     _idle_since = 0.0
     _deadline: asyncio.TimerHandle | None = None
     _heads = 0  # that were read on this connection
+    _is_in_head = False  # the parser has seen the beginning of one, and not its end
     _is_in_body = False
     _head_bytes = 0  # of the head that is being read, as far as it is known
     _named_bytes = 0  # of its headers, by their names and values
@@ -167,6 +171,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._is_in_head = True
         self._named_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -177,7 +182,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def on_headers_complete(self) -> None:
         self._heads += 1
-        self._is_in_body = True
+        self._is_in_head, self._is_in_body = False, True
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -201,9 +206,9 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def _give_up(self) -> None:
         """Unless something came: to set a timer anew for every request would cost more."""
         self._deadline = None
-        if self._early is not None:  # whose answer sets it again
-            return
         left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if self._early is not None:  # it is not idle
+            left = self.timeout_keep_alive
         if left > 0:
             self._deadline = self.loop.call_later(left, self._give_up)
         else:
@@ -221,7 +226,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         """Whether no request is under way, and another would be taken."""
         return (
             (self.cycle is None or self.cycle.response_complete)
-            and not (self._head_bytes or self._is_in_body or self.pipeline)
+            and not (self._head_bytes or self._is_in_head or self._is_in_body or self.pipeline)
             and not (self.flow.write_paused or self.transport.is_closing())
             and (self.limit_concurrency is None or len(self.connections) < self.limit_concurrency)
         )
@@ -237,7 +242,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
                 self._unset_keepalive_if_required()
                 if quick.take(request.scope, request.body, self._answer_usual):
                     return True
-                self._early = None
+                self._early, self._is_declined = None, True
                 return False
         return False
 
@@ -272,7 +277,11 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         async def receive() -> Message:
             return {"type": "http.disconnect"}
 
-        await application({"type": "http", "headers": []}, receive, send)
+        try:
+            await application({"type": "http", "headers": []}, receive, send)
+        except Exception as problem:  # whatever it is, somebody waits for an answer
+            log_error("internal", problem)
+            await problem_response(Problem("internal"))({"type": "http"}, receive, send)
         headers = {name.decode(): value.decode() for name, value in start["headers"]}
         status = HTTPStatus(start["status"])
         self._answer_usual(plain(f"{status.value} {status.phrase}", body, headers))
@@ -288,8 +297,10 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """What uvicorn does with a request whose turn it is, unless one of `quick` may take it."""
+        is_declined, self._is_declined = self._is_declined, False
         if (
-            app is self.app  # else uvicorn has too many connections
+            not is_declined
+            and app is self.app  # else uvicorn has too many connections
             and not cycle.waiting_for_100_continue
             and not self.flow.write_paused  # else whoever asks does not listen
         ):
@@ -347,13 +358,18 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self.parser = HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
         self._is_in_body = cycle.more_body = False
+        cycle.message_event.set()  # for an application that reads it
 
         def answer(what: bytes | ASGIApp) -> None:
             self._long_bodies.give_back(place)
             self._answer(cycle, what)
 
-        if not self._hand_over(cycle, place, answer):
-            self._long_bodies.give_back(place)
+        is_taken = False
+        try:
+            is_taken = self._hand_over(cycle, place, answer)
+        finally:
+            if not is_taken:
+                self._long_bodies.give_back(place)
 
     def _let_go(self, *, to_application: bool = True) -> None:
         """Hand the request that is held to the application, with what has come of its body."""

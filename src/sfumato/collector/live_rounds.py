@@ -50,8 +50,12 @@ class LiveRound:
     def is_last(self, phase: Phase) -> bool:
         """Count a message that came to this process: as many may have come now as are expected."""
         self.came[phase] += 1
-        before = self.came[_ORDER[_ORDER.index(phase) - 1]] if phase is not Phase.ENROL else 0
-        return self.came[phase] in (len(self.members), before)
+        before = [self.came[other] for other in _ORDER[: _ORDER.index(phase)] if self.came[other]]
+        return self.came[phase] in (len(self.members), *before[-1:])
+
+    def has(self, phase: Phase) -> bool:
+        """Whether rounds of its kind have this phase."""
+        return phase is not Phase.ACK or self.spec.mode == "semi_malicious"
 
     def most_bytes(self, phase: Phase) -> int:
         return most_bytes(self.spec, phase)
@@ -120,6 +124,7 @@ class LiveRounds:
         """Somebody was told otherwise, and is not to be invited to it again."""
         if (live := self._known.get(round_id)) is not None:
             live.alive.clear()
+            live.told.clear()
 
     async def find(self, round_id: str) -> LiveRound:
         """The round of this id; Problem if there is none."""
@@ -145,6 +150,7 @@ class LiveRounds:
         """What a member is told in a phase, if no look into the store is needed to tell."""
         known = live.told.get(phase)
         if known is None or known.news != news or self._now() - known.read_at >= _FRESH_SECONDS:
+            live.told.clear()  # a round that is over need not stay in memory
             return None
         return known.speech(member)
 

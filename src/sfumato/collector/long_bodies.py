@@ -53,6 +53,8 @@ class LongBodies:
             if self._bytes and self._bytes + size > self._most_bytes:
                 return
             del self._waiting[who]
+            if not self._left.get(size):
+                self._left.clear()  # what is of another size is of no use now
+                self._left[size] = [bytearray(size)]
             self._bytes += size
-            left = self._left.get(size)
-            begin(left.pop() if left else bytearray(size))
+            begin(self._left[size].pop())

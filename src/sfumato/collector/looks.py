@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from sfumato.collector.problems import Problem
 from sfumato.collector.store import Store, Transaction
+from sfumato.errors import SfumatoError, StoreError
 
 T = TypeVar("T")
 Look = Callable[[Transaction], T]
@@ -61,5 +61,7 @@ class Looks:
 def _asked(question: Look[Any], tx: Transaction) -> Any:
     try:
         return question(tx)
-    except Problem as problem:
+    except StoreError:  # everybody's
+        raise
+    except SfumatoError as problem:
         return problem

@@ -55,7 +55,8 @@ class QuickRounds:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._long: dict[int, int] = {}  # bytes of long bodies that are being read
+        # Long bodies that are being read: how many bytes, of which round and member.
+        self._long: dict[int, tuple[int, tuple[str, int]]] = {}
 
     def may_take(self, scope: Mapping[str, Any]) -> bool:
         path, method = scope["path"], scope["method"]
@@ -71,10 +72,13 @@ class QuickRounds:
         found = self._member(scope, path)
         if found is None or found[1] is not Phase.MASK or length != found[0].spec.vector_bytes:
             return False
-        held = sum(self._long.values()) + int(length)
+        whose = found[0].spec.nonce, found[2]
+        if any(whose == other for _, other in self._long.values()):
+            return False  # a member has one table
+        held = sum(size for size, _ in self._long.values()) + int(length)
         if not self._service.arrivals.has_room(found[0].spec.nonce, held):
             return False
-        self._long[id(scope)] = int(length)
+        self._long[id(scope)] = int(length), whose
         return True
 
     def leave(self, scope: Mapping[str, Any]) -> None:
@@ -144,7 +148,7 @@ class QuickRounds:
                 return
             try:
                 store()
-            except Problem as problem:
+            except Exception as problem:  # whatever it is, somebody waits for an answer
                 settle(problem)
 
         if phase is Phase.MASK:
@@ -191,6 +195,8 @@ class QuickRounds:
         ticket = ticket_in(scope["headers"])
         if found is None or live is None or ticket is None or found[2] not in PHASES:
             return None
+        if not live.has(PHASES[found[2]]):
+            return None
         member = live.members.get(digest_of(ticket.encode()))
         return None if str(member) != found[3] else (live, PHASES[found[2]], int(found[3]))
 
@@ -202,7 +208,10 @@ def _otherwise(service: Service, round_id: str, kept: Keeping | BaseException) -
         if isinstance(kept, BaseException):
             problem = _problem_of(kept)
         else:
-            problem = await not_kept(service, kept, round_id)
+            try:
+                problem = await not_kept(service, kept, round_id)
+            except SfumatoError as error:
+                problem = Problem.of(error)
         service.metrics.add("sfumato_round_messages_total", code=str(problem.status))
         await problem_response(problem)(scope, receive, send)
 

@@ -52,6 +52,7 @@ class QuickUploads:
         if not 0 < count <= service.settings.upload_reports:
             return False
         try:
+            service.uploads.check_room()  # before the rate is charged
             task.bucket.take(count)
             service.uploads.hand_over(
                 task.id,

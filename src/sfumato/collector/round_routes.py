@@ -225,7 +225,7 @@ async def _member(request: Request, service: Service) -> tuple[LiveRound, Phase,
     """Who speaks; Problem if it is not who it says."""
     live = await service.rounds.find(request.path_params["round_id"])
     phase = PHASES.get(request.path_params["phase"])
-    if phase is None:
+    if phase is None or not live.has(phase):
         raise Problem("not-found")
     given = ticket_in(request.scope["headers"])
     member = None if given is None else live.members.get(digest_of(given.encode()))

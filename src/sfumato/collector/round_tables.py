@@ -33,7 +33,7 @@ class RoundRow:
     phase: str  # see `secagg.coordinator.Phase`
     is_open: int  # whether messages of the phase are taken
     deadline: int  # of the phase, in seconds since 1970; below 1 when it is over
-    turn: int  # 1 at first; one more with every phase that follows, with news, and at the end
+    turn: int  # 1 at first; one more with every phase that follows, and at the end
     charged: int  # whether it is on the ledger
     problem: str = ""  # why it was aborted
 

@@ -335,7 +335,6 @@ class Rounds:
         """End a phase of which everything that came is taken."""
         phase, spec = coordinator.phase, from_json(task.spec)
         self._arrivals.close(row.id)
-        self._spoken.forget(row.id)
         if phase is Phase.UNMASK:
             self._finish(study, task, row, coordinator, conclude)
             return
@@ -367,6 +366,7 @@ class Rounds:
         except BudgetError as problem:
             self._abort(study, task, row, "over_budget", str(problem))
             raise
+        self._spoken.forget(row.id, str(phase))
         self._log("round-phase", study_id=study.id, task_id=task.id, reason=coordinator.phase)
         self._tell()
 

@@ -32,6 +32,7 @@ from sfumato.collector.worker import Worker
 from sfumato.errors import ServiceError
 
 # Whoever asks comes before what the worker computes: by default each answer may wait 5 ms for it.
+_GARBAGE = 20_000  # objects that are made before those in rings are looked for
 _SWITCH_SECONDS = 0.002
 _LOOPBACK = ("http://127.", "http://[::1]")
 
@@ -171,6 +172,7 @@ def serve(
     memory.keep()
     collector = Collector(settings, with_worker=with_worker, routes=routes)
     gc.freeze()  # what is here stays; to look through it again and again took a tenth of all time
+    gc.set_threshold(_GARBAGE, *gc.get_threshold()[1:])
 
     def stop(number: int, frame: FrameType | None) -> None:
         collector.stop(at_once=collector.stopping)

@@ -18,7 +18,7 @@ from sfumato.secagg.coordinator import Coordinator, Phase
 from sfumato.secagg.round import MaskedRound
 from sfumato.spec import from_json
 
-_MOST = 8  # that are known; each is megabytes
+_MOST = 8  # that are worked out and kept; each is megabytes
 
 Speech = Callable[[int], bytes | None]
 """What a member is told in a phase; None if it is told nothing, since it was not heard before."""
@@ -29,37 +29,44 @@ class Spoken:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._said: OrderedDict[tuple[str, str], Speech] = OrderedDict()
+        self._said: dict[tuple[str, str], Speech] = {}  # by this process's worker, in rounds it has
+        self._worked_out: OrderedDict[tuple[str, str], Speech] = OrderedDict()  # here, the last few
 
     def say(self, round_id: str, phase: str, speech: Speech) -> None:
         """Members are told this when the phase begins."""
         with self._lock:
             self._said[round_id, phase] = speech
-            self._said.move_to_end((round_id, phase))
-            while len(self._said) > _MOST:
-                self._said.popitem(last=False)
 
     def heard(self, round_id: str, phase: str) -> Speech | None:
         """What members are told in a phase of a round, if it is known here."""
-        return self._said.get((round_id, phase))
+        key = round_id, phase
+        with self._lock:
+            if key in self._worked_out:
+                self._worked_out.move_to_end(key)
+            return self._said.get(key) or self._worked_out.get(key)
 
     def hear(self, tx: RoundTables, row: RoundRow, phase: str) -> Speech:
         """What members are told in a phase of a round that has begun."""
         speech = self.heard(row.id, phase)
         if speech is None:
             speech = speech_of(replayed(tx, replace(row, phase=phase)))
-            self.say(row.id, phase, speech)
+            with self._lock:
+                self._worked_out[row.id, phase] = speech
+                while len(self._worked_out) > _MOST:
+                    self._worked_out.popitem(last=False)
         return speech
 
-    def forget(self, round_id: str) -> None:
+    def forget(self, round_id: str, phase: str | None = None) -> None:
         """The phase is over, or the round is."""
         with self._lock:
-            for known in [key for key in self._said if key[0] == round_id]:
-                del self._said[known]
+            for known in (self._said, self._worked_out):
+                for key in [key for key in known if key[0] == round_id]:
+                    if phase in (key[1], None):
+                        del known[key]
 
 
 def speech_of(coordinator: Coordinator) -> Speech:
-    """What is told in the phase that a round is in. Until the phase is over, any thread may ask:
+    """What is told in the phase that a round is in. Any thread may ask, when the phase is over too:
     what it follows from was settled before."""
     phase = coordinator.phase
     if phase is Phase.SHARE:
@@ -89,6 +96,8 @@ def replayed(tx: RoundTables, row: RoundRow) -> Coordinator:
             coordinator.restore(checkpoint)
         if phase == row.phase:
             return coordinator
+        if phase is Phase.UNMASK:
+            raise DataError(f"there is no phase {row.phase} in round {row.id}")
         if phase is not Phase.MASK:
             _take_again(tx, row, coordinator)
         if coordinator.close() is Phase.ABORTED:

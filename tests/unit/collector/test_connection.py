@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from serving import (
     stored,
     wait_for,
 )
+from sfumato.collector.long_bodies import LongBodies
 from sfumato.collector.server import listen
 from sfumato.collector.service import Service
 from sfumato.errors import StoreFull
@@ -340,3 +342,83 @@ def test_a_connection_is_kept_while_it_is_used_and_ended_when_it_is_not(tmp_path
             assert read(used).status == 201
             assert used.recv(1) == b""  # after another second
     store.close()
+
+
+def test_a_request_within_anothers_head_is_none(place: Place) -> None:
+    """The rest of a head looks like a request of its own, and is a header's value."""
+    with connected(place) as connection:
+        before = stored(place.store)
+        connection.sendall(upload(body(1)) + b"GET /health HTTP/1.1\r\nHost: a\r\nX: ")
+        assert read(connection).status == 201
+        connection.sendall(upload(body(1)))  # all of it belongs to the request before
+        assert read(connection).status == 200
+        assert stored(place.store) == before + 1
+        connection.sendall(upload(body(1)))
+        assert read(connection).status == 201
+
+
+class Takers:
+    """Two short cuts that go wrong: one application raises, one body is not taken after all."""
+
+    def may_take(self, scope: Mapping[str, Any]) -> bool:
+        return str(scope["path"]).startswith("/v1/wrong")
+
+    def take(
+        self, scope: Mapping[str, Any], body: bytes | bytearray, answer: Callable[..., None]
+    ) -> bool:
+        async def raises(scope: Any, receive: Any, send: Any) -> None:
+            raise RuntimeError("canary")
+
+        if scope["path"] == "/v1/wrong/raises":
+            answer(raises)
+        elif scope["path"] == "/v1/wrong/fails":
+            raise RuntimeError("canary")
+        return bool(scope["path"] == "/v1/wrong/raises")
+
+    def leave(self, scope: Mapping[str, Any]) -> None:
+        pass
+
+
+@pytest.fixture
+def wrong(tmp_path: Path) -> Iterator[Place]:
+    store = Faulty.open(tmp_path / "collector.db")
+    assert isinstance(store, Faulty)
+    store.migrate()
+    with served(Service(store, settings(tmp_path), key=KEY), Takers()) as url:
+        host, port = url.removeprefix("http://").split(":")
+        yield Place((host, int(port)), store)
+    store.close()
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_what_goes_wrong_on_the_short_way_is_answered(wrong: Place, size: int) -> None:
+    for _ in range(2):
+        with connected(wrong) as connection:
+            connection.sendall(request(bytes(size), "/v1/wrong/raises", "PUT"))
+            answer = read(connection)
+            assert answer.status == 500
+            assert b"canary" not in answer.body
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_a_body_that_is_not_taken_is_the_applications(wrong: Place, size: int) -> None:
+    with connected(wrong) as connection:
+        for _ in range(2):  # there is no such route, which is found when the body was read
+            connection.sendall(request(bytes(size), "/v1/wrong/declines", "PUT"))
+            assert read(connection).status == 404
+
+
+def test_memory_for_a_body_comes_back_from_a_taker_that_fails(
+    wrong: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lent: list[int] = []
+    give_back = LongBodies.give_back
+
+    def counted(self: LongBodies, body: bytearray) -> None:
+        give_back(self, body)
+        lent.append(self._bytes)
+
+    monkeypatch.setattr(LongBodies, "give_back", counted)
+    with connected(wrong) as connection:
+        connection.sendall(request(bytes(100_000), "/v1/wrong/fails", "PUT"))
+        wait_for(lambda: lent == [0], "the memory to be given back")

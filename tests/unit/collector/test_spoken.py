@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from masking import Masking, devices, go, masking, parts, play, play_on
 from serving import settings
 from sfumato.agent import Http
 from sfumato.collector import spoken
+from sfumato.collector.round_tables import RoundRow, RoundTables
 from sfumato.collector.serve import running
 from sfumato.collector.spoken import Speech, Spoken
 from sfumato.errors import DataError
@@ -37,31 +39,49 @@ def test_what_is_said_is_heard_in_its_round_and_phase_only() -> None:
     assert memory.heard("a", "mask") is None
     assert memory.heard("b", "share") is None
     memory.say("b", "mask", told)
+    memory.forget("a", "mask")
+    assert memory.heard("a", "share") is told
     memory.forget("a")
     memory.forget("a")
     assert memory.heard("a", "share") is None
     assert memory.heard("b", "mask") is told
 
 
-def test_of_many_rounds_the_last_are_known() -> None:
-    memory = Spoken()
-    for number in range(3 * spoken._MOST):
-        memory.say(str(number), "share", saying(b"told"))
-        memory.say("0", "share", saying(b"again"))
-    known = [number for number in range(3 * spoken._MOST) if memory.heard(str(number), "share")]
-    assert known == [0, *range(2 * spoken._MOST + 1, 3 * spoken._MOST)]
+def test_of_what_is_worked_out_the_last_is_known(
+    stage: Masking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the worker says is known as long as it has the round."""
+    memory, again = Spoken(), list[str]()
+    monkeypatch.setattr(spoken, "replayed", lambda tx, row: again.append(row.id))
+    monkeypatch.setattr(spoken, "speech_of", lambda coordinator: saying(b"worked out"))
+    memory.say("mine", "share", saying(b"said"))
+    row = RoundRow("", "", "mask", 1, 1, 1, 0)
+    with stage.collector.store.reading() as tx:
+        for number in range(3 * spoken._MOST):
+            memory.hear(tx, replace(row, id=str(number)), "mask")
+            memory.hear(tx, replace(row, id="0"), "mask")
+            told = memory.hear(tx, replace(row, id="mine"), "share")
+            assert told(0) == b"said"
+    assert again == [str(number) for number in range(3 * spoken._MOST)]
+    assert len(memory._worked_out) == spoken._MOST
 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Spoken, str, dict[int, bytes | None]]]:
     """Whatever is said, by whom, in which phase, and to whom."""
-    say, heard = Spoken.say, []
+    say, hear, heard = Spoken.say, Spoken.hear, []
 
     def noted(self: Spoken, round_id: str, phase: str, speech: Speech) -> None:
         heard.append((self, phase, {member: speech(member) for member in range(99)}))
         say(self, round_id, phase, speech)
 
+    def also(self: Spoken, tx: RoundTables, row: RoundRow, phase: str) -> Speech:
+        speech = hear(self, tx, row, phase)
+        heard.append((self, phase, {member: speech(member) for member in range(99)}))
+        return speech
+
     monkeypatch.setattr(Spoken, "say", noted)
+    monkeypatch.setattr(Spoken, "hear", also)
     return heard
 
 
@@ -80,9 +100,9 @@ def test_another_process_tells_the_same(
     for phase in phases:
         by_whom = {id(whose): told for whose, at, told in said if at == phase}
         assert len(by_whom) == 2, phase
-        worked_out, worker = by_whom.values()
-        assert worked_out == worker
-        heard = {member for member, told in worker.items() if told is not None}
+        one, other = by_whom.values()
+        assert one == other
+        heard = {member for member, told in one.items() if told is not None}
         assert len(heard) == {"share": 59, "mask": 58, "ack": 57, "unmask": 57}[phase]
     assert stage.release(study).counts.sum() == 57
 
@@ -126,6 +146,29 @@ def test_messages_that_are_gone_are_an_error_of_the_store(stage: Masking) -> Non
             tx._run("UPDATE round_message SET body = ? WHERE phase = 'enrol'", b"")
             with pytest.raises(DataError, match="taken is now refused: malformed"):
                 spoken.replayed(tx, row)
+
+
+def test_a_phase_that_a_round_does_not_have_is_not_found(stage: Masking) -> None:
+    """And whoever asks for it keeps nobody else from an answer."""
+    study = stage.create(COUNT)
+    with devices(stage, COUNT) as them, Http(stage.collector.address) as send:
+        made = parts(them, stage.clock)
+
+        def asking(method: str, path: str, body: bytes, headers: Any) -> Any:
+            if "/rounds/" in path:
+                pieces = path.split("?")[0].split("/")
+                other = "/".join([*pieces[:-2], "ack", pieces[-1]])
+                for verb in ("GET", "PUT"):
+                    assert send(verb, other, b"", headers).status == 404
+            return send(method, path, body, headers)
+
+        play_on(stage, study, made, asking, step=stage.work)
+    with stage.collector.store.reading() as tx:
+        ((round_id,),) = tx._run("SELECT id FROM round")
+        row = tx.round(round_id)
+        assert row is not None
+        with pytest.raises(DataError):
+            spoken.replayed(tx, replace(row, phase="ack"))
 
 
 def test_the_process_of_the_worker_works_nothing_out_again(
