@@ -155,7 +155,7 @@ def _measured(case: _Case) -> _Measured:
             store=f"sqlite:///{folder}/collector.db",
             signing_key=f"{folder}/collector.key",
             listen="127.0.0.1:0",
-            worker_seconds=0.05,
+            worker_seconds=0.02,
             phase_seconds=_PATIENCE_SECONDS,
             queue_bytes=512 << 20,
             idle_seconds=600,  # while devices compute

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 MOST_BYTES = 32 << 20
-_SCRATCH_BYTES = 1 << 15
+_SCRATCH_BYTES = 1 << 14
 
 Begin = Callable[[bytearray], None]
 """Is called with memory for a body; what is in it is of no meaning."""
