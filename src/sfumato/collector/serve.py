@@ -15,7 +15,7 @@ from types import FrameType
 from starlette.routing import BaseRoute
 
 from sfumato import __version__, offers
-from sfumato.collector import keys, logs, memory
+from sfumato.collector import keys, logs
 from sfumato.collector.app import create_app
 from sfumato.collector.arrivals import Arrivals
 from sfumato.collector.background import Background
@@ -169,7 +169,6 @@ def serve(
     """
     logs.set_up(settings.log_level)
     sys.setswitchinterval(_SWITCH_SECONDS)
-    memory.keep()
     collector = Collector(settings, with_worker=with_worker, routes=routes)
     gc.freeze()  # what is here stays; to look through it again and again took a tenth of all time
     gc.set_threshold(_GARBAGE, *gc.get_threshold()[1:])
