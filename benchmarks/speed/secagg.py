@@ -43,7 +43,7 @@ SEED = 1
 REPETITIONS = 3
 ENVIRONMENT, SERVER, FLOWER = ".venv-flower", "flower_server.py", "Flower"
 BITS = 32
-IN_MEMORY = 16  # messages that are taken in turn, and tables of the floor: more than a cache holds
+IN_MEMORY = 16  # tables that the floor adds in turn: more than a cache holds
 SAMPLES = 20  # of a step's floor in a round
 
 # The requirements: against Flower, and against the floors of the largest round.
@@ -313,17 +313,13 @@ class _Round:
         told: Callable[[int], bytes] | None,
         answer: Callable[[int, bytes], Callable[[], bytes]],  # what is timed, made ready
     ) -> None:
-        came: dict[int, bytes] = {}  # a collector takes what comes together together
         for member in members:
             heard = self.server(phase, told, member) if told is not None else b""
             if phase is Phase.SHARE:
                 _forget()
             sent = self.clients[member](phase, answer(member, heard))
-            came[member] = sent
-            if len(came) == IN_MEMORY or member == members[-1]:
-                refusals = self.server(phase, self.collector.add_all, phase, came)
-                assert not any(refusals.values()), refusals
-                came = {}
+            refusal = self.server(phase, self.collector.add, phase, member, sent)
+            assert refusal is None, refusal
             self.down[member] += len(heard)
             self.up[member] += len(sent)
             if member % -(-len(members) // SAMPLES) == 0:

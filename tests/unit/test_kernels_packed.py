@@ -91,14 +91,3 @@ def test_a_device_does_not_wake_the_compiler(monkeypatch: pytest.MonkeyPatch) ->
     total = np.zeros(1_000, dtype=np.uint32)
     add_packed(total, [pack_words(drawn(20, (1_000,)), 20)], 20)
     assert total.any()
-
-
-@pytest.mark.parametrize("bits", [8, 16, 32, 64])
-@pytest.mark.parametrize("cells", [1, packed._BLOCK - 1, packed._BLOCK, 2 * packed._BLOCK + 3])
-def test_words_that_fill_their_lane_add_up_block_by_block(bits: int, cells: int) -> None:
-    chance, lane = np.random.default_rng([bits, cells]), np.dtype(f"u{bits // 8}")
-    tables = chance.integers(0, 2**bits, (3, cells), dtype=lane)
-    total = chance.integers(0, 2**bits, cells, dtype=lane)
-    expected = total + tables.sum(axis=0, dtype=lane)
-    add_packed(total, [pack_words(table, bits) for table in tables], bits)
-    assert np.array_equal(total, expected)

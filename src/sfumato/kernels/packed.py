@@ -21,7 +21,6 @@ from sfumato.kernels import is_compiled
 Words = npt.NDArray[np.unsignedinteger[Any]]
 
 SMALL = 1 << 14  # words below which numba is not woken
-_BLOCK = 1 << 15  # words that are added at a time
 
 
 def pack_words(words: Words, bits: int) -> bytes:
@@ -65,15 +64,8 @@ def add_packed(total: Words, tables: Sequence[bytes], bits: int) -> None:
     """
     for data in tables:
         check_packed(data, total.size, bits)
-    is_whole = total.itemsize * 8 == bits
-    compiled = _compiled() if total.size >= SMALL and not is_whole else None
-    if is_whole:
-        words = [unpack_words(data, total.size, bits, total.dtype.type) for data in tables]
-        for start in range(0, total.size, _BLOCK):
-            part = total[start : start + _BLOCK]  # stays in a cache
-            for table in words:
-                np.add(part, table[start : start + _BLOCK], out=part)
-    elif compiled is None:
+    compiled = _compiled() if total.size >= SMALL and total.itemsize * 8 != bits else None
+    if compiled is None:
         for data in tables:
             total += unpack_words(data, total.size, bits, total.dtype.type)
     elif tables:
