@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -17,12 +15,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from sfumato.collector.logs import log_error
 from sfumato.collector.long_bodies import LongBodies
 from sfumato.collector.problems import Problem, problem_response
-from sfumato.collector.usual import HEAD_BYTES, SHORT_BYTES, usual
+from sfumato.collector.usual import HEAD_BYTES, SHORT_BYTES, length_of, usual
 
 _HOLD_SECONDS = 0.2  # for which a body is waited for here; then the application does
 _LONG_HOLD_SECONDS = 5.0  # the same, for one that is long
-_ABOUT_BODIES = (b"content-length", b"transfer-encoding")
-_LENGTH = re.compile(b"[0-9]{1,15}")
 
 
 Answer = Callable[[bytes | ASGIApp], None]
@@ -42,15 +38,6 @@ class Quick(Protocol):
 
     def leave(self, scope: Mapping[str, Any]) -> None:
         """Forget a request that it might have taken: its body did not come, or not in time."""
-
-
-def length_of(scope: Mapping[str, Any]) -> float:
-    """Of a request's body, as its head says it; infinite if it does not say so plainly."""
-    said = [header for header in scope["headers"] if header[0] in _ABOUT_BODIES]
-    if not said:
-        return 0
-    plainly = len(said) == 1 and said[0][0] == b"content-length" and _LENGTH.fullmatch(said[0][1])
-    return int(said[0][1]) if plainly else math.inf
 
 
 def plain(status: str, body: bytes, headers: Mapping[str, str]) -> bytes:
@@ -115,12 +102,12 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self,
         *arguments: Any,
         quick: Sequence[Quick] = (),
-        long_bodies: LongBodies | None = None,
+        long_bodies: LongBodies,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self._quick = quick
-        self._long_bodies = long_bodies or LongBodies()
+        self._long_bodies = long_bodies
         self._scratch = self._long_bodies.scratch
 
     def connection_made(self, transport: Any) -> None:

@@ -2,7 +2,8 @@
 
 A thousand devices send their masked tables at once. To read all of them at once would take memory
 that the system has to find and to clear, which takes longer than to receive them; so a few are read
-at a time, into what those before have left, and the others wait where they are, in the network.
+at a time, into what those before have left, and the others wait where they are, in the network; who
+has waited for some seconds is read by the application.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ class LongBodies:
         self._most_bytes = most_bytes
         self._bytes = 0  # that are lent
         self._left: dict[int, list[bytearray]] = {}  # by size, while any are lent
-        self.scratch = memoryview(
-            bytearray(_SCRATCH_BYTES)
-        )  # for what is read and done with at once
+        # For what is read and done with at once.
+        self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._waiting: OrderedDict[object, tuple[int, Begin]] = OrderedDict()
 
     def lend(self, who: object, size: int, begin: Begin) -> None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sfumato.collector.connection import Answer, length_of, plain
+from sfumato.collector.connection import Answer, plain
 from sfumato.collector.live_rounds import LiveRound
 from sfumato.collector.logs import log_error
 from sfumato.collector.problems import ALWAYS, Problem, problem_response
@@ -30,7 +30,7 @@ from sfumato.collector.round_routes import (
 from sfumato.collector.round_tables import Join, Joining, Keeping, Message
 from sfumato.collector.service import Service
 from sfumato.collector.store import Transaction
-from sfumato.collector.usual import SHORT_BYTES
+from sfumato.collector.usual import SHORT_BYTES, length_of
 from sfumato.errors import SfumatoError
 from sfumato.secagg.agreement import fingerprint
 from sfumato.secagg.coordinator import Phase

@@ -7,7 +7,9 @@ Any other is the parser's: a pattern that is stricter than HTTP leaves no two wa
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 HEAD_BYTES = 16 << 10  # of a request's line and headers
@@ -19,10 +21,9 @@ _HEAD = re.compile(
 )
 _HEADER = re.compile(rb"([A-Za-z-]+): ([ -~]+)\r\n")
 _LENGTH = re.compile(b"[0-9]{1,15}")
+_ABOUT_BODIES = (b"content-length", b"transfer-encoding")
 # What these ask for is the parser's business.
-_OTHER = frozenset(
-    (b"connection", b"expect", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade")
-)
+_OTHER = frozenset((b"connection", b"expect", b"keep-alive", b"te", b"trailer", b"upgrade"))
 
 
 class Usual(NamedTuple):
@@ -30,6 +31,15 @@ class Usual(NamedTuple):
 
     scope: dict[str, Any]
     body: bytes
+
+
+def length_of(scope: Mapping[str, Any]) -> float:
+    """Of a request's body, as its head says it; infinite if it does not say so plainly."""
+    said = [header for header in scope["headers"] if header[0] in _ABOUT_BODIES]
+    if not said:
+        return 0
+    plainly = len(said) == 1 and said[0][0] == b"content-length" and _LENGTH.fullmatch(said[0][1])
+    return int(said[0][1]) if plainly else math.inf
 
 
 def usual(data: bytes) -> Usual | None:
@@ -45,21 +55,15 @@ def usual(data: bytes) -> Usual | None:
         return None
     method, path, query, lines = head.groups()
     headers = [(name.lower(), value) for name, value in _HEADER.findall(lines)]
-    said: bytes | None = None
-    for name, value in headers:
-        if name == b"content-length":
-            if said is not None or not _LENGTH.fullmatch(value):
-                return None
-            said = value
-        elif name in _OTHER:
-            return None
-    length = int(said or b"0")
-    if length > SHORT_BYTES or head.end() + length != len(data):
-        return None
     scope = {
         "method": method.decode(),
         "path": path.decode(),
         "query_string": query or b"",
         "headers": headers,
     }
+    length = length_of(scope)
+    if length > SHORT_BYTES or head.end() + length != len(data):
+        return None
+    if not _OTHER.isdisjoint(name for name, _ in headers):
+        return None
     return Usual(scope, data[head.end() :])

@@ -25,6 +25,7 @@ from serving import (
     stored,
     wait_for,
 )
+from sfumato.collector.connection import Quick
 from sfumato.collector.long_bodies import LongBodies
 from sfumato.collector.server import listen
 from sfumato.collector.service import Service
@@ -55,6 +56,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with store.transaction() as tx:
         tx.set_task_state(CLOSED.id, "closing", expected=["open"])
     with served(Service(store, settings(folder, **LIMITS), key=KEY)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        yield Place((host, int(port)), store)
+    store.close()
+
+
+@contextmanager
+def standing_alone(folder: Path, quick: Quick | None = None, **given: Any) -> Iterator[Place]:
+    """A collector of one test's own, with a task that is open."""
+    store = Faulty.open(folder / "collector.db")
+    assert isinstance(store, Faulty)
+    store.migrate()
+    opened(store)
+    with served(Service(store, settings(folder, **given), key=KEY), quick) as url:
         host, port = url.removeprefix("http://").split(":")
         yield Place((host, int(port)), store)
     store.close()
@@ -315,13 +329,8 @@ def test_what_comes_before_the_answer_is_answered_after_it(place: Place) -> None
 
 
 def test_a_connection_is_kept_while_it_is_used_and_ended_when_it_is_not(tmp_path: Path) -> None:
-    store = Faulty.open(tmp_path / "collector.db")
-    assert isinstance(store, Faulty)
-    store.migrate()
-    opened(store)
-    with served(Service(store, settings(tmp_path, idle_seconds=1), key=KEY)) as url:
-        host, port = url.removeprefix("http://").split(":")
-        place = Place((host, int(port)), store)
+    with standing_alone(tmp_path, idle_seconds=1) as place:
+        store = place.store
         with connected(place) as used, connected(place) as begun, connected(place) as unused:
             for turn in range(8):  # for twice as long
                 used.sendall(upload(body(1)) if turn % 3 else request())
@@ -341,7 +350,6 @@ def test_a_connection_is_kept_while_it_is_used_and_ended_when_it_is_not(tmp_path
             store.gate = None
             assert read(used).status == 201
             assert used.recv(1) == b""  # after another second
-    store.close()
 
 
 def test_a_request_within_anothers_head_is_none(place: Place) -> None:
@@ -381,13 +389,8 @@ class Takers:
 
 @pytest.fixture
 def wrong(tmp_path: Path) -> Iterator[Place]:
-    store = Faulty.open(tmp_path / "collector.db")
-    assert isinstance(store, Faulty)
-    store.migrate()
-    with served(Service(store, settings(tmp_path), key=KEY), Takers()) as url:
-        host, port = url.removeprefix("http://").split(":")
-        yield Place((host, int(port)), store)
-    store.close()
+    with standing_alone(tmp_path, Takers()) as place:
+        yield place
 
 
 @pytest.mark.parametrize("size", [3, 100_000])
