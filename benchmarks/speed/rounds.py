@@ -7,11 +7,12 @@ when they have shared.
 
 The floors are of the same run: as many requests of the same lengths, with answers of the same
 lengths, to a bare uvicorn that reads and answers (`http`); the same messages but for the tables,
-which need not be stored, through the bare store, in groups of the same size, each group a commit
-(`store`); and what the collector must compute (`primitives`): a check of every signature, the
-addition of the tables, the masks that are still in the sum, and an agreement for each mask of a
-device that vanished. The bare server goes through uvicorn's own layers for each request; a
-collector may do better than that.
+which need not be stored, and their sum through the bare store, in groups of the same size, each
+group a commit (`store`); and what the collector must compute (`primitives`): a check of every
+signature, the addition of the tables, every device's secret out of shares, an agreement for each
+mask between a device and one that vanished, the keys of the masks that are still in the sum, and
+these masks. The bare server goes through uvicorn's own layers for each request; a collector may do
+better than that. What is checked of shares, and what is written of phases, is not in the floors.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ from sfumato.device import join_round
 from sfumato.kernels import masks
 from sfumato.kernels.packed import unpack_words
 from sfumato.privacy import SystemRng
-from sfumato.secagg.agreement import agree, sign, verified
+from sfumato.secagg.agreement import agree, sign, stream_of, verified
 from sfumato.secagg.participant import Participant
 from sfumato.secagg.round import MaskedRound
+from sfumato.secagg.sharing import join_many, split
 from sfumato.spec import from_json
 from sfumato.task import Task
 
@@ -172,6 +174,7 @@ def _measured(case: _Case) -> _Measured:
         measured.floor_steps["http"] = _http(course.asked)
         table_bytes = course.round.vector_bytes
         messages = [message for message in course.sent if len(message) != table_bytes]
+        messages.append(bytes(course.round.cells * np.dtype(course.round.lane).itemsize))
         measured.floor_steps["store"] = _stored(messages, Path(folder), settings.commit_bytes)
         measured.floor_steps["primitives"] = _primitives(case, course)
         return measured
@@ -430,17 +433,21 @@ def _primitives(case: _Case, course: _Course) -> float:
     public = Ed25519PrivateKey.from_private_bytes(identity).public_key().public_bytes_raw()
     text = secrets.token_bytes(160)
     signature = sign(identity, text)
-    neighbours = round.parameters(case.devices).neighbours
-    pairs = case.dropped * neighbours * stayed // case.devices
-    streams = [(secrets.token_bytes(16), secrets.token_bytes(16)) for _ in range(stayed + pairs)]
+    found = round.parameters(case.devices)
+    pairs = case.dropped * found.neighbours * stayed // case.devices
+    points = range(1, 1 + found.threshold)
+    shares = split(identity, threshold=found.threshold, points=points, rng=SystemRng())
     keys = [X25519PrivateKey.generate() for _ in range(2)]
     others = keys[1].public_key().public_bytes_raw()
     begun = time.perf_counter()
-    for _ in range(case.devices):
-        verified(public, signature, text)
+    verified([(public, signature, text)] * case.devices)
     for place in range(stayed):
         np.add(total, tables[place % len(tables)], out=total)
+    opened = join_many(b"".join(shares) * case.devices, np.array([points] * case.devices))
+    agreed = [agree(keys[0], others) for _ in range(pairs)]
+    streams = [
+        stream_of(secret or b"", round.salt, b"self", identity)
+        for secret in opened[:stayed] + agreed
+    ]
     masks.add_streams(total, streams, [1] * len(streams))
-    for _ in range(pairs):
-        agree(keys[0], others)
     return time.perf_counter() - begun

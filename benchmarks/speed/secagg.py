@@ -1,9 +1,10 @@
 """Whole rounds of secure aggregation: against Flower's SecAgg+, and bare primitives.
 
 A round is one process: every device goes its whole way, and all that it computes is on its own
-watch, all that the collector computes on another. Seconds are on the wall, with all cores; Flower
-runs in an environment and a process of its own (`scripts/peers`), and where that is missing the
-rounds are run without it.
+watch, all that the collector computes on another. The collector takes the messages of a phase
+together, and tables a few at a time from where they were received, as `sfumato serve` does. Seconds
+are on the wall, with all cores, of ours as of the floors; Flower runs in an environment and a
+process of its own (`scripts/peers`), and where that is missing the rounds are run without it.
 
 The floors are what a round of this kind cannot leave out: of a device, a mask for itself and each
 neighbour, two agreements with each, and a check of each one's signature; of the collector, a check
@@ -24,7 +25,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -34,6 +35,7 @@ from benchmarks.peer import Peer, python_of
 from benchmarks.race import Contender
 from sfumato.kernels import masks
 from sfumato.privacy import SystemRng
+from sfumato.secagg.agreement import verified
 from sfumato.secagg.coordinator import Coordinator, Phase
 from sfumato.secagg.participant import Participant
 from sfumato.secagg.round import MaskedRound
@@ -43,7 +45,7 @@ SEED = 1
 REPETITIONS = 3
 ENVIRONMENT, SERVER, FLOWER = ".venv-flower", "flower_server.py", "Flower"
 BITS = 32
-IN_MEMORY = 16  # tables that the floor adds in turn: more than a cache holds
+ARRIVING = 16  # tables that are added in turn: more than a cache holds
 SAMPLES = 20  # of a step's floor in a round
 
 # The requirements: against Flower, and against the floors of the largest round.
@@ -276,6 +278,8 @@ class _Round:
             for member, (watch, identity) in enumerate(zip(self.clients, identities, strict=True))
         ]
         self.table = np.random.default_rng(SEED).integers(0, 1 << 16, case.cells)
+        held = np.zeros((ARRIVING, self.round.vector_bytes), dtype=np.uint8)
+        self.places = [place.data for place in held]
 
     def run(self) -> Costs:
         collector, devices = self.collector, self.devices
@@ -313,19 +317,29 @@ class _Round:
         told: Callable[[int], bytes] | None,
         answer: Callable[[int, bytes], Callable[[], bytes]],  # what is timed, made ready
     ) -> None:
-        for member in members:
-            heard = self.server(phase, told, member) if told is not None else b""
-            if phase is Phase.SHARE:
-                _forget()
-            sent = self.clients[member](phase, answer(member, heard))
-            refusal = self.server(phase, self.collector.add, phase, member, sent)
-            assert refusal is None, refusal
-            self.down[member] += len(heard)
-            self.up[member] += len(sent)
-            if member % -(-len(members) // SAMPLES) == 0:
-                self.floor.sample(phase)
+        together = ARRIVING if phase is Phase.MASK else len(members)
+        for first in range(0, len(members), together):
+            arrived: dict[int, bytes] = {}
+            for member in members[first : first + together]:
+                heard = self.server(phase, told, member) if told is not None else b""
+                if phase is Phase.SHARE:
+                    _forget()
+                sent = self.clients[member](phase, answer(member, heard))
+                self.down[member] += len(heard)
+                self.up[member] += len(sent)
+                arrived[member] = self._received(member, sent) if phase is Phase.MASK else sent
+                if member % -(-len(members) // SAMPLES) == 0:
+                    self.floor.sample(phase)
+            refusals = self.server(phase, self.collector.add_all, phase, arrived)
+            assert not any(refusals.values()), refusals
         if phase is not Phase.UNMASK:
             self.server(phase, self.collector.close)
+
+    def _received(self, member: int, table: bytes) -> bytes:
+        """A table where a collector reads it from the network: in memory that is used again."""
+        place = self.places[member % ARRIVING]
+        place[:] = table
+        return place  # type: ignore[return-value]  # as good as bytes
 
     def _costs(self) -> Costs:
         watches = [self.clients[member].steps for member in self.stayed]
@@ -360,24 +374,22 @@ class _Floor:
         self.server, self.client = _Watch(), _Watch()
         self.taken = dict.fromkeys(Phase, 0)
         self.table = np.zeros(case.cells, dtype=np.uint32)
-        self.arriving = np.ones((IN_MEMORY, case.cells), dtype=np.uint32)
+        self.arriving = np.ones((ARRIVING, case.cells), dtype=np.uint32)
         made = np.random.default_rng(SEED).bytes(28 * case.devices * (neighbours + 1))
         starts = range(0, len(made), 28)
         self.streams = [(made[k : k + 16], made[k + 16 : k + 28] + bytes(4)) for k in starts]
         own, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         self.own = own.private_bytes_raw()
         self.others = [other.public_key().public_bytes_raw()] * neighbours
-        identity, self.message = Ed25519PrivateKey.generate(), bytes(150)
-        self.signature = identity.sign(self.message)
-        self.identities = [identity.public_key().public_bytes_raw()] * neighbours
+        identity, message = Ed25519PrivateKey.generate(), bytes(150)
+        claim = identity.public_key().public_bytes_raw(), identity.sign(message), message
+        self.claims = [claim] * neighbours
 
     def sample(self, phase: Phase) -> None:
         """One device's part in a phase, and additions as the collector does them meanwhile."""
         self.taken[phase] += 1
-        if phase is Phase.ENROL:
-            self.server(phase, _verify, self.identities[:1], self.message, self.signature)
         if phase is Phase.SHARE:
-            self.client(phase, _verify, self.identities, self.message, self.signature)
+            self.client(phase, verified, self.claims)
         if phase in (Phase.SHARE, Phase.MASK):
             self.client(phase, _agree, self.own, self.others)
         if phase is Phase.MASK:
@@ -386,6 +398,7 @@ class _Floor:
 
     def finish(self, pairs: Sequence[int]) -> None:
         """`pairs`: for each device that dropped out, its neighbours that stayed."""
+        self.server(Phase.ENROL, verified, self.claims[:1] * self.case.devices)
         stayed = self.case.devices - self.case.dropped
         self._add_masks(self.server, "finish", stayed + sum(pairs))
         for count in pairs:
@@ -399,12 +412,8 @@ class _Floor:
             step: taken / self.taken[Phase(step)] for step, taken in self.client.steps.items()
         }
         stayed = self.case.devices - self.case.dropped
-        share = stayed / (self.taken[Phase.MASK] * IN_MEMORY)
-        enrolled = self.case.devices / self.taken[Phase.ENROL]
-        server = self.server.steps | {
-            Phase.ENROL: self.server.steps[Phase.ENROL] * enrolled,
-            Phase.MASK: self.server.steps[Phase.MASK] * share,
-        }
+        share = stayed / (self.taken[Phase.MASK] * ARRIVING)
+        server = self.server.steps | {Phase.MASK: self.server.steps[Phase.MASK] * share}
         return _bill(client, server)
 
 
@@ -431,8 +440,3 @@ def _agree(own: bytes, public_keys: Sequence[bytes]) -> None:
     for public in public_keys:
         secret = key.exchange(X25519PublicKey.from_public_bytes(public))
         HKDF(algorithm=hashes.SHA256(), length=28, salt=own, info=public).derive(secret)
-
-
-def _verify(identities: Sequence[bytes], message: bytes, signature: bytes) -> None:
-    for identity in identities:
-        Ed25519PublicKey.from_public_bytes(identity).verify(signature, message)

@@ -69,6 +69,44 @@ def test_a_key_joins_a_campaign_once(asked: Store) -> None:
         assert join(tx, TASK.id, "campaign", key(0), key(100)) == "same"
 
 
+def test_many_who_join_together_fare_as_if_one_by_one(asked: Store) -> None:
+    """More than go into one statement, among them some that are known, or come twice."""
+    many = [Join(TASK.id, "campaign", key(20 + k), key(120 + k)) for k in range(80)]
+    odd = {
+        Join(TASK.id, "campaign", key(0), key(100)): "same",  # joined before
+        Join(TASK.id, "campaign", key(1), key(99)): "taken",  # its key did
+        Join(TASK.id, "campaign", key(98), key(102)): "taken",  # its ticket did
+        Join(TASK.id, "another", key(20), key(97)): "new",  # this key in another campaign
+        Join("b2" * 32, "campaign", key(96), key(95)): "closed",  # there is no such task
+    }
+    with asked.transaction() as tx:
+        assert tx.join_all([]) == []
+        assert tx.join_all([*many[:60], *odd, *many[50:], many[0]]) == [
+            *["new"] * 60,
+            *odd.values(),
+            *["same"] * 10,
+            *["new"] * 20,
+            "same",
+        ]
+        assert tx.waiting(TASK.id) == COUNT + 80 + 1
+        assert {bytes(identity) for _, identity in tx.who_waits(TASK.id)} == {
+            *(key(number) for number in range(COUNT)),
+            *(join.identity for join in many),
+        }
+    with asked.reading() as tx:
+        assert tx.place(key(120)) == Place(TASK.id, None, None, None)
+        assert tx.place(key(99)) is None
+
+
+def test_of_two_in_a_group_with_one_ticket_or_one_key_one_joins(asked: Store) -> None:
+    first = Join(TASK.id, "campaign", key(30), key(130))
+    for other in (first._replace(ticket=key(131)), first._replace(identity=key(31))):
+        with asked.transaction() as tx:
+            assert sorted(tx.join_all([first, other])) == ["new", "taken"]
+            assert sorted(tx.join_all([first, other])) == ["same", "taken"]
+            tx.end_waiting(TASK.id)
+
+
 def test_those_who_wait_become_members_in_their_order(formed: Store) -> None:
     with formed.reading() as tx:
         assert tx.waiting(TASK.id) == 0

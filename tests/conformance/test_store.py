@@ -211,6 +211,18 @@ def test_uploads_are_taken_for_open_tasks_only(asked: Store) -> None:
         assert tx.pending(OTHERS.id, 100) == []
 
 
+@pytest.mark.parametrize("count", [1, 49, 50, 51, 100, 149])
+def test_uploads_of_any_number_are_stored_in_their_order(asked: Store, count: int) -> None:
+    """Fifty rows go into one statement where that is quicker."""
+    with asked.transaction() as tx:
+        bodies = [b"%d" % place * (1 + place % 7) for place in range(count)]
+        assert tx.insert_uploads([(TASK.id, 1, body) for body in bodies]) == ["stored"] * count
+    with asked.reading() as tx:
+        found = tx.pending(TASK.id, 1_000)
+    assert [body for _, _, body in found] == bodies
+    assert [number for number, _, _ in found] == sorted(number for number, _, _ in found)
+
+
 def test_pending_gives_the_oldest_within_the_limit_and_one_at_least(asked: Store) -> None:
     rng = random.Random(5)
     for _ in range(10):

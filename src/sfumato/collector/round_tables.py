@@ -8,12 +8,13 @@ address is kept of a device: its identity is a key that it made for this once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 from sfumato.collector.statements import Statements
 from sfumato.errors import StoreError
+from sfumato.secagg.round import KEY_BYTES
 
 WAITING, TAKEN = "", "taken"  # outcomes of messages; any other is why one was refused
 _STANDING = (WAITING, TAKEN)
@@ -54,7 +55,8 @@ class Place:
 
 
 class Join(NamedTuple):
-    """A device that would wait for a round of a task: its key, and the digest of its ticket."""
+    """A device that would wait for a round of a task: its key, of KEY_BYTES, and the digest of its
+    ticket."""
 
     task_id: str
     campaign: str
@@ -90,20 +92,36 @@ class RoundTables(Statements):
         "same" if it did so before, "taken" if another ticket has this identity in the campaign (or
         another identity this ticket), "closed" if the task is not open.
         """
-        tasks = sorted({join.task_id for join in joins})  # so that no two wait in a ring
-        held = {task_id: self._held_open(task_id) for task_id in tasks}
-        return [self._joined(join, held[join.task_id]) for join in joins]
+        alike: dict[tuple[str, str], set[Join]] = {}
+        for join in joins:
+            alike.setdefault((join.task_id, join.campaign), set()).add(join)
+        fresh: set[Join] = set()
+        for (task_id, campaign), some in sorted(alike.items()):  # so that no two wait in a ring
+            if task := self._held_open(task_id):
+                fresh |= self._join_alike(task, campaign, some)
+        outcomes: list[Joining] = []
+        for join in joins:
+            outcomes.append("new" if join in fresh else self._joined_before(join))
+            fresh.discard(join)  # the same once more is no new one
+        return outcomes
 
-    def _joined(self, join: Join, task: int | None) -> Joining:
-        if task is not None and self._run(
-            "INSERT INTO joined (task, campaign, identity, ticket) VALUES (?, ?, ?, ?)"
-            " ON CONFLICT DO NOTHING RETURNING number",
+    def _join_alike(self, task: int, campaign: str, joins: Collection[Join]) -> set[Join]:
+        """Those that were not known, which wait for rounds of this open task from now on."""
+        given = {join.identity + join.ticket: join for join in joins}
+        listed, values = self._open.listed(sorted(given))  # sorted for the same reason
+        rows = self._run(
+            "INSERT INTO joined (task, campaign, identity, ticket)"
+            f" SELECT ?, ?, substr(value, 1, {KEY_BYTES}), substr(value, {KEY_BYTES + 1})"
+            f" FROM ({listed}) AS given WHERE true ON CONFLICT DO NOTHING"
+            " RETURNING identity, ticket",
             task,
-            join.campaign,
-            join.identity,
-            join.ticket,
-        ):
-            return "new"
+            campaign,
+            *values,
+        )
+        return {given[bytes(identity) + bytes(ticket)] for identity, ticket in rows}
+
+    def _joined_before(self, join: Join) -> Joining:
+        """What a join is that was not taken."""
         known = self._run(
             "SELECT task.id FROM joined JOIN task USING (task)"
             " WHERE campaign = ? AND identity = ? AND ticket = ?",
@@ -113,7 +131,7 @@ class RoundTables(Statements):
         )
         if known:
             return "same" if known[0][0] == join.task_id else "taken"
-        return "closed" if task is None else "taken"
+        return "closed" if self._held_open(join.task_id) is None else "taken"
 
     def waiting(self, task_id: str) -> int:
         """How many devices wait for a round of this task."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import sqlite3
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -17,7 +19,9 @@ from typing import Any
 from sfumato.collector.driver import WAIT_SECONDS, Row
 from sfumato.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 
-_OLDEST = (3, 37, 0)  # STRICT tables; RETURNING is older
+_OLDEST = (3, 38, 0)  # JSON for sure; STRICT tables and RETURNING are older
+_ROWS_TOGETHER = 50  # of one statement: a thread that writes them lets go of the interpreter, and
+# has to get it back, once for all of them
 _LARGEST_LOG_BYTES = 64 << 20
 _LOG_PAGES = 1 << 13  # after which the log is copied into the file: 32 MB
 _FORGET_MILLISECONDS = 100  # for which writers may wait until readers of the log are done
@@ -230,13 +234,22 @@ class SqliteConnection:
             self._raw.executemany(sql, parameters)
 
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        names, marks = ", ".join(columns), ", ".join("?" * len(columns))
-        self.execute_many(f"INSERT INTO {table} ({names}) VALUES ({marks})", rows)
+        one = f"({', '.join('?' * len(columns))})"
+        statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES "
+        whole = len(rows) - len(rows) % _ROWS_TOGETHER
+        if whole:
+            parts = [rows[k : k + _ROWS_TOGETHER] for k in range(0, whole, _ROWS_TOGETHER)]
+            self.execute_many(
+                statement + ", ".join([one] * _ROWS_TOGETHER),
+                [list(chain.from_iterable(part)) for part in parts],
+            )
+        self.execute_many(statement + one, rows[whole:])
 
     def listed(self, values: Sequence[bytes] | Sequence[int]) -> tuple[str, Sequence[Any]]:
-        with self._watched():
-            self._raw.execute("DELETE FROM given")
-            self._raw.executemany("INSERT INTO given VALUES (?)", [(value,) for value in values])
+        if all(isinstance(value, int) for value in values):
+            return "SELECT value FROM json_each(?)", (json.dumps(list(values)),)
+        self.execute("DELETE FROM given")
+        self.insert("given", ["value"], [(value,) for value in values])
         return "SELECT value FROM given", ()
 
     def tables(self) -> set[str]:

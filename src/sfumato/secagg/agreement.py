@@ -18,9 +18,11 @@ from __future__ import annotations
 import hashlib
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +32,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sfumato.errors import MismatchError
+from sfumato.kernels import cores_allowed
 from sfumato.secagg.graph import Ring
 from sfumato.secagg.round import (
     COMMITMENT_BYTES,
@@ -41,7 +44,10 @@ from sfumato.secagg.round import (
 )
 
 Words = npt.NDArray[np.unsignedinteger]
+Claim = tuple[bytes, bytes, bytes]
+"""Identity, signature and message: that the one has signed the other."""
 
+_WORTH_A_CORE = 100  # signatures to be checked, of which each takes a tenth of a millisecond
 _END_BYTES = 1 << 12
 _FIELD = 2**255 - 19
 _KEYS = struct.Struct(f"<I{KEY_BYTES}s{KEY_BYTES}s{KEY_BYTES}s{SIGNATURE_BYTES}s")
@@ -72,8 +78,9 @@ class Keys:
     def signed(self, salt: bytes) -> bytes:
         return b"sfumato/1/secagg/keys/" + salt + self.to_bytes()[:-SIGNATURE_BYTES]
 
-    def is_by(self, identity: bytes, salt: bytes) -> bool:
-        return verified(identity, self.signature, self.signed(salt))
+    def claim(self, identity: bytes, salt: bytes) -> Claim:
+        """That they are of this identity."""
+        return identity, self.signature, self.signed(salt)
 
     def to_bytes(self) -> bytes:
         return _KEYS.pack(self.member, self.box, self.mask, self.commitment, self.signature)
@@ -191,12 +198,26 @@ def acknowledged(salt: bytes, view: bytes, survivors: bytes) -> bytes:
     return b"sfumato/1/secagg/survivors/" + salt + view + survivors
 
 
-def verified(identity: bytes, signature: bytes, message: bytes) -> bool:
-    try:
-        Ed25519PublicKey.from_public_bytes(identity).verify(signature, message)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
+def verified(claims: Sequence[Claim]) -> list[bool]:
+    """Which of these signatures are good. Many are shared out among the cores."""
+    cores = max(1, min(cores_allowed(), len(claims) // _WORTH_A_CORE))
+    if cores == 1:
+        return _verified(claims)
+    cuts = [len(claims) * part // cores for part in range(cores + 1)]
+    parts = [claims[first:last] for first, last in pairwise(cuts)]
+    with ThreadPoolExecutor(cores) as pool:
+        return list(chain.from_iterable(pool.map(_verified, parts)))
+
+
+def _verified(claims: Sequence[Claim]) -> list[bool]:
+    found = []
+    for identity, signature, message in claims:
+        try:
+            Ed25519PublicKey.from_public_bytes(identity).verify(signature, message)
+            found.append(True)
+        except (InvalidSignature, ValueError):
+            found.append(False)
+    return found
 
 
 def sign(identity: bytes, message: bytes) -> bytes:

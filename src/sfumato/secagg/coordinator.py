@@ -54,6 +54,7 @@ from sfumato.secagg.agreement import (
 from sfumato.secagg.round import (
     BOX_BYTES,
     COMMITMENT_BYTES,
+    KEYS_BYTES,
     SHARE_BYTES,
     MaskedRound,
 )
@@ -108,6 +109,7 @@ class Coordinator:
     _key_bytes: dict[int, bytes] = field(default_factory=dict)
     _sets: dict[tuple[Phase, int], bytes] = field(default_factory=dict)  # as they are told
     _tables: list[bytes] = field(default_factory=list)  # to be added, within `add_all`
+    _signers: set[int] = field(default_factory=set)  # of what they say, within `add_all`
     _addressed: dict[int, bytes] = field(default_factory=dict)  # boxes, by whom they are for
     _committing: dict[int, bytes] = field(default_factory=dict)  # by owner, in UNMASK
 
@@ -130,6 +132,7 @@ class Coordinator:
             Phase.UNMASK: self._unmask,
         }
         take, salt = takes.get(phase, _too_late), self.round.salt
+        self._signers = self._signers_of(phase, messages)
         refusals: dict[int, Refusal | None] = {}
         for member, message in messages.items():
             if not 0 <= member < self.round.cohort:
@@ -306,7 +309,7 @@ class Coordinator:
             return Refusal.MALFORMED
         if keys.member != member:
             return Refusal.MALFORMED
-        if not keys.is_by(self.roster[member], self.round.salt):
+        if member not in self._signers:
             return Refusal.UNSIGNED
         if is_low_order(keys.box) or is_low_order(keys.mask):  # every neighbour would refuse
             return Refusal.MALFORMED
@@ -349,11 +352,31 @@ class Coordinator:
     def _acknowledge(self, member: int, message: bytes) -> Refusal | None:
         if member not in self.survivors:
             return Refusal.UNKNOWN
-        said = acknowledged(self.round.salt, self.view, self.survivor_set())
-        if not verified(self.roster[member], message, said):
+        if member not in self._signers:
             return Refusal.UNSIGNED
         self.acknowledgements[member] = message
         return None
+
+    def _signers_of(self, phase: Phase, messages: Mapping[int, bytes]) -> set[int]:
+        """Of those that say something new in a phase of signed messages, who signed it."""
+        if phase is not self.phase or phase not in (Phase.ENROL, Phase.ACK):
+            return set()
+        new = {
+            member: message
+            for member, message in messages.items()
+            if 0 <= member < self.round.cohort and (phase, member) not in self._said
+        }
+        if phase is Phase.ENROL:
+            claims = {
+                member: Keys.from_bytes(message).claim(self.roster[member], self.round.salt)
+                for member, message in new.items()
+                if len(message) == KEYS_BYTES
+            }
+        else:
+            said = acknowledged(self.round.salt, self.view, self.survivor_set())
+            claims = {member: (self.roster[member], sent, said) for member, sent in new.items()}
+        good = verified(list(claims.values()))
+        return {member for member, is_good in zip(claims, good, strict=True) if is_good}
 
     def _unmask(self, member: int, message: bytes) -> Refusal | None:
         if member not in self.survivors:

@@ -36,6 +36,7 @@ from sfumato.kernels import masks
 from sfumato.kernels.packed import pack_words
 from sfumato.privacy.samplers import Rng
 from sfumato.secagg.agreement import (
+    Claim,
     Keys,
     Words,
     acknowledged,
@@ -70,7 +71,7 @@ from sfumato.secagg.sharing import are_shares, split_many
 from sfumato.spec import from_json, to_json
 
 VERSION = 1
-_PART = 1 << 14  # cells that stay in the cache
+_PART = 1 << 16  # cells that stay in the cache
 
 
 @dataclass(slots=True, repr=False)
@@ -335,9 +336,9 @@ class Participant:
         ]
         if [keys.member for keys in given] != wanted:
             raise MismatchError("the neighbours must be those that the ring gives")
-        salt = self.round.salt
-        for keys in given:
-            if not keys.is_by(self.roster[keys.member], salt):
+        signed = verified([keys.claim(self.roster[keys.member], self.round.salt) for keys in given])
+        for keys, good in zip(given, signed, strict=True):
+            if not good:
                 raise MismatchError(f"member {keys.member}'s keys must be signed for this round")
         own = public_of(self._key(self.mask_key))
         if len({bare(keys.mask) for keys in given} | {bare(own)}) != len(given) + 1:
@@ -409,13 +410,14 @@ class Participant:
         if rest or whole > self.round.cohort:
             raise MismatchError("acknowledgements must be whole, and one of a member at most")
         said = acknowledged(self.round.salt, self.view, survivors)
-        good: set[int] = set()
+        claims: list[tuple[int, Claim]] = []
         for start in range(0, len(acknowledgements), ACKNOWLEDGEMENT_BYTES):
             one = acknowledgements[start : start + ACKNOWLEDGEMENT_BYTES]
             member = int.from_bytes(one[:4], "little")
-            listed = member < self.round.cohort and member not in good
-            if listed and verified(self.roster[member], one[4:], said):
-                good.add(member)
+            if member < self.round.cohort:
+                claims.append((member, (self.roster[member], one[4:], said)))
+        signed = verified([claim for _, claim in claims])
+        good = {member for (member, _), is_good in zip(claims, signed, strict=True) if is_good}
         if len(good) < self.round.quorum:
             raise MismatchError(
                 f"at least {self.round.quorum} devices must have signed these survivors; "
