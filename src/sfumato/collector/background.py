@@ -13,7 +13,7 @@ from sfumato.collector.store import Store
 _FIRST_PAUSE_SECONDS = 1.0  # after an error; doubled by each that follows
 _LONGEST_PAUSE_SECONDS = 60.0
 _GATHER_SECONDS = 0.01  # after being woken, as long as more comes: what comes together is done
-_MOST_GATHER_SECONDS = 0.1  # together; but not for longer than this
+_MOST_GATHER_SECONDS = 0.25  # together; but not for longer than this
 
 
 class Background:
@@ -33,6 +33,7 @@ class Background:
         self._store = store
         self._step = step
         self._pause_seconds = pause_seconds
+        self.is_more_coming: Callable[[], bool] = lambda: False  # a server in this process knows
         self._metrics = metrics or Metrics()
         self._stop = threading.Event()
         self._woken = threading.Event()
@@ -93,15 +94,19 @@ class Background:
             self._hurried.clear()
             busy = self._step()
             self._succeeded()
-            if not busy and self._woken.wait(self._pause_seconds):
+            if not busy:
+                self._woken.wait(self._pause_seconds)
+            if self._woken.is_set() or self.is_more_coming():
                 self._gather()
 
     def _gather(self) -> None:
-        """Wait until nothing more comes for a moment."""
+        """Wait until nothing more comes for a moment. Whoever brings it does not wake this thread,
+        which would take the interpreter from the loop each time."""
         until = time.monotonic() + _MOST_GATHER_SECONDS
-        while not self._hurried.is_set() and time.monotonic() < until:
+        while time.monotonic() < until:
             self._woken.clear()
-            if not self._woken.wait(_GATHER_SECONDS):
+            is_hurried = self._hurried.wait(_GATHER_SECONDS)
+            if is_hurried or not (self._woken.is_set() or self.is_more_coming()):
                 return
 
     def _succeeded(self) -> None:

@@ -95,6 +95,7 @@ class Uploads:
         self._waiting: deque[_Upload | _Write] = deque()
         self._bytes = 0  # of those that wait or are being stored
         self._uploads = 0
+        self._writes = 0  # among them
         self._changed = threading.Condition()
         self._stopping = False
         self._bytes_per_second = 1e6  # a guess until the first commit
@@ -116,6 +117,11 @@ class Uploads:
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def has_writes(self) -> bool:
+        """Whether anything but uploads waits, or is being stored."""
+        return self._writes > 0
 
     def submit(
         self,
@@ -174,6 +180,7 @@ class Uploads:
             self._waiting.append(upload)
             self._bytes += upload.size
             self._uploads += 1
+            self._writes += isinstance(upload, _Write)
             if wake:
                 self._changed.notify_all()
 
@@ -228,6 +235,7 @@ class Uploads:
                 group.append(upload)
             else:
                 self._uploads -= 1
+                self._writes -= isinstance(upload, _Write)
                 self._bytes -= upload.size
         return group
 
@@ -235,6 +243,7 @@ class Uploads:
         """They are no longer in memory."""
         with self._changed:
             self._uploads -= len(group)
+            self._writes -= sum(isinstance(upload, _Write) for upload in group)
             self._bytes -= sum(upload.size for upload in group)
 
     def _measure(self, size: int, seconds: float) -> None:

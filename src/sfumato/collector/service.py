@@ -66,6 +66,8 @@ class Service:
         self.worker = worker
         self.now = now
         self.uploads = Uploads(store, settings, self.metrics)
+        if worker is not None:
+            worker.is_more_coming = lambda: self.uploads.has_writes
         self.bridge = Bridge(self.uploads.wake)
         self.planners = Planners()
         self.bodies = Bodies(settings.queue_bytes + settings.study_bytes)

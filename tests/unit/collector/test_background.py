@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from serving import PATIENCE_SECONDS, wait_for
+from sfumato.collector import background
 from sfumato.collector.background import Background
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.store import Store
@@ -47,6 +49,45 @@ def test_steps_follow_one_another(start: Callable[..., Background]) -> None:
 
     assert start(step).healthy
     wait_for(lambda: len(steps) > 55, "steps, with pauses after the fiftieth")
+
+
+def test_while_more_is_coming_only_who_is_in_a_hurry_begins_a_step(
+    start: Callable[..., Background], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "_MOST_GATHER_SECONDS", 10 * PATIENCE_SECONDS)
+    steps: list[bool] = []
+    coming = threading.Event()
+    coming.set()
+
+    def step() -> bool:
+        steps.append(True)
+        return len(steps) < 3  # busy or not, it waits
+
+    worker = start(step)
+    worker.is_more_coming = coming.is_set
+    for _ in range(5):
+        before = len(steps)
+        worker.wake(now=True)
+        wait_for(lambda: len(steps) > before, "a step for each hurry")  # noqa: B023 -- it is over
+    done = len(steps)
+    worker.wake()
+    time.sleep(0.2)
+    assert len(steps) <= done + 1  # the last hurry may have come between two steps
+    done = len(steps)
+    coming.clear()
+    wait_for(lambda: len(steps) > done + 1, "steps, now that nothing comes")
+
+
+def test_it_does_not_wait_for_more_for_ever(start: Callable[..., Background]) -> None:
+    steps: list[bool] = []
+
+    def step() -> bool:
+        steps.append(True)
+        return False
+
+    worker = start(step)
+    worker.is_more_coming = lambda: True
+    wait_for(lambda: len(steps) > 2, "steps although there is always more")
 
 
 @pytest.mark.parametrize("problem", [StoreUnavailable("away"), ValueError("a bug")])

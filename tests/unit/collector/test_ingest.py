@@ -8,6 +8,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -221,6 +222,28 @@ def test_an_upload_that_nobody_waits_for_any_more_takes_no_room(store: Faulty) -
     assert "sfumato_queue_uploads 0\n" in metrics.text()
     assert "sfumato_queue_bytes 0\n" in metrics.text()
     assert stored(store) == 2
+
+
+@pytest.mark.parametrize("how", ["stored", "failed", "cancelled"])
+def test_it_is_known_while_anything_but_uploads_waits_or_is_stored(store: Faulty, how: str) -> None:
+    with started(Uploads(store)) as uploads:
+        store.gate = threading.Event()
+        store.problem = StoreUnavailable("away") if how == "failed" else None
+        begun = store.begun
+        futures: list[Future[Any]] = [uploads.submit(TASK.id, 1, body(1))]
+        wait_for(lambda: store.begun > begun, "the first commit to begin")
+        known = [uploads.has_writes]  # uploads do not count
+        futures += [uploads.write(1, lambda tx, items: items, each) for each in range(3)]
+        known.append(uploads.has_writes)
+        assert known == [False, True]
+        if how == "cancelled":
+            assert all(future.cancel() for future in futures[1:])
+        store.gate.set()
+        wait(futures, PATIENCE_SECONDS)
+        wait_for(lambda: not uploads.has_writes, "the writes to be over")
+        store.problem = None
+        assert outcome(uploads.submit(TASK.id, 1, body(1)))
+        assert not uploads.has_writes
 
 
 def test_rejections_are_counted_with_what_was_stored(store: Faulty) -> None:
