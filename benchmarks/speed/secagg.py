@@ -3,8 +3,9 @@
 A round is one process: every device goes its whole way, and all that it computes is on its own
 watch, all that the collector computes on another. The collector takes the messages of a phase
 together, and tables a few at a time from where they were received, as `sfumato serve` does. Seconds
-are on the wall, with all cores, of ours as of the floors; Flower runs in an environment and a
-process of its own (`scripts/peers`), and where that is missing the rounds are run without it.
+are on the wall; masks and many signatures take all cores, of ours as of the floors. Flower runs in
+an environment and a process of its own (`scripts/peers`), and where that is missing the rounds are
+run without it.
 
 The floors are what a round of this kind cannot leave out: of a device, a mask for itself and each
 neighbour, two agreements with each, and a check of each one's signature; of the collector, a check

@@ -98,6 +98,15 @@ def test_many_who_join_together_fare_as_if_one_by_one(asked: Store) -> None:
         assert tx.place(key(99)) is None
 
 
+def test_an_identity_of_another_length_is_refused(asked: Store) -> None:
+    def join_all() -> None:
+        with asked.transaction() as tx:
+            tx.join_all([Join(TASK.id, "campaign", key(40)[:-1], key(140))])
+
+    with pytest.raises(StoreError, match="must have 32 bytes"):
+        join_all()
+
+
 def test_of_two_in_a_group_with_one_ticket_or_one_key_one_joins(asked: Store) -> None:
     first = Join(TASK.id, "campaign", key(30), key(130))
     for other in (first._replace(ticket=key(131)), first._replace(identity=key(31))):

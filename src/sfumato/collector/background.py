@@ -89,13 +89,19 @@ class Background:
 
     def _steps(self) -> None:
         """Steps under the lock, until one fails or it is to stop."""
-        while not self._stop.is_set():
+        busy = in_a_hurry = False
+        while True:
+            in_a_hurry = self._hurried.is_set() or (in_a_hurry and busy)
             self._woken.clear()
             self._hurried.clear()
+            if self._stop.is_set():  # after that: who stops it, wakes it
+                return
             busy = self._step()
             self._succeeded()
             if not busy:
                 self._woken.wait(self._pause_seconds)
+            elif in_a_hurry:  # until nothing is left of what could not wait
+                continue
             if self._woken.is_set() or self.is_more_coming():
                 self._gather()
 

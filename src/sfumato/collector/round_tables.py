@@ -90,8 +90,11 @@ class RoundTables(Statements):
         """Let devices wait for rounds of tasks.
 
         "same" if it did so before, "taken" if another ticket has this identity in the campaign (or
-        another identity this ticket), "closed" if the task is not open.
+        another identity this ticket), "closed" if the task is not open. Of some in a group that
+        exclude each other, one joins.
         """
+        if any(len(join.identity) != KEY_BYTES for join in joins):
+            raise StoreError(f"the identity of a device must have {KEY_BYTES} bytes")
         alike: dict[tuple[str, str], set[Join]] = {}
         for join in joins:
             alike.setdefault((join.task_id, join.campaign), set()).add(join)

@@ -367,14 +367,19 @@ class Coordinator:
             if 0 <= member < self.round.cohort and (phase, member) not in self._said
         }
         if phase is Phase.ENROL:
+            given = {m: Keys.from_bytes(sent) for m, sent in new.items() if len(sent) == KEYS_BYTES}
             claims = {
-                member: Keys.from_bytes(message).claim(self.roster[member], self.round.salt)
-                for member, message in new.items()
-                if len(message) == KEYS_BYTES
+                member: keys.claim(self.roster[member], self.round.salt)
+                for member, keys in given.items()
+                if keys.member == member
             }
         else:
             said = acknowledged(self.round.salt, self.view, self.survivor_set())
-            claims = {member: (self.roster[member], sent, said) for member, sent in new.items()}
+            claims = {
+                member: (self.roster[member], sent, said)
+                for member, sent in new.items()
+                if member in self.survivors
+            }
         good = verified(list(claims.values()))
         return {member for member, is_good in zip(claims, good, strict=True) if is_good}
 

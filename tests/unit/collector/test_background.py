@@ -78,6 +78,28 @@ def test_while_more_is_coming_only_who_is_in_a_hurry_begins_a_step(
     wait_for(lambda: len(steps) > done + 1, "steps, now that nothing comes")
 
 
+def test_what_could_not_wait_is_done_to_its_end_whatever_else_comes(
+    start: Callable[..., Background], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three steps, of which each leaves something to do, follow one hurry."""
+    monkeypatch.setattr(background, "_MOST_GATHER_SECONDS", 10 * PATIENCE_SECONDS)
+    steps: list[bool] = []
+    left = 0
+
+    def step() -> bool:
+        nonlocal left
+        steps.append(left > 0)
+        left = max(0, left - 1)
+        return steps[-1]
+
+    worker = start(step)
+    worker.is_more_coming = lambda: True
+    worker.wake(now=True)
+    left = 3
+    worker.wake(now=True)
+    wait_for(lambda: steps.count(True) == 3, "what was in a hurry")
+
+
 def test_it_does_not_wait_for_more_for_ever(start: Callable[..., Background]) -> None:
     steps: list[bool] = []
 
