@@ -65,10 +65,14 @@ def test_while_more_is_coming_only_who_is_in_a_hurry_begins_a_step(
 
     worker = start(step)
     worker.is_more_coming = coming.is_set
-    for _ in range(5):
+
+    def hurry() -> None:
         before = len(steps)
         worker.wake(now=True)
-        wait_for(lambda: len(steps) > before, "a step for each hurry")  # noqa: B023 -- it is over
+        wait_for(lambda: len(steps) > before, "a step for each hurry")
+
+    for _ in range(5):
+        hurry()
     done = len(steps)
     worker.wake()
     time.sleep(0.2)
@@ -98,6 +102,7 @@ def test_what_could_not_wait_is_done_to_its_end_whatever_else_comes(
     left = 3
     worker.wake(now=True)
     wait_for(lambda: steps.count(True) == 3, "what was in a hurry")
+    assert left == 0
 
 
 def test_it_does_not_wait_for_more_for_ever(start: Callable[..., Background]) -> None:
@@ -110,6 +115,7 @@ def test_it_does_not_wait_for_more_for_ever(start: Callable[..., Background]) ->
     worker = start(step)
     worker.is_more_coming = lambda: True
     wait_for(lambda: len(steps) > 2, "steps although there is always more")
+    assert worker.healthy
 
 
 @pytest.mark.parametrize("problem", [StoreUnavailable("away"), ValueError("a bug")])
