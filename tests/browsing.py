@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import serving
-from sfumato import device, offers
 from sfumato.collector import serve, tokens
 from sfumato.collector.client import AdminClient
 from sfumato.collector.tokens import Role
 from sfumato.dashboard import ROUTES
-from sfumato.offers import AnyTask, Offer, takes_categories
+from sfumato.device import offers
+from sfumato.device.offers import AnyTask, Offer, takes_categories
+from sfumato.flow import contribute as device
+from sfumato.flow.report import to_frames
+from sfumato.flow.task import LocalTask, Task
 from sfumato.privacy import SeededRng
-from sfumato.report import to_frames
-from sfumato.task import LocalTask, Task
 
 if TYPE_CHECKING:  # a browser is for some of the tests only
     from playwright.sync_api import Browser

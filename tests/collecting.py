@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from checks import SEED
-from sfumato import device
 from sfumato.collector import studies
-from sfumato.collector.store import Store, StudyRow, TaskRow
-from sfumato.collector.worker import Worker
-from sfumato.new_words import WordTask, word_report
-from sfumato.offers import AnyTask, takes_categories
-from sfumato.outbox import DAY_SECONDS
+from sfumato.collector.store.store import Store, StudyRow, TaskRow
+from sfumato.collector.worker.worker import Worker
+from sfumato.device.offers import AnyTask, takes_categories
+from sfumato.device.outbox import DAY_SECONDS
+from sfumato.flow import contribute as device
+from sfumato.flow.release import Release
+from sfumato.flow.report import to_frames
+from sfumato.flow.task import LocalTask, Task
 from sfumato.privacy import Rng, SeededRng, SystemRng
-from sfumato.release import Release
-from sfumato.report import to_frames
+from sfumato.questions.new_words.design import WordTask, word_report
 from sfumato.spec import from_json
-from sfumato.task import LocalTask, Task
 
 KEY = bytes(range(32))
 ITEMS = [f"tree {k}" for k in range(60)]

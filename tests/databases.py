@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from sfumato.collector.schema import STEPS
-from sfumato.collector.store import Store
+from sfumato.collector.store.schema import STEPS
+from sfumato.collector.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_SECONDS = 60.0

@@ -13,15 +13,15 @@ from starlette.routing import BaseRoute
 
 from collecting import Clock
 from serving import settings, wait_for
-from sfumato.agent import Device, Http, Joined, MemoryBox, Part, Send
 from sfumato.collector import studies
-from sfumato.collector.arrivals import Arrivals
-from sfumato.collector.rounds import Patience
 from sfumato.collector.serve import Collector, running
-from sfumato.collector.store import StudyRow
-from sfumato.collector.worker import Worker
+from sfumato.collector.store.store import StudyRow
+from sfumato.collector.worker.rounds import Patience
+from sfumato.collector.worker.table_queue import Arrivals
+from sfumato.collector.worker.worker import Worker
+from sfumato.device import Device, Http, Joined, MemoryBox, Part, Send
+from sfumato.flow.release import Release
 from sfumato.privacy import SystemRng
-from sfumato.release import Release
 
 NAME = "Street trees"
 PHASES = ("enrol", "share", "mask", "unmask")

@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from sfumato import offers
-from sfumato.collector.app import create_app
 from sfumato.collector.connection import Quick
-from sfumato.collector.server import address_of, listen, make_server
-from sfumato.collector.service import Service
+from sfumato.collector.http.app import create_app
+from sfumato.collector.http.server import address_of, listen, make_server
+from sfumato.collector.http.service import Service
 from sfumato.collector.settings import Settings
-from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
-from sfumato.offers import AnyTask, Offer
+from sfumato.collector.store.store import Store, StudyRow, TaskRow, Transaction
+from sfumato.device import offers
+from sfumato.device.offers import AnyTask, Offer
+from sfumato.flow.report import Report, to_frames
+from sfumato.flow.task import LocalTask
 from sfumato.privacy import HashedResponse, SystemRng
-from sfumato.report import Report, to_frames
 from sfumato.spec import to_json
-from sfumato.task import LocalTask
 
 TASK = LocalTask(
     randomizer=HashedResponse(epsilon=4.0, rows=64, width=56, seed=1), cohort="everybody"

@@ -17,7 +17,7 @@ import pyarrow as pa
 from benchmarks.lines import Line, Settings, line, markdown
 from sfumato import Plan, plan, simulate
 from sfumato.privacy import Budget, Ledger
-from sfumato.reproduce.frequency_data import Source, c4_commits, gowalla, sentiment
+from sfumato.reproduce.frequencies.data import Source, c4_commits, gowalla, sentiment
 
 NAME = "secure"
 RUNS = 5

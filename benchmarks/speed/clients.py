@@ -33,13 +33,13 @@ from benchmarks import race
 from benchmarks.lines import Line, Settings
 from benchmarks.peer import Peer, python_of
 from benchmarks.race import Contender
+from sfumato.flow.model_terms import LocalTraining
 from sfumato.learn import models
 from sfumato.learn.clients import clipped_gradient_sum, updates
 from sfumato.learn.data import Clients, Federated
 from sfumato.learn.design import ServerOptimizer, TrainingDesign
 from sfumato.learn.tensors import TensorSketch
 from sfumato.learn.training import Training
-from sfumato.model_terms import LocalTraining
 
 NAME = "clients"
 SEED = 1

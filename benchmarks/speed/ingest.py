@@ -26,12 +26,13 @@ from typing import Any
 from benchmarks import race
 from benchmarks.lines import ROOT, Line, Settings, line
 from benchmarks.speed import uploading
-from sfumato.collector import ingest, studies
-from sfumato.collector.store import Store
+from sfumato.collector import studies
+from sfumato.collector.http import commit_queue as ingest
+from sfumato.collector.store.store import Store
+from sfumato.flow.report import to_frames
+from sfumato.flow.task import LocalTask
 from sfumato.privacy import SystemRng
-from sfumato.report import to_frames
 from sfumato.spec import from_json
-from sfumato.task import LocalTask
 
 NAME = "ingest"
 REPETITIONS = 5

@@ -38,12 +38,13 @@ from benchmarks import race
 from benchmarks.lines import Line, Settings
 from benchmarks.race import Contender
 from benchmarks.speed.talking import Ask, Talk
-from sfumato import invitations, offers
 from sfumato.collector import studies
 from sfumato.collector.serve import open_store
 from sfumato.collector.settings import Settings as CollectorSettings
-from sfumato.collector.store import Store
-from sfumato.device import join_round
+from sfumato.collector.store.store import Store
+from sfumato.device import invitations, offers
+from sfumato.flow.contribute import join_round
+from sfumato.flow.task import Task
 from sfumato.kernels import masks
 from sfumato.kernels.packed import unpack_words
 from sfumato.privacy import SystemRng
@@ -52,7 +53,6 @@ from sfumato.secagg.participant import Participant
 from sfumato.secagg.round import MaskedRound
 from sfumato.secagg.sharing import join_many, split
 from sfumato.spec import from_json
-from sfumato.task import Task
 
 NAME = "rounds"
 SEED = 1

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from sfumato.report import HEADER_BYTES, LENGTH_BYTES
+from sfumato.flow.report import HEADER_BYTES, LENGTH_BYTES
 
 _ID = slice(LENGTH_BYTES + HEADER_BYTES - 16, LENGTH_BYTES + HEADER_BYTES)
 _PATIENCE_SECONDS = 30.0

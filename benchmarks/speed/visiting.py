@@ -28,7 +28,7 @@ def devices(address: str, key: str, study: str, items: list[str], count: int) ->
     """Devices that send a report a day, one simulated day after another, until they are ended."""
     import numpy as np  # which those who look at pages need not wait for
 
-    from sfumato.network_fleet import NetworkFleet
+    from sfumato.simulation.network_fleet import NetworkFleet
 
     chosen = np.random.default_rng(1).integers(0, len(items), (count, _DAYS))
     held = [[items[number] for number in row] for row in chosen.tolist()]

@@ -5,7 +5,7 @@ true, and a bill. `plan(study)` sizes the question, `simulate(plan, data)` answe
 devices; the parts are in `sfumato.sketch`, `sfumato.privacy` and the modules of the flow.
 
 The names below are imported when they are first used, so that a device, which uses none of them,
-needs numpy and cryptography alone (`sfumato.agent`).
+needs numpy and cryptography alone (`sfumato.device`).
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sfumato.errors import SfumatoError
-    from sfumato.plan import Plan, plan
-    from sfumato.release import Release
-    from sfumato.simulate import simulate
+    from sfumato.flow.release import Release
+    from sfumato.planning import Plan, plan
+    from sfumato.simulation.simulate import simulate
     from sfumato.study import Study
 
 __all__ = ["Plan", "Release", "SfumatoError", "Study", "plan", "simulate"]
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Plan": "plan",
-    "Release": "release",
+    "Plan": "planning",
+    "Release": "flow.release",
     "SfumatoError": "errors",
     "Study": "study",
-    "plan": "plan",
-    "simulate": "simulate",
+    "plan": "planning",
+    "simulate": "simulation.simulate",
 }
 
 

@@ -1,5 +1,5 @@
 """`python -m sfumato` is `sfumato`."""
 
-from sfumato.cli import main
+from sfumato.cli.main import main
 
 main(prog_name="sfumato")

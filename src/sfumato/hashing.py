@@ -31,8 +31,8 @@ import numpy.typing as npt
 
 from sfumato import kernels
 from sfumato.errors import SpecError
-from sfumato.kernels import plain
-from sfumato.kernels.plain import PRIME
+from sfumato.kernels.count import plain
+from sfumato.kernels.count.plain import PRIME
 from sfumato.spec import FORMAT, canonical
 
 if TYPE_CHECKING:  # a device does without

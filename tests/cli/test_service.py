@@ -16,13 +16,13 @@ from click.testing import CliRunner, Result
 
 from running import sfumato as run
 from serving import ask, settings, wait_for
-from sfumato.cli import main
+from sfumato.cli.main import main
 from sfumato.collector.serve import Collector, running
-from sfumato.device import local_report
-from sfumato.offers import public_key, verify
+from sfumato.device.offers import public_key, verify
+from sfumato.flow.contribute import local_report
+from sfumato.flow.report import to_frames
+from sfumato.flow.task import LocalTask
 from sfumato.privacy import SystemRng
-from sfumato.report import to_frames
-from sfumato.task import LocalTask
 
 STUDY = """\
 question = "frequencies"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from databases import Server
-from sfumato.collector import schema
-from sfumato.collector.backup import backup, restore
-from sfumato.collector.database import database
-from sfumato.collector.store import Store, StudyRow, TaskRow
+from sfumato.collector.store import schema
+from sfumato.collector.store.backup import backup, restore
+from sfumato.collector.store.database import database
+from sfumato.collector.store.store import Store, StudyRow, TaskRow
 from sfumato.errors import StoreError
 
 STUDY = StudyRow("0a" * 16, "Popular emoji", "Which to offer", "collecting", "{}", "{}", "{}", "{}")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import sfumato.simulate  # noqa: F401  # registers every kind
+import sfumato.simulation.simulate  # noqa: F401  # registers every kind
 from checks import SEED, assert_mean
 from sfumato.privacy import (
     ListedAbove,

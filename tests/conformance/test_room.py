@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sfumato.collector.store import Store, StudyRow, TaskRow
+from sfumato.collector.store.store import Store, StudyRow, TaskRow
 from sfumato.errors import StoreError
 
 STUDY = StudyRow("0a" * 16, "Popular emoji", "Which to offer", "collecting", "{}", "{}", "{}", "{}")

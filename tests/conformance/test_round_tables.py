@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sfumato.collector.round_tables import (
+from sfumato.collector.store.round_tables import (
     TAKEN,
     WAITING,
     Join,
@@ -19,7 +19,7 @@ from sfumato.collector.round_tables import (
     RoundRow,
     standing,
 )
-from sfumato.collector.store import Store, StudyRow, TaskRow, Transaction
+from sfumato.collector.store.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.errors import StoreError
 
 STUDY = StudyRow("0a" * 16, "Popular emoji", "Which to offer", "collecting", "{}", "{}", "{}", "{}")

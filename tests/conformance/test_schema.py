@@ -8,10 +8,10 @@ from contextlib import closing
 
 import pytest
 
-from sfumato.collector import schema
-from sfumato.collector.database import database
-from sfumato.collector.schema import STEPS, VERSION, AppendOnly, Step
-from sfumato.collector.store import Store, StudyRow
+from sfumato.collector.store import schema
+from sfumato.collector.store.database import database
+from sfumato.collector.store.schema import STEPS, VERSION, AppendOnly, Step
+from sfumato.collector.store.store import Store, StudyRow
 from sfumato.errors import StoreError
 
 STUDY = StudyRow("0a" * 16, "Popular emoji", "Which to offer", "collecting", "{}", "{}", "{}", "{}")

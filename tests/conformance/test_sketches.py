@@ -12,7 +12,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-import sfumato.simulate  # noqa: F401  # registers every kind
+import sfumato.simulation.simulate  # noqa: F401  # registers every kind
 from checks import SEED
 from sfumato.errors import SpecError
 from sfumato.sketch import CountSketch, IntegerKeys, InvertibleSketch, OneHot, Sketch
@@ -48,7 +48,8 @@ def sketch_kinds() -> Iterator[str]:
     """The registered kinds that are sketches: they encode and estimate.
 
     A vector sketch is left out: its values are not items but tables that devices made, bounded in
-    norm, so that it has no values or weights in common with the others (tests/unit/test_mean.py).
+    norm, so that it has no values or weights in common with the others
+    (tests/unit/questions/test_mean.py).
     """
     for kind, cls in kinds().items():
         counts = callable(getattr(cls, "encode", None)) and callable(getattr(cls, "estimate", None))

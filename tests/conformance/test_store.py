@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from sfumato.collector.database import database
-from sfumato.collector.driver import Connection
-from sfumato.collector.store import Store, StudyRow, TaskRow, TokenRow, Transaction
+from sfumato.collector.store.database import database
+from sfumato.collector.store.driver import Connection
+from sfumato.collector.store.store import Store, StudyRow, TaskRow, TokenRow, Transaction
 from sfumato.errors import StoreError, StoreReadOnly, StoreUnavailable
 
 DAY_SECONDS = 86_400

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sfumato.collector.ledger import StoreLedger, set_budget
-from sfumato.collector.store import Store
+from sfumato.collector.store.ledger import StoreLedger, set_budget
+from sfumato.collector.store.store import Store
 from sfumato.errors import BudgetError
 from sfumato.privacy import AdditiveLoss, Budget
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from databases import Server
-from sfumato.collector.store import Store, StudyRow, TaskRow
+from sfumato.collector.store.store import Store, StudyRow, TaskRow
 from sfumato.errors import StoreError, StoreUnavailable
 
 STUDY = StudyRow("0a" * 16, "Popular emoji", "Which to offer", "collecting", "{}", "{}", "{}", "{}")
@@ -71,7 +71,7 @@ def upload_until_closed(
 
 HOLDER = """
 import sys
-from sfumato.collector.store import Store
+from sfumato.collector.store.store import Store
 with Store.open(sys.argv[1]).worker_lock() as is_only:
     print(is_only, flush=True)
     sys.stdin.read()
@@ -162,7 +162,7 @@ def test_a_state_is_changed_from_an_expected_one_only(asked: Store) -> None:
 
 UPLOADER = """
 import sys
-from sfumato.collector.store import Store
+from sfumato.collector.store.store import Store
 store = Store.open(sys.argv[1])
 for place in range(1_000_000):
     with store.transaction() as tx:

@@ -22,10 +22,10 @@ from typing import Any
 
 from databases import table_names
 from integration.processes import PATIENCE_SECONDS, Collector, wait_for_end
-from sfumato.agent import Device, Joined, Part, Response, SqliteBox
-from sfumato.collector.database import database
-from sfumato.outbox import DAY_SECONDS
-from sfumato.report import to_frames
+from sfumato.collector.store.database import database
+from sfumato.device import Device, Joined, Part, Response, SqliteBox
+from sfumato.device.outbox import DAY_SECONDS
+from sfumato.flow.report import to_frames
 
 PEER = "127.77.0.9"  # the whole of 127.0.0.0/8 is this machine
 DEVICES = 12

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import quote
 
-from sfumato.report import Report, to_frames
+from sfumato.flow.report import Report, to_frames
 from sfumato.study import Study
 
 PATIENCE_SECONDS = 5.0  # within which every request is answered, or its connection closed

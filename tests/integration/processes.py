@@ -11,11 +11,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sfumato import offers
 from sfumato.collector import tokens
 from sfumato.collector.client import AdminClient
-from sfumato.collector.store import Store
+from sfumato.collector.store.store import Store
 from sfumato.collector.tokens import Role
+from sfumato.device import offers
 
 PATIENCE_SECONDS = 60.0
 _SETTINGS = {"worker_seconds": "0.05", "seal_seconds": "0.5"}

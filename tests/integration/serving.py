@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from integration.processes import PATIENCE_SECONDS, launch
-from sfumato import device, offers
 from sfumato.collector import tokens
 from sfumato.collector.client import AdminClient
-from sfumato.collector.store import Store
+from sfumato.collector.store.store import Store
+from sfumato.device import offers
+from sfumato.device.offers import AnyTask
 from sfumato.errors import ServiceError, StoreUnavailable
-from sfumato.new_words import WordTask
-from sfumato.offers import AnyTask
+from sfumato.flow import contribute as device
+from sfumato.flow.report import Report, to_frames
+from sfumato.flow.task import Task
 from sfumato.privacy import SystemRng
-from sfumato.report import Report, to_frames
-from sfumato.task import Task
+from sfumato.questions.new_words.design import WordTask
 
 T = TypeVar("T")
 

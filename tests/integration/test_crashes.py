@@ -21,10 +21,10 @@ import pytest
 from databases import Server
 from integration.processes import PATIENCE_SECONDS
 from integration.serving import Admin, Asked, Fleet, Mortal, living, telling
-from sfumato import device
+from sfumato.flow import contribute as device
+from sfumato.flow.release import Release
+from sfumato.flow.task import LocalTask, Task
 from sfumato.privacy import SystemRng
-from sfumato.release import Release
-from sfumato.task import LocalTask, Task
 
 SEED = os.environ.get("SFUMATO_TEST_SEED", "crashes")
 THREADS = 6

@@ -13,9 +13,9 @@ import pytest
 from databases import Server
 from integration.serving import Admin, Mortal, living, telling
 from serving import Answer, ask, wait_for
-from sfumato.collector.postgres import Postgres
-from sfumato.release import Release
-from sfumato.report import from_frames, to_frames
+from sfumato.collector.store.postgres import Postgres
+from sfumato.flow.release import Release
+from sfumato.flow.report import from_frames, to_frames
 
 DISK_BYTES = 40 << 20
 BALLAST_BYTES = 32 << 20  # of something else: what is sealed takes more room than what came

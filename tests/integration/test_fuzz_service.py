@@ -16,13 +16,13 @@ from checks import SEED
 from integration.fuzzing import Fuzzer, Heard, Knowledge, send_all
 from integration.processes import Collector, collector
 from serving import ask
-from sfumato import device
 from sfumato.collector.client import AdminClient
-from sfumato.new_words import WordTask, word_report
-from sfumato.offers import AnyTask, takes_categories, verify
+from sfumato.device.offers import AnyTask, takes_categories, verify
+from sfumato.flow import contribute as device
+from sfumato.flow.report import Report, to_frames
+from sfumato.flow.task import Task
 from sfumato.privacy import SystemRng
-from sfumato.report import Report, to_frames
-from sfumato.task import Task
+from sfumato.questions.new_words.design import WordTask, word_report
 
 ITEMS = [f"tree {number}" for number in range(40)]
 ASKED: dict[str, dict[str, Any]] = {

@@ -22,15 +22,16 @@ import pytest
 
 from checks import SEED
 from integration.serving import Admin, Mortal, living
-from sfumato import network_fleet, offers, plan, simulate
-from sfumato.agent import Http, Response
+from sfumato import plan, simulate
 from sfumato.collector import studies
-from sfumato.collector.store import Store
-from sfumato.fleet import cohorts_for
-from sfumato.network_fleet import NetworkFleet, holdings
-from sfumato.offers import is_masked
-from sfumato.population import Population
+from sfumato.collector.store.store import Store
+from sfumato.device import Http, Response, offers
+from sfumato.device.offers import is_masked
 from sfumato.privacy import ListedAbove, SeededRng
+from sfumato.simulation import network_fleet
+from sfumato.simulation.fleet import cohorts_for
+from sfumato.simulation.network_fleet import NetworkFleet, holdings
+from sfumato.simulation.population import Population
 from sfumato.spec import from_json
 from sfumato.study import Study
 

@@ -19,12 +19,11 @@ import pytest
 
 from checks import SEED
 from integration.serving import Admin, Mortal, living
-from sfumato import offers
-from sfumato.agent import Device, Http, Joined, MemoryBox, Part, Response
-from sfumato.collector.store import Store
+from sfumato.collector.store.store import Store
+from sfumato.device import Device, Http, Joined, MemoryBox, Part, Response, offers
 from sfumato.errors import ServiceError
-from sfumato.release import Release
-from sfumato.round_fleet import LEFT, PHASES, Traveller, leaving, travel
+from sfumato.flow.release import Release
+from sfumato.simulation.round_fleet import LEFT, PHASES, Traveller, leaving, travel
 
 NAME = "Street trees"
 

@@ -20,7 +20,7 @@ from integration.canaries import (
     traces,
 )
 from integration.processes import collector
-from sfumato.report import Report, from_frames
+from sfumato.flow.report import Report, from_frames
 
 
 @pytest.fixture(

@@ -13,11 +13,11 @@ from fastapi.routing import APIRoute
 
 from serving import Answer, ask, settings
 from sfumato.collector import tokens
-from sfumato.collector.app import create_app
 from sfumato.collector.client import AdminClient
+from sfumato.collector.http.app import create_app
+from sfumato.collector.http.service import Service
 from sfumato.collector.serve import running
-from sfumato.collector.service import Service
-from sfumato.collector.store import Store, TokenRow
+from sfumato.collector.store.store import Store, TokenRow
 from sfumato.collector.tokens import Role
 
 FOR_EVERYBODY = {"/health", "/ready"}

@@ -11,15 +11,16 @@ import torch
 
 from integration.serving import Admin, Mortal, living
 from integration.test_secure_rounds import Line
-from sfumato import offers, plan
+from sfumato import plan
+from sfumato.device import offers
+from sfumato.flow.model_terms import F32, ModelTerms, Train, digest_of, to_bytes
 from sfumato.learn import models
 from sfumato.learn.data import Federated, grouped
 from sfumato.learn.design import TrainingDesign
-from sfumato.learn.on_device import trainers
-from sfumato.model_terms import F32, ModelTerms, Train, digest_of, to_bytes
-from sfumato.network_fleet import NetworkFleet
+from sfumato.learn.local_update import trainers
 from sfumato.privacy import Rng, epsilon_of
-from sfumato.train import train
+from sfumato.simulation.network_fleet import NetworkFleet
+from sfumato.simulation.train import train
 
 NAME, SEED, CLIENTS, ROUNDS = "Which tree is it", 7, 64, 4
 PATIENCE_SECONDS = 300.0  # for a collector that starts on a busy machine

@@ -22,10 +22,10 @@ from scipy import stats
 import sfumato
 from checks import SEED
 from integration.processes import Collector, collector, wait_for_end
-from sfumato.network_fleet import NetworkFleet
-from sfumato.release import Release
-from sfumato.reproduce import local_data
-from sfumato.reproduce.local_data import Source
+from sfumato.flow.release import Release
+from sfumato.reproduce.local import data as local_data
+from sfumato.reproduce.local.data import Source
+from sfumato.simulation.network_fleet import NetworkFleet
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]

@@ -20,15 +20,15 @@ import pytest
 
 from checks import SEED
 from collecting import ITEMS, KEY, Clock, report, request, work
-from sfumato import frequencies
 from sfumato.collector import sealing, studies
 from sfumato.collector.admission import Admission
-from sfumato.collector.store import Store, TaskRow
-from sfumato.collector.worker import Worker
-from sfumato.outbox import DAY_SECONDS
+from sfumato.collector.store.store import Store, TaskRow
+from sfumato.collector.worker.worker import Worker
+from sfumato.device.outbox import DAY_SECONDS
+from sfumato.flow.release import Release
+from sfumato.flow.report import from_frames, to_frames
 from sfumato.privacy import SeededRng
-from sfumato.release import Release
-from sfumato.report import from_frames, to_frames
+from sfumato.questions.frequencies import design as frequencies
 from sfumato.spec import from_json
 
 RUNS, ROOM_RUNS, SLOW_RUNS, OPERATIONS = 50, 10, 1_000, 28

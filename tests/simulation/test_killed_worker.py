@@ -14,8 +14,8 @@ import pytest
 from checks import SEED
 from collecting import ITEMS, KEY, Clock, create, open_task, report, upload, work
 from sfumato.collector import sealing
-from sfumato.collector.store import Store
-from sfumato.collector.worker import Worker
+from sfumato.collector.store.store import Store
+from sfumato.collector.worker.worker import Worker
 from sfumato.privacy import SeededRng
 
 STORES = 10
@@ -24,8 +24,8 @@ SEALED_TOGETHER = 10  # so that there are many transactions to be killed in
 PROGRAM = """
 import os, random, signal, sys, time
 from sfumato.collector import sealing
-from sfumato.collector.store import Store
-from sfumato.collector.worker import Worker
+from sfumato.collector.store.store import Store
+from sfumato.collector.worker.worker import Worker
 
 sealing.MOST_REPORTS, chance = int(sys.argv[1]), random.Random(sys.argv[2])
 key, now, urls = bytes.fromhex(sys.argv[3]), float(sys.argv[4]), sys.argv[5:]

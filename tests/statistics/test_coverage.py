@@ -10,7 +10,7 @@ import pytest
 
 import sfumato
 from checks import SEED
-from sfumato.plan import Plan
+from sfumato.planning import Plan
 
 ITEMS, DEVICES, RUNS = 500, 8_000, 200
 WORDS = pa.array([f"w{i}" for i in range(ITEMS)])

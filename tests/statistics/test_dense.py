@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pytest
 
 from checks import SEED, assert_binomial, assert_chi_square, assert_mean
-from sfumato.kernels import dense, plain_dense
+from sfumato.kernels import dense
+from sfumato.kernels.dense import plain as plain_dense
 from sfumato.sketch.dense import DenseSketch
 
 F32 = npt.NDArray[np.float32]

@@ -20,7 +20,6 @@ from scipy import stats
 
 from checks import SEED
 from sfumato.kernels import local
-from sfumato.new_words import FragmentPuzzle, PrefixExtension
 from sfumato.privacy import (
     CountMeanSketch,
     DirectResponse,
@@ -28,6 +27,7 @@ from sfumato.privacy import (
     HashedResponse,
     SeededRng,
 )
+from sfumato.questions.new_words.design import FragmentPuzzle, PrefixExtension
 from sfumato.spec import kinds
 
 U8 = npt.NDArray[np.uint8]

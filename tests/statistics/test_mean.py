@@ -16,10 +16,11 @@ import pytest
 from scipy import stats
 
 from checks import SEED, assert_mean
-from sfumato.batch import Batch
-from sfumato.campaign import run
-from sfumato.device import contribute
-from sfumato.mean import MeanCampaign, MeanDesign, MeanEstimate, cells_for
+from sfumato.flow.accumulator import Batch
+from sfumato.flow.campaign import run
+from sfumato.flow.contribute import contribute
+from sfumato.flow.release import NoisedSum
+from sfumato.flow.task import Task
 from sfumato.privacy import (
     Budget,
     Ledger,
@@ -29,10 +30,9 @@ from sfumato.privacy import (
     calibrate,
     epsilon_of,
 )
-from sfumato.release import NoisedSum
+from sfumato.questions.mean.design import MeanCampaign, MeanDesign, MeanEstimate, cells_for
 from sfumato.sketch import VectorSketch
 from sfumato.sketch.dense import top
-from sfumato.task import Task
 
 F64 = npt.NDArray[np.float64]
 

@@ -20,7 +20,7 @@ from scipy import stats
 
 from checks import SEED, assert_mean
 from sfumato import kernels
-from sfumato.kernels import plain
+from sfumato.kernels.count import plain
 from sfumato.sketch import CountSketch, Rounds
 from vectors import reference
 

@@ -16,14 +16,14 @@ import torch
 from scipy import stats
 
 from checks import SEED
+from sfumato.flow.model_terms import LocalTraining
+from sfumato.flow.secure_sum import SecureSum
 from sfumato.learn.compression import AdaptNorm, FixedRate
 from sfumato.learn.data import Clients, Federated
 from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign
 from sfumato.learn.sums import ExactSum, FloatSum
 from sfumato.learn.training import Training
-from sfumato.model_terms import LocalTraining
 from sfumato.privacy import NoiseAtRelease, SeededRng, epsilon_of
-from sfumato.secure_sum import SecureSum
 
 F64 = npt.NDArray[np.float64]
 

@@ -30,9 +30,9 @@ from click.testing import CliRunner
 
 from databases import table_names
 from sfumato import errors
-from sfumato.agent import box
-from sfumato.batch import Rejection
-from sfumato.cli import main
+from sfumato.cli.main import main
+from sfumato.device import box
+from sfumato.flow.accumulator import Rejection
 from sfumato.spec import kinds
 from sfumato.study import Study
 

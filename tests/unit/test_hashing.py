@@ -16,7 +16,7 @@ from checks import SEED, assert_binomial, assert_chi_square
 from sfumato import hashing
 from sfumato.errors import SpecError
 from sfumato.hashing import Polynomial, coefficients, fingerprint
-from sfumato.kernels import plain
+from sfumato.kernels.count import plain
 from sfumato.sketch import CountSketch
 from vectors import reference
 

@@ -10,17 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sfumato.aggregation import Plain
-from sfumato.batch import Batch, Collector
-from sfumato.device import contribute, report
 from sfumato.errors import SfumatoError
-from sfumato.frequencies import FrequencyCampaign, FrequencyDesign
-from sfumato.population import Cohorts, Population
+from sfumato.flow.accumulator import Batch, Collector
+from sfumato.flow.aggregation import Plain
+from sfumato.flow.contribute import contribute, report
+from sfumato.flow.release import NoisedSum, noised_sum
+from sfumato.flow.report import Report
+from sfumato.flow.task import Task
 from sfumato.privacy import Budget, Ledger, NoNoise, SeededRng, SystemRng, bound_contributions
-from sfumato.release import NoisedSum, noised_sum
-from sfumato.report import Report
+from sfumato.questions.frequencies.design import FrequencyCampaign, FrequencyDesign
+from sfumato.simulation.population import Cohorts, Population
 from sfumato.sketch import CountSketch, OneHot
-from sfumato.task import Task
 
 WORD = "canary-0f1e2d"
 NUMBER = 271_828

@@ -13,12 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sfumato.simulate  # registers every kind
+import sfumato.simulation.simulate  # registers every kind
 from sfumato import spec
-from sfumato.aggregation import Masked, Plain
+from sfumato.device.offers import Offer
+from sfumato.device.outbox import Rule
 from sfumato.errors import SpecError
-from sfumato.frequencies import FrequencyDesign
-from sfumato.heavy_hitters import HeavyHitterDesign, HistogramDesign
+from sfumato.flow.aggregation import Masked, Plain
+from sfumato.flow.model_terms import LocalTraining, ModelTerms
+from sfumato.flow.secure_sum import SecureSum
+from sfumato.flow.task import LocalTask, Task
 from sfumato.learn.compression import (
     AdaptNorm,
     AdaptTail,
@@ -34,14 +37,6 @@ from sfumato.learn.diffsketch import (
     DiffSketchDesign,
     NoisyVector,
 )
-from sfumato.local_frequencies import LocalDesign
-from sfumato.mean import MeanDesign
-from sfumato.model_terms import LocalTraining, ModelTerms
-from sfumato.new_words import FragmentPuzzle, PrefixExtension, WordDesign, WordTask
-from sfumato.offers import Offer
-from sfumato.outbox import Rule
-from sfumato.prefix_search import PrefixDesign
-from sfumato.prefixes import Prefix
 from sfumato.privacy import (
     AdditiveLoss,
     ApproximateLoss,
@@ -59,13 +54,18 @@ from sfumato.privacy import (
 )
 from sfumato.privacy.accounting import SampledLoss
 from sfumato.privacy.listing import without_promise
+from sfumato.questions.frequencies.design import FrequencyDesign
+from sfumato.questions.heavy_hitters.design import HeavyHitterDesign, HistogramDesign
+from sfumato.questions.local_frequencies.design import LocalDesign
+from sfumato.questions.mean.design import MeanDesign
+from sfumato.questions.new_words.design import FragmentPuzzle, PrefixExtension, WordDesign, WordTask
+from sfumato.questions.prefix_search.design import PrefixDesign
 from sfumato.secagg.round import MaskedRound
-from sfumato.secure_sum import SecureSum
 from sfumato.sketch import CountSketch, IntegerKeys, OneHot, TextKeys, VectorSketch, WordKeys
 from sfumato.sketch.dense import DenseSketch
+from sfumato.sketch.prefixes import Prefix
 from sfumato.spec import canonical, digest, from_json, kind_of, kinds, to_json
 from sfumato.study import Study, TrainingKeys
-from sfumato.task import LocalTask, Task
 
 # RFC 8785, appendix B: the bits of a double, and how it is printed.
 NUMBERS = {

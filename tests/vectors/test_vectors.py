@@ -12,12 +12,13 @@ import pyarrow as pa
 import pytest
 
 from sfumato import hashing
-from sfumato.batch import Collector
-from sfumato.device import report
 from sfumato.errors import SpecError
-from sfumato.kernels import plain, plain_local
+from sfumato.flow.accumulator import Collector
+from sfumato.flow.contribute import report
+from sfumato.flow.report import Report, report_bytes
+from sfumato.kernels.count import plain
+from sfumato.kernels.local import plain as plain_local
 from sfumato.privacy import Tally
-from sfumato.report import Report, report_bytes
 from sfumato.sketch import Rounds
 from sfumato.spec import digest, from_json, to_json
 from vectors import reference

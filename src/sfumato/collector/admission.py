@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from sfumato.aggregation import Plain
-from sfumato.batch import Rejection
 from sfumato.collector.problems import Problem
+from sfumato.device.offers import AnyTask
 from sfumato.errors import TaskError
-from sfumato.offers import AnyTask
-from sfumato.report import HEADER_BYTES, LENGTH_BYTES, WIRE_VERSION
-from sfumato.task import LocalTask, Task
+from sfumato.flow.accumulator import Rejection
+from sfumato.flow.aggregation import Plain
+from sfumato.flow.report import HEADER_BYTES, LENGTH_BYTES, WIRE_VERSION
+from sfumato.flow.task import LocalTask, Task
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]

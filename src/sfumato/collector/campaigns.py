@@ -6,19 +6,23 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sfumato.campaign import Campaign
-from sfumato.designs import Design
-from sfumato.frequencies import PILOT_COHORT, FrequencyCampaign, FrequencyDesign
-from sfumato.heavy_hitters import HeavyHitterCampaign, HeavyHitterDesign, HistogramDesign
-from sfumato.histogram import HistogramCampaign
-from sfumato.mean import MeanCampaign, MeanDesign
-from sfumato.offers import noise_of
-from sfumato.plan import Plan, learning
-from sfumato.prefix_search import PrefixCampaign, PrefixDesign
+from sfumato.device.offers import noise_of
+from sfumato.flow.campaign import Campaign
+from sfumato.flow.task import Task
+from sfumato.planning import Plan, learning
 from sfumato.privacy import Rng
+from sfumato.questions.frequencies.design import PILOT_COHORT, FrequencyCampaign, FrequencyDesign
+from sfumato.questions.heavy_hitters.design import (
+    HeavyHitterCampaign,
+    HeavyHitterDesign,
+    HistogramDesign,
+)
+from sfumato.questions.heavy_hitters.histogram import HistogramCampaign
+from sfumato.questions.mean.design import MeanCampaign, MeanDesign
+from sfumato.questions.prefix_search.design import PrefixCampaign, PrefixDesign
+from sfumato.questions.registry import Design
 from sfumato.spec import LARGEST_INTEGER, kinds
 from sfumato.study import Study
-from sfumato.task import Task
 
 if TYPE_CHECKING:  # PyTorch takes seconds to import, and only training needs it
     from typing_extensions import TypeIs
@@ -31,7 +35,7 @@ AnyDesign: TypeAlias = "Design | TrainingDesign"
 
 def with_own_seed(study: Study, rng: Rng) -> Study:
     """A study with a model and sketches of its own, so that no other's rounds are its own; what is
-    not trained gets its seed with its design (`designs.begun`)."""
+    not trained gets its seed with its design (`registry.begun`)."""
     if study.training is None:
         return study
     seed = int(rng.words(1)[0]) % LARGEST_INTEGER

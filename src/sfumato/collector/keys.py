@@ -11,8 +11,8 @@ import os
 import secrets
 from pathlib import Path
 
-from sfumato import offers
-from sfumato.collector.store import Store
+from sfumato.collector.store.store import Store
+from sfumato.device import offers
 from sfumato.errors import OfferError, SpecError
 
 

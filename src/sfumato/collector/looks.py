@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from sfumato.collector.store import Store, Transaction
+from sfumato.collector.store.store import Store, Transaction
 from sfumato.errors import SfumatoError, StoreError
 
 T = TypeVar("T")

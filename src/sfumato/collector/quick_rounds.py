@@ -13,10 +13,7 @@ from typing import Any, cast
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sfumato.collector.connection import Answer, plain
-from sfumato.collector.live_rounds import LiveRound
-from sfumato.collector.logs import log_error
-from sfumato.collector.problems import ALWAYS, Problem, problem_response
-from sfumato.collector.round_routes import (
+from sfumato.collector.http.round_routes import (
     JOIN_BYTES,
     PHASES,
     acknowledged,
@@ -27,10 +24,13 @@ from sfumato.collector.round_routes import (
     room_for,
     ticket_in,
 )
-from sfumato.collector.round_tables import Join, Joining, Keeping, Message
-from sfumato.collector.service import Service
-from sfumato.collector.store import Transaction
+from sfumato.collector.http.service import Service
+from sfumato.collector.logs import log_error
+from sfumato.collector.problems import ALWAYS, Problem, problem_response
+from sfumato.collector.store.round_tables import Join, Joining, Keeping, Message
+from sfumato.collector.store.store import Transaction
 from sfumato.collector.usual import SHORT_BYTES, length_of
+from sfumato.collector.worker.round_cache import LiveRound
 from sfumato.errors import SfumatoError
 from sfumato.secagg.agreement import fingerprint
 from sfumato.secagg.coordinator import Phase

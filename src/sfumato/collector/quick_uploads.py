@@ -9,10 +9,10 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from sfumato.collector.connection import Answer, plain
+from sfumato.collector.http.service import Service
+from sfumato.collector.http.task_cache import OpenTask, task_closed
 from sfumato.collector.logs import log_error
-from sfumato.collector.open_tasks import OpenTask, task_closed
 from sfumato.collector.problems import ALWAYS, Problem, problem_response
-from sfumato.collector.service import Service
 from sfumato.collector.usual import length_of
 from sfumato.errors import SfumatoError
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import DataError, StudyError
-from sfumato.frequencies import Dictionary
-from sfumato.outbox import DAY_SECONDS
+from sfumato.questions.frequencies.design import Dictionary
 from sfumato.spec import canonical
 from sfumato.study import Study, TrainingKeys
 

@@ -14,14 +14,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sfumato.aggregation import Plain
-from sfumato.batch import Batch
 from sfumato.collector.admission import frames
+from sfumato.device.offers import AnyTask
 from sfumato.errors import DataError
-from sfumato.offers import AnyTask
+from sfumato.flow.accumulator import Batch
+from sfumato.flow.aggregation import Plain
+from sfumato.flow.report import HEADER_BYTES
+from sfumato.flow.task import LocalTask, Task
 from sfumato.privacy import Rng
-from sfumato.report import HEADER_BYTES
-from sfumato.task import LocalTask, Task
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]

@@ -14,21 +14,22 @@ from types import FrameType
 
 from starlette.routing import BaseRoute
 
-from sfumato import __version__, offers
+from sfumato import __version__
 from sfumato.collector import keys, logs
-from sfumato.collector.app import create_app
-from sfumato.collector.arrivals import Arrivals
-from sfumato.collector.background import Background
-from sfumato.collector.ledger import set_budget
+from sfumato.collector.http.app import create_app
+from sfumato.collector.http.server import Server, address_of, listen, make_server
+from sfumato.collector.http.service import Service
+from sfumato.collector.http.waiting import News
 from sfumato.collector.metrics import Metrics
-from sfumato.collector.news import News
-from sfumato.collector.rounds import Patience
-from sfumato.collector.server import Server, address_of, listen, make_server
-from sfumato.collector.service import Service
 from sfumato.collector.settings import Settings
-from sfumato.collector.spoken import Spoken
-from sfumato.collector.store import Store
-from sfumato.collector.worker import Worker
+from sfumato.collector.store.ledger import set_budget
+from sfumato.collector.store.store import Store
+from sfumato.collector.worker.replay import Spoken
+from sfumato.collector.worker.rounds import Patience
+from sfumato.collector.worker.table_queue import Arrivals
+from sfumato.collector.worker.thread import Background
+from sfumato.collector.worker.worker import Worker
+from sfumato.device import offers
 from sfumato.errors import ServiceError
 
 # Whoever asks comes before what the worker computes: by default each answer may wait 5 ms for it.

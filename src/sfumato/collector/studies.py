@@ -14,13 +14,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from sfumato import offers
-from sfumato.campaign import Campaign
 from sfumato.collector import campaigns, sealing
-from sfumato.collector.ledger import StoreLedger, spent_by
 from sfumato.collector.problems import Problem
 from sfumato.collector.requests import Request, from_lines, to_lines
-from sfumato.collector.store import (
+from sfumato.collector.store.ledger import StoreLedger, spent_by
+from sfumato.collector.store.store import (
     Store,
     StudyRow,
     StudyState,
@@ -28,20 +26,22 @@ from sfumato.collector.store import (
     TaskState,
     Transaction,
 )
-from sfumato.designs import begun, draws, keys_of
+from sfumato.device import offers
+from sfumato.device.offers import AnyTask, Offer
+from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import DataError, StudyError
-from sfumato.local_frequencies import LocalDesign, in_epoch
-from sfumato.model_terms import ModelTerms, digest_of
-from sfumato.new_words import WordDesign, seeded
-from sfumato.offers import AnyTask, Offer
-from sfumato.outbox import DAY_SECONDS
-from sfumato.plan import Plan, learning, plan
+from sfumato.flow.campaign import Campaign
+from sfumato.flow.model_terms import ModelTerms, digest_of
+from sfumato.flow.release import NoisedSum, Privacy
+from sfumato.flow.task import Task
+from sfumato.planning import Plan, learning, plan
 from sfumato.privacy import Rng
 from sfumato.privacy.samplers import SecretRng
-from sfumato.release import NoisedSum, Privacy
+from sfumato.questions.local_frequencies.design import LocalDesign, in_epoch
+from sfumato.questions.new_words.design import WordDesign, seeded
+from sfumato.questions.registry import begun, draws, keys_of
 from sfumato.spec import LARGEST_INTEGER, from_json, to_json
 from sfumato.study import Study
-from sfumato.task import Task
 
 End = Literal["released", "failed", "deleted"]  # states in which a study asks nothing more
 ALIVE: tuple[StudyState, ...] = ("collecting", "closing")

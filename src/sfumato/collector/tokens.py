@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Literal, get_args
 
 from sfumato.collector.problems import Problem
-from sfumato.collector.store import Store, TokenRow
+from sfumato.collector.store.store import Store, TokenRow
 from sfumato.errors import SpecError
 from sfumato.spec import require
 

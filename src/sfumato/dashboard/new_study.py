@@ -13,7 +13,7 @@ from sfumato.dashboard import study_form
 from sfumato.dashboard.forms import Form
 from sfumato.dashboard.visits import HOME, Visit, signed_in
 from sfumato.errors import SfumatoError
-from sfumato.plan import Plan, plan
+from sfumato.planning import Plan, plan
 from sfumato.privacy import SystemRng
 
 

@@ -11,12 +11,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from sfumato import exports
 from sfumato.collector import studies
+from sfumato.collector.http.service import service_of
 from sfumato.collector.problems import Problem
-from sfumato.collector.service import service_of
-from sfumato.dashboard import charts, reading, sessions
-from sfumato.dashboard.reading import Known
+from sfumato.dashboard import charts, sessions
+from sfumato.dashboard import queries as reading
+from sfumato.dashboard.queries import Known
 from sfumato.dashboard.rendering import page, rows
 from sfumato.dashboard.visits import (
     HOME,
@@ -29,6 +29,7 @@ from sfumato.dashboard.visits import (
     session_of,
     signed_in,
 )
+from sfumato.questions import exports
 
 PAGE_ROWS = 100  # of a release's table on one page
 _MEDIA_TYPES = {

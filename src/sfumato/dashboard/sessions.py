@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from sfumato.collector import tokens
-from sfumato.collector.store import Store
+from sfumato.collector.store.store import Store
 from sfumato.collector.tokens import ROLES, Role
 
 COOKIE = "sfumato_session"

@@ -10,8 +10,8 @@ from urllib.parse import quote, urlsplit
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from sfumato.collector.http.service import Service, service_of
 from sfumato.collector.problems import KINDS, Problem
-from sfumato.collector.service import Service, service_of
 from sfumato.collector.tokens import Role
 from sfumato.dashboard import sessions
 from sfumato.dashboard.forms import Form

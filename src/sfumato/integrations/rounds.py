@@ -24,8 +24,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sfumato.aggregation import Masked, Plain
 from sfumato.errors import BudgetError, ImpossibleError, MismatchError, SpecError
+from sfumato.flow.aggregation import Masked, Plain
+from sfumato.flow.task import Task, bits_for
 from sfumato.privacy import (
     AdditiveLoss,
     Loss,
@@ -41,7 +42,6 @@ from sfumato.privacy.samplers import Rng
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch
 from sfumato.spec import LARGEST_INTEGER, canonical, from_json, require, to_json
-from sfumato.task import Task, bits_for
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]

@@ -104,7 +104,7 @@ def is_compiled() -> bool:
 @cache
 def _compiled() -> ModuleType:
     if is_compiled():
-        from sfumato.kernels import compiled
+        from sfumato.kernels.count import compiled
 
         return compiled
     return _plain()
@@ -112,7 +112,7 @@ def _compiled() -> ModuleType:
 
 @cache
 def _plain() -> ModuleType:
-    from sfumato.kernels import plain
+    from sfumato.kernels.count import plain
 
     return plain
 

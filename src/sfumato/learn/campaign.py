@@ -14,17 +14,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sfumato.agent.private import update_table
+from sfumato.device.private import update_table
 from sfumato.errors import MismatchError, SpecError
+from sfumato.flow.model_terms import Train, to_bytes
+from sfumato.flow.release import NoisedSum
+from sfumato.flow.task import Task
 from sfumato.learn import models
 from sfumato.learn.compression import Seen, Sizing
 from sfumato.learn.design import TrainingDesign, whole_numbers
-from sfumato.model_terms import Train, to_bytes
 from sfumato.privacy import NoiseInShares, NoNoise, Rng
-from sfumato.release import NoisedSum
 from sfumato.sketch.vector import VectorSketch
 from sfumato.spec import digest
-from sfumato.task import Task
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import SpecError
+from sfumato.flow.model_terms import LocalTraining
 from sfumato.learn import models
 from sfumato.learn.data import IGNORED, Clients
 from sfumato.learn.gradients import Engine, Linear, engine_of, views
-from sfumato.model_terms import LocalTraining
 from sfumato.spec import require
 
 _GHOST_CHUNK = 64  # clients whose examples are gathered together where no one's gradient is made

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import ImpossibleError
+from sfumato.flow.model_terms import PARAMETER_BYTES, LocalTraining, ModelTerms, digest_of
+from sfumato.flow.secure_sum import SecureSum
 from sfumato.learn import models
 from sfumato.learn.compression import MAIN_SHARE, Compression, NoCompression
-from sfumato.model_terms import PARAMETER_BYTES, LocalTraining, ModelTerms, digest_of
 from sfumato.privacy.accounting import AdditiveLoss, NoPrivacy, SampledLoss
 from sfumato.privacy.rounding import Rounding
 from sfumato.privacy.samplers import LARGEST_SCALE
-from sfumato.secure_sum import SecureSum
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch
 from sfumato.spec import LARGEST_INTEGER, kind_of, require, spec

@@ -30,11 +30,11 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import SpecError
-from sfumato.kernels import plain_dense
+from sfumato.flow.model_terms import LocalTraining
+from sfumato.kernels.dense import plain as plain_dense
 from sfumato.learn import models
 from sfumato.learn.clients import check_fit, updates
 from sfumato.learn.data import IGNORED, Clients, Federated
-from sfumato.model_terms import LocalTraining
 from sfumato.privacy.accounting import (
     AdditiveLoss,
     Loss,

@@ -107,7 +107,7 @@ class TensorSketch:
 
 def _kernels() -> Any:
     try:
-        from sfumato.kernels import triton_dense
+        from sfumato.kernels.dense import triton as triton_dense
     except ImportError as problem:
         raise SpecError(
             "sketches on a GPU need Triton, which PyTorch for CUDA brings along"

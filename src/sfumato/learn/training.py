@@ -23,7 +23,7 @@ from sfumato.learn.clients import check_fit, updates
 from sfumato.learn.compression import Sizing
 from sfumato.learn.data import IGNORED, Federated
 from sfumato.learn.design import TrainingDesign
-from sfumato.learn.on_device import trainer
+from sfumato.learn.local_update import trainer
 from sfumato.learn.sums import ExactSum, FloatSum
 from sfumato.privacy.samplers import Rng, SeededRng, SystemRng
 from sfumato.spec import digest, require

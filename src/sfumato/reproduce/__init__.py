@@ -43,13 +43,11 @@ class Figure:
 
 def figures() -> Mapping[str, Figure]:
     """Every figure by name."""
-    from sfumato.reproduce import (
-        diffsketch_figures,
-        frequency_figures,
-        heavy_figures,
-        learning_figures,
-        local_figures,
-    )
+    from sfumato.reproduce.diffsketch import figures as diffsketch_figures
+    from sfumato.reproduce.frequencies import figures as frequency_figures
+    from sfumato.reproduce.heavy_hitters import figures as heavy_figures
+    from sfumato.reproduce.learning import figures as learning_figures
+    from sfumato.reproduce.local import figures as local_figures
 
     every = (
         *frequency_figures.FIGURES,

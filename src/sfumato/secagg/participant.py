@@ -15,7 +15,7 @@ Claim: the collector learns the sum over the survivors and nothing else, but for
 Proof: docs/proofs/secure_aggregation.md. Nobody outside the project has checked it.
 Assumes: the roster lists different devices; a device joins a round once, and as many rounds of a
     campaign as its promise counts with; the state is saved before every answer leaves and never
-    restored from an older copy; the round is the task's (`device.join_round` sees to that).
+    restored from an older copy; the round is the task's (`contribute.join_round` sees to that).
 """
 
 from __future__ import annotations

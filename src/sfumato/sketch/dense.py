@@ -40,7 +40,7 @@ import numpy.typing as npt
 from sfumato import hashing
 from sfumato.errors import SpecError
 from sfumato.kernels import dense as kernels
-from sfumato.kernels import plain_dense
+from sfumato.kernels.dense import plain as plain_dense
 from sfumato.spec import LARGEST_INTEGER, require, spec
 
 F32 = npt.NDArray[np.float32]

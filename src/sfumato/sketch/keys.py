@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from sfumato.errors import SpecError
 from sfumato.kernels import invertible as kernels
+from sfumato.sketch.words import Bool, Codes, check_alphabet, codes_of, words_of
 from sfumato.spec import require, spec
-from sfumato.words import Bool, Codes, check_alphabet, codes_of, words_of
 
 if TYPE_CHECKING:  # a device that holds no such keys does without
     import pyarrow as pa

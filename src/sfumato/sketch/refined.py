@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato import kernels
-from sfumato.kernels import plain
+from sfumato.kernels.count import plain
 from sfumato.sketch.rounds import GRID, Rounds
 
 U64 = npt.NDArray[np.uint64]

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving import TASK, reports
-from sfumato.aggregation import Plain
-from sfumato.batch import Collector, LocalCollector, Rejection
 from sfumato.collector.admission import Admission, frames
 from sfumato.collector.problems import Problem
-from sfumato.device import report
-from sfumato.new_words import PrefixExtension, WordTask, word_report
+from sfumato.flow.accumulator import Collector, LocalCollector, Rejection
+from sfumato.flow.aggregation import Plain
+from sfumato.flow.contribute import report
+from sfumato.flow.report import HEADER_BYTES, Report, from_frames, to_frames
+from sfumato.flow.task import LocalTask, Task
 from sfumato.privacy import HashedResponse, NoNoise, SeededRng
-from sfumato.report import HEADER_BYTES, Report, from_frames, to_frames
+from sfumato.questions.new_words.design import PrefixExtension, WordTask, word_report
 from sfumato.sketch import OneHot
-from sfumato.task import LocalTask, Task
 
 PAIRS = LocalTask(
     randomizer=HashedResponse(epsilon=1.0, rows=3, width=3, seed=2),

@@ -13,19 +13,19 @@ import pytest
 
 from collecting import KEY, Clock, open_task, upload
 from masking import NAME, devices, masking, play
-from sfumato.agent import Joined, Part
-from sfumato.agent.private import privatiser
 from sfumato.collector import campaigns, studies
-from sfumato.collector.store import Store, StudyRow
-from sfumato.collector.worker import Worker
-from sfumato.mean import MeanRelease
-from sfumato.offers import Offer, public_key, verify
+from sfumato.collector.store.store import Store, StudyRow
+from sfumato.collector.worker.worker import Worker
+from sfumato.device import Joined, Part
+from sfumato.device.offers import Offer, public_key, verify
+from sfumato.device.private import privatiser
+from sfumato.flow.release import Release
+from sfumato.flow.report import Report
+from sfumato.flow.task import Task
 from sfumato.privacy import SystemRng
 from sfumato.privacy.samplers import SecretRng
-from sfumato.release import Release
-from sfumato.report import Report
+from sfumato.questions.mean.design import MeanRelease
 from sfumato.spec import from_json
-from sfumato.task import Task
 
 
 @pytest.fixture

@@ -26,12 +26,12 @@ from serving import (
     wait_for,
 )
 from sfumato.collector.connection import Quick
+from sfumato.collector.http.server import listen
+from sfumato.collector.http.service import Service
 from sfumato.collector.long_bodies import LongBodies
-from sfumato.collector.server import listen
-from sfumato.collector.service import Service
 from sfumato.collector.usual import SHORT_BYTES
 from sfumato.errors import StoreFull
-from sfumato.report import to_frames
+from sfumato.flow.report import to_frames
 
 CLOSED = replace(TASK, cohort="of yesterday")
 UNKNOWN = replace(TASK, cohort="of nobody")

@@ -10,7 +10,7 @@ import pytest
 
 from serving import opened
 from sfumato.collector.keys import load_or_make
-from sfumato.collector.store import Store
+from sfumato.collector.store.store import Store
 from sfumato.errors import SpecError
 
 

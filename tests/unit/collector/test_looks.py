@@ -12,7 +12,7 @@ import pytest
 
 from sfumato.collector.looks import Looks
 from sfumato.collector.problems import Problem
-from sfumato.collector.store import Store, Transaction
+from sfumato.collector.store.store import Store, Transaction
 from sfumato.errors import StoreError
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from masking import PHASES, Masking, devices, go, masking, parts
 from serving import Answer, ask, settings
-from sfumato.agent import Http, Joined, Part
-from sfumato.collector import app
+from sfumato.collector.http import app
+from sfumato.collector.http.service import Service
 from sfumato.collector.quick_rounds import QuickRounds
 from sfumato.collector.serve import Collector, running
-from sfumato.collector.service import Service
-from sfumato.collector.store import Store
+from sfumato.collector.store.store import Store
+from sfumato.device import Http, Joined, Part
 
 COUNT = 12
 JOIN_PATH = f"/v1/tasks/{'a' * 64}/join"

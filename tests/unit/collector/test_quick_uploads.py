@@ -12,11 +12,11 @@ import pytest
 from starlette.types import ASGIApp
 
 from serving import KEY, TASK, ask, body, opened, reports, served, settings, stored
+from sfumato.collector.http.service import Service
 from sfumato.collector.quick_uploads import QuickUploads
-from sfumato.collector.service import Service
 from sfumato.collector.settings import Settings
-from sfumato.collector.store import Store
-from sfumato.report import to_frames
+from sfumato.collector.store.store import Store
+from sfumato.flow.report import to_frames
 
 PATH = f"/v1/tasks/{TASK.id}/reports"
 UNKNOWN = replace(TASK, cohort="of nobody")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sfumato.collector import planning
+from sfumato.collector.http import planners as planning
 from sfumato.collector.requests import MEASURE, Request
 from sfumato.errors import ImpossibleError, SfumatoError, SpecError, StudyError
-from sfumato.plan import plan
+from sfumato.planning import plan
 
 FREQUENCIES = {"question": "frequencies", "trust": "local", "epsilon": 4.0, "devices": 1_000}
 WORDS = {"question": "new_words", "trust": "local", "epsilon": 8.0, "devices": 1_000}

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from serving import KEY, PATIENCE_SECONDS, TASK, ask, body, opened, stored, wait_for
-from sfumato.collector.store import Store
-from sfumato.report import to_frames
+from sfumato.collector.store.store import Store
+from sfumato.flow.report import to_frames
 
 UPLOAD = f"/v1/tasks/{TASK.id}/reports"
 CANARY = "canary-4711"

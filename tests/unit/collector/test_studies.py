@@ -14,12 +14,12 @@ import pytest
 from checks import SEED
 from collecting import ITEMS, KEY, TODAY, Clock, create, open_task, report, request, upload, work
 from sfumato.collector import studies
-from sfumato.collector.ledger import NO_LIMIT, StoreLedger, set_budget
 from sfumato.collector.problems import Problem
-from sfumato.collector.store import Store
-from sfumato.collector.worker import Worker
+from sfumato.collector.store.ledger import NO_LIMIT, StoreLedger, set_budget
+from sfumato.collector.store.store import Store
+from sfumato.collector.worker.worker import Worker
+from sfumato.device.offers import public_key, verify
 from sfumato.errors import BudgetError, DataError, ImpossibleError, SfumatoError, StudyError
-from sfumato.offers import public_key, verify
 from sfumato.privacy import AdditiveLoss, Budget, Ledger, NoPrivacy, SeededRng
 from sfumato.spec import from_json
 

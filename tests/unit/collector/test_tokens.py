@@ -9,7 +9,7 @@ import pytest
 
 from sfumato.collector import tokens
 from sfumato.collector.problems import Problem
-from sfumato.collector.store import Store
+from sfumato.collector.store.store import Store
 from sfumato.collector.tokens import Role
 from sfumato.errors import SpecError
 

@@ -12,10 +12,10 @@ from browsing import TREES, Stage, falling, held
 from sfumato.collector.requests import ANSWERED
 from sfumato.dashboard.charts import Estimate, largest
 from sfumato.dashboard.rendering import rough, sentence
-from sfumato.model_release import ModelRelease
-from sfumato.plan import plan
-from sfumato.release import Cost, Privacy
-from sfumato.simulate import simulate
+from sfumato.flow.model_release import ModelRelease
+from sfumato.flow.release import Cost, Privacy
+from sfumato.planning import plan
+from sfumato.simulation.simulate import simulate
 from unit.dashboard.test_new_study import NEW, planned
 from unit.dashboard.test_pages import said
 from unit.dashboard.visiting import Visitor

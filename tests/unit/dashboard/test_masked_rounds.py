@@ -8,8 +8,8 @@ from pathlib import Path
 
 from browsing import Stage
 from masking import Masking, devices, go, masking, parts, play
-from sfumato.agent import Http
 from sfumato.dashboard import ROUTES
+from sfumato.device import Http
 from unit.dashboard.test_pages import said
 from unit.dashboard.visiting import Visitor, signed_in
 

@@ -7,7 +7,7 @@ import pytest
 from collecting import Clock
 from sfumato.collector import tokens
 from sfumato.collector.problems import Problem
-from sfumato.collector.store import Store
+from sfumato.collector.store.store import Store
 from sfumato.dashboard import sessions
 
 HOUR = 3_600

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as draw
 
-from sfumato.aggregation import Masked, Plain
 from sfumato.errors import BudgetError, ImpossibleError, MismatchError, SpecError
+from sfumato.flow.aggregation import Masked, Plain
 from sfumato.integrations import rounds
 from sfumato.integrations.rounds import (
     VERSION,

@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-from sfumato.agent.private import update_table
+from sfumato.device.private import update_table
 from sfumato.errors import MismatchError, SpecError
+from sfumato.flow.model_terms import LocalTraining, ModelTerms, digest_of, to_bytes
+from sfumato.flow.release import NoisedSum
+from sfumato.flow.secure_sum import SecureSum
 from sfumato.learn import models
 from sfumato.learn.campaign import TrainingCampaign, by_devices
 from sfumato.learn.clients import updates
 from sfumato.learn.compression import FixedRate, FreeNorm
 from sfumato.learn.data import Clients
-from sfumato.learn.on_device import trainer, trainers, update
+from sfumato.learn.local_update import trainer, trainers, update
 from sfumato.learn.training import Training
-from sfumato.model_terms import LocalTraining, ModelTerms, digest_of, to_bytes
 from sfumato.privacy import Budget, Ledger, NoPrivacy, Rng, SeededRng, epsilon_of
 from sfumato.privacy.accounting import SampledLoss
 from sfumato.privacy.samplers import stream
-from sfumato.release import NoisedSum
-from sfumato.secure_sum import SecureSum
 from unit.learn.test_training import (
     ALL_AT_ONCE,
     DESIGN,

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sfumato.errors import SpecError
+from sfumato.flow.model_terms import LocalTraining
 from sfumato.learn import clients as learning
 from sfumato.learn import gradients, models
 from sfumato.learn.clients import Updates, clipped_gradient_sum, updates
 from sfumato.learn.data import Clients
-from sfumato.model_terms import LocalTraining
 
 SIZES = (5, 0, 13, 1, 8, 20, 4, 9)
 CHOSEN = (6, 2, 0, 1, 5, 3)

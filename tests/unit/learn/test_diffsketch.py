@@ -18,6 +18,7 @@ from scipy import stats
 
 from checks import SEED, assert_mean
 from sfumato.errors import BudgetError, SpecError
+from sfumato.flow.model_terms import LocalTraining
 from sfumato.learn import diffsketch, models
 from sfumato.learn.data import Clients, Federated
 from sfumato.learn.diffsketch import (
@@ -40,7 +41,6 @@ from sfumato.learn.diffsketch import (
     small_lstm,
     spread,
 )
-from sfumato.model_terms import LocalTraining
 from sfumato.privacy.accounting import NoPrivacy, SampledLoss, epsilon_of, gaussian_stddev
 from sfumato.privacy.ledger import Budget, Ledger
 from sfumato.spec import from_json, to_json

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import DataError, ImpossibleError, SpecError
+from sfumato.flow.model_terms import LocalTraining
+from sfumato.flow.secure_sum import SecureSum
 from sfumato.learn.clients import updates
 from sfumato.learn.compression import (
     AdaptNorm,
@@ -35,10 +37,8 @@ from sfumato.learn.design import (
 )
 from sfumato.learn.sums import ExactSum, FloatSum
 from sfumato.learn.training import RoundFigures, Training
-from sfumato.model_terms import LocalTraining
 from sfumato.privacy import NoPrivacy, epsilon_of
 from sfumato.privacy.accounting import SampledLoss
-from sfumato.secure_sum import SecureSum
 from sfumato.spec import from_json, to_json
 
 CLIENTS, INPUTS, CLASSES = 30, 8, 3

@@ -23,7 +23,7 @@ from scipy import linalg, stats
 from checks import SEED, assert_binomial, assert_chi_square, assert_mean
 from sfumato import hashing
 from sfumato.errors import MismatchError, SpecError
-from sfumato.kernels.plain import PRIME
+from sfumato.kernels.count.plain import PRIME
 from sfumato.privacy import (
     CountMeanSketch,
     DirectResponse,

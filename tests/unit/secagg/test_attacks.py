@@ -22,8 +22,9 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from checks import SEED, assert_binomial, assert_mean
 from linear import continued, shortest_register
-from sfumato.aggregation import Masked
 from sfumato.errors import BudgetError, ImpossibleError, MismatchError, SpecError, TaskError
+from sfumato.flow.aggregation import Masked
+from sfumato.flow.task import Task, bits_for
 from sfumato.kernels import masks
 from sfumato.privacy import (
     AdditiveLoss,
@@ -64,7 +65,6 @@ from sfumato.secagg.round import (
 )
 from sfumato.secagg.sharing import PRIME, _weights
 from sfumato.sketch import OneHot
-from sfumato.task import Task, bits_for
 from unit.secagg.stage import (
     ROUND,
     Haul,

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks import SEED
-from sfumato.aggregation import Plain
 from sfumato.errors import MismatchError, SpecError
+from sfumato.flow.aggregation import Plain
 from sfumato.sketch import CountSketch
 from vectors import reference
 

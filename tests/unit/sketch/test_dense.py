@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from checks import SEED
 from sfumato import hashing
 from sfumato.errors import SpecError
-from sfumato.kernels import compiled_dense, dense, plain_dense
+from sfumato.kernels import dense
+from sfumato.kernels.dense import compiled as compiled_dense
+from sfumato.kernels.dense import plain as plain_dense
 from sfumato.sketch.dense import DenseSketch, top
 from sfumato.spec import from_json, to_json
 

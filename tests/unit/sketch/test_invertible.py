@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from checks import SEED
 from sfumato.errors import SpecError
-from sfumato.kernels import compiled_invertible, plain_invertible
+from sfumato.kernels.invertible import compiled as compiled_invertible
+from sfumato.kernels.invertible import plain as plain_invertible
 from sfumato.sketch import IntegerKeys, InvertibleSketch, TextKeys, capacity
 from sfumato.spec import from_json, to_json
 

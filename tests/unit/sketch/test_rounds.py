@@ -10,7 +10,7 @@ import pytest
 
 from checks import SEED, assert_binomial
 from sfumato.errors import MismatchError
-from sfumato.kernels import plain
+from sfumato.kernels.count import plain
 from sfumato.sketch import CountSketch, Rounds, Running
 from sfumato.sketch.rounds import GRID
 from vectors import reference

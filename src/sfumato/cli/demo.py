@@ -1,0 +1,217 @@
+"""The demo: a collector, a fleet of devices that talk to it over HTTP, three studies at once.
+
+Everything is real but the people: the collector is a process of its own on an embedded store, each
+device an `agent.Device` that takes part in all three studies, and what passes between them passes
+over loopback HTTP. Time is simulated, so that the day's wait of a record is over at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sfumato.collector import tokens
+from sfumato.collector.client import AdminClient
+from sfumato.collector.store.store import Store
+from sfumato.errors import ServiceError
+from sfumato.flow.release import Release
+from sfumato.simulation.network_fleet import NetworkFleet
+
+LEAST_DEVICES = 200
+MOST_SECONDS = 600.0  # for one study, from the first device to its release
+Tell = Callable[[str, str, float], None]  # of a study: its name, its stage, how far it is
+
+EMOJI = [
+    "😂", "❤️", "😭", "😍", "🙏", "🔥", "😊", "👍", "🥰", "✨", "🤔", "😎", "🎉",
+    "💯", "🙄", "😅", "🌹", "👏", "💀", "🍀", "🦊", "🎨", "🧀", "🚲", "🪁",
+]  # fmt: skip
+WORDS = [
+    "sfumato", "impasto", "gesso", "ochre", "umber", "sienna", "vellum", "easel", "canvas",
+    "pigment", "fresco", "tempera", "stipple", "glaze", "scumble", "varnish", "palette",
+]  # fmt: skip
+APPS = [f"{name}-{kind}" for name in ("maps", "mail", "music", "notes") for kind in "abcdefgh"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A study of the demo, and what devices hold."""
+
+    name: str
+    purpose: str
+    study: Mapping[str, Any]
+    items: Sequence[str] | None
+    held: Sequence[str]  # one a device
+
+    @property
+    def truth(self) -> Counter[str]:
+        return Counter(self.held)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back."""
+
+    question: Question
+    release: Release
+    seconds: float
+
+
+def questions(devices: int, seed: int) -> tuple[Question, ...]:
+    """Of emoji and new words nobody is trusted; of apps only masked sums are seen."""
+    chance = np.random.default_rng(seed)
+
+    def drawn(items: Sequence[str], exponent: float) -> list[str]:
+        shares = np.arange(1, len(items) + 1, dtype=np.float64) ** -exponent
+        return [str(item) for item in chance.choice(items, size=devices, p=shares / shares.sum())]
+
+    return (
+        Question(
+            name="Popular emoji",
+            purpose="Which emoji to put first on the keyboard.",
+            study={"question": "frequencies", "trust": "local", "epsilon": 4.0, "devices": devices},
+            items=EMOJI,
+            held=drawn(EMOJI, 1.0),
+        ),
+        Question(
+            name="New words",
+            purpose="Which words the dictionary lacks.",
+            study={
+                "question": "new_words",
+                "trust": "local",
+                "epsilon": 6.0,
+                "devices": devices,
+                "word_length": 8,
+            },
+            items=None,
+            held=drawn(WORDS, 1.0),
+        ),
+        Question(
+            name="Crashing apps",
+            purpose="Which app to mend first.",
+            study={
+                "question": "frequencies",
+                "trust": "secure",
+                "epsilon": 1.0,
+                "delta": 1e-6,
+                "devices": devices,
+                "dropout": 0.05,
+            },
+            items=APPS,
+            held=drawn(APPS, 0.8),
+        ),
+    )
+
+
+class Demo:
+    """A collector that runs, and studies on it."""
+
+    def __init__(self, server: str, key: bytes, token: str) -> None:
+        self.server, self.token, self._key = server, token, key
+        self._admin = AdminClient(server, token)
+
+    @property
+    def dashboard(self) -> str:
+        return f"{self.server}/dashboard"
+
+    def run(self, asked: Sequence[Question], tell: Tell) -> list[Answer]:
+        """Ask all of them at once; the answers in the same order."""
+        made = [self._create(question, tell) for question in asked]
+        with ThreadPoolExecutor(len(asked)) as threads:
+            jobs = [
+                threads.submit(self._ask, question, study_id, tell)
+                for question, study_id in zip(asked, made, strict=True)
+            ]
+            return [job.result() for job in jobs]
+
+    def _create(self, question: Question, tell: Tell) -> str:
+        tell(question.name, "planning", 0.0)
+        made = self._admin.create_study(
+            {
+                "name": question.name,
+                "purpose": question.purpose,
+                "study": dict(question.study),
+                "items": None if question.items is None else list(question.items),
+                "delay_seconds": 3600,
+            }
+        )
+        return str(made["id"])
+
+    def _ask(self, question: Question, study_id: str, tell: Tell) -> Answer:
+        started = time.perf_counter()
+        with NetworkFleet(
+            self.server, self._key, [[value] for value in question.held], connections=8
+        ) as fleet:
+            fleet.ask(
+                question.name,
+                progress=lambda stage, share: tell(question.name, f"asking, {stage}", share),
+            )
+        tell(question.name, "waiting for the release", 1.0)
+        release = self._released(study_id)
+        tell(question.name, "released", 1.0)
+        return Answer(question, release, time.perf_counter() - started)
+
+    def _released(self, study_id: str) -> Release:
+        """Close the study, if it has not closed by itself, and wait."""
+        until = time.monotonic() + MOST_SECONDS
+        self._admin.close_study(study_id)
+        while (state := self._admin.study(study_id))["state"] not in ("released", "failed"):
+            if time.monotonic() > until:
+                raise ServiceError(f"a release of {state['name']!r} took too long")
+            time.sleep(0.1)
+        if state["state"] == "failed":
+            raise ServiceError(f"the study {state['name']!r} failed: {state['problem']}")
+        return Release.from_dict(self._admin.release(study_id))
+
+
+@contextmanager
+def collector(folder: Path) -> Iterator[Demo]:
+    """A collector with its store in a folder, as `sfumato serve` starts one, and a token for it."""
+    store = Store.open(str(folder / "collector.db"))
+    store.migrate()
+    _, token = tokens.create(store, name="demo", role="admin", days=1)
+    store.close()
+    log = folder / "collector.log"
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("SFUMATO_")
+    }
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sfumato", "serve", "--store", "collector.db", "--port", "0"],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    try:
+        assert process.stdout is not None  # it is a pipe
+        line = process.stdout.readline()
+        if not line.startswith("listening on "):
+            raise ServiceError("the collector did not start", hint=f"{log} says why")
+        yield Demo(line.split()[-1], _public_key(log), token)
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _public_key(log: Path) -> bytes:
+    """The key that devices pin, which the collector writes into its log when it starts."""
+    for line in log.read_text(encoding="utf-8").splitlines():
+        told = json.loads(line)
+        if told.get("event") == "started":
+            return bytes.fromhex(told["public_key"])
+    raise ServiceError("the collector's log does not tell its public key")

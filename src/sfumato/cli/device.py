@@ -1,0 +1,383 @@
+"""Commands of a device: thin, over `agent`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from sfumato.cli.printing import print_json
+from sfumato.device.offers import is_masked
+from sfumato.errors import SpecError
+
+if TYPE_CHECKING:
+    from sfumato.device import Device, Offered
+    from sfumato.device.runner import Done, Runner
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_FILE = click.Path(path_type=Path)
+_SPOOL_SECONDS = 1.0  # between two looks into the spool
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+def _device(command: _Command) -> _Command:
+    """Options of commands of a device: `device` is the one in --home."""
+
+    @click.option(
+        "--home", required=True, type=_FILE, envvar="SFUMATO_DEVICE_HOME", help="Its folder."
+    )
+    @click.option("--server", envvar="SFUMATO_SERVER", help="Address of its collector.")
+    @click.option("--key", envvar="SFUMATO_SERVER_KEY", help="The collector's public key, in hex.")
+    @click.option("--ca", type=_FILE, help="Root certificates, in place of the system's.")
+    @click.option("--plain-http", is_flag=True, help="Allow http to other machines than this one.")
+    @json_option
+    @wraps(command)
+    def with_device(
+        home: Path,
+        server: str | None,
+        key: str | None,
+        ca: Path | None,
+        plain_http: bool,
+        **options: Any,
+    ) -> Any:
+        from sfumato.device import Device
+
+        server, key = _pinned(home, server, key)
+        with Device.open(
+            home / "device.db", server, public_key(key), ca=ca, allow_plain=plain_http
+        ) as device:
+            return command(device=device, **options)
+
+    return with_device  # type: ignore[return-value]  # click adds what is missing
+
+
+@click.group("device")
+def device_group() -> None:
+    """Be one device: see studies, agree to them, record values, send what is due
+
+    A device lives in a folder (--home). The first command tells it its collector's address and
+    public key (--server, --key); they are kept there, and another key is refused from then on.
+
+    \b
+    Example:
+      sfumato device offers --home phone --server https://collector.example --key 5c…0d
+      sfumato device consent "Street trees" --home phone
+    """
+
+
+@device_group.command("offers")
+@_device
+def offers_command(device: Device, as_json: bool) -> None:
+    """List the studies that the collector offers, and their terms
+
+    Offers that the collector's key has not signed are left out, and told on stderr.
+
+    \b
+    Example:
+      sfumato device offers --home phone
+    """
+    offers = device.offers(time.time())
+    for reason in device.refused:
+        click.echo(f"not taken: {reason}", err=True)
+    if as_json:
+        print_json([_plain(offered) for offered in offers])
+        return
+    for offered in offers:
+        click.echo(_in_words(offered))
+    if not offers:
+        click.echo("no study is open", err=True)
+
+
+@device_group.command("consent")
+@click.argument("study")
+@click.option("--yes", is_flag=True, help="Agree without being asked.")
+@_device
+def consent_command(device: Device, study: str, yes: bool, as_json: bool) -> None:
+    """Agree to a study on the terms that it is offered on
+
+    \b
+    Example:
+      sfumato device consent "Street trees" --home phone --yes
+    """
+    known = {offered.offer.study: offered for offered in device.known_offers()}
+    if study in known and not yes:
+        click.echo(_in_words(known[study]), err=True)
+        click.confirm("Take part?", abort=True, err=True)
+    device.consent(study)
+    _print({"study": study, "consent": "given"}, f"{study}: consent given", as_json)
+
+
+@device_group.command("withdraw")
+@click.argument("study")
+@_device
+def withdraw_command(device: Device, study: str, as_json: bool) -> None:
+    """Take consent back, and delete what was not sent
+
+    \b
+    Example:
+      sfumato device withdraw "Street trees" --home phone
+    """
+    device.withdraw(study)
+    _print({"study": study, "consent": "none"}, f"{study}: consent withdrawn", as_json)
+
+
+@device_group.command("record")
+@click.argument("study")
+@click.argument("value", default="-")
+@_device
+def record_command(device: Device, study: str, value: str, as_json: bool) -> None:
+    """Make a value private and keep the result, to be sent later
+
+    VALUE is read from a line of stdin if it is not given, so that no list of processes shows it.
+    Prints what became of it: kept, no_consent, … (see the guide on devices).
+
+    \b
+    Example:
+      echo oak | sfumato device record "Street trees" --home phone
+    """
+    text = sys.stdin.readline().rstrip("\r\n") if value == "-" else value
+    outcome = str(device.record(study, text, time.time()))
+    _print({"study": study, "outcome": outcome}, outcome, as_json)
+
+
+@device_group.command("join")
+@click.argument("study")
+@click.argument("value", default="-")
+@_device
+def join_command(device: Device, study: str, value: str, as_json: bool) -> None:
+    """Take part in a masked round of a study
+
+    Waits for other devices, and returns when the round is over for this one; the same command goes
+    on with a round that was interrupted. VALUE is read from a line of stdin if it is not given.
+    Prints how it ended: done, not_needed, aborted, … (see the guide on devices).
+
+    \b
+    Example:
+      echo oak | sfumato device join "Street trees" --home phone
+    """
+    text = sys.stdin.readline().rstrip("\r\n") if value == "-" else value
+    outcome = str(device.join(study, text, time.time()))
+    _print({"study": study, "outcome": outcome}, outcome, as_json)
+
+
+@device_group.command("send")
+@_device
+def send_command(device: Device, as_json: bool) -> None:
+    """Send the records that are due
+
+    A record is due at a random time after its day. What the collector does not acknowledge is kept
+    for the next call.
+
+    \b
+    Example:
+      sfumato device send --home phone
+    """
+    done = device.send(time.time())
+    plain = {name: getattr(done, name) for name in ("sent", "rejected", "forgotten", "kept")}
+    _print(plain, ", ".join(f"{name} {count}" for name, count in plain.items()), as_json)
+
+
+@device_group.command("log")
+@_device
+def log_command(device: Device, as_json: bool) -> None:
+    """Show what was sent, what waits, and what it costs
+
+    \b
+    Example:
+      sfumato device log --home phone
+    """
+    for entry in device.log():
+        plain = {
+            "state": entry.state,
+            "study": entry.study,
+            "day": entry.day,
+            "records": [{"task": task, "data": data.hex()} for task, data in entry.records],
+            "epsilon": entry.epsilon if entry.epsilon < float("inf") else None,
+        }
+        _print(plain, str(entry), as_json)
+
+
+@device_group.command("delete")
+@click.argument("study", required=False)
+@_device
+def delete_command(device: Device, study: str | None, as_json: bool) -> None:
+    """Delete what was not sent, of one study or of all
+
+    \b
+    Example:
+      sfumato device delete --home phone
+    """
+    count = device.delete(study)
+    _print({"deleted": count}, f"deleted {count} records", as_json)
+
+
+@device_group.command("run")
+@click.option("--spool", type=_FILE, help="Folder to take files of values from.")
+@click.option("--stdin", "from_stdin", is_flag=True, help="Take values from lines of stdin.")
+@click.option("--once", is_flag=True, help="Do what is to be done now, and stop.")
+@_device
+def run_command(
+    device: Device, spool: Path | None, from_stdin: bool, once: bool, as_json: bool
+) -> None:
+    """Be an agent: look at offers, record what comes, send what is due
+
+    Values come as lines STUDY<TAB>VALUE, from files in --spool (each is deleted when it is taken)
+    or from stdin. Offers are looked at about hourly, and records sent at random times. SIGTERM and
+    Ctrl-C stop it between two steps. What it did is told on stdout, in counts.
+
+    \b
+    Example:
+      sfumato device run --home phone --spool phone/spool --once
+    """
+    from sfumato.device.runner import Runner
+
+    runner = Runner(device, spool=spool)
+    if once:
+        if from_stdin:
+            runner.look(time.time())
+            runner.record(sys.stdin, time.time())
+        runner.step(time.time())
+        _tell(runner.report(), as_json)
+        return
+    _run(runner, from_stdin, as_json)
+
+
+def _run(runner: Runner, from_stdin: bool, as_json: bool) -> None:
+    """Until a signal: lines as they come, and steps when their time has come."""
+    lines: SimpleQueue[str | None] = SimpleQueue()  # None: stop; its `put` is safe in a signal
+
+    def stop(number: int, frame: object) -> None:
+        lines.put(None)
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    if from_stdin:
+        threading.Thread(target=_read, args=(lines,), daemon=True).start()
+    try:
+        while True:
+            runner.step(time.time())
+            _tell(runner.report(), as_json)
+            try:
+                line = lines.get(timeout=_SPOOL_SECONDS)
+            except Empty:
+                continue
+            if line is None:
+                return
+            runner.record([line], time.time())
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _read(lines: SimpleQueue[str | None]) -> None:
+    for line in sys.stdin:
+        lines.put(line)
+
+
+def _tell(done: Done, as_json: bool) -> None:
+    plain = done.to_dict()
+    for problem in done.problems:
+        click.echo(f"problem: {problem}", err=True)
+    said = {name: value for name, value in plain.items() if value and name != "problems"}
+    if as_json and (said or done.problems):
+        print_json(plain)
+    elif said:
+        click.echo(", ".join(f"{name} {json.dumps(value)}" for name, value in said.items()))
+    sys.stdout.flush()
+
+
+def _pinned(home: Path, server: str | None, key: str | None) -> tuple[str, str]:
+    """The collector of this home; what is given the first time is kept."""
+    path = home / "collector.json"
+    kept: dict[str, str] = {}
+    if path.exists():
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    server, key = server or kept.get("server"), key or kept.get("key")
+    if server is None or key is None:
+        raise SpecError(
+            f"the device in {home} does not know its collector yet",
+            hint="give --server and --key; they are kept",
+        )
+    if key != kept.get("key", key):
+        raise SpecError(
+            f"the device in {home} belongs to a collector with another key",
+            hint="use another --home for another collector",
+        )
+    if kept != {"key": key, "server": server}:
+        public_key(key)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = path.with_suffix(".tmp")
+        fresh.write_text(json.dumps({"key": key, "server": server}) + "\n", encoding="utf-8")
+        os.replace(fresh, path)
+    return server, key
+
+
+def public_key(text: str) -> bytes:
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != 32:
+        raise SpecError(
+            "a collector's public key must be 64 hexadecimal digits; got something else"
+        )
+    return key
+
+
+def _plain(offered: Offered) -> dict[str, Any]:
+    offer = offered.offer
+    names = (
+        "study", "purpose", "question", "trust", "epsilon", "delta", "daily_reports",
+        "delay_seconds", "lifetime_epsilon", "items_per_report", "closes", "masked",
+    )  # fmt: skip
+    terms = {name: getattr(offer, name) for name in names}
+    if offer.model is not None:
+        terms["model"] = {"name": offer.model.model, "parameters": offer.model.parameters}
+    return {**terms, "task": offer.task.id, "consent": offered.consent, "changes": offered.changes}
+
+
+def _in_words(offered: Offered) -> str:
+    """An offer as a user reads it before they agree."""
+    offer = offered.offer
+    if offer.epsilon is None:
+        terms = (
+            "the collector can read what you send"
+            if not is_masked(offer.task)
+            else "only sums over many devices can be read of what you send"
+        )
+        times = "once" if offer.contributions == 1 else f"at most {offer.contributions} times"
+        terms += f"; you send {times}"
+        if offer.model is not None:
+            terms += (
+                f", what your examples teach a model ({offer.model.model}, "
+                f"{offer.model.parameters:,} parameters)"
+            )
+    else:
+        terms = (
+            f"each record is private at epsilon {offer.epsilon:g}; at most {offer.daily_reports} "
+            f"a day are sent"
+        )
+        if offer.lifetime_epsilon is not None:
+            terms += f", and never more than epsilon {offer.lifetime_epsilon:g} in all"
+    state = {
+        "none": "you do not take part",
+        "given": "you take part",
+        "again": f"asks for consent again: changed {', '.join(offered.changes)}",
+    }[offered.consent]
+    return f"{offer.study}: {offer.purpose}\n  {terms}\n  {state}"
+
+
+def _print(plain: Any, text: str, as_json: bool) -> None:
+    if as_json:
+        print_json(plain)
+    else:
+        click.echo(text)

@@ -1,0 +1,123 @@
+"""The command of a fleet of made-up devices: thin, over `network_fleet`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from sfumato.cli.device import json_option, public_key
+from sfumato.cli.printing import print_json, progress_bar
+from sfumato.errors import ServiceError, SpecError
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command("fleet")
+@click.option("--server", required=True, envvar="SFUMATO_SERVER", help="Address of the collector.")
+@click.option("--key", required=True, envvar="SFUMATO_SERVER_KEY", help="Its public key, in hex.")
+@click.option("--study", required=True, help="Name of the study, as devices are shown it.")
+@click.option(
+    "--data", required=True, type=_FILE, help="CSV, CSV.gz or Parquet file; .npy for vectors."
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["examples", "femnist", "mnist", "shakespeare", "commits"]),
+    help="To train a model: what the data is, as for sfumato train.",
+)
+@click.option("--item-column", help='Column of items. Default: "item", or the first column.')
+@click.option("--device-column", help="Column that names the device of each row.")
+@click.option(
+    "--devices", type=click.IntRange(min=1), help="How many; all in the data if not given."
+)
+@click.option("--days", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--pause", type=click.FloatRange(min=0), default=0.0, help="Seconds between days.")
+@click.option(
+    "--drop", type=click.FloatRange(0, 0.9), default=0.0, help="Rate of lost answers and repeats."
+)
+@click.option(
+    "--leave",
+    multiple=True,
+    metavar="PHASE=SHARE",
+    help="Of masked rounds: devices that vanish in a phase (enrol, share, mask, ack, unmask).",
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Repeat a run, noise included.")
+@click.option("--plain-http", is_flag=True, help="Allow http to other machines than this one.")
+@json_option
+def fleet_command(
+    server: str,
+    key: str,
+    study: str,
+    data: Path,
+    kind: str | None,
+    item_column: str | None,
+    device_column: str | None,
+    devices: int | None,
+    days: int,
+    pause: float,
+    drop: float,
+    leave: tuple[str, ...],
+    seed: int | None,
+    plain_http: bool,
+    as_json: bool,
+) -> None:
+    """Answer a study with many made-up devices, over real HTTP
+
+    Each device agrees to the study, records its items of the data and sends them when they are due,
+    on a simulated clock: days pass at once. With --drop uploads are repeated and answers lost, as
+    on a bad network; nothing is counted twice for it. Studies with trust "secure" are answered in
+    masked rounds, in real time; with --leave some devices vanish on the way. With --kind each
+    client of the data helps to train a model.
+
+    \b
+    Example:
+      sfumato fleet --server http://127.0.0.1:8000 --key 5c…0d --study "Trees" --data trees.csv
+    """
+    from sfumato.simulation.network_fleet import Held, NetworkFleet, holdings
+    from sfumato.simulation.population import Population
+
+    rates = _rates(leave)
+    held: Sequence[Held]
+    if kind is not None:
+        from sfumato.learn import data as loaders
+        from sfumato.learn.local_update import trainers
+
+        held = trainers(loaders.read(kind, data).train)[:devices]
+    elif data.suffix == ".npy":
+        from sfumato.simulation import vectors
+
+        held = list(vectors.load(data))[:devices]
+    else:
+        population = Population.load(data, item_column=item_column, device_column=device_column)
+        held = holdings(population, devices, seed)
+    with (
+        NetworkFleet(
+            server, public_key(key), held, drop=drop, seed=seed, allow_plain=plain_http
+        ) as fleet,
+        progress_bar() as progress,
+    ):
+        summary = fleet.ask(study, days=days, pause_seconds=pause, leaving=rates, progress=progress)
+    if as_json:
+        print_json(summary.to_dict())
+    else:
+        for name, value in summary.to_dict().items():
+            shown = json.dumps(value) if isinstance(value, dict) else f"{value:,}"
+            click.echo(f"{name:<10} {shown}")
+    if summary.unsent:
+        raise ServiceError(f"{summary.unsent:,} records could not be sent")
+
+
+def _rates(leave: Sequence[str]) -> dict[str, float]:
+    """What --leave says: a share of the devices by phase."""
+    rates = {}
+    for text in leave:
+        phase, _, share = text.partition("=")
+        try:
+            rates[phase] = float(share)
+        except ValueError:
+            rates[phase] = -1.0
+        if not 0 <= rates[phase] <= 1:
+            raise SpecError(f"--leave must be PHASE=SHARE, such as mask=0.05; got {text}")
+    return rates

@@ -1,0 +1,276 @@
+"""Commands that run a collector and look after its store: thin, over `sfumato.collector`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from sfumato.cli.printing import print_json
+from sfumato.errors import SpecError
+
+if TYPE_CHECKING:  # the service is an extra, and slow to import
+    from sfumato.collector.settings import Settings
+    from sfumato.collector.store.store import Store
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_FILE = click.Path(path_type=Path)
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+def _settings(command: _Command) -> _Command:
+    """Options of commands that open the store: `settings` is what they say."""
+
+    @click.option("--config", type=_FILE, help="TOML file of settings.")
+    @click.option("--store", help="The store, in place of the settings'.")
+    @wraps(command)
+    def with_settings(config: Path | None, store: str | None, **options: Any) -> Any:
+        return command(settings=_loaded(config, store=store), **options)
+
+    return with_settings  # type: ignore[return-value]  # click adds what is missing
+
+
+@click.command("serve")
+@_settings
+@click.option("--listen", help="HOST:PORT, in place of the settings'.")
+@click.option("--port", type=click.IntRange(0, 65_535), help="Port; 0 takes one that is free.")
+@click.option(
+    "--no-worker", is_flag=True, help="Take reports only; `sfumato worker` does the rest."
+)
+@click.option("--no-dashboard", is_flag=True, help="Serve the API without the pages.")
+@click.option("--check", is_flag=True, help="Print the settings and start nothing.")
+@_json
+def serve_command(
+    settings: Settings,
+    listen: str | None,
+    port: int | None,
+    no_worker: bool,
+    no_dashboard: bool,
+    check: bool,
+    as_json: bool,
+) -> None:
+    """Run a collector: take reports from devices, and release what they say
+
+    Prints the address that it listens on; a browser gets the dashboard there. Its log goes to
+    stderr, a JSON object a line. SIGTERM and Ctrl-C end it when what is under way is done. Settings
+    come from --config and SFUMATO_… variables; without any it listens on this machine only, with a
+    store in this folder.
+
+    \b
+    Example:
+      sfumato serve --config collector.toml --check
+    """
+    settings = _with_address(settings, listen, port)
+    if check:
+        shown = settings.to_dict()
+        if as_json:
+            print_json(shown)
+        else:
+            for name, value in shown.items():
+                click.echo(f"{name} = {json.dumps(value)}")
+        return
+
+    def announce(address: str) -> None:
+        _print({"address": address}, f"listening on {address}", as_json)
+
+    _imported_service().serve(
+        settings,
+        announce=announce,
+        with_worker=not no_worker,
+        routes=() if no_dashboard else _imported_service("sfumato.dashboard").ROUTES,
+    )
+
+
+@click.command("worker")
+@_settings
+def worker_command(settings: Settings) -> None:
+    """Run a collector's worker alone: seal reports, release studies
+
+    For a store that `sfumato serve --no-worker` takes reports into. Of several workers one works,
+    and the others wait for it to end.
+
+    \b
+    Example:
+      sfumato worker --config collector.toml
+    """
+    _imported_service().work(settings)
+
+
+@click.group("token")
+def token_group() -> None:
+    """Make, list and revoke the tokens of administrators and analysts
+
+    These commands open the store themselves, so they need no token, and no running collector.
+
+    \b
+    Example:
+      sfumato token create --role admin --name ops --days 90
+    """
+
+
+@token_group.command("create")
+@_settings
+@click.option("--role", type=click.Choice(["admin", "analyst"]), required=True)
+@click.option("--name", required=True, help="Whose it is.")
+@click.option("--days", type=click.IntRange(min=1), default=90, show_default=True)
+@_json
+def token_create(settings: Settings, role: Any, name: str, days: int, as_json: bool) -> None:
+    """Print a new token, this once
+
+    \b
+    Example:
+      export SFUMATO_TOKEN=$(sfumato token create --role admin --name ops)
+    """
+    from sfumato.collector import tokens
+
+    with _opened(settings) as store:
+        row, token = tokens.create(store, role=role, name=name, days=days)
+    if as_json:
+        print_json({"id": row.id, "token": token, "role": role, "expires": row.expires})
+    else:
+        click.echo(token)
+        click.echo(f"token {row.id} of {name}, {role}, until {_day_of(row.expires)}", err=True)
+
+
+@token_group.command("list")
+@_settings
+@_json
+def token_list(settings: Settings, as_json: bool) -> None:
+    """List tokens by id, without the tokens
+
+    \b
+    Example:
+      sfumato token list
+    """
+    with _opened(settings) as store, store.reading() as tx:
+        rows = tx.tokens()
+    if as_json:
+        print_json(
+            [
+                {"id": row.id, "name": row.name, "role": row.role, "expires": row.expires}
+                for row in rows
+            ]
+        )
+        return
+    for row in rows:
+        click.echo(f"{row.id}  {row.role:<7}  until {_day_of(row.expires)}  {row.name}")
+
+
+@token_group.command("revoke")
+@click.argument("token_id", metavar="ID")
+@_settings
+@_json
+def token_revoke(settings: Settings, token_id: str, as_json: bool) -> None:
+    """Refuse a token from now on
+
+    \b
+    Example:
+      sfumato token revoke 84da943120902d4a
+    """
+    from sfumato.collector import tokens
+
+    with _opened(settings) as store:
+        tokens.revoke(store, token_id)
+    _print({"revoked": token_id}, f"revoked {token_id}", as_json)
+
+
+@click.command("backup")
+@click.argument("file", type=_FILE)
+@_settings
+@_json
+def backup_command(settings: Settings, file: Path, as_json: bool) -> None:
+    """Copy the store to a new file while the collector runs
+
+    Keep the signing key with it. PostgreSQL's own tools (pg_dump) are used for a store that is
+    there.
+
+    \b
+    Example:
+      sfumato backup collector-monday.db --config collector.toml
+    """
+    from sfumato.collector.store.backup import backup
+
+    backup(settings.store, file)
+    _print({"wrote": str(file)}, f"wrote {file}", as_json)
+
+
+@click.command("restore")
+@click.argument("file", type=_FILE)
+@_settings
+@_json
+def restore_command(settings: Settings, file: Path, as_json: bool) -> None:
+    """Make an empty store from a copy that `sfumato backup` wrote
+
+    Reports acknowledged after the copy was made are gone, and so are charges to the ledger.
+
+    \b
+    Example:
+      sfumato restore collector-monday.db --store sqlite:///collector.db
+    """
+    from sfumato.collector.store.backup import restore
+
+    restore(settings.store, file)
+    _print({"restored": str(file)}, f"restored {file}", as_json)
+
+
+COMMANDS = (
+    serve_command,
+    worker_command,
+    token_group,
+    backup_command,
+    restore_command,
+)
+
+
+def _loaded(config: Path | None, **given: Any) -> Settings:
+    from sfumato.collector.settings import Settings
+
+    wanted = {name: value for name, value in given.items() if value is not None}
+    return replace(Settings.load(config), **wanted)
+
+
+def _with_address(settings: Settings, listen: str | None, port: int | None) -> Settings:
+    listen = listen or settings.listen
+    if port is not None:
+        listen = f"{listen.rpartition(':')[0]}:{port}"
+    return replace(settings, listen=listen)
+
+
+def _imported_service(module: str = "sfumato.collector.serve") -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as problem:
+        raise SpecError(
+            f"a collector needs {problem.name}", hint="pip install 'sfumato[server]'"
+        ) from problem
+
+
+@contextmanager
+def _opened(settings: Settings) -> Iterator[Store]:
+    from sfumato.collector.store.store import Store
+
+    store = Store.open(settings.store)
+    try:
+        store.migrate()
+        yield store
+    finally:
+        store.close()
+
+
+def _print(data: dict[str, Any], line: str, as_json: bool) -> None:
+    if as_json:
+        print_json(data)
+    else:
+        click.echo(line)
+
+
+def _day_of(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()

@@ -1,0 +1,249 @@
+"""What analysts and administrators ask, each with a token of a role that may.
+
+An analyst sizes studies and reads how far they are, what was released and what was spent. Only an
+admin opens, closes and deletes studies. Nobody is shown a report.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel, ValidationError
+
+from sfumato.collector import requests, studies, tokens
+from sfumato.collector.http import admin_models as models
+from sfumato.collector.http.openapi import answers, takes
+from sfumato.collector.http.service import Service, service_of
+from sfumato.collector.problems import Problem
+from sfumato.collector.store.ledger import StoreLedger
+from sfumato.collector.store.store import Store, TokenRow
+from sfumato.collector.tokens import Role
+from sfumato.planning import plan
+from sfumato.privacy import SystemRng
+from sfumato.spec import to_json
+
+_BEARER = HTTPBearer(auto_error=False, description="a token that `sfumato token create` made")
+_STUDY_ID = re.compile("[0-9a-f]{32}")
+_Model = TypeVar("_Model", bound=BaseModel)
+
+Served = Annotated[Service, Depends(service_of)]
+Given = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
+
+
+def needs(role: Role) -> Callable[..., Awaitable[TokenRow]]:
+    """Whose token it is, if it may act in this role. Runs before a body is read."""
+
+    async def allowed(service: Served, given: Given) -> TokenRow:
+        token = None if given is None else given.credentials
+        return await service.call(tokens.authorise, service.store, token, role, now=service.now())
+
+    return allowed
+
+
+def study_id_of(study_id: Annotated[str, Path(description="32 hexadecimal digits")]) -> str:
+    """What is no id is no study's; a database need not be asked, and may not take it."""
+    if not _STUDY_ID.fullmatch(study_id):
+        raise _unknown_study()
+    return study_id
+
+
+StudyId = Annotated[str, Depends(study_id_of)]
+ANALYST = Depends(needs("analyst"))
+ADMIN = Depends(needs("admin"))
+
+router = APIRouter(prefix="/v1", responses=answers(401, 503))
+
+
+@router.get("/me")
+async def me(caller: Annotated[TokenRow, ANALYST]) -> models.Me:
+    """Whose token this is"""
+    return models.Me(id=caller.id, name=caller.name, role=caller.role, expires=caller.expires)
+
+
+@router.post(
+    "/plan",
+    dependencies=[ANALYST],
+    responses=answers(400, 408, 413, 422, 429),
+    openapi_extra=takes(models.PlanRequest),
+)
+async def make_plan(request: Request, service: Served) -> dict[str, Any]:
+    """Size a study and predict its error, its bytes and its privacy"""
+    asked = await _read(request, service, models.PlanRequest)
+    return await service.planners.call(_planned, asked)
+
+
+@router.post(
+    "/studies",
+    status_code=201,
+    dependencies=[ADMIN],
+    responses=answers(400, 403, 408, 409, 413, 422, 429, 507),
+    openapi_extra=takes(models.StudyRequest),
+)
+async def create_study(request: Request, service: Served) -> models.Study:
+    """Open a study; the same request again opens nothing more"""
+    asked = await _read(request, service, models.StudyRequest)
+    row = await service.planners.call(
+        studies.create,
+        service.store,
+        asked.model_dump(),
+        key=service.key,
+        rng=SystemRng(),
+        now=service.now,
+    )
+    await service.tasks.snapshot(fresh=True)
+    return await _shown(service, row.id)
+
+
+@router.get("/studies", dependencies=[ANALYST])
+async def list_studies(service: Served) -> models.Studies:
+    """Every study and its state"""
+    return models.Studies(studies=await service.call(_listed, service.store))
+
+
+@router.get("/studies/{study_id}", dependencies=[ANALYST], responses=answers(404))
+async def show_study(study_id: StudyId, service: Served) -> models.Study:
+    """A study: its state, how many reports came, how many were rejected and why, its plan"""
+    return await _shown(service, study_id)
+
+
+@router.post(
+    "/studies/{study_id}/close", dependencies=[ADMIN], responses=answers(403, 404, 409, 507)
+)
+async def close_study(study_id: StudyId, service: Served) -> models.Study:
+    """Take no more reports, and release what they say"""
+    await service.call(studies.close, service.store, study_id)
+    await service.tasks.snapshot(fresh=True)
+    return await _shown(service, study_id)
+
+
+@router.delete("/studies/{study_id}", dependencies=[ADMIN], responses=answers(403, 404, 507))
+async def delete_study(study_id: StudyId, service: Served) -> models.Study:
+    """Drop everything that devices sent; the release and the ledger stay"""
+    await service.call(studies.delete, service.store, study_id)
+    await service.tasks.snapshot(fresh=True)
+    return await _shown(service, study_id)
+
+
+@router.get(
+    "/studies/{study_id}/release",
+    dependencies=[ANALYST],
+    response_model=dict[str, Any],
+    responses=answers(404),
+)
+async def show_release(study_id: StudyId, service: Served) -> Response:
+    """The answer: estimates with intervals, what they promise and what they cost"""
+    text = await service.call(_released, service.store, study_id)
+    return Response(text, media_type="application/json")
+
+
+@router.get(
+    "/studies/{study_id}/model",
+    dependencies=[ANALYST],
+    response_class=Response,
+    responses={
+        200: {
+            "description": "The parameters: float32 numbers, little-endian",
+            "content": {"application/octet-stream": {}},
+        },
+        **answers(404),
+    },
+)
+async def show_model(study_id: StudyId, service: Served) -> Response:
+    """The parameters of a released model"""
+    body = await service.call(_released_model, service.store, study_id)
+    return Response(body, media_type="application/octet-stream")
+
+
+@router.get("/ledger", dependencies=[ANALYST])
+async def show_ledger(service: Served) -> models.Ledger:
+    """What was charged, and what of the budget is spent"""
+    return await service.call(_ledger, service.store)
+
+
+async def _read(request: Request, service: Service, model: type[_Model]) -> _Model:
+    limits = service.settings
+    body = await service.bodies.read(
+        request, most_bytes=limits.study_bytes, seconds=limits.upload_seconds
+    )
+    return await service.call(_parsed, body, model)
+
+
+def _parsed(body: bytes, model: type[_Model]) -> _Model:
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as problem:
+        first = problem.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        said = first["msg"].removeprefix("Value error, ")
+        raise Problem("malformed-request", f"{place}: {said}" if place else said) from None
+
+
+def _planned(asked: models.PlanRequest) -> dict[str, Any]:
+    wanted = requests.Request(name="", purpose="", study=asked.study, items=asked.items)
+    study, dictionary = wanted.asked(), wanted.dictionary()
+    return plan(study, items=None if dictionary is None else dictionary.items).to_dict()
+
+
+async def _shown(service: Service, study_id: str) -> models.Study:
+    return models.Study.model_validate(await service.call(studies.state, service.store, study_id))
+
+
+def _listed(store: Store) -> list[models.Study]:
+    with store.reading() as tx:
+        rows = tx.studies()
+    return [
+        models.Study(
+            id=row.id, name=row.name, purpose=row.purpose, state=row.state, problem=row.problem
+        )
+        for row in rows
+    ]
+
+
+def _released(store: Store, study_id: str) -> str:
+    with store.reading() as tx:
+        known = tx.study(study_id) is not None
+        text = tx.release(study_id) if known else None
+    if not known:
+        raise _unknown_study()
+    if text is None:
+        raise Problem("not-ready", hint="close the study, or wait until it has its reports")
+    return text
+
+
+def _released_model(store: Store, study_id: str) -> bytes:
+    _released(store, study_id)  # or what is missing
+    with store.reading() as tx:
+        body = tx.released_model(study_id)
+    if body is None:
+        raise Problem("no-model", hint="its release has all there is")
+    return body
+
+
+def _unknown_study() -> Problem:
+    return Problem("unknown-study", hint="sfumato study list names those there are")
+
+
+def _ledger(store: Store) -> models.Ledger:
+    with store.reading() as tx:
+        ledger = StoreLedger(tx)
+        budget, spent, entries = ledger.budget, ledger.spent(), ledger.entries()
+    return models.Ledger(
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        spent=spent if math.isfinite(spent) else None,
+        entries=[
+            models.Entry(
+                campaign=entry.campaign,
+                cohort=entry.cohort,
+                task=entry.task,
+                loss=json.loads(to_json(entry.loss)),
+            )
+            for entry in entries
+        ],
+    )

@@ -1,0 +1,150 @@
+"""The service's addresses, put together: devices' routes, administration, and how it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sfumato.collector.http import admin_routes, device_routes, openapi, round_routes
+from sfumato.collector.http.admin_routes import Given, Served, needs
+from sfumato.collector.http.openapi import answers
+from sfumato.collector.http.service import Service
+from sfumato.collector.logs import log_error
+from sfumato.collector.metrics import MEDIA_TYPE
+from sfumato.collector.problems import ALWAYS, Problem, problem_response
+from sfumato.collector.quick_rounds import QuickRounds
+from sfumato.collector.quick_uploads import QuickUploads
+from sfumato.errors import SfumatoError
+
+
+def create_app(service: Service, routes: Sequence[BaseRoute] = ()) -> FastAPI:
+    """The application of a service, which it starts and stops; `routes` are others' beside ours."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        yield
+        await service.drain()
+
+    app = FastAPI(
+        lifespan=lifespan,
+        docs_url=None,  # the pages would load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.service = service
+    app.state.quick = (QuickUploads(service), QuickRounds(service))
+    devices = (*device_routes.ROUTES, *round_routes.ROUTES)
+    app.add_middleware(Shortcut, routes=devices)
+    app.add_middleware(Shield)
+    app.router.routes.extend(devices)  # for other methods, and for the description
+    app.include_router(admin_routes.router)
+    app.add_api_route("/health", health, methods=["GET"])
+    app.add_api_route("/ready", ready, methods=["GET"], responses=answers(503))
+    app.add_api_route(
+        "/metrics", metrics, methods=["GET"], response_class=Response, responses=answers(401, 503)
+    )
+    app.router.routes.extend(routes)
+    app.add_exception_handler(SfumatoError, _answer_error)
+    app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's own way
+    return app
+
+
+async def health() -> dict[str, str]:
+    """The process answers"""
+    return {"health": "ok"}
+
+
+async def ready(service: Served) -> dict[str, bool]:
+    """Reports can be stored, and the worker works"""
+    await service.check_ready()
+    return {"ready": True}
+
+
+async def metrics(service: Served, given: Given) -> Response:
+    """Counters of this process, for Prometheus"""
+    if not service.settings.open_metrics:
+        await needs("analyst")(service, given)
+    return Response(service.metrics.text(), media_type=MEDIA_TYPE)
+
+
+class Shield:
+    """Around everything: no answer is cached unless it says so, and an error that nobody expected
+    is a problem without details, with its type in the log."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                headers = MutableHeaders(scope=message)
+                for name, said in ALWAYS.items():
+                    headers.setdefault(name, said)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except ClientDisconnect:
+            pass  # nobody is left to answer
+        except Exception as error:
+            log_error("internal", error)
+            if not started:
+                await problem_response(Problem("internal"))(scope, receive, send_with_headers)
+
+
+class Shortcut:
+    """Leads devices to their routes past the layers of the framework, which take longer than most
+    of what devices ask for."""
+
+    def __init__(self, app: ASGIApp, routes: Sequence[Route]) -> None:
+        self._app, self._routes = app, routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        for route in self._routes if scope["type"] == "http" else ():
+            found, named = route.matches(scope)
+            if found is Match.FULL:
+                scope.update(named)
+                request = Request(scope, receive, send)
+                try:
+                    response = await route.endpoint(request)
+                except SfumatoError as error:
+                    response = await _answer_error(request, error)
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, SfumatoError)  # registered for nothing else
+    problem = Problem.of(error)
+    if problem is not error and problem.status >= 500:
+        log_error("refused", error, code=problem.code)
+    return problem_response(problem)
+
+
+async def _answer_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # registered for nothing else
+    codes = {404: "not-found", 405: "method-not-allowed"}
+    return problem_response(Problem(codes.get(error.status_code, "malformed-request")))
+
+
+async def _answer_invalid(request: Request, error: Exception) -> Response:
+    return problem_response(Problem("malformed-request"))

@@ -1,0 +1,145 @@
+"""What is open: read from the store once a second, and kept ready to answer devices with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+
+from sfumato.collector.admission import Admission
+from sfumato.collector.http.limits import Bucket
+from sfumato.collector.problems import Problem
+from sfumato.collector.settings import Settings
+from sfumato.collector.store.store import Store, TaskRow
+from sfumato.errors import StoreError
+from sfumato.flow.aggregation import Masked
+from sfumato.flow.task import Task
+from sfumato.spec import from_json
+
+_FRESH_SECONDS = 1.0
+_MOST_CLOSED = 10_000  # ids remembered, so that late devices do not cost a read each
+_TASK_ID = re.compile("[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTask:
+    """A task that takes reports, or is `masked` and takes none."""
+
+    id: str
+    study_id: str
+    admission: Admission | None
+    bucket: Bucket
+    masked: Task | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The open tasks at one moment, and the offers of all of them as they are sent."""
+
+    tasks: dict[str, OpenTask]
+    offers: bytes
+    etag: str
+    read_at: float
+
+
+class OpenTasks:
+    """The open tasks of a store, at most a second old. A task that is unknown is looked up at once.
+
+    Whether a task is still open is decided again when its upload is stored, in the transaction.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        call: Callable[..., Awaitable[object]],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`call(function, *arguments)` runs what blocks, away from the loop."""
+        self._store = store
+        self._settings = settings
+        self._call = call
+        self._now = now
+        self._lock = asyncio.Lock()
+        self._closed: set[str] = set()
+        self._snapshot: Snapshot | None = None
+        self._renewal: asyncio.Task[None] | None = None  # before what is known is too old
+
+    async def snapshot(self, *, fresh: bool = False) -> Snapshot:
+        """What is open now; `fresh` reads the store in any case."""
+        asked_at = self._now()
+        oldest = asked_at if fresh else asked_at - _FRESH_SECONDS
+        if self._snapshot is None or self._snapshot.read_at < oldest:
+            async with self._lock:
+                if self._snapshot is None or self._snapshot.read_at < oldest:
+                    await self._call(self._refresh)
+        assert self._snapshot is not None  # `_refresh` returned
+        return self._snapshot
+
+    def known(self, task_id: str) -> OpenTask | None:
+        """The open task of this id, if no look into the store is needed to tell."""
+        snapshot = self._snapshot
+        age = math.inf if snapshot is None else self._now() - snapshot.read_at
+        if snapshot is None or age > _FRESH_SECONDS:
+            return None
+        if age > _FRESH_SECONDS / 2 and (self._renewal is None or self._renewal.done()):
+            self._renewal = asyncio.get_running_loop().create_task(self._renewed())
+        return snapshot.tasks.get(task_id)
+
+    async def _renewed(self) -> None:
+        with suppress(StoreError):  # who asks next hears of it
+            await self.snapshot(fresh=True)
+
+    async def find(self, task_id: str) -> OpenTask:
+        """The open task of this id; Problem if there is none, or it is closed."""
+        found = (await self.snapshot()).tasks.get(task_id)
+        if found is None and task_id not in self._closed and _TASK_ID.fullmatch(task_id):
+            state = await self._call(self._state, task_id)
+            if state == "open":  # it was opened a moment ago
+                found = (await self.snapshot(fresh=True)).tasks.get(task_id)
+            if state is not None and found is None:
+                if len(self._closed) >= _MOST_CLOSED:
+                    self._closed.clear()
+                self._closed.add(task_id)
+        if found is not None:
+            return found
+        if task_id in self._closed:
+            raise task_closed()
+        raise Problem("unknown-task", hint="GET /v1/offers lists the open tasks")
+
+    def _state(self, task_id: str) -> str | None:
+        with self._store.reading() as tx:
+            row = tx.task(task_id)
+        return None if row is None else row.state
+
+    def _refresh(self) -> None:
+        read_at = self._now()
+        with self._store.reading() as tx:
+            rows = tx.open_tasks()
+        known = {} if self._snapshot is None else self._snapshot.tasks
+        tasks = {row.id: known.get(row.id) or self._opened(row) for row in rows}
+        envelopes = [json.loads(row.envelope) for row in rows]
+        offers = json.dumps({"offers": envelopes}, separators=(",", ":")).encode()
+        etag = f'"{sha256(offers).hexdigest()[:32]}"'
+        self._snapshot = Snapshot(tasks, offers, etag, read_at)
+
+    def _opened(self, row: TaskRow) -> OpenTask:
+        limits, task = self._settings, from_json(row.spec)
+        masked = isinstance(task, Task) and isinstance(task.aggregation, Masked)
+        return OpenTask(
+            row.id,
+            row.study_id,
+            None if masked else Admission(task),
+            Bucket(limits.reports_per_second, limits.upload_reports),
+            task if masked else None,
+        )
+
+
+def task_closed() -> Problem:
+    return Problem("task-closed", hint="forget this task; GET /v1/offers lists the open ones")

@@ -1,0 +1,1 @@
+"""What the collector keeps, and the only SQL."""

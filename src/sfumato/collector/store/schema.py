@@ -1,0 +1,168 @@
+"""The tables of a store, as steps from one version to the next.
+
+A step is applied in one transaction, so a store is always at a version; a step that was released
+is never changed. Braces stand for what databases spell differently (`Database.types`).
+
+Nothing here says who sent an upload, from where or when: not a column is for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from sfumato.collector.store.driver import Connection, Database
+from sfumato.errors import StoreError
+
+
+@dataclass(frozen=True, slots=True)
+class AppendOnly:
+    """The database itself refuses to change or delete a row of `table`, or to replace it."""
+
+    table: str
+    key: str = "number"
+
+
+Step = tuple[str | AppendOnly, ...]
+
+# A task has two names: its id, which everyone knows, and `task`, a small number within the tables.
+# `upload` and `seen` have no foreign key to it: to check one costs as much as to insert the row.
+STEPS: tuple[Step, ...] = (
+    (
+        "CREATE TABLE study (number {number}, id TEXT NOT NULL UNIQUE, name TEXT NOT NULL UNIQUE,"
+        " purpose TEXT NOT NULL, state TEXT NOT NULL, study TEXT NOT NULL, design TEXT NOT NULL,"
+        " plan TEXT NOT NULL, settings TEXT NOT NULL, problem TEXT NOT NULL,"
+        " since {integer} NOT NULL) {table}",
+        "CREATE TABLE task (task {number}, id TEXT NOT NULL UNIQUE,"
+        " study_id TEXT NOT NULL REFERENCES study (id), number {integer} NOT NULL,"
+        " spec TEXT NOT NULL, envelope TEXT NOT NULL, state TEXT NOT NULL, wanted {integer},"
+        " UNIQUE (study_id, number)) {table}",
+        "CREATE INDEX task_by_state ON task (state)",
+        "CREATE TABLE dictionary (digest TEXT PRIMARY KEY, body {bytes} NOT NULL) {table}",
+        "CREATE TABLE upload (number {number}, task {integer} NOT NULL,"
+        " count {integer} NOT NULL CHECK (count > 0), body {bytes} NOT NULL) {table}",
+        "CREATE INDEX upload_by_task ON upload (task, number, count)",
+        "CREATE TABLE seen (task {integer} NOT NULL, id {bytes} NOT NULL,"
+        " PRIMARY KEY (task, id)) {index_table}",
+        "CREATE TABLE sealed (number {number}, task {integer} NOT NULL REFERENCES task (task),"
+        " count {integer} NOT NULL CHECK (count >= 0), data {bytes} NOT NULL) {table}",
+        "CREATE INDEX sealed_by_task ON sealed (task, number, count)",
+        "CREATE TABLE counter (task {integer} NOT NULL REFERENCES task (task),"
+        " name TEXT NOT NULL, count {integer} NOT NULL, PRIMARY KEY (task, name)) {index_table}",
+        "CREATE TABLE answer (task {integer} PRIMARY KEY REFERENCES task (task),"
+        " count {integer} NOT NULL, data {bytes} NOT NULL) {table}",
+        "CREATE TABLE budget (number {integer} PRIMARY KEY CHECK (number = 1),"
+        " spec TEXT NOT NULL) {table}",
+        "CREATE TABLE entry (number {number}, campaign TEXT NOT NULL, cohort TEXT NOT NULL,"
+        " task TEXT NOT NULL, loss TEXT NOT NULL) {table}",
+        "CREATE TABLE release (study_id TEXT PRIMARY KEY REFERENCES study (id),"
+        " data TEXT NOT NULL) {table}",
+        AppendOnly("budget"),
+        AppendOnly("entry"),
+        AppendOnly("release", key="study_id"),
+        "CREATE TABLE token (number {number}, id TEXT NOT NULL UNIQUE, name TEXT NOT NULL,"
+        " role TEXT NOT NULL, expires {integer} NOT NULL, digest {bytes} NOT NULL UNIQUE) {table}",
+    ),
+    (
+        "CREATE TABLE session (digest {bytes} PRIMARY KEY,"
+        " token_id TEXT NOT NULL REFERENCES token (id) ON DELETE CASCADE,"
+        " expires {integer} NOT NULL) {index_table}",
+    ),
+    (  # masked rounds: who waits for one or is in it, what they sent, what they are told
+        "CREATE TABLE round (round {number}, id TEXT NOT NULL UNIQUE,"
+        " task {integer} NOT NULL REFERENCES task (task), spec TEXT NOT NULL,"
+        " invitation TEXT NOT NULL, phase TEXT NOT NULL, is_open {integer} NOT NULL,"
+        " deadline {integer} NOT NULL, turn {integer} NOT NULL, charged {integer} NOT NULL,"
+        " checkpoint {bytes}, problem TEXT NOT NULL) {table}",
+        "CREATE INDEX round_by_task ON round (task)",
+        "CREATE TABLE joined (number {number}, task {integer} NOT NULL REFERENCES task (task),"
+        " campaign TEXT NOT NULL, identity {bytes} NOT NULL, ticket {bytes} NOT NULL UNIQUE,"
+        " round {integer} REFERENCES round (round), member {integer},"
+        " UNIQUE (campaign, identity), UNIQUE (round, member)) {table}",
+        "CREATE INDEX joined_by_task ON joined (task, round, number)",
+        "CREATE TABLE round_message (round {integer} NOT NULL, phase TEXT NOT NULL,"
+        " member {integer} NOT NULL, outcome TEXT NOT NULL, digest {bytes} NOT NULL,"
+        " body {bytes} NOT NULL, PRIMARY KEY (round, phase, member)) {table}",
+        "CREATE TABLE round_told (round {integer} NOT NULL, phase TEXT NOT NULL,"
+        " member {integer} NOT NULL, body {bytes} NOT NULL,"
+        " PRIMARY KEY (round, phase, member)) {table}",
+        "CREATE TABLE secret (study_id TEXT PRIMARY KEY REFERENCES study (id),"
+        " seed {bytes} NOT NULL) {table}",
+    ),
+    ("ALTER TABLE task ADD COLUMN room {integer}",),  # tasks from before have any
+    (  # models: the parameters that a task's devices start from, and those that were released
+        "CREATE TABLE model (task {integer} PRIMARY KEY REFERENCES task (task),"
+        " digest TEXT NOT NULL, body {bytes} NOT NULL) {table}",
+        "CREATE INDEX model_by_digest ON model (digest)",
+        "CREATE TABLE released_model (study_id TEXT PRIMARY KEY REFERENCES study (id),"
+        " body {bytes} NOT NULL) {table}",
+        AppendOnly("released_model", key="study_id"),
+    ),
+    ("DROP TABLE round_told",),  # it follows from `round_message`
+)
+VERSION = len(STEPS)
+
+
+def version(connection: Connection) -> int:
+    """The version of the store; 0 before its first migration."""
+    if "migration" not in connection.tables():
+        return 0
+    return int(connection.execute("SELECT MAX(version) FROM migration")[0][0])
+
+
+def migrate(database: Database, steps: Sequence[Step] = STEPS) -> None:
+    """Bring the store to the version of `steps`; what is in it stays."""
+    connection = database.connect()
+    try:
+        while _step(database, connection, steps):
+            pass
+    finally:
+        connection.close()
+
+
+def check_version(database: Database, connection: Connection) -> None:
+    """Raise if the store is not at the version that this code is written for."""
+    present = version(connection)
+    if present > VERSION:
+        raise _newer(database, present, VERSION)
+    if present < VERSION:
+        raise StoreError(
+            f"{database.name} has version {present}; this sfumato needs version {VERSION}",
+            hint="start `sfumato serve` on it, or call `Store.migrate`",
+        )
+
+
+def _step(database: Database, connection: Connection, steps: Sequence[Step]) -> bool:
+    """Go up by one version; whether there was one to go up to."""
+    connection.begin(writing=True)
+    try:
+        connection.lock_schema()
+        present = version(connection)
+        if present > len(steps):
+            raise _newer(database, present, len(steps))
+        for part in chain(*steps[present : present + 1]):
+            for statement in _statements(database, part):
+                connection.execute(statement)
+        if present == 0:
+            connection.execute("CREATE TABLE migration (version INTEGER PRIMARY KEY)")
+        if present < len(steps):
+            connection.execute("INSERT INTO migration VALUES (?)", (present + 1,))
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise
+    return present < len(steps)
+
+
+def _statements(database: Database, part: str | AppendOnly) -> list[str]:
+    if isinstance(part, AppendOnly):
+        return database.append_only(part.table, part.key)
+    return [part.format_map(database.types)]
+
+
+def _newer(database: Database, present: int, known: int) -> StoreError:
+    return StoreError(
+        f"{database.name} has version {present}; this sfumato knows versions up to {known}",
+        hint="use the release of sfumato that wrote it, or a later one",
+    )

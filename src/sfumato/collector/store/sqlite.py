@@ -1,0 +1,363 @@
+"""A store in one SQLite file: in WAL mode, synced at every commit, zeroing what it deletes."""
+# ruff: noqa: S608 -- only names of our own are put into statements; every value is a parameter
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import sqlite3
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from itertools import chain
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from sfumato.collector.store.driver import WAIT_SECONDS, Row
+from sfumato.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+
+_OLDEST = (3, 38, 0)  # JSON for sure; STRICT tables and RETURNING are older
+_ROWS_TOGETHER = 50  # of one statement: a thread that writes them lets go of the interpreter, and
+# has to get it back, once for all of them
+_LARGEST_LOG_BYTES = 64 << 20
+_LOG_PAGES = 1 << 13  # after which the log is copied into the file: 32 MB
+_FORGET_MILLISECONDS = 100  # for which writers may wait until readers of the log are done
+_TYPES = {
+    "number": "INTEGER PRIMARY KEY AUTOINCREMENT",
+    "integer": "INTEGER",
+    "bytes": "BLOB",
+    "table": "STRICT",
+    "index_table": "STRICT, WITHOUT ROWID",
+}
+_SETTINGS = (
+    "PRAGMA synchronous = FULL",
+    "PRAGMA foreign_keys = ON",
+    "PRAGMA temp_store = MEMORY",
+    "PRAGMA secure_delete = ON",  # an upload that was sealed must not stay in a free page
+    f"PRAGMA journal_size_limit = {_LARGEST_LOG_BYTES}",
+    f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}",
+    "CREATE TEMP TABLE given (value)",
+)
+
+
+class Sqlite:
+    """The database in the file `path`; it is made, readable for its owner only, when missing."""
+
+    types: Mapping[str, str] = _TYPES
+
+    def __init__(self, path: Path, *, wait_seconds: float = WAIT_SECONDS) -> None:
+        if str(path) in (":memory:", ".", ""):
+            raise StoreError(
+                "a store must be a file, so that what was acknowledged survives a crash; "
+                f"got {str(path)!r}",
+                hint="name a file: sqlite:///collector.db",
+            )
+        if sqlite3.sqlite_version_info < _OLDEST:
+            raise StoreError(
+                f"a store needs SQLite {'.'.join(map(str, _OLDEST))} or later; "
+                f"this Python has {sqlite3.sqlite_version}",
+                hint="use a later Python, or PostgreSQL",
+            )
+        self.path = path.absolute()
+        self._wait_seconds = wait_seconds
+        self._turns = _Turns()
+
+    @property
+    def name(self) -> str:
+        return f"the store {self.path}"
+
+    def connect(self) -> SqliteConnection:
+        with _as_store_errors(self.path):
+            _make_if_missing(self.path)
+            raw = sqlite3.connect(
+                self.path, isolation_level=None, timeout=self._wait_seconds, check_same_thread=False
+            )
+            try:
+                for setting in _SETTINGS:
+                    raw.execute(setting)
+                (mode,) = raw.execute("PRAGMA journal_mode = WAL").fetchone()
+                if mode != "wal":  # SQLite says so, and goes on
+                    raise _read_only(self.path)
+            except BaseException:
+                raw.close()
+                raise
+        return SqliteConnection(self.path, raw, self._turns, self._wait_seconds)
+
+    def append_only(self, table: str, key: str) -> list[str]:
+        refuse = f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
+        return [
+            *(
+                f"CREATE TRIGGER no_{verb}_of_{table} BEFORE {verb} ON {table} {refuse}"
+                for verb in ("UPDATE", "DELETE")
+            ),
+            # INSERT OR REPLACE would delete without a DELETE trigger.
+            f"CREATE TRIGGER no_second_{table} BEFORE INSERT ON {table}"
+            f" WHEN EXISTS (SELECT 1 FROM {table} WHERE {key} = NEW.{key}) {refuse}",
+        ]
+
+    def is_empty(self) -> bool:
+        if not self.path.exists():  # and to connect would make it
+            return True
+        with closing(self.connect()) as connection:
+            return not connection.tables()
+
+    def copy_to(self, path: Path) -> None:
+        with _as_store_errors(path):
+            _copy(self.path, path)
+            with closing(sqlite3.connect(path)) as copy:
+                copy.execute("PRAGMA journal_mode = DELETE")  # one file, not three
+
+    def copy_from(self, path: Path) -> None:
+        with _as_store_errors(path), closing(_read_only_connection(path)) as copy:
+            sound = copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            known = copy.execute("SELECT 1 FROM sqlite_schema WHERE name = 'migration'").fetchone()
+        if not (sound and known):
+            raise StoreError(f"{path} must be a copy of a store; it is another file, or damaged")
+        self.connect().close()  # makes the file, for its owner only
+        with _as_store_errors(self.path):
+            _copy(path, self.path)
+
+    def forget(self) -> bool:
+        # The file has zeros where a row was; the log has the page as it was before, until emptied.
+        has_turn = self._turns.take(self._wait_seconds)
+        try:
+            with closing(self.connect()) as connection:
+                connection.execute(f"PRAGMA busy_timeout = {_FORGET_MILLISECONDS}")
+                ((busy, _, _),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            if has_turn:
+                self._turns.give()
+        return not busy
+
+    @contextmanager
+    def worker_lock(self) -> Iterator[SqliteConnection | None]:
+        with _as_store_errors(self.path):
+            path = self.path.with_name(f"{self.path.name}.worker")
+            file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            if not _locked(file):
+                yield None
+                return
+            with closing(self.connect()) as connection:
+                yield connection
+        finally:
+            os.close(file)  # lets go of the lock, as the end of the process does
+
+
+class _Turns:
+    """Who writes next, among the threads of this process: whoever waits longest.
+
+    SQLite makes a writer try again at intervals, so that one that writes all the time keeps out
+    one that comes now and then. Other processes still take their chance.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._is_taken = False
+        self._waiting: deque[Lock] = deque()
+
+    def take(self, wait_seconds: float) -> bool:
+        """Whether it became our turn in time; if not, SQLite says who is in the way."""
+        with self._lock:
+            if not self._is_taken:
+                self._is_taken = True
+                return True
+            gate = Lock()
+            gate.acquire()
+            self._waiting.append(gate)
+        if gate.acquire(timeout=wait_seconds):
+            return True
+        with self._lock:
+            if gate not in self._waiting:  # it was opened as we gave up
+                return True
+            self._waiting.remove(gate)
+            return False
+
+    def give(self) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._is_taken = False
+
+
+class SqliteConnection:
+    sharing = holding = ""  # a transaction that writes is alone anyway
+    is_lost = False
+
+    def __init__(
+        self, path: Path, raw: sqlite3.Connection, turns: _Turns, wait_seconds: float
+    ) -> None:
+        self._path = path
+        self._raw = raw
+        self._turns = turns
+        self._wait_seconds = wait_seconds
+        self._has_turn = False
+        self._writing = True
+        self.has_failed = False
+
+    def begin(self, *, writing: bool) -> None:
+        self.has_failed = False
+        with self._watched():
+            if writing != self._writing:
+                self._raw.execute(f"PRAGMA query_only = {'OFF' if writing else 'ON'}")
+                self._writing = writing
+            if writing:
+                self._has_turn = self._turns.take(self._wait_seconds)
+            self._raw.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+    def commit(self) -> None:
+        with self._watched():
+            self._raw.execute("COMMIT")
+        self._end_turn()
+
+    def rollback(self) -> None:
+        with self._watched():
+            if self._raw.in_transaction:  # a full disk has rolled back already
+                self._raw.execute("ROLLBACK")
+        self._end_turn()
+
+    def close(self) -> None:
+        with self._watched():
+            self._raw.close()
+        self._end_turn()
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        with self._watched():
+            return self._raw.execute(sql, parameters).fetchall()
+
+    def execute_many(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
+        with self._watched():
+            self._raw.executemany(sql, parameters)
+
+    def insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        one = f"({', '.join('?' * len(columns))})"
+        statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES "
+        whole = len(rows) - len(rows) % _ROWS_TOGETHER
+        if whole:
+            parts = [rows[k : k + _ROWS_TOGETHER] for k in range(0, whole, _ROWS_TOGETHER)]
+            self.execute_many(
+                statement + ", ".join([one] * _ROWS_TOGETHER),
+                [list(chain.from_iterable(part)) for part in parts],
+            )
+        self.execute_many(statement + one, rows[whole:])
+
+    def listed(self, values: Sequence[bytes] | Sequence[int]) -> tuple[str, Sequence[Any]]:
+        if all(isinstance(value, int) for value in values):
+            return "SELECT value FROM json_each(?)", (json.dumps(list(values)),)
+        self.execute("DELETE FROM given")
+        self.insert("given", ["value"], [(value,) for value in values])
+        return "SELECT value FROM given", ()
+
+    def tables(self) -> set[str]:
+        return {name for (name,) in self.execute("SELECT name FROM sqlite_schema")}
+
+    def overwrite_deleted(self, *, always: bool) -> None:
+        self.execute(f"PRAGMA secure_delete = {'ON' if always else 'FAST'}")
+
+    def lock_schema(self) -> None:
+        """Nothing to do: a transaction that writes is alone."""
+
+    def _end_turn(self) -> None:
+        if self._has_turn:
+            self._has_turn = False
+            self._turns.give()
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            with _as_store_errors(self._path):
+                yield
+        except StoreError:
+            self.has_failed = True
+            raise
+
+
+def _make_if_missing(path: Path) -> None:
+    """Readable for its owner only. A file that is there is not opened: to close it would let go of
+    all locks of this process on it (POSIX), and another process would take away the log."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+
+
+def _read_only_connection(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=WAIT_SECONDS)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """All pages, as they are at one moment, in one transaction."""
+    with closing(_read_only_connection(source)) as old, closing(sqlite3.connect(target)) as new:
+        old.backup(new)
+
+
+def _locked(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _as_store_errors(path: Path) -> Iterator[None]:
+    """Raise what goes wrong as ours. The cause is cut off: nobody knows what its message shows."""
+    try:
+        yield
+    except sqlite3.Error as problem:
+        raise _store_error(path, problem) from None
+    except OSError as problem:
+        raise _file_error(path, problem) from None
+
+
+def _store_error(path: Path, problem: sqlite3.Error) -> StoreError:
+    # The low byte is the kind; what is above it says more.
+    kind = getattr(problem, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    if kind == sqlite3.SQLITE_FULL or (kind == sqlite3.SQLITE_IOERR and _is_full(path)):
+        return _full(path)
+    if kind == sqlite3.SQLITE_READONLY:
+        return _read_only(path)
+    if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
+        return StoreUnavailable(
+            f"the store {path} is locked: {problem}",
+            hint="see which process holds it; try again",
+        )
+    if kind in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR):
+        return StoreUnavailable(
+            f"the store {path} cannot be reached: {problem}",
+            hint="see that its folder is there and its disk is sound; try again",
+        )
+    return StoreError(f"the store {path} refuses: {problem}")
+
+
+def _file_error(path: Path, problem: OSError) -> StoreError:
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _full(path)
+    if problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return _read_only(path)
+    return StoreUnavailable(
+        f"the store {path} cannot be reached: {problem.strerror}",
+        hint="see that its folder is there",
+    )
+
+
+def _full(path: Path) -> StoreFull:
+    return StoreFull(
+        f"there is no room left for the store {path}", hint="make room on its disk; try again"
+    )
+
+
+def _read_only(path: Path) -> StoreReadOnly:
+    return StoreReadOnly(
+        f"the store {path} can be read, not written",
+        hint="see who owns the file and its folder, and how its disk is mounted",
+    )
+
+
+def _is_full(path: Path) -> bool:
+    try:
+        return os.statvfs(path.parent).f_bavail == 0
+    except OSError:
+        return False

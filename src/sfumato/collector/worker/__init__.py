@@ -1,0 +1,1 @@
+"""What the collector does by itself: seals, runs masked rounds, releases."""

@@ -1,0 +1,120 @@
+"""The worker's thread: step after step, again after an error, at most one worker over a store."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from sfumato.collector.logs import log, log_error
+from sfumato.collector.metrics import Metrics
+from sfumato.collector.store.store import Store
+
+_FIRST_PAUSE_SECONDS = 1.0  # after an error; doubled by each that follows
+_LONGEST_PAUSE_SECONDS = 60.0
+_GATHER_SECONDS = 0.01  # after being woken, as long as more comes: what comes together is done
+_MOST_GATHER_SECONDS = 0.25  # together; but not for longer than this
+
+
+class Background:
+    """Runs `step` while it does something, and every `pause_seconds` when it has nothing to do.
+
+    Several processes may run one over the same store: the others wait until the first is gone.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        step: Callable[[], bool],
+        *,
+        pause_seconds: float,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._store = store
+        self._step = step
+        self._pause_seconds = pause_seconds
+        self.is_more_coming: Callable[[], bool] = lambda: False  # a server in this process knows
+        self._metrics = metrics or Metrics()
+        self._stop = threading.Event()
+        self._woken = threading.Event()
+        self._hurried = threading.Event()
+        self._errors = 0  # one after another
+        self._succeeded_at = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
+        self._metrics.read(
+            "sfumato_worker_last_success_age_seconds",
+            lambda: time.monotonic() - self._succeeded_at,
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, seconds: float | None = None) -> bool:
+        """End after the step under way; whether that was within so many seconds."""
+        self._stop.set()
+        self.wake(now=True)
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def wake(self, *, now: bool = False) -> None:
+        """There is something to do: do not wait for the pause to end, nor, if `now`, for more."""
+        if now:
+            self._hurried.set()
+        self._woken.set()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the thread lives and its last step did not fail."""
+        return self._thread.is_alive() and not self._errors
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with self._store.worker_lock() as alone:
+                    if alone:
+                        self._steps()
+                    else:
+                        self._succeeded()  # another worker does it
+                pause = self._pause_seconds
+            except Exception as problem:  # whatever it is, the next step may fare better
+                self._errors += 1
+                self._metrics.add("sfumato_worker_errors_total")
+                log_error("worker-failed", problem, count=self._errors)
+                pause = min(
+                    _FIRST_PAUSE_SECONDS * 2 ** min(self._errors - 1, 10), _LONGEST_PAUSE_SECONDS
+                )
+            self._stop.wait(pause)
+        log("worker-stopped")
+
+    def _steps(self) -> None:
+        """Steps under the lock, until one fails or it is to stop."""
+        busy = in_a_hurry = False
+        while True:
+            in_a_hurry = self._hurried.is_set() or (in_a_hurry and busy)
+            self._woken.clear()
+            self._hurried.clear()
+            if self._stop.is_set():  # after that: who stops it, wakes it
+                return
+            busy = self._step()
+            self._succeeded()
+            if not busy:
+                self._woken.wait(self._pause_seconds)
+            elif in_a_hurry:  # until nothing is left of what could not wait
+                continue
+            if self._woken.is_set() or self.is_more_coming():
+                self._gather()
+
+    def _gather(self) -> None:
+        """Wait until nothing more comes for a moment. Whoever brings it does not wake this thread,
+        which would take the interpreter from the loop each time."""
+        until = time.monotonic() + _MOST_GATHER_SECONDS
+        while time.monotonic() < until:
+            self._woken.clear()
+            is_hurried = self._hurried.wait(_GATHER_SECONDS)
+            if is_hurried or not (self._woken.is_set() or self.is_more_coming()):
+                return
+
+    def _succeeded(self) -> None:
+        self._errors = 0
+        self._succeeded_at = time.monotonic()

@@ -1,0 +1,35 @@
+"""Questions that take several tasks: the only loop. A campaign sees noised sums, never a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from sfumato.flow.accumulator import Batch
+from sfumato.flow.release import NoisedSum, noised_sum
+from sfumato.flow.task import Task
+from sfumato.privacy import Ledger, Rng
+
+
+class Campaign(Protocol):
+    """Asks for one task after another, learning from what each gave."""
+
+    def next_task(self) -> Task | None:
+        """What to ask next, or None when there is nothing more to ask."""
+        ...
+
+    def absorb(self, answer: NoisedSum) -> None:
+        """Take in what the last task gave."""
+        ...
+
+
+def run(
+    campaign: Campaign, gather: Callable[[Task], Batch], *, ledger: Ledger, rng: Rng
+) -> list[NoisedSum]:
+    """Drive a campaign to its end; `gather` asks the devices of a task's cohort."""
+    answers = []
+    while (task := campaign.next_task()) is not None:
+        answer = noised_sum(task, gather(task), ledger=ledger, rng=rng)
+        campaign.absorb(answer)
+        answers.append(answer)
+    return answers

@@ -1,0 +1,234 @@
+"""From a sum to an answer: charge first, then open, then noise; estimates with bounds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sfumato.errors import ImpossibleError, MismatchError, SfumatoError
+from sfumato.flow.accumulator import Batch
+from sfumato.flow.task import Task
+from sfumato.privacy import Books, Rng
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+CONFIDENCE = 0.95
+NORMAL_95 = 1.959964  # a normal variable is within that many deviations 95% of the time
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class NoisedSum:
+    """A batch's sum with its noise: paid for, and safe to show. All that a campaign ever sees.
+
+    The sum of a listed sketch has no noise: it is for the decoder alone, and what its campaign
+    makes of it (`ListedAbove`) is paid for here.
+    """
+
+    task: Task
+    table: I64
+    count: int
+
+    def __repr__(self) -> str:  # without noise the table is the exact sum
+        return f"NoisedSum(task={self.task.id[:8]}…, count={self.count})"
+
+
+def charge(task: Task, *, ledger: Books) -> None:
+    """Put what a release of this task costs on the ledger, or raise BudgetError."""
+    ledger.charge(campaign=task.campaign, cohort=task.cohort, task=task.id, loss=task.loss)
+
+
+def noised_sum(task: Task, batch: Batch, *, ledger: Books, rng: Rng) -> NoisedSum:
+    """Charge the ledger, open the batch and add what noise is due at the release.
+
+    Nothing is opened unless the charge is on the ledger; a refused charge opens nothing. A masked
+    sum opens when it is unmasked, so its batch may have been charged then.
+    """
+    if batch.task_id != task.id:
+        raise MismatchError(f"this batch is of task {batch.task_id[:8]}, not {task.id[:8]}")
+    if not task.min_count <= batch.count <= task.max_count:
+        raise ImpossibleError(
+            f"a release of this task needs {task.min_count} to {task.max_count} devices; "
+            f"got {batch.count}"
+        )
+    if not batch.charged:
+        charge(task, ledger=ledger)
+    total = task.aggregation.open(batch.total)
+    table = task.mechanism.at_release(total, count=batch.count, rng=rng)
+    return NoisedSum(task, table, batch.count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Privacy:
+    """The promise that comes with a release: printed with it, whole."""
+
+    epsilon: float | None  # None: no promise
+    delta: float
+    unit: str
+    neighbours: str
+    trust: str
+    statement: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "unit": self.unit,
+            "neighbours": self.neighbours,
+            "trust": self.trust,
+            "statement": self.statement,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """The bill."""
+
+    devices: int
+    rounds: int
+    bytes_per_device: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "devices": self.devices,
+            "rounds": self.rounds,
+            "bytes_per_device": self.bytes_per_device,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Release:
+    """Estimated counts with 95% intervals, largest first, what they cost and what they promise.
+
+    `low` and `high` cover an item's true count in 95% of (item, run) pairs; they are not clipped
+    at zero, since clipping would hide how uncertain a small count is.
+    """
+
+    items: pa.Array
+    counts: F64
+    standard_error: F64
+    half_width: F64  # of the 95% interval
+    significant: Bool  # held by somebody, at a family-wise level of 5% over all items
+    privacy: Privacy
+    cost: Cost
+    study: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+    def frame(self) -> pa.Table:
+        """The estimates as an Arrow table; `.to_pandas()` makes it a data frame."""
+        return pa.table(
+            {
+                "item": self.items,
+                "count": self.counts,
+                "standard_error": self.standard_error,
+                "low": self.counts - self.half_width,
+                "high": self.counts + self.half_width,
+                "significant": self.significant,
+            }
+        )
+
+    def plot(self, *, top: int = 20, path: str | Path | None = None) -> Any:
+        """Bars with error bars for the `top` items; needs the extra `sfumato[plot]`.
+
+        Returns the matplotlib figure, and writes it to `path` (PNG, SVG, PDF) if given.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as problem:
+            raise SfumatoError(
+                "plots need matplotlib", hint='pip install "sfumato[plot]"'
+            ) from problem
+        shown = min(top, len(self))
+        figure = Figure(figsize=(7, 0.28 * shown + 1.6), layout="constrained")
+        axes = figure.add_subplot()
+        labels = [str(item) for item in self.items[:shown].to_pylist()]
+        axes.barh(
+            range(shown),
+            self.counts[:shown],
+            xerr=self.half_width[:shown],
+            color="#8a9bb5",
+            ecolor="#2f3b52",
+            capsize=2,
+        )
+        axes.set_yticks(range(shown), labels, parse_math=False)  # items may have dollar signs
+        axes.invert_yaxis()
+        axes.set_xlabel("devices (bars: 95% intervals)")
+        axes.set_title(self._promise(), fontsize=9, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data; `estimates` lists one record an item, largest first."""
+        return {**self.head(), "estimates": self.frame().to_pylist()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Release:
+        """The release that `to_dict` described; half widths to within the rounding of a sum."""
+        rows = data["estimates"]
+
+        def column(name: str) -> F64:
+            return np.array([row[name] for row in rows], dtype=np.float64)
+
+        return cls(
+            items=pa.array([row["item"] for row in rows], type=pa.string()),
+            counts=column("count"),
+            standard_error=column("standard_error"),
+            half_width=(column("high") - column("low")) / 2,
+            significant=column("significant").astype(np.bool_),
+            privacy=Privacy(**data["privacy"]),
+            cost=Cost(**data["cost"]),
+            study=data["study"],
+            plan=data["plan"],
+            notes=tuple(data["notes"]),
+        )
+
+    def head(self) -> dict[str, Any]:
+        """`to_dict` without the estimates."""
+        return {
+            "study": dict(self.study),
+            "plan": dict(self.plan),
+            "privacy": self.privacy.to_dict(),
+            "cost": self.cost.to_dict(),
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), ensure_ascii=False)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __repr__(self) -> str:
+        shown = min(10, len(self))
+        lines = [f"Release: {len(self):,} items, {self.cost.devices:,} devices; {self._promise()}"]
+        names = [str(item)[:32] for item in self.items[:shown].to_pylist()]
+        wide = max([len(name) for name in names], default=0)
+        lines += [
+            f"  {name:<{wide}}  {count:>14,.1f} ± {half:,.1f}"
+            for name, count, half in zip(
+                names, self.counts[:shown], self.half_width[:shown], strict=True
+            )
+        ]
+        if len(self) > shown:
+            lines.append(f"  … and {len(self) - shown:,} more; frame() has them all")
+        return "\n".join(lines)
+
+    def _promise(self) -> str:
+        if self.privacy.epsilon is None or math.isinf(self.privacy.epsilon):
+            return "no differential privacy"
+        each = " a report" if self.privacy.unit == "report" else ""
+        return f"epsilon {self.privacy.epsilon:g}{each}, delta {self.privacy.delta:g}"

@@ -1,0 +1,1 @@
+"""Fingerprints and count sketches: each loop twice, compiled and in numpy."""

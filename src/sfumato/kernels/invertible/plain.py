@@ -1,0 +1,250 @@
+"""The loops of invertible sketches in numpy: what a device runs, and the compiled twins' oracle.
+
+A cell is `words` residues modulo 2**bits. `layout` is (value_bits, count_bits, check_bits, bits);
+`sketch.invertible` says what they mean. `parts` is (n, words): the bits of each key that go into
+each word. Tables are (rows · width, words) of uint64.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.kernels.count.plain import add_mod, cells, evaluate, mix, multiply_mod
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+Layout = tuple[int, int, int, int]
+Listed = tuple[U64, I64, I64]  # parts, counts, values
+
+FIELD_BITS = 61
+
+
+def text_keys(
+    data: npt.NDArray[np.uint8], offsets: I64, length: int, limbs: int
+) -> tuple[U64, npt.NDArray[np.bool_]]:
+    """The bytes data[offsets[i]:offsets[i + 1]] and a one after them, (n, limbs); and which of them
+    have at most `length` bytes, the others' being zero."""
+    lengths = np.diff(offsets)
+    fits = lengths <= length
+    rows = np.zeros((lengths.size, 8 * limbs), dtype=np.uint8)
+    places = np.arange(min(length, int(lengths.max(initial=0))))
+    inside = (places < lengths[:, None]) & fits[:, None]
+    if places.size:
+        index = np.where(inside, offsets[:-1, None] + places, 0)
+        rows[:, : places.size] = np.where(inside, data[index], 0)
+    rows[np.flatnonzero(fits), lengths[fits]] = 1
+    return rows.view("<u8").astype(np.uint64), fits
+
+
+def places(parts: U64, point: np.uint64, buckets: U64, checks: U64, width: int) -> tuple[I64, U64]:
+    """The cell of each key in every row, (n, rows), and its check in every word, (n, words), as
+    field elements."""
+    value = np.zeros(len(parts), dtype=np.uint64)
+    for word in range(parts.shape[1]):
+        value = add_mod(multiply_mod(value, point), parts[:, word])
+    value = mix(value)
+    rows = [
+        row * width + cells(evaluate(buckets[row], value), width) for row in range(len(buckets))
+    ]
+    found = [evaluate(hash_, value) for hash_ in checks]
+    return np.stack(rows, axis=1), np.stack(found, axis=1)
+
+
+def contents(parts: U64, checks: U64, layout: Layout) -> U64:
+    """What one insertion of each key adds to its cells, but for its value: (n, words)."""
+    value_bits, count_bits, check_bits, bits = layout
+    found = parts.copy()
+    found[:, 0] = (found[:, 0] << np.uint64(value_bits + count_bits)) + np.uint64(1 << value_bits)
+    top = checks >> np.uint64(FIELD_BITS - check_bits)
+    return found + (top << np.uint64(bits - check_bits))
+
+
+def insert(
+    table: U64,
+    parts: U64,
+    weights: I64,
+    values: I64,
+    point: np.uint64,
+    buckets: U64,
+    checks: U64,
+    width: int,
+    layout: Layout,
+) -> None:
+    """Add each key to its cells `weights` times (once if there are none), and its value once."""
+    cell, check = places(parts, point, buckets, checks, width)
+    added = contents(parts, check, layout)
+    if weights.size:
+        added *= weights.astype(np.uint64)[:, None]
+    if values.size:
+        added[:, 0] += values.astype(np.uint64)
+    for row in range(cell.shape[1]):
+        np.add.at(table, cell[:, row], added)
+    table &= np.uint64((1 << layout[3]) - 1)
+
+
+def peel(
+    table: U64,
+    known: U64,
+    point: np.uint64,
+    buckets: U64,
+    checks: U64,
+    width: int,
+    layout: Layout,
+    signed: bool,
+) -> Listed:
+    """Take out of the table, in place, every key that can be read; see the compiled twin."""
+    reader = _Reader(table, known, point, buckets, checks, width, layout, signed)
+    reader.run()
+    parts = np.array(reader.parts, dtype=np.uint64).reshape(-1, table.shape[1])
+    return (
+        parts,
+        np.array(reader.counts, dtype=np.int64),
+        np.array(reader.values, dtype=np.int64),
+    )
+
+
+class _Reader:
+    """One cell at a time, in whole numbers: slow and plain."""
+
+    def __init__(
+        self,
+        table: U64,
+        known: U64,
+        point: np.uint64,
+        buckets: U64,
+        checks: U64,
+        width: int,
+        layout: Layout,
+        signed: bool,
+    ) -> None:
+        self.table, self.known, self.layout, self.signed = table, known, layout, signed
+        self.hashes: tuple[Any, ...] = (point, buckets, checks, width)
+        self.waiting: deque[int] = deque()
+        self.changed: set[int] = set()
+        self.scan = 0
+        self.parts: list[list[int]] = []
+        self.counts: list[int] = []
+        self.values: list[int] = []
+
+    def run(self) -> None:
+        for place in range(len(self.table)):
+            self._look_at(place)
+        self._drain()
+        if not len(self.known):
+            return
+        cell, check = places(self.known, *self.hashes)
+        content = contents(self.known, check, self.layout)
+        progress = True
+        while progress:
+            progress = False
+            for key in range(len(self.known)):
+                for place in cell[key].tolist():
+                    progress |= self._split(place, key, cell, content)
+
+    def _look_at(self, place: int) -> None:
+        """A cell to look at: at once if it has one insertion, when nothing else is left if more."""
+        count = self._count(place)
+        self.changed.discard(place)
+        if count == 1 or (self.signed and count == (1 << self.layout[1]) - 1):
+            if place not in self.waiting:
+                self.waiting.append(place)
+        elif count:
+            self.changed.add(place)
+
+    def _next(self) -> int:
+        if self.waiting:
+            return self.waiting.popleft()
+        while self.scan not in self.changed:
+            self.scan = (self.scan + 1) % len(self.table)
+        self.changed.discard(self.scan)
+        return self.scan
+
+    def _drain(self) -> None:
+        limit = 2 * len(self.table)
+        while (self.waiting or self.changed) and len(self.parts) < limit:
+            place = self._next()
+            cell, value_bits, count_bits = self._cell(place), *self.layout[:2]
+            negative = self.signed and cell[0] >> value_bits + count_bits - 1 & 1
+            if negative:
+                cell = [-word % (1 << self.layout[3]) for word in cell]
+            found = self._pure(cell, place)
+            if found is not None:
+                parts, count, value = found
+                for other in self._take(parts, -count if negative else count, value):
+                    self._look_at(other)
+
+    def _cell(self, place: int) -> list[int]:
+        return [int(word) for word in self.table[place]]
+
+    def _count(self, place: int) -> int:
+        value_bits, count_bits, *_ = self.layout
+        return int(self.table[place, 0]) >> value_bits & (1 << count_bits) - 1
+
+    def _pure(self, cell: list[int], place: int) -> tuple[list[int], int, int] | None:
+        value_bits, count_bits, check_bits, bits = self.layout
+        value, first = cell[0] & (1 << value_bits) - 1, cell[0] >> value_bits
+        count = first & (1 << count_bits) - 1
+        if count == 0:
+            return None
+        twos = (count & -count).bit_length() - 1
+        if twos > check_bits:
+            return None
+        inverse = pow(count >> twos, -1, 1 << 64)
+        parts, tails = [], []
+        for word, content in enumerate([first, *cell[1:]]):
+            size = bits - value_bits if word == 0 else bits
+            if content & (1 << twos) - 1:
+                return None
+            one = (content >> twos) * inverse & (1 << size - twos) - 1
+            if word == 0:
+                if one & (1 << count_bits) - 1 != 1:
+                    return None
+                one >>= count_bits
+                size -= count_bits
+            parts.append(one & (1 << size - check_bits) - 1)
+            tails.append(one >> size - check_bits)
+        row = np.array([parts], dtype=np.uint64)
+        at, check = places(row, *self.hashes)
+        if place not in at[0]:
+            return None
+        for tail, whole in zip(tails, check[0].tolist(), strict=True):
+            if tail != (whole >> FIELD_BITS - check_bits) & (1 << check_bits - twos) - 1:
+                return None
+        if not self.signed and any(self._count(other) < count for other in at[0].tolist()):
+            return None
+        return parts, count, value
+
+    def _take(self, parts: list[int], count: int, value: int) -> list[int]:
+        row = np.array([parts], dtype=np.uint64)
+        at, check = places(row, *self.hashes)
+        added = contents(row, check, self.layout)[0] * np.uint64(count % (1 << 64))
+        added[0] += np.uint64(value)
+        mask = np.uint64((1 << self.layout[3]) - 1)
+        for place in at[0]:
+            self.table[place] = (self.table[place] - added) & mask
+        self.parts.append(parts)
+        self.counts.append(count)
+        self.values.append(value)
+        return [int(place) for place in at[0]]
+
+    def _split(self, place: int, key: int, cell: I64, content: U64) -> bool:
+        """Whether a cell holds this known key and one more, which are then taken out."""
+        total = self._count(place)
+        mask = np.uint64((1 << self.layout[3]) - 1)
+        most = min(total - 1, *(self._count(int(other)) for other in cell[key]))
+        for count in range(1, most + 1):
+            rest = (self.table[place] - content[key] * np.uint64(count)) & mask
+            found = self._pure([int(word) for word in rest], place)
+            if found is None:
+                continue
+            for other in self._take(*found):
+                self._look_at(other)
+            for other in self._take([int(part) for part in self.known[key]], count, 0):
+                self._look_at(other)
+            self._drain()
+            return True
+        return False

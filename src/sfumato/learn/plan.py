@@ -1,0 +1,296 @@
+"""How a training is sized: what noise keeps the promise, what it will cost and send."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from sfumato.errors import ImpossibleError, StudyError
+from sfumato.flow import secure_sum
+from sfumato.flow.model_terms import PARAMETER_BYTES, LocalTraining
+from sfumato.flow.release import Privacy
+from sfumato.flow.report import HEADER_BYTES
+from sfumato.flow.task import bits_for, most_devices
+from sfumato.learn import models
+from sfumato.learn.compression import (
+    AdaptNorm,
+    AdaptTail,
+    Compression,
+    FixedRate,
+    FreeNorm,
+    NoCompression,
+    TwoStage,
+)
+from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign, whole_numbers
+from sfumato.privacy import epsilon_of
+from sfumato.privacy.accounting import SampledLoss
+from sfumato.questions.frequencies.plan import secure_of
+from sfumato.spec import require
+from sfumato.study import Study, TrainingKeys
+
+_PRECISION = 1e-3  # of a noise multiplier, relative; it is rounded up
+_LARGEST_MULTIPLIER = 1e4
+
+
+def design(study: Study) -> tuple[TrainingDesign, dict[str, Any], list[str]]:
+    """The training that a study asks for, what it costs, and warnings."""
+    keys = study.training
+    assert keys is not None  # Study has checked
+    assert study.devices is not None  # plan() has checked
+    assert study.clip is not None  # Study has checked
+    require(
+        keys.cohort <= study.devices,
+        f"a cohort must not exceed the {study.devices} devices; got {keys.cohort}",
+        StudyError,
+    )
+    require(
+        study.epsilon is None or keys.noise_multiplier is None,
+        "give epsilon or training.noise_multiplier, not both; with epsilon = inf the multiplier "
+        "stands alone",
+        StudyError,
+    )
+    silent = study.epsilon is None and not keys.noise_multiplier
+    made = TrainingDesign(
+        model=keys.model,
+        inputs=keys.inputs,
+        classes=keys.classes,
+        hidden=keys.hidden,
+        clients=study.devices,
+        cohort=keys.cohort,
+        rounds=study.rounds,
+        sampling=keys.sampling or ("poisson" if study.trust == "central" else "fixed"),
+        local=LocalTraining(
+            learning_rate=keys.learning_rate,
+            batch=keys.batch,
+            epochs=keys.epochs,
+            steps=keys.steps,
+            most_examples=keys.most_examples,
+        ),
+        clip=study.clip,
+        adaptive_clip=AdaptiveClip() if keys.adaptive_clip else None,
+        noise_multiplier=0.0 if silent else keys.noise_multiplier or _LARGEST_MULTIPLIER,
+        compression=_rule(study, keys, silent),
+        server=ServerOptimizer(
+            method=keys.server, learning_rate=keys.server_rate, momentum=keys.momentum
+        ),
+        dropout=study.dropout,
+        secure=secure_of(study),
+        seed=keys.seed,
+    )
+    if study.epsilon is not None:
+        made = replace(made, noise_multiplier=_multiplier(made, study.epsilon, study.delta))
+    return made, _predicted(study, made), _warnings(study, made)
+
+
+def algorithm(design: TrainingDesign) -> str:
+    name = "distributed SGD" if design.local.steps == 1 else "federated averaging"
+    sketched = {
+        NoCompression: "whole updates",
+        FixedRate: "sketches of a fixed size",
+        AdaptNorm: "sketches that a paid norm sizes",
+        TwoStage: "whole updates, then sketches",
+        AdaptTail: "sketches that a measured error sizes",
+        FreeNorm: "sketches that their own norm sizes",
+    }[type(design.compression)]
+    masked = " in masked rounds" if design.secure is not None else ""
+    return f"{name} with {sketched}{masked}"
+
+
+def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Privacy:
+    """The privacy statement of a training; `exact` says whose noise it is."""
+    spent = epsilon_of([design.loss], study.delta)
+    who = (
+        "the server sees each client's table, adds the noise to the sum and is trusted with both"
+        if design.secure is None
+        else "the server sees sums over enough clients and no client's table"
+    )
+    if math.isinf(spent):
+        statement = f"no differential privacy: updates are clipped and not noised; {who}"
+    else:
+        kind = "discrete gaussian" if design.secure is None else "Skellam"
+        statement = (
+            f"({spent:.4g}, {study.delta:g})-differential privacy for each client over all "
+            f"{design.rounds:,} rounds: the model is nearly as likely if all that one client sends "
+            f"is {_RELATIONS[design.sampling]}; {kind} noise of {design.noise_multiplier:.4f} "
+            f"times the largest norm of what a client adds; {_drawn(design)}; {who}"
+        )
+        if design.secure is not None and design.sampling == "fixed":
+            seen = epsilon_of([_unsampled(design)], study.delta)
+            statement += (
+                "; the server knows who is in a cohort, so sampling hides nobody from it; what "
+                f"it learns of a client is bounded by epsilon {seen:.4g}"
+            )
+        if not exact:
+            statement += (
+                "; not covered: this run's noise and sums are floating-point numbers of a "
+                "pseudo-random generator, for experiments only"
+            )
+    return Privacy(
+        epsilon=None if math.isinf(spent) else spent,
+        delta=study.delta,
+        unit="device",
+        neighbours="replace: what one device sends becomes another's in every round"
+        if design.sampling == "fixed"
+        else "zero-out: what one device sends becomes zero in every round",
+        trust=study.trust,
+        statement=statement,
+    )
+
+
+_RELATIONS = {
+    "poisson": "replaced by zeros",
+    "fixed": "replaced by another client's",
+    "passes": "replaced by zeros",
+}
+
+
+def _drawn(design: TrainingDesign) -> str:
+    """Who is asked, and what of it must stay secret."""
+    if design.sampling == "passes":
+        times = "one" if design.passes == 1 else f"{design.passes:,}"
+        return (
+            f"cohorts of {design.cohort:,} are taken from {design.clients:,} in turn, so that a "
+            f"client is in {times} of them at most; who is in which need not be secret"
+        )
+    drawn = "each client by its own coin" if design.sampling == "poisson" else "so many at a time"
+    return (
+        f"cohorts of {design.cohort:,} in {design.clients:,} are drawn at random, {drawn}, and "
+        "must stay secret"
+    )
+
+
+def _unsampled(design: TrainingDesign) -> SampledLoss:
+    """What all rounds cost a client that is known to be in every cohort."""
+    loss = design.loss
+    assert isinstance(loss, SampledLoss)  # there is noise
+    return replace(loss, probability=1.0, scheme="poisson")
+
+
+def _rule(study: Study, keys: TrainingKeys, silent: bool) -> Compression:
+    chosen = study.compression or ("none" if silent else "free_norm")
+    if chosen == "fixed":
+        if keys.rate is None:
+            raise StudyError('compression = "fixed" needs training.rate, parameters to a cell')
+        return FixedRate(rate=keys.rate)
+    if chosen == "none":
+        return NoCompression()
+    if silent:
+        raise StudyError(
+            f"{chosen} sizes sketches by the noise, and there is none",
+            hint='set epsilon, or compression = "fixed" or "none"',
+        )
+    error = study.relative_error
+    if chosen == "adapt_norm":
+        return AdaptNorm(error=error)
+    if chosen == "two_stage":
+        return TwoStage(error=error, warm_up=keys.warm_up)
+    if chosen == "adapt_tail":
+        return AdaptTail(error=error, paper_target=keys.cohort if study.paper_mode else None)
+    return FreeNorm(error=error, early=keys.early)
+
+
+def _multiplier(design: TrainingDesign, epsilon: float, delta: float) -> float:
+    """The least noise multiplier, rounded up, with which all rounds cost at most epsilon."""
+    if delta == 0:
+        raise ImpossibleError(
+            "training needs a delta above 0; delta is 0",
+            hint=f"set delta to {0.1 / design.clients:.1g}",
+        )
+
+    def cost(multiplier: float) -> float:
+        return epsilon_of([replace(design, noise_multiplier=multiplier).loss], delta)
+
+    low, high = 0.01, 1.0
+    while cost(high) > epsilon:
+        low, high = high, 2 * high
+        if high > _LARGEST_MULTIPLIER:
+            raise ImpossibleError(
+                f"no noise multiplier up to {_LARGEST_MULTIPLIER:g} keeps epsilon {epsilon:g} at "
+                f"delta {delta:g} over {design.rounds:,} rounds",
+                hint="raise epsilon, or ask for fewer rounds or smaller cohorts",
+            )
+    while high - low > _PRECISION * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
+    return high
+
+
+def _predicted(study: Study, design: TrainingDesign) -> dict[str, Any]:
+    length = models.count(design.make())
+    cells = _expected_cells(design, length)
+    most, likely = round_bytes(design, length, length), round_bytes(design, length, cells)
+    taking_part = design.rounds * design.cohort / design.clients
+    spent = epsilon_of([design.loss], study.delta)
+    return {
+        "epsilon": None if math.isinf(spent) else spent,
+        "noise_multiplier": design.noise_multiplier,
+        "model_parameters": length,
+        "model_bytes": PARAMETER_BYTES * length,  # that a client fetches at the start of a round
+        "rounds": design.rounds,
+        "rounds_per_device": taking_part,
+        "bytes_per_round_at_most": most,
+        "bytes_per_round": likely,
+        "bytes_per_device": round(likely * taking_part),
+        "rate": length / cells,
+        "assumes": "clients' updates have the full norm and nothing to do with one another",
+    }
+
+
+def _expected_cells(design: TrainingDesign, length: int) -> int:
+    """Cells that a round has on average, if the squared norm of a sum is cohort × clip²."""
+    rule = design.compression
+    if isinstance(rule, NoCompression):
+        return length
+    if isinstance(rule, FixedRate):
+        return max(1, math.floor(length / rule.rate))
+    needed = design.cohort / design.multiplier**2 / rule.error
+    if isinstance(rule, FreeNorm) and rule.early > 1:  # the mean of 1/error over the rounds
+        needed *= (1 - 1 / rule.early) / math.log(rule.early)
+    whole = 0.0
+    if isinstance(rule, TwoStage):
+        whole = min(rule.warm_up / design.rounds, 1.0)
+    return max(1, min(length, round(whole * length + (1 - whole) * min(needed, length))))
+
+
+def round_bytes(design: TrainingDesign, length: int, cells: int) -> int:
+    """What a client sends in a round with so many cells; in a masked one, all its messages."""
+    dense = design.sketch(length, cells, 0)
+    sketch = whole_numbers(design, length, dense, design.clip)
+    if design.secure is not None:
+        task = design.secure.task(
+            sketch=sketch,
+            mechanism=design.secure.noise(
+                max(design.multiplier, 1e-6) * sketch.rounding.l2, design.cohort
+            ),
+            campaign="",
+            cohort="",
+            asked=design.cohort,
+            items_per_device=1,
+        )
+        return sum(secure_sum.bytes_of(task))
+    bits = bits_for(most_devices(design.cohort) * sketch.rounding.largest)
+    return HEADER_BYTES + -(-sketch.cells * bits // 8)
+
+
+def _warnings(study: Study, design: TrainingDesign) -> list[str]:
+    found = []
+    spent = epsilon_of([design.loss], study.delta)
+    if study.epsilon is None and math.isfinite(spent):
+        found.append(
+            f"a noise multiplier of {design.noise_multiplier:g} over {design.rounds:,} rounds "
+            f"spends epsilon {spent:.3g} at delta {study.delta:g}"
+        )
+    if math.isfinite(spent) and spent > 10:
+        found.append(f"epsilon {spent:.3g} promises next to nothing")
+    if design.sampling == "fixed" and design.noise_multiplier:
+        found.append(
+            'cohorts of a fixed size cost much more than sampling = "poisson", which draws each '
+            "client by its own coin"
+        )
+    if design.noise_multiplier and study.delta > 1 / design.clients:
+        found.append(
+            f"delta {study.delta:g} is more than 1/devices: even showing one device at random "
+            f"would keep that promise; use at most {0.1 / design.clients:.1g}"
+        )
+    return found

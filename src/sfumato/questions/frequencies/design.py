@@ -1,0 +1,294 @@
+"""How common is each of these items? The campaigns of paper 000: one round or many, or piloted.
+
+The sizes come from `plan`; here is what is asked, and how the answers are read.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sfumato import hashing
+from sfumato.errors import DataError, SpecError
+from sfumato.flow.aggregation import Plain
+from sfumato.flow.release import CONFIDENCE, NORMAL_95, NoisedSum
+from sfumato.flow.secure_sum import SecureSum, parameters_of
+from sfumato.flow.task import Task, bits_for, most_devices
+from sfumato.privacy import Mechanism, NoiseAtRelease, NoiseInShares
+from sfumato.privacy.samplers import central_width
+from sfumato.questions import sizing
+from sfumato.sketch import CountSketch, OneHot, Rounds, Sketch, refine
+from sfumato.spec import digest, require, spec
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+
+Mode = Literal["one_hot", "shared", "fresh", "hybrid"]
+PILOT_WIDTH = 100
+PILOT_COHORT = "pilot"
+
+
+class Dictionary:
+    """The items asked about, each once."""
+
+    def __init__(self, items: pa.Array) -> None:
+        if len(items) == 0:
+            raise DataError("a dictionary must hold at least one item; got none")
+        if items.null_count:
+            raise DataError(f"a dictionary must not hold missing items; got {items.null_count}")
+        self.items = pc.unique(items)
+        self.duplicates = len(items) - len(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def categories(self, values: pa.Array) -> I64:
+        """Each value's index in the dictionary; −1 where it is not listed."""
+        found = pc.index_in(values, value_set=self.items)
+        return np.asarray(pc.fill_null(found, -1)).astype(np.int64)
+
+
+@spec("frequency_design")
+class FrequencyDesign:
+    """A sized campaign of frequency questions: all that `FrequencyCampaign` needs to know."""
+
+    mode: Mode
+    items: int  # in the dictionary
+    devices: int
+    rounds: int
+    rows: int
+    width: int  # 0 for one_hot; with a pilot, the most that the second phase may take
+    seed: int
+    items_per_device: int
+    mechanism: Mechanism
+    decode: Literal["median", "mean", "refined"]
+    every_round: bool  # each round's table is noised, since it is shown or since its signs differ
+    pilot_devices: int = 0
+    target_error: float | None = None
+    constant: float = sizing.CONSTANT
+    secure: SecureSum | None = None  # how sums are hidden, and from whom
+
+    def check(self) -> None:
+        require(self.rounds >= 1, f"rounds must be at least 1; got {self.rounds}")
+        require(self.items >= 1, f"items must be at least 1; got {self.items}")
+        require(
+            self.pilot_devices == 0 or self.target_error is not None,
+            "a pilot sizes the sketch for a target_error; give one",
+        )
+        require(
+            self.every_round or self.mode in ("one_hot", "shared"),
+            f"{self.mode} rounds are noised one by one",
+        )
+        require(
+            self.every_round or self.rounds == 1 or self.secure is None,
+            "the sum of a secure round is seen when the round ends, so every round is noised",
+        )
+
+    def sketch(self, round: int, width: int | None = None) -> Sketch:
+        """The sketch of a round; see `CountSketch` for what rounds have in common."""
+        if self.mode == "one_hot":
+            return OneHot(categories=self.items)
+        return CountSketch(
+            rows=self.rows,
+            width=width or self.width,
+            seed=self.seed,
+            bucket_round=round if self.mode == "fresh" else 0,
+            sign_round=0 if self.mode == "shared" else round,
+        )
+
+    def task(self, sketch: Sketch, cohort: str, devices: int) -> Task:
+        """A task to one cohort; chance may bring more devices than planned, so there is room."""
+        if self.secure is not None:
+            return self.secure.task(
+                sketch=sketch,
+                mechanism=self.mechanism,
+                campaign=digest(self),
+                cohort=cohort,
+                asked=devices,
+                items_per_device=self.items_per_device,
+            )
+        most = most_devices(devices)
+        return Task(
+            sketch=sketch,
+            mechanism=self.mechanism,
+            aggregation=Plain(modulus_bits=bits_for(most * self.items_per_device)),
+            campaign=digest(self),
+            cohort=cohort,
+            items_per_device=self.items_per_device,
+            max_count=most,
+        )
+
+    def tasks(self, width: int | None = None) -> list[Task]:
+        """The main phase: a task a round, or one for all where the table is noised once."""
+        devices = self.devices - self.pilot_devices
+        if not self.every_round:
+            return [self.task(self.sketch(0, width), "every round", devices)]
+        each = -(-devices // self.rounds)
+        return [
+            self.task(self.sketch(round, width), f"round {round}", each)
+            for round in range(self.rounds)
+        ]
+
+    def parameters(self) -> dict[str, Any]:
+        sizes: dict[str, Any] = {"items": self.items, "items_per_device": self.items_per_device}
+        if self.mode != "one_hot":
+            sizes |= {"rows": self.rows, "width": self.width, "decode": self.decode}
+            sizes |= {"constant": self.constant}
+        if self.pilot_devices:
+            sizes |= {"pilot_devices": self.pilot_devices, "width_is_at_most": self.width}
+        if isinstance(self.mechanism, NoiseAtRelease):
+            sizes |= {"noise": self.mechanism.noise, "noise_scale": self.mechanism.scale}
+        if isinstance(self.mechanism, NoiseInShares):
+            sizes |= {"noise": "skellam, in shares", "noise_scale": self.mechanism.scale}
+            sizes |= {"noise_scale_of_a_share": self.mechanism.share_stddev}
+        if self.secure is not None:
+            sizes |= parameters_of(self.tasks()[0])
+        return sizes | {"rounds": self.rounds, "noise_every_round": self.every_round}
+
+    def pilot(self) -> Task:
+        """Phase one: a small sketch over other devices, noised and charged like any release."""
+        sketch = CountSketch(
+            rows=self.rows, width=PILOT_WIDTH, seed=self.seed, bucket_round=0, sign_round=0
+        )
+        return self.task(sketch, PILOT_COHORT, self.pilot_devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """Counts over the devices that answered, in the dictionary's order, and their errors."""
+
+    counts: F64
+    standard_error: F64
+    half_width: F64  # of the 95% interval
+    decoder: str
+    width: int
+
+
+@dataclass(slots=True, repr=False)
+class FrequencyCampaign:
+    """Asks the pilot, if there is one, then every round; reads the answers together."""
+
+    design: FrequencyDesign
+    items: hashing.Items  # the dictionary, in the order in which counts are wanted
+    width: int = field(init=False)
+    _waiting: list[Task] = field(init=False)
+    _answers: list[NoisedSum] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.width = self.design.width
+        piloted = self.design.pilot_devices > 0
+        self._waiting = [self.design.pilot()] if piloted else self.design.tasks()
+
+    def next_task(self) -> Task | None:
+        return self._waiting[0] if self._waiting else None
+
+    def absorb(self, answer: NoisedSum) -> None:
+        if not self._waiting or answer.task.id != self._waiting[0].id:
+            raise SpecError("a campaign absorbs the answer to the task it asked for last")
+        self._waiting.pop(0)
+        if answer.task.cohort != PILOT_COHORT:
+            self._answers.append(answer)
+            return
+        self.width = piloted_width(answer, self.items, self.design)
+        self._waiting = self.design.tasks(self.width)
+
+    @property
+    def answered(self) -> int:
+        """Devices behind the estimates."""
+        return sum(answer.count for answer in self._answers)
+
+    def estimates(self) -> Estimates:
+        """Counts with errors, from every round so far."""
+        if not self._answers:
+            raise SpecError("there is nothing to estimate from yet; no round has been absorbed")
+        if self.design.mode == "one_hot":
+            return self._one_hot()
+        pairs = [(answer.task.sketch, answer.table) for answer in self._answers]
+        rounds = Rounds.of([(s, t) for s, t in pairs if isinstance(s, CountSketch)])
+        points = hashing.fingerprint(self.items, self.design.seed)
+        decoder: str = self.design.decode
+        if self.design.decode == "refined":
+            refined = refine(rounds, points, shares=self._shares(rounds))
+            counts, errors, widen = refined.counts, refined.placebo_errors, refined.widen
+            decoder = (
+                f"refined ({refined.peeled.size} items peeled, rest by {refined.decode})"
+                if refined.peeled.size or refined.decode == "mean"
+                else "refined (fell back to median)"
+            )
+        else:
+            read = rounds.estimate(
+                np.concatenate([points, rounds.placebos()]), decode=self.design.decode
+            )
+            counts, errors = read[: points.size], read[points.size :]
+
+            def widen(error: float) -> F64:
+                return np.full(points.size, error)
+
+        return Estimates(
+            counts=counts,
+            standard_error=widen(float(np.sqrt(np.mean(errors**2)))),
+            half_width=widen(float(np.quantile(np.abs(errors), CONFIDENCE, method="higher"))),
+            decoder=decoder,
+            width=self.width,
+        )
+
+    def _shares(self, rounds: Rounds) -> F64:
+        counts = dict.fromkeys(rounds.sketches, 0)
+        for answer in self._answers:
+            if isinstance(answer.task.sketch, CountSketch):
+                counts[answer.task.sketch] += answer.count
+        devices = np.array(list(counts.values()), dtype=np.float64)
+        return np.asarray(devices / max(devices.sum(), 1))
+
+    def _one_hot(self) -> Estimates:
+        counts = np.sum([answer.table for answer in self._answers], axis=0).astype(np.float64)
+        spread = math.sqrt(sum(a.task.mechanism.stddev(a.count) ** 2 for a in self._answers))
+        mechanism = self.design.mechanism
+        if isinstance(mechanism, NoiseAtRelease) and len(self._answers) == 1:
+            half = float(central_width(mechanism.noise, mechanism.scale, CONFIDENCE))
+        else:
+            half = NORMAL_95 * spread  # a sum of several noises: normal to within its skew, none
+        return Estimates(
+            counts=counts,
+            standard_error=np.full(counts.size, spread),
+            half_width=np.full(counts.size, half),
+            decoder="exact",
+            width=0,
+        )
+
+
+def piloted_width(answer: NoisedSum, items: hashing.Items, design: FrequencyDesign) -> int:
+    """Phase two's width: fit a power law to the pilot's largest shares, then equation (2).
+
+    Only the noised pilot is read, so the width is post-processing of what the ledger has charged.
+    Differs from the paper: shares below three times the pilot's own error are not fitted, the law
+    is i^−alpha (the paper's step 4 has i^alpha and cites equation (4) for (2)), and a pilot that
+    shows nothing gives the minimax width.
+    """
+    sketch = answer.task.sketch
+    assert isinstance(sketch, CountSketch)  # `pilot` asks for nothing else
+    assert design.target_error is not None  # `check` has seen to it
+    rounds = Rounds.of([(sketch, answer.table)])
+    points = hashing.fingerprint(items, design.seed)
+    read = rounds.estimate(np.concatenate([points, rounds.placebos()])) / max(answer.count, 1)
+    errors = read[points.size :]
+    try:
+        law = sizing.fit_power_law(
+            read[: points.size], noise=float(np.quantile(np.abs(errors), 0.68))
+        )
+    except SpecError:
+        return design.width
+    width = sizing.instance_width(
+        law.shares(design.items),
+        design.target_error,
+        constant=design.constant,
+        devices=design.devices,
+    )
+    return int(min(max(math.ceil(width), 2), design.width))

@@ -1,0 +1,410 @@
+"""How a question that is answered by sums is sized: which sketch, what noise, what it will give."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from sfumato.errors import ImpossibleError
+from sfumato.flow import secure_sum
+from sfumato.flow.accumulator import Batch
+from sfumato.flow.campaign import run
+from sfumato.flow.release import Privacy
+from sfumato.flow.report import HEADER_BYTES, report_bytes
+from sfumato.flow.secure_sum import SecureSum
+from sfumato.flow.task import Task, bits_for, most_devices
+from sfumato.privacy import (
+    Budget,
+    Ledger,
+    Mechanism,
+    Noise,
+    NoiseAtRelease,
+    NoiseInShares,
+    NoNoise,
+    SeededRng,
+    calibrate,
+    epsilon_of,
+)
+from sfumato.questions import sizing
+from sfumato.questions.frequencies.design import (
+    PILOT_COHORT,
+    Estimates,
+    FrequencyCampaign,
+    FrequencyDesign,
+    Mode,
+)
+from sfumato.sketch import CountSketch, Norms, OneHot
+from sfumato.study import Study
+
+DEFAULT_BYTES = 1 << 16  # what a device may upload when a study says nothing about size
+REFERENCE_EXPONENT = 1.1  # of the law that plans are rehearsed on
+SMALLEST_WIDTH = 10  # the paper's theorems need more than ten cells a row
+MOST_CELLS = 1 << 20  # for which there is room when cells are sized before they are counted
+PILOT_MOST, PILOT_LEAST = 5_000, 500  # devices; the paper asks 5,000 of a million
+
+
+def design(study: Study, items: int) -> tuple[FrequencyDesign, dict[str, Any], list[str]]:
+    """The campaign that answers a study about so many items, what it gives, and warnings."""
+    assert study.devices is not None  # plan() has checked
+    made, rehearsed = _sized(study, items)
+    scale = study.devices / _answering(study.devices, study)  # a release counts all that are asked
+    error = scale * float(np.median(rehearsed.standard_error))
+    predicted = {
+        "standard_error": error,
+        "half_width_95": scale * float(np.median(rehearsed.half_width)),
+        "standard_error_share": error / study.devices,
+        "width": rehearsed.width or None,
+        **weights(made),
+        "rounds": made.rounds + (1 if made.pilot_devices else 0),
+        "assumes": f"counts fall off like rank^-{REFERENCE_EXPONENT}"
+        if made.mode != "one_hot"
+        else "nothing about the data",
+    }
+    return made, predicted, _warnings(study, made)
+
+
+def bytes_per_device(design: FrequencyDesign) -> int:
+    """What the report of one device weighs, or all that it sends and is told in a masked round;
+    the pilot's devices send less or as much."""
+    return int(weights(design)["bytes_per_device"])
+
+
+def weights(design: FrequencyDesign) -> dict[str, int]:
+    tasks = design.tasks() + ([design.pilot()] if design.pilot_devices else [])
+    if design.secure is None:
+        return {"bytes_per_device": max(report_bytes(task) for task in tasks)}
+    up, down = max((secure_sum.bytes_of(task) for task in tasks), key=sum)
+    return {"bytes_per_device": up + down, "bytes_up": up, "bytes_down": down}
+
+
+def promise(study: Study, design: FrequencyDesign) -> Privacy:
+    """The privacy statement of a design, true of every release it makes."""
+    who = (
+        "the collector sees each device's table, adds the noise to the sum and is trusted with both"
+        if design.secure is None
+        else who_sees_sums(design.tasks()[0], design.secure)
+    )
+    if study.epsilon is None:
+        statement = f"no differential privacy: exact sums are released; {who}"
+    else:
+        spent = epsilon_of([design.tasks()[0].loss], study.delta)
+        once = (
+            "a device answers in one round (or the pilot) only, and each round's table is noised"
+            if design.every_round or design.pilot_devices
+            else "the table of all devices is noised once"
+        )
+        noise = design.mechanism
+        assert isinstance(noise, NoiseAtRelease | NoiseInShares)  # a finite epsilon has noise
+        kind = f"discrete {noise.noise}" if isinstance(noise, NoiseAtRelease) else "Skellam"
+        statement = (
+            f"({study.epsilon:g}, {study.delta:g})-differential privacy for each device: what is "
+            f"released is nearly as likely if one device's table is replaced by zeros, the "
+            f"number of devices being public; {kind} noise of scale "
+            f"{noise.scale:.4f} on every cell spends {spent:.4f}; {once}; {who}; devices that drop "
+            f"out do not weaken it"
+        )
+    return Privacy(
+        epsilon=study.epsilon,
+        delta=study.delta if study.epsilon is not None else 0.0,
+        unit="device",
+        neighbours="zero-out: one device's table becomes zero, the number of devices is public",
+        trust=study.trust,
+        statement=statement,
+    )
+
+
+def who_sees_sums(task: Task, secure: SecureSum) -> str:
+    """What the collector sees of a masked round, and what that assumes."""
+    asked = task.max_count - 1
+    shares = (
+        "the noise is added in shares by the devices, enough without those of the corrupt; "
+        if task.mechanism.in_shares
+        else ""
+    )
+    share = f"{100 * secure.corrupt:.3g}% of the devices of each round"
+    trusted = (
+        f"it follows the protocol and at most {share} tell it what they see"
+        if secure.mode == "semi_honest"
+        else f"at most {share} work with it, whatever it and they send"
+    )
+    return (
+        f"the collector sees sums over at least {task.min_count:,} of {asked:,} devices and no "
+        f"device's table, if {trusted}; {shares}devices refuse a round with fewer left"
+    )
+
+
+def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
+    """Run the campaign on made-up devices whose items follow the reference law.
+
+    The same flow as the real thing, so what is predicted is what the decoder does, noise included.
+    """
+    items = min(design.items, 20_000)
+    made_up = np.arange(items, dtype=np.int64)
+    shares = np.arange(1, items + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
+    shares /= shares.sum()
+    chance = np.random.default_rng(0)
+    if design.mode == "one_hot":
+        design = replace(design, items=items)
+
+    left = design.devices - design.pilot_devices
+    each = -(-left // design.rounds) if design.every_round else left
+
+    def gather(task: Task) -> Batch:
+        asked = design.pilot_devices if task.cohort == PILOT_COHORT else each
+        devices = max(_answering(asked, study), task.min_count)
+        law = shares[chance.permutation(items)] if study.cohorts == "different" else shares
+        expected = devices * design.items_per_device * law
+        counts = np.floor(expected + chance.random(items)).astype(np.int64)
+        table = task.sketch.encode(made_up, counts)
+        sent = task.mechanism.at_device(table, devices=devices, rng=rng)
+        return Batch(task.id, sent, devices)
+
+    campaign, rng = FrequencyCampaign(design, made_up), SeededRng(0)
+    ledger = Ledger(Budget(epsilon=None, delta=study.delta))
+    run(campaign, gather, ledger=ledger, rng=rng)
+    return campaign.estimates()
+
+
+def _sized(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
+    """Sizes first, then the mode that rehearses best among those the cohorts allow."""
+    assert study.devices is not None  # plan() has checked
+    rows = sizing.rows_for(items, paper=study.paper_mode)
+    width, pilot = _width(study, items, rows)
+    constant = sizing.PAPER_CONSTANT if study.paper_mode else sizing.CONSTANT
+    sketch = width > 0
+    mechanism = noise_for(study, _norms(study, rows if sketch else 0))
+    secure = secure_of(study)
+
+    def made(mode: Mode, every_round: bool) -> FrequencyDesign:
+        assert study.devices is not None  # as above
+        return FrequencyDesign(
+            mode=mode,
+            items=items,
+            devices=study.devices,
+            rounds=study.rounds,
+            rows=rows if sketch else 1,
+            width=width,
+            seed=0,
+            items_per_device=study.items_per_device,
+            mechanism=mechanism,
+            decode="median" if study.paper_mode else "refined",
+            every_round=every_round,
+            pilot_devices=pilot,
+            target_error=study.target_error if pilot else None,
+            constant=constant,
+            secure=secure,
+        )
+
+    shown = (study.publish == "rounds" or secure is not None) and study.rounds > 1
+    mixed: Mode = "fresh" if study.cohorts == "different" else "hybrid"
+    if not sketch:
+        candidates = [made("one_hot", shown)]
+    elif study.rounds == 1:
+        candidates = [made("shared", False)]
+    elif study.paper_mode:
+        candidates = [made(mixed, True)]
+    else:
+        candidates = [made("fresh", True), made("shared", shown)]
+        if mixed == "hybrid":
+            candidates.append(made("hybrid", True))
+    rehearsals = [(design, rehearse(design, study)) for design in candidates]
+    return min(rehearsals, key=lambda pair: float(np.median(pair[1].half_width)))
+
+
+def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
+    """Width (0 for one-hot) and pilot devices, from the target error or the bytes allowed."""
+    assert study.devices is not None  # plan() has checked
+    devices = _answering(study.devices, study)
+    bits, besides = _bits_and_bytes(study, rows)
+    limit = study.bytes_per_device
+    cells = max(0, ((limit or DEFAULT_BYTES) - besides) * 8 // bits)
+    constant = sizing.PAPER_CONSTANT if study.paper_mode else sizing.CONSTANT
+    if study.target_error is None:
+        if items <= cells:
+            return 0, 0
+        width = min(cells // rows, math.ceil(constant * devices))
+        if width < SMALLEST_WIDTH:
+            need = besides + -(-rows * SMALLEST_WIDTH * bits // 8)
+            raise ImpossibleError(
+                f"a sketch of {items:,} items needs at least {need:,} bytes a device; "
+                f"bytes_per_device is {limit}",
+                hint=f"set bytes_per_device to {need} or more",
+            )
+        return width, 0
+    widest = math.ceil(sizing.minimax_width(study.target_error, constant=constant, devices=devices))
+    widest = max(widest, SMALLEST_WIDTH)
+    exact = items <= rows * widest
+    _check_noise(study, items, 0 if exact else rows, devices)
+    needed = items if exact else rows * widest
+    if limit is not None and needed > cells:
+        if items <= cells:
+            return 0, 0
+        weight = besides + -(-needed * bits // 8)
+        reachable = 2 * constant / max(cells // rows, 1)
+        raise ImpossibleError(
+            f"target_error {study.target_error:g} needs up to "
+            f"{weight:,} bytes a device; bytes_per_device is {limit}",
+            hint=f"set bytes_per_device to {weight} or target_error to {reachable:.3g}",
+        )
+    if exact:
+        return 0, 0
+    pilot = min(PILOT_MOST, devices // 10)
+    return widest, pilot if pilot >= PILOT_LEAST else 0
+
+
+def _bits_and_bytes(study: Study, rows: int) -> tuple[int, int]:
+    """How many bits a cell has, and what a device sends besides cells."""
+    assert study.devices is not None  # plan() has checked
+    secure = secure_of(study)
+    if secure is None:
+        most = most_devices(study.devices)
+        return bits_for(most * study.items_per_device), HEADER_BYTES
+    task = secure.task(
+        sketch=OneHot(categories=MOST_CELLS),
+        mechanism=noise_for(study, _norms(study, rows)),
+        campaign="",
+        cohort="",
+        asked=_asked(study),
+        items_per_device=study.items_per_device,
+    )
+    up, _ = secure_sum.bytes_of(task)
+    return task.aggregation.modulus_bits, up - task.message_bytes
+
+
+def secure_of(study: Study) -> SecureSum | None:
+    """How a study's sums are hidden, if they are."""
+    if study.trust != "secure":
+        return None
+    return SecureSum(corrupt=study.corrupt, dropout=study.dropout, mode=study.collector)
+
+
+def _asked(study: Study) -> int:
+    """Devices in one round's cohort."""
+    assert study.devices is not None  # plan() has checked
+    return -(-study.devices // study.rounds)
+
+
+def noise_for(study: Study, norms: Norms) -> Mechanism:
+    """The least noise that keeps the promise: Gaussian or Laplace, whichever is smaller; with trust
+    "secure", Skellam noise in shares, which adds exactly."""
+    if study.epsilon is None:
+        return NoNoise()
+    secure = secure_of(study)
+    if secure is not None and study.delta == 0:
+        raise ImpossibleError(
+            "noise in shares needs a delta above 0; delta is 0",
+            hint=f"set delta to {0.1 / (study.devices or 1):.1g}",
+        )
+    bounds: Any = {"l1": float(norms.l1), "l2": float(norms.l2), "unit_cells": norms.unit_cells}
+
+    def sized(noise: Noise, delta: float) -> NoiseAtRelease:
+        scale = calibrate(noise, **bounds, epsilon=study.epsilon, delta=delta)
+        return NoiseAtRelease(noise=noise, scale=scale)
+
+    if secure is not None:
+        scale = calibrate("skellam", **bounds, epsilon=study.epsilon, delta=study.delta)
+        return secure.noise(scale, _asked(study))
+    if study.delta == 0:
+        return sized("laplace", 0.0)
+    gaussian = sized("gaussian", study.delta)
+    if study.paper_mode or math.sqrt(2) * norms.l1 / study.epsilon > gaussian.scale + 1:
+        return gaussian  # Laplace noise of scale l1/epsilon would be larger
+    return min(gaussian, sized("laplace", 0.0), key=lambda noise: noise.stddev(1))
+
+
+def _norms(study: Study, rows: int) -> Norms:
+    if rows == 0:
+        return OneHot(categories=1).sensitivity(study.items_per_device)
+    return CountSketch(rows=rows, width=2, seed=0).sensitivity(study.items_per_device)
+
+
+def _check_noise(study: Study, items: int, rows: int, devices: int) -> None:
+    """Refuse a target that the noise alone misses, and say what would reach it."""
+    assert study.target_error is not None  # callers have checked
+    tables = study.rounds if study.publish == "rounds" or study.trust == "secure" else 1
+    spread = noise_for(study, _norms(study, rows)).stddev(devices // tables)
+    if rows:
+        spread *= math.sqrt(math.pi / (2 * rows))  # of a median of `rows` readings
+    deviations = NormalDist().inv_cdf(1 - sizing.RISK / (2 * items))
+    share = deviations * spread * math.sqrt(tables) / devices
+    if share > study.target_error:
+        assert study.devices is not None  # plan() has checked
+        raise ImpossibleError(
+            f"with epsilon {study.epsilon:g} and {study.devices:,} devices the noise alone makes "
+            f"errors of {share:.2g}; target_error is {study.target_error:g}",
+            hint=f"ask {math.ceil(study.devices * share / study.target_error):,} devices, "
+            f"set epsilon to {study.epsilon * share / study.target_error:.2g}, "  # type: ignore[operator]  # noise means epsilon is a number
+            f"or target_error to {share:.2g}",
+        )
+
+
+def _warnings(study: Study, design: FrequencyDesign) -> list[str]:
+    assert study.devices is not None  # plan() has checked
+    found = []
+    if study.daily_reports is not None:
+        found.append('daily_reports has no effect: it is for trust = "local"')
+    if study.trust == "secure":
+        found += about_rounds(study)
+    if study.epsilon is not None and study.delta > 1 / study.devices:
+        found.append(
+            f"delta {study.delta:g} is more than 1/devices: even showing one device at random "
+            f"would keep that promise; use at most {0.1 / study.devices:.1g}"
+        )
+    if design.mode == "one_hot":
+        return found
+    collisions = sizing.majority_collisions(design.items, design.rows, design.width)
+    if collisions > 0.1:
+        found.append(
+            f"about {collisions:.2g} items will meet the most common one in a majority of rows and "
+            f"be read as it by a median"
+            + (", in every round alike" if design.mode == "hybrid" else "")
+            + "; use more rows or a larger width"
+        )
+    if study.paper_mode:
+        found.append(
+            "paper_mode sizes with the constant 2, which misses the target error by up to 7 times"
+        )
+    if design.every_round and study.epsilon is not None and study.rounds > 1:
+        found.append(
+            f"noise in each of {study.rounds} rounds adds up; fewer, larger rounds would have less"
+        )
+    return found
+
+
+def about_rounds(study: Study) -> list[str]:
+    """What there is to say about masked rounds of this size."""
+    assert study.devices is not None  # plan() has checked
+    found = []
+    asked = _asked(study)
+    if asked > secure_sum.LARGEST_TESTED:
+        most = secure_sum.LARGEST_TESTED
+        found.append(
+            f"a masked round of {asked:,} devices is more than the {most:,} that are tested"
+            + (
+                f"; rounds = {-(-study.devices // most)} would have fewer, and more noise"
+                if study.question == "frequencies"
+                else ""
+            )
+        )
+    if study.dropout == 0:
+        found.append(
+            "dropout is 0, so a round is lost if a single device vanishes; say how many may"
+        )
+    return found
+
+
+def algorithm(design: FrequencyDesign) -> str:
+    if design.mode == "one_hot":
+        return "one-hot" if design.secure is None else "masked one-hot"
+    name = "count sketch" if design.rounds == 1 else f"{design.mode} count sketches"
+    if design.secure is not None:
+        name = f"{name} in masked rounds" if design.rounds > 1 else f"masked {name}"
+    return f"two-phase {name}" if design.pilot_devices else name
+
+
+def _answering(devices: int, study: Study) -> int:
+    return max(1, math.floor(devices * (1 - study.dropout)))

@@ -1,0 +1,1 @@
+"""Which items of an open domain do many devices hold? Lists and histograms."""

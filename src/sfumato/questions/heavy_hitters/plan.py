@@ -1,0 +1,458 @@
+"""How a question about an open domain is sized: which table, what rate, what may be told."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import replace
+from typing import Any
+
+from sfumato.errors import ImpossibleError, StudyError
+from sfumato.flow import secure_sum
+from sfumato.flow.release import Privacy
+from sfumato.flow.report import HEADER_BYTES, report_bytes
+from sfumato.flow.secure_sum import SecureSum
+from sfumato.flow.task import bits_for
+from sfumato.privacy import ListedAbove, NoNoise, best_list
+from sfumato.privacy.listing import without_promise
+from sfumato.privacy.samplers import LARGEST_SCALE
+from sfumato.questions import sizing
+from sfumato.questions.frequencies.design import FrequencyDesign, Mode
+from sfumato.questions.frequencies.plan import (
+    DEFAULT_BYTES,
+    SMALLEST_WIDTH,
+    about_rounds,
+    noise_for,
+    who_sees_sums,
+)
+from sfumato.questions.heavy_hitters.design import (
+    LOAD,
+    PAPER_LOAD,
+    TAIL_BITS,
+    HeavyHitterDesign,
+    HistogramDesign,
+    most_in_round,
+    most_kept,
+    slack,
+)
+from sfumato.sketch import (
+    CountSketch,
+    InvertibleSketch,
+    Keys,
+    OneHot,
+    TextKeys,
+    WordKeys,
+    capacity,
+)
+from sfumato.study import Study
+
+CHECK_BITS = 22  # of a cell: some thousandth of a wrong key in thirty rounds
+UNLISTED = 0.1  # share of delta for tables that cannot be listed
+STATISTIC = 0.1  # share of epsilon for telling how full a table was
+NAMES = 0.5  # share of a histogram's budget that goes to its names
+_COUNTS = 0.495  # and to its counts: the accountant rounds up
+MOST_ROWS = 8
+LEAST_RATE = 2.0**-12  # that is worth asking at
+_LEAST_KEYS = 16  # that a table must have room for
+
+
+def design(
+    study: Study,
+) -> tuple[HeavyHitterDesign | HistogramDesign, dict[str, Any], list[str]]:
+    """The campaign that answers a study of an open domain, what it gives, and warnings."""
+    limit = study.bytes_per_device or DEFAULT_BYTES
+    made = (
+        _histogram(study, limit)
+        if study.question == "histogram"
+        else _names(study, limit, 1, study.epsilon, study.delta)
+    )
+    names = made.names if isinstance(made, HistogramDesign) else made
+    mechanism, least = names.mechanism, study.threshold or 0.0
+    detectable = mechanism.detectable(least)
+    variance = (
+        detectable * (1 / mechanism.rate - 1) + (mechanism.noise_stddev / mechanism.rate) ** 2
+    )
+    predicted: dict[str, Any] = {
+        "detectable_count": detectable,
+        "standard_error_there": math.sqrt(variance),
+        "sampling_rate": mechanism.rate,
+        "keys_a_table_lists": round(names.target if names.partial else _room(names)),
+        **weights(made),
+        "rounds": names.rounds,
+        "assumes": "nothing about the data"
+        if not names.adaptive
+        else "the first rate: it follows what tables show",
+    }
+    return made, predicted, _warnings(study, names)
+
+
+def keys_of(study: Study) -> Keys:
+    """What items of a study are: words of its alphabet, cut, or any text of so many bytes."""
+    if study.alphabet is not None:
+        return WordKeys(alphabet=study.alphabet, length=study.word_length)
+    return TextKeys(length=study.word_length)
+
+
+def weights(design: HeavyHitterDesign | HistogramDesign) -> dict[str, int]:
+    """What one device sends, or all that it sends and is told in masked rounds."""
+    names = design.names if isinstance(design, HistogramDesign) else design
+    tasks = [names.tasks()[0]]
+    if isinstance(design, HistogramDesign):
+        tasks.append(design.counts.tasks()[0])
+    if names.secure is None:
+        return {"bytes_per_device": sum(report_bytes(task) for task in tasks)}
+    sent, told = (sum(part) for part in zip(*map(secure_sum.bytes_of, tasks), strict=True))
+    return {"bytes_per_device": sent + told, "bytes_up": sent, "bytes_down": told}
+
+
+def algorithm(design: HeavyHitterDesign | HistogramDesign) -> str:
+    names = design.names if isinstance(design, HistogramDesign) else design
+    told = names.mechanism
+    rate = "whole" if told.rate == 1 and not names.adaptive else "sampled"
+    text = "masked " if names.secure is not None else ""
+    text += f"{'adaptively ' if names.adaptive else ''}{rate} invertible sketch"
+    if names.rounds > 1:
+        text += "es"
+    if told.epsilon is not None:
+        text += ", listed above a threshold"
+        text += "" if told.noise == "none" else f" with {told.noise} noise"
+    if isinstance(design, HistogramDesign):
+        text += f"; counts by {design.counts.mode} count sketches"
+    return text
+
+
+def promise(study: Study, design: HeavyHitterDesign | HistogramDesign) -> Privacy:
+    """The privacy statement of a design, true of every release it makes."""
+    names = design.names if isinstance(design, HistogramDesign) else design
+    told = names.mechanism
+    is_noised = isinstance(design, HistogramDesign) and study.epsilon is not None
+    noising = ", to add the noise to those of the counts" if is_noised else ""
+    who = (
+        "the collector sees each device's table and is trusted to list their sum and to tell only "
+        "what passes"
+        if names.secure is None
+        else f"{who_sees_sums(names.tasks()[0], names.secure)}; the collector is trusted to list "
+        f"these sums{noising} and to tell only what passes"
+    )
+    if study.epsilon is None:
+        statement = f"no promise: names and counts are told as they are found; {who}"
+    else:
+        coins = (
+            f"each item takes part by a coin of probability {told.rate:.4g}; "
+            if told.rate < 1
+            else ""
+        )
+        noise = (
+            "counts of the sample get no noise but their coins"
+            if told.noise == "none"
+            else f"discrete {told.noise} noise of scale {told.scale:.4f} on each count"
+        )
+        counts = ""
+        if isinstance(design, HistogramDesign):
+            scale = design.counts.parameters()["noise_scale"]
+            counts = f"; counts are read from sketches with noise of scale {scale:.4f} on each cell"
+        statement = (
+            f"({study.epsilon:g}, {study.delta:g})-differential privacy for each device: what is "
+            f"released is nearly as likely if one device's {_items(names.items_per_device)} became "
+            f"none, the number of devices being public; {coins}{noise}, and names below "
+            f"{told.threshold} in the sample are not told{counts}; {who}; devices that drop out do "
+            f"not weaken it; items are assumed not to be chosen by who knows the hash functions"
+        )
+    return Privacy(
+        epsilon=study.epsilon,
+        delta=study.delta if study.epsilon is not None else 0.0,
+        unit="device",
+        neighbours="zero-out: one device's items become none, the number of devices is public",
+        trust=study.trust,
+        statement=statement,
+    )
+
+
+def _items(count: int) -> str:
+    return "item" if count == 1 else f"{count} items"
+
+
+def _names(
+    study: Study, limit: int, parts: int, epsilon: float | None, delta: float
+) -> HeavyHitterDesign:
+    """A search for names that may take one of so many equal parts of the bytes."""
+    if epsilon is None:
+        return _open(study, limit, parts)
+    if delta == 0:
+        raise ImpossibleError(
+            "a list of names that nobody gave beforehand needs a delta above 0; delta is 0",
+            hint=f"set delta to {0.1 / (study.devices or 1):.1g}",
+        )
+    return _private(study, limit, parts, epsilon, delta)
+
+
+def _open(study: Study, limit: int, parts: int) -> HeavyHitterDesign:
+    """Without a promise: tables as full as they can be read."""
+    keys, items = keys_of(study), _items_of_a_round(study)
+    paper = study.paper_mode
+    adaptive = study.rounds > 1 if study.adaptive is None else study.adaptive
+    cell_bits = _cell_bits(keys, items, CHECK_BITS)
+    besides = _besides(study)
+    cells = max(0, limit // parts - besides) * 8 // cell_bits
+    width = cells // 3
+    least = 3 * math.ceil(2 * _LEAST_KEYS / 3)
+    if cells < least:
+        raise _too_small(limit, parts * (besides + -(-least * cell_bits // 8)), keys)
+    target = LOAD * 3 * width
+    if paper or not adaptive:
+        target = capacity.typical_keys(3 * width) * (PAPER_LOAD if paper else 1.0)
+    return HeavyHitterDesign(
+        keys=keys,
+        devices=_devices(study),
+        rounds=study.rounds,
+        rows=3,
+        width=width,
+        cell_bits=cell_bits,
+        seed=0,
+        items_per_device=study.items_per_device,
+        mechanism=without_promise(min(1.0, target / items), study.items_per_device),
+        adaptive=adaptive,
+        target=target,
+        partial=not paper,
+        paper=paper,
+        secure=secure_of(study),
+    )
+
+
+def _private(
+    study: Study, limit: int, parts: int, epsilon: float, delta: float
+) -> HeavyHitterDesign:
+    """With a promise: tables that can surely be listed whole, whatever devices hold."""
+    keys, items = keys_of(study), _items_of_a_round(study)
+    adaptive = bool(study.adaptive)
+    unlisted = UNLISTED * delta
+    failure = unlisted / (1 + math.exp(epsilon))  # it may tell two neighbours apart both ways
+    failure /= study.rounds  # a list without noise counts on the coins of all rounds
+    statistic = STATISTIC * epsilon if adaptive else 0.0
+    spare = slack(study.items_per_device, statistic, failure) if adaptive else 0
+    if adaptive:
+        _check_scale(study.items_per_device / statistic)
+    table = _Table(keys, items, failure / 4, adaptive, _besides(study))
+    least = min(items, max(_LEAST_KEYS, most_kept(items, LEAST_RATE)))
+    need = table.bytes(least + spare)
+    if limit // parts < need:
+        raise _too_small(limit, parts * need, keys)
+    room = max(table.most_keys(limit // parts) - spare, least)
+    rate = 1.0
+    if room < items:  # the highest, in steps of the lowest
+        steps = range(1, round(1 / LEAST_RATE))
+        rate = LEAST_RATE * bisect_left(
+            steps, True, key=lambda step: most_kept(items, step * LEAST_RATE) > room
+        )
+    sketch = table.sketch(min(room + spare, items))
+    mechanism: ListedAbove = best_list(
+        rate,
+        least=study.threshold or 0.0,
+        items_per_device=study.items_per_device,
+        epsilon=epsilon,
+        delta=delta,
+        unlisted=unlisted,
+        statistic=statistic,
+        amplified=not adaptive,
+    )
+    return HeavyHitterDesign(
+        keys=keys,
+        devices=_devices(study),
+        rounds=study.rounds,
+        rows=sketch.rows,
+        width=sketch.width,
+        count_bits=sketch.count_bits,
+        check_bits=sketch.check_bits,
+        seed=0,
+        items_per_device=study.items_per_device,
+        mechanism=mechanism,
+        adaptive=adaptive,
+        target=PAPER_LOAD * room,
+        most_keys=room if adaptive else None,
+        partial=False,
+        secure=secure_of(study),
+    )
+
+
+def _check_scale(scale: float) -> None:
+    most = LARGEST_SCALE["laplace"]
+    if scale > most:
+        raise ImpossibleError(
+            f"how full tables are would be told with noise of scale {scale:,.0f}, more than the "
+            f"sampler's {most:,}",
+            hint="leave out adaptive, raise epsilon, or let a device contribute fewer items",
+        )
+
+
+class _Table:
+    """Tables that fail to be listed with a small probability, by how many keys they hold."""
+
+    def __init__(
+        self, keys: Keys, items: int, failure: float, adaptive: bool, besides: int
+    ) -> None:
+        self.keys, self.items, self.adaptive, self.besides = keys, items, adaptive, besides
+        self.failure = failure - 2.0**-TAIL_BITS
+        if self.failure <= 0:
+            raise ImpossibleError(
+                "delta is too small for tables that may fail to be listed",
+                hint=f"multiply delta by {math.ceil(2 * 2.0**-TAIL_BITS / failure)}",
+            )
+
+    def sketch(self, count: int) -> InvertibleSketch:
+        """The smallest that lists so many keys."""
+        most_rows = MOST_ROWS if count < 1_000 else 6  # more help small tables only
+        rows, width = capacity.sized(count, self.failure, most_rows=most_rows)
+        most = self.items if self.adaptive else min(self.items, count)  # insertions
+        count_bits = max(1, most.bit_length())
+        for check_bits in range(max(2, count_bits - 1), 45):
+            if count_bits + check_bits > 60:
+                break
+            made = InvertibleSketch(
+                keys=self.keys, rows=rows, width=width, count_bits=count_bits,
+                check_bits=check_bits, seed=0,
+            )  # fmt: skip
+            if made.wrong_keys(count, most) + made.collisions(count) <= self.failure:
+                return made
+        raise ImpossibleError(
+            "delta is too small for keys that may be misread", hint="raise delta, or ask in rounds"
+        )
+
+    def bytes(self, count: int) -> int:
+        sketch = self.sketch(count)
+        return self.besides + -(-sketch.rows * sketch.width * sketch.cell_bits // 8)
+
+    def most_keys(self, limit: int) -> int:
+        """About the most keys for which a table has at most so many bytes; 0 if there are none."""
+        high = min(self.items, 8 * limit // self.keys.bits)  # at least a cell a key
+        count, best = high, 0
+        for _ in range(8):  # sizes grow nearly evenly with keys
+            size = self.bytes(count)
+            if size <= limit:
+                best = max(best, count)
+                if count == high or size > 0.985 * limit:
+                    break
+            count = min(high, int(0.997 * count * limit / size))
+            if count <= best:
+                break
+        return best
+
+
+def _cell_bits(keys: Keys, most: int, check_bits: int) -> int:
+    """Bits of a cell that holds so many insertions and is checked by so many bits."""
+    count_bits = max(1, most.bit_length())
+    for words in range(1, 64):
+        each = max(2, count_bits - 1, -(-check_bits // words))
+        bits = -(-(keys.bits + count_bits) // words) + each
+        if bits <= 62 and bits - each <= 60 and each <= 44:
+            return words * bits
+    raise StudyError(f"keys of {keys.bits} bits are too long")
+
+
+def _histogram(study: Study, limit: int) -> HistogramDesign:
+    """Names by an invertible sketch, counts of everything by a count sketch (ApproxHist)."""
+    epsilon = study.epsilon
+    names = _names(
+        study,
+        limit,
+        2,
+        None if epsilon is None else NAMES * epsilon,
+        NAMES * study.delta,
+    )
+    devices = _devices(study)
+    expected = max(1_000, round(devices * study.items_per_device / max(study.threshold or 1, 10)))
+    rows = sizing.rows_for(expected, paper=study.paper_mode)
+    asked = -(-devices // study.rounds)
+    most = most_in_round(asked, masked=study.masked) * study.items_per_device
+    besides = _besides(study)
+    width = max(0, limit - limit // 2 - besides) * 8 // bits_for(most) // rows
+    if width < SMALLEST_WIDTH:
+        need = 2 * (besides + -(-rows * SMALLEST_WIDTH * bits_for(most) // 8))
+        raise ImpossibleError(
+            f"a histogram's counts need at least {need:,} bytes a device; bytes_per_device is "
+            f"{limit}",
+            hint=f"set bytes_per_device to {need} or more",
+        )
+    share = None if epsilon is None else _COUNTS * epsilon
+    part = replace(study, epsilon=share, delta=(1 - NAMES) * study.delta, trust="central")
+    norms = CountSketch(rows=rows, width=width, seed=0).sensitivity(study.items_per_device)
+    mode: Mode = "fresh" if study.cohorts == "different" else "hybrid"
+    counts = FrequencyDesign(
+        mode="shared" if study.rounds == 1 else mode,
+        items=expected,
+        devices=devices,
+        rounds=study.rounds,
+        rows=rows,
+        width=width,
+        seed=0,
+        items_per_device=study.items_per_device,
+        mechanism=noise_for(part, norms),
+        decode="median" if study.paper_mode else "refined",
+        every_round=True,
+        secure=secure_of(study),
+    )
+    return HistogramDesign(names=names, counts=counts)
+
+
+def _devices(study: Study) -> int:
+    assert study.devices is not None  # plan() has checked
+    return study.devices
+
+
+def _items_of_a_round(study: Study) -> int:
+    """Items that the devices of one round may send, chance included."""
+    asked = -(-_devices(study) // study.rounds)
+    return most_in_round(asked, masked=study.masked) * study.items_per_device
+
+
+def secure_of(study: Study) -> SecureSum | None:
+    """How a study's tables are hidden from the collector that lists their sum, if they are."""
+    if not study.masked:
+        return None
+    return SecureSum(corrupt=study.corrupt, dropout=study.dropout, mode=study.collector)
+
+
+def _besides(study: Study) -> int:
+    """What a device sends besides the cells of one table."""
+    secure = secure_of(study)
+    if secure is None:
+        return HEADER_BYTES
+    task = secure.task(
+        sketch=OneHot(categories=1),
+        mechanism=NoNoise(),
+        campaign="",
+        cohort="",
+        asked=-(-_devices(study) // study.rounds),
+        items_per_device=1,
+    )
+    return secure_sum.bytes_of(task)[0] - task.message_bytes
+
+
+def _room(names: HeavyHitterDesign) -> int:
+    return names.most_keys or names.most_kept(names.mechanism.rate)
+
+
+def _too_small(limit: int, need: int, keys: Keys) -> ImpossibleError:
+    return ImpossibleError(
+        f"a table of keys of {keys.bits} bits needs at least {need:,} bytes a device; "
+        f"bytes_per_device is {limit:,}",
+        hint=f"set bytes_per_device to {need} or more, or word_length to less",
+    )
+
+
+def _warnings(study: Study, names: HeavyHitterDesign) -> list[str]:
+    found = about_rounds(study) if study.masked else []
+    if study.threshold is None and names.mechanism.epsilon is None:
+        found.append("threshold is not given, so every item that is found will be listed")
+    if study.target_error is not None:
+        found.append("target_error has no effect: an open domain is sized by bytes_per_device")
+    if names.mechanism.epsilon is not None and study.delta > 1 / _devices(study):
+        found.append(
+            f"delta {study.delta:g} is more than 1/devices: even showing one device at random "
+            f"would keep that promise; use at most {0.1 / _devices(study):.1g}"
+        )
+    if names.mechanism.rate < 1 and names.mechanism.epsilon is not None:
+        found.append(
+            f"tables have room for a sample of {names.mechanism.rate:.3g} of the items; more "
+            f"bytes_per_device would find rarer ones"
+        )
+    return found

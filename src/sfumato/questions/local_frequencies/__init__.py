@@ -1,0 +1,1 @@
+"""How common is each of these items, when nobody is trusted?"""

@@ -1,0 +1,1 @@
+"""What is the mean of the devices' vectors?"""

@@ -1,0 +1,332 @@
+"""How a mean is sized, what it will give, and what it promises."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sfumato.errors import ImpossibleError, StudyError
+from sfumato.flow import secure_sum
+from sfumato.flow.release import Privacy
+from sfumato.flow.report import report_bytes
+from sfumato.flow.task import Task
+from sfumato.privacy import calibrate, epsilon_of
+from sfumato.privacy.samplers import LARGEST_SCALE
+from sfumato.questions.frequencies.plan import about_rounds, secure_of, who_sees_sums
+from sfumato.questions.mean.design import (
+    LEAST_WIDTH,
+    MEDIAN_OF_FIVE,
+    SLACK,
+    Compression,
+    MeanDesign,
+    deviation,
+)
+from sfumato.spec import require
+from sfumato.study import Study
+
+_SKELLAM_SPARE = 1.001  # Skellam noise costs up to 2.25/variance more than Gaussian, relative
+
+
+def design(study: Study) -> tuple[MeanDesign, dict[str, Any], list[str]]:
+    """The campaign that answers a study about a mean, what it gives, and warnings."""
+    made, warnings = _sized(study)
+    return made, _predicted(study, made), [*warnings, *_warnings(study, made)]
+
+
+def algorithm(design: MeanDesign) -> str:
+    names = {
+        "none": "whole vectors",
+        "fixed": "count-mean sketch" if not design.may_be_whole else "whole vectors",
+        "adapt_norm": "count-mean sketch that a pilot sizes",
+        "adapt_tail": "count-median sketches, doubled until a pilot agrees",
+    }
+    return names[design.compression] + (" in masked rounds" if design.secure is not None else "")
+
+
+def promise(study: Study, design: MeanDesign) -> Privacy:
+    """The privacy statement of a design, true of every release it makes."""
+    tasks = widest_tasks(design)
+    who = (
+        "the collector sees each device's tables, adds the noise to the sums and is trusted with "
+        "both"
+        if design.secure is None
+        else who_sees_sums(tasks[-1], design.secure)
+    )
+    if study.epsilon is None:
+        statement = f"no differential privacy: exact sums are released; {who}"
+    else:
+        spent = epsilon_of([task.loss for task in tasks], study.delta)
+        kind = "discrete gaussian" if design.secure is None else "Skellam"
+        first, last = (design.multiplier / math.sqrt(design.shares[k]) for k in (0, -1))
+        noise = f"{kind} noise of {first:.4f} times that norm"
+        if len(tasks) > 1:
+            noise += (
+                f" in a first round, and of {last:.4f} times it in each of at most "
+                f"{len(tasks) - 1} that follow, all of which ask everybody,"
+            )
+        statement = (
+            f"({study.epsilon:g}, {study.delta:g})-differential privacy for each device: what is "
+            f"released is nearly as likely if one device's tables are replaced by zeros, the "
+            f"number of devices being public; vectors are clipped to {design.clip:g}, what is sent "
+            f"of them is held to a largest norm, too, and {noise} spends {spent:.4f}; {who}; "
+            f"devices that drop out do not weaken it"
+        )
+    return Privacy(
+        epsilon=study.epsilon,
+        delta=study.delta if study.epsilon is not None else 0.0,
+        unit="device",
+        neighbours="zero-out: one device's tables become zero, the number of devices is public",
+        trust=study.trust,
+        statement=statement,
+    )
+
+
+def widest_tasks(design: MeanDesign) -> list[Task]:
+    """The tasks of all rounds, each as large as it may become."""
+    first = design.task(0, design.first_width)
+    if not design.adapts:
+        return [first]
+    if design.compression == "adapt_tail":
+        widths = enumerate(design.tail_widths, start=1)
+        return [first, *(design.task(round, width) for round, width in widths)]
+    return [first, design.task(1, _widest(design))]
+
+
+def weights(tasks: list[Task]) -> dict[str, int]:
+    """What a device sends and is told in all these tasks."""
+    if all(not task.aggregation.hides_summands for task in tasks):
+        return {"bytes_per_device": sum(report_bytes(task) for task in tasks)}
+    up, down = np.sum([secure_sum.bytes_of(task) for task in tasks], axis=0).tolist()
+    return {"bytes_per_device": up + down, "bytes_up": up, "bytes_down": down}
+
+
+def _sized(study: Study) -> tuple[MeanDesign, list[str]]:
+    assert study.devices is not None  # plan() has checked
+    if study.dimensions is None:
+        raise StudyError("a plan of a mean needs to know how long vectors are; give dimensions")
+    assert study.clip is not None  # Study has checked
+    limit, warnings = study.bytes_per_device, list[str]()
+    compression = _compression(study)
+    require(
+        compression != "fixed" or limit is not None,
+        'compression = "fixed" needs bytes_per_device, which fixes the size',
+        StudyError,
+    )
+    adapts = compression in ("adapt_norm", "adapt_tail")
+    if study.epsilon is None and adapts:
+        compression = "none" if limit is None else "fixed"
+        warnings.append(
+            f'compression is "{compression}": it could follow the noise only, and there is none'
+        )
+    whole = MeanDesign(
+        compression="none",
+        dimensions=study.dimensions,
+        devices=study.devices,
+        clip=study.clip,
+        most_cells=study.dimensions,
+        seed=0,
+        multiplier=_multiplier(study),
+        relative_error=study.relative_error,
+        top=study.top,
+        secure=secure_of(study),
+    )
+    if limit is not None and compression == "none" and _upload(whole) > limit:
+        raise ImpossibleError(
+            f"whole vectors are {_upload(whole):,} bytes a device; bytes_per_device is {limit}",
+            hint='raise bytes_per_device, or let compression be "adapt_norm"',
+        )
+    if compression == "none":
+        return whole, warnings
+    adapts = compression != "fixed"
+    if adapts and _least_cells(whole, study) >= whole.dimensions:
+        fits = limit is None or _upload(whole) <= limit
+        compression = "none" if fits else "fixed"
+        warnings.append(
+            f'compression is "{compression}": with so few dimensions a pilot costs more than it '
+            "can save"
+        )
+        if fits:
+            return whole, warnings
+    paper = study.epsilon if study.paper_mode and compression == "adapt_norm" else None
+    made = replace(
+        whole, compression=compression, paper_epsilon=paper, paper_delta=max(study.delta, 1e-300)
+    )
+    return (made if limit is None else _within(made, limit)), warnings
+
+
+def _compression(study: Study) -> Compression:
+    """The study's, or the one that a mean has if nothing is said."""
+    named: dict[str | None, Compression] = {
+        None: "adapt_norm",
+        "adapt_norm": "adapt_norm",
+        "adapt_tail": "adapt_tail",
+        "fixed": "fixed",
+        "none": "none",
+    }
+    return named[study.compression]  # Study has refused the others
+
+
+def _multiplier(study: Study) -> float:
+    """The noise of one release that spends the whole budget, over what a device moves it."""
+    if study.epsilon is None:
+        return 0.0
+    if study.delta == 0:
+        raise ImpossibleError(
+            "noise for a mean is Gaussian and needs a delta above 0; delta is 0",
+            hint=f"set delta to {0.1 / (study.devices or 1):.1g}",
+        )
+    scale = calibrate(
+        "gaussian", l1=1.0, l2=1.0, unit_cells=0, epsilon=study.epsilon, delta=study.delta
+    )
+    if study.trust == "central":
+        return scale
+    unit = min(1000.0, LARGEST_SCALE["skellam"] / (2 * scale))  # as large as can be drawn
+    exact = calibrate(
+        "skellam", l1=unit, l2=unit, unit_cells=0, epsilon=study.epsilon, delta=study.delta
+    )
+    return max(scale, exact / unit) * _SKELLAM_SPARE
+
+
+def _least_cells(whole: MeanDesign, study: Study) -> int:
+    """What a device sends, pilot included, if sizes adapt and the sum is zero."""
+    made = replace(whole, compression=_compression(study))
+    pilot = made.sketch(0, made.first_width).cells
+    if _compression(study) == "adapt_tail":
+        return pilot + made.row_count * made.tail_widths[0]
+    width = _narrowest(made, 0.0)
+    return pilot + (made.rows * width or made.dimensions)
+
+
+def _narrowest(design: MeanDesign, squared: float) -> int:
+    """The main round's width if the sum has this squared norm, and the pilot is not unlucky."""
+    count = answering(design)
+    if design.paper_epsilon is not None:
+        return design.paper_width(math.sqrt(squared) / count)
+    noise = design.noise(0, design.first_width, count)
+    cells = design.sketch(0, design.first_width).cells
+    return design.width_for(squared + SLACK * deviation(squared, cells, noise), count)
+
+
+def _widest(design: MeanDesign) -> int:
+    """The main round's width if all vectors are alike, and as long as they may be."""
+    if design.paper_epsilon is not None:
+        return design.paper_width(design.clip)
+    count = answering(design)
+    return design.width_for((count * design.clip) ** 2, count)
+
+
+def answering(design: MeanDesign) -> int:
+    dropout = 0.0 if design.secure is None else design.secure.dropout
+    return max(1, math.floor(design.devices * (1 - dropout)))
+
+
+def _within(made: MeanDesign, limit: int) -> MeanDesign:
+    """The design whose rounds together upload no more than so many bytes."""
+    if _upload(made) <= limit:
+        return made
+    rows = made.row_count
+
+    def upload(width: int) -> int:
+        return _upload(replace(made, most_cells=rows * width))
+
+    widths = range(LEAST_WIDTH, (made.dimensions - 1) // rows + 1)
+    place = bisect_right(widths, limit, key=upload)
+    if place == 0:
+        need = upload(LEAST_WIDTH) if widths else _upload(made)
+        raise ImpossibleError(
+            f"a mean needs at least {need:,} bytes a device; bytes_per_device is {limit}",
+            hint=f"set bytes_per_device to {need} or more",
+        )
+    return replace(made, most_cells=rows * widths[place - 1])
+
+
+def _upload(design: MeanDesign) -> int:
+    weighed = weights(widest_tasks(design))
+    return weighed.get("bytes_up", weighed["bytes_per_device"])
+
+
+def _predicted(study: Study, design: MeanDesign) -> dict[str, Any]:
+    tasks, count = widest_tasks(design), answering(design)
+    if study.trust == "central":
+        count = max(1, math.floor(design.devices * (1 - study.dropout)))
+    round = len(design.shares) - 1
+    width, small = design.first_width, design.first_width
+    if design.compression == "adapt_norm":
+        width, small = _widest(design), _narrowest(design, count * design.clip**2)
+    elif design.compression == "adapt_tail":
+        width, small = design.tail_widths[-1], design.tail_widths[0]
+    noise = _noise_error(design, round, small, count)
+    error, assumes = noise, "nothing about the data but the clip"
+    cells = design.row_count * width
+    if design.compression == "fixed" and width:
+        error = math.hypot(noise, design.clip * math.sqrt((design.dimensions - 1) / cells))
+        assumes = "a mean as long as the clip, the longest there is; compression errs in proportion"
+    elif design.adapts:
+        error = noise * math.sqrt(1 + design.relative_error)
+        reach = math.sqrt(design.relative_error * cells) * design.noise(1, width, count) / count
+        if design.compression == "adapt_tail":
+            assumes = "that few coordinates are large, so that it ends before its last round"
+        elif width and reach < design.clip and design.paper_epsilon is None:
+            assumes = f"a mean no longer than {reach:.3g}; a longer one is compressed too much"
+    # Who does not answer is missed by at most what a sample of the others has, as releases say.
+    error = math.hypot(error, design.clip * math.sqrt(1 / count - 1 / design.devices))
+    predicted: dict[str, Any] = {"l2_error": error, "l2_error_of_noise": noise}
+    predicted |= {"standard_error": error / math.sqrt(design.dimensions)}
+    predicted |= weights(tasks)
+    if design.adapts:
+        least = [tasks[0], design.task(1, small)]
+        predicted |= {"bytes_if_mean_is_zero": weights(least)["bytes_per_device"]}
+    return predicted | {
+        "cells": cells or design.dimensions,
+        "rounds": len(tasks),
+        "assumes": assumes,
+    }
+
+
+def _noise_error(design: MeanDesign, round: int, width: int, count: int) -> float:
+    """Root mean squared error of the mean by noise and rounding, over all coordinates together."""
+    sketch = design.sketch(round, width)
+    variance = design.noise(round, width, count) ** 2 + count / (4 * sketch.scale**2)
+    if sketch.dense is not None and sketch.dense.blocks > 1:
+        variance *= MEDIAN_OF_FIVE
+    return math.sqrt(design.dimensions * variance) / count
+
+
+def _warnings(study: Study, design: MeanDesign) -> list[str]:
+    assert study.devices is not None  # plan() has checked
+    found = [
+        f"{name} has no effect on a mean"
+        for name, idle in (
+            ("rounds", 1),
+            ("items_per_device", 1),
+            ("target_error", None),
+            ("threshold", None),
+            ("dictionary", None),
+        )
+        if getattr(study, name) != idle
+    ]
+    if study.trust == "secure":
+        found += about_rounds(replace(study, rounds=1))
+    if study.epsilon is not None and study.delta > 1 / study.devices:
+        found.append(
+            f"delta {study.delta:g} is more than 1/devices: even showing one device at random "
+            f"would keep that promise; use at most {0.1 / study.devices:.1g}"
+        )
+    noise = _noise_error(design, len(design.shares) - 1, 0, answering(design))
+    if study.epsilon is not None and noise > design.clip:
+        found.append(
+            f"the noise alone makes a mean err by {noise:.3g}, more than any mean is long "
+            f"({design.clip:g}); ask more devices, or raise epsilon"
+        )
+    if design.compression == "adapt_tail":
+        found.append(
+            f"adapt_tail splits its budget over {len(design.shares)} rounds, and a median is "
+            "noisier than a mean: adapt_norm is better unless few coordinates are large"
+        )
+    if design.top is not None:
+        found.append(f"keeping the {design.top:,} largest coordinates makes a mean biased")
+    return found

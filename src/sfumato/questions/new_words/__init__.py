@@ -1,0 +1,1 @@
+"""Which words that nobody listed are common? Under local privacy."""

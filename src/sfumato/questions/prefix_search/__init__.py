@@ -1,0 +1,1 @@
+"""Which words that nobody listed are common? By sums over growing prefixes."""

@@ -1,0 +1,447 @@
+"""Which words, that nobody listed, are common? Growing prefixes, counted by sums of noised tables.
+
+Every device answers every round: first with the first few characters of its word, then with more,
+last with the whole word. The collector reads each round's table at the prefixes that are still in
+the running, keeps those that stand out, and extends them by all endings up to the next length.
+After TreeHist (Bassily, Nissim, Stemmer and Thakurta 2017) and Zhu et al. 2020, with count sketches
+in place of local reports; a first round whose prefixes fit the table has a cell for each of them.
+
+Words are rows of character codes (`words`): 0 pads, longer words are cut, and words with other
+characters are not sent. A device whose word is not sent answers with a table of zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sfumato.errors import SpecError
+from sfumato.flow.aggregation import Plain
+from sfumato.flow.release import NORMAL_95, NoisedSum
+from sfumato.flow.secure_sum import SecureSum, parameters_of
+from sfumato.flow.task import Task, bits_for, most_devices
+from sfumato.kernels import Decode
+from sfumato.privacy import (
+    Mechanism,
+    NoiseAtRelease,
+    NoiseInShares,
+    NoNoise,
+)
+from sfumato.privacy.samplers import central_width
+from sfumato.sketch import CountSketch, OneHot, Rounds, refine
+from sfumato.sketch.prefixes import Prefix
+from sfumato.sketch.words import Codes, check_alphabet, words_of
+from sfumato.spec import digest, require, spec
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+
+EVERYBODY = "everybody"  # the one cohort: losses of all levels compose on it
+MOST_CANDIDATES = 5_000_000  # prefixes that a level may be read at
+FAMILY = 0.05  # chance that some word is listed that nobody holds
+SURE = 0.95  # chance with which a word of the detectable count is found
+SMALLEST = 0.5  # counts are whole: less than half a device is nobody
+_LOOKS = 8  # readings of all candidates at one level, at most
+_GRID = 1 << 18  # places at which the law of a mean of readings is computed
+_STANDARD = NormalDist()
+
+
+@spec("prefix_design")
+class PrefixDesign:
+    """A sized search for words: all that `PrefixCampaign` needs to know.
+
+    Claim: all levels together are (epsilon, delta)-DP at the epsilon that `accounting.epsilon_of`
+        gives for the losses of `tasks()`; neighbours differ by one device's tables becoming zero
+        at every level, the number of devices being public.
+    Proof: a level's release is a table with noise on every cell, of which the device moves `rows`
+        cells by one (one cell of a `OneHot`). The tables compose, adaptively: which candidates are
+        read, and whether a level is asked for at all, depends on earlier noised tables only and not
+        on what a device sends, which is the sketch of its own prefix. What is kept from level to
+        level and what is listed is post-processing. With one scale for all levels the loss is that
+        of one table of which a device moves the sum of the levels' cells.
+    Assumes: what the mechanism assumes; one word a device, the same or another at each level.
+    Utility: `FoundWords.detectable` says from which count on a word is found. Some word that nobody
+        holds is listed with probability `FAMILY`; the limit comes from the table (`absent_limit`).
+    """
+
+    alphabet: str
+    lengths: tuple[int, ...]  # of prefixes, a level each; the last one is the word's
+    devices: int  # asked at every level
+    rows: int
+    width: int
+    seed: int
+    mechanism: Mechanism
+    secure: SecureSum | None  # None: the collector is trusted with tables, and adds the noise
+    false_prefixes: float = 20.0  # that nobody holds, expected to be carried on from a level
+    most_candidates: int = MOST_CANDIDATES
+
+    def check(self) -> None:
+        require(
+            len(self.lengths) >= 1
+            and all(a < b for a, b in zip((0, *self.lengths), self.lengths, strict=False)),
+            f"lengths must be at least one, and grow from at least 1; got {self.lengths}",
+        )
+        check_alphabet(self.lengths[-1], self.alphabet)
+        require(self.radix <= 1 << 16, f"an alphabet has 65,535 characters; got {self.radix - 1}")
+        for name in ("devices", "rows", "most_candidates"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name} must be at least 1; got {value}")
+        require(self.width >= 2, f"width must be at least 2; got {self.width}")
+        require(
+            self.false_prefixes > 0, f"false_prefixes must be above 0; got {self.false_prefixes}"
+        )
+        steps = np.diff((0, *self.lengths)).tolist()
+        most = max(endings(step, self.radix) for step in steps)
+        require(
+            most <= self.most_candidates,
+            f"a prefix must have at most most_candidates = {self.most_candidates} endings up to "
+            f"the next length; lengths {self.lengths} give up to {most}",
+        )
+        kind = type(self.mechanism)
+        require(
+            kind is NoNoise or kind is (NoiseAtRelease if self.secure is None else NoiseInShares),
+            "the noise of a secure sum is in shares, and that of a trusted collector comes at the "
+            f"release; got {kind.__name__} with secure = {self.secure}",
+        )
+
+    @property
+    def radix(self) -> int:
+        return len(self.alphabet) + 1
+
+    @property
+    def length(self) -> int:
+        """The word's."""
+        return self.lengths[-1]
+
+    @property
+    def rounds(self) -> int:
+        return len(self.lengths)
+
+    def sketch(self, level: int) -> OneHot | CountSketch:
+        """A cell for every prefix where the table has as many, else a sketch of the level's own."""
+        prefixes = self.radix ** self.lengths[level]
+        if prefixes <= self.rows * self.width:
+            return OneHot(categories=prefixes)
+        return CountSketch(
+            rows=self.rows,
+            width=self.width,
+            seed=self.seed,
+            bucket_round=level,
+            sign_round=level,
+        )
+
+    def task(self, level: int) -> Task:
+        """What everybody is asked at a level; levels differ in their sketches, so in their ids."""
+        return self.asked(self.sketch(level))
+
+    def asked(self, sketch: OneHot | CountSketch) -> Task:
+        if self.secure is not None:
+            return self.secure.task(
+                sketch=sketch,
+                mechanism=self.mechanism,
+                campaign=digest(self),
+                cohort=EVERYBODY,
+                asked=self.devices,
+                items_per_device=1,
+            )
+        most = most_devices(self.devices)
+        return Task(
+            sketch=sketch,
+            mechanism=self.mechanism,
+            aggregation=Plain(modulus_bits=bits_for(most)),
+            campaign=digest(self),
+            cohort=EVERYBODY,
+            max_count=most,
+        )
+
+    def tasks(self) -> list[Task]:
+        return [self.task(level) for level in range(self.rounds)]
+
+    def values(self, level: int, codes: Codes) -> I64:
+        """What devices encode at a level, from rows of their words' codes."""
+        return self.prefix(level).values(self.sketch(level), codes)
+
+    def prefix(self, level: int) -> Prefix:
+        return Prefix(alphabet=self.alphabet, length=self.length, size=self.lengths[level])
+
+    def rate(self, level: int, candidates: int) -> float:
+        """The chance with which a candidate that nobody holds is kept at a level."""
+        if level == self.rounds - 1:
+            return FAMILY / max(candidates, 1)
+        return min(self.false_prefixes / max(candidates, 1), 0.5)
+
+    def parameters(self) -> dict[str, Any]:
+        sizes: dict[str, Any] = {"alphabet": self.alphabet, "lengths": list(self.lengths)}
+        sizes |= {"rows": self.rows, "width": self.width, "items_per_device": 1}
+        sizes |= {"false_prefixes": self.false_prefixes, "most_candidates": self.most_candidates}
+        if isinstance(self.mechanism, NoiseAtRelease):
+            sizes |= {"noise": self.mechanism.noise, "noise_scale": self.mechanism.scale}
+        if isinstance(self.mechanism, NoiseInShares):
+            sizes |= {"noise": "skellam, in shares", "noise_scale": self.mechanism.scale}
+            sizes |= {"noise_scale_of_a_share": self.mechanism.share_stddev}
+        if self.secure is not None:
+            sizes |= parameters_of(self.task(self.rounds - 1))
+        return sizes | {"rounds": self.rounds, "noise_every_round": True}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class FoundWords:
+    """Words that stand out, most common first, with counts over the devices that answered."""
+
+    items: pa.Array
+    counts: F64
+    standard_error: F64
+    half_width: F64  # of the 95% interval
+    detectable: float
+    """A word that so many of the answering devices hold passes every level that was asked with a
+    chance of 95% at least: its prefixes are as common as it is, or more. Levels err apart."""
+    candidates: int  # words, or prefixes if it ended early, that the last table was read at
+    left_out: int  # prefixes that stood out, and were not extended since there were too many
+    answered: int  # devices behind the last table
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __repr__(self) -> str:
+        return f"FoundWords({len(self)} words of {self.candidates:,} candidates)"
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What one level lets through: readings above `limit`, which err by `error`."""
+
+    limit: float
+    error: float
+
+    def passes(self, count: float) -> float:
+        """The chance that a prefix of so many devices is kept."""
+        if self.error == 0:
+            return float(count > self.limit)
+        return _STANDARD.cdf((count - self.limit) / self.error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Candidates' counts (n,), their standard errors, and what each must exceed to be kept."""
+
+    counts: F64
+    errors: F64
+    limits: F64
+    level: Level
+
+
+@dataclass(slots=True, repr=False)
+class PrefixCampaign:
+    """Asks for one length after another, and extends what stands out."""
+
+    design: PrefixDesign
+    _kept: Codes = field(init=False)  # prefixes that passed the last level
+    _levels: list[Level] = field(default_factory=list)
+    _over: bool = False
+    _counts: F64 = field(default_factory=lambda: np.empty(0))  # of what was kept
+    _errors: F64 = field(default_factory=lambda: np.empty(0))
+    _candidates: int = 0
+    _left_out: int = 0
+    _answered: int = 0
+
+    def __post_init__(self) -> None:
+        self._kept = np.empty((1, 0), dtype=np.uint16)
+
+    def next_task(self) -> Task | None:
+        return None if self._over else self.design.task(len(self._levels))
+
+    def absorb(self, answer: NoisedSum) -> None:
+        task = self.next_task()
+        if task is None or answer.task.id != task.id:
+            raise SpecError("a campaign absorbs the answer to the task it asked for last")
+        design, level = self.design, len(self._levels)
+        step = design.lengths[level] - self._kept.shape[1]
+        rows = extended(self._kept, step, design.radix)
+        read = _read(design, level, answer, design.values(level, rows))
+        kept = np.flatnonzero(read.counts > read.limits)
+        kept = kept[np.argsort(-read.counts[kept], kind="stable")]
+        last = level == design.rounds - 1
+        few = kept if last else self._affordable(rows, kept, design.lengths[level + 1])
+        self._left_out += kept.size - few.size
+        passed = read.level
+        if few.size < kept.size:  # what was left out would have had to be as common as these
+            passed = replace(passed, limit=max(passed.limit, float(read.counts[few[-1]])))
+        self._levels.append(passed)
+        self._kept, self._counts, self._errors = rows[few], read.counts[few], read.errors[few]
+        self._candidates, self._answered = rows.shape[0], answer.count
+        self._over = last or few.size == 0
+
+    def found(self) -> FoundWords:
+        """The words that passed every level; none if some level let nothing through."""
+        if not self._over:
+            raise SpecError(
+                f"words are found at the last of {self.design.rounds} levels; "
+                f"{len(self._levels)} are absorbed"
+            )
+        return FoundWords(
+            items=words_of(self._kept, self.design.alphabet),
+            counts=self._counts,
+            standard_error=self._errors,
+            half_width=NORMAL_95 * self._errors,
+            detectable=detectable_count(self._levels),
+            candidates=self._candidates,
+            left_out=self._left_out,
+            answered=self._answered,
+        )
+
+    def _affordable(self, rows: Codes, kept: I64, length: int) -> I64:
+        """As many of the kept rows, the largest first, as have few enough extensions."""
+        many = endings(length - rows.shape[1], self.design.radix)
+        sizes = np.where(rows[kept, -1] != 0, many, 1)
+        return kept[np.cumsum(sizes) <= self.design.most_candidates]
+
+
+def extended(rows: Codes, more: int, symbols: int) -> Codes:
+    """Every row with every ending of `more` codes, padding at the end only; in the rows' order.
+
+    A row that has ended stays as it is, and the empty word is none.
+
+    >>> extended(np.array([[2, 1], [1, 0]], dtype=np.uint16), 1, 3).tolist()
+    [[2, 1, 0], [2, 1, 1], [2, 1, 2], [1, 0, 0]]
+    """
+    for _ in range(more):
+        live = rows[:, -1] != 0 if rows.shape[1] else np.ones(rows.shape[0], dtype=np.bool_)
+        sizes = np.where(live, symbols, 1)
+        starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
+        code = (np.arange(starts.size) - starts).astype(np.uint16)
+        rows = np.column_stack([np.repeat(rows, sizes, axis=0), code])
+        rows = rows[rows[:, 0] != 0] if rows.shape[1] == 1 else rows
+    return rows
+
+
+def endings(more: int, symbols: int) -> int:
+    """How many endings of `more` codes a row has that has not ended.
+
+    >>> endings(2, 3)  # none, a, b, aa, ab, ba, bb
+    7
+    """
+    return sum((symbols - 1) ** used for used in range(more + 1))
+
+
+def absent_limit(table: F64, decode: Decode, rate: float) -> float:
+    """What an item that nobody holds is read above with a chance of at most `rate`.
+
+    Such an item has, in each row of the table (rows, width), a cell drawn evenly and a fair sign,
+    all independent. So the law of a row's reading is that of the table's own cells with both signs,
+    noise and collisions included, and that of the mean or median of rows follows exactly (for even
+    rows the median's is bounded). A normal law of the same variance is not enough at a level of one
+    in millions: one collision shifts a reading, and shifted readings fill the far tail.
+    """
+    size = np.abs(table)
+    if rate >= 0.5 or not size.any():
+        return 0.0
+    return _median_limit(size, rate) if decode == "median" else _mean_limit(size, rate)
+
+
+def _read(design: PrefixDesign, level: int, answer: NoisedSum, values: I64) -> _Reading:
+    sketch, rate = design.sketch(level), design.rate(level, values.size)
+    if isinstance(sketch, CountSketch):
+        return _sketched(sketch, answer.table, sketch.points(values), rate)
+    counts = sketch.estimate(answer.table, values)
+    mechanism = answer.task.mechanism
+    error = mechanism.stddev(answer.count)
+    limit = max(noise_limit(mechanism, answer.count, rate), SMALLEST)
+    same = np.full(counts.size, 1.0)
+    return _Reading(counts, error * same, limit * same, Level(limit, error))
+
+
+def noise_limit(mechanism: Mechanism, count: int, rate: float) -> float:
+    """What the noise on a cell exceeds with a chance of at most `rate`."""
+    if isinstance(mechanism, NoNoise):
+        return 0.0
+    kind, scale = "skellam", mechanism.stddev(count)
+    if isinstance(mechanism, NoiseAtRelease):
+        kind, scale = mechanism.noise, mechanism.scale
+    return float(central_width(kind, scale, 1 - 2 * rate))
+
+
+def _sketched(sketch: CountSketch, table: I64, points: U64, rate: float) -> _Reading:
+    """Peel what stands out and read the rest again, until nothing more stands out.
+
+    Only what stands out among all candidates is given to `refine`, which peels at four deviations:
+    of millions of candidates hundreds are that far out by chance, and peeling them fits the noise.
+    For the same reason the limit is taken twice: what was peeled and does not pass the first one is
+    put back, since some of it is noise, and the second limit is of a table with all of its noise.
+    """
+    rounds, deviations = Rounds.of([(sketch, table)]), -_STANDARD.inv_cdf(rate)
+    counts, error = rounds.estimate(points), _spread(rounds.estimate(rounds.placebos()))
+    chosen = np.array([np.argmax(counts)])  # `refine` takes one at least
+    for _ in range(_LOOKS):
+        held = chosen.size
+        chosen = np.union1d(chosen, np.flatnonzero(counts > max(deviations * error, SMALLEST)))
+        refined = refine(rounds, points[chosen], shares=np.ones(1))
+        peeled, error = chosen[refined.peeled], _spread(refined.placebo_errors)
+        residual = rounds.subtract(points[peeled], refined.counts[None, refined.peeled])
+        counts = residual.estimate(points, decode=refined.decode)
+        counts[chosen] = refined.counts
+        if chosen.size == held:
+            break
+    inflation = float(refined.inflation)
+    first = absent_limit(residual.tables[0], refined.decode, rate)
+    sure = peeled[counts[peeled] > inflation * first]
+    residual = rounds.subtract(points[sure], counts[None, sure])
+    limit = max(absent_limit(residual.tables[0], refined.decode, rate), SMALLEST)
+    wider = np.ones(points.size)
+    wider[peeled] = inflation
+    level = Level(inflation * limit, inflation * error)  # who passes is peeled, as a rule
+    return _Reading(counts, error * wider, limit * wider, level)
+
+
+def _spread(errors: F64) -> float:
+    return float(np.sqrt(np.mean(errors**2)))
+
+
+def _mean_limit(size: F64, rate: float) -> float:
+    """Rows' laws, on a grid, are multiplied as spectra; what the grid rounds off is added."""
+    rows, width = size.shape
+    step = float(size.max(axis=1).sum()) / (_GRID // 2 - rows)
+    spectrum = np.ones(_GRID // 2 + 1, dtype=np.complex128)
+    for places in np.rint(size / step).astype(np.int64):
+        mass = np.bincount(places, minlength=_GRID) / (2 * width)
+        spectrum *= np.fft.rfft(mass + np.roll(mass[::-1], 1))  # both signs
+    law = np.fft.irfft(spectrum, _GRID)[: _GRID // 2]  # of the sums 0, step, 2·step, …
+    beyond = np.cumsum(law[:0:-1])  # the chances to exceed …, 2·step, step, 0
+    place = law.size - 1 - int(np.searchsorted(beyond, rate, side="right"))
+    return float((place + rows / 2) * step / rows)
+
+
+def _median_limit(size: F64, rate: float) -> float:
+    """The median exceeds what half of the rows, or one more than half, exceed."""
+    rows, width = size.shape
+    held = np.sort(size, axis=1)
+    heights = np.unique(held)
+
+    def is_enough(height: float) -> bool:
+        exceed = np.zeros(rows + 1)  # chances that so many rows do
+        exceed[0] = 1.0
+        for row in held:
+            chance = (width - np.searchsorted(row, height, side="right")) / (2 * width)
+            exceed[1:] = exceed[1:] * (1 - chance) + exceed[:-1] * chance
+            exceed[0] *= 1 - chance
+        return bool(exceed[-(-rows // 2) :].sum() <= rate)
+
+    return float(heights[bisect_left(heights, True, key=is_enough)])
+
+
+def detectable_count(levels: Sequence[Level]) -> float:
+    """The smallest count that passes all levels with a chance of `SURE`."""
+    low, high = 0.0, max(level.limit + 10 * level.error for level in levels) + 1
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        sure = math.prod(level.passes(middle) for level in levels) >= SURE
+        low, high = (low, middle) if sure else (middle, high)
+    return max(high, 1.0)

@@ -1,0 +1,308 @@
+"""The trainings behind paper 003's figures, with the epsilon that holds beside the claimed one.
+
+Nothing here trains or sketches by itself: a run is a `learn.diffsketch.SketchedTraining`. Runs of
+one seed share the model's start, the cohorts and the order of examples, as in the paper.
+
+PyTorch is imported when something is trained, not before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.privacy.accounting import AdditiveLoss, SampledLoss, epsilon_of
+from sfumato.reproduce import Progress
+from sfumato.reproduce.diffsketch.data import BATCH, DELTA, RATIO, Quantised, Size, Task
+from sfumato.reproduce.learning.runs import _at_once, _one_thread, shown
+
+if TYPE_CHECKING:  # they need PyTorch
+    from sfumato.learn.data import Federated
+    from sfumato.learn.diffsketch import DiffSketch, DiffSketchDesign, Exchange
+
+F64 = npt.NDArray[np.float64]
+
+LOOSE = 2.0  # the clip of cpSGD, by that of Gaussian noise
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The runs of one curve: `panel` and `series` say where it is drawn."""
+
+    panel: str
+    series: str
+    exchange: Exchange
+    claimed: float | None = None  # epsilon a round that the paper would write beside it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """What one seed gave."""
+
+    rounds: tuple[int, ...]
+    accuracies: F64  # after each of those
+    claimed: F64  # theorem 2's epsilon of all workers and rounds, infinite where inapplicable
+    noised: float  # share of them that added noise on its account
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Found:
+    """The runs of one curve, by seed, and what they cost a client."""
+
+    task: Task
+    job: Job
+    rate: float  # of what is sent
+    epsilon: float  # of all rounds, at DELTA; infinite where nothing is promised
+    curves: tuple[Curve, ...]
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        return self.curves[0].rounds
+
+    @property
+    def accuracies(self) -> F64:
+        """(seeds, looked at)."""
+        return np.stack([curve.accuracies for curve in self.curves])
+
+    @property
+    def final(self) -> float:
+        return float(self.accuracies[:, -1].mean())
+
+    @property
+    def stderr(self) -> float:
+        last = self.accuracies[:, -1]
+        return float(last.std(ddof=1) / math.sqrt(last.size)) if last.size > 1 else 0.0
+
+    @property
+    def claimed(self) -> F64:
+        return np.concatenate([curve.claimed for curve in self.curves])
+
+    @property
+    def noised(self) -> float:
+        return float(np.mean([curve.noised for curve in self.curves]))
+
+    @property
+    def privacy(self) -> str:
+        """What holds, for people."""
+        return privacy_words(self.epsilon)
+
+    def sent_for(self, level: float) -> float:
+        """What is sent until the mean accuracy is at a level, in rounds of uncompressed training;
+        infinite if it never is."""
+        reached = np.flatnonzero(self.accuracies.mean(axis=0) >= level)
+        return self.rounds[reached[0]] / self.rate if reached.size else math.inf
+
+
+def privacy_words(epsilon: float) -> str:
+    from sfumato.learn.diffsketch import NOT_PRIVATE
+
+    if not math.isfinite(epsilon):
+        return NOT_PRIVATE
+    return f"epsilon {shown(epsilon)} at delta {DELTA:g} in all"
+
+
+def fields(found: Found) -> dict[str, Any]:
+    """What every line of numbers says about privacy; infinite is null."""
+    return {
+        "exchange": found.job.exchange.label,
+        "rate": found.rate,
+        "claimed_epsilon_a_round": found.job.claimed,
+        "epsilon": found.epsilon if math.isfinite(found.epsilon) else None,
+        "delta": DELTA if math.isfinite(found.epsilon) else None,
+        "privacy": found.privacy,
+    }
+
+
+def design(task: Task, exchange: Exchange, seed: int) -> DiffSketchDesign:
+    from sfumato.flow.model_terms import LocalTraining
+    from sfumato.learn.diffsketch import DiffSketchDesign
+
+    return DiffSketchDesign(
+        model=task.model,
+        inputs=task.inputs,
+        classes=task.classes,
+        clients=task.clients,
+        cohort=task.cohort,
+        rounds=task.rounds,
+        local=LocalTraining(
+            learning_rate=task.learning_rate,
+            batch=BATCH,
+            steps=task.steps,
+            most_examples=task.most_examples,
+        ),
+        exchange=exchange,
+        seed=seed,
+    )
+
+
+def train_all(
+    task: Task, jobs: Sequence[Job], seeds: Sequence[int], progress: Progress
+) -> list[Found]:
+    """Every curve of one task; two trainings run at a time, a thread each."""
+    import sfumato.learn  # noqa: F401  # says what to install, before anything else fails
+
+    progress("reading data", 0.0)
+    data = task.load()
+    _wake()
+    every = [(job, seed) for job in jobs for seed in seeds]
+
+    def one(given: tuple[Job, int]) -> Curve:
+        return _train(task, data, *given)
+
+    curves: list[Curve] = []
+    with _one_thread(), ThreadPoolExecutor(_at_once(False)) as pool:
+        for done, ((job, _), curve) in enumerate(zip(every, pool.map(one, every), strict=True), 1):
+            curves.append(curve)
+            progress(f"{job.series}: {job.exchange.label}", done / len(every))
+    count = len(seeds)
+    found = []
+    for place, job in enumerate(jobs):
+        of = design(task, job.exchange, 0)
+        found.append(
+            Found(
+                task=task,
+                job=job,
+                rate=of.rate,
+                epsilon=of.epsilon(DELTA),
+                curves=tuple(curves[place * count : (place + 1) * count]),
+            )
+        )
+    return found
+
+
+def _wake() -> None:
+    """Have the compiled loops, which one short vector would not be worth: there will be many."""
+    from sfumato.sketch.dense import DenseSketch
+
+    length = 1 << 18
+    sketch = DenseSketch(length=length, rows=4, width=64, seed=0)
+    sketch.decode(sketch.encode(np.zeros(length, dtype=np.float32)))
+
+
+def _train(task: Task, data: Federated, job: Job, seed: int) -> Curve:
+    from sfumato.learn.diffsketch import SketchedTraining
+
+    training = SketchedTraining(design(task, job.exchange, seed), data, seed=seed, delta=DELTA)
+    accuracies: list[float] = []
+    claimed: list[float] = []
+    noised = 0
+    for seen in training.run(evaluate_at=frozenset(task.looked_at)):
+        claimed += seen.claimed
+        noised += seen.noised
+        if seen.accuracy is not None:
+            accuracies.append(seen.accuracy)
+    return Curve(
+        task.looked_at, np.array(accuracies), np.array(claimed), noised / max(len(claimed), 1)
+    )
+
+
+# Exchanges of the figures.
+
+
+def plain() -> Exchange:
+    from sfumato.learn.diffsketch import NoisyVector
+
+    return NoisyVector()
+
+
+def sketched(size: Size, seed: int = 1, *, correction: bool = False) -> DiffSketch:
+    from sfumato.learn.diffsketch import DiffSketch
+
+    return DiffSketch(rows=size.rows, width=size.width, correction=correction, seed=seed)
+
+
+def printed(
+    size: Size, epsilon: float, *, padding: int, correction: bool = False, seed: int = 1
+) -> DiffSketch:
+    """Algorithm 2 as printed: not private."""
+    from sfumato.learn.diffsketch import DiffSketch
+
+    return DiffSketch(
+        rows=size.rows,
+        width=size.width,
+        mode="paper",
+        epsilon=epsilon,
+        padding=padding,
+        correction=correction,
+        i_know_this_is_not_private=True,
+        seed=seed,
+    )
+
+
+def noised_sketch(task: Task, size: Size, multiplier: float, where: Any, seed: int = 1) -> Exchange:
+    from sfumato.learn.diffsketch import DiffSketch
+
+    return DiffSketch(
+        rows=size.rows,
+        width=size.width,
+        mode="gaussian",
+        clip=task.clip,
+        noise_multiplier=multiplier,
+        noise=where,
+        seed=seed,
+    )
+
+
+def noised_vector(task: Task, multiplier: float, where: Any) -> Exchange:
+    from sfumato.learn.diffsketch import NoisyVector
+
+    return NoisyVector(clip=task.clip, noise_multiplier=multiplier, noise=where)
+
+
+def quantised(task: Task, row: Quantised, *, rotate: bool, seed: int = 1) -> Exchange:
+    """cpSGD; without rotation a single entry may be as large as the whole vector, with it four
+    deviations are enough. Its noise is so small that few vectors need to be clipped."""
+    from sfumato.learn.diffsketch import BinomialVector
+
+    turned = 1 << (task.parameters - 1).bit_length()
+    clip = LOOSE * task.clip
+    return BinomialVector(
+        clip=clip,
+        largest=4 * clip / math.sqrt(turned) if rotate else clip,
+        levels=row.levels,
+        coins=row.coins,
+        rotate=rotate,
+        seed=seed,
+    )
+
+
+def padding_for(task: Task, size: Size, epsilon: float) -> int:
+    """As many coordinates as make theorem 2 claim this epsilon of a Gaussian vector."""
+    from sfumato.learn.diffsketch import padded_length
+
+    return max(0, padded_length(size.rows, size.width, epsilon, RATIO) - task.parameters)
+
+
+@cache
+def sampled_multiplier(epsilon: float, cohort: int, clients: int, rounds: int) -> float:
+    """The noise multiplier on sums over cohorts of a fixed size at which all rounds cost epsilon,
+    to a hundredth of it, rounded up."""
+
+    def cost(multiplier: float) -> float:
+        unit = 1_000.0
+        one = AdditiveLoss(
+            noise="gaussian", scale=multiplier * unit, l1=unit**2, l2=unit, unit_cells=0
+        )
+        whole = cohort == clients
+        loss = SampledLoss(
+            loss=one,
+            probability=cohort / clients,
+            scheme="poisson" if whole else "fixed",
+            times=rounds,
+        )
+        return epsilon_of([loss], DELTA)
+
+    low, high = 0.0, 1.0
+    while cost(high) > epsilon:
+        low, high = high, 2 * high
+    while high - low > 0.01 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
+    return high

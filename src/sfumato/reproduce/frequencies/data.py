@@ -1,0 +1,226 @@
+"""The devices of paper 000's experiments: real ones where their files are, else drawn from a law.
+
+Files are looked for in the folder that SFUMATO_DATA names; without it, in ../shared/data beside
+the working directory, then beside the project. A file that is not there is stood in for by a
+power law, and the source's `data` says so: it goes into every number and title.
+
+The paper's own three sets are not all public. What stands for them:
+
+- Gowalla: 546,698 check-ins in the contiguous US on the paper's grid of 175,000 cells; fewer cells
+  are occupied than in the whole set, and the largest holds 19%.
+- C4 (pages per web domain) has no public counts. *Commits per author* has the head of the law
+  i^-1.8 on which figure 3 is known to come out (52%, 16%, 8%, …) but 53,542 devices for 150,000.
+  *Hosts per registered domain* has devices enough, and 92% of them hold the same item.
+- Sentiment-140: a tenth of the users, one word each.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sfumato.errors import DataError
+from sfumato.files import read_columns
+from sfumato.questions.sizing import RISK, rows_for
+
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+Draw = Callable[[int, np.random.Generator], I64]
+
+ROUNDS = 10
+PILOT_DEVICES = 5_000
+GOWALLA_CELLS = 175_000
+C4_ITEMS = 150_868
+C4_DEVICES = 150_000
+C4_ROWS = 5
+LAW_ITEMS = 100_000  # figure 2
+LAW_ROWS = 5
+SENTIMENT_WORDS = 49_803
+SENTIMENT_USERS = 69_064
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Devices with one item each, and the sizes of the paper's problem on them."""
+
+    name: str  # for titles
+    data: str  # what it is, in full
+    categories: int
+    rows: int
+    one_round: int  # devices of the single-round problem
+    per_round: int  # devices of each of the ten rounds
+    draw: Draw  # the items of that many devices, none twice; (devices,)
+    light_tail: bool = False  # where the paper finds Hybrid best, not merely like Fresh
+
+    def counts(self, rounds: int, devices: int, rng: np.random.Generator) -> I64:
+        """How many of each round's devices hold each item, (rounds, categories)."""
+        items = self.draw(rounds * devices, rng).reshape(rounds, devices)
+        return np.stack([np.bincount(held, minlength=self.categories) for held in items])
+
+
+def data_folder() -> Path | None:
+    """Where the data files are, if anywhere; see the module's docstring."""
+    named = os.environ.get("SFUMATO_DATA")
+    if named:
+        if not Path(named).is_dir():
+            raise DataError(f"SFUMATO_DATA must name a folder; got {named}")
+        return Path(named)
+    projects = (Path.cwd(), Path(__file__).resolve().parents[4])
+    folders = [project.parent / "shared" / "data" for project in projects]
+    return next((folder for folder in folders if folder.is_dir()), None)
+
+
+def gowalla() -> Source:
+    """Check-ins on the US grid, or the law i^-1.3."""
+    path = _file("gowalla_us_cells.parquet")
+    data, draw = "law i^-1.3 in place of Gowalla", power_law(1.3, GOWALLA_CELLS)
+    if path is not None:
+        cells, counts = _read(path, ("us_cell", "count"), (pa.int64(), pa.int64()))
+        pool = np.repeat(np.asarray(cells), np.asarray(counts))
+        data = f"Gowalla US check-ins ({path.name})"
+        draw = _from_pool(pool, categories=GOWALLA_CELLS, least=GOWALLA_CELLS, path=path)
+    return Source(
+        name="Gowalla US cells" if path else "law i^-1.3 for Gowalla",
+        data=data,
+        categories=GOWALLA_CELLS,
+        rows=rows_for(GOWALLA_CELLS, risk=RISK, paper=True),
+        one_round=GOWALLA_CELLS // 10,
+        per_round=GOWALLA_CELLS // ROUNDS,
+        draw=draw,
+    )
+
+
+def c4_law() -> Source:
+    """The law i^-1.8 over as many items as C4 has."""
+    return _c4("law i^-1.8", "law i^-1.8", power_law(1.8, C4_ITEMS))
+
+
+def c4_commits() -> Source | None:
+    """Item = how many commits an author has made; nothing without the file."""
+    path = _file("commit_users.parquet")
+    if path is None:
+        return None
+    (commits,) = _read(path, ("commits",), (pa.int64(),))
+    pool = np.asarray(commits)
+    draw = _from_pool(pool, categories=C4_ITEMS, least=2 * PILOT_DEVICES, path=path)
+    data = f"commits per author in place of C4 ({path.name})"
+    return _c4("commits per author, for C4", data, draw, pool.size, PILOT_DEVICES)
+
+
+def c4_hosts() -> Source | None:
+    """Item = how many hosts a registered web domain has; nothing without the file."""
+    path = _file("domains_crux_au.parquet")
+    if path is None:
+        return None
+    hosts, labels = _read(path, ("host", "domain_labels"), (pa.string(), pa.int64()))
+    domains = Counter(
+        tuple(host.rsplit(".", count)[-count:])
+        for host, count in zip(hosts.to_pylist(), labels.to_pylist(), strict=True)
+    )
+    pool = np.fromiter(domains.values(), dtype=np.int64)
+    draw = _from_pool(pool, categories=C4_ITEMS, least=C4_DEVICES + PILOT_DEVICES, path=path)
+    data = f"hosts per registered domain in place of C4 ({path.name})"
+    return _c4("hosts per domain, for C4", data, draw)
+
+
+def _c4(name: str, data: str, draw: Draw, devices: int = C4_DEVICES, pilot: int = 0) -> Source:
+    """`pilot`: how many of the devices the single round must leave to the pilot."""
+    return Source(
+        name=name,
+        data=data,
+        categories=C4_ITEMS,
+        rows=C4_ROWS,
+        one_round=devices - pilot,
+        per_round=devices // ROUNDS,
+        draw=draw,
+        light_tail=True,
+    )
+
+
+def sentiment() -> Source:
+    """One word a user, drawn from all the user wrote, or the law i^-1.05."""
+    path = _file("sentiment140_user_words.parquet")
+    categories, users = SENTIMENT_WORDS, SENTIMENT_USERS
+    data, draw = "law i^-1.05 in place of Sentiment-140", power_law(1.05, categories)
+    if path is not None:
+        user, word, count = _read(
+            path, ("user", "word", "count"), (pa.int64(), pa.string(), pa.int64())
+        )
+        encoded = word.dictionary_encode()
+        categories = len(encoded.dictionary)
+        draw, users = _one_a_user(
+            np.asarray(user), np.asarray(encoded.indices).astype(np.int64), np.asarray(count)
+        )
+        if users < 2 * PILOT_DEVICES:
+            raise DataError(f"{path} must hold at least {2 * PILOT_DEVICES} users; got {users}")
+        data = f"Sentiment-140, one word a user ({path.name})"
+    return Source(
+        name="Sentiment-140 words" if path else "law i^-1.05 for Sentiment-140",
+        data=data,
+        categories=categories,
+        rows=17,  # as in the paper, whose vocabulary is fifteen times larger
+        one_round=users // ROUNDS,
+        per_round=users // ROUNDS,
+        draw=draw,
+    )
+
+
+def power_law_shares(exponent: float, categories: int) -> F64:
+    """Shares proportional to i^-exponent, largest first."""
+    weight = np.arange(1, categories + 1, dtype=np.float64) ** -exponent
+    return np.asarray(weight / weight.sum())
+
+
+def power_law(exponent: float, categories: int) -> Draw:
+    """Devices that each draw an item by the law, independently."""
+    below = np.cumsum(power_law_shares(exponent, categories))
+
+    def draw(devices: int, rng: np.random.Generator) -> I64:
+        found = np.searchsorted(below, rng.random(devices), side="right")
+        return np.minimum(found, categories - 1).astype(np.int64)
+
+    return draw
+
+
+def _from_pool(pool: I64, *, categories: int, least: int, path: Path) -> Draw:
+    """Devices taken from those there are, each at most once."""
+    if pool.size < least:
+        raise DataError(f"{path} must hold at least {least} devices; got {pool.size}")
+    if not 0 <= pool.min() <= pool.max() < categories:
+        raise DataError(
+            f"items of {path} must be 0 to {categories - 1}; got {pool.min()} to {pool.max()}"
+        )
+    return lambda devices, rng: rng.choice(pool, size=devices, replace=False)
+
+
+def _one_a_user(user: I64, word: I64, count: I64) -> tuple[Draw, int]:
+    """Users taken at random, each with one of the words it wrote; and how many users there are."""
+    order = np.argsort(user, kind="stable")
+    word, ends = word[order], np.cumsum(count[order])  # of each row's run of tokens
+    _, first = np.unique(user[order], return_index=True)
+    starts = np.where(first > 0, ends[first - 1], 0)
+    tokens = np.diff(np.append(starts, ends[-1]))
+
+    def draw(devices: int, rng: np.random.Generator) -> I64:
+        chosen = rng.choice(starts.size, size=devices, replace=False)
+        token = starts[chosen] + rng.integers(tokens[chosen])
+        return word[np.searchsorted(ends, token, side="right")]
+
+    return draw, starts.size
+
+
+def _file(name: str) -> Path | None:
+    folder = data_folder()
+    return folder / name if folder is not None and (folder / name).is_file() else None
+
+
+def _read(path: Path, columns: tuple[str, ...], types: tuple[pa.DataType, ...]) -> list[pa.Array]:
+    table = pa.Table.from_batches(list(read_columns(path, columns, types)))
+    return [table.column(name).combine_chunks() for name in columns]

@@ -1,0 +1,163 @@
+"""The devices of paper 001's experiments: one word each, drawn from what real users wrote.
+
+The paper takes the first three characters of StackOverflow's tokens over 46 symbols, so that there
+are 46³ = 97,336 strings and a count sketch can be asked about all of them. Here one symbol pads
+short words. What stands for its tokens: the words of Stack Exchange comments, and those of commit
+messages. The same words in full are an open domain, which no count sketch can be asked about.
+Files are looked for as in `frequency_data`; without them a Zipf-Mandelbrot law over as many keys
+stands in, and `data` says so.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sfumato.reproduce.frequencies.data import _file, _read
+from sfumato.sketch import IntegerKeys, Keys, TextKeys, WordKeys
+
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+F64 = npt.NDArray[np.float64]
+
+DEVICES = 10_000  # in a round, on average
+SPREAD = 0.1  # standard deviation of a round's devices, as a share of them
+CHARACTERS = 3
+ALPHABET = "#'+-0123456789abcdefghijklmnopqrstuvwxyz_$%&@"  # and one symbol that pads
+CATEGORIES = (len(ALPHABET) + 1) ** CHARACTERS
+LONGEST = 15  # bytes of a whole word; longer ones are left out
+WORD_BITS = 16  # a budget is counted in words of so many bits
+
+CELLS_A_KEY = 1.3  # of the paper's table
+_PAPER_FIELDS = 4  # words of a cell of the paper beside the key: check (2), value, insertions
+_PAPER_KEY = 2  # words of the paper's key, at least: its field has 31 bits
+_SHORT_CELL, _LONG_CELL = 3, 11  # words of a cell of ours: count, key and check in 48, 176 bits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """What devices hold, how often, and what a cell for it costs."""
+
+    name: str  # for titles
+    data: str  # what it is, in full
+    items: pa.Array
+    shares: F64
+    keys: Keys
+    numbers: U64  # the items' keys
+    cell_words: int  # of a cell of ours
+    categories: int = 0  # all that a device could hold; 0 where nobody can list that
+
+    @property
+    def paper_cell_words(self) -> int:
+        """Words of a cell of the paper: 6 for three characters."""
+        return max(_PAPER_KEY, -(-self.keys.bits // WORD_BITS)) + _PAPER_FIELDS
+
+    @property
+    def paper_key_words(self) -> int:
+        """Words that the paper charges for a key in a table: 8 for three characters."""
+        return math.ceil(CELLS_A_KEY * self.paper_cell_words)
+
+    @property
+    def distinct(self) -> float:
+        """How many different items the devices of a round hold, on average."""
+        return float(-np.expm1(DEVICES * np.log1p(-self.shares)).sum())
+
+    def rounds(self, rounds: int, seed: int) -> I64:
+        """How many of each round's devices hold each item, (rounds, items)."""
+        rng = np.random.default_rng([seed, rounds])
+        below = np.cumsum(self.shares)
+        found = []
+        for size in np.rint(rng.normal(DEVICES, SPREAD * DEVICES, size=rounds)):
+            held = np.searchsorted(below, rng.random(max(1, int(size))), side="right")
+            found.append(np.bincount(np.minimum(held, below.size - 1), minlength=below.size))
+        return np.stack(found)
+
+
+def short_words() -> list[Words]:
+    """Words cut to three characters, or laws over as many strings."""
+    return [
+        _short("Stack Exchange", "stackexchange_user_words.parquet") or law(2, 1.1),
+        _short("commit messages", "commit_user_words.parquet") or law(5, 1.3),
+    ]
+
+
+def whole_words() -> list[Words]:
+    """Words as they are, where there are files."""
+    found = [
+        _whole("Stack Exchange", "stackexchange_user_words.parquet"),
+        _whole("commit messages", "commit_user_words.parquet"),
+    ]
+    return [words for words in found if words is not None]
+
+
+def law(shift: int, exponent: float) -> Words:
+    """Keys whose shares are proportional to (rank + shift)^-exponent."""
+    weight = (np.arange(1, CATEGORIES + 1) + float(shift)) ** -exponent
+    order = np.random.default_rng(0).permutation(CATEGORIES)  # a key's number says nothing
+    name = f"law (i+{shift})^-{exponent:g}"
+    return Words(
+        name=name,
+        data=f"{name} over {CATEGORIES:,} keys, in place of words",
+        items=pa.array(order.astype(np.uint64)),
+        shares=weight / weight.sum(),
+        keys=IntegerKeys(bits=(CATEGORIES - 1).bit_length()),
+        numbers=order.astype(np.uint64)[:, None],
+        cell_words=_SHORT_CELL,
+        categories=CATEGORIES,
+    )
+
+
+def _short(name: str, file: str) -> Words | None:
+    keys = WordKeys(alphabet=ALPHABET, length=CHARACTERS)
+    found = _counted(file, keys, cut=CHARACTERS)
+    if found is None:
+        return None
+    items, numbers, shares = found
+    return Words(
+        name=f"{name}, first {CHARACTERS} characters",
+        data=f"words of {name}, first {CHARACTERS} characters ({file})",
+        items=items,
+        shares=shares,
+        keys=keys,
+        numbers=numbers,
+        cell_words=_SHORT_CELL,
+        categories=CATEGORIES,
+    )
+
+
+def _whole(name: str, file: str) -> Words | None:
+    keys = TextKeys(length=LONGEST)
+    found = _counted(file, keys)
+    if found is None:
+        return None
+    items, numbers, shares = found
+    return Words(
+        name=f"{name}, whole words",
+        data=f"words of {name}, of at most {LONGEST} bytes ({file})",
+        items=items,
+        shares=shares,
+        keys=keys,
+        numbers=numbers,
+        cell_words=_LONG_CELL,
+    )
+
+
+def _counted(file: str, keys: Keys, cut: int | None = None) -> tuple[pa.Array, U64, F64] | None:
+    """The file's words that have a key, each once, their keys and shares; nothing without it."""
+    path = _file(file)
+    if path is None:
+        return None
+    words, counts = _read(path, ("word", "count"), (pa.string(), pa.int64()))
+    if cut is not None:
+        words = pc.utf8_slice_codeunits(words, 0, cut)
+    table = pa.table({"word": words, "count": counts}).group_by("word", use_threads=False)
+    totals = table.aggregate([("count", "sum")])
+    items = totals.column("word").combine_chunks()
+    numbers, fits = keys.numbers(items)
+    held = np.asarray(totals.column("count_sum").combine_chunks())[fits]
+    return items.filter(pa.array(fits)), numbers[fits], held / held.sum()

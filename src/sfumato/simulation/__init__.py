@@ -1,0 +1,1 @@
+"""Simulated devices: populations, fleets, and how they are asked."""

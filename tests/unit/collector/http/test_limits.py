@@ -1,0 +1,72 @@
+"""What one caller may take is counted by the clock that is given."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfumato.collector.http.limits import Bucket
+from sfumato.collector.problems import Problem
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def takes(bucket: Bucket, count: int) -> bool:
+    try:
+        bucket.take(count)
+    except Problem:
+        return False
+    return True
+
+
+def test_a_burst_is_let_through_and_then_the_rate() -> None:
+    clock = Clock()
+    bucket = Bucket(10, burst=30, now=clock)
+    assert takes(bucket, 30)
+    assert not takes(bucket, 1)
+    clock.now = 0.5
+    assert takes(bucket, 5)
+    assert not takes(bucket, 1)
+    clock.now = 100.0
+    assert takes(bucket, 30)
+    assert not takes(bucket, 1)
+
+
+def test_who_is_refused_is_told_when_there_will_be_room() -> None:
+    clock = Clock()
+    bucket = Bucket(10, burst=30, now=clock)
+    bucket.take(30)
+    with pytest.raises(Problem) as caught:
+        bucket.take(25)
+    assert caught.value.retry_after_seconds == 3
+    clock.now = 3.0
+    assert takes(bucket, 25)
+
+
+def test_no_rate_lets_everything_through() -> None:
+    bucket = Bucket(None, burst=1)
+    assert all(takes(bucket, 10**9) for _ in range(10))
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 5), st.integers(1, 40)),
+        max_size=50,
+    )
+)
+def test_no_more_is_ever_let_through_than_the_rate_and_the_burst_allow(
+    attempts: list[tuple[float, int]],
+) -> None:
+    clock, passed = Clock(), 0
+    bucket = Bucket(10, burst=30, now=clock)
+    for later, count in attempts:
+        clock.now += later
+        passed += count * takes(bucket, count)
+        assert passed <= 30 + 10 * clock.now + 1e-6

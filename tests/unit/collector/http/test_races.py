@@ -1,0 +1,179 @@
+"""Two who change a study at once, on each database: the second sees what the first has done.
+
+The first is held before its commit until the second waits for it, or has gone past it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from collecting import KEY, Clock, create, open_task, report, upload, work
+from databases import Server
+from serving import PATIENCE_SECONDS, wait_for
+from sfumato.collector import studies
+from sfumato.collector.problems import Problem
+from sfumato.collector.store.store import Store, StudyRow, Transaction
+from sfumato.collector.worker.worker import Worker
+from sfumato.privacy import SystemRng
+
+ROUNDS: dict[str, Any] = {"rounds": 2, "publish": "rounds"}
+Deed = Callable[[Store, str], object]
+
+
+class Held(Store):
+    """A store that can be told to wait with its next commit, and tells how far it is."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.begins, self.is_there, self.may_commit = (threading.Event() for _ in range(3))
+        self.may_commit.set()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        self.begins.set()
+        with super().transaction() as tx:
+            yield tx
+            self.is_there.set()
+            assert self.may_commit.wait(PATIENCE_SECONDS)
+
+
+class Both:
+    """Two stores over one database, and a study with a clock that stands still."""
+
+    def __init__(self, url: str, server: Server | None) -> None:
+        self.clock, self._server = Clock(), server
+        self.first, self.second = (Held.open(url, now=self.clock) for _ in range(2))
+        self.first.migrate()
+
+    def close(self) -> None:
+        self.first.close()
+        self.second.close()
+
+    def study(self, *, steps: Callable[[dict[str, Any]], bool], **keys: Any) -> StudyRow:
+        """A study of two devices, which the worker has brought so far that `steps` is met."""
+        row = create(self.first, self.clock, devices=2, **keys)
+        task = open_task(self.first, row)
+        reports = [report(task, category, rng=SystemRng()) for category in range(2)]
+        assert upload(self.first, task, reports)
+        worker = self._worker(self.first)
+        while not steps(studies.state(self.first, row.id)):
+            assert worker.step()
+        return row
+
+    def work(self, store: Store, study_id: str) -> None:
+        self._worker(store).step()
+
+    def race(self, study_id: str, winner: Deed, loser: Deed) -> None:
+        """The winner is about to commit when the loser begins."""
+        self.first.is_there.clear()
+        self.first.may_commit.clear()
+        self.second.begins.clear()
+        threads = [
+            threading.Thread(target=_do, args=(deed, store, study_id))
+            for deed, store in ((winner, self.first), (loser, self.second))
+        ]
+        threads[0].start()
+        assert self.first.is_there.wait(PATIENCE_SECONDS)
+        threads[1].start()
+        assert self.second.begins.wait(PATIENCE_SECONDS)
+        if self._server is not None:
+            wait_for(lambda: self._waits() or not threads[1].is_alive(), "the second to wait")
+        self.first.may_commit.set()
+        for thread in threads:
+            thread.join()
+
+    def _waits(self) -> bool:
+        assert self._server is not None
+        return bool(self._server.execute("SELECT 1 FROM pg_locks WHERE NOT granted"))
+
+    def _worker(self, store: Store) -> Worker:
+        return Worker(store, key=KEY, now=self.clock, log=lambda event, **fields: None)
+
+
+def _do(deed: Deed, store: Store, study_id: str) -> None:
+    with suppress(Problem):  # a study that is past what is asked
+        deed(store, study_id)
+
+
+@pytest.fixture
+def both(store_url: str, request: pytest.FixtureRequest) -> Iterator[Both]:
+    on_server = store_url.startswith("postgresql")
+    server = request.getfixturevalue("postgres") if on_server else None
+    with closing(Both(store_url, server)) as both:
+        yield both
+
+
+def is_sealed(state: dict[str, Any]) -> bool:
+    """All came, and the next step finishes the task."""
+    return [(task["state"], task["counted"]) for task in state["tasks"]] == [("closing", 2)]
+
+
+def is_answered(state: dict[str, Any]) -> bool:
+    return all(task["state"] == "done" for task in state["tasks"])
+
+
+def is_asking(state: dict[str, Any]) -> bool:
+    return True
+
+
+def test_a_study_deleted_while_it_is_released_stays_deleted(both: Both) -> None:
+    study = both.study(steps=is_answered)
+    both.race(study.id, studies.delete, both.work)
+    assert studies.state(both.first, study.id)["state"] == "deleted"
+    with both.first.reading() as tx:
+        assert tx.release(study.id) is None
+
+
+def test_a_study_released_while_it_is_closed_stays_released(both: Both) -> None:
+    study = both.study(steps=is_answered)
+    both.race(study.id, both.work, studies.close)
+    assert studies.state(both.first, study.id)["state"] == "released"
+    both.work(both.first, study.id)
+
+
+def test_a_study_deleted_while_it_is_closed_stays_deleted(both: Both) -> None:
+    study = both.study(steps=is_asking)
+    both.race(study.id, studies.delete, studies.close)
+    state = studies.state(both.first, study.id)
+    assert state["state"] == "deleted"
+    assert [task["state"] for task in state["tasks"]] == ["done"]
+
+
+def test_a_study_deleted_while_it_is_deleted_is_deleted(both: Both) -> None:
+    study = both.study(steps=is_asking)
+    both.race(study.id, studies.delete, studies.delete)
+    assert studies.state(both.first, study.id)["state"] == "deleted"
+
+
+def test_a_study_deleted_while_its_task_closes_asks_nothing(both: Both) -> None:
+    study = both.study(steps=lambda state: state["counted"] == 2)
+    both.race(study.id, studies.delete, both.work)
+    assert [task["state"] for task in studies.state(both.first, study.id)["tasks"]] == ["done"]
+
+
+def test_a_study_deleted_while_its_task_ends_is_not_charged(both: Both) -> None:
+    study = both.study(steps=is_sealed)
+    both.race(study.id, studies.delete, both.work)
+    with both.first.reading() as tx:
+        assert tx.entries() == []
+        assert tx.answers(study.id) == []
+
+
+@pytest.mark.parametrize("ended", [studies.close, studies.delete])
+def test_a_study_that_ends_while_it_would_ask_more_opens_no_task(both: Both, ended: Deed) -> None:
+    study = both.study(steps=is_answered, **ROUNDS)
+    both.race(study.id, ended, both.work)
+    assert len(studies.state(both.first, study.id)["tasks"]) == 1
+
+
+def test_a_task_that_ends_while_its_study_is_closed_has_one_answer(both: Both) -> None:
+    study = both.study(steps=is_sealed)
+    both.race(study.id, both.work, studies.close)
+    worker = both._worker(both.first)
+    work(worker)
+    assert studies.state(both.first, study.id)["state"] == "released"

@@ -1,0 +1,186 @@
+"""What members are told in a phase: worked out from what is stored, everywhere the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from masking import Masking, devices, go, masking, parts, play, play_on
+from serving import settings
+from sfumato.collector.serve import running
+from sfumato.collector.store.round_tables import RoundRow, RoundTables
+from sfumato.collector.worker import replay as spoken
+from sfumato.collector.worker.replay import Speech, Spoken
+from sfumato.device import Http
+from sfumato.errors import DataError
+
+COUNT = 12
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Masking]:
+    with masking(tmp_path) as made:
+        yield made
+
+
+def saying(text: bytes) -> Speech:
+    return lambda member: text
+
+
+def test_what_is_said_is_heard_in_its_round_and_phase_only() -> None:
+    memory, told = Spoken(), saying(b"told")
+    assert memory.heard("a", "share") is None
+    memory.say("a", "share", told)
+    assert memory.heard("a", "share") is told
+    assert memory.heard("a", "mask") is None
+    assert memory.heard("b", "share") is None
+    memory.say("b", "mask", told)
+    memory.forget("a", "mask")
+    assert memory.heard("a", "share") is told
+    memory.forget("a")
+    memory.forget("a")
+    assert memory.heard("a", "share") is None
+    assert memory.heard("b", "mask") is told
+
+
+def test_of_what_is_worked_out_the_last_is_known(
+    stage: Masking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the worker says is known as long as it has the round."""
+    memory, again = Spoken(), list[str]()
+    monkeypatch.setattr(spoken, "replayed", lambda tx, row: again.append(row.id))
+    monkeypatch.setattr(spoken, "speech_of", lambda coordinator: saying(b"worked out"))
+    memory.say("mine", "share", saying(b"said"))
+    row = RoundRow("", "", "mask", 1, 1, 1, 0)
+    with stage.collector.store.reading() as tx:
+        for number in range(3 * spoken._MOST):
+            memory.hear(tx, replace(row, id=str(number)), "mask")
+            memory.hear(tx, replace(row, id="0"), "mask")
+            told = memory.hear(tx, replace(row, id="mine"), "share")
+            assert told(0) == b"said"
+    assert again == [str(number) for number in range(3 * spoken._MOST)]
+    assert len(memory._worked_out) == spoken._MOST
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Spoken, str, dict[int, bytes | None]]]:
+    """Whatever is said, by whom, in which phase, and to whom."""
+    say, hear, heard = Spoken.say, Spoken.hear, []
+
+    def noted(self: Spoken, round_id: str, phase: str, speech: Speech) -> None:
+        heard.append((self, phase, {member: speech(member) for member in range(99)}))
+        say(self, round_id, phase, speech)
+
+    def also(self: Spoken, tx: RoundTables, row: RoundRow, phase: str) -> Speech:
+        speech = hear(self, tx, row, phase)
+        heard.append((self, phase, {member: speech(member) for member in range(99)}))
+        return speech
+
+    monkeypatch.setattr(Spoken, "say", noted)
+    monkeypatch.setattr(Spoken, "hear", also)
+    return heard
+
+
+@pytest.mark.parametrize("mode", ["semi_honest", "semi_malicious"])
+def test_another_process_tells_the_same(
+    stage: Masking, said: list[tuple[Spoken, str, dict[int, bytes | None]]], mode: str
+) -> None:
+    """The worker is another process's than the one that devices ask: each works it out."""
+    study = stage.create(60, dropout=0.1, collector=mode, corrupt=0.05)
+    leaving = {3: "enrol", 7: "share", 11: "mask", 20: "unmask"}
+    with devices(stage, 60) as them:
+        made = parts(them, stage.clock)
+        play(stage, made, leaving=leaving)
+    phases = {"share", "mask", "unmask"} | ({"ack"} if mode == "semi_malicious" else set())
+    assert {phase for _, phase, _ in said} == phases
+    for phase in phases:
+        by_whom = {id(whose): told for whose, at, told in said if at == phase}
+        assert len(by_whom) == 2, phase
+        one, other = by_whom.values()
+        assert one == other
+        heard = {member for member, told in one.items() if told is not None}
+        assert len(heard) == {"share": 59, "mask": 58, "ack": 57, "unmask": 57}[phase]
+    assert stage.release(study).counts.sum() == 57
+
+
+def test_a_phase_that_is_over_is_told_again_as_it_was(stage: Masking) -> None:
+    """A device that was ended before it wrote down what it heard asks once more."""
+    study = stage.create(COUNT)
+    asked: list[tuple[Any, bytes]] = []
+    with devices(stage, COUNT) as them, Http(stage.collector.address) as send:
+        made = parts(them, stage.clock)
+
+        def noting(method: str, path: str, body: bytes, headers: Any) -> Any:
+            answer = send(method, path, body, headers)
+            if method == "GET" and answer.status == 200 and "/rounds/" in path:
+                asked.append(((method, path, body, headers), answer.body))
+            for earlier, told in asked[-3 * COUNT :: COUNT]:
+                again = send(*earlier)
+                assert again.body == told or again.status == 410  # the round is over
+            return answer
+
+        play_on(stage, study, made, noting, step=stage.work)
+    assert len({request[1].split("/")[-2] for request, _ in asked}) == 3
+
+
+def test_messages_that_are_gone_are_an_error_of_the_store(stage: Masking) -> None:
+    stage.create(COUNT)
+    with devices(stage, COUNT) as them, Http(stage.collector.address) as send:
+        made = parts(them, stage.clock)
+        while made[0].phase != "mask":
+            for part in made:
+                go(part, send, until="mask")
+            stage.work()
+        with stage.collector.store.transaction() as tx:
+            ((round_id,),) = tx._run("SELECT id FROM round")
+            row = tx.round(round_id)
+            assert row is not None
+            assert spoken.replayed(tx, row).boxes
+            tx._run("DELETE FROM round_message WHERE phase = 'share' AND member > 0")
+            with pytest.raises(DataError, match="not all there"):
+                spoken.replayed(tx, row)
+            tx._run("UPDATE round_message SET body = ? WHERE phase = 'enrol'", b"")
+            with pytest.raises(DataError, match="taken is now refused: malformed"):
+                spoken.replayed(tx, row)
+
+
+def test_a_phase_that_a_round_does_not_have_is_not_found(stage: Masking) -> None:
+    """And whoever asks for it keeps nobody else from an answer."""
+    study = stage.create(COUNT)
+    with devices(stage, COUNT) as them, Http(stage.collector.address) as send:
+        made = parts(them, stage.clock)
+
+        def asking(method: str, path: str, body: bytes, headers: Any) -> Any:
+            if "/rounds/" in path:
+                pieces = path.split("?")[0].split("/")
+                other = "/".join([*pieces[:-2], "ack", pieces[-1]])
+                for verb in ("GET", "PUT"):
+                    assert send(verb, other, b"", headers).status == 404
+            return send(method, path, body, headers)
+
+        play_on(stage, study, made, asking, step=stage.work)
+    with stage.collector.store.reading() as tx:
+        ((round_id,),) = tx._run("SELECT id FROM round")
+        row = tx.round(round_id)
+        assert row is not None
+        with pytest.raises(DataError):
+            spoken.replayed(tx, replace(row, phase="ack"))
+
+
+def test_the_process_of_the_worker_works_nothing_out_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again: list[str] = []
+    monkeypatch.setattr(spoken, "replayed", lambda tx, row: again.append(row.phase))
+    with running(settings(tmp_path, worker_seconds=0.01)) as collector:
+        stage = Masking(collector)
+        study = stage.create(COUNT)
+        with devices(stage, COUNT) as them, Http(collector.address) as send:
+            made = parts(them, stage.clock)
+            play_on(stage, study, made, send)
+        assert stage.release(study).counts.tolist() == [1.0] * COUNT
+    assert again == []

@@ -1,0 +1,478 @@
+"""Masked tables that go into a sum from memory: each once, and acknowledged when that is stored."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from masking import NAME, Masking, devices, go, masking, parts, play, play_on
+from serving import settings, wait_for
+from sfumato.collector.quick_rounds import QuickRounds
+from sfumato.collector.serve import running
+from sfumato.collector.store.round_tables import Keeping, Message
+from sfumato.collector.worker.rounds import Rounds
+from sfumato.collector.worker.table_queue import Arrival, Arrivals
+from sfumato.device import Http, Joined, Part
+from sfumato.errors import StoreError
+
+COUNT = 12
+
+
+class Table(Arrival):
+    """A table that remembers what it was told."""
+
+    def __init__(self, member: int, body: bytes) -> None:
+        self.told: list[Keeping | None] = []
+        super().__init__(member, body, self.told.append)
+
+
+# Waiting
+
+
+def test_only_rounds_that_are_open_take_tables_and_tables_are_taken_in_turn() -> None:
+    arrivals, tables = Arrivals(100), [Table(k, bytes(10)) for k in range(4)]
+    assert not arrivals.offer("a", tables[0])
+    arrivals.open("a")
+    arrivals.open("a")  # is not emptied
+    assert all(arrivals.offer("a", table) for table in tables)
+    assert arrivals.take("a", 15) == tables[:2]
+    assert arrivals.take("b", 15) == []
+    arrivals.settle(tables[:2], ["new", "late"])
+    assert [table.told for table in tables] == [["new"], ["late"], [], []]
+    arrivals.close("a")
+    arrivals.close("a")
+    assert [table.told for table in tables[2:]] == [[None], [None]]
+    assert not arrivals.offer("a", tables[0])
+
+
+def test_tables_wait_up_to_so_many_bytes_and_those_that_are_being_added_count() -> None:
+    arrivals = Arrivals(25)
+    arrivals.open("a")
+    first, second, third = (Table(k, bytes(10)) for k in range(3))
+    assert arrivals.offer("a", first)
+    assert arrivals.offer("a", second)
+    assert not arrivals.offer("a", third)
+    assert arrivals.take("a", 1) == [first]
+    assert not arrivals.offer("a", third)
+    arrivals.settle([first], ["new"])
+    assert arrivals.offer("a", third)
+    assert third.told == []
+
+
+def test_who_waits_too_long_withdraws_unless_it_is_being_added() -> None:
+    arrivals = Arrivals(100)
+    arrivals.open("a")
+    first, second = Table(0, bytes(10)), Table(1, bytes(10))
+    for table in (first, second):
+        arrivals.offer("a", table)
+    assert arrivals.take("a", 1) == [first]
+    for table in (first, second, second):
+        arrivals.withdraw("a", table)
+    assert (first.told, second.told) == ([], [None])
+    assert arrivals.take("a", 1) == []
+    arrivals.withdraw("b", first)
+
+
+# Being added
+
+
+class Round:
+    """A round that has come to the phase mask, and what each device would say."""
+
+    def __init__(self, stage: Masking, made: list[Part]) -> None:
+        self.stage, self.parts = stage, made
+        asked = [part.request(0) for part in made]
+        self.id = asked[0].path.split("/")[3]
+        self.tables = [Table(int(each.path.rsplit("/", 1)[1]), each.body) for each in asked]
+        self.arrivals = stage.arrivals
+        assert self.arrivals is not None
+        stage.worker.step()  # which opens it
+
+    def arrive(self, tables: list[Table]) -> None:
+        assert self.arrivals is not None
+        for table in tables:
+            assert self.arrivals.offer(self.id, table)
+
+    def rows(self, what: str = "outcome, LENGTH(body)") -> list[Any]:
+        with self.stage.collector.store.transaction() as tx:
+            return tx._run(
+                f"SELECT {what} FROM round_message WHERE phase = 'mask' ORDER BY member"  # noqa: S608
+            )
+
+    def end(self, study: Any) -> None:
+        """Everybody says again what it has said, and the round goes on to its end."""
+        play(self.stage, self.parts)
+        assert {part.outcome for part in self.parts} == {Joined.DONE}
+        assert self.stage.release(study).counts.tolist() == [1.0] * COUNT
+        assert self.stage.charges() == 1
+
+
+@contextmanager
+def masked(folder: Path) -> Iterator[tuple[Round, Any]]:
+    with masking(folder) as stage:
+        stage.arrivals = Arrivals(1 << 30)
+        stage.restart()
+        study = stage.create(COUNT)
+        with devices(stage, COUNT) as them, Http(stage.collector.address) as send:
+            made = parts(them, stage.clock)
+            for _ in range(8):
+                for part in made:
+                    go(part, send, until="mask")
+                    if part.phase == "mask" and part.waits:  # to hear what it begins with
+                        asked = part.request(0)
+                        part.hear(send(asked.method, asked.path, asked.body, asked.headers))
+                if all(part.phase == "mask" and not part.waits for part in made):
+                    break
+                stage.work()
+            yield Round(stage, made), study
+
+
+@pytest.fixture
+def at_mask(tmp_path: Path) -> Iterator[tuple[Round, Any]]:
+    with masked(tmp_path) as made:
+        yield made
+
+
+def test_tables_are_added_and_never_stored(at_mask: tuple[Round, Any]) -> None:
+    round, study = at_mask
+    round.arrive(round.tables[:5])
+    assert round.stage.worker.step()
+    assert [table.told for table in round.tables[:5]] == [["new"]] * 5
+    assert round.rows() == [("taken", 0)] * 5
+    round.stage.restart()  # what was acknowledged is in the sum of the next one
+    round.stage.worker.step()
+    round.arrive(round.tables[5:])
+    assert round.stage.worker.step()
+    assert round.rows() == [("taken", 0)] * COUNT
+    round.end(study)
+
+
+def test_a_group_is_as_large_as_it_may_be(
+    at_mask: tuple[Round, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round, study = at_mask
+    monkeypatch.setattr("sfumato.collector.worker.rounds.GROUP_BYTES", 1)  # a table a group
+    round.arrive(round.tables[:3])
+    assert round.stage.worker.step()
+    assert [table.told for table in round.tables[:3]] == [["new"], [], []]
+    round.stage.work()
+    assert [table.told for table in round.tables[:3]] == [["new"]] * 3
+    round.end(study)
+
+
+def test_a_table_that_comes_twice_is_added_once(at_mask: tuple[Round, Any]) -> None:
+    round, study = at_mask
+    table = round.tables[0]
+    again, other = Table(table.member, table.body), Table(table.member, bytes(len(table.body)))
+    round.arrive([table, again, other])
+    assert round.stage.worker.step()
+    assert (table.told, again.told, other.told) == (["new"], [None], [None])  # the store says
+    round.arrive([later := Table(table.member, table.body)])
+    assert not round.stage.worker.step()  # there was nothing to add
+    assert later.told == [None]
+    assert round.rows("digest") == round.rows("DISTINCT digest")
+    round.end(study)
+
+
+def test_who_sends_its_table_again_and_again_keeps_no_phase_open(
+    at_mask: tuple[Round, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round, _ = at_mask
+    round.arrive(round.tables[: COUNT - 1])
+    round.stage.worker.step()
+    member = round.tables[0].member
+    take = Arrivals.take
+
+    def never_empty(self: Arrivals, *arguments: Any) -> list[Arrival]:
+        return [*take(self, *arguments), Table(member, b"x")]
+
+    monkeypatch.setattr(Arrivals, "take", never_empty)
+    monkeypatch.setattr(Rounds, "_is_added", lambda *arguments: pytest.fail("nothing to add"))
+    round.stage.wait_out()
+    with round.stage.collector.store.reading() as tx:
+        row = tx.round(round.id)
+    assert row is not None
+    assert row.phase == "unmask"
+
+
+def test_a_malformed_table_is_refused_and_the_others_are_added(
+    at_mask: tuple[Round, Any],
+) -> None:
+    round, _ = at_mask
+    wrong = Table(round.tables[0].member, round.tables[0].body[:-1])
+    round.arrive([wrong, *round.tables[1:]])
+    assert round.stage.worker.step()
+    assert {table.told[0] for table in (wrong, *round.tables[1:])} == {"new"}
+    assert sorted(round.rows("outcome")) == [("malformed",), *[("taken",)] * (COUNT - 1)]
+
+
+def test_a_table_that_was_stored_meanwhile_is_added_from_the_store(
+    at_mask: tuple[Round, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round, study = at_mask
+    worker, table = round.stage.worker, round.tables[0]
+    add = worker._rounds._is_added
+
+    def stored_before(*arguments: Any) -> bool:
+        with round.stage.collector.store.transaction() as tx:
+            assert tx.add_messages(
+                [Message(round.id, "mask", table.member, bytes(16), table.body)]
+            ) == ["new"]
+        return add(*arguments)
+
+    monkeypatch.setattr(worker._rounds, "_is_added", stored_before)
+    round.arrive(round.tables[:3])
+    worker.step()
+    assert [each.told for each in round.tables[:3]] == [[None]] * 3
+    assert round.rows() == [("", len(table.body))]
+    monkeypatch.undo()
+    with round.stage.collector.store.transaction() as tx:  # under the digest that it really has
+        tx._run("DELETE FROM round_message WHERE phase = 'mask'")
+    round.end(study)
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        "UPDATE round SET is_open = 0",
+        "UPDATE round SET phase = 'unmask'",
+        "UPDATE round SET phase = 'aborted'",
+        "DELETE FROM round_message",
+    ],
+)
+def test_nothing_is_added_to_a_round_that_is_not_as_it_was(
+    at_mask: tuple[Round, Any], monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    round, _ = at_mask
+    round.arrive(round.tables[:1])
+    round.stage.worker.step()
+    rounds, store = round.stage.worker._rounds, round.stage.collector.store
+    add = rounds._is_added
+
+    def changed_before(*arguments: Any) -> bool:
+        with store.transaction() as tx:
+            tx._run(meanwhile)
+        return add(*arguments)
+
+    monkeypatch.setattr(rounds, "_is_added", changed_before)
+    with store.reading() as tx:
+        checkpoint = tx.checkpoint(round.id)
+    round.arrive(round.tables[1:3])
+    round.stage.worker.step()
+    assert [table.told for table in round.tables[1:3]] == [[None]] * 2
+    assert len(round.rows()) <= 1
+    with store.reading() as tx:
+        assert tx.checkpoint(round.id) == checkpoint
+
+
+def test_a_store_that_fails_keeps_nothing_and_says_so(
+    at_mask: tuple[Round, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round, study = at_mask
+
+    def fails(*arguments: Any) -> None:
+        raise StoreError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sfumato.collector.store.store.Transaction.set_checkpoint", fails)
+        round.arrive(round.tables[:3])
+        with pytest.raises(StoreError, match="no room"):
+            round.stage.worker.step()
+    assert [table.told for table in round.tables[:3]] == [[None]] * 3
+    assert round.rows() == []
+    round.end(study)
+
+
+def test_a_phase_that_is_over_takes_no_more(at_mask: tuple[Round, Any]) -> None:
+    round, _ = at_mask
+    round.arrive(round.tables[: COUNT - 1])
+    round.stage.worker.step()
+    round.stage.wait_out()
+    assert round.arrivals is not None
+    assert not round.arrivals.offer(round.id, round.tables[-1])
+    with round.stage.collector.store.reading() as tx:
+        row = tx.round(round.id)
+    assert row is not None
+    assert row.phase == "unmask"
+
+
+@pytest.mark.parametrize("with_worker", [True, False])
+def test_over_http_tables_reach_the_worker_of_the_same_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_worker: bool
+) -> None:
+    """And are stored where there is none, which shows that the first way was taken before."""
+    added: list[bool] = []
+    add = Rounds._is_added
+
+    def seen(*arguments: Any) -> bool:
+        added.append(add(*arguments))
+        return added[-1]
+
+    monkeypatch.setattr(Rounds, "_is_added", seen)
+    given = settings(tmp_path, worker_seconds=0.01)
+    with running(given, with_worker=with_worker) as collector:
+        stage = Masking(collector)
+        study = stage.create(COUNT)
+        with devices(stage, COUNT) as them, Http(collector.address) as send:
+            made = parts(them, stage.clock)
+            play_on(stage, study, made, send, step=(lambda: None) if with_worker else stage.work)
+        assert stage.release(study).counts.tolist() == [1.0] * COUNT
+    assert all(added)
+    assert bool(added) is with_worker
+
+
+# Long tables, over connections
+
+
+class Site:
+    """A collector with its worker, and devices about to send a table that is long."""
+
+    def __init__(self, stage: Masking, study: Any, made: list[Part], quick: QuickRounds) -> None:
+        self.stage, self.study, self.parts, self.quick = stage, study, made, quick
+        host, port = stage.collector.address.removeprefix("http://").split(":")
+        self.address = host, int(port)
+
+    def request(self, part: Part) -> bytes:
+        asked = part.request(0)
+        head = f"{asked.method} {asked.path} HTTP/1.1\r\nHost: c\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in asked.headers.items())
+        return f"{head}Content-Length: {len(asked.body)}\r\n\r\n".encode() + asked.body
+
+    def bodies(self) -> int:
+        """Bytes that the last requests of open connections still have."""
+        connections: Any = self.stage.collector._server.server_state.connections
+        cycles = [each.cycle for each in list(connections) if each.cycle is not None]
+        return sum(len(cycle.body) for cycle in cycles)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.address, timeout=20)
+
+    def end(self) -> None:
+        with Http(self.stage.collector.address) as send:
+            play_on(self.stage, self.study, self.parts, send)
+        with self.stage.collector.store.reading() as tx:
+            ((_, _, count),) = tx.answers(self.study.id)
+        assert count == COUNT
+        assert self.quick._long == {}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    made_quick: list[QuickRounds] = []
+    init = QuickRounds.__init__
+
+    def kept(self: QuickRounds, *arguments: Any) -> None:
+        init(self, *arguments)
+        made_quick.append(self)
+
+    monkeypatch.setattr(QuickRounds, "__init__", kept)
+    with running(settings(tmp_path, worker_seconds=0.01)) as collector:
+        stage = Masking(collector)
+        cells = 1 << 16
+        study = stage.create(
+            COUNT, question="mean", epsilon=None, dimensions=cells, clip=1.0, compression="none"
+        )
+        with devices(stage, COUNT) as them, Http(collector.address) as send:
+            made = [device.part(NAME, np.full(cells, 1e-3), stage.clock()) for device in them]
+            joining = [part for part in made if isinstance(part, Part)]
+            assert len(joining) == COUNT
+
+            def all_at_mask() -> bool:
+                for part in joining:
+                    go(part, send, until="mask")
+                    if part.phase == "mask" and part.waits:
+                        asked = part.request(0)
+                        part.hear(send(asked.method, asked.path, asked.body, asked.headers))
+                return all(part.phase == "mask" and not part.waits for part in joining)
+
+            wait_for(all_at_mask, "the phase mask")
+            yield Site(stage, study, joining, made_quick[0])
+
+
+def test_long_tables_go_the_short_way_in_whatever_pieces_they_come(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    take = QuickRounds.take
+
+    def counted(self: QuickRounds, scope: Any, body: bytes, answer: Any) -> bool:
+        done = take(self, scope, body, answer)
+        if done and scope["method"] == "PUT":
+            taken.append(len(body))
+        return done
+
+    monkeypatch.setattr(QuickRounds, "take", counted)
+    for part, size in zip(site.parts[:3], (1 << 30, 100_000, 65_536), strict=True):
+        sent = site.request(part)
+        assert len(sent) > 150_000
+        with closing(site.connect()) as connection:
+            for start in range(0, len(sent), size):
+                connection.sendall(sent[start : start + size])
+                time.sleep(0.02)
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 201 ")
+            assert site.bodies() == 0  # though the connection is still open
+    assert len(taken) == 3
+    site.end()
+    assert len(taken) >= COUNT
+
+
+def test_who_hangs_up_within_a_table_leaves_nothing_behind(site: Site) -> None:
+    sent = site.request(site.parts[0])
+    with closing(site.connect()) as connection:
+        connection.sendall(sent[:100_000])
+        wait_for(lambda: bool(site.quick._long), "the body to be held")
+    wait_for(lambda: not site.quick._long, "the body to be forgotten")
+    site.end()
+
+
+def test_who_is_slow_with_a_table_is_served_by_the_application(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sfumato.collector.connection._LONG_HOLD_SECONDS", 0.05)
+    sent = site.request(site.parts[0])
+    with closing(site.connect()) as connection:
+        connection.sendall(sent[:100_000])
+        wait_for(lambda: bool(site.quick._long), "the body to be held")
+        wait_for(lambda: not site.quick._long, "the body to be let go")
+        connection.sendall(sent[100_000:])
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 201 ")
+    site.end()
+
+
+@pytest.mark.parametrize("change", ["ticket", "longer", "phase", "room"])
+def test_only_a_members_table_is_held_and_only_where_there_is_room(
+    site: Site, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    sent = site.request(site.parts[0])
+    if change == "ticket":
+        sent = re.sub(rb"Ticket [0-9a-f]+", b"Ticket " + b"0" * 64, sent)
+    elif change == "longer":
+        size = len(site.parts[0].request(0).body)
+        sent = sent.replace(b"Length: %d" % size, b"Length: %d" % (size + 1)) + b"x"
+    elif change == "phase":
+        sent = sent.replace(b"/mask/", b"/share/")
+    else:
+        monkeypatch.setattr(Arrivals, "has_room", lambda *arguments: False)
+    held: list[bool] = []
+    hold = QuickRounds._may_hold
+
+    def counted(self: QuickRounds, *arguments: Any) -> bool:
+        held.append(hold(self, *arguments))
+        return held[-1]
+
+    monkeypatch.setattr(QuickRounds, "_may_hold", counted)
+    with closing(site.connect()) as connection:
+        connection.sendall(sent)
+        status = int(connection.recv(1 << 16).split()[1])
+    assert held == [False]
+    assert status == {"ticket": 403, "longer": 413, "phase": 413, "room": 201}[change]
+    monkeypatch.undo()
+    site.end()

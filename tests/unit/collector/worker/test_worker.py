@@ -1,0 +1,351 @@
+"""The worker: what it seals, when it closes, what it releases, and what it does in trouble."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from checks import SEED
+from collecting import ITEMS, TODAY, Stage, open_task, report, upload, word, work
+from sfumato.collector import sealing, studies
+from sfumato.collector.store.store import TaskRow
+from sfumato.collector.worker import memory
+from sfumato.collector.worker.worker import SEAL_SECONDS
+from sfumato.device.outbox import DAY_SECONDS
+from sfumato.flow import contribute as device
+from sfumato.flow.accumulator import Collector, LocalCollector
+from sfumato.flow.aggregation import Plain
+from sfumato.flow.release import Release
+from sfumato.flow.report import HEADER_BYTES
+from sfumato.flow.task import Task
+from sfumato.privacy import NoNoise, SeededRng
+from sfumato.questions import answers
+from sfumato.questions.frequencies.design import FrequencyCampaign
+from sfumato.sketch import CountSketch
+from sfumato.spec import from_json
+
+LOCAL: dict[str, Any] = {"trust": "local", "epsilon": 4.0}
+NOISED: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
+ROUNDS: dict[str, Any] = {"rounds": 2, "publish": "rounds"}
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path / "collector.db")
+    yield stage
+    stage.store.close()
+
+
+def counts_of(release: Release) -> dict[str, float]:
+    return dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
+
+
+# Sealing
+
+
+@pytest.mark.parametrize("bits", [7, 16, 62])
+def test_sums_are_those_of_tables_added_one_by_one(bits: int) -> None:
+    """Of a sketch with negative cells, in pieces of any size."""
+    task = Task(
+        sketch=CountSketch(rows=3, width=5, seed=SEED),
+        mechanism=NoNoise(),
+        aggregation=Plain(modulus_bits=bits),
+        cohort="everybody",
+        max_count=60,
+    )
+    rng = SeededRng(SEED)
+    reports = [device.report(task, [item], rng=rng) for item in ITEMS]
+    collector = Collector(task)
+    collector.add(one.to_bytes() for one in reports)
+    messages = [one.message for one in reports]
+    starts = range(0, len(messages), 7)
+    parts = [sealing.to_bytes(sealing.total_of(task, messages[at : at + 7])) for at in starts]
+    assert (sealing.total_of(task, messages) == collector.batch.total % (1 << bits)).all()
+    together = task.aggregation.open(sealing.batch_of(task, parts, len(messages)).total)
+    assert (together == task.aggregation.open(collector.batch.total)).all()
+    assert together.min() < 0
+
+
+def test_sealed_records_have_no_ids_and_another_order(stage: Stage) -> None:
+    study = stage.create(**LOCAL, items=[f"w{k}" for k in range(2_000)], devices=10_000)
+    task = open_task(stage.store, study)
+    reports = stage.answer(study, *range(50))
+    studies.close(stage.store, study.id)
+    stage.worker.step()
+    (data,) = stage.sealed(task)
+    records = [record.as_py() for record in sealing.records_of(data)]
+    messages = [report[HEADER_BYTES:] for report in reports]
+    assert sorted(records) == sorted(messages)
+    assert records != messages
+    assert not any(report[33:49] in data for report in reports)
+    with stage.store.reading() as tx:
+        assert tx.pending(task.id, 1) == []
+
+
+def test_memory_is_given_back_when_something_was_sealed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    give_back = memory.give_back
+
+    def counted() -> None:
+        give_back()
+        given.append(1)
+
+    monkeypatch.setattr(memory, "give_back", counted)
+    stage.worker.step()  # the first one may have something to forget of the life before
+    given.clear()
+    stage.worker.step()
+    assert not given
+    study = stage.create(**LOCAL)
+    stage.answer(study, 0, 1, 2)
+    stage.clock.advance(SEAL_SECONDS)
+    stage.start(seal_seconds=0.0).step()
+    assert given
+
+
+@pytest.mark.parametrize("keys", [{}, LOCAL])
+def test_a_report_counts_once_however_often_it_came(stage: Stage, keys: dict[str, Any]) -> None:
+    study = stage.create(**keys)
+    task = open_task(stage.store, study)
+    first = stage.answer(study, 0, 1, 2)
+    upload(stage.store, task, [first[0], first[0]])
+    stage.clock.advance(SEAL_SECONDS)
+    work(stage.start(seal_seconds=0.0))
+    upload(stage.store, task, [*first, report(task, 3, rng=stage.rng)])
+    release = stage.finish(study)
+    assert release.cost.devices == 4
+    shown = stage.state(study)
+    assert (shown["received"], shown["counted"], shown["repeated"]) == (9, 4, 5)
+
+
+def test_uploads_of_an_open_task_wait_for_others(stage: Stage) -> None:
+    """The more are sealed together, the less their order tells."""
+    study = stage.create()
+    task = open_task(stage.store, study)
+    stage.answer(study, 0)
+    assert not stage.worker.step()
+    stage.clock.advance(SEAL_SECONDS - 1)
+    stage.answer(study, 1)
+    assert not stage.worker.step()
+    assert stage.sealed(task) == []
+    stage.clock.advance(1)
+    assert stage.worker.step()
+    assert len(stage.sealed(task)) == 1
+    assert not stage.worker.step()
+    stage.clock.advance(-10 * DAY_SECONDS)
+    stage.answer(study, 2)
+    assert stage.worker.step()  # a clock that was set back does not make them wait for ten days
+
+
+def test_much_is_sealed_in_pieces_and_studies_take_turns(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealing, "MOST_REPORTS", 4)
+    rows = [stage.create(f"study {k}", **LOCAL) for k in range(2)]
+    tasks = [open_task(stage.store, row) for row in rows]
+    for row in rows:
+        for start in range(0, 30, 3):
+            stage.answer(row, *range(start, start + 3))
+    for turn in range(1, 4):
+        assert stage.worker.step()
+        assert [len(stage.sealed(task)) for task in tasks] == [turn, turn]
+    for row in rows:
+        assert stage.finish(row).cost.devices == 30
+
+
+def test_large_tables_are_sealed_by_their_size() -> None:
+    class Large:
+        message_bytes = 1 << 20
+
+    assert sealing.most_reports(Large()) == 7  # type: ignore[arg-type]  # all that is asked of it
+
+
+# Closing
+
+
+def test_a_task_closes_when_as_many_different_reports_came_as_it_wants(stage: Stage) -> None:
+    study = stage.create(devices=4)
+    reports = stage.answer(study, 0, 1, 2)
+    for _ in range(3):
+        upload(stage.store, open_task(stage.store, study), reports)
+    work(stage.worker)
+    assert stage.state(study)["state"] == "collecting"
+    stage.answer(study, 3)
+    work(stage.worker)
+    assert stage.state(study)["state"] == "released"
+
+
+def test_a_study_closes_after_its_last_day(stage: Stage) -> None:
+    study = stage.create(terms={"closes": TODAY})
+    stage.answer(study, 0)
+    work(stage.worker)
+    assert stage.state(study)["state"] == "collecting"
+    stage.clock.advance(DAY_SECONDS)
+    work(stage.worker)
+    assert stage.release(study).cost.devices == 1
+
+
+@pytest.mark.parametrize("keys", [ROUNDS, {**LOCAL, "rounds": 2}])
+def test_rounds_come_one_after_another(stage: Stage, keys: dict[str, Any]) -> None:
+    study = stage.create(devices=6, **keys)
+    first = open_task(stage.store, study)
+    stage.answer(study, 0, 1, 2)
+    work(stage.worker)
+    second = open_task(stage.store, study)
+    assert (second.number, second.wanted) == (1, 3)
+    assert not upload(stage.store, first, [report(first, 5, rng=stage.rng)])
+    stage.answer(study, 3, 4, 5)
+    work(stage.worker)
+    release = stage.release(study)
+    assert (release.cost.devices, release.cost.rounds) == (6, 2)
+    if keys is ROUNDS:
+        assert [counts_of(release)[item] for item in ITEMS] == [1.0] * 6 + [0.0] * 54
+
+
+def test_a_study_closed_between_rounds_releases_what_there_is(stage: Stage) -> None:
+    study = stage.create(devices=6, **ROUNDS)
+    stage.answer(study, 0, 1, 2)
+    work(stage.worker)
+    release = stage.finish(study)
+    assert (release.cost.devices, release.cost.rounds) == (3, 1)
+    assert any("made for 6 devices" in note for note in release.notes)
+
+
+def test_no_more_reports_are_acknowledged_than_a_sum_has_room_for(stage: Stage) -> None:
+    """While the worker is away; some of them came twice."""
+    study = stage.create(devices=2)
+    task = open_task(stage.store, study)
+    most = from_json(task.spec).max_count
+    reports = [report(task, k % 60, rng=stage.rng) for k in range(most + 5)]
+    assert upload(stage.store, task, reports[:5])
+    taken = [upload(stage.store, task, [one]) for one in reports]
+    assert taken == [True] * (most - 5) + [False] * 10
+    stage.worker.step()
+    assert upload(stage.store, task, reports[-10:-5])  # there is room after all
+    assert not upload(stage.store, task, reports[-5:])
+    work(stage.worker)
+    release = stage.release(study)
+    assert release.cost.devices == sum(release.counts) == most
+    assert stage.state(study)["rejected"] == {}
+    assert stage.state(study)["repeated"] == 5
+
+
+def test_a_sum_never_holds_more_than_it_can(stage: Stage) -> None:
+    """Of a task from before its room was known."""
+    study = stage.create(devices=2)
+    task = open_task(stage.store, study)
+    with closing(sqlite3.connect(stage.path)) as raw, raw:
+        raw.execute("UPDATE task SET room = NULL")
+    most = from_json(task.spec).max_count
+    upload(stage.store, task, [report(task, k % 60, rng=stage.rng) for k in range(most + 5)])
+    work(stage.worker)
+    release = stage.release(study)
+    assert release.cost.devices == sum(release.counts) == most
+    assert stage.state(study)["rejected"] == {"batch_full": 5}
+
+
+# Releasing
+
+
+def test_a_local_release_is_that_of_the_same_records_in_memory(stage: Stage) -> None:
+    study = stage.create(**LOCAL, devices=300)
+    task: Any = from_json(open_task(stage.store, study).spec)
+    reports = stage.answer(study, *(k % 5 for k in range(300)))
+    work(stage.worker)
+    collector = LocalCollector(task)
+    collector.add(reports)
+    with stage.store.reading() as tx:
+        planned = studies.plan_of(tx, study)
+    asked = answers.Asked(devices=300, rounds=1)
+    alike = answers.from_tallies(planned, [collector.tally], asked, answered=300)
+    release = stage.release(study)
+    assert release.frame().drop(["low", "high"]) == alike.frame().drop(["low", "high"])
+    assert np.allclose(release.half_width, alike.half_width, rtol=1e-12)  # a few rounded sums
+    assert release.privacy == alike.privacy
+    assert release.plan == alike.plan
+    assert any("300 reports that came" in note for note in release.notes)
+
+
+def test_new_words_are_found(stage: Stage) -> None:
+    study = stage.create(
+        question="new_words",
+        **{**LOCAL, "epsilon": 8.0},
+        items=["oak"],
+        alphabet="aelmox",
+        word_length=3,
+        devices=600,
+    )
+    task = open_task(stage.store, study)
+    sent = [word(task, text, rng=stage.rng) for text in ["elm"] * 350 + ["axe"] * 200]
+    upload(stage.store, task, sent)
+    release = stage.finish(study)
+    assert release.items.to_pylist()[:2] == ["elm", "axe"]  # others with a chance of 5%
+    assert release.plan["parameters"]["reports"] == release.cost.devices == 550
+
+
+def test_a_noised_release_is_on_the_ledger_with_its_answer(stage: Stage) -> None:
+    study = stage.create(**NOISED)
+    task = open_task(stage.store, study)
+    stage.answer(study, *range(30))
+    stage.finish(study)
+    entry: Any
+    (entry,) = studies.ledger(stage.store)["entries"]
+    assert entry["task"] == task.id
+    assert entry["campaign"] == from_json(task.spec).campaign
+    with stage.store.reading() as tx:
+        ((answered, table, count),) = tx.answers(study.id)
+    assert (answered, count) == (task.id, 30)
+    assert (sealing.from_bytes(table) != np.repeat([1, 0], 30)).any()  # chance: below 1e-30
+
+
+def test_a_two_phase_study_sizes_its_second_task_by_the_answer_to_the_first(stage: Stage) -> None:
+    """With a new worker for every step, so that nothing is known but what is stored."""
+    keys: Any = {**NOISED, "devices": 50_000, "target_error": 0.02}
+    study = stage.create(items=[f"tree {k}" for k in range(20_000)], **keys)
+    first = open_task(stage.store, study)
+    assert from_json(first.spec).cohort == "pilot"
+    with stage.store.transaction() as tx:
+        tx.set_task_state(first.id, "closing", expected=["open"])
+    upload_closed(stage, first, count=500)
+    while stage.start().step() and stage.state(study)["tasks"][-1]["state"] != "open":
+        pass
+    second = from_json(open_task(stage.store, study).spec)
+    with stage.store.reading() as tx:
+        planned = studies.plan_of(tx, study)
+        campaign = studies.campaign_of(tx, study, planned)
+    assert isinstance(campaign, FrequencyCampaign)
+    assert second == campaign.next_task()
+    assert second.sketch.width == campaign.width <= planned.sums.width
+    stage.answer(study, *range(60))
+    release = stage.finish(study)
+    assert release.cost.devices == 560
+    assert release.plan["parameters"]["width"] == campaign.width
+    assert len(studies.ledger(stage.store)["entries"]) == 2
+
+
+def upload_closed(stage: Stage, task: TaskRow, *, count: int) -> None:
+    """Seal so many reports of a task at once, as if they had come."""
+    spec = from_json(task.spec)
+    table = sum(spec.sketch.encode([ITEMS[k % 3]]) for k in range(count))
+    with stage.store.transaction() as tx:
+        tx.add_sealed(task.id, sealing.to_bytes(table), count)
+        tx.count(task.id, "reports", count)
+
+
+def test_a_release_says_when_it_was_made_and_comes_back_whole(stage: Stage) -> None:
+    study = stage.create(**LOCAL)
+    stage.answer(study, 0, 1)
+    release = stage.finish(study)
+    with stage.store.reading() as tx:
+        told = json.loads(tx.release(study.id) or "")
+    assert told.pop("released") == "2024-10-04"
+    assert Release.from_dict(told).to_dict().keys() == told.keys()
+    assert release.study == told["study"]

@@ -1,0 +1,143 @@
+"""What a box promises: whole transactions on disk, for its user's eyes only."""
+
+from __future__ import annotations
+
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sfumato.device import Box, MemoryBox, SqliteBox
+from sfumato.errors import StoreError, StoreFull, StoreReadOnly
+
+
+@pytest.fixture(params=["file", "memory"])
+def box(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Box]:
+    made: Box = SqliteBox(tmp_path / "box.db") if request.param == "file" else MemoryBox()
+    yield made
+    made.close()
+
+
+def test_a_new_box_is_empty(box: Box) -> None:
+    assert box.read() is None
+    assert box.dictionary("ab" * 32) is None
+
+
+def test_what_was_written_is_read(box: Box) -> None:
+    for text in ("one", "two"):
+        with box.transaction():
+            box.write(text)
+        assert box.read() == text
+
+
+def test_a_transaction_that_fails_leaves_no_trace(box: Box) -> None:
+    with box.transaction():
+        box.write("one")
+
+    def interrupted() -> None:
+        with box.transaction():
+            box.write("two")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert box.read() == "one"
+
+
+def test_dictionaries_stay_while_they_are_wanted(box: Box) -> None:
+    with box.transaction():
+        for name in ("one", "two"):
+            box.keep_dictionary(name, name.encode())
+        box.drop_dictionaries({"two"})
+    assert (box.dictionary("one"), box.dictionary("two")) == (None, b"two")
+
+
+def test_shared_dictionaries_are_not_dropped_by_one_of_many() -> None:
+    shared: dict[str, bytes] = {}
+    one, two = MemoryBox(shared), MemoryBox(shared)
+    one.keep_dictionary("one", b"one")
+    two.drop_dictionaries(set())
+    assert one.dictionary("one") == b"one"
+
+
+def test_a_box_is_for_its_users_eyes_only(tmp_path: Path) -> None:
+    box = SqliteBox(tmp_path / "box.db")
+    with box.transaction():
+        box.write("state")
+        during = [path.stat().st_mode for path in tmp_path.iterdir()]
+    box.close()
+    assert {stat.S_IMODE(mode) for mode in during} == {0o600}
+
+
+def test_what_was_deleted_is_not_on_disk(tmp_path: Path) -> None:
+    box = SqliteBox(tmp_path / "box.db")
+    with box.transaction():
+        box.write("a privatised record" * 500)
+    with box.transaction():
+        box.write("nothing")
+    box.close()
+    assert b"privatised" not in (tmp_path / "box.db").read_bytes()
+
+
+def test_a_full_disk_keeps_the_last_state(tmp_path: Path) -> None:
+    box = SqliteBox(tmp_path / "box.db")
+    with box.transaction():
+        box.write("one")
+    box._connection.execute("PRAGMA max_page_count = 6")
+    with pytest.raises(StoreFull) as caught, box.transaction():
+        box.write("canary" * 10_000)
+    assert "canary" not in str(caught.value)
+    assert box.read() == "one"
+    with box.transaction():
+        box.write("two")
+    box.close()
+    again = SqliteBox(tmp_path / "box.db")
+    assert again.read() == "two"
+    again.close()
+
+
+def test_a_box_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    box = SqliteBox(tmp_path / "box.db")
+    box._connection.execute("PRAGMA query_only = ON")
+    with pytest.raises(StoreReadOnly), box.transaction():
+        box.write("one")
+    box.close()
+
+
+def no_folder(path: Path) -> Path:
+    return path / "none" / "box.db"
+
+
+def no_database(path: Path) -> Path:
+    (path / "box.db").write_bytes(b"not a database, by any measure" * 100)
+    return path / "box.db"
+
+
+@pytest.mark.parametrize("spoil", [no_folder, no_database])
+def test_a_file_that_is_no_box_is_refused(tmp_path: Path, spoil: Callable[[Path], Path]) -> None:
+    with pytest.raises(StoreError, match="device's box"):
+        SqliteBox(spoil(tmp_path))
+
+
+def test_transactions_of_two_connections_take_turns(tmp_path: Path) -> None:
+    """The second begins when the first is over; it would begin at once if neither waited."""
+    path = tmp_path / "box.db"
+    first, began = SqliteBox(path), threading.Event()
+
+    def later() -> None:
+        second = SqliteBox(path)
+        with second.transaction():
+            began.set()
+            second.write(f"{second.read()} two")
+        second.close()
+
+    thread = threading.Thread(target=later)
+    with first.transaction():
+        thread.start()
+        assert not began.wait(0.2)
+        first.write("one")
+    thread.join()
+    assert first.read() == "one two"
+    first.close()

@@ -1,0 +1,74 @@
+"""What a device's own ledger allows it to add to sums."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sfumato.device.offers import Offer
+from sfumato.device.state import State
+from sfumato.flow.aggregation import Plain
+from sfumato.flow.task import Task
+from sfumato.privacy import NoNoise
+from sfumato.sketch import CountSketch
+
+TASK = Task(
+    sketch=CountSketch(rows=3, width=8, seed=1),
+    mechanism=NoNoise(),
+    aggregation=Plain(modulus_bits=12),
+    campaign="names",
+    cohort="round 0",
+    max_count=100,
+)
+OFFER = Offer(
+    study="Street trees",
+    purpose="Which trees to plant next.",
+    question="frequencies",
+    trust="central",
+    task=TASK,
+    epsilon=None,
+    contributions=3,
+)
+AGAIN = replace(TASK, sketch=CountSketch(rows=3, width=8, seed=2))  # of the same cohort
+
+
+def contributed(*tasks: Task) -> State:
+    state = State()
+    for task in tasks:
+        state.contribute(OFFER, task).tasks.add(task.id)
+    return State.from_json(state.to_json())
+
+
+def test_a_task_is_answered_once() -> None:
+    assert contributed().may_contribute(OFFER, TASK)
+    assert not contributed(TASK).may_contribute(OFFER, TASK)
+    assert contributed(TASK).may_contribute(OFFER, AGAIN)
+
+
+def test_a_device_is_in_one_cohort_of_a_campaign() -> None:
+    other = replace(TASK, cohort="round 1")
+    assert not contributed(TASK).may_contribute(OFFER, other)
+    assert contributed(TASK).may_contribute(OFFER, replace(other, campaign="counts"))
+
+
+def test_a_study_gets_no_more_than_its_offer_says() -> None:
+    third, fourth = (replace(TASK, sketch=CountSketch(rows=3, width=8, seed=k)) for k in (3, 4))
+    assert contributed(TASK, AGAIN).may_contribute(OFFER, third)
+    assert not contributed(TASK, AGAIN, third).may_contribute(OFFER, fourth)
+    assert not contributed(TASK, AGAIN, third).may_contribute(
+        OFFER, replace(fourth, campaign="another")
+    )
+    elsewhere = replace(OFFER, study="Park trees")
+    assert contributed(TASK, AGAIN, third).may_contribute(
+        elsewhere, replace(fourth, campaign="park")
+    )
+
+
+def test_what_is_in_no_sum_is_taken_back() -> None:
+    state = contributed(TASK)
+    state.take_back(OFFER, TASK)
+    assert state.may_contribute(OFFER, TASK)
+    assert state.may_contribute(OFFER, replace(TASK, cohort="round 1"))
+    state = contributed(TASK, AGAIN)
+    state.take_back(OFFER, AGAIN)
+    assert not state.may_contribute(OFFER, TASK)
+    assert not state.may_contribute(OFFER, replace(TASK, cohort="round 1"))

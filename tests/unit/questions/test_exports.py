@@ -1,0 +1,74 @@
+"""A release as a file, and back."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+from sfumato.errors import SpecError
+from sfumato.flow.release import Release
+from sfumato.planning import plan
+from sfumato.questions.exports import exported
+from sfumato.simulation.simulate import simulate
+
+ITEMS = ["oak", "élm", '"quoted", with a comma', "=1+1", "$x_{", "two\nlines"]
+STUDY = {"question": "frequencies", "trust": "central", "epsilon": 1.0, "devices": 60}
+
+
+@pytest.fixture(scope="module")
+def data() -> dict[str, Any]:
+    values = [ITEMS[number % len(ITEMS)] for number in range(60)]
+    return simulate(plan(STUDY, items=ITEMS), values, seed=1).to_dict()
+
+
+def test_json_holds_everything(data: dict[str, Any]) -> None:
+    assert json.loads(exported(data, "json")) == data
+
+
+def test_csv_holds_the_estimates(data: dict[str, Any]) -> None:
+    options = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    table = pyarrow.csv.read_csv(io.BytesIO(exported(data, "csv")), parse_options=options)
+    assert table.column_names == list(data["estimates"][0])
+    assert table["item"].to_pylist() == [row["item"] for row in data["estimates"]]
+    # A half width is the difference of two sums, and low the difference with it.
+    assert np.allclose(table["low"], [row["low"] for row in data["estimates"]], rtol=1e-12)
+
+
+def test_parquet_holds_the_estimates_and_what_they_promise(data: dict[str, Any]) -> None:
+    table = pyarrow.parquet.read_table(io.BytesIO(exported(data, "parquet")))
+    assert table["count"].to_pylist() == [row["count"] for row in data["estimates"]]
+    about = json.loads(table.schema.metadata[b"sfumato"])
+    assert about == {key: data[key] for key in data if key != "estimates"}
+
+
+def test_png_is_a_picture_whatever_the_items_are_called(data: dict[str, Any]) -> None:
+    assert exported(data, "png").startswith(b"\x89PNG\r\n\x1a\n")
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "png"])
+def test_a_release_that_lists_nothing_is_a_file_too(data: dict[str, Any], ending: str) -> None:
+    assert exported(data | {"estimates": []}, ending)
+
+
+def test_a_mean_is_exported_by_coordinate(data: dict[str, Any]) -> None:
+    study = {"question": "mean", "trust": "central", "epsilon": 1.0, "clip": 1.0}
+    told = simulate(study, np.ones((20, 3)), seed=1).to_dict()
+    table = pyarrow.parquet.read_table(io.BytesIO(exported(told, "parquet")))
+    assert table["coordinate"].to_pylist() == [0, 1, 2]
+    assert table["mean"].to_pylist() == [row["mean"] for row in told["estimates"]]
+
+
+def test_other_endings_are_refused(data: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match="exported as json, csv, parquet, png; got xlsx"):
+        exported(data, "xlsx")
+
+
+def test_a_release_comes_back_from_its_json(data: dict[str, Any]) -> None:
+    again = Release.from_dict(json.loads(exported(data, "json")))
+    assert again.to_dict()["privacy"] == data["privacy"]

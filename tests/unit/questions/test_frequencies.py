@@ -1,0 +1,342 @@
+"""Campaigns of frequency questions: what they ask, in which order, and how answers are read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+
+from checks import SEED
+from sfumato import hashing
+from sfumato.errors import DataError, SpecError
+from sfumato.flow.release import NoisedSum
+from sfumato.flow.task import Task
+from sfumato.privacy import NoiseAtRelease, NoNoise, SeededRng
+from sfumato.privacy.samplers import central_width
+from sfumato.questions import sizing
+from sfumato.questions.frequencies.design import (
+    PILOT_COHORT,
+    PILOT_WIDTH,
+    Dictionary,
+    FrequencyCampaign,
+    FrequencyDesign,
+    piloted_width,
+)
+from sfumato.sketch import CountSketch, OneHot, Rounds
+
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+ITEMS, DEVICES = 200, 6000
+
+
+def design(**fields: Any) -> FrequencyDesign:
+    standard: dict[str, Any] = {
+        "mode": "shared",
+        "items": ITEMS,
+        "devices": DEVICES,
+        "rounds": 1,
+        "rows": 5,
+        "width": 64,
+        "seed": SEED,
+        "items_per_device": 1,
+        "mechanism": NoNoise(),
+        "decode": "median",
+        "every_round": True,
+    }
+    return FrequencyDesign(**{**standard, **fields})
+
+
+def answer(task: Task, counts: I64, rng: SeededRng | None = None) -> NoisedSum:
+    """What the devices that hold `counts` of each item give to a task."""
+    table = task.sketch.encode(np.arange(counts.size), counts)
+    noised = task.mechanism.at_release(table, count=int(counts.sum()), rng=rng or SeededRng(SEED))
+    return NoisedSum(task, noised, int(counts.sum()))
+
+
+def law(alpha: float, items: int) -> F64:
+    falling = np.arange(1, items + 1, dtype=np.float64) ** -alpha
+    return np.asarray(falling / falling.sum())
+
+
+# --- the dictionary
+
+
+def test_a_dictionary_holds_each_item_once_in_its_first_place() -> None:
+    listed = Dictionary(pa.array(["oak", "elm", "oak", "fir"]))
+    assert listed.items.to_pylist() == ["oak", "elm", "fir"]
+    assert (len(listed), listed.duplicates) == (3, 1)
+
+
+def test_a_category_is_the_place_in_the_dictionary() -> None:
+    listed = Dictionary(pa.array(["oak", "elm", "fir"]))
+    values = pa.array(["fir", "oak", "ash", None, "fir"])
+    assert listed.categories(values).tolist() == [2, 0, -1, -1, 2]
+
+
+def test_an_empty_dictionary_and_missing_items_are_refused() -> None:
+    with pytest.raises(DataError, match="at least one"):
+        Dictionary(pa.array([], type=pa.string()))
+    with pytest.raises(DataError, match="missing"):
+        Dictionary(pa.array(["oak", None]))
+
+
+# --- what is asked
+
+
+@pytest.mark.parametrize(
+    ("mode", "rounds"),
+    [
+        ("shared", [(0, 0), (0, 0), (0, 0)]),
+        ("hybrid", [(0, 0), (0, 1), (0, 2)]),
+        ("fresh", [(0, 0), (1, 1), (2, 2)]),
+    ],
+)
+def test_rounds_of_a_mode_have_its_cells_and_signs(
+    mode: str, rounds: list[tuple[int, int]]
+) -> None:
+    tasks = design(mode=mode, rounds=3).tasks()
+    sketches = [task.sketch for task in tasks]
+    assert all(isinstance(sketch, CountSketch) for sketch in sketches)
+    found = [(s.bucket_round, s.sign_round) for s in sketches if isinstance(s, CountSketch)]
+    assert found == rounds
+    assert len({task.cohort for task in tasks}) == 3
+    assert all(task.max_count >= DEVICES / 3 for task in tasks)
+
+
+def test_a_table_noised_once_is_asked_for_once() -> None:
+    (task,) = design(rounds=5, every_round=False).tasks()
+    assert task.max_count >= DEVICES
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "fresh"])
+def test_rounds_with_signs_of_their_own_are_noised_one_by_one(mode: str) -> None:
+    with pytest.raises(SpecError, match="one by one"):
+        design(mode=mode, rounds=5, every_round=False)
+
+
+@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"items": 0}, {"pilot_devices": 100}], ids=str)
+def test_a_design_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(SpecError):
+        design(**wrong)
+
+
+# --- the campaign
+
+
+@pytest.mark.parametrize("mode", ["shared", "hybrid", "fresh"])
+def test_a_campaign_asks_every_round_and_counts_what_was_answered(mode: str) -> None:
+    """So wide that a collision in a majority of rows has probability 1e-11: counts are exact."""
+    made = design(mode=mode, rounds=3, rows=15, width=1 << 15)
+    campaign = FrequencyCampaign(made, np.arange(ITEMS))
+    counts = np.random.default_rng(SEED).multinomial(2000, law(1.1, ITEMS), size=3)
+    asked = []
+    for count in counts:
+        task = campaign.next_task()
+        assert task is not None
+        assert task == campaign.next_task()  # asking twice asks the same
+        asked.append(task)
+        campaign.absorb(answer(task, count))
+    assert asked == made.tasks()
+    assert campaign.next_task() is None
+    assert campaign.answered == 6000
+    found = campaign.estimates()
+    assert np.array_equal(found.counts, counts.sum(axis=0))
+    assert (found.decoder, found.width) == ("median", 1 << 15)
+
+
+@pytest.mark.parametrize("decode", ["median", "mean", "refined"])
+def test_estimates_are_those_of_the_decoder_with_an_error_each(
+    decode: Literal["median", "mean", "refined"],
+) -> None:
+    campaign = FrequencyCampaign(design(decode=decode, width=20), np.arange(ITEMS))
+    (task,) = campaign.design.tasks()
+    counts = np.random.default_rng(SEED).multinomial(DEVICES, law(1.1, ITEMS))
+    campaign.absorb(answer(task, counts))
+    found = campaign.estimates()
+    assert found.counts.shape == found.standard_error.shape == found.half_width.shape == (ITEMS,)
+    assert (found.half_width >= 0).all()
+    assert found.decoder.startswith(decode)
+    if decode != "refined":
+        assert isinstance(task.sketch, CountSketch)
+        rounds = Rounds.of([(task.sketch, answer(task, counts).table)])
+        points = hashing.fingerprint(np.arange(ITEMS), SEED)
+        assert np.array_equal(found.counts, rounds.estimate(points, decode=decode))
+        errors = rounds.estimate(rounds.placebos(), decode=decode)
+        assert np.array_equal(
+            found.half_width,
+            np.full(ITEMS, np.quantile(np.abs(errors), 0.95, method="higher")),
+        )
+        assert np.allclose(found.standard_error, np.sqrt(np.mean(errors**2)), rtol=1e-12)
+
+
+def test_a_campaign_refuses_an_answer_it_did_not_ask_for() -> None:
+    made = design(mode="hybrid", rounds=2)
+    campaign = FrequencyCampaign(made, np.arange(ITEMS))
+    first, second = made.tasks()
+    counts = np.ones(ITEMS, dtype=np.int64)
+    for wrong in (second, replace(first, cohort="somebody else")):
+        with pytest.raises(SpecError, match="asked for last"):
+            campaign.absorb(answer(wrong, counts))
+    campaign.absorb(answer(first, counts))
+    with pytest.raises(SpecError, match="asked for last"):
+        campaign.absorb(answer(first, counts))
+    campaign.absorb(answer(second, counts))
+    with pytest.raises(SpecError, match="asked for last"):
+        campaign.absorb(answer(second, counts))
+    assert campaign.answered == 2 * ITEMS
+
+
+def test_there_is_nothing_to_estimate_before_the_first_answer() -> None:
+    with pytest.raises(SpecError, match="nothing to estimate"):
+        FrequencyCampaign(design(), np.arange(ITEMS)).estimates()
+
+
+# --- one-hot
+
+
+def test_a_one_hot_campaign_counts_exactly() -> None:
+    made = design(mode="one_hot", width=0, rows=1, rounds=2)
+    campaign = FrequencyCampaign(made, np.arange(ITEMS))
+    counts = np.random.default_rng(SEED).multinomial(3000, law(1.1, ITEMS), size=2)
+    for count in counts:
+        task = campaign.next_task()
+        assert task is not None
+        assert task.sketch == OneHot(categories=ITEMS)
+        campaign.absorb(answer(task, count))
+    found = campaign.estimates()
+    assert np.array_equal(found.counts, counts.sum(axis=0))
+    assert not found.standard_error.any()
+    assert not found.half_width.any()
+    assert (found.decoder, found.width) == ("exact", 0)
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+def test_one_noised_one_hot_table_has_the_noises_own_interval(
+    noise: Literal["gaussian", "laplace"],
+) -> None:
+    mechanism = NoiseAtRelease(noise=noise, scale=4.0)
+    made = design(mode="one_hot", width=0, rows=1, every_round=False, mechanism=mechanism)
+    campaign = FrequencyCampaign(made, np.arange(ITEMS))
+    (task,) = made.tasks()
+    campaign.absorb(answer(task, np.full(ITEMS, 30)))
+    found = campaign.estimates()
+    assert (found.half_width == central_width(noise, 4.0, 0.95)).all()
+    assert (found.standard_error == mechanism.stddev(1)).all()
+
+
+def test_noises_of_several_one_hot_rounds_add_up() -> None:
+    mechanism = NoiseAtRelease(noise="gaussian", scale=4.0)
+    made = design(mode="one_hot", width=0, rows=1, rounds=9, mechanism=mechanism)
+    campaign = FrequencyCampaign(made, np.arange(ITEMS))
+    for task in made.tasks():
+        campaign.absorb(answer(task, np.full(ITEMS, 3)))
+    assert np.allclose(campaign.estimates().standard_error, 12.0, rtol=1e-12)
+
+
+# --- two phases
+
+ZIPF = (1.05, 1.3, 2.0)
+TARGET, POPULATION, DOMAIN, PILOTS = 0.002, 17_500, 175_000, 5
+
+
+def two_phase(alpha: float, seed: int, scale: float) -> tuple[int, float, float, float]:
+    """Width by pilot, width for the main devices' own shares, and the two fitted exponents.
+
+    The sizes of the paper's Gowalla experiment, with its constant of 2 and its 16 rows; pilot and
+    main phase ask 17,500 devices each, drawn from one law.
+    """
+    rng = np.random.default_rng([SEED, seed])
+    mechanism = NoiseAtRelease(noise="gaussian", scale=scale) if scale else NoNoise()
+    made = design(
+        items=DOMAIN,
+        devices=2 * POPULATION,
+        rows=16,
+        width=math.ceil(sizing.minimax_width(TARGET, constant=2, devices=POPULATION)),
+        seed=(SEED + seed) % 2**53,
+        mechanism=mechanism,
+        every_round=False,
+        pilot_devices=POPULATION,
+        target_error=TARGET,
+        constant=sizing.PAPER_CONSTANT,
+    )
+    asked, others = rng.multinomial(POPULATION, law(alpha, DOMAIN), size=2)
+    items = np.arange(DOMAIN)
+    given = answer(made.pilot(), asked, SeededRng(SEED, seed))
+    width = piloted_width(given, items, made)
+    instance = sizing.instance_width(
+        others / POPULATION, TARGET, constant=2, devices=2 * POPULATION
+    )
+    assert isinstance(given.task.sketch, CountSketch)
+    read = given.task.sketch.estimate(given.table, items) / POPULATION
+    seen = sizing.fit_power_law(read).alpha
+    true = sizing.fit_power_law(asked / POPULATION).alpha
+    return width, instance, seen, true
+
+
+@pytest.mark.parametrize("alpha", ZIPF)
+@pytest.mark.parametrize("scale", [0.0, 16.9], ids=["exact", "epsilon 1"])
+def test_a_pilot_finds_the_law_and_the_width_that_the_data_need(alpha: float, scale: float) -> None:
+    """Alpha within 0.02 of the fit to the true top 20, width within 25%: means over five seeds.
+
+    Single pilots had deviations of 0.005 (alpha, centred 0.007 low at 1.05) and 5% (width, centred
+    5% low) when this was written, so both bounds are at least five deviations of the mean away:
+    false alarm about 1e-6. Power: another law's exponent and width are caught, by the control.
+    """
+    runs = [two_phase(alpha, seed, scale) for seed in range(PILOTS)]
+    widths, instances, seen, true = np.array(runs).T
+    assert abs(np.mean(seen - true)) < 0.02
+    assert abs(np.mean(widths / instances) - 1) < 0.25
+
+
+def test_a_wrong_exponent_would_give_a_wrong_width() -> None:
+    """The control: alpha and width of one law do not pass for those of another."""
+    runs = [two_phase(2.0, seed, 0.0) for seed in range(PILOTS)]
+    others = [two_phase(1.3, seed, 0.0) for seed in range(PILOTS)]
+    widths, _, seen, _ = np.array(runs).T
+    _, instances, _, true = np.array(others).T
+    assert abs(np.mean(seen - true)) >= 0.02
+    assert abs(np.mean(widths / instances) - 1) >= 0.25
+
+
+def test_the_pilot_comes_first_and_sizes_the_rest() -> None:
+    made = design(
+        mode="hybrid", rounds=2, width=3000, pilot_devices=2000, target_error=0.01, items=1000
+    )
+    campaign = FrequencyCampaign(made, np.arange(1000))
+    pilot = campaign.next_task()
+    assert pilot is not None
+    assert pilot.cohort == PILOT_COHORT
+    assert pilot.sketch == CountSketch(rows=5, width=PILOT_WIDTH, seed=SEED)
+    counts = np.random.default_rng(SEED).multinomial(2000, law(1.5, 1000), size=3)
+    with pytest.raises(SpecError, match="asked for last"):
+        campaign.absorb(answer(made.tasks()[0], counts[1]))
+    given = answer(pilot, counts[0])
+    campaign.absorb(given)
+    assert campaign.width == piloted_width(given, np.arange(1000), made) < 3000
+    for round, count in enumerate(counts[1:]):
+        task = campaign.next_task()
+        assert task == made.tasks(campaign.width)[round]
+        assert task.sketch.shape == (5, campaign.width)
+        campaign.absorb(answer(task, count))
+    assert campaign.next_task() is None
+    assert campaign.answered == 4000  # the pilot's devices sized the sketch; they are not counted
+    assert campaign.estimates().width == campaign.width
+
+
+def test_a_pilot_that_shows_nothing_gives_the_minimax_width() -> None:
+    made = design(width=777, pilot_devices=2000, target_error=0.01)
+    flat = NoisedSum(made.pilot(), np.zeros((5, PILOT_WIDTH), dtype=np.int64), 2000)
+    assert piloted_width(flat, np.arange(ITEMS), made) == 777
+
+
+def test_a_piloted_width_is_at_least_two_and_at_most_the_minimax() -> None:
+    one_item = np.zeros(ITEMS, dtype=np.int64)
+    one_item[:2] = 1900, 100
+    for target, width in ((0.9, 50), (0.0001, 50)):
+        made = design(width=width, pilot_devices=2000, target_error=target, constant=1.0)
+        assert 2 <= piloted_width(answer(made.pilot(), one_item), np.arange(ITEMS), made) <= width

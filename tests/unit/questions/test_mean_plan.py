@@ -1,0 +1,207 @@
+"""Plans of means: what is chosen, what is foreseen, what is promised and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from sfumato import Study, plan, simulate
+from sfumato.cli.main import main
+from sfumato.errors import ImpossibleError, StudyError
+from sfumato.privacy import epsilon_of
+from sfumato.questions.mean.design import MeanDesign
+from sfumato.questions.mean.plan import widest_tasks
+
+STUDY: dict[str, Any] = {
+    "question": "mean",
+    "trust": "central",
+    "epsilon": 1.0,
+    "delta": 1e-7,
+    "devices": 10_000,
+    "clip": 1.0,
+    "dimensions": 100_000,
+}
+
+
+def planned_design(study: dict[str, Any]) -> MeanDesign:
+    design = plan(study).design
+    assert isinstance(design, MeanDesign)
+    return design
+
+
+@pytest.mark.parametrize(
+    ("change", "compression"),
+    [
+        ({}, "adapt_norm"),
+        ({"compression": "none"}, "none"),
+        ({"compression": "adapt_tail"}, "adapt_tail"),
+        ({"compression": "fixed", "bytes_per_device": 50_000}, "fixed"),
+        ({"dimensions": 500}, "none"),  # a pilot could save nothing
+        ({"dimensions": 500, "bytes_per_device": 900}, "fixed"),
+        ({"epsilon": math.inf}, "none"),  # nothing to follow
+        ({"epsilon": math.inf, "bytes_per_device": 50_000}, "fixed"),
+    ],
+)
+def test_compression_is_what_was_asked_for_unless_it_cannot_help(
+    change: dict[str, Any], compression: str
+) -> None:
+    planned = plan(STUDY | change)
+    assert planned.parameters["compression"] == compression
+    said = any("compression is" in warning for warning in planned.warnings)
+    assert said == (compression != (STUDY | change).get("compression", "adapt_norm"))
+
+
+@pytest.mark.parametrize("trust", ["central", "secure"])
+@pytest.mark.parametrize("compression", ["none", "fixed", "adapt_norm", "adapt_tail"])
+def test_the_accountant_finds_what_is_promised(trust: str, compression: str) -> None:
+    study = STUDY | {"trust": trust, "compression": compression, "bytes_per_device": 500_000}
+    planned = plan(study | {"devices": 1_000, "dropout": 0.05})
+    assert isinstance(planned.design, MeanDesign)
+    spent = epsilon_of([task.loss for task in widest_tasks(planned.design)], 1e-7)
+    assert 0.99 < spent <= 1.0
+    assert f"spends {spent:.4f}" in planned.privacy.statement
+    assert planned.privacy.neighbours.startswith("zero-out")
+
+
+@pytest.mark.parametrize("trust", ["central", "secure"])
+@pytest.mark.parametrize("compression", ["fixed", "adapt_norm", "adapt_tail"])
+def test_a_byte_limit_is_kept_and_used(trust: str, compression: str) -> None:
+    study = STUDY | {"trust": trust, "compression": compression, "devices": 1_000}
+    predicted = plan(study | {"bytes_per_device": 100_000, "dropout": 0.05}).predicted
+    sent = predicted.get("bytes_up", predicted["bytes_per_device"])
+    assert sent <= 100_000
+    assert sent > (45_000 if compression == "adapt_tail" else 99_000)  # which only doubles
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 5.0, 60.0])
+def test_noise_in_shares_keeps_a_promise_of_any_size(epsilon: float) -> None:
+    study = STUDY | {"trust": "secure", "devices": 1_000, "epsilon": epsilon, "dimensions": 20_000}
+    design = planned_design(study)
+    for width in (2, 100, 0):
+        losses = [design.task(0, design.first_width).loss, design.task(1, width).loss]
+        assert epsilon_of(losses, 1e-7) <= epsilon
+
+
+def test_a_limit_says_how_long_a_mean_it_is_enough_for() -> None:
+    limited = plan(STUDY | {"bytes_per_device": 30_000})
+    assert "a mean no longer than 0.0" in limited.predicted["assumes"]
+    assert plan(STUDY).predicted["assumes"] == "nothing about the data but the clip"
+
+
+def test_the_predicted_error_follows_noise_and_clip() -> None:
+    """√dimensions·multiplier·clip/devices, and rounding's hundredth; the pilot's ninth and
+    compression's tenth on top where sizes adapt."""
+    whole = plan(STUDY | {"compression": "none"})
+    bare = math.sqrt(100_000) * planned_design(STUDY).multiplier / 10_000
+    assert bare < whole.predicted["l2_error"] < 1.006 * bare
+    longer = plan(STUDY | {"compression": "none", "clip": 3.0})
+    assert math.isclose(longer.predicted["l2_error"], 3 * whole.predicted["l2_error"])
+    adapted = plan(STUDY).predicted["l2_error"] / whole.predicted["l2_error"]
+    assert math.sqrt(1.1 / 0.9) < adapted < 1.2 * math.sqrt(1.1 / 0.9)
+
+
+def test_what_is_foreseen_is_what_comes() -> None:
+    chance = np.random.default_rng(1)
+    vectors = chance.standard_normal((500, 6_000))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    planned = plan(STUDY | {"devices": 500, "dimensions": 6_000, "epsilon": 4.0})
+    release = simulate(planned, vectors, seed=1)
+    error = float(np.linalg.norm(release.mean - vectors.mean(axis=0)))
+    assert 0.85 < error / planned.predicted["l2_error"] < 1.1
+    assert release.cost.bytes_per_device < 2 * planned.predicted["bytes_if_mean_is_zero"]
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"clip": None}, "needs clip"),
+        ({"clip": -1.0}, "clip must be above 0"),
+        ({"trust": "local"}, "central"),
+        ({"relative_error": 0.0}, "relative_error"),
+        ({"relative_error": 2.0}, "relative_error"),
+        ({"top": 0}, "top must be at least 1"),
+        ({"dimensions": 0}, "dimensions must be at least 1"),
+        ({"dimensions": None}, "give dimensions"),
+        ({"devices": None}, "give devices"),
+        ({"compression": "fixed"}, "needs bytes_per_device"),
+    ],
+)
+def test_studies_that_say_something_they_may_not(change: dict[str, Any], match: str) -> None:
+    with pytest.raises(StudyError, match=match):
+        plan(STUDY | change)
+
+
+def test_compression_is_one_of_four() -> None:
+    with pytest.raises(Exception, match="compression"):
+        Study.from_mapping(STUDY | {"compression": "zip"})
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"delta": 0.0}, "needs a delta above 0"),
+        ({"compression": "none", "bytes_per_device": 1_000}, "whole vectors are"),
+        ({"bytes_per_device": 100}, "at least .* bytes a device"),
+        ({"trust": "secure", "devices": 3}, "at least 4 devices"),
+        ({"epsilon": 0.005}, "more than can be drawn"),
+    ],
+)
+def test_studies_that_cannot_be_met(change: dict[str, Any], match: str) -> None:
+    with pytest.raises(ImpossibleError, match=match):
+        plan(STUDY | change)
+
+
+def test_a_hint_of_bytes_is_enough() -> None:
+    with pytest.raises(ImpossibleError) as refused:
+        plan(STUDY | {"bytes_per_device": 100})
+    assert refused.value.hint is not None
+    need = int(refused.value.hint.split()[-3])
+    assert plan(STUDY | {"bytes_per_device": need}).predicted["bytes_per_device"] <= need
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"rounds": 3}, "rounds has no effect"),
+        ({"target_error": 0.1}, "target_error has no effect"),
+        ({"delta": 1e-3}, "more than 1/devices"),
+        ({"devices": 100}, "more than any mean is long"),
+        ({"compression": "adapt_tail"}, "adapt_norm is better"),
+        ({"top": 10}, "biased"),
+        ({"trust": "secure", "devices": 20_000}, "masked round of 20,000"),
+    ],
+)
+def test_warnings(change: dict[str, Any], match: str) -> None:
+    assert any(match in warning for warning in plan(STUDY | change).warnings)
+
+
+def test_paper_mode_takes_the_papers_constants() -> None:
+    design = planned_design(STUDY | {"paper_mode": True})
+    assert (design.paper_epsilon, design.sketch(0, design.first_width).bound) == (1.0, 2.0)
+
+
+def test_the_command_line_answers_with_a_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "v.npy", np.full((2_000, 30), 0.1))
+    (tmp_path / "mean.toml").write_text(
+        'question = "mean"\ntrust = "central"\nepsilon = 1.0\nclip = 1.0\n', encoding="utf-8"
+    )
+    monkeypatch.chdir(tmp_path)
+    ask = ["simulate", "mean.toml", "--data"]
+    shown = CliRunner().invoke(main, [*ask, "v.npy", "--seed", "1"])
+    assert shown.exit_code == 0
+    assert "30 coordinates, 2,000 devices; epsilon 1" in shown.stdout
+    assert "differential privacy" in shown.stdout
+    data = CliRunner().invoke(main, [*ask, "v.npy", "--json"])
+    found = [row["mean"] for row in json.loads(data.stdout)["estimates"]]
+    assert np.abs(np.array(found) - 0.1).max() < 0.02  # seven deviations
+    gone = CliRunner().invoke(main, [*ask, "gone.npy"])
+    assert gone.exit_code == 2
+    assert "no file" in gone.stderr

@@ -1,0 +1,469 @@
+"""The search by prefixes: what is asked, what is found, what it costs, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from functools import cache
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+
+from checks import SEED, assert_binomial
+from sfumato.errors import BudgetError, ImpossibleError, SpecError, StudyError
+from sfumato.flow import secure_sum
+from sfumato.flow.accumulator import Batch
+from sfumato.flow.campaign import run
+from sfumato.flow.release import NORMAL_95, NoisedSum
+from sfumato.flow.report import report_bytes
+from sfumato.flow.secure_sum import SecureSum
+from sfumato.flow.task import Task
+from sfumato.kernels import Decode
+from sfumato.privacy import (
+    Budget,
+    Ledger,
+    NoiseAtRelease,
+    NoiseInShares,
+    NoNoise,
+    SeededRng,
+    epsilon_of,
+)
+from sfumato.questions.prefix_search import plan as prefix_plan
+from sfumato.questions.prefix_search.design import (
+    EVERYBODY,
+    FoundWords,
+    PrefixCampaign,
+    PrefixDesign,
+    absent_limit,
+    endings,
+    extended,
+)
+from sfumato.questions.prefix_search.plan import predicted_of
+from sfumato.questions.prefix_search.plan import sized as planned
+from sfumato.sketch import CountSketch, OneHot, Rounds
+from sfumato.sketch.words import Codes, codes_of
+from sfumato.spec import from_json, to_json
+from sfumato.study import Study
+
+I64 = npt.NDArray[np.int64]
+
+LETTERS, LENGTH, LONGER = "abcdefgh", 6, 8
+DEVICES, EPSILON, DELTA = 20_000, 1.0, 1e-6
+SECURE = SecureSum(corrupt=0.1, dropout=0.05)
+
+
+def exact(**fields: Any) -> PrefixDesign:
+    standard: dict[str, Any] = {
+        "alphabet": LETTERS,
+        "lengths": (2, 4, LENGTH),
+        "devices": DEVICES,
+        "rows": 5,
+        "width": 1 << 12,
+        "seed": SEED,
+        "mechanism": NoNoise(),
+        "secure": None,
+    }
+    return PrefixDesign(**{**standard, **fields})
+
+
+@cache
+def sized(secure: SecureSum | None) -> PrefixDesign:
+    return planned(
+        devices=DEVICES,
+        length=LONGER,
+        bytes_per_round=16_384,
+        epsilon=EPSILON,
+        delta=DELTA,
+        secure=secure,
+        alphabet=LETTERS,
+        seed=SEED,
+        most_candidates=100_000,
+    )
+
+
+def words_and_counts(held: dict[str, int], length: int) -> tuple[Codes, I64]:
+    codes, fits = codes_of(pa.array(list(held)), LETTERS, length)
+    return codes[fits], np.array(list(held.values()), dtype=np.int64)[fits]
+
+
+def answer(made: PrefixDesign, task: Task, held: dict[str, int], devices: int) -> NoisedSum:
+    """What `devices` devices give to a task, of which so many hold each word."""
+    codes, counts = words_and_counts(held, made.length)
+    level = made.tasks().index(task)
+    table = task.sketch.encode(made.values(level, codes), counts)
+    rng = SeededRng(SEED, level)
+    sent = task.mechanism.at_device(table, devices=devices, rng=rng)
+    return NoisedSum(task, task.mechanism.at_release(sent, count=devices, rng=rng), devices)
+
+
+def searched(made: PrefixDesign, held: dict[str, int], devices: int = DEVICES) -> FoundWords:
+    campaign = PrefixCampaign(made)
+    while (task := campaign.next_task()) is not None:
+        campaign.absorb(answer(made, task, held, devices))
+    return campaign.found()
+
+
+@cache
+def made_up(devices: int) -> dict[str, int]:
+    """Random words of 1 to 8 letters: 120 with shares of rank^-0.5, 40 that some 25 devices hold,
+    and, for every fifth device, one of 4,000 rare ones."""
+    rng = np.random.default_rng(SEED)
+    lengths = rng.integers(1, LONGER + 1, size=8000)
+    letters = rng.choice(list(LETTERS), size=(8000, LONGER))
+    drawn = ["".join(row[:length]) for row, length in zip(letters, lengths, strict=True)]
+    words = list(dict.fromkeys(drawn))[:4160]
+    common = np.arange(1, 121) ** -0.5
+    shares = np.r_[0.75 * common / common.sum(), np.full(40, 0.05 / 40), np.full(4000, 0.2 / 4000)]
+    return dict(zip(words, rng.multinomial(devices, shares).tolist(), strict=True))
+
+
+# --- candidates
+
+
+def test_extensions_are_all_endings_with_padding_at_the_end_only() -> None:
+    everything = {
+        row for row in itertools.product(range(4), repeat=3) if row[0] and (row[1] or not row[2])
+    }
+    whole = extended(np.empty((1, 0), dtype=np.uint16), 3, 4)
+    assert set(map(tuple, whole.tolist())) == everything
+    assert len(whole) == len(everything) == endings(3, 4) - 1  # the empty word is none
+    in_steps = extended(extended(np.empty((1, 0), dtype=np.uint16), 1, 4), 2, 4)
+    assert np.array_equal(in_steps, whole)
+
+
+def test_a_word_that_has_ended_stays_as_it_is() -> None:
+    rows = np.array([[1, 0], [3, 2]], dtype=np.uint16)
+    longer = extended(rows, 2, 4)
+    assert longer[0].tolist() == [1, 0, 0, 0]
+    assert len(longer) == 1 + endings(2, 4)
+    assert rows.tolist() == [[1, 0], [3, 2]]
+
+
+# --- what is asked
+
+
+def test_levels_ask_the_same_devices_for_other_tables() -> None:
+    made = exact()
+    tasks = made.tasks()
+    assert [type(task.sketch) for task in tasks] == [OneHot, OneHot, CountSketch]
+    assert tasks[0].sketch == OneHot(categories=81)
+    assert len({task.id for task in tasks}) == 3
+    assert {(task.campaign, task.cohort) for task in tasks} == {(tasks[0].campaign, EVERYBODY)}
+    narrow = exact(width=16).tasks()
+    rounds = [(task.sketch.bucket_round, task.sketch.sign_round) for task in narrow]  # type: ignore[attr-defined]  # count sketches, since nothing fits 80 cells
+    assert rounds == [(0, 0), (1, 1), (2, 2)]
+    assert len({task.id for task in narrow}) == 3
+
+
+def test_values_are_the_prefix_and_nothing_else() -> None:
+    made = exact()
+    codes, fits = codes_of(pa.array(["abcdef", "abcdgh", "ab", "b"]), LETTERS, LENGTH)
+    assert fits.all()
+    assert made.values(0, codes).tolist() == [11, 11, 11, 18]  # in base nine
+    assert made.values(1, codes).tolist() == [922, 922, 891, 1458]
+    whole = made.values(2, codes)
+    assert np.unique(whole).size == 4
+    sketch = made.sketch(2)
+    assert sketch.estimate(sketch.encode(whole, np.array([5, 6, 7, 8])), whole).tolist() == [
+        *(5, 6, 7, 8)
+    ]
+
+
+def test_a_design_survives_json() -> None:
+    for made in (exact(), sized(None), sized(SECURE)):
+        assert from_json(to_json(made)) == made
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"lengths": ()}, "at least one"),
+        ({"lengths": (2, 2)}, "grow"),
+        ({"lengths": (0, 2)}, "grow"),
+        ({"alphabet": "aa"}, "once"),
+        ({"devices": 0}, "devices"),
+        ({"width": 1}, "width"),
+        ({"false_prefixes": 0.0}, "false_prefixes"),
+        ({"most_candidates": 50}, "most_candidates"),
+        ({"mechanism": NoiseInShares(scale=3.0, survivors=9)}, "secure"),
+        ({"mechanism": NoiseAtRelease(noise="gaussian", scale=3.0), "secure": SECURE}, "shares"),
+    ],
+    ids=str,
+)
+def test_a_design_that_cannot_be_is_refused(wrong: dict[str, Any], why: str) -> None:
+    with pytest.raises(SpecError, match=why):
+        exact(**wrong)
+
+
+# --- without noise
+
+
+@pytest.mark.parametrize("width", [400, 1 << 12], ids=["two sketches", "one sketch"])
+def test_without_noise_every_word_is_found_with_its_count(width: int) -> None:
+    """So few words that one of a thousand candidates meets them in eight of its fifteen rows with
+    probability 1e-7: counts are exact."""
+    held = {"a": 900, "ab": 5, "abc": 70, "abcdef": 31, "abcdeg": 1, "h": 3, "hhhhhh": 400}
+    found = searched(exact(rows=15, width=width), held)
+    assert found.items.to_pylist() == sorted(held, key=lambda word: -held[word])
+    assert found.counts.tolist() == sorted(held.values(), reverse=True)
+    assert np.array_equal(found.half_width, NORMAL_95 * found.standard_error)
+    assert (found.detectable, found.left_out, found.answered) == (1.0, 0, DEVICES)
+
+
+def test_words_are_cut_and_those_with_other_characters_are_not_sent() -> None:
+    held = {"abcdefgh": 40, "abcdefaa": 2, "bad": 9, "zoo": 500, "naïve": 300, "": 20}
+    found = searched(exact(), held)
+    assert dict(zip(found.items.to_pylist(), found.counts.tolist(), strict=True)) == {
+        "abcdef": 42,
+        "bad": 9,
+    }
+
+
+def test_too_many_prefixes_are_cut_to_the_most_common_and_counted() -> None:
+    """Three of eight prefixes can be extended: each by 73 endings, with room for 219."""
+    held = {f"{letter}abc": 10 * (rank + 1) for rank, letter in enumerate(LETTERS)}
+    made = exact(lengths=(2, 4), most_candidates=3 * endings(2, len(LETTERS) + 1))
+    found = searched(made, held)
+    assert found.items.to_pylist() == ["habc", "gabc", "fabc"]
+    assert found.left_out == 5
+    assert found.candidates == made.most_candidates
+    assert found.detectable > 60  # what is as common as the least of the three may be left out
+
+
+def test_a_search_ends_when_nothing_is_left() -> None:
+    made = exact()
+    campaign = PrefixCampaign(made)
+    with pytest.raises(SpecError, match="last of 3 levels"):
+        campaign.found()
+    campaign.absorb(answer(made, made.task(0), {}, 50))
+    assert campaign.next_task() is None
+    found = campaign.found()
+    assert (len(found), found.answered, found.candidates) == (0, 50, 72)
+    assert found.items.type == pa.string()
+
+
+def test_a_campaign_refuses_an_answer_it_did_not_ask_for() -> None:
+    made, held = exact(), {"abcdef": 10}
+    campaign = PrefixCampaign(made)
+    given = [answer(made, task, held, 10) for task in made.tasks()]
+    other = replace(given[0].task, cohort="somebody else")
+    for wrong in (given[1], NoisedSum(other, given[0].table, 10)):
+        with pytest.raises(SpecError, match="asked for last"):
+            campaign.absorb(wrong)
+    for right in given:
+        assert campaign.next_task() == right.task
+        campaign.absorb(right)
+        with pytest.raises(SpecError, match="asked for last"):
+            campaign.absorb(right)
+    assert campaign.found().items.to_pylist() == ["abcdef"]
+
+
+# --- with noise
+
+
+@pytest.mark.parametrize("secure", [None, SECURE], ids=["central", "secure"])
+def test_common_words_are_found_and_others_are_not_made_up(secure: SecureSum | None) -> None:
+    """False alarm below 1e-6. Found: each word above the detectable count is missed with
+    probability 5% at most, so more than a fifth of 80 with 4e-7. Not made up: some false word is
+    listed with probability 5%, so four of them with 0.05⁴/4!. Counts: ten normal errors of more
+    than six deviations. The negative control is in it: of words at half the detectable count fewer
+    are found, so a count stated too low would be caught; that of false words is below.
+    """
+    made = sized(secure)
+    answering = DEVICES if secure is None else round(0.95 * DEVICES)
+    held = made_up(answering)
+    found = searched(made, held, answering)
+    listed = dict(zip(found.items.to_pylist(), found.counts.tolist(), strict=True))
+    above = [word for word, count in held.items() if count >= found.detectable]
+    below = [w for w, count in held.items() if 1 / 3 <= count / found.detectable <= 1 / 2]
+    assert len(above) >= 80
+    assert len(below) >= 10
+    assert sum(word in listed for word in above) >= 0.8 * len(above)
+    assert sum(word in listed for word in below) < 0.8 * len(below)
+    assert sum(held.get(word, 0) == 0 for word in listed) <= 3
+    assert found.answered == answering
+    assert found.candidates <= made.most_candidates
+    for rank in range(10):
+        word, error = found.items[rank].as_py(), found.standard_error[rank]
+        assert abs(found.counts[rank] - held[word]) <= 6 * error
+    assert (np.diff(found.counts) <= 0).all()
+
+
+@pytest.mark.parametrize("secure", [None, SECURE], ids=["central", "secure"])
+def test_all_levels_together_cost_epsilon(secure: SecureSum | None) -> None:
+    made = sized(secure)
+    spent = epsilon_of([task.loss for task in made.tasks()], DELTA)
+    assert 0.95 * EPSILON <= spent <= EPSILON
+    assert isinstance(made.mechanism, NoiseAtRelease | NoiseInShares)
+    quieter = replace(made, mechanism=replace(made.mechanism, scale=made.mechanism.scale / 2))
+    assert epsilon_of([task.loss for task in quieter.tasks()], DELTA) > EPSILON
+
+
+def test_the_ledger_lets_one_search_through_and_no_second_one() -> None:
+    made, held = sized(None), made_up(DEVICES)
+    ledger = Ledger(Budget(epsilon=EPSILON, delta=DELTA))
+
+    def gather(task: Task) -> Batch:
+        codes, counts = words_and_counts(held, LONGER)
+        level = made.tasks().index(task)
+        return Batch(task.id, task.sketch.encode(made.values(level, codes), counts), DEVICES)
+
+    campaign = PrefixCampaign(made)
+    assert len(run(campaign, gather, ledger=ledger, rng=SeededRng(SEED))) == made.rounds
+    assert len(campaign.found()) > 0
+    with pytest.raises(BudgetError):
+        run(PrefixCampaign(made), gather, ledger=ledger, rng=SeededRng(SEED))
+
+
+# --- what nobody holds
+
+
+def crowded() -> tuple[Rounds, float]:
+    """A table with noise and a few items, and the error of an absent one."""
+    sketch = CountSketch(rows=5, width=512, seed=SEED)
+    noise = np.random.default_rng(SEED).normal(0, 10, size=sketch.shape)
+    table = sketch.encode(np.arange(40), np.full(40, 120)) + np.rint(noise).astype(np.int64)
+    rounds = Rounds.of([(sketch, table)])
+    return rounds, float(np.sqrt(np.mean(rounds.estimate(rounds.placebos(), decode="mean") ** 2)))
+
+
+DRAWS, RATE = 1 << 20, 1e-3
+
+
+@pytest.mark.parametrize("decode", ["mean", "median"])
+def test_absent_items_are_read_above_the_limit_at_the_stated_rate(decode: Decode) -> None:
+    """False alarm 1e-6 (exact binomial). Cells are whole, and so are medians: what is read as the
+    limit itself may make up the rate. Power: half as many again are missed with 1e-6 at most."""
+    rounds, _ = crowded()
+    limit = absent_limit(rounds.tables[0], decode, RATE)
+    read = rounds.estimate(rounds.placebos(DRAWS), decode=decode)
+    if decode == "mean":
+        assert_binomial(int((read > limit).sum()), DRAWS, RATE)
+    else:
+        assert_binomial(max(int((read > limit).sum()), round(RATE * DRAWS)), DRAWS, RATE)
+        assert_binomial(min(int((read >= limit).sum()), round(RATE * DRAWS)), DRAWS, RATE)
+
+
+def test_a_normal_limit_lets_more_pass() -> None:  # the negative control
+    rounds, error = crowded()
+    limit = -NormalDist().inv_cdf(RATE) * error
+    read = rounds.estimate(rounds.placebos(DRAWS), decode="mean")
+    with pytest.raises(AssertionError, match="successes"):
+        assert_binomial(int((read > limit).sum()), DRAWS, RATE)
+
+
+def test_an_empty_table_and_an_even_chance_have_no_limit() -> None:
+    rounds, _ = crowded()
+    assert absent_limit(np.zeros((5, 16)), "mean", 1e-3) == 0
+    assert absent_limit(rounds.tables[0], "median", 0.5) == 0
+
+
+# --- sizing
+
+
+@pytest.mark.parametrize("secure", [None, SECURE], ids=["central", "secure"])
+def test_a_sized_search_keeps_to_its_bytes_and_reaches_the_whole_word(
+    secure: SecureSum | None,
+) -> None:
+    made = sized(secure)
+    assert made.length == LONGER
+    assert endings(made.lengths[0], made.radix) <= made.most_candidates / 8
+    assert all(task.message_bytes <= 16_384 for task in made.tasks())
+    wider = replace(made, width=made.width + made.width // 100)
+    assert max(task.message_bytes for task in wider.tasks()) > 16_384
+    shown = made.parameters()
+    assert shown["lengths"] == list(made.lengths)
+    assert shown["rounds"] == made.rounds == len(made.tasks())
+    assert ("neighbours" in shown) == (secure is not None)
+
+
+def test_what_is_predicted_is_weighed_task_by_task() -> None:
+    central, secure = predicted_of(sized(None)), predicted_of(sized(SECURE))
+    assert central["bytes_per_device"] == sum(map(report_bytes, sized(None).tasks()))
+    up, down = zip(*map(secure_sum.bytes_of, sized(SECURE).tasks()), strict=True)
+    assert (secure["bytes_up"], secure["bytes_down"]) == (sum(up), sum(down))
+    assert secure["bytes_per_device"] == sum(up) + sum(down)
+    assert central["rounds"] == sized(None).rounds
+
+
+def test_without_collisions_the_prediction_is_what_a_run_states() -> None:
+    """One cell a word: the noise is all there is, and both take its law."""
+    made = exact(lengths=(2,), mechanism=NoiseAtRelease(noise="gaussian", scale=9.0))
+    found = searched(made, {"ab": 500, "h": 300})
+    said = predicted_of(made, answering=DEVICES)
+    assert said["detectable"] == found.detectable
+    assert said["standard_error"] == found.standard_error[0] == 9.0
+    assert said["assumes"] == "nothing about the data"
+
+
+def test_collisions_make_the_predicted_error_larger() -> None:
+    noise = NoiseAtRelease(noise="gaussian", scale=9.0)
+    errors = [
+        predicted_of(exact(width=width, mechanism=noise))["standard_error"]
+        for width in (1 << 7, 1 << 9, 1 << 12)
+    ]
+    assert errors[0] > errors[1] > errors[2] > 9.0 / math.sqrt(5)
+
+
+def test_the_smaller_noise_is_chosen() -> None:
+    few = {"devices": 1000, "length": 2, "alphabet": "ab", "bytes_per_round": 4096, "secure": None}
+    short = planned(epsilon=1.0, delta=1e-6, **few)  # type: ignore[arg-type]  # a dict of keywords
+    assert isinstance(short.mechanism, NoiseAtRelease)
+    assert (short.rounds, short.mechanism.noise) == (1, "laplace")
+    assert planned(epsilon=None, delta=0.0, **few).mechanism == NoNoise()  # type: ignore[arg-type]  # as above
+    assert sized(None).mechanism.noise == "gaussian"  # type: ignore[attr-defined]  # a promise has noise
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "why"),
+    [
+        ({"items_per_device": 2}, StudyError, "one word a device; got items_per_device = 2"),
+        ({"epsilon": 0.0}, StudyError, "epsilon"),
+        ({"epsilon": -1.0, "secure": SECURE}, StudyError, "epsilon"),
+        ({"delta": 1.0}, StudyError, "delta"),
+        ({"delta": 0.0, "secure": SECURE}, ImpossibleError, "delta above 0"),
+        ({"devices": 0}, StudyError, "devices"),
+        ({"bytes_per_round": 90}, ImpossibleError, "at least 1"),
+        ({"length": 0}, SpecError, "length"),
+    ],
+    ids=str,
+)
+def test_a_search_that_cannot_be_sized_is_refused(
+    wrong: dict[str, Any], error: type[Exception], why: str
+) -> None:
+    asked: dict[str, Any] = {
+        "devices": DEVICES,
+        "length": LENGTH,
+        "bytes_per_round": 16_384,
+        "epsilon": EPSILON,
+        "delta": DELTA,
+        "secure": None,
+        "alphabet": LETTERS,
+    }
+    with pytest.raises(error, match=why):
+        planned(**{**asked, **wrong})
+
+
+def test_results_do_not_print_words() -> None:
+    made, held = exact(), {"hagbad": 77}
+    campaign = PrefixCampaign(made)
+    campaign.absorb(answer(made, made.task(0), held, 80))
+    assert "hag" not in repr(searched(made, held)) + repr(campaign)
+
+
+def test_too_few_bytes_say_how_many_would_do() -> None:
+    asked = Study(
+        question="heavy_hitters", trust="secure", epsilon=1.0, delta=1e-6, devices=2_000,
+        dropout=0.05, word_length=4, bytes_per_device=3_000,
+    )  # fmt: skip
+    with pytest.raises(ImpossibleError, match="3,000 bytes a device") as caught:
+        prefix_plan.design(asked)
+    assert caught.value.hint is not None
+    enough = int(caught.value.hint.split("bytes_per_device to ")[1].split()[0])
+    _, predicted, _ = prefix_plan.design(replace(asked, bytes_per_device=enough))
+    assert predicted["bytes_up"] <= enough

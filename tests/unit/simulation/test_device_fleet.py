@@ -1,0 +1,191 @@
+"""Devices that answer one by one: the sums that agents with the same chance would give."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from sfumato import simulate
+from sfumato.collector import studies
+from sfumato.collector.store.store import Store
+from sfumato.device.private import table
+from sfumato.errors import DataError
+from sfumato.flow.accumulator import Batch
+from sfumato.flow.task import Task
+from sfumato.planning import Plan, plan
+from sfumato.privacy import Budget, Ledger, SeededRng
+from sfumato.questions.registry import begun, draws, keys_of
+from sfumato.simulation.device_fleet import DeviceFleet, Knowledge
+from sfumato.simulation.fleet import cohorts_for
+from sfumato.simulation.population import Population
+from sfumato.spec import from_json
+
+I64 = npt.NDArray[np.int64]
+
+TREES = ["oak", "elm", "ash", "fir"]
+DATA = {
+    "item": [TREES[k % 4] for k in range(180)] + [TREES[k % 3] for k in range(180)],
+    "device": [f"d{k % 60}" for k in range(360)],
+}
+KEY = bytes(range(32))
+LISTS = {"trust": "central", "word_length": 3, "items_per_device": 2, "bytes_per_device": 3_000}
+STUDIES: dict[str, dict[str, Any]] = {
+    "frequencies, central": {"question": "frequencies", "trust": "central", "rounds": 2},
+    "frequencies, secure": {"question": "frequencies", "trust": "secure", "items_per_device": 2},
+    "lists": {"question": "heavy_hitters", "rounds": 3, **LISTS},
+    "histogram": {"question": "histogram", "rounds": 2, **LISTS},
+    "prefixes": {
+        "question": "heavy_hitters",
+        "trust": "secure",
+        "alphabet": "aefhiklmorsx",
+        "word_length": 3,
+    },
+}
+
+
+def planned(name: str, **keys: Any) -> Plan:
+    study = {"epsilon": math.inf, "devices": 60, "corrupt": 0.05, **STUDIES[name], **keys}
+    return plan(study, items=TREES if study["question"] == "frequencies" else None)
+
+
+def started(made: Plan, seed: int) -> tuple[Any, bytes]:
+    """The design as it is asked, and its secret; it is none of a model."""
+    design: Any = made.design
+    return begun(design, SeededRng(seed))
+
+
+def devices_of(made: Plan, seed: int | None) -> tuple[DeviceFleet, Knowledge, list[Task]]:
+    """A fleet, what its devices know, and all tasks of the design."""
+    design, _ = started(made, seed or 0)
+    population = Population.load(DATA, device_column="device")
+    places = {item: place for place, item in enumerate(TREES)}
+    knowledge = Knowledge(design, places if made.study.question == "frequencies" else None)
+    fleet = DeviceFleet(
+        population,
+        cohorts_for(made.study, design, population, exact=True),
+        knowledge,
+        rng=SeededRng(1),
+        seed=seed,
+        books=Ledger(Budget(epsilon=None, delta=1e-6)),
+        tell=lambda stage, share: None,
+        tasks=1,
+    )
+    parts = [design.names, design.counts] if made.study.question == "histogram" else [design]
+    tasks = [task for part in parts for task in part.tasks()]
+    return fleet, knowledge, tasks
+
+
+def by_hand(fleet: DeviceFleet, knowledge: Knowledge, task: Task, seed: int) -> I64:
+    """The sum of what agents of the cohort send, by their numbers."""
+    held: list[list[str]] = [[] for _ in range(60)]
+    for item, name in zip(DATA["item"], DATA["device"], strict=True):
+        held[int(name[1:])].append(item)
+    keys = keys_of(knowledge.design, task)
+    members = fleet.cohorts.numbers(fleet.population, task.cohort).tolist()
+    made = [
+        table(task, keys, held[number], knowledge.places)(SeededRng(seed, number))
+        for number in members
+    ]
+    total: I64 = np.sum(made, axis=0)
+    return task.aggregation.open(total.reshape(task.sketch.shape))
+
+
+def opened(task: Task, batch: Batch) -> list[int]:
+    values: list[int] = task.aggregation.open(batch.total).reshape(-1).tolist()
+    return values
+
+
+@pytest.mark.parametrize(
+    ("name", "epsilon"),
+    [(name, math.inf) for name in STUDIES]
+    + [(name, 8.0) for name in STUDIES if name != "histogram"],  # which takes far more bytes
+)
+def test_each_device_sends_what_its_agent_would(name: str, epsilon: float) -> None:
+    made = planned(name, epsilon=epsilon, delta=1e-2, bytes_per_device=20_000)
+    fleet, knowledge, tasks = devices_of(made, seed=7)
+    for task in tasks:
+        batch = fleet.gather(task)
+        assert batch.task_id == task.id
+        assert opened(task, batch) == by_hand(fleet, knowledge, task, 7).reshape(-1).tolist()
+    assert fleet.asked == 60
+
+
+def test_another_seed_gives_other_tables() -> None:
+    made = planned("lists")
+    design: Any = made.design
+    often = replace(design, mechanism=replace(design.mechanism, rate=0.5))  # coins that matter
+    made = replace(made, design=often)
+    for seed, same in ((7, True), (8, False), (None, False)):
+        fleet, knowledge, tasks = devices_of(made, seed)
+        sums = opened(tasks[0], fleet.gather(tasks[0]))
+        assert (sums == by_hand(fleet, knowledge, tasks[0], 7).reshape(-1).tolist()) is same
+
+
+@pytest.mark.parametrize("name", list(STUDIES))
+def test_a_collector_and_a_simulation_draw_alike(name: str, tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "collector.db")
+    store.migrate()
+    made = planned(name)
+    asked = made.study.to_dict()
+    items = TREES if made.study.question == "frequencies" else None
+    row = studies.create(
+        store,
+        {"name": "Trees", "purpose": "A test.", "study": asked, "items": items},
+        key=KEY,
+        rng=SeededRng(5),
+        now=lambda: 0.0,
+    )
+    design, secret = started(made, 5)
+    assert from_json(row.design) == design
+    with store.reading() as tx:
+        assert (tx.secret(row.id) or b"") == secret
+    assert bool(secret) == draws(design)
+    store.close()
+
+
+def test_reports_to_a_trusted_collector_are_those_of_the_sum() -> None:
+    """Without noise both are the truth."""
+    study = STUDIES["frequencies, central"] | {"epsilon": math.inf, "items_per_device": 6}
+    added, alone = (
+        simulate(study, DATA, device_column="device", seed=1, protocol=protocol)
+        for protocol in (False, True)
+    )
+    assert added.to_dict()["estimates"] == alone.to_dict()["estimates"]
+    assert alone.cost.devices == 60
+    assert alone.counts.sum() == 360
+
+
+def test_a_mean_of_single_devices_is_the_mean() -> None:
+    vectors = np.round(np.random.default_rng(1).normal(size=(40, 20)) * 2**10) / 2**12
+    study = {"question": "mean", "trust": "central", "epsilon": math.inf, "clip": 10.0}
+    alone = simulate(study, vectors, seed=1, protocol=True)
+    assert np.abs(alone.mean - vectors.mean(axis=0)).max() < 1e-4
+
+
+def test_devices_that_share_a_row_answer_one_by_one() -> None:
+    study = STUDIES["frequencies, central"] | {"epsilon": math.inf}
+    data = {"item": ["oak", "elm"], "devices": [41, 19]}
+    release = simulate(study, data, count_column="devices", seed=1, protocol=True)
+    assert dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True)) == {
+        "oak": 41.0,
+        "elm": 19.0,
+    }
+
+
+def test_the_numbers_of_cohorts_are_all_devices_once() -> None:
+    made = planned("lists")
+    whole = Population.load({"item": ["oak", "elm"], "devices": [41, 19]}, count_column="devices")
+    cohorts = cohorts_for(made.study, started(made, 1)[0], whole, exact=True)
+    with pytest.raises(DataError, match="expand the population"):
+        cohorts.numbers(whole, "round 0")
+    alone = whole.expanded()
+    assert alone.expanded() is alone
+    numbers = [cohorts.numbers(alone, cohort).tolist() for cohort in cohorts.shares]
+    assert [len(part) for part in numbers] == [20, 20, 20]
+    assert sorted(np.concatenate(numbers)) == list(range(60))

@@ -1,0 +1,213 @@
+"""Fleets in masked rounds, and fleets that are asked again, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from checks import SEED
+from serving import settings, wait_for
+from sfumato.cli.main import main
+from sfumato.collector import studies, tokens
+from sfumato.collector.serve import Collector, running
+from sfumato.collector.store.store import StudyRow
+from sfumato.device import Joined
+from sfumato.errors import SpecError
+from sfumato.flow.release import Release
+from sfumato.privacy import SystemRng
+from sfumato.questions.mean.design import MeanRelease
+from sfumato.simulation.network_fleet import NetworkFleet, _of_first_task
+from sfumato.simulation.round_fleet import LEFT, leaving
+
+NAME = "Street trees"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next task of these collectors is offered within a second."""
+    monkeypatch.setattr("sfumato.simulation.network_fleet.ROUND_SECONDS", 1.5)
+
+
+def create(collector: Collector, items: list[str] | None = None, **keys: Any) -> StudyRow:
+    asked = {
+        "name": NAME,
+        "purpose": "Which trees to plant next.",
+        "study": {"epsilon": None, **keys},
+        "items": items,
+        "delay_seconds": 1,
+    }
+    return studies.create(collector.store, asked, key=collector.key, rng=SystemRng(), now=time.time)
+
+
+def released(collector: Collector, study: StudyRow) -> dict[str, Any]:
+    over = ("released", "failed")
+    wait_for(lambda: studies.state(collector.store, study.id)["state"] in over, "the release")
+    with collector.store.reading() as tx:
+        text = tx.release(study.id)
+    assert text is not None, studies.state(collector.store, study.id)["problem"]
+    return json.loads(text)  # type: ignore[no-any-return]  # an object
+
+
+def test_a_fleet_answers_masked_rounds_over_a_bad_network(tmp_path: Path) -> None:
+    """Two cohorts of twelve, with messages that come twice and answers that get lost."""
+    items = [f"tree {k}" for k in range(24)]
+    with running(settings(tmp_path)) as collector:
+        study = create(
+            collector,
+            items,
+            question="frequencies",
+            trust="secure",
+            devices=24,
+            rounds=2,
+            dropout=0.0,
+            corrupt=0.05,
+        )
+        with NetworkFleet(
+            collector.address,
+            bytes.fromhex(collector.public_key),
+            [[item] for item in items],
+            drop=0.1,
+            connections=4,
+            seed=SEED,
+        ) as fleet:
+            summary = fleet.ask(NAME)
+        release = Release.from_dict(released(collector, study))
+    assert summary.sent == summary.outcomes[Joined.DONE] == 24
+    assert summary.repeated > 0
+    assert summary.lost > 0
+    assert release.counts.tolist() == [1.0] * 24
+
+
+def test_some_of_a_fleet_vanish_in_the_phases_that_they_are_told_to(tmp_path: Path) -> None:
+    items = [f"tree {k}" for k in range(30)]
+    with running(settings(tmp_path, phase_seconds=2.0)) as collector:
+        study = create(
+            collector,
+            items,
+            question="frequencies",
+            trust="secure",
+            devices=30,
+            dropout=0.3,
+            corrupt=0.05,
+        )
+        data = tmp_path / "trees.csv"
+        data.write_text("item\n" + "\n".join(items) + "\n")
+        options = ("--server", collector.address, "--key", collector.public_key, "--seed", "5")
+        done = CliRunner().invoke(
+            main,
+            [
+                "fleet",
+                *options,
+                "--study",
+                NAME,
+                "--data",
+                str(data),
+                "--leave",
+                "mask=0.1",
+                "--json",
+            ],
+        )
+        assert done.exit_code == 0, done.output
+        summary = json.loads(done.stdout)
+        release = Release.from_dict(released(collector, study))
+    left = summary["outcomes"][LEFT]
+    assert left > 0
+    assert release.counts.sum() == 30 - left
+
+
+def test_devices_are_asked_for_their_vectors_twice(tmp_path: Path) -> None:
+    """The mean of the same vectors, whose coordinates err by less than six of its errors."""
+    vectors = np.zeros((200, 2_000))
+    vectors[:, 3] = 0.9
+    np.save(tmp_path / "vectors.npy", vectors)
+    with running(settings(tmp_path)) as collector:
+        study = create(
+            collector,
+            question="mean",
+            trust="central",
+            epsilon=2.0,
+            delta=1e-5,
+            devices=200,
+            dimensions=2_000,
+            clip=1.0,
+        )
+        options = ("--server", collector.address, "--key", collector.public_key)
+        done = CliRunner().invoke(
+            main,
+            ["fleet", *options, "--study", NAME, "--data", str(tmp_path / "vectors.npy"), "--json"],
+        )
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["sent"] == 400
+        release = MeanRelease.from_dict(released(collector, study))
+        token = tokens.create(collector.store, role="analyst", name="me", days=1)[1]
+        shown = CliRunner(env={"SFUMATO_TOKEN": token}).invoke(
+            main, ["release", "show", NAME, "--server", collector.address]
+        )
+    assert "2,000 coordinates, 200 devices" in shown.stdout
+    assert release.cost.devices == 200
+    assert abs(release.mean[3] - 0.9) < 6 * release.standard_error
+
+
+def test_one_device_takes_part_from_the_command_line(tmp_path: Path) -> None:
+    with running(settings(tmp_path)) as collector:
+        study = create(
+            collector,
+            ["oak", "elm"],
+            question="frequencies",
+            trust="secure",
+            devices=5,
+            dropout=0.0,
+            corrupt=0.0,
+        )
+        home = ("--home", str(tmp_path / "phone"))
+        first = ("--server", collector.address, "--key", collector.public_key)
+        runner = CliRunner()
+        assert runner.invoke(main, ["device", "offers", *home, *first]).exit_code == 0
+        assert runner.invoke(main, ["device", "consent", NAME, *home, "--yes"]).exit_code == 0
+        key = bytes.fromhex(collector.public_key)
+        with NetworkFleet(collector.address, key, [["elm"]] * 4, connections=2) as fleet:
+            others = Thread(target=fleet.ask, args=(NAME,))
+            others.start()
+            done = runner.invoke(main, ["device", "join", NAME, *home, "--json"], input="oak\n")
+            others.join()
+        release = Release.from_dict(released(collector, study))
+        token = tokens.create(collector.store, role="analyst", name="me", days=1)[1]
+        shown = CliRunner(env={"SFUMATO_TOKEN": token}).invoke(
+            main, ["study", "show", NAME, "--server", collector.address]
+        )
+    assert "0 of 5 devices wait; round 1: done" in shown.stdout
+    assert json.loads(done.stdout)["outcome"] == "done", done.output
+    counts = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
+    assert counts == {"elm": 4.0, "oak": 1.0}
+
+
+def test_a_device_leaves_in_a_phase_that_there_is() -> None:
+    chance = np.random.default_rng(SEED)
+    assert leaving({}, chance) is None
+    assert leaving({"mask": 1.0, "unmask": 1.0}, chance) == "mask"
+    with pytest.raises(SpecError, match="leaves in one of"):
+        leaving({"masks": 0.5}, chance)
+
+
+def test_devices_that_were_offered_another_task_go_on_after_the_others() -> None:
+    """Together they would wait for a cohort that lacks those whose task is over."""
+
+    def at(task_id: str) -> Any:
+        part = SimpleNamespace(offer=SimpleNamespace(task=SimpleNamespace(id=task_id)))
+        return SimpleNamespace(part=part)
+
+    seen: list[str] = []
+    mixed = {0: at("first"), 1: at("second"), 2: at("first")}
+    assert _of_first_task(mixed, "first", seen).keys() == {0, 2}
+    later = {0: at("third"), 1: at("second"), 2: at("third")}  # who waited comes before them
+    assert _of_first_task(later, "third", seen).keys() == {1}
+    assert _of_first_task({0: at("third"), 2: at("third")}, "third", seen).keys() == {0, 2}
+    assert _of_first_task({}, "third", seen) == {}

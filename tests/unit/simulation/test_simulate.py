@@ -1,0 +1,210 @@
+"""Simulated devices go through the flow: counts, cohorts, drop-outs, contributions, the ledger."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import sfumato
+from checks import SEED
+from sfumato.errors import BudgetError, DataError
+from sfumato.privacy import Budget, Ledger, SeededRng
+from sfumato.simulation.population import Cohorts, Population
+
+STUDY: dict[str, Any] = {"question": "frequencies", "trust": "central", "epsilon": math.inf}
+
+
+def counts_of(release: sfumato.Release) -> dict[str, float]:
+    return dict(zip(release.items.to_pylist(), release.counts, strict=True))
+
+
+def test_without_noise_one_hot_counts_are_the_truth() -> None:
+    release = sfumato.simulate(STUDY, ["oak"] * 7 + ["elm"] * 3 + ["fir"])
+    assert counts_of(release) == {"oak": 7, "elm": 3, "fir": 1}
+    assert release.half_width.tolist() == [0, 0, 0]
+    assert release.cost.devices == 11
+
+
+def test_items_outside_the_dictionary_are_not_counted_but_their_devices_are(tmp_path: Path) -> None:
+    (tmp_path / "words.csv").write_text("word\noak\nelm\n")
+    study = {**STUDY, "dictionary": str(tmp_path / "words.csv")}
+    release = sfumato.simulate(study, ["oak"] * 5 + ["yew"] * 4)
+    assert counts_of(release) == {"oak": 5, "elm": 0}
+    assert release.cost.devices == 9
+
+
+def test_a_count_column_is_that_many_devices() -> None:
+    data = {"word": ["oak", "elm", "oak", "fir"], "n": [3, 2, 4, 0]}
+    release = sfumato.simulate(STUDY, data, item_column="word", count_column="n")
+    assert counts_of(release) == {"oak": 7, "elm": 2, "fir": 0}
+    assert release.cost.devices == 9
+
+
+def test_a_device_column_groups_rows_and_a_device_counts_within_its_bound() -> None:
+    data = {"word": ["oak", "elm", "fir", "oak"], "user": ["a", "a", "a", "b"], "n": [9, 1, 1, 2]}
+    columns: Any = {"item_column": "word", "device_column": "user", "count_column": "n"}
+    for bound in (1, 2, 3):
+        study = {**STUDY, "items_per_device": bound}
+        release = sfumato.simulate(study, data, **columns, seed=SEED)
+        assert sum(release.counts) == bound + min(bound, 2)
+        assert release.cost.devices == 2
+
+
+def test_rounds_cover_every_device_once_whatever_the_mode() -> None:
+    """Unique items, so every count is one: a device asked twice would show as a two."""
+    items = [f"device {i}" for i in range(500)]
+    for keys in (
+        {"rounds": 4},
+        {"rounds": 4, "publish": "rounds"},
+        {"rounds": 3, "cohorts": "different", "publish": "rounds"},
+    ):
+        release = sfumato.simulate({**STUDY, **keys}, items, seed=SEED)
+        assert set(release.counts.tolist()) == {1.0}
+        assert release.cost.rounds == keys["rounds"]
+
+
+def test_cohorts_partition_the_population_by_chance_and_in_order() -> None:
+    items = pa.array([str(i) for i in range(10_000)])
+    grouped = Population((items,), None, np.arange(10_000) // 4, 2_500)
+    weighted = Population((items,), (np.full(10_000, 3),), None, 30_000)
+    plain = Population((items[:6_000], items[6_000:]), None, None, 10_000)
+    shares = {"pilot": 0.1, "round 0": 0.45, "round 1": 0.45}
+    for population in (plain, grouped, weighted):
+        for in_order in (False, True):
+            cohorts = Cohorts(shares=shares, in_order=in_order, dropout=0.0, seed=SEED)
+            seen: Counter[str] = Counter()
+            asked = 0
+            for name in shares:
+                for shard in cohorts.shards(population, name):
+                    weights = [1] * len(shard.items) if shard.weights is None else shard.weights
+                    seen.update(
+                        dict(zip(shard.items.to_pylist(), map(int, weights), strict=True))
+                        if shard.weights is not None
+                        else shard.items.to_pylist()
+                    )
+                    asked += shard.asked
+                    assert shard.asked == shard.answering
+            assert asked == population.devices
+            assert set(seen.values()) == {3 if population is weighted else 1}
+            assert len(seen) == 10_000
+
+
+def test_dropouts_are_scaled_back_with_wider_intervals() -> None:
+    """Counts are of all devices asked; ten deviations of the sampling are never left by chance."""
+    items = ["oak"] * 40_000 + ["elm"] * 10_000
+    whole = sfumato.simulate(STUDY, items, seed=SEED)
+    part = sfumato.simulate({**STUDY, "dropout": 0.3}, items, seed=SEED)
+    assert part.cost.devices == whole.cost.devices == 50_000
+    deviation = math.sqrt(40_000 * (1 / 0.7 - 1))
+    assert 0 < abs(part.counts[0] - 40_000) < 10 * deviation
+    assert part.half_width[0] == pytest.approx(1.96 * deviation, rel=0.02)  # from the true count
+    assert whole.half_width[0] == 0
+
+
+def test_a_seed_repeats_a_run_and_another_does_not() -> None:
+    study = {**STUDY, "epsilon": 1.0}
+    items = ["oak"] * 600 + ["elm"] * 300
+    runs = [sfumato.simulate(study, items, seed=seed).counts.tolist() for seed in (1, 1, 2)]
+    assert runs[0] == runs[1]
+    assert len({tuple(sfumato.simulate(study, items).counts) for _ in range(20)}) > 1
+
+
+def test_fewer_or_more_devices_than_planned_are_noted() -> None:
+    plan = sfumato.plan({**STUDY, "devices": 100}, items=pa.array(["oak"]))
+    assert "holds 50 devices" in sfumato.simulate(plan, ["oak"] * 50).notes[-1]
+    more = sfumato.simulate(plan, ["oak"] * 1_000, seed=SEED)
+    assert more.cost.devices < 170
+    assert "were asked, as planned" in more.notes[-1]
+
+
+def test_a_threshold_leaves_small_counts_out() -> None:
+    release = sfumato.simulate({**STUDY, "threshold": 5}, ["oak"] * 7 + ["elm"] * 3)
+    assert counts_of(release) == {"oak": 7}
+
+
+def test_a_two_phase_run_charges_pilot_and_main_to_disjoint_devices(tmp_path: Path) -> None:
+    chance = np.random.default_rng(SEED)
+    words = pa.array([f"w{i}" for i in range(20_000)])
+    shares = np.arange(1, 20_001.0) ** -1.2
+    held = words.take(pa.array(chance.choice(20_000, 50_000, p=shares / shares.sum())))
+    study = {**STUDY, "epsilon": 1.0, "delta": 1e-6, "devices": 50_000, "target_error": 0.02}
+    plan = sfumato.plan(study, items=words)
+    ledger = Ledger(Budget(epsilon=1.0, delta=1e-6), tmp_path / "ledger.db")
+    release = sfumato.simulate(plan, held, seed=SEED, ledger=ledger)
+    assert [entry.cohort for entry in ledger.entries()] == ["pilot", "every round"]
+    assert ledger.spent() <= 1.0
+    assert release.plan["parameters"]["width"] < plan.sums.width
+    truth = Counter(held.to_pylist())
+    errors = [abs(count - truth[item]) for item, count in counts_of(release).items()]
+    assert max(errors) < 0.02 * 50_000
+    with pytest.raises(BudgetError, match="refused"):
+        sfumato.simulate(plan, held, seed=SEED, ledger=ledger)
+    assert len(ledger.entries()) == 2
+
+
+def test_a_release_is_a_frame_a_plot_and_json(tmp_path: Path) -> None:
+    release = sfumato.simulate(STUDY, ["oak"] * 7 + ["elm"] * 3, seed=SEED)
+    assert release.frame().column_names == [
+        "item",
+        "count",
+        "standard_error",
+        "low",
+        "high",
+        "significant",
+    ]
+    assert release.frame().to_pandas()["count"].tolist() == [7, 3]
+    release.plot(path=tmp_path / "bars.png")
+    assert (tmp_path / "bars.png").read_bytes()[:4] == b"\x89PNG"
+    data = release.to_dict()
+    assert list(data) == ["study", "plan", "privacy", "cost", "notes", "estimates"]
+    assert data["estimates"][0] == {
+        "item": "oak",
+        "count": 7.0,
+        "standard_error": 0.0,
+        "low": 7.0,
+        "high": 7.0,
+        "significant": True,
+    }
+    assert "oak" in repr(release)
+
+
+def test_files_tables_mappings_and_sequences_are_one_to_a_simulation(tmp_path: Path) -> None:
+    items = ["oak"] * 7 + ["elm"] * 3
+    pq.write_table(pa.table({"item": pa.array(items).dictionary_encode()}), tmp_path / "d.parquet")
+    for data in (items, {"item": items}, pa.table({"item": items}), tmp_path / "d.parquet"):
+        assert counts_of(sfumato.simulate(STUDY, data)) == {"oak": 7, "elm": 3}
+
+
+def test_numbers_are_items_by_their_decimal_digits() -> None:
+    release = sfumato.simulate(STUDY, {"item": [12, 12, 7]})
+    assert counts_of(release) == {"12": 2, "7": 1}
+
+
+@pytest.mark.parametrize(
+    ("data", "columns", "says"),
+    [
+        ({"item": ["oak", None]}, {}, "must not be missing"),
+        ({"item": ["oak"], "n": [-1]}, {"count_column": "n"}, "whole numbers"),
+        ({"item": ["oak"], "n": [float("nan")]}, {"count_column": "n"}, "whole numbers"),
+        ({"item": ["oak"]}, {"device_column": "user"}, "no column 'user'"),
+        ({"item": []}, {}, "no rows"),
+    ],
+)
+def test_data_in_memory_is_checked_like_a_file(
+    data: dict[str, Any], columns: dict[str, str], says: str
+) -> None:
+    with pytest.raises(DataError, match=says):
+        sfumato.simulate(STUDY, data, **columns)  # type: ignore[call-overload]  # columns by name
+
+
+def test_bounding_keeps_a_population_without_owners_as_it_is() -> None:
+    population = Population.load(["oak", "elm"])
+    assert population.bounded(1, rng=SeededRng(SEED)) is population
+    assert "oak" not in repr(population)

@@ -1,0 +1,181 @@
+"""Studies check themselves; plans size, predict and refuse."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import sfumato
+from sfumato.errors import ImpossibleError, StudyError
+from sfumato.flow.report import report_bytes
+from sfumato.planning import Plan
+from sfumato.privacy import NoiseAtRelease, NoNoise, epsilon_of
+from sfumato.questions import sizing
+from sfumato.questions.frequencies.plan import DEFAULT_BYTES
+from sfumato.study import Study
+
+WORDS = pa.array([f"word {i}" for i in range(20_000)])
+BASE: dict[str, Any] = {
+    "question": "frequencies",
+    "trust": "central",
+    "epsilon": 1.0,
+    "delta": 1e-6,
+    "devices": 100_000,
+}
+
+
+def planned(items: pa.Array = WORDS, **keys: Any) -> Plan:
+    return sfumato.plan({**BASE, **keys}, items=items)
+
+
+def test_a_study_file_is_its_keys_and_its_dictionary_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "words.csv").write_text("id,tree\n1,oak\n2,elm\n3,oak\n")
+    (tmp_path / "study.toml").write_text(
+        'question = "frequencies"\ntrust = "central"\nepsilon = 2\ndevices = 1_000\n'
+        'dictionary = "words.csv"\ndictionary_column = "tree"\n'
+    )
+    plan = sfumato.plan(tmp_path / "study.toml")
+    assert plan.asked_about.items.to_pylist() == ["oak", "elm"]
+    assert plan.study.epsilon == 2
+    assert any("lists 1 items twice" in warning for warning in plan.warnings)
+
+
+def test_a_number_too_large_to_write_is_not_infinite(tmp_path: Path) -> None:
+    study = 'question = "frequencies"\ntrust = "central"\nepsilon = {}\ndevices = 1_000\n'
+    (tmp_path / "study.toml").write_text(study.format("1e400"))
+    with pytest.raises(StudyError, match="finite, or inf"):
+        Study.load(tmp_path / "study.toml")
+    (tmp_path / "study.toml").write_text(study.format("inf"))
+    assert Study.load(tmp_path / "study.toml").epsilon is None
+
+
+def test_infinite_epsilon_means_no_noise_and_no_promise() -> None:
+    plan = planned(epsilon=math.inf)
+    assert plan.sums.mechanism == NoNoise()
+    assert plan.privacy.epsilon is None
+    assert plan.privacy.statement.startswith("no differential privacy")
+
+
+@pytest.mark.parametrize("missing", ["question", "trust", "epsilon"])
+def test_a_study_without_its_question_its_trust_or_its_epsilon_is_refused(missing: str) -> None:
+    keys = {key: value for key, value in BASE.items() if key != missing}
+    with pytest.raises(StudyError, match=missing):
+        sfumato.plan(keys, items=WORDS)
+
+
+def test_a_plan_needs_devices_and_a_dictionary() -> None:
+    with pytest.raises(StudyError, match="how many devices"):
+        sfumato.plan({**BASE, "devices": None}, items=WORDS)
+    with pytest.raises(StudyError, match="give a dictionary"):
+        sfumato.plan(BASE)
+
+
+def test_a_small_dictionary_is_counted_one_hot() -> None:
+    plan = planned(items=WORDS[:100])
+    assert plan.algorithm == "one-hot"
+    assert plan.predicted["bytes_per_device"] < DEFAULT_BYTES
+
+
+def test_the_bytes_allowed_set_the_width_and_are_kept() -> None:
+    for limit in (1_000, 5_000, 20_000):
+        plan = planned(bytes_per_device=limit)
+        assert plan.sums.mode == "shared"
+        used = report_bytes(plan.sums.tasks()[0])
+        assert used == plan.predicted["bytes_per_device"]
+        one_cell_more = plan.sums.rows * 8
+        assert limit - one_cell_more * 8 < used <= limit
+
+
+def test_more_bytes_predict_less_error() -> None:
+    errors = [
+        planned(bytes_per_device=limit).predicted["standard_error"]
+        for limit in (1_000, 3_000, 9_000)
+    ]
+    assert errors == sorted(errors, reverse=True)
+
+
+def test_a_target_error_is_sized_by_a_pilot_between_instance_and_minimax() -> None:
+    plan = planned(target_error=0.01)
+    assert plan.algorithm == "two-phase count sketch"
+    assert plan.sums.width == sizing.minimax_width(0.01, constant=6, devices=100_000)
+    assert plan.predicted["width"] < plan.sums.width
+    assert plan.predicted["half_width_95"] < 0.01 * 100_000
+
+
+def test_without_enough_devices_for_a_pilot_the_width_is_minimax() -> None:
+    plan = planned(target_error=0.04, devices=4_000, epsilon=math.inf)
+    assert plan.sums.pilot_devices == 0
+    assert plan.sums.width == math.ceil(6 * 2 / 0.04)
+
+
+def test_a_target_below_the_noise_is_refused_with_what_would_reach_it() -> None:
+    with pytest.raises(ImpossibleError, match="noise alone") as refusal:
+        planned(target_error=0.0001, devices=5_000)
+    hint = str(refusal.value.hint)
+    enough = int(hint.split()[1].replace(",", ""))
+    planned(target_error=0.0001, devices=enough)  # does not raise
+    with pytest.raises(ImpossibleError):
+        planned(target_error=0.0001, devices=enough // 2)
+
+
+def test_target_and_bytes_that_exclude_each_other_are_refused_with_either_way_out() -> None:
+    with pytest.raises(ImpossibleError, match="needs up to") as refusal:
+        planned(target_error=0.005, bytes_per_device=2_000)
+    words = str(refusal.value.hint).split()
+    planned(target_error=0.005, bytes_per_device=int(words[3]))
+    planned(target_error=float(words[-1]), bytes_per_device=2_000)
+
+
+def test_the_promise_is_what_the_ledger_will_be_charged() -> None:
+    plan = planned(bytes_per_device=3_000)
+    assert plan.study.epsilon is not None
+    spent = epsilon_of([plan.sums.tasks()[0].loss], plan.study.delta)
+    assert 0.99 * plan.study.epsilon < spent <= plan.study.epsilon
+    assert f"spends {spent:.4f}" in plan.privacy.statement
+    assert plan.privacy.unit == "device"
+    assert plan.privacy.neighbours.startswith("zero-out")
+
+
+def test_delta_zero_gives_pure_privacy_by_laplace_noise() -> None:
+    noise = planned(delta=0.0, bytes_per_device=3_000).sums.mechanism
+    assert isinstance(noise, NoiseAtRelease)
+    assert noise.noise == "laplace"
+
+
+def test_paper_mode_has_the_papers_constant_rows_rounds_and_decoder() -> None:
+    similar = planned(paper_mode=True, rounds=10, bytes_per_device=3_000)
+    assert (similar.sums.mode, similar.sums.decode) == ("hybrid", "median")
+    assert similar.sums.constant == 2
+    assert similar.sums.rows == math.ceil(math.log(2 * len(WORDS) / 0.1))
+    different = planned(paper_mode=True, rounds=10, cohorts="different", bytes_per_device=3_000)
+    assert different.sums.mode == "fresh"
+    assert any("constant 2" in warning for warning in similar.warnings)
+
+
+def test_different_cohorts_are_never_read_as_hybrid_rounds() -> None:
+    plan = planned(rounds=5, cohorts="different", epsilon=math.inf, bytes_per_device=3_000)
+    assert plan.sums.mode != "hybrid"
+
+
+def test_shown_rounds_are_each_noised_and_unshown_shared_ones_once() -> None:
+    for publish, every in (("rounds", True), ("final", False)):
+        plan = planned(items=WORDS[:50], rounds=4, publish=publish)
+        assert plan.sums.every_round is every
+        assert len(plan.sums.tasks()) == (4 if every else 1)
+
+
+def test_legal_and_unwise_studies_are_warned_of() -> None:
+    warnings = planned(delta=1e-3, daily_reports=2, bytes_per_device=600).warnings
+    assert any("delta" in warning for warning in warnings)
+    assert any("daily_reports" in warning for warning in warnings)
+    assert any("majority of rows" in w for w in planned(bytes_per_device=345).warnings)
+
+
+def test_a_plan_prints_what_it_will_do() -> None:
+    text = repr(planned(bytes_per_device=3_000))
+    for part in ("count sketch", "width", "standard_error", "differential privacy"):
+        assert part in text
