@@ -17,8 +17,8 @@ from sfumato.flow import contribute as device
 from sfumato.flow.release import Release
 from sfumato.flow.report import to_frames
 from sfumato.flow.task import LocalTask, Task
+from sfumato.flow.word_discovery import WordTask, word_report
 from sfumato.privacy import Rng, SeededRng, SystemRng
-from sfumato.questions.new_words.design import WordTask, word_report
 from sfumato.spec import from_json
 
 KEY = bytes(range(32))

@@ -26,8 +26,8 @@ from sfumato.errors import ServiceError, StoreUnavailable
 from sfumato.flow import contribute as device
 from sfumato.flow.report import Report, to_frames
 from sfumato.flow.task import Task
+from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import SystemRng
-from sfumato.questions.new_words.design import WordTask
 
 T = TypeVar("T")
 

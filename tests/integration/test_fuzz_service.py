@@ -21,8 +21,8 @@ from sfumato.device.offers import AnyTask, takes_categories, verify
 from sfumato.flow import contribute as device
 from sfumato.flow.report import Report, to_frames
 from sfumato.flow.task import Task
+from sfumato.flow.word_discovery import WordTask, word_report
 from sfumato.privacy import SystemRng
-from sfumato.questions.new_words.design import WordTask, word_report
 
 ITEMS = [f"tree {number}" for number in range(40)]
 ASKED: dict[str, dict[str, Any]] = {

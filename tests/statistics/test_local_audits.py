@@ -19,6 +19,7 @@ import pytest
 from scipy import stats
 
 from checks import SEED
+from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension
 from sfumato.kernels import local
 from sfumato.privacy import (
     CountMeanSketch,
@@ -27,7 +28,6 @@ from sfumato.privacy import (
     HashedResponse,
     SeededRng,
 )
-from sfumato.questions.new_words.design import FragmentPuzzle, PrefixExtension
 from sfumato.spec import kinds
 
 U8 = npt.NDArray[np.uint8]

@@ -22,6 +22,7 @@ from sfumato.flow.aggregation import Masked, Plain
 from sfumato.flow.model_terms import LocalTraining, ModelTerms
 from sfumato.flow.secure_sum import SecureSum
 from sfumato.flow.task import LocalTask, Task
+from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension, WordTask
 from sfumato.learn.compression import (
     AdaptNorm,
     AdaptTail,
@@ -58,7 +59,7 @@ from sfumato.questions.frequencies.design import FrequencyDesign
 from sfumato.questions.heavy_hitters.design import HeavyHitterDesign, HistogramDesign
 from sfumato.questions.local_frequencies.design import LocalDesign
 from sfumato.questions.mean.design import MeanDesign
-from sfumato.questions.new_words.design import FragmentPuzzle, PrefixExtension, WordDesign, WordTask
+from sfumato.questions.new_words.design import WordDesign
 from sfumato.questions.prefix_search.design import PrefixDesign
 from sfumato.secagg.round import MaskedRound
 from sfumato.sketch import CountSketch, IntegerKeys, OneHot, TextKeys, VectorSketch, WordKeys

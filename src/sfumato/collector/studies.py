@@ -34,11 +34,13 @@ from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import ModelTerms, digest_of
 from sfumato.flow.release import NoisedSum, Privacy
 from sfumato.flow.task import Task
+from sfumato.flow.word_discovery import seeded
 from sfumato.planning import Plan, learning, plan
 from sfumato.privacy import Rng
+from sfumato.privacy.randomizers import in_epoch
 from sfumato.privacy.samplers import SecretRng
-from sfumato.questions.local_frequencies.design import LocalDesign, in_epoch
-from sfumato.questions.new_words.design import WordDesign, seeded
+from sfumato.questions.local_frequencies.design import LocalDesign
+from sfumato.questions.new_words.design import WordDesign
 from sfumato.questions.registry import begun, draws, keys_of
 from sfumato.spec import LARGEST_INTEGER, from_json, to_json
 from sfumato.study import Study

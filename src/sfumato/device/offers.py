@@ -27,8 +27,8 @@ from sfumato.flow.aggregation import Masked
 from sfumato.flow.model_terms import ModelTerms
 from sfumato.flow.report import WIRE_VERSION
 from sfumato.flow.task import LocalTask, Task
+from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import DirectResponse, NoiseAtRelease, NoiseInShares, NoNoise
-from sfumato.questions.new_words.design import WordTask
 from sfumato.sketch import CountSketch, OneHot, TextKeys, VectorSketch, WordKeys
 from sfumato.sketch.prefixes import Prefix
 from sfumato.spec import from_json, later, require, spec, to_json

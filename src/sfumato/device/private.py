@@ -14,9 +14,9 @@ from sfumato.flow.contribute import contribute, local_report, report
 from sfumato.flow.model_terms import ModelTerms, Train
 from sfumato.flow.report import Report
 from sfumato.flow.task import LocalTask, Task
+from sfumato.flow.word_discovery import WordTask, word_report
 from sfumato.privacy import Rng, bound_contributions
 from sfumato.privacy.samplers import stream
-from sfumato.questions.new_words.design import WordTask, word_report
 from sfumato.sketch import (
     CountSketch,
     InvertibleSketch,

@@ -19,14 +19,14 @@ import pyarrow as pa
 from sfumato.errors import ImpossibleError
 from sfumato.flow.model_release import ModelRelease
 from sfumato.flow.release import NORMAL_95, Cost, Release
-from sfumato.planning import Plan
+from sfumato.flow.word_discovery import Discoverer
 from sfumato.privacy import Tally, debias
 from sfumato.questions.frequencies.design import FrequencyCampaign
 from sfumato.questions.frequencies.plan import bytes_per_device
 from sfumato.questions.local_frequencies.design import LocalDesign
 from sfumato.questions.local_frequencies.design import estimates as local_estimates
 from sfumato.questions.mean.design import MeanRelease
-from sfumato.questions.new_words.design import Discoverer
+from sfumato.questions.question import Plan
 
 F64 = npt.NDArray[np.float64]
 

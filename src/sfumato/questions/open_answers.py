@@ -15,13 +15,13 @@ import pyarrow as pa
 
 from sfumato.flow.release import NORMAL_95, Cost, Release
 from sfumato.flow.task import Task
-from sfumato.planning import Plan
 from sfumato.questions.answers import Asked
 from sfumato.questions.heavy_hitters.design import HeavyHitterCampaign
 from sfumato.questions.heavy_hitters.histogram import HistogramCampaign
 from sfumato.questions.mean.design import MeanCampaign, MeanRelease
 from sfumato.questions.mean.plan import weights
 from sfumato.questions.prefix_search.design import PrefixCampaign
+from sfumato.questions.question import Plan
 
 F64 = npt.NDArray[np.float64]
 

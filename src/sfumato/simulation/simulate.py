@@ -16,15 +16,17 @@ from sfumato.errors import DataError, StudyError
 from sfumato.flow.campaign import run
 from sfumato.flow.release import Release
 from sfumato.flow.task import Task
+from sfumato.flow.word_discovery import seeded
 from sfumato.planning import Plan, plan
 from sfumato.privacy import Budget, Ledger, Rng, SeededRng, SystemRng, Tally
+from sfumato.privacy.randomizers import in_epoch
 from sfumato.questions import answers, open_answers
 from sfumato.questions.answers import Asked
 from sfumato.questions.frequencies.design import FrequencyCampaign, FrequencyDesign
 from sfumato.questions.heavy_hitters.design import HeavyHitterDesign, HistogramDesign
-from sfumato.questions.local_frequencies.design import LocalDesign, in_epoch, values_of
+from sfumato.questions.local_frequencies.design import LocalDesign, values_of
 from sfumato.questions.mean.design import MeanRelease
-from sfumato.questions.new_words.design import WordDesign, seeded
+from sfumato.questions.new_words.design import WordDesign
 from sfumato.questions.prefix_search.design import PrefixCampaign, PrefixDesign
 from sfumato.questions.registry import begun
 from sfumato.simulation import mean as mean_simulation

@@ -18,8 +18,8 @@ from sfumato.flow.aggregation import Plain
 from sfumato.flow.contribute import report
 from sfumato.flow.report import HEADER_BYTES, Report, from_frames, to_frames
 from sfumato.flow.task import LocalTask, Task
+from sfumato.flow.word_discovery import PrefixExtension, WordTask, word_report
 from sfumato.privacy import HashedResponse, NoNoise, SeededRng
-from sfumato.questions.new_words.design import PrefixExtension, WordTask, word_report
 from sfumato.sketch import OneHot
 
 PAIRS = LocalTask(

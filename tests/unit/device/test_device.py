@@ -23,8 +23,8 @@ from sfumato.device.outbox import Outcome
 from sfumato.errors import OfferError, ServiceError, SpecError
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.task import LocalTask, Task
+from sfumato.flow.word_discovery import PrefixExtension, WordTask
 from sfumato.privacy import DirectResponse, HashedResponse, NoiseAtRelease, NoNoise, SeededRng
-from sfumato.questions.new_words.design import PrefixExtension, WordTask
 from sfumato.sketch import CountSketch, OneHot
 from unit.device.standin import KEY, PUBLIC, StandIn, running
 

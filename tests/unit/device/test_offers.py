@@ -13,8 +13,8 @@ from sfumato.device.offers import Offer, epsilon_of, items_of, public_key, sign,
 from sfumato.errors import OfferError, SpecError
 from sfumato.flow.aggregation import Masked, Plain
 from sfumato.flow.task import LocalTask, Task
+from sfumato.flow.word_discovery import FragmentPuzzle, WordTask
 from sfumato.privacy import DirectResponse, HashedResponse, NoNoise
-from sfumato.questions.new_words.design import FragmentPuzzle, WordTask
 from sfumato.sketch import CountSketch, OneHot
 from sfumato.spec import from_json, to_json
 

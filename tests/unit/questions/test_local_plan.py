@@ -14,15 +14,10 @@ import pytest
 import sfumato
 from checks import SEED, assert_binomial
 from sfumato.errors import ImpossibleError, SpecError, StudyError
+from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension, WordTask, word_report
 from sfumato.privacy import HashedResponse, SeededRng, Tally, debias
 from sfumato.questions.local_frequencies import plan as local_plan
 from sfumato.questions.local_frequencies.design import LocalDesign, oracle_of
-from sfumato.questions.new_words.design import (
-    FragmentPuzzle,
-    PrefixExtension,
-    WordTask,
-    word_report,
-)
 from sfumato.sketch.words import codes_of, words_of
 
 I64 = npt.NDArray[np.int64]

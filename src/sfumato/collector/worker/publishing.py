@@ -19,6 +19,7 @@ from sfumato.flow.model_release import ModelRelease
 from sfumato.flow.release import Cost, Release
 from sfumato.flow.secure_sum import bytes_of
 from sfumato.flow.task import LocalTask, Task
+from sfumato.flow.word_discovery import Discoverer, WordTask
 from sfumato.planning import Plan
 from sfumato.privacy import Tally
 from sfumato.questions import answers, open_answers
@@ -28,7 +29,7 @@ from sfumato.questions.heavy_hitters.design import HeavyHitterCampaign
 from sfumato.questions.heavy_hitters.histogram import HistogramCampaign
 from sfumato.questions.local_frequencies.design import LocalDesign
 from sfumato.questions.mean.design import MeanCampaign, MeanRelease
-from sfumato.questions.new_words.design import Discoverer, WordDesign, WordTask
+from sfumato.questions.new_words.design import WordDesign
 from sfumato.questions.prefix_search.design import PrefixCampaign
 from sfumato.spec import from_json
 

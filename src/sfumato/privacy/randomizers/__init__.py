@@ -13,7 +13,13 @@ holds for any hash functions, whoever chose them. `debias` reads tallies.
 """
 
 from sfumato.privacy.randomizers.count_mean import CountMeanSketch, HadamardCountMeanSketch
-from sfumato.privacy.randomizers.randomizer import LARGEST_EPSILON, Hashed, Moments, Randomizer
+from sfumato.privacy.randomizers.randomizer import (
+    LARGEST_EPSILON,
+    Hashed,
+    Moments,
+    Randomizer,
+    in_epoch,
+)
 from sfumato.privacy.randomizers.responses import DirectResponse, HashedResponse
 
 __all__ = [
@@ -25,4 +31,5 @@ __all__ = [
     "HashedResponse",
     "Moments",
     "Randomizer",
+    "in_epoch",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -159,3 +160,11 @@ def from_bytes(data: U8) -> Whole:
         padded[:, :size] = data
         data = padded
     return np.ascontiguousarray(data).view(f"<u{wide}").reshape(-1)
+
+
+def in_epoch(randomizer: Randomizer, epoch: int, seed: int | None = None) -> Randomizer:
+    """The same randomizer with the hash functions of another epoch, and another seed if given."""
+    if not isinstance(randomizer, Hashed):
+        return randomizer
+    keep = randomizer.seed if seed is None else seed
+    return replace(randomizer, epoch=epoch, seed=keep)  # type: ignore[type-var]  # a dataclass

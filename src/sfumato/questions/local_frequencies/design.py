@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,9 @@ from sfumato.privacy.randomizers import (
     CountMeanSketch,
     DirectResponse,
     HadamardCountMeanSketch,
-    Hashed,
     HashedResponse,
     Randomizer,
+    in_epoch,
 )
 from sfumato.privacy.tallies import Tally
 from sfumato.spec import digest, require, spec
@@ -90,14 +89,6 @@ def oracle_of(randomizer: Randomizer) -> str:
         DirectResponse: "direct",
     }
     return kinds[type(randomizer)]
-
-
-def in_epoch(randomizer: Randomizer, epoch: int, seed: int | None = None) -> Randomizer:
-    """The same randomizer with the hash functions of another epoch, and another seed if given."""
-    if not isinstance(randomizer, Hashed):
-        return randomizer
-    keep = randomizer.seed if seed is None else seed
-    return replace(randomizer, epoch=epoch, seed=keep)  # type: ignore[type-var]  # a dataclass
 
 
 def values_of(randomizer: Randomizer, items: hashing.Items, dictionary: Any) -> npt.NDArray[Any]:

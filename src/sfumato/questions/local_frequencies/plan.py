@@ -19,6 +19,7 @@ import numpy as np
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.flow.release import Privacy
 from sfumato.flow.report import HEADER_BYTES
+from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension
 from sfumato.privacy import (
     CountMeanSketch,
     DirectResponse,
@@ -30,7 +31,7 @@ from sfumato.privacy import (
 from sfumato.privacy.shuffling import shuffled_epsilon
 from sfumato.questions.local_frequencies.design import NAMES, LocalDesign, oracle_of
 from sfumato.questions.new_words.design import NAMES as WORD_NAMES
-from sfumato.questions.new_words.design import FragmentPuzzle, PrefixExtension, WordDesign
+from sfumato.questions.new_words.design import WordDesign
 from sfumato.sketch.words import LATIN, check_alphabet
 from sfumato.study import Study
 

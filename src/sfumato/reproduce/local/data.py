@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from sfumato import hashing
 from sfumato.errors import DataError
+from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension
 from sfumato.kernels import local
 from sfumato.privacy import (
     CountMeanSketch,
@@ -35,9 +36,8 @@ from sfumato.privacy import (
     debias,
 )
 from sfumato.privacy.debias import LocalEstimates
+from sfumato.privacy.randomizers import in_epoch
 from sfumato.questions.local_frequencies import plan as local_plan
-from sfumato.questions.local_frequencies.design import in_epoch
-from sfumato.questions.new_words.design import FragmentPuzzle, PrefixExtension
 from sfumato.reproduce.frequencies.data import _file, _read, power_law_shares
 from sfumato.sketch.words import LATIN
 

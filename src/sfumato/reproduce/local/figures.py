@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.flow.word_discovery import Found
 from sfumato.privacy import (
     CountMeanSketch,
     HashedResponse,
@@ -27,9 +28,9 @@ from sfumato.privacy import (
     debias,
 )
 from sfumato.privacy.debias import LocalEstimates
+from sfumato.privacy.randomizers import in_epoch
 from sfumato.questions.local_frequencies import plan as local_plan
-from sfumato.questions.local_frequencies.design import NAMES, in_epoch, oracle_of
-from sfumato.questions.new_words.design import Found
+from sfumato.questions.local_frequencies.design import NAMES, oracle_of
 from sfumato.reproduce import Figure, Outcome, Progress, Scale
 from sfumato.reproduce.frequencies.data import power_law_shares
 from sfumato.reproduce.frequencies.runs import item_names

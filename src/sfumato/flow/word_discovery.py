@@ -1,0 +1,458 @@
+"""Which words, that nobody listed, are common? Two ways to find them under local privacy.
+
+`FragmentPuzzle` is the Sequence Fragment Puzzle of paper 004 (algorithms 8 to 10): a device tells a
+noisy fragment of two characters, tagged with an eight-bit hash of the whole word, and the noisy
+word itself. The collector finds the common fragments of each position, joins those with one tag
+into words, and asks the words' own sketch about them. Beyond the paper: a joined word whose own
+hash is not its tag is dropped (almost all wrong ones are), fragments and words are kept by what
+stands out of the noise and not by a fixed number, and joins are bounded.
+
+`PrefixExtension` goes beyond it (after Wang, Li and Jha 2018): a device tells a noisy prefix of one
+length, the lengths being dealt out among devices, with all of its epsilon in one record. The
+collector extends the common prefixes of one length by the next characters, up to whole words.
+
+Words are rows of `length` character codes: 0 pads, k is the alphabet's k-th character. Longer words
+are cut, and words with other characters are not sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato import hashing
+from sfumato.errors import SpecError, TaskError
+from sfumato.flow.report import Report
+from sfumato.kernels.count import plain
+from sfumato.privacy import Randomizer, Rng, Tally, debias
+from sfumato.privacy.randomizers import in_epoch
+from sfumato.privacy.samplers import below
+from sfumato.sketch.words import LATIN, Bool, Codes, Words, check_alphabet, codes_of, words_of
+from sfumato.spec import LARGEST_INTEGER, digest, require, spec
+
+if TYPE_CHECKING:  # a device does without
+    import pyarrow as pa
+
+U8 = npt.NDArray[np.uint8]
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+
+PUZZLE = 256  # values of the hash that tags a word's fragments: eight bits
+FRAGMENT = 2  # characters in one
+MOST_JOINS = 200_000  # words that the fragments of one tag are joined into, at most
+_LAX = 0.5  # family-wise level of fragments
+_LIKELY = 2.0  # deviations of a prefix that is extended; false ones die at the next length
+_QUERY = 1 << 18  # words or prefixes asked about together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Found:
+    """Words that stand out, most common first, and how they were come by."""
+
+    words: pa.Array
+    counts: F64
+    standard_error: F64
+    threshold: float  # counts above it are listed
+    candidates: int  # words that were asked about
+    left_out: int  # fragments or prefixes dropped because there were too many to join
+    records: int
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __repr__(self) -> str:
+        return f"Found({len(self)} words of {self.candidates:,} candidates)"
+
+
+@runtime_checkable
+class Discoverer(Protocol):
+    """What every way of finding words does."""
+
+    @property
+    def epsilon(self) -> float: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def alphabet(self) -> str: ...
+
+    @property
+    def record_bytes(self) -> int: ...
+
+    def codes(self, words: Words) -> tuple[Codes, Bool]: ...
+
+    def randomize(self, codes: Codes, *, rng: Rng) -> U8: ...
+
+    def valid(self, records: U8) -> Bool:
+        """Which records this search could have been sent: (n,)."""
+        ...
+
+    def tallies(self) -> list[Tally]: ...
+
+    def fold(self, records: U8, tallies: list[Tally]) -> int: ...
+
+    def find(self, tallies: list[Tally], *, level: float = debias.LEVEL) -> Found: ...
+
+
+@spec("fragment_puzzle")
+class FragmentPuzzle:
+    """The Sequence Fragment Puzzle: a fragment and the whole word, in one record.
+
+    byte 0 is the fragment's position, then the fragment's record, then the word's.
+
+    Claim: (word.epsilon + fragment.epsilon)-local differential privacy for one record, neighbours
+        being any two words.
+    Proof: the position is drawn without looking at the word; the two records are two randomizers of
+        the same word with coins of their own, so their epsilons add up.
+    Differs from the paper: counts of fragments are over the devices that drew the position (the
+        paper's step would use all of them).
+    """
+
+    word: Randomizer
+    fragment: Randomizer
+    seed: int
+    length: int = 10
+    alphabet: str = LATIN
+
+    def check(self) -> None:
+        check_alphabet(self.length, self.alphabet)
+        require(
+            self.length % FRAGMENT == 0,
+            f"length must be even, to cut into pairs; got {self.length}",
+        )
+
+    @property
+    def epsilon(self) -> float:
+        return self.word.epsilon + self.fragment.epsilon
+
+    @property
+    def positions(self) -> int:
+        return self.length // FRAGMENT
+
+    @property
+    def record_bytes(self) -> int:
+        return 1 + self.fragment.record_bytes + self.word.record_bytes
+
+    def codes(self, words: Words) -> tuple[Codes, Bool]:
+        return codes_of(words, self.alphabet, self.length)
+
+    def randomize(self, codes: Codes, *, rng: Rng) -> U8:
+        """A record for each word: (n, record_bytes)."""
+        position = below(self.positions, codes.shape[0], rng)
+        tags = self._tags(codes)
+        records = np.empty((codes.shape[0], self.record_bytes), dtype=np.uint8)
+        records[:, 0] = position
+        split = 1 + self.fragment.record_bytes
+        for place in range(self.positions):
+            mine = np.flatnonzero(position == place)
+            oracle = in_epoch(self.fragment, place)
+            keys = self._keys(
+                tags[mine], codes[mine, FRAGMENT * place], codes[mine, FRAGMENT * place + 1]
+            )
+            records[mine, 1:split] = oracle.randomize(oracle.values(keys), rng=rng)
+        records[:, split:] = self.word.randomize(_points(codes, self.word), rng=rng)
+        return records
+
+    def tallies(self) -> list[Tally]:
+        """An empty tally a position, and one for whole words at the end."""
+        places = [in_epoch(self.fragment, place) for place in range(self.positions)]
+        return [*(Tally(oracle) for oracle in places), Tally(self.word)]
+
+    def valid(self, records: U8) -> Bool:
+        split = 1 + self.fragment.record_bytes
+        return np.asarray(
+            (records[:, 0] < self.positions)
+            & self.fragment.valid(records[:, 1:split])
+            & self.word.valid(records[:, split:])
+        )
+
+    def fold(self, records: U8, tallies: list[Tally]) -> int:
+        """Add the records that are valid, whole or not at all; tells how many were not."""
+        split = 1 + self.fragment.record_bytes
+        valid = self.valid(records)
+        kept = records if valid.all() else records[valid]
+        for place in range(self.positions):
+            tallies[place].fold(np.ascontiguousarray(kept[kept[:, 0] == place, 1:split]))
+        tallies[-1].fold(np.ascontiguousarray(kept[:, split:]))
+        return int(np.count_nonzero(~valid))
+
+    def find(self, tallies: list[Tally], *, level: float = debias.LEVEL) -> Found:
+        """Join what stands out at each position, and keep the words that stand out themselves.
+
+        Words are listed at this family-wise level: some false one is among them with that
+        probability at most. Fragments are held to a laxer one, since the words decide.
+        """
+        if any(tally.count == 0 for tally in tallies):
+            raise SpecError("every position must have records before words can be found")
+        kept = [self._fragments(tally) for tally in tallies[:-1]]
+        joined, left_out = self._join(kept)
+        points = _points(joined, self.word)
+        return _listed(joined, points, tallies[-1], 1.0, level, self.alphabet, left_out)
+
+    def _fragments(self, tally: Tally) -> dict[int, I64]:
+        """The fragments of one position that stand out, as pairs of codes by their tag; in each tag
+        the most common first."""
+        symbols = len(self.alphabet) + 1
+        keys = np.arange(PUZZLE * symbols**FRAGMENT, dtype=np.int64)
+        counts, null = _counts(tally, keys)
+        found = np.flatnonzero(counts > null.threshold(keys.size, _LAX))
+        found = found[np.argsort(-counts[found], kind="stable")]
+        tags, rest = np.divmod(found, symbols**FRAGMENT)
+        pairs = np.stack(np.divmod(rest, symbols), axis=1)
+        return {int(tag): pairs[tags == tag] for tag in np.unique(tags)}
+
+    def _join(self, kept: list[dict[int, I64]]) -> tuple[Codes, int]:
+        """Words made of one fragment a position, all with one tag, whose own hash is that tag."""
+        parts, left_out = [np.empty((0, self.length), dtype=np.uint16)], 0
+        for tag in sorted(set.intersection(*(set(place) for place in kept))):
+            rows = np.empty((1, 0), dtype=np.uint16)
+            for pairs in (held[tag] for held in kept):
+                most = max(1, MOST_JOINS // rows.shape[0])
+                left_out += max(0, len(pairs) - most)
+                pairs = pairs[:most].astype(np.uint16)
+                rows = np.concatenate(
+                    [np.repeat(rows, len(pairs), axis=0), np.tile(pairs, (rows.shape[0], 1))],
+                    axis=1,
+                )
+                rows = rows[_no_gap(rows)]
+            parts.append(rows[self._tags(rows) == tag] if rows.size else parts[0])
+        return np.concatenate(parts), left_out
+
+    def _tags(self, codes: Codes) -> I64:
+        """Each word's hash to eight bits, which joins its fragments."""
+        hash_ = hashing.coefficients(self.seed, "puzzle", count=3)
+        points = hashing.fingerprint_rows(_bytes(codes), self.seed)
+        return plain.cells(plain.evaluate(hash_, points), PUZZLE)
+
+    def _keys(self, tags: I64, first: Codes, second: Codes) -> I64:
+        symbols = len(self.alphabet) + 1
+        return (tags * symbols + first) * symbols + second
+
+
+@spec("prefix_extension")
+class PrefixExtension:
+    """Prefixes of dealt-out lengths, each told with all of the epsilon; whole words last.
+
+    byte 0 says which of `lengths` the record is of, then comes the prefix's record.
+
+    Claim: prefix.epsilon-local differential privacy for one record, neighbours being any two words.
+    Proof: the length is drawn without looking at the word, and the record is one randomizer of the
+        word's prefix.
+    """
+
+    prefix: Randomizer
+    lengths: tuple[int, ...] = (3, 4, 5, 6, 8, 10)  # the last one is the word's
+    alphabet: str = LATIN
+    width: int = 1024  # prefixes of a length that are extended, at most
+
+    def check(self) -> None:
+        require(len(self.lengths) >= 1, "lengths must name at least one length")
+        require(
+            all(a < b for a, b in zip((0, *self.lengths), self.lengths, strict=False)),
+            f"lengths must grow from at least 1; got {self.lengths}",
+        )
+        require(len(self.lengths) <= 256, "at most 256 lengths fit a byte")
+        require(self.width >= 1, f"width must be at least 1; got {self.width}")
+        check_alphabet(self.lengths[-1], self.alphabet)
+
+    @property
+    def epsilon(self) -> float:
+        return self.prefix.epsilon
+
+    @property
+    def length(self) -> int:
+        return self.lengths[-1]
+
+    @property
+    def record_bytes(self) -> int:
+        return 1 + self.prefix.record_bytes
+
+    def codes(self, words: Words) -> tuple[Codes, Bool]:
+        return codes_of(words, self.alphabet, self.length)
+
+    def randomize(self, codes: Codes, *, rng: Rng) -> U8:
+        step = below(len(self.lengths), codes.shape[0], rng)
+        records = np.empty((codes.shape[0], self.record_bytes), dtype=np.uint8)
+        records[:, 0] = step
+        for place, length in enumerate(self.lengths):
+            mine = np.flatnonzero(step == place)
+            oracle = in_epoch(self.prefix, place)
+            points = _points(codes[mine, :length], oracle)
+            records[mine, 1:] = oracle.randomize(points, rng=rng)
+        return records
+
+    def tallies(self) -> list[Tally]:
+        return [Tally(in_epoch(self.prefix, place)) for place in range(len(self.lengths))]
+
+    def valid(self, records: U8) -> Bool:
+        return np.asarray((records[:, 0] < len(self.lengths)) & self.prefix.valid(records[:, 1:]))
+
+    def fold(self, records: U8, tallies: list[Tally]) -> int:
+        valid = self.valid(records)
+        kept = records if valid.all() else records[valid]
+        for place, tally in enumerate(tallies):
+            tally.fold(np.ascontiguousarray(kept[kept[:, 0] == place, 1:]))
+        return int(np.count_nonzero(~valid))
+
+    def find(self, tallies: list[Tally], *, level: float = debias.LEVEL) -> Found:
+        if any(tally.count == 0 for tally in tallies):
+            raise SpecError("every length must have records before words can be found")
+        rows, done, left_out = np.empty((1, 0), dtype=np.uint16), 0, 0
+        for length, tally in zip(self.lengths[:-1], tallies, strict=False):
+            rows = _extended(rows, length - done, len(self.alphabet) + 1)
+            found = debias.estimate(tally, _points(rows, tally.randomizer))
+            height = found.counts / found.null_error
+            likely = np.flatnonzero(height > _LIKELY)
+            best = likely[np.argsort(-height[likely], kind="stable")]
+            left_out += max(0, best.size - self.width)
+            rows, done = rows[best[: self.width]], length
+        rows = _extended(rows, self.length - done, len(self.alphabet) + 1)
+        points = _points(rows, tallies[-1].randomizer)
+        scale = sum(tally.count for tally in tallies) / tallies[-1].count
+        return _listed(rows, points, tallies[-1], scale, level, self.alphabet, left_out)
+
+
+def word_report(task: WordTask, words: Sequence[str], *, rng: Rng) -> Report | None:
+    """One device's report to a search: a record for each word, privatised here and now.
+
+    A word with characters that the search has no code for is not sent; None if no word is left.
+
+    >>> from sfumato.privacy import HashedResponse, SeededRng
+    >>> prefix = HashedResponse(epsilon=4.0, rows=1024, width=56, seed=1)
+    >>> task = WordTask(discoverer=PrefixExtension(prefix=prefix), cohort="everybody")
+    >>> word_report(task, ["oak"], rng=SeededRng(1)).message.hex()
+    '04acc3'
+    """
+    if not 1 <= len(words) <= task.records_per_report:
+        raise SpecError(
+            f"this task takes 1 to {task.records_per_report} words of a device at a time; "
+            f"got {len(words)}: choose among them with bound_contributions"
+        )
+    codes, fits = task.discoverer.codes(words)
+    if not fits.any():
+        return None
+    records = task.discoverer.randomize(codes[fits], rng=rng)
+    return Report(task.id, rng.words(2).tobytes(), records.tobytes())
+
+
+def seeded(search: Discoverer, seed: int) -> Discoverer:
+    """The same search with the hash functions of another public seed."""
+    if isinstance(search, PrefixExtension):
+        return replace(search, prefix=in_epoch(search.prefix, 0, seed))
+    assert isinstance(search, FragmentPuzzle)  # there are two
+    other = (seed + 1) % (LARGEST_INTEGER + 1)
+    word, fragment = in_epoch(search.word, 0, seed), in_epoch(search.fragment, 0, other)
+    return replace(search, word=word, fragment=fragment, seed=seed)
+
+
+@spec("word_task")
+class WordTask:
+    """What is asked of devices in a search for new words: its records. Its id is its digest."""
+
+    discoverer: Discoverer
+    campaign: str = ""
+    cohort: str  # which devices are asked
+    records_per_report: int = 1  # what one device may send at a time
+
+    def check(self) -> None:
+        require(
+            self.records_per_report >= 1,
+            f"records_per_report must be at least 1; got {self.records_per_report}",
+            TaskError,
+        )
+
+    @property
+    def id(self) -> str:
+        return digest(self)
+
+    @property
+    def message_bytes(self) -> int:
+        return self.records_per_report * self.discoverer.record_bytes
+
+
+def _bytes(codes: Codes) -> U8:
+    wide = np.ascontiguousarray(codes.astype("<u2")).view(np.uint8)
+    return wide.reshape(codes.shape[0], 2 * codes.shape[1])
+
+
+def _points(codes: Codes, oracle: Any) -> U64:
+    return hashing.fingerprint_rows(_bytes(codes), oracle.seed)
+
+
+def _no_gap(rows: Codes) -> Bool:
+    """Padding is at the end only: no character follows it."""
+    return np.asarray(~((rows[:, :-1] == 0) & (rows[:, 1:] != 0)).any(axis=1))
+
+
+def _extended(rows: Codes, more: int, symbols: int) -> Codes:
+    """Every row with every ending of `more` codes, padding at the end only."""
+    for _ in range(more):
+        endings = np.arange(symbols, dtype=np.uint16)
+        rows = np.concatenate(
+            [np.repeat(rows, symbols, axis=0), np.tile(endings, rows.shape[0])[:, None]], axis=1
+        )
+        rows = rows[_no_gap(rows) & (rows[:, 0] != 0)]
+    return rows
+
+
+def _counts(tally: Tally, keys: I64) -> tuple[F64, debias.Null]:
+    return _plain_counts(tally, tally.randomizer.values(keys))
+
+
+def _plain_counts(tally: Tally, points: npt.NDArray[Any]) -> tuple[F64, debias.Null]:
+    """Plain means, a piece at a time, and the law of a count that is zero."""
+    parts = [
+        debias.estimate(tally, points[start : start + _QUERY], aware=False).counts
+        for start in range(0, points.size, _QUERY)
+    ]
+    counts = np.concatenate(parts) if parts else np.empty(0)
+    alone = float(debias.variance(tally.randomizer, count=tally.count, held=0.0, squares=0.0))
+    met = float(
+        debias.variance(
+            tally.randomizer,
+            count=tally.count,
+            held=0.0,
+            squares=debias.squares_of(tally.randomizer, counts, alone),
+        )
+    )
+    return counts, debias.Null(math.sqrt(met), tally.count, tally.randomizer.support)
+
+
+def _listed(
+    rows: Codes,
+    points: U64,
+    tally: Tally,
+    scale: float,
+    level: float,
+    alphabet: str,
+    left_out: int,
+) -> Found:
+    """The words among the candidates that stand out, with counts over all devices."""
+    empty = np.empty(0)
+    if rows.shape[0] == 0:
+        return Found(
+            words=words_of(rows, alphabet), counts=empty, standard_error=empty,
+            threshold=math.inf, candidates=0, left_out=left_out, records=round(tally.count * scale),
+        )  # fmt: skip
+    found = debias.estimate(tally, points)
+    limit = found.null.threshold(rows.shape[0], level)
+    listed = np.flatnonzero(found.counts > found.thresholds(level))
+    listed = listed[np.argsort(-found.counts[listed], kind="stable")]
+    counts = scale * found.counts[listed]
+    sampling = np.maximum(counts, 0) * (scale - 1)  # which devices drew the last length
+    return Found(
+        words=words_of(rows[listed], alphabet),
+        counts=counts,
+        standard_error=np.sqrt((scale * found.standard_error[listed]) ** 2 + sampling),
+        threshold=scale * limit,
+        candidates=rows.shape[0],
+        left_out=left_out,
+        records=round(tally.count * scale),
+    )
