@@ -11,8 +11,6 @@ needs numpy and cryptography alone (`sfumato.device`).
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,14 +33,6 @@ _HOMES = {
 }
 
 
-class _Package(ModuleType):
-    """`plan` and `simulate` are functions here and modules below; the functions keep the names."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -53,6 +43,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-sys.modules[__name__].__class__ = _Package

@@ -81,7 +81,7 @@ def test_a_device_imports_nothing_heavy_where_it_could(server: StandIn, tmp_path
 
 def test_the_refusal_would_be_noticed() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", REFUSING + "import sfumato.plan"],
+        [sys.executable, "-c", REFUSING + "import sfumato.planning"],
         env={"PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
@@ -101,11 +101,10 @@ def test_a_device_runs_with_numpy_and_cryptography_alone(server: StandIn, tmp_pa
 
 
 def test_the_names_of_the_package_are_there_when_they_are_used() -> None:
-    """`plan` and `simulate` stay functions, whatever imports the modules of the same names."""
     script = """
     import sfumato
     assert set(sfumato.__all__) <= set(dir(sfumato))
-    import sfumato.plan, sfumato.simulate
+    import sfumato.planning, sfumato.simulation.simulate
     from sfumato import *
     assert callable(plan) and callable(sfumato.plan) and callable(sfumato.simulate)
     assert sfumato.Study is Study and issubclass(sfumato.SfumatoError, Exception)
