@@ -64,7 +64,7 @@ from sfumato.questions.prefix_search.design import PrefixDesign
 from sfumato.secagg.round import MaskedRound
 from sfumato.sketch import CountSketch, IntegerKeys, OneHot, TextKeys, VectorSketch, WordKeys
 from sfumato.sketch.dense import DenseSketch
-from sfumato.sketch.prefixes import Prefix
+from sfumato.sketch.words import Prefix
 from sfumato.spec import canonical, digest, from_json, kind_of, kinds, to_json
 from sfumato.study import Study, TrainingKeys
 

@@ -30,7 +30,7 @@ from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import DirectResponse, NoiseAtRelease, NoiseInShares, NoNoise
 from sfumato.sketch import CountSketch, OneHot, TextKeys, VectorSketch, WordKeys
-from sfumato.sketch.prefixes import Prefix
+from sfumato.sketch.words import Prefix
 from sfumato.spec import from_json, later, require, spec, to_json
 
 AnyTask: TypeAlias = LocalTask | Task | WordTask

@@ -26,8 +26,7 @@ from sfumato.sketch import (
     VectorSketch,
     WordKeys,
 )
-from sfumato.sketch.prefixes import Prefix
-from sfumato.sketch.words import codes_of
+from sfumato.sketch.words import Prefix, codes_of
 
 I64 = npt.NDArray[np.int64]
 Value: TypeAlias = "str | Sequence[str] | Sequence[float] | npt.NDArray[np.floating] | Train"

@@ -17,7 +17,7 @@ from sfumato.questions.heavy_hitters.design import HeavyHitterDesign, HistogramD
 from sfumato.questions.mean.design import MeanDesign
 from sfumato.questions.prefix_search.design import PrefixDesign
 from sfumato.sketch import CountSketch, TextKeys, WordKeys
-from sfumato.sketch.prefixes import Prefix
+from sfumato.sketch.words import Prefix
 from sfumato.spec import LARGEST_INTEGER
 
 Design: TypeAlias = (

@@ -37,8 +37,7 @@ from sfumato.privacy import (
 )
 from sfumato.privacy.samplers import central_width
 from sfumato.sketch import CountSketch, OneHot, Rounds, refine
-from sfumato.sketch.prefixes import Prefix
-from sfumato.sketch.words import Codes, check_alphabet, words_of
+from sfumato.sketch.words import Codes, Prefix, check_alphabet, words_of
 from sfumato.spec import digest, require, spec
 
 F64 = npt.NDArray[np.float64]
