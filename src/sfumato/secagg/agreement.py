@@ -18,9 +18,9 @@ from __future__ import annotations
 import hashlib
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain, pairwise
 
@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sfumato.errors import MismatchError
 from sfumato.kernels import cores_allowed
-from sfumato.secagg.graph import Ring
+from sfumato.secagg.parameters import LARGEST_COHORT
 from sfumato.secagg.round import (
     COMMITMENT_BYTES,
     KEY_BYTES,
@@ -42,6 +42,7 @@ from sfumato.secagg.round import (
     SIGNATURE_BYTES,
     MaskedRound,
 )
+from sfumato.spec import require
 
 Words = npt.NDArray[np.unsignedinteger]
 Claim = tuple[bytes, bytes, bytes]
@@ -296,3 +297,94 @@ def pair_label(member: int, neighbour: int) -> bytes:
 def sign_of(member: int, neighbour: int) -> int:
     """Of two neighbours the lower one adds their mask, the higher one subtracts it."""
     return 1 if member < neighbour else -1
+
+
+LABEL = b"sfumato/1/secagg/ring/"
+WORD_BITS = 32
+_SPARE_WORDS = 8
+
+
+def permutation(seed: bytes, cohort: int) -> tuple[int, ...]:
+    """The members 0 .. cohort − 1 in the order that `seed` gives.
+
+    >>> permutation(b"a public seed", 5)
+    (3, 2, 4, 1, 0)
+    """
+    require(1 <= cohort <= LARGEST_COHORT, f"cohort must be 1 to {LARGEST_COHORT}; got {cohort}")
+    return _shuffle(_words(seed, cohort), cohort)
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """The graph in which each member is joined to `degree` others: half before it, half after.
+
+    `order` is the members as they stand on the ring. `degree` is even, or joins all with all.
+
+    >>> Ring((3, 2, 4, 1, 0), degree=2).neighbours(3)
+    [0, 2]
+    """
+
+    order: tuple[int, ...]
+    degree: int
+    _places: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        cohort = len(self.order)
+        require(
+            sorted(self.order) == list(range(cohort)),
+            f"order must hold each of 0 to {cohort - 1} once, {cohort} being its length",
+        )
+        require(
+            1 <= self.degree < cohort and (self.degree % 2 == 0 or self.degree == cohort - 1),
+            f"degree must be even and below {cohort}, or {cohort - 1}; got {self.degree}",
+        )
+        places = [0] * cohort
+        for place, member in enumerate(self.order):
+            places[member] = place
+        object.__setattr__(self, "_places", tuple(places))  # the way of a frozen class
+
+    @classmethod
+    def draw(cls, seed: bytes, cohort: int, *, degree: int) -> Ring:
+        """The ring that a public seed gives."""
+        return cls(permutation(seed, cohort), degree)
+
+    def neighbours(self, member: int) -> list[int]:
+        """The members that share with this one, in ascending order."""
+        cohort = len(self.order)
+        require(0 <= member < cohort, f"member must be 0 to {cohort - 1}; got {member}")
+        if self.degree == cohort - 1:
+            return [other for other in range(cohort) if other != member]
+        place, reach = self._places[member], self.degree // 2
+        steps = (*range(-reach, 0), *range(1, reach + 1))
+        return sorted(self.order[(place + step) % cohort] for step in steps)
+
+    def fewest(self, members: Set[int], run: int) -> int:
+        """How many of these there are at least among `run` in a row, anywhere on the ring.
+
+        >>> Ring((3, 2, 4, 1, 0), degree=2).fewest({3, 2, 1}, 2)
+        1
+        """
+        flags = np.isin(self.order, np.fromiter(members, dtype=np.int64))
+        sums = np.cumsum(np.r_[0, flags, flags[:run]])
+        return int((sums[run : run + flags.size] - sums[: flags.size]).min())
+
+
+def _shuffle(words: Iterator[int], cohort: int, word_bits: int = WORD_BITS) -> tuple[int, ...]:
+    """`word_bits` is 32; tests make it small, to go through every sequence of words."""
+    order, span = list(range(cohort)), 1 << word_bits
+    for place in range(cohort - 1, 0, -1):
+        limit = span - span % (place + 1)
+        while (word := next(words)) >= limit:
+            pass
+        other = word % (place + 1)
+        order[place], order[other] = order[other], order[place]
+    return tuple(order)
+
+
+def _words(seed: bytes, cohort: int) -> Iterator[int]:
+    """The stream's words without end; at least those that a cohort needs come in one piece."""
+    stream, count, given = hashlib.shake_128(LABEL + seed), cohort + _SPARE_WORDS, 0
+    while True:
+        words = struct.unpack(f"<{count}I", stream.digest(4 * count))
+        yield from words[given:]
+        count, given = 2 * count, count

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from checks import SEED, assert_chi_square
 from sfumato.errors import SpecError
-from sfumato.secagg.graph import WORD_BITS, Ring, _shuffle, _words, permutation
+from sfumato.secagg.agreement import WORD_BITS, Ring, _shuffle, _words, permutation
 from sfumato.secagg.parameters import LARGEST_COHORT
 
 SEEDS = 20_000
