@@ -18,8 +18,7 @@ from sfumato.questions import answers, open_answers
 from sfumato.questions.answers import Asked
 from sfumato.questions.mean.design import MeanCampaign, MeanDesign, MeanRelease
 from sfumato.questions.registry import begun
-from sfumato.simulation.device_fleet import Knowledge
-from sfumato.simulation.fleet import Asking, cohorts_for
+from sfumato.simulation.fleet import Asking, Knowledge, cohorts_for
 from sfumato.simulation.population import Population
 from sfumato.sketch import VectorSketch
 from sfumato.sketch.vector import fit

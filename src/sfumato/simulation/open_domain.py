@@ -20,8 +20,7 @@ from sfumato.questions.heavy_hitters.design import (
 from sfumato.questions.heavy_hitters.histogram import HistogramCampaign
 from sfumato.questions.prefix_search.design import PrefixCampaign, PrefixDesign
 from sfumato.questions.registry import begun
-from sfumato.simulation.device_fleet import Knowledge
-from sfumato.simulation.fleet import Asking, cohorts_for
+from sfumato.simulation.fleet import Asking, Knowledge, cohorts_for
 from sfumato.simulation.population import Population
 from sfumato.sketch import Keys, WordKeys
 from sfumato.sketch.words import codes_of

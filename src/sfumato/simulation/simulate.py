@@ -32,9 +32,8 @@ from sfumato.questions.registry import begun
 from sfumato.simulation import mean as mean_simulation
 from sfumato.simulation import open_domain as heavy_simulation
 from sfumato.simulation import vectors
-from sfumato.simulation.device_fleet import Knowledge, Progress
 from sfumato.simulation.engines import Engine, LocalEngine
-from sfumato.simulation.fleet import Asking, cohorts_for, cohorts_of
+from sfumato.simulation.fleet import Asking, Knowledge, Progress, cohorts_for, cohorts_of
 from sfumato.simulation.population import Data, Population
 from sfumato.spec import LARGEST_INTEGER
 from sfumato.study import Study

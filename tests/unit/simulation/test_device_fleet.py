@@ -21,8 +21,7 @@ from sfumato.flow.task import Task
 from sfumato.planning import Plan, plan
 from sfumato.privacy import Budget, Ledger, SeededRng
 from sfumato.questions.registry import begun, draws, keys_of
-from sfumato.simulation.device_fleet import DeviceFleet, Knowledge
-from sfumato.simulation.fleet import cohorts_for
+from sfumato.simulation.fleet import DeviceFleet, Knowledge, cohorts_for
 from sfumato.simulation.population import Population
 from sfumato.spec import from_json
 
