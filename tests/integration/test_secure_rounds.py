@@ -23,7 +23,7 @@ from sfumato.collector.store.store import Store
 from sfumato.device import Device, Http, Joined, MemoryBox, Part, Response, offers
 from sfumato.errors import ServiceError
 from sfumato.flow.release import Release
-from sfumato.simulation.round_fleet import LEFT, PHASES, Traveller, leaving, travel
+from sfumato.simulation.network_fleet import LEFT, PHASES, Traveller, leaving, travel
 
 NAME = "Street trees"
 

@@ -24,8 +24,7 @@ from sfumato.errors import SpecError
 from sfumato.flow.release import Release
 from sfumato.privacy import SystemRng
 from sfumato.questions.mean.design import MeanRelease
-from sfumato.simulation.network_fleet import NetworkFleet, _of_first_task
-from sfumato.simulation.round_fleet import LEFT, leaving
+from sfumato.simulation.network_fleet import LEFT, NetworkFleet, _of_first_task, leaving
 
 NAME = "Street trees"
 
