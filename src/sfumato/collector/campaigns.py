@@ -15,9 +15,9 @@ from sfumato.questions.frequencies.design import PILOT_COHORT, FrequencyCampaign
 from sfumato.questions.heavy_hitters.design import (
     HeavyHitterCampaign,
     HeavyHitterDesign,
+    HistogramCampaign,
     HistogramDesign,
 )
-from sfumato.questions.heavy_hitters.histogram import HistogramCampaign
 from sfumato.questions.mean.design import MeanCampaign, MeanDesign
 from sfumato.questions.prefix_search.design import PrefixCampaign, PrefixDesign
 from sfumato.questions.registry import Design

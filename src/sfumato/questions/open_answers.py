@@ -16,8 +16,7 @@ import pyarrow as pa
 from sfumato.flow.release import NORMAL_95, Cost, Release
 from sfumato.flow.task import Task
 from sfumato.questions.answers import Asked
-from sfumato.questions.heavy_hitters.design import HeavyHitterCampaign
-from sfumato.questions.heavy_hitters.histogram import HistogramCampaign
+from sfumato.questions.heavy_hitters.design import HeavyHitterCampaign, HistogramCampaign
 from sfumato.questions.mean.design import MeanCampaign, MeanRelease
 from sfumato.questions.mean.plan import weights
 from sfumato.questions.prefix_search.design import PrefixCampaign

@@ -15,9 +15,9 @@ from sfumato.privacy.samplers import SecretRng
 from sfumato.questions.heavy_hitters.design import (
     HeavyHitterCampaign,
     HeavyHitterDesign,
+    HistogramCampaign,
     HistogramDesign,
 )
-from sfumato.questions.heavy_hitters.histogram import HistogramCampaign
 from sfumato.questions.prefix_search.design import PrefixCampaign, PrefixDesign
 from sfumato.questions.registry import begun
 from sfumato.simulation.fleet import Asking, Knowledge, cohorts_for

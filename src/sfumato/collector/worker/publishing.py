@@ -25,8 +25,7 @@ from sfumato.privacy import Tally
 from sfumato.questions import answers, open_answers
 from sfumato.questions.answers import Asked
 from sfumato.questions.frequencies.design import FrequencyCampaign
-from sfumato.questions.heavy_hitters.design import HeavyHitterCampaign
-from sfumato.questions.heavy_hitters.histogram import HistogramCampaign
+from sfumato.questions.heavy_hitters.design import HeavyHitterCampaign, HistogramCampaign
 from sfumato.questions.local_frequencies.design import LocalDesign
 from sfumato.questions.mean.design import MeanCampaign, MeanRelease
 from sfumato.questions.new_words.design import WordDesign

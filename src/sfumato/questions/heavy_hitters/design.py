@@ -28,7 +28,7 @@ from sfumato.flow.secure_sum import SecureSum, parameters_of
 from sfumato.flow.task import Task, most_devices
 from sfumato.privacy import ListedAbove, Rng
 from sfumato.privacy.samplers import discrete_laplace
-from sfumato.questions.frequencies.design import FrequencyDesign
+from sfumato.questions.frequencies.design import FrequencyCampaign, FrequencyDesign
 from sfumato.sketch import InvertibleSketch, Keys, Listing, capacity
 from sfumato.sketch.keys import limbs
 from sfumato.spec import digest, later, require, spec
@@ -494,3 +494,38 @@ def repetitions_for(items: float, failure: float, *, error: float = 0.2) -> int:
     while items * stats.binom.sf(count // 2, count, error) > failure:
         count += 2
     return count
+
+
+@dataclass(slots=True, repr=False)
+class HistogramCampaign:
+    """Asks for names, tells those that may be told, and asks how often each is held."""
+
+    design: HistogramDesign
+    rng: Rng  # the decoder's own, for the noise on the names that it tells
+    least: float = 0.0
+    names: HeavyHitterCampaign = field(init=False)
+    _counting: FrequencyCampaign | None = None
+
+    def __post_init__(self) -> None:
+        self.names = HeavyHitterCampaign(self.design.names, self.rng, least=self.least)
+
+    @property
+    def counting(self) -> FrequencyCampaign | None:
+        """The second campaign, when the first is over and has found something."""
+        if self._counting is None and self.names.next_task() is None:
+            found = self.names.found()
+            if len(found):
+                self._counting = FrequencyCampaign(self.design.counts, found.items)
+        return self._counting
+
+    def next_task(self) -> Task | None:
+        task = self.names.next_task()
+        if task is not None:
+            return task
+        return None if self.counting is None else self.counting.next_task()
+
+    def absorb(self, answer: NoisedSum) -> None:
+        if self.names.next_task() is not None or self.counting is None:
+            self.names.absorb(answer)
+        else:
+            self.counting.absorb(answer)
