@@ -14,7 +14,8 @@ from sfumato.flow.campaign import run
 from sfumato.flow.task import Task
 from sfumato.planning import Plan
 from sfumato.privacy import SeededRng
-from sfumato.questions import answers, open_answers
+from sfumato.questions import answers
+from sfumato.questions import answers as open_answers
 from sfumato.questions.answers import Asked
 from sfumato.questions.mean.design import MeanCampaign, MeanDesign, MeanRelease
 from sfumato.questions.registry import begun

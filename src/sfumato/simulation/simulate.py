@@ -20,7 +20,8 @@ from sfumato.flow.word_discovery import seeded
 from sfumato.planning import Plan, plan
 from sfumato.privacy import Budget, Ledger, Rng, SeededRng, SystemRng, Tally
 from sfumato.privacy.randomizers import in_epoch
-from sfumato.questions import answers, open_answers
+from sfumato.questions import answers
+from sfumato.questions import answers as open_answers
 from sfumato.questions.answers import Asked
 from sfumato.questions.frequencies.design import FrequencyCampaign, FrequencyDesign
 from sfumato.questions.heavy_hitters.design import HeavyHitterDesign, HistogramDesign

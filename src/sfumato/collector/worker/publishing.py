@@ -22,7 +22,8 @@ from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import Discoverer, WordTask
 from sfumato.planning import Plan
 from sfumato.privacy import Tally
-from sfumato.questions import answers, open_answers
+from sfumato.questions import answers
+from sfumato.questions import answers as open_answers
 from sfumato.questions.answers import Asked
 from sfumato.questions.frequencies.design import FrequencyCampaign
 from sfumato.questions.heavy_hitters.design import HeavyHitterCampaign, HistogramCampaign
