@@ -246,7 +246,7 @@ def release_export(client: AdminClient, study: str, file: Path, as_json: bool) -
     study_id = client.id_of(study)
     data = client.release(study_id)
     if ending == MODEL_ENDING:
-        from sfumato.learn.save import state_file
+        from sfumato.learn.models import state_file
 
         content = state_file(data, client.model(study_id))
     else:

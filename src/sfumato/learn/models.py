@@ -17,13 +17,17 @@ matrices, zero biases (one for an LSTM's forget gate), embeddings uniform within
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sfumato.errors import SpecError
+from sfumato.errors import DataError, SpecError
+from sfumato.flow.model_terms import digest_of
 from sfumato.spec import require
 
 NAMES = ("softmax", "mlp", "cnn", "char_lstm", "word_lstm")
@@ -225,3 +229,16 @@ def _check_length(parameters: Mapping[str, nn.Parameter], flat: Tensor) -> None:
         raise SpecError(
             f"a vector of this model has length {length}; got shape {tuple(flat.shape)}"
         )
+
+
+def state_file(released: Mapping[str, Any], parameters: bytes) -> bytes:
+    """What `torch.load` and `load_state_dict` take, from a release's JSON and its parameters."""
+    if digest_of(parameters) != released["model"]["sha256"]:
+        raise DataError("the parameters must be those of the release; their digest differs")
+    keys = released["study"]["training"]
+    sizes = {name: keys.get(name) for name in ("inputs", "classes", "hidden")}
+    model = make(keys["model"], **sizes, seed=0)
+    assign(model, torch.from_numpy(np.frombuffer(parameters, dtype="<f4").copy()))
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    return file.getvalue()

@@ -33,7 +33,7 @@ from sfumato.learn import data as loaders
 from sfumato.learn import models
 from sfumato.learn.design import TrainingDesign
 from sfumato.learn.local_update import trainers
-from sfumato.learn.save import state_file
+from sfumato.learn.models import state_file
 from sfumato.privacy import SeededRng
 from sfumato.simulation.train import train
 from sfumato.spec import from_json
