@@ -38,7 +38,7 @@ from sfumato.learn import models
 from sfumato.learn.clients import clipped_gradient_sum, updates
 from sfumato.learn.data import Clients, Federated
 from sfumato.learn.design import ServerOptimizer, TrainingDesign
-from sfumato.learn.tensors import TensorSketch
+from sfumato.learn.sums import TensorSketch
 from sfumato.learn.training import Training
 
 NAME = "clients"
