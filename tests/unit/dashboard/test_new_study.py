@@ -14,7 +14,7 @@ import pytest
 from browsing import TREES, Stage
 from sfumato.collector.requests import ANSWERED
 from sfumato.dashboard.forms import File, Form
-from sfumato.dashboard.study_form import GROUPS, _applies, digest, items_of, request_of
+from sfumato.dashboard.new_study import GROUPS, _applies, digest, items_of, request_of
 from sfumato.errors import DataError, StudyError
 from unit.dashboard.test_pages import said
 from unit.dashboard.visiting import Visitor
