@@ -5,9 +5,9 @@ elsewhere. docs/guides/devices.md shows how, docs/guides/device_rules.md what is
 """
 
 from sfumato.device.box import Box, MemoryBox, SqliteBox
+from sfumato.device.client import Http, Response, Send
 from sfumato.device.device import Device, Offered, Sending, Skipped
 from sfumato.device.rounds import Joined, Part
-from sfumato.device.transport import Http, Response, Send
 
 __all__ = [
     "Box",
