@@ -14,14 +14,13 @@ from types import TracebackType
 from typing import Any, Literal
 
 from sfumato.device import client
-from sfumato.device.box import Box, SqliteBox
+from sfumato.device.box import Box, Retry, SqliteBox, State
 from sfumato.device.client import Http, Send
 from sfumato.device.consent import changes
 from sfumato.device.offers import Offer, is_masked, takes_categories, verify
 from sfumato.device.outbox import DAY_SECONDS, LogEntry, Outcome, Outgoing
 from sfumato.device.private import Value, masked_table, privatiser
 from sfumato.device.rounds import PATIENCE_SECONDS, Joined, Part, drive
-from sfumato.device.state import Retry, State
 from sfumato.errors import OfferError, ServiceError
 from sfumato.flow.report import WIRE_VERSION, Report
 from sfumato.flow.task import LocalTask, Task

@@ -25,10 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.device import invitations
-from sfumato.device.box import Box
+from sfumato.device.box import Box, State
 from sfumato.device.client import Response, Send, problem_of, retry_after
 from sfumato.device.offers import Offer, offer_from_text, public_key
-from sfumato.device.state import State
 from sfumato.errors import ImpossibleError, MismatchError, OfferError, ServiceError, SpecError
 from sfumato.flow.contribute import join_round
 from sfumato.flow.task import Task

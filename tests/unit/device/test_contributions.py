@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sfumato.device.box import State
 from sfumato.device.offers import Offer
-from sfumato.device.state import State
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.task import Task
 from sfumato.privacy import NoNoise

@@ -12,10 +12,9 @@ import numpy.typing as npt
 import pytest
 
 from sfumato.device import Device, Joined, MemoryBox, Part, Response, Skipped
-from sfumato.device.box import Box
+from sfumato.device.box import Box, State
 from sfumato.device.consent import changes
 from sfumato.device.offers import Offer, noise_of, public_key, sign
-from sfumato.device.state import State
 from sfumato.errors import SpecError
 from sfumato.flow.aggregation import Masked, Plain
 from sfumato.flow.secure_sum import SecureSum
