@@ -23,7 +23,7 @@ from sfumato.collector.store.store import Store
 from sfumato.device import Device, Http, Joined, MemoryBox, Part, Response, offers
 from sfumato.errors import ServiceError
 from sfumato.flow.release import Release
-from sfumato.simulation.network_fleet import LEFT, PHASES, Traveller, leaving, travel
+from sfumato.simulation.network_fleet import LEFT, PHASES, Traveller, leaves_in, travel
 
 NAME = "Street trees"
 
@@ -139,7 +139,7 @@ def run(
         for k, device in enumerate(them):
             part = device.part(NAME, f"tree {k}", time.time())
             assert isinstance(part, Part), part
-            travellers.append(Traveller(part, leaving(rates, chance)))
+            travellers.append(Traveller(part, leaves_in(rates, chance)))
         coming = {
             phase: sum(each.leaves not in PHASES[: place + 1] for each in travellers)
             for place, phase in enumerate(PHASES)

@@ -47,7 +47,7 @@ async def show_plan(visit: Visit) -> Response:
         if alone:
             return visit.page("plan.html", status=problem.status, problem=problem, planned=None)
         return _page(visit, visit.form, problem=problem)
-    told, digest = planned.to_dict(), digest(request)
+    told, digest = planned.to_dict(), digest_of(request)
     if alone:
         return visit.page("plan.html", planned=told, digest=digest, is_changed=False)
     return _page(visit, visit.form, request, planned=told, digest=digest)
@@ -59,7 +59,7 @@ async def start(visit: Visit) -> Response:
     request = None
     try:
         request = await visit.service.show(request_of, visit.form)
-        digest = digest(request)
+        digest = digest_of(request)
         if visit.form.text("planned") != digest:
             planned = await visit.service.planners.call(_planned, request)
             return _page(
@@ -237,7 +237,7 @@ def request_of(form: Form) -> dict[str, Any]:
     }
 
 
-def digest(request: Mapping[str, Any]) -> str:
+def digest_of(request: Mapping[str, Any]) -> str:
     """What of a request its plan depends on: all but what it is called."""
     told = {key: value for key, value in request.items() if key not in ("name", "purpose")}
     study = {key: str(value) for key, value in told["study"].items()}  # inf is no JSON

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from sfumato.device import Device, Http, MemoryBox, Sending, Skipped, SqliteBox
-from sfumato.device.consent import changes
-from sfumato.device.device import FIRST_RETRY
+from sfumato.device.device import FIRST_RETRY, changes
 from sfumato.device.offers import Offer, sign
 from sfumato.device.outbox import Outcome
 from sfumato.errors import OfferError, ServiceError, SpecError

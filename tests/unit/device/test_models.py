@@ -24,7 +24,7 @@ from sfumato.device import (
     Skipped,
     SqliteBox,
 )
-from sfumato.device.consent import changes
+from sfumato.device.device import changes
 from sfumato.device.offers import Offer
 from sfumato.device.private import masked_table
 from sfumato.errors import OfferError, ServiceError, SpecError

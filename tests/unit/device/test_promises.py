@@ -13,7 +13,7 @@ import pytest
 
 from sfumato.device import Device, Joined, MemoryBox, Part, Response, Skipped
 from sfumato.device.box import Box, State
-from sfumato.device.consent import changes
+from sfumato.device.device import changes
 from sfumato.device.offers import Offer, noise_of, public_key, sign
 from sfumato.errors import SpecError
 from sfumato.flow.aggregation import Masked, Plain

@@ -10,7 +10,7 @@ import pytest
 
 from sfumato import simulate
 from sfumato.collector import campaigns
-from sfumato.device.consent import changes
+from sfumato.device.device import changes
 from sfumato.device.offers import Offer, is_masked
 from sfumato.errors import ImpossibleError, SpecError, StudyError
 from sfumato.flow.aggregation import Masked, Plain

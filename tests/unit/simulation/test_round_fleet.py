@@ -24,7 +24,7 @@ from sfumato.errors import SpecError
 from sfumato.flow.release import Release
 from sfumato.privacy import SystemRng
 from sfumato.questions.mean.design import MeanRelease
-from sfumato.simulation.network_fleet import LEFT, NetworkFleet, _of_first_task, leaving
+from sfumato.simulation.network_fleet import LEFT, NetworkFleet, _of_first_task, leaves_in
 
 NAME = "Street trees"
 
@@ -190,10 +190,10 @@ def test_one_device_takes_part_from_the_command_line(tmp_path: Path) -> None:
 
 def test_a_device_leaves_in_a_phase_that_there_is() -> None:
     chance = np.random.default_rng(SEED)
-    assert leaving({}, chance) is None
-    assert leaving({"mask": 1.0, "unmask": 1.0}, chance) == "mask"
+    assert leaves_in({}, chance) is None
+    assert leaves_in({"mask": 1.0, "unmask": 1.0}, chance) == "mask"
     with pytest.raises(SpecError, match="leaves in one of"):
-        leaving({"masks": 0.5}, chance)
+        leaves_in({"masks": 0.5}, chance)
 
 
 def test_devices_that_were_offered_another_task_go_on_after_the_others() -> None:
