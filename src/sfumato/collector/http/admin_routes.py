@@ -10,14 +10,13 @@ import json
 import math
 import re
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from sfumato.collector import requests, studies, tokens
-from sfumato.collector.http import admin_models as models
 from sfumato.collector.http.openapi import answers, takes
 from sfumato.collector.http.service import Service, service_of
 from sfumato.collector.problems import Problem
@@ -27,6 +26,83 @@ from sfumato.collector.tokens import Role
 from sfumato.planning import plan
 from sfumato.privacy import SystemRng
 from sfumato.spec import to_json
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class PlanRequest(_Request):
+    """A study to size: the keys of a study file, and the items in place of its dictionary."""
+
+    study: dict[str, Any] = Field(
+        description='keys of a study file; epsilon null, or "inf": no promise'
+    )
+    items: list[str] | None = None
+
+    @field_validator("study")
+    @classmethod
+    def _is_said(cls, study: dict[str, Any]) -> dict[str, Any]:
+        """What is too large for a number, such as 1e400, does not say that nothing is promised."""
+        for key, value in study.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{key} must be a finite number; epsilon null says: no promise")
+        return study | {"epsilon": None} if study.get("epsilon") == "inf" else study
+
+
+class StudyRequest(PlanRequest):
+    """A study to open, and the terms on which devices take part."""
+
+    name: str = Field(description="what users are shown, and what consent goes by")
+    purpose: str = Field(description="one sentence, shown to users")
+    daily_reports: int | None = Field(None, description="null: what the study says, or one")
+    delay_seconds: int = 86_400
+    lifetime_epsilon: float | None = None
+    closes: int | None = Field(None, description="last day, in days since 1970-01-01")
+
+
+class Me(BaseModel):
+    """Whose token this is."""
+
+    id: str
+    name: str
+    role: str = Field(description="admin or analyst")
+    expires: int = Field(description="in seconds since 1970")
+
+
+class Study(BaseModel):
+    """A study and how far it is."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    name: str
+    purpose: str
+    state: Literal["collecting", "closing", "released", "failed", "deleted"]
+    problem: str = Field("", description="why it failed")
+
+
+class Studies(BaseModel):
+    studies: list[Study]
+
+
+class Entry(BaseModel):
+    """One charge: which devices, for which task, what it cost."""
+
+    campaign: str
+    cohort: str
+    task: str
+    loss: dict[str, Any]
+
+
+class Ledger(BaseModel):
+    """What was spent of the budget that all studies share."""
+
+    epsilon: float | None = Field(description="that may be spent; null: no limit")
+    delta: float
+    spent: float | None = Field(description="by the device asked most; null: without bound")
+    entries: list[Entry]
+
 
 _BEARER = HTTPBearer(auto_error=False, description="a token that `sfumato token create` made")
 _STUDY_ID = re.compile("[0-9a-f]{32}")
@@ -61,20 +137,20 @@ router = APIRouter(prefix="/v1", responses=answers(401, 503))
 
 
 @router.get("/me")
-async def me(caller: Annotated[TokenRow, ANALYST]) -> models.Me:
+async def me(caller: Annotated[TokenRow, ANALYST]) -> Me:
     """Whose token this is"""
-    return models.Me(id=caller.id, name=caller.name, role=caller.role, expires=caller.expires)
+    return Me(id=caller.id, name=caller.name, role=caller.role, expires=caller.expires)
 
 
 @router.post(
     "/plan",
     dependencies=[ANALYST],
     responses=answers(400, 408, 413, 422, 429),
-    openapi_extra=takes(models.PlanRequest),
+    openapi_extra=takes(PlanRequest),
 )
 async def make_plan(request: Request, service: Served) -> dict[str, Any]:
     """Size a study and predict its error, its bytes and its privacy"""
-    asked = await _read(request, service, models.PlanRequest)
+    asked = await _read(request, service, PlanRequest)
     return await service.planners.call(_planned, asked)
 
 
@@ -83,11 +159,11 @@ async def make_plan(request: Request, service: Served) -> dict[str, Any]:
     status_code=201,
     dependencies=[ADMIN],
     responses=answers(400, 403, 408, 409, 413, 422, 429, 507),
-    openapi_extra=takes(models.StudyRequest),
+    openapi_extra=takes(StudyRequest),
 )
-async def create_study(request: Request, service: Served) -> models.Study:
+async def create_study(request: Request, service: Served) -> Study:
     """Open a study; the same request again opens nothing more"""
-    asked = await _read(request, service, models.StudyRequest)
+    asked = await _read(request, service, StudyRequest)
     row = await service.planners.call(
         studies.create,
         service.store,
@@ -101,13 +177,13 @@ async def create_study(request: Request, service: Served) -> models.Study:
 
 
 @router.get("/studies", dependencies=[ANALYST])
-async def list_studies(service: Served) -> models.Studies:
+async def list_studies(service: Served) -> Studies:
     """Every study and its state"""
-    return models.Studies(studies=await service.call(_listed, service.store))
+    return Studies(studies=await service.call(_listed, service.store))
 
 
 @router.get("/studies/{study_id}", dependencies=[ANALYST], responses=answers(404))
-async def show_study(study_id: StudyId, service: Served) -> models.Study:
+async def show_study(study_id: StudyId, service: Served) -> Study:
     """A study: its state, how many reports came, how many were rejected and why, its plan"""
     return await _shown(service, study_id)
 
@@ -115,7 +191,7 @@ async def show_study(study_id: StudyId, service: Served) -> models.Study:
 @router.post(
     "/studies/{study_id}/close", dependencies=[ADMIN], responses=answers(403, 404, 409, 507)
 )
-async def close_study(study_id: StudyId, service: Served) -> models.Study:
+async def close_study(study_id: StudyId, service: Served) -> Study:
     """Take no more reports, and release what they say"""
     await service.call(studies.close, service.store, study_id)
     await service.tasks.snapshot(fresh=True)
@@ -123,7 +199,7 @@ async def close_study(study_id: StudyId, service: Served) -> models.Study:
 
 
 @router.delete("/studies/{study_id}", dependencies=[ADMIN], responses=answers(403, 404, 507))
-async def delete_study(study_id: StudyId, service: Served) -> models.Study:
+async def delete_study(study_id: StudyId, service: Served) -> Study:
     """Drop everything that devices sent; the release and the ledger stay"""
     await service.call(studies.delete, service.store, study_id)
     await service.tasks.snapshot(fresh=True)
@@ -161,7 +237,7 @@ async def show_model(study_id: StudyId, service: Served) -> Response:
 
 
 @router.get("/ledger", dependencies=[ANALYST])
-async def show_ledger(service: Served) -> models.Ledger:
+async def show_ledger(service: Served) -> Ledger:
     """What was charged, and what of the budget is spent"""
     return await service.call(_ledger, service.store)
 
@@ -184,23 +260,21 @@ def _parsed(body: bytes, model: type[_Model]) -> _Model:
         raise Problem("malformed-request", f"{place}: {said}" if place else said) from None
 
 
-def _planned(asked: models.PlanRequest) -> dict[str, Any]:
+def _planned(asked: PlanRequest) -> dict[str, Any]:
     wanted = requests.Request(name="", purpose="", study=asked.study, items=asked.items)
     study, dictionary = wanted.asked(), wanted.dictionary()
     return plan(study, items=None if dictionary is None else dictionary.items).to_dict()
 
 
-async def _shown(service: Service, study_id: str) -> models.Study:
-    return models.Study.model_validate(await service.call(studies.state, service.store, study_id))
+async def _shown(service: Service, study_id: str) -> Study:
+    return Study.model_validate(await service.call(studies.state, service.store, study_id))
 
 
-def _listed(store: Store) -> list[models.Study]:
+def _listed(store: Store) -> list[Study]:
     with store.reading() as tx:
         rows = tx.studies()
     return [
-        models.Study(
-            id=row.id, name=row.name, purpose=row.purpose, state=row.state, problem=row.problem
-        )
+        Study(id=row.id, name=row.name, purpose=row.purpose, state=row.state, problem=row.problem)
         for row in rows
     ]
 
@@ -229,16 +303,16 @@ def _unknown_study() -> Problem:
     return Problem("unknown-study", hint="sfumato study list names those there are")
 
 
-def _ledger(store: Store) -> models.Ledger:
+def _ledger(store: Store) -> Ledger:
     with store.reading() as tx:
         ledger = StoreLedger(tx)
         budget, spent, entries = ledger.budget, ledger.spent(), ledger.entries()
-    return models.Ledger(
+    return Ledger(
         epsilon=budget.epsilon,
         delta=budget.delta,
         spent=spent if math.isfinite(spent) else None,
         entries=[
-            models.Entry(
+            Entry(
                 campaign=entry.campaign,
                 cohort=entry.cohort,
                 task=entry.task,
