@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sfumato.collector.http import planners as planning
+from sfumato.collector.http import service as planning
 from sfumato.collector.requests import MEASURE, Request
 from sfumato.errors import ImpossibleError, SfumatoError, SpecError, StudyError
 from sfumato.planning import plan

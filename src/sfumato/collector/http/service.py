@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -17,9 +17,9 @@ from sfumato import __version__
 from sfumato.collector.bridge import Bridge
 from sfumato.collector.http.commit_queue import Uploads, Writer
 from sfumato.collector.http.limits import Bodies
-from sfumato.collector.http.planners import Planners
 from sfumato.collector.http.task_cache import OpenTasks
 from sfumato.collector.http.waiting import News
+from sfumato.collector.logs import log_error
 from sfumato.collector.looks import Looks
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.problems import Problem
@@ -31,7 +31,7 @@ from sfumato.collector.worker.replay import Spoken
 from sfumato.collector.worker.round_cache import LiveRounds
 from sfumato.collector.worker.table_queue import Arrival, Arrivals
 from sfumato.collector.worker.thread import Background
-from sfumato.errors import SfumatoError
+from sfumato.errors import ImpossibleError, SfumatoError
 
 _THREADS = 8  # that wait for the store; as many connections
 _PAGE_THREADS = 3  # the same, for people
@@ -173,3 +173,47 @@ def service_of(request: Request) -> Service:
     service = request.app.state.service
     assert isinstance(service, Service)  # `app.create_app` put it there
     return service
+
+
+MOST = 2  # plans that are made at a time
+_RETRY_SECONDS = 10
+_EXTREME = (ArithmeticError, IndexError, MemoryError)  # what numbers without measure end in
+
+
+class Planners:
+    """Runs what plans, in threads of its own."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._free = threading.Semaphore(most)
+
+    async def call(
+        self, function: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs
+    ) -> _T:
+        """Wait for it without blocking the loop; `busy` if as many as may be are at it."""
+        if not self._free.acquire(blocking=False):
+            raise Problem(
+                "busy",
+                "other studies are being planned",
+                retry_after_seconds=_RETRY_SECONDS,
+            )
+        done: Future[_T] = Future()
+
+        def run() -> None:
+            done.set_running_or_notify_cancel()  # from here on nobody can take it back
+            try:
+                result = function(*arguments, **options)
+            except BaseException as problem:
+                self._free.release()
+                done.set_exception(problem)
+            else:
+                self._free.release()
+                done.set_result(result)
+
+        threading.Thread(target=run, name="planner", daemon=True).start()
+        try:
+            return await asyncio.wrap_future(done)
+        except _EXTREME as problem:
+            log_error("not-planned", problem)
+            raise ImpossibleError(
+                "no plan can be made of numbers as large or as small as these"
+            ) from None

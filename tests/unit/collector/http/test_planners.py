@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from sfumato.collector.http.planners import Planners
+from sfumato.collector.http.service import Planners
 from sfumato.collector.problems import Problem
 from sfumato.errors import ImpossibleError, StudyError
 
