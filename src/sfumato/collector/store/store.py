@@ -1,45 +1,461 @@
-"""The store: what a collector keeps, in an SQLite file or on a PostgreSQL server.
+r"""The store: what a collector keeps, in an SQLite file or on a PostgreSQL server.
 
 Everything happens in a transaction, whole or not at all; after its block it is on disk. What can be
-done in one is in `transaction`.
+done in one is what `Transaction` does.
 
     >>> from tempfile import TemporaryDirectory
     >>> folder = TemporaryDirectory()
     >>> store = Store.open(f"sqlite:///{folder.name}/collector.db")
     >>> store.migrate()
     >>> with store.transaction() as tx:
-    ...     tx.add_dictionary("5f" * 32, b'"oak"\\n"elm"\\n')
+    ...     tx.add_dictionary("5f" * 32, b'"oak"\n"elm"\n')
     >>> with store.reading() as tx:
     ...     tx.dictionary("5f" * 32)
-    b'"oak"\\n"elm"\\n'
+    b'"oak"\n"elm"\n'
     >>> store.close()
     >>> folder.cleanup()
 
 An upload has a number, its task, how many reports and their bytes: no time, no address.
 """
 
+# ruff: noqa: S608 -- only names of our own are put into statements; every value is a parameter
+
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from threading import Lock, local
-from typing import Self
+from typing import Literal, Self, TypeVar
 
 from sfumato.collector.store import schema
 from sfumato.collector.store.database import database
 from sfumato.collector.store.driver import Connection, Database
-from sfumato.collector.store.transaction import (
-    StudyRow,
-    StudyState,
-    Taking,
-    TaskRow,
-    TaskState,
-    TokenRow,
-    Transaction,
-)
+from sfumato.collector.store.round_tables import RoundTables
 from sfumato.errors import StoreError, StoreUnavailable
+
+T = TypeVar("T")
+StudyState = Literal["collecting", "closing", "released", "failed", "deleted"]
+TaskState = Literal["open", "closing", "done"]
+Taking = Literal["stored", "closed", "full"]
+
+_MOST_LISTED = 50_000  # values in one statement
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRow:
+    """A study. What it asks is JSON."""
+
+    id: str  # 16 random bytes, in hexadecimal
+    name: str
+    purpose: str
+    state: StudyState
+    study: str
+    design: str
+    plan: str
+    settings: str
+    problem: str = ""  # why it failed
+    since: int = 0  # the day (since 1970) on which it came to its state; the store writes it
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """A task of a study: what devices are asked for."""
+
+    id: str
+    study_id: str
+    number: int  # within its study, from 0
+    spec: str
+    envelope: str
+    state: TaskState
+    wanted: int | None  # reports at which it closes by itself
+    room: int | None = None  # reports that it may still take; None: any number
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """A bearer token, without its secret."""
+
+    id: str
+    name: str
+    role: str  # admin or analyst
+    expires: int  # in seconds since 1970
+
+
+_STUDY = ", ".join(field.name for field in fields(StudyRow))
+_TASK = ", ".join(field.name for field in fields(TaskRow))
+_TOKEN = ", ".join(field.name for field in fields(TokenRow))
+
+
+class Transaction(RoundTables):
+    """What can be read and written, until the block of `Store.transaction` ends; what there is to
+    masked rounds, in `round_tables`."""
+
+    def add_study(self, row: StudyRow) -> None:
+        self._insert("study", _STUDY, [(*astuple(row)[:-1], self._today)])
+
+    def studies(self) -> list[StudyRow]:
+        """All of them, the oldest first."""
+        return [StudyRow(*row) for row in self._run(f"SELECT {_STUDY} FROM study ORDER BY number")]
+
+    def study(self, study_id: str) -> StudyRow | None:
+        rows = self._run(f"SELECT {_STUDY} FROM study WHERE id = ?", study_id)
+        return StudyRow(*rows[0]) if rows else None
+
+    def study_named(self, name: str) -> StudyRow | None:
+        rows = self._run(f"SELECT {_STUDY} FROM study WHERE name = ?", name)
+        return StudyRow(*rows[0]) if rows else None
+
+    def held_study(self, study_id: str) -> StudyRow | None:
+        """The study, in a state that nobody changes before this transaction is over."""
+        rows = self._run(f"SELECT {_STUDY} FROM study WHERE id = ?{self._open.sharing}", study_id)
+        return StudyRow(*rows[0]) if rows else None
+
+    def set_study_state(
+        self,
+        study_id: str,
+        state: StudyState,
+        problem: str = "",
+        *,
+        expected: Collection[StudyState],
+    ) -> bool:
+        """Whether the study was in one of the expected states, and now is in this one.
+
+        Then nobody else changes it before this transaction is over.
+        """
+        changed = self._run(
+            "UPDATE study SET state = ?, problem = ?, since = ?"
+            f" WHERE id = ? AND state IN ({_marks(expected)}) RETURNING number",
+            state,
+            problem,
+            self._today,
+            study_id,
+            *expected,
+        )
+        if not changed and self.study(study_id) is None:
+            raise StoreError(f"there is no study {study_id}")
+        return bool(changed)
+
+    def add_task(self, row: TaskRow) -> None:
+        self._insert("task", _TASK, [astuple(row)])
+
+    def tasks(self, study_id: str) -> list[TaskRow]:
+        rows = self._run(f"SELECT {_TASK} FROM task WHERE study_id = ? ORDER BY number", study_id)
+        return [TaskRow(*row) for row in rows]
+
+    def task(self, task_id: str) -> TaskRow | None:
+        rows = self._run(f"SELECT {_TASK} FROM task WHERE id = ?", task_id)
+        return TaskRow(*rows[0]) if rows else None
+
+    def open_tasks(self) -> list[TaskRow]:
+        rows = self._run(f"SELECT {_TASK} FROM task WHERE state = 'open' ORDER BY task")
+        return [TaskRow(*row) for row in rows]
+
+    def set_task_state(
+        self, task_id: str, state: TaskState, *, expected: Collection[TaskState]
+    ) -> bool:
+        """Whether the task was in one of the expected states, and now is in this one.
+
+        Once this is committed, no upload is taken for a task that is not open.
+        """
+        changed = self._run(
+            f"UPDATE task SET state = ? WHERE id = ? AND state IN ({_marks(expected)})"
+            " RETURNING task",
+            state,
+            task_id,
+            *expected,
+        )
+        if not changed:
+            self._task(task_id)  # raises if there is none
+        return bool(changed)
+
+    def add_dictionary(self, digest: str, body: bytes) -> None:
+        """Keep a dictionary; one that is there already is the same, by its digest."""
+        self._run("INSERT INTO dictionary VALUES (?, ?) ON CONFLICT DO NOTHING", digest, body)
+
+    def dictionary(self, digest: str) -> bytes | None:
+        rows = self._run("SELECT body FROM dictionary WHERE digest = ?", digest)
+        return rows[0][0] if rows else None
+
+    def add_model(self, task_id: str, digest: str, body: bytes) -> None:
+        """Keep the parameters of a task, and no longer those of its study's tasks before it."""
+        self._run(
+            "DELETE FROM model WHERE task IN (SELECT task FROM task WHERE study_id ="
+            " (SELECT study_id FROM task WHERE id = ?))",
+            task_id,
+        )
+        self._insert("model", "task, digest, body", [(self._task(task_id), digest, body)])
+
+    def model(self, digest: str) -> bytes | None:
+        """The parameters of this digest that a study's latest task has."""
+        rows = self._run("SELECT body FROM model WHERE digest = ? LIMIT 1", digest)
+        return rows[0][0] if rows else None
+
+    def insert_uploads(self, uploads: Sequence[tuple[str, int, bytes]]) -> list[Taking]:
+        """Keep uploads (task id, reports, body), each whole or not at all.
+
+        "closed" if its task is not open, or can never take so many. "full" if it may have room when
+        those that wait are sealed, and some turn out to be the same. A task that is open here stays
+        open until this transaction is over.
+        """
+        counts: dict[str, list[int]] = {}
+        for task_id, count, _ in uploads:
+            counts.setdefault(task_id, []).append(count)
+        # Sorted, so that two such transactions do not wait in a ring.
+        taken = {task_id: self._taken(task_id, counts[task_id]) for task_id in sorted(counts)}
+        each = {task_id: iter(takings) for task_id, (_, takings) in taken.items()}
+        takings = [next(each[task_id]) for task_id, _, _ in uploads]
+        self._insert(
+            "upload",
+            "task, count, body",
+            [
+                (taken[task_id][0], count, body)
+                for (task_id, count, body), taking in zip(uploads, takings, strict=True)
+                if taking == "stored"
+            ],
+        )
+        return takings
+
+    def _taken(self, task_id: str, counts: Sequence[int]) -> tuple[int, list[Taking]]:
+        """A task's number, and what becomes of uploads of so many reports."""
+        if held := self._held_open(task_id):
+            return held, ["stored"] * len(counts)
+        total = sum(counts)
+        rows = self._run(
+            "UPDATE task SET room = room - ? WHERE id = ? AND state = 'open' AND room >= ?"
+            " RETURNING task",
+            total,
+            task_id,
+            total,
+        )
+        return (rows[0][0], ["stored"] * len(counts)) if rows else self._fitting(task_id, counts)
+
+    def _fitting(self, task_id: str, counts: Sequence[int]) -> tuple[int, list[Taking]]:
+        """As `_taken`, of a task that does not take all."""
+        rows = self._run(  # which also keeps others from taking of its room
+            "UPDATE task SET room = room WHERE id = ? AND state = 'open' AND room IS NOT NULL"
+            " RETURNING task, room",
+            task_id,
+        )
+        if not rows:
+            return 0, ["closed"] * len(counts)
+        task, room = rows[0]
+        waiting = self._sum("SELECT SUM(count) FROM upload WHERE task = ?", task)
+        takings: list[Taking] = []
+        for count in counts:
+            if count <= room:
+                room, waiting = room - count, waiting + count
+                takings.append("stored")
+            else:
+                takings.append("full" if count <= room + waiting else "closed")
+        self._run("UPDATE task SET room = ? WHERE task = ?", room, task)
+        return task, takings
+
+    def give_room(self, task_id: str, reports: int) -> None:
+        """Reports that were taken do not count: as many others may come."""
+        self._run("UPDATE task SET room = room + ? WHERE id = ?", reports, task_id)
+
+    def pending(self, task_id: str, most_reports: int) -> list[tuple[int, int, bytes]]:
+        """Uploads (number, reports, body) that are not sealed, the oldest first.
+
+        As many as have `most_reports` together, but one at least if there is any.
+        """
+        task = self._task(task_id)
+        return self._run(_PENDING, task, task, most_reports, most_reports)
+
+    def delete_uploads(self, task_id: str, numbers: Sequence[int]) -> None:
+        """Raises StoreUnavailable if one of them is gone: then another worker has it."""
+        task = self._task(task_id)
+        for some in _parts(numbers):
+            listed, given = self._open.listed(some)
+            deleted = self._run(
+                f"DELETE FROM upload WHERE number IN ({listed}) AND task = ? RETURNING number",
+                *given,
+                task,
+            )
+            if len(deleted) != len(set(some)):
+                raise StoreUnavailable(
+                    f"of {len(some)} uploads to be sealed {len(deleted)} were left",
+                    hint="another worker sealed them meanwhile; try again",
+                )
+
+    def unseen(self, task_id: str, ids: Sequence[bytes]) -> set[bytes]:
+        """Those report ids that the task has not had before; from now on it has had all."""
+        task, fresh = self._task(task_id), set[bytes]()
+        for some in _parts(sorted(set(ids))):  # sorted: neighbours share a page
+            listed, given = self._open.listed(some)
+            fresh.update(
+                report_id
+                for (report_id,) in self._run(
+                    f"INSERT INTO seen (task, id) SELECT ?, value FROM ({listed}) AS given"
+                    " WHERE true ON CONFLICT DO NOTHING RETURNING id",
+                    task,
+                    *given,
+                )
+            )
+        return fresh
+
+    def add_sealed(self, task_id: str, data: bytes, count: int) -> None:
+        self._insert("sealed", "task, count, data", [(self._task(task_id), count, data)])
+
+    def sealed(self, task_id: str) -> Iterator[bytes]:
+        """What was sealed, in its order, one at a time: together they may not fit in memory."""
+        task, number = self._task(task_id), 0
+        while rows := self._run(
+            "SELECT number, data FROM sealed WHERE task = ? AND number > ? ORDER BY number LIMIT 1",
+            task,
+            number,
+        ):
+            number, data = rows[0]
+            yield data
+
+    def sealed_count(self, task_id: str) -> int:
+        """How many reports were sealed."""
+        return self._sum("SELECT SUM(count) FROM sealed WHERE task = ?", self._task(task_id))
+
+    def count(self, task_id: str, name: str, by: int) -> None:
+        self._run(
+            "INSERT INTO counter (task, name, count) VALUES (?, ?, ?)"
+            " ON CONFLICT (task, name) DO UPDATE SET count = counter.count + excluded.count",
+            self._task(task_id),
+            name,
+            by,
+        )
+
+    def counts(self, task_id: str) -> dict[str, int]:
+        task = self._task(task_id)
+        return dict(self._run("SELECT name, count FROM counter WHERE task = ? ORDER BY name", task))
+
+    def received(self, task_id: str) -> int:
+        """Acknowledged reports: those that wait, were sealed or had been sent before."""
+        pending = self._sum("SELECT SUM(count) FROM upload WHERE task = ?", self._task(task_id))
+        return pending + self.sealed_count(task_id) + self.counts(task_id).get("repeated", 0)
+
+    def add_answer(self, task_id: str, table: bytes, count: int) -> None:
+        """A task has one answer; a second is refused."""
+        self._insert("answer", "task, count, data", [(self._task(task_id), count, table)])
+
+    def answers(self, study_id: str) -> list[tuple[str, bytes, int]]:
+        """(task id, table, count) of each answered task of a study, in the order of the tasks."""
+        return self._run(
+            "SELECT task.id, answer.data, answer.count FROM answer JOIN task USING (task)"
+            " WHERE task.study_id = ? ORDER BY task.number",
+            study_id,
+        )
+
+    def answer(self, task_id: str) -> tuple[bytes, int] | None:
+        """A task's table and count, if it was answered."""
+        rows = self._run("SELECT data, count FROM answer WHERE task = ?", self._task(task_id))
+        return (rows[0][0], rows[0][1]) if rows else None
+
+    def add_entry(self, campaign: str, cohort: str, task: str, loss_json: str) -> None:
+        """Write into the ledger, for good."""
+        self._insert("entry", "campaign, cohort, task, loss", [(campaign, cohort, task, loss_json)])
+
+    def entries(self) -> list[tuple[str, str, str, str]]:
+        return self._run("SELECT campaign, cohort, task, loss FROM entry ORDER BY number")
+
+    def set_budget(self, budget_json: str) -> None:
+        """Say what may be spent, once and for good; the same again is no change."""
+        if self.budget() == budget_json:
+            return
+        if self.budget() is not None:
+            raise StoreError(
+                "the budget of a store is never changed",
+                hint="use another store for another budget",
+            )
+        self._insert("budget", "number, spec", [(1, budget_json)])
+
+    def budget(self) -> str | None:
+        rows = self._run("SELECT spec FROM budget")
+        return rows[0][0] if rows else None
+
+    def hold_budget(self) -> None:
+        """Let nobody else charge before this is over; who waits for that reads what was charged."""
+        self._run(f"SELECT spec FROM budget{self._open.holding}")
+
+    def put_release(self, study_id: str, release_json: str) -> None:
+        """Keep the release of a study for good; a second one is refused."""
+        self._insert("release", "study_id, data", [(study_id, release_json)])
+
+    def release(self, study_id: str) -> str | None:
+        rows = self._run("SELECT data FROM release WHERE study_id = ?", study_id)
+        return rows[0][0] if rows else None
+
+    def put_released_model(self, study_id: str, body: bytes) -> None:
+        """Keep a released model's parameters for good."""
+        self._insert("released_model", "study_id, body", [(study_id, body)])
+
+    def released_model(self, study_id: str) -> bytes | None:
+        rows = self._run("SELECT body FROM released_model WHERE study_id = ?", study_id)
+        return rows[0][0] if rows else None
+
+    def add_token(self, row: TokenRow, digest: bytes) -> None:
+        self._insert("token", f"{_TOKEN}, digest", [(*astuple(row), digest)])
+
+    def token(self, digest: bytes) -> TokenRow | None:
+        rows = self._run(f"SELECT {_TOKEN} FROM token WHERE digest = ?", digest)
+        return TokenRow(*rows[0]) if rows else None
+
+    def tokens(self) -> list[TokenRow]:
+        return [TokenRow(*row) for row in self._run(f"SELECT {_TOKEN} FROM token ORDER BY number")]
+
+    def revoke(self, token_id: str) -> bool:
+        """Whether there was such a token."""
+        return bool(self._run("DELETE FROM token WHERE id = ? RETURNING number", token_id))
+
+    def add_session(self, digest: bytes, token_id: str, expires: int) -> None:
+        """Of a person who signed in with a token; it ends with the token, if not before."""
+        self._insert("session", "digest, token_id, expires", [(digest, token_id, expires)])
+
+    def session(self, digest: bytes) -> tuple[TokenRow, int] | None:
+        """Whose token a session is of, and when it ends."""
+        rows = self._run(
+            f"SELECT {', '.join(f'token.{field.name}' for field in fields(TokenRow))},"
+            " session.expires FROM session JOIN token ON token.id = session.token_id"
+            " WHERE session.digest = ?",
+            digest,
+        )
+        return (TokenRow(*rows[0][:-1]), rows[0][-1]) if rows else None
+
+    def end_session(self, digest: bytes) -> None:
+        self._run("DELETE FROM session WHERE digest = ?", digest)
+
+    def end_sessions(self, before: int) -> None:
+        """Those that were to end by then."""
+        self._run("DELETE FROM session WHERE expires <= ?", before)
+
+    def drop_data(self, study_id: str) -> None:
+        """Delete uploads, sealed records, seen ids, answers, rounds and the models that rounds
+        started from; ledger and release stay."""
+        self.drop_rounds(study_id)
+        for table in ("upload", "sealed", "seen", "answer", "model"):
+            self._run(
+                f"DELETE FROM {table} WHERE task IN (SELECT task FROM task WHERE study_id = ?)",
+                study_id,
+            )
+
+
+_PENDING = """
+SELECT number, count, body FROM upload WHERE task = ? AND number <= (
+  SELECT MAX(number) FROM (
+    SELECT number, SUM(count) OVER (ORDER BY number) AS total,
+      ROW_NUMBER() OVER (ORDER BY number) AS place
+    FROM (SELECT number, count FROM upload WHERE task = ? ORDER BY number LIMIT ?) AS first
+  ) AS summed WHERE total <= ? OR place = 1
+) ORDER BY number"""
+
+
+def _marks(values: Collection[object]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _parts(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(values), _MOST_LISTED):
+        yield values[start : start + _MOST_LISTED]
+
 
 __all__ = [
     "Store",
