@@ -16,7 +16,7 @@ from checks import SEED
 from collecting import ITEMS, TODAY, Stage, open_task, report, upload, word, work
 from sfumato.collector import sealing, studies
 from sfumato.collector.store.store import TaskRow
-from sfumato.collector.worker import memory
+from sfumato.collector.worker import worker as memory
 from sfumato.collector.worker.worker import SEAL_SECONDS
 from sfumato.device.outbox import DAY_SECONDS
 from sfumato.flow import contribute as device
