@@ -17,8 +17,8 @@ import numpy as np
 
 from sfumato.collector.connection import Quick
 from sfumato.collector.http.app import create_app
-from sfumato.collector.http.server import address_of, listen, make_server
 from sfumato.collector.http.service import Service
+from sfumato.collector.serve import address_of, listen, make_server
 from sfumato.collector.settings import Settings
 from sfumato.collector.store.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.device import offers

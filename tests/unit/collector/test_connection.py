@@ -26,9 +26,9 @@ from serving import (
     wait_for,
 )
 from sfumato.collector.connection import Quick
-from sfumato.collector.http.server import listen
 from sfumato.collector.http.service import Service
 from sfumato.collector.long_bodies import LongBodies
+from sfumato.collector.serve import listen
 from sfumato.collector.usual import SHORT_BYTES
 from sfumato.errors import StoreFull
 from sfumato.flow.report import to_frames
