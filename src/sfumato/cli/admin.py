@@ -201,8 +201,7 @@ def release_show(client: AdminClient, study: str, as_json: bool) -> None:
     Example:
       sfumato release show "Street trees" --json
     """
-    from sfumato.flow.model_release import ModelRelease
-    from sfumato.flow.release import Release
+    from sfumato.flow.release import ModelRelease, Release
     from sfumato.questions.mean.design import MeanRelease
 
     data = client.release(client.id_of(study))

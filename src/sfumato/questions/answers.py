@@ -17,8 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sfumato.errors import ImpossibleError
-from sfumato.flow.model_release import ModelRelease
-from sfumato.flow.release import NORMAL_95, Cost, Release
+from sfumato.flow.release import NORMAL_95, Cost, ModelRelease, Release
 from sfumato.flow.task import Task
 from sfumato.flow.word_discovery import Discoverer
 from sfumato.privacy import Tally, debias

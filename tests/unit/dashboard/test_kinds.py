@@ -12,8 +12,7 @@ from browsing import TREES, Stage, falling, held
 from sfumato.collector.requests import ANSWERED
 from sfumato.dashboard.charts import Estimate, largest
 from sfumato.dashboard.rendering import rough, sentence
-from sfumato.flow.model_release import ModelRelease
-from sfumato.flow.release import Cost, Privacy
+from sfumato.flow.release import Cost, ModelRelease, Privacy
 from sfumato.planning import plan
 from sfumato.simulation.simulate import simulate
 from unit.dashboard.test_new_study import NEW, planned

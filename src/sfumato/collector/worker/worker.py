@@ -30,8 +30,7 @@ from sfumato.errors import ImpossibleError, SfumatoError, StoreError
 from sfumato.flow.accumulator import Batch, LocalCollector, Rejection
 from sfumato.flow.aggregation import Masked
 from sfumato.flow.campaign import Campaign
-from sfumato.flow.model_release import ModelRelease
-from sfumato.flow.release import Cost, Release, noised_sum
+from sfumato.flow.release import Cost, ModelRelease, Release, noised_sum
 from sfumato.flow.secure_sum import bytes_of
 from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import Discoverer, WordTask

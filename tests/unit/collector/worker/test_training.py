@@ -27,8 +27,8 @@ from sfumato.device import Device, Http, Joined, MemoryBox, Part
 from sfumato.device.offers import Offer, public_key, verify
 from sfumato.device.outbox import Outcome
 from sfumato.errors import DataError, NotReadyError, ServiceError, SpecError, StudyError
-from sfumato.flow.model_release import ModelRelease
 from sfumato.flow.model_terms import digest_of, to_bytes
+from sfumato.flow.release import ModelRelease
 from sfumato.learn import data as loaders
 from sfumato.learn import models
 from sfumato.learn.design import TrainingDesign
