@@ -201,8 +201,7 @@ def release_show(client: AdminClient, study: str, as_json: bool) -> None:
     Example:
       sfumato release show "Street trees" --json
     """
-    from sfumato.flow.release import ModelRelease, Release
-    from sfumato.questions.mean.design import MeanRelease
+    from sfumato.flow.release import MeanRelease, ModelRelease, Release
 
     data = client.release(client.id_of(study))
     if as_json:
@@ -237,7 +236,7 @@ def release_export(client: AdminClient, study: str, file: Path, as_json: bool) -
     Example:
       sfumato release export "Street trees" --to trees.parquet
     """
-    from sfumato.questions.exports import ENDINGS, MODEL_ENDING, exported
+    from sfumato.flow.release import ENDINGS, MODEL_ENDING, exported
 
     ending = file.suffix.removeprefix(".")
     if ending not in (*ENDINGS, MODEL_ENDING):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Mapping
@@ -12,8 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
 
-from sfumato.errors import ImpossibleError, MismatchError, SfumatoError
+from sfumato.errors import ImpossibleError, MismatchError, SfumatoError, SpecError
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.model_terms import PARAMETER_BYTES, digest_of
 from sfumato.flow.task import Task
@@ -236,6 +239,129 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MeanRelease:
+    """An estimated mean, its error, what it cost and what it promises.
+
+    `standard_error` is one number for all coordinates: the root mean square of their errors by
+    noise, rounding and compression, and by devices that did not answer (at most). It does not
+    count what clipping took off longer vectors, nor what `top` leaves out.
+    """
+
+    mean: F64
+    standard_error: float
+    privacy: Privacy
+    cost: Cost
+    study: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def half_width(self) -> float:
+        """Of a 95% interval for one coordinate."""
+        return NORMAL_95 * self.standard_error
+
+    def frame(self) -> pa.Table:
+        """One row a coordinate, in order."""
+        size = len(self)
+        return pa.table(
+            {
+                "coordinate": np.arange(size),
+                "mean": self.mean,
+                "standard_error": np.full(size, self.standard_error),
+                "low": self.mean - self.half_width,
+                "high": self.mean + self.half_width,
+            }
+        )
+
+    def plot(self, *, top: int = 20, path: str | Path | None = None) -> Any:
+        """Bars with error bars for the `top` coordinates of largest size; needs `sfumato[plot]`.
+
+        Returns the matplotlib figure, and writes it to `path` (PNG, SVG, PDF) if given.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as problem:
+            raise SfumatoError(
+                "plots need matplotlib", hint='pip install "sfumato[plot]"'
+            ) from problem
+        shown = self._largest(top)
+        figure = Figure(figsize=(7, 0.28 * shown.size + 1.6), layout="constrained")
+        axes = figure.add_subplot()
+        axes.barh(
+            range(shown.size),
+            self.mean[shown],
+            xerr=self.half_width,
+            color="#8a9bb5",
+            ecolor="#2f3b52",
+            capsize=2,
+        )
+        axes.set_yticks(range(shown.size), [str(place) for place in shown])
+        axes.invert_yaxis()
+        axes.set_xlabel("mean of a coordinate (bars: 95% intervals)")
+        axes.set_title(self._promise(), fontsize=9, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data; `estimates` lists one record a coordinate, in order."""
+        return {**self.head(), "estimates": self.frame().to_pylist()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> MeanRelease:
+        """The release that `to_dict` described."""
+        rows = data["estimates"]
+        return cls(
+            mean=np.array([row["mean"] for row in rows], dtype=np.float64),
+            standard_error=float(rows[0]["standard_error"]),
+            privacy=Privacy(**data["privacy"]),
+            cost=Cost(**data["cost"]),
+            study=data["study"],
+            plan=data["plan"],
+            notes=tuple(data["notes"]),
+        )
+
+    def head(self) -> dict[str, Any]:
+        """`to_dict` without the estimates."""
+        return {
+            "study": dict(self.study),
+            "plan": dict(self.plan),
+            "privacy": self.privacy.to_dict(),
+            "cost": self.cost.to_dict(),
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), ensure_ascii=False)
+
+    def __len__(self) -> int:
+        return self.mean.size
+
+    def __repr__(self) -> str:
+        shown = self._largest(10)
+        lines = [
+            f"MeanRelease: {len(self):,} coordinates, {self.cost.devices:,} devices; "
+            f"{self._promise()}"
+        ]
+        lines += [
+            f"  {place:>10}  {self.mean[place]:>12.6g} ± {self.half_width:.3g}" for place in shown
+        ]
+        if len(self) > shown.size:
+            rest = len(self) - shown.size
+            lines.append(f"  … and {rest:,} smaller ones; frame() has them all")
+        return "\n".join(lines)
+
+    def _largest(self, most: int) -> npt.NDArray[np.int64]:
+        return np.argsort(-np.abs(self.mean), kind="stable")[:most]
+
+    def _promise(self) -> str:
+        if self.privacy.epsilon is None:
+            return "no differential privacy"
+        return f"epsilon {self.privacy.epsilon:g}, delta {self.privacy.delta:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ModelRelease:
     """A model after its last round. How well it does is for who has examples to test it on: a
     collector has none."""
@@ -293,3 +419,41 @@ class ModelRelease:
             f"ModelRelease: {self.count:,} parameters after {self.rounds_held:,} rounds, "
             f"{self.rate:.3g} parameters to a cell; {promise}"
         )
+
+
+ENDINGS = ("json", "csv", "parquet", "png")
+MODEL_ENDING = "pt"  # of parameters, which are not in a release
+
+
+def exported(data: Mapping[str, Any], ending: str) -> bytes:
+    """The file's content, from what `Release.to_dict` gives.
+
+    JSON holds everything; CSV the estimates; Parquet the estimates, with the rest in its metadata;
+    PNG bars with error bars, for which `sfumato[plot]` is needed.
+    """
+    if ending == "json":
+        return (json.dumps(data, ensure_ascii=False) + "\n").encode()
+    if ending not in ENDINGS:
+        raise SpecError(f"a release is exported as {', '.join(ENDINGS)}; got {ending}")
+    if "estimates" not in data:
+        raise SpecError(
+            f"the release of a model has no estimates; got .{ending}",
+            hint="export it as .json, and its parameters as .pt",
+        )
+    file = io.BytesIO()
+    if ending == "png":
+        kind = MeanRelease if data["study"]["question"] == "mean" else Release
+        kind.from_dict(data).plot().savefig(file, dpi=150, format="png")
+    elif ending == "csv":
+        pa.csv.write_csv(_table(data), file)
+    else:
+        about = json.dumps({key: data[key] for key in data if key != "estimates"})
+        pa.parquet.write_table(_table(data).replace_schema_metadata({"sfumato": about}), file)
+    return file.getvalue()
+
+
+def _table(data: Mapping[str, Any]) -> pa.Table:
+    """The estimates; an empty list of items has its columns, too."""
+    if data["study"]["question"] == "mean":
+        return pa.Table.from_pylist(data["estimates"])
+    return Release.from_dict(data).frame()

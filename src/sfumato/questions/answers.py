@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sfumato.errors import ImpossibleError
-from sfumato.flow.release import NORMAL_95, Cost, ModelRelease, Release
+from sfumato.flow.release import NORMAL_95, Cost, MeanRelease, ModelRelease, Release
 from sfumato.flow.task import Task
 from sfumato.flow.word_discovery import Discoverer
 from sfumato.privacy import Tally, debias
@@ -26,7 +26,7 @@ from sfumato.questions.frequencies.plan import bytes_per_device
 from sfumato.questions.heavy_hitters.design import HeavyHitterCampaign, HistogramCampaign
 from sfumato.questions.local_frequencies.design import LocalDesign
 from sfumato.questions.local_frequencies.design import estimates as local_estimates
-from sfumato.questions.mean.design import MeanCampaign, MeanRelease
+from sfumato.questions.mean.design import MeanCampaign
 from sfumato.questions.mean.plan import weights
 from sfumato.questions.prefix_search.design import PrefixCampaign
 from sfumato.questions.question import Plan

@@ -11,13 +11,14 @@ import pyarrow as pa
 
 from sfumato.errors import DataError
 from sfumato.flow.campaign import run
+from sfumato.flow.release import MeanRelease
 from sfumato.flow.task import Task
 from sfumato.planning import Plan
 from sfumato.privacy import SeededRng
 from sfumato.questions import answers
 from sfumato.questions import answers as open_answers
 from sfumato.questions.answers import Asked
-from sfumato.questions.mean.design import MeanCampaign, MeanDesign, MeanRelease
+from sfumato.questions.mean.design import MeanCampaign, MeanDesign
 from sfumato.questions.registry import begun
 from sfumato.simulation.fleet import Asking, Knowledge, cohorts_for
 from sfumato.simulation.population import Population

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sfumato.errors import DataError, StudyError
 from sfumato.flow.campaign import run
-from sfumato.flow.release import Release
+from sfumato.flow.release import MeanRelease, Release
 from sfumato.flow.task import Task
 from sfumato.flow.word_discovery import seeded
 from sfumato.planning import Plan, plan
@@ -26,7 +26,6 @@ from sfumato.questions.answers import Asked
 from sfumato.questions.frequencies.design import FrequencyCampaign, FrequencyDesign
 from sfumato.questions.heavy_hitters.design import HeavyHitterDesign, HistogramDesign
 from sfumato.questions.local_frequencies.design import LocalDesign, values_of
-from sfumato.questions.mean.design import MeanRelease
 from sfumato.questions.new_words.design import WordDesign
 from sfumato.questions.prefix_search.design import PrefixCampaign, PrefixDesign
 from sfumato.questions.registry import begun

@@ -19,12 +19,11 @@ from sfumato.collector.worker.worker import Worker
 from sfumato.device import Joined, Part
 from sfumato.device.offers import Offer, public_key, verify
 from sfumato.device.private import privatiser
-from sfumato.flow.release import Release
+from sfumato.flow.release import MeanRelease, Release
 from sfumato.flow.report import Report
 from sfumato.flow.task import Task
 from sfumato.privacy import SystemRng
 from sfumato.privacy.samplers import SecretRng
-from sfumato.questions.mean.design import MeanRelease
 from sfumato.spec import from_json
 
 

@@ -14,7 +14,7 @@ import pytest
 from browsing import TREES, Stage
 from sfumato.collector.requests import ANSWERED
 from sfumato.dashboard.forms import File, Form
-from sfumato.dashboard.new_study import GROUPS, _applies, digest, items_of, request_of
+from sfumato.dashboard.new_study import GROUPS, _applies, digest_of, items_of, request_of
 from sfumato.errors import DataError, StudyError
 from unit.dashboard.test_pages import said
 from unit.dashboard.visiting import Visitor
@@ -205,7 +205,7 @@ def test_toml_goes_before_the_fields() -> None:
         "publish": "significant",
     }
     assert request["closes"] == 47_481
-    assert len(digest(request)) == 64
+    assert len(digest_of(request)) == 64
 
 
 def test_a_number_that_is_none_is_refused_by_the_name_of_its_field() -> None:
@@ -238,5 +238,5 @@ def test_a_number_without_bound_promises_nothing_silently(text: str) -> None:
 
 def test_plans_of_different_studies_go_by_different_digests() -> None:
     told = [request_of(form(epsilon=epsilon, items="oak")) for epsilon in ("1", "2", "inf")]
-    assert len({digest(request) for request in told}) == 3
-    assert digest(told[0]) == digest(told[0] | {"name": "another"})
+    assert len({digest_of(request) for request in told}) == 3
+    assert digest_of(told[0]) == digest(told[0] | {"name": "another"})

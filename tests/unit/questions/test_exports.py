@@ -12,9 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from sfumato.errors import SpecError
-from sfumato.flow.release import Release
+from sfumato.flow.release import Release, exported
 from sfumato.planning import plan
-from sfumato.questions.exports import exported
 from sfumato.simulation.simulate import simulate
 
 ITEMS = ["oak", "élm", '"quoted", with a comma', "=1+1", "$x_{", "two\nlines"]

@@ -21,9 +21,8 @@ from sfumato.collector.serve import Collector, running
 from sfumato.collector.store.store import StudyRow
 from sfumato.device import Joined
 from sfumato.errors import SpecError
-from sfumato.flow.release import Release
+from sfumato.flow.release import MeanRelease, Release
 from sfumato.privacy import SystemRng
-from sfumato.questions.mean.design import MeanRelease
 from sfumato.simulation.network_fleet import LEFT, NetworkFleet, _of_first_task, leaves_in
 
 NAME = "Street trees"

@@ -30,7 +30,7 @@ from sfumato.errors import ImpossibleError, SfumatoError, StoreError
 from sfumato.flow.accumulator import Batch, LocalCollector, Rejection
 from sfumato.flow.aggregation import Masked
 from sfumato.flow.campaign import Campaign
-from sfumato.flow.release import Cost, ModelRelease, Release, noised_sum
+from sfumato.flow.release import Cost, MeanRelease, ModelRelease, Release, noised_sum
 from sfumato.flow.secure_sum import bytes_of
 from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import Discoverer, WordTask
@@ -42,7 +42,7 @@ from sfumato.questions.answers import Asked
 from sfumato.questions.frequencies.design import FrequencyCampaign
 from sfumato.questions.heavy_hitters.design import HeavyHitterCampaign, HistogramCampaign
 from sfumato.questions.local_frequencies.design import LocalDesign
-from sfumato.questions.mean.design import MeanCampaign, MeanRelease
+from sfumato.questions.mean.design import MeanCampaign
 from sfumato.questions.new_words.design import WordDesign
 from sfumato.questions.prefix_search.design import PrefixCampaign
 from sfumato.spec import from_json

@@ -10,21 +10,17 @@ their own would make a worse pilot). Sizes come from noised tables, so they cost
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from sfumato.errors import ImpossibleError, SfumatoError, SpecError
+from sfumato.errors import ImpossibleError, SpecError
 from sfumato.flow.aggregation import Plain
-from sfumato.flow.release import NORMAL_95, Cost, NoisedSum, Privacy
+from sfumato.flow.release import NoisedSum
 from sfumato.flow.secure_sum import ANY_NONCE, SecureSum
 from sfumato.flow.task import Task, bits_for, largest_cell, most_devices
 from sfumato.privacy import Mechanism, NoiseAtRelease, NoNoise
@@ -450,126 +446,3 @@ def _sketch_of(answer: NoisedSum) -> VectorSketch:
     sketch = answer.task.sketch
     assert isinstance(sketch, VectorSketch)  # a mean's campaign asks for nothing else
     return sketch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class MeanRelease:
-    """An estimated mean, its error, what it cost and what it promises.
-
-    `standard_error` is one number for all coordinates: the root mean square of their errors by
-    noise, rounding and compression, and by devices that did not answer (at most). It does not
-    count what clipping took off longer vectors, nor what `top` leaves out.
-    """
-
-    mean: F64
-    standard_error: float
-    privacy: Privacy
-    cost: Cost
-    study: Mapping[str, Any]
-    plan: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def half_width(self) -> float:
-        """Of a 95% interval for one coordinate."""
-        return NORMAL_95 * self.standard_error
-
-    def frame(self) -> pa.Table:
-        """One row a coordinate, in order."""
-        size = len(self)
-        return pa.table(
-            {
-                "coordinate": np.arange(size),
-                "mean": self.mean,
-                "standard_error": np.full(size, self.standard_error),
-                "low": self.mean - self.half_width,
-                "high": self.mean + self.half_width,
-            }
-        )
-
-    def plot(self, *, top: int = 20, path: str | Path | None = None) -> Any:
-        """Bars with error bars for the `top` coordinates of largest size; needs `sfumato[plot]`.
-
-        Returns the matplotlib figure, and writes it to `path` (PNG, SVG, PDF) if given.
-        """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as problem:
-            raise SfumatoError(
-                "plots need matplotlib", hint='pip install "sfumato[plot]"'
-            ) from problem
-        shown = self._largest(top)
-        figure = Figure(figsize=(7, 0.28 * shown.size + 1.6), layout="constrained")
-        axes = figure.add_subplot()
-        axes.barh(
-            range(shown.size),
-            self.mean[shown],
-            xerr=self.half_width,
-            color="#8a9bb5",
-            ecolor="#2f3b52",
-            capsize=2,
-        )
-        axes.set_yticks(range(shown.size), [str(place) for place in shown])
-        axes.invert_yaxis()
-        axes.set_xlabel("mean of a coordinate (bars: 95% intervals)")
-        axes.set_title(self._promise(), fontsize=9, loc="left")
-        axes.spines[["top", "right"]].set_visible(False)
-        if path is not None:
-            figure.savefig(path, dpi=150)
-        return figure
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data; `estimates` lists one record a coordinate, in order."""
-        return {**self.head(), "estimates": self.frame().to_pylist()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> MeanRelease:
-        """The release that `to_dict` described."""
-        rows = data["estimates"]
-        return cls(
-            mean=np.array([row["mean"] for row in rows], dtype=np.float64),
-            standard_error=float(rows[0]["standard_error"]),
-            privacy=Privacy(**data["privacy"]),
-            cost=Cost(**data["cost"]),
-            study=data["study"],
-            plan=data["plan"],
-            notes=tuple(data["notes"]),
-        )
-
-    def head(self) -> dict[str, Any]:
-        """`to_dict` without the estimates."""
-        return {
-            "study": dict(self.study),
-            "plan": dict(self.plan),
-            "privacy": self.privacy.to_dict(),
-            "cost": self.cost.to_dict(),
-            "notes": list(self.notes),
-        }
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), ensure_ascii=False)
-
-    def __len__(self) -> int:
-        return self.mean.size
-
-    def __repr__(self) -> str:
-        shown = self._largest(10)
-        lines = [
-            f"MeanRelease: {len(self):,} coordinates, {self.cost.devices:,} devices; "
-            f"{self._promise()}"
-        ]
-        lines += [
-            f"  {place:>10}  {self.mean[place]:>12.6g} ± {self.half_width:.3g}" for place in shown
-        ]
-        if len(self) > shown.size:
-            rest = len(self) - shown.size
-            lines.append(f"  … and {rest:,} smaller ones; frame() has them all")
-        return "\n".join(lines)
-
-    def _largest(self, most: int) -> npt.NDArray[np.int64]:
-        return np.argsort(-np.abs(self.mean), kind="stable")[:most]
-
-    def _promise(self) -> str:
-        if self.privacy.epsilon is None:
-            return "no differential privacy"
-        return f"epsilon {self.privacy.epsilon:g}, delta {self.privacy.delta:g}"
