@@ -332,4 +332,5 @@ def _print_study(study: dict[str, Any], as_json: bool) -> None:
             line += f"; round {number}: {each['phase']}"
         click.echo(line)
     click.echo(f"  {study['plan']['algorithm']}")
-    click.echo(f"  {study['privacy']['statement']}")
+    for line in study["privacy"]["statement"]:
+        click.echo(f"  {line}")

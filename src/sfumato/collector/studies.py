@@ -313,7 +313,7 @@ def plan_of(tx: Transaction, row: StudyRow) -> Plan:
         dictionary=None if body is None else from_lines(body),
         algorithm=told["plan"]["algorithm"],
         predicted=told["plan"]["predicted"],
-        privacy=Privacy(**told["privacy"]),
+        privacy=Privacy.from_dict(told["privacy"]),
         warnings=tuple(told["warnings"]),
     )
 

@@ -6,7 +6,7 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,24 +73,73 @@ def noised_sum(task: Task, batch: Batch, *, ledger: Books, rng: Rng) -> NoisedSu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Privacy:
-    """The promise that comes with a release: printed with it, whole."""
+    """What a release promises, as data; its text is made from these fields and nothing else.
+
+    >>> promise = Privacy(epsilon=1.0, delta=0.0, guarantee="1-differential privacy",
+    ...     unit="device", neighbours="one device's table becomes zero", mechanism="noise",
+    ...     trust="central", sees="the collector sees each table", assumptions=("a",),
+    ...     not_covered=("b", "c"))
+    >>> print(promise.statement)
+    Guarantee: 1-differential privacy
+    Unit: device
+    Neighbours: one device's table becomes zero
+    Mechanism: noise
+    Trust: central; the collector sees each table
+    Assumes: a
+    Not covered: b
+    Not covered: c
+    """
 
     epsilon: float | None  # None: no promise
     delta: float
+    guarantee: str
     unit: str
     neighbours: str
+    mechanism: str
     trust: str
-    statement: str
+    sees: str  # what the collector sees, and what it is trusted with
+    assumptions: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The statement: one short line per fact."""
+        return (
+            f"Guarantee: {self.guarantee}",
+            f"Unit: {self.unit}",
+            f"Neighbours: {self.neighbours}",
+            f"Mechanism: {self.mechanism}",
+            f"Trust: {self.trust}; {self.sees}",
+            *(f"Assumes: {each}" for each in self.assumptions),
+            *(f"Not covered: {each}" for each in self.not_covered),
+        )
+
+    @property
+    def statement(self) -> str:
+        return "\n".join(self.lines)
+
+    def but_for(self, exception: str) -> Privacy:
+        """The same promise with something more that it does not cover, where there is a promise."""
+        if self.epsilon is None:
+            return self
+        return replace(self, not_covered=(*self.not_covered, exception))
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields, and the statement's lines."""
         return {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "unit": self.unit,
-            "neighbours": self.neighbours,
-            "trust": self.trust,
-            "statement": self.statement,
+            **asdict(self),
+            "assumptions": list(self.assumptions),
+            "not_covered": list(self.not_covered),
+            "statement": list(self.lines),
         }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Privacy:
+        """The promise that `to_dict` described."""
+        known = {each.name: data[each.name] for each in fields(cls)}
+        known["assumptions"] = tuple(known["assumptions"])
+        known["not_covered"] = tuple(known["not_covered"])
+        return cls(**known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +242,7 @@ class Release:
             standard_error=column("standard_error"),
             half_width=(column("high") - column("low")) / 2,
             significant=column("significant").astype(np.bool_),
-            privacy=Privacy(**data["privacy"]),
+            privacy=Privacy.from_dict(data["privacy"]),
             cost=Cost(**data["cost"]),
             study=data["study"],
             plan=data["plan"],
@@ -315,7 +364,7 @@ class MeanRelease:
         return cls(
             mean=np.array([row["mean"] for row in rows], dtype=np.float64),
             standard_error=float(rows[0]["standard_error"]),
-            privacy=Privacy(**data["privacy"]),
+            privacy=Privacy.from_dict(data["privacy"]),
             cost=Cost(**data["cost"]),
             study=data["study"],
             plan=data["plan"],
@@ -405,7 +454,7 @@ class ModelRelease:
             count=data["model"]["parameters"],
             rate=data["rate"],
             rounds_held=data["rounds_held"],
-            privacy=Privacy(**data["privacy"]),
+            privacy=Privacy.from_dict(data["privacy"]),
             cost=Cost(**cost),
             study=data["study"],
             plan=data["plan"],

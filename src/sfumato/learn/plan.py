@@ -26,6 +26,7 @@ from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign, 
 from sfumato.privacy import epsilon_of
 from sfumato.privacy.accounting import SampledLoss
 from sfumato.questions.frequencies.plan import secure_of
+from sfumato.questions.promise import SEES_TABLES, who_colludes
 from sfumato.spec import require
 from sfumato.study import Study, TrainingKeys
 
@@ -100,49 +101,46 @@ def algorithm(design: TrainingDesign) -> str:
 def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Privacy:
     """The privacy statement of a training; `exact` says whose noise it is."""
     spent = epsilon_of([design.loss], study.delta)
-    who = (
-        "the server sees each client's table, adds the noise to the sum and is trusted with both"
-        if design.secure is None
-        else "the server sees sums over enough clients and no client's table"
-    )
-    if math.isinf(spent):
-        statement = f"no differential privacy: updates are clipped and not noised; {who}"
-    else:
+    guarantee, mechanism = "no differential privacy: updates are clipped and not noised", "none"
+    assumptions = who_colludes(design.secure)
+    if math.isfinite(spent):
         kind = "discrete gaussian" if design.secure is None else "Skellam"
-        statement = (
+        guarantee = (
             f"({spent:.4g}, {study.delta:g})-differential privacy for each client over all "
-            f"{design.rounds:,} rounds: the model is nearly as likely if all that one client sends "
-            f"is {_RELATIONS[design.sampling]}; {kind} noise of {design.noise_multiplier:.4f} "
-            f"times the largest norm of what a client adds; {_drawn(design)}; {who}"
+            f"{design.rounds:,} rounds"
         )
+        mechanism = (
+            f"{kind} noise of {design.noise_multiplier:.4f} times the largest norm of what a "
+            "client adds"
+        )
+        assumptions += (_drawn(design),)
         if design.secure is not None and design.sampling == "fixed":
             seen = epsilon_of([_unsampled(design)], study.delta)
-            statement += (
-                "; the server knows who is in a cohort, so sampling hides nobody from it; what "
-                f"it learns of a client is bounded by epsilon {seen:.4g}"
+            assumptions += (
+                "the server knows who is in a cohort, so sampling hides nobody from it; what "
+                f"it learns of a client is bounded by epsilon {seen:.4g}",
             )
-        if not exact:
-            statement += (
-                "; not covered: this run's noise and sums are floating-point numbers of a "
-                "pseudo-random generator, for experiments only"
-            )
-    return Privacy(
+    privacy = Privacy(
         epsilon=None if math.isinf(spent) else spent,
         delta=study.delta,
+        guarantee=guarantee,
         unit="device",
         neighbours="replace: what one device sends becomes another's in every round"
         if design.sampling == "fixed"
         else "zero-out: what one device sends becomes zero in every round",
+        mechanism=mechanism,
         trust=study.trust,
-        statement=statement,
+        sees=SEES_TABLES
+        if design.secure is None
+        else "the server sees sums over enough clients and no client's table",
+        assumptions=assumptions,
     )
-
-
-_RELATIONS = {
-    "poisson": "replaced by zeros",
-    "fixed": "replaced by another client's",
-    "passes": "replaced by zeros",
-}
+    if exact:
+        return privacy
+    return privacy.but_for(
+        "this run's noise and sums are floating-point numbers of a pseudo-random generator, for "
+        "experiments only"
+    )
 
 
 def _drawn(design: TrainingDesign) -> str:

@@ -341,11 +341,7 @@ def _study(question: Study | Mapping[str, Any] | Path | str) -> Study:
 
 def _qualified(promised: _Promised, exception: str) -> _Promised:
     """The same with an exception to its promise, where there is a promise."""
-    privacy = promised.privacy
-    if privacy.epsilon is None:
-        return promised
-    statement = f"{privacy.statement}; not covered: {exception}"
-    return replace(promised, privacy=replace(privacy, statement=statement))
+    return replace(promised, privacy=promised.privacy.but_for(exception))
 
 
 def _notes(planned: Plan, population: Population, asked: int) -> list[str]:

@@ -166,11 +166,9 @@ def _trained(
 ) -> TrainedModel:
     accuracy, loss = training.evaluate()
     privacy = train_plan.promise(planned.study, design, exact=exact)
-    if seed is not None and privacy.epsilon is not None:
-        privacy = replace(
-            privacy,
-            statement=f"{privacy.statement}; not covered: this run's noise was drawn from a seed: "
-            "who knows it can take the noise off",
+    if seed is not None:
+        privacy = privacy.but_for(
+            "this run's noise was drawn from a seed: who knows it can take the noise off"
         )
     notes = list(planned.warnings)
     cells = training.cells_sent / max(training.done, 1)

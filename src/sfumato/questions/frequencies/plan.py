@@ -37,6 +37,15 @@ from sfumato.questions.frequencies.design import (
     FrequencyDesign,
     Mode,
 )
+from sfumato.questions.promise import (
+    DROPOUTS,
+    NO_PROMISE,
+    SEES_TABLES,
+    ZERO_OUT,
+    in_words,
+    who_colludes,
+    who_sees_sums,
+)
 from sfumato.sketch import CountSketch, Norms, OneHot
 from sfumato.study import Study
 
@@ -83,57 +92,33 @@ def weights(design: FrequencyDesign) -> dict[str, int]:
 
 def promise(study: Study, design: FrequencyDesign) -> Privacy:
     """The privacy statement of a design, true of every release it makes."""
-    who = (
-        "the collector sees each device's table, adds the noise to the sum and is trusted with both"
-        if design.secure is None
-        else who_sees_sums(design.tasks()[0], design.secure)
-    )
-    if study.epsilon is None:
-        statement = f"no differential privacy: exact sums are released; {who}"
-    else:
-        spent = epsilon_of([design.tasks()[0].loss], study.delta)
-        once = (
-            "a device answers in one round (or the pilot) only, and each round's table is noised"
-            if design.every_round or design.pilot_devices
-            else "the table of all devices is noised once"
-        )
+    task = design.tasks()[0]
+    guarantee, mechanism, assumptions = NO_PROMISE, "none", who_colludes(design.secure)
+    if study.epsilon is not None:
         noise = design.mechanism
         assert isinstance(noise, NoiseAtRelease | NoiseInShares)  # a finite epsilon has noise
         kind = f"discrete {noise.noise}" if isinstance(noise, NoiseAtRelease) else "Skellam"
-        statement = (
-            f"({study.epsilon:g}, {study.delta:g})-differential privacy for each device: what is "
-            f"released is nearly as likely if one device's table is replaced by zeros, the "
-            f"number of devices being public; {kind} noise of scale "
-            f"{noise.scale:.4f} on every cell spends {spent:.4f}; {once}; {who}; devices that drop "
-            f"out do not weaken it"
+        spent = epsilon_of([task.loss], study.delta)
+        guarantee = in_words(study.epsilon, study.delta)
+        mechanism = (
+            f"{kind} noise of scale {noise.scale:.4f} on every cell spends epsilon {spent:.4f}"
+        )
+        assumptions += (
+            "a device answers in one round only (or in the pilot), and each round's table is noised"
+            if design.every_round or design.pilot_devices
+            else "a device answers once, and the table of all devices is noised once",
+            DROPOUTS,
         )
     return Privacy(
         epsilon=study.epsilon,
         delta=study.delta if study.epsilon is not None else 0.0,
+        guarantee=guarantee,
         unit="device",
-        neighbours="zero-out: one device's table becomes zero, the number of devices is public",
+        neighbours=ZERO_OUT.format("table becomes"),
+        mechanism=mechanism,
         trust=study.trust,
-        statement=statement,
-    )
-
-
-def who_sees_sums(task: Task, secure: SecureSum) -> str:
-    """What the collector sees of a masked round, and what that assumes."""
-    asked = task.max_count - 1
-    shares = (
-        "the noise is added in shares by the devices, enough without those of the corrupt; "
-        if task.mechanism.in_shares
-        else ""
-    )
-    share = f"{100 * secure.corrupt:.3g}% of the devices of each round"
-    trusted = (
-        f"it follows the protocol and at most {share} tell it what they see"
-        if secure.mode == "semi_honest"
-        else f"at most {share} work with it, whatever it and they send"
-    )
-    return (
-        f"the collector sees sums over at least {task.min_count:,} of {asked:,} devices and no "
-        f"device's table, if {trusted}; {shares}devices refuse a round with fewer left"
+        sees=SEES_TABLES if design.secure is None else who_sees_sums(task),
+        assumptions=assumptions,
     )
 
 

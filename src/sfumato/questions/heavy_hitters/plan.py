@@ -23,7 +23,6 @@ from sfumato.questions.frequencies.plan import (
     SMALLEST_WIDTH,
     about_rounds,
     noise_for,
-    who_sees_sums,
 )
 from sfumato.questions.heavy_hitters.design import (
     LOAD,
@@ -35,6 +34,7 @@ from sfumato.questions.heavy_hitters.design import (
     most_kept,
     slack,
 )
+from sfumato.questions.promise import DROPOUTS, in_words, who_colludes, who_sees_sums
 from sfumato.sketch import (
     CountSketch,
     InvertibleSketch,
@@ -125,51 +125,46 @@ def promise(study: Study, design: HeavyHitterDesign | HistogramDesign) -> Privac
     """The privacy statement of a design, true of every release it makes."""
     names = design.names if isinstance(design, HistogramDesign) else design
     told = names.mechanism
-    is_noised = isinstance(design, HistogramDesign) and study.epsilon is not None
-    noising = ", to add the noise to those of the counts" if is_noised else ""
-    who = (
-        "the collector sees each device's table and is trusted to list their sum and to tell only "
-        "what passes"
-        if names.secure is None
-        else f"{who_sees_sums(names.tasks()[0], names.secure)}; the collector is trusted to list "
-        f"these sums{noising} and to tell only what passes"
-    )
-    if study.epsilon is None:
-        statement = f"no promise: names and counts are told as they are found; {who}"
-    else:
-        coins = (
-            f"each item takes part by a coin of probability {told.rate:.4g}; "
-            if told.rate < 1
-            else ""
+    guarantee, mechanism = "no differential privacy: names and counts are released as found", "none"
+    assumptions = who_colludes(names.secure)
+    if study.epsilon is not None:
+        guarantee = in_words(study.epsilon, study.delta)
+        mechanism = (
+            f"each item is sampled with probability {told.rate:.4g}; " if told.rate < 1 else ""
         )
-        noise = (
-            "counts of the sample get no noise but their coins"
+        mechanism += (
+            "counts of the sample get no noise but that of sampling"
             if told.noise == "none"
             else f"discrete {told.noise} noise of scale {told.scale:.4f} on each count"
         )
-        counts = ""
+        mechanism += f"; names below {told.threshold} in the sample are not released"
         if isinstance(design, HistogramDesign):
             scale = design.counts.parameters()["noise_scale"]
-            counts = f"; counts are read from sketches with noise of scale {scale:.4f} on each cell"
-        statement = (
-            f"({study.epsilon:g}, {study.delta:g})-differential privacy for each device: what is "
-            f"released is nearly as likely if one device's {_items(names.items_per_device)} became "
-            f"none, the number of devices being public; {coins}{noise}, and names below "
-            f"{told.threshold} in the sample are not told{counts}; {who}; devices that drop out do "
-            f"not weaken it; items are assumed not to be chosen by who knows the hash functions"
+            mechanism += f"; counts have noise of scale {scale:.4f} on each cell of their sketches"
+        assumptions += (
+            "what devices hold does not depend on the study's public seed, from which the hash "
+            "functions follow",
+            DROPOUTS,
         )
+    if names.secure is None:
+        sees = "the collector sees each device's table"
+    else:
+        sees = who_sees_sums(names.tasks()[0])
+    noising = isinstance(design, HistogramDesign) and study.epsilon is not None
+    sees += "; it is trusted to list their sum"
+    sees += ", to add the noise to the counts" if noising else ""
+    sees += " and to release only what passes"
     return Privacy(
         epsilon=study.epsilon,
         delta=study.delta if study.epsilon is not None else 0.0,
+        guarantee=guarantee,
         unit="device",
-        neighbours="zero-out: one device's items become none, the number of devices is public",
+        neighbours="zero-out: one device's items become none; the number of devices is public",
+        mechanism=mechanism,
         trust=study.trust,
-        statement=statement,
+        sees=sees,
+        assumptions=assumptions,
     )
-
-
-def _items(count: int) -> str:
-    return "item" if count == 1 else f"{count} items"
 
 
 def _names(

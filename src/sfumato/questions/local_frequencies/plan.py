@@ -9,8 +9,8 @@ report wins, then the one with the smallest table.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -282,37 +282,45 @@ def prefix_search(epsilon: float, *, alphabet: str = LATIN, length: int = 10) ->
 
 
 def promise(study: Study, made: LocalDesign | WordDesign) -> Privacy:
-    """What a device is promised: first by its own coins, second by the shuffling of reports."""
+    """What a device is promised by its own coins; what shuffling adds is said of a release."""
     oracle = made.randomizer if isinstance(made, LocalDesign) else made.discoverer
     epsilon, per_device = oracle.epsilon, made.records_per_device
-    in_all = f"epsilon {per_device * epsilon:g} in all"
     day = (
-        f"a device sends at most {per_device} reports a day, {in_all}"
+        f"a device sends at most {per_device} reports per day, epsilon {per_device * epsilon:g} "
+        "together, and days add up"
         if per_device > 1
-        else "a device sends at most one report a day"
+        else "a device sends at most one report per day, and days add up"
     )
-    statement = (
-        f"{epsilon:g}-local differential privacy for each report: whatever a device holds, what it "
-        f"sends is at most e^{epsilon:g} times likelier than if it held anything else, and nobody "
-        f"else need be trusted; {day}, and days add up"
-    )
-    delta = study.delta
-    if delta > 0 and per_device == 1:
-        each = max(1, math.floor(made.devices * (1 - study.dropout)) // made.rounds)
-        second = shuffled_epsilon(epsilon, each, delta)
-        if second < epsilon:
-            statement += (
-                f"; second, against whoever sees only the shuffled reports of {each:,} devices or "
-                f"more: ({second:.3g}, {delta:g})-differential privacy, if the shuffler is trusted"
-            )
     return Privacy(
         epsilon=epsilon,
         delta=0.0,
+        guarantee=f"{epsilon:g}-local differential privacy for each report",
         unit="report",
-        neighbours="any two items: one report's item is replaced by another",
+        neighbours="any two values: one report's value is replaced by another",
+        mechanism=f"{algorithm(made)}: each device randomises its own report",
         trust=study.trust,
-        statement=statement,
+        sees="nobody sees a value; everybody may see the reports",
+        assumptions=(day, "the device's own random generator is sound"),
     )
+
+
+def shuffled(privacy: Privacy, reports: Sequence[int], delta: float, per_device: int) -> Privacy:
+    """The promise of a release of so many reports per round, with what shuffling them adds.
+
+    It is computed from the reports that were counted: fewer reports hide a device less. It is for
+    one report per device; the round with the fewest reports decides.
+    """
+    least = min(reports, default=0)
+    if privacy.epsilon is None or delta == 0 or per_device > 1 or least < 1:
+        return privacy
+    epsilon = shuffled_epsilon(privacy.epsilon, least, delta)
+    if epsilon >= privacy.epsilon:
+        return privacy
+    second = (
+        f"second, ({epsilon:.3g}, {delta:g})-differential privacy against anybody who sees only "
+        f"the {least:,} shuffled reports or what is computed from them, if the shuffler is trusted"
+    )
+    return replace(privacy, guarantee=f"{privacy.guarantee}; {second}")
 
 
 def algorithm(made: LocalDesign | WordDesign) -> str:

@@ -16,7 +16,7 @@ from sfumato.flow.report import report_bytes
 from sfumato.flow.task import Task
 from sfumato.privacy import calibrate, epsilon_of
 from sfumato.privacy.samplers import LARGEST_SCALE
-from sfumato.questions.frequencies.plan import about_rounds, secure_of, who_sees_sums
+from sfumato.questions.frequencies.plan import about_rounds, secure_of
 from sfumato.questions.mean.design import (
     LEAST_WIDTH,
     MEDIAN_OF_FIVE,
@@ -24,6 +24,15 @@ from sfumato.questions.mean.design import (
     Compression,
     MeanDesign,
     deviation,
+)
+from sfumato.questions.promise import (
+    DROPOUTS,
+    NO_PROMISE,
+    SEES_TABLES,
+    ZERO_OUT,
+    in_words,
+    who_colludes,
+    who_sees_sums,
 )
 from sfumato.spec import require
 from sfumato.study import Study
@@ -50,38 +59,33 @@ def algorithm(design: MeanDesign) -> str:
 def promise(study: Study, design: MeanDesign) -> Privacy:
     """The privacy statement of a design, true of every release it makes."""
     tasks = widest_tasks(design)
-    who = (
-        "the collector sees each device's tables, adds the noise to the sums and is trusted with "
-        "both"
-        if design.secure is None
-        else who_sees_sums(tasks[-1], design.secure)
-    )
-    if study.epsilon is None:
-        statement = f"no differential privacy: exact sums are released; {who}"
-    else:
+    guarantee, mechanism, assumptions = NO_PROMISE, "none", who_colludes(design.secure)
+    if study.epsilon is not None:
         spent = epsilon_of([task.loss for task in tasks], study.delta)
         kind = "discrete gaussian" if design.secure is None else "Skellam"
         first, last = (design.multiplier / math.sqrt(design.shares[k]) for k in (0, -1))
-        noise = f"{kind} noise of {first:.4f} times that norm"
-        if len(tasks) > 1:
-            noise += (
-                f" in a first round, and of {last:.4f} times it in each of at most "
-                f"{len(tasks) - 1} that follow, all of which ask everybody,"
-            )
-        statement = (
-            f"({study.epsilon:g}, {study.delta:g})-differential privacy for each device: what is "
-            f"released is nearly as likely if one device's tables are replaced by zeros, the "
-            f"number of devices being public; vectors are clipped to {design.clip:g}, what is sent "
-            f"of them is held to a largest norm, too, and {noise} spends {spent:.4f}; {who}; "
-            f"devices that drop out do not weaken it"
+        guarantee = in_words(study.epsilon, study.delta)
+        mechanism = (
+            f"vectors are clipped to {design.clip:g}, and so is what is sent of them; {kind} noise "
+            f"of {first:.4f} times that norm"
         )
+        if len(tasks) > 1:
+            mechanism += (
+                f" in the first round, and of {last:.4f} times it in each of at most "
+                f"{len(tasks) - 1} more,"
+            )
+        mechanism += f" spends epsilon {spent:.4f}"
+        assumptions += (DROPOUTS,)
     return Privacy(
         epsilon=study.epsilon,
         delta=study.delta if study.epsilon is not None else 0.0,
+        guarantee=guarantee,
         unit="device",
-        neighbours="zero-out: one device's tables become zero, the number of devices is public",
+        neighbours=ZERO_OUT.format("tables become"),
+        mechanism=mechanism,
         trust=study.trust,
-        statement=statement,
+        sees=SEES_TABLES if design.secure is None else who_sees_sums(tasks[-1]),
+        assumptions=assumptions,
     )
 
 

@@ -31,7 +31,6 @@ from sfumato.questions.frequencies.plan import (
     SMALLEST_WIDTH,
     about_rounds,
     secure_of,
-    who_sees_sums,
 )
 from sfumato.questions.prefix_search.design import (
     MOST_CANDIDATES,
@@ -41,6 +40,14 @@ from sfumato.questions.prefix_search.design import (
     detectable_count,
     endings,
     noise_limit,
+)
+from sfumato.questions.promise import (
+    DROPOUTS,
+    NO_PROMISE,
+    ZERO_OUT,
+    in_words,
+    who_colludes,
+    who_sees_sums,
 )
 from sfumato.sketch import CountSketch, OneHot
 from sfumato.sketch.words import LATIN, check_alphabet
@@ -77,30 +84,28 @@ def algorithm(design: PrefixDesign) -> str:
 
 def promise(study: Study, design: PrefixDesign) -> Privacy:
     """The privacy statement of a search, true of every release it makes."""
-    task, secure = design.task(design.rounds - 1), design.secure
-    assert secure is not None  # trust "secure" has sums that are hidden
-    who = who_sees_sums(task, secure)
-    if study.epsilon is None:
-        statement = f"no promise: sums are shown without noise; {who}"
-    else:
+    guarantee, mechanism, assumptions = NO_PROMISE, "none", who_colludes(design.secure)
+    if study.epsilon is not None:
         noise = design.mechanism
         assert isinstance(noise, NoiseInShares)  # a finite epsilon has noise
         spent = epsilon_of([task.loss for task in design.tasks()], study.delta)
-        rounds = "a round that asks" if design.rounds == 1 else f"{design.rounds} rounds that ask"
-        statement = (
-            f"({study.epsilon:g}, {study.delta:g})-differential privacy for each device: what is "
-            f"released is nearly as likely if one device's tables are replaced by zeros in every "
-            f"round, the number of devices being public; Skellam noise of scale {noise.scale:.4f} "
-            f"on every cell spends {spent:.4f} in {rounds} everybody; "
-            f"{who}; devices that drop out do not weaken it"
+        guarantee = in_words(study.epsilon, study.delta)
+        rounds = "a round" if design.rounds == 1 else f"{design.rounds} rounds"
+        mechanism = (
+            f"Skellam noise of scale {noise.scale:.4f} on every cell spends epsilon {spent:.4f} in "
+            f"{rounds} of all devices"
         )
+        assumptions += (DROPOUTS,)
     return Privacy(
         epsilon=study.epsilon,
         delta=study.delta if study.epsilon is not None else 0.0,
+        guarantee=guarantee,
         unit="device",
-        neighbours="zero-out: one device's tables become zero, the number of devices is public",
+        neighbours=ZERO_OUT.format("tables become"),
+        mechanism=mechanism,
         trust=study.trust,
-        statement=statement,
+        sees=who_sees_sums(design.task(design.rounds - 1)),
+        assumptions=assumptions,
     )
 
 
