@@ -44,9 +44,14 @@ def test_simulate_prints_what_the_library_returns(folder: Path) -> None:
     assert data["privacy"].keys() == {
         "epsilon",
         "delta",
+        "guarantee",
         "unit",
         "neighbours",
+        "mechanism",
         "trust",
+        "sees",
+        "assumptions",
+        "not_covered",
         "statement",
     }
     assert data["cost"].keys() == {"devices", "rounds", "bytes_per_device", "seconds"}

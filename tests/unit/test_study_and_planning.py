@@ -57,7 +57,7 @@ def test_infinite_epsilon_means_no_noise_and_no_promise() -> None:
     plan = planned(epsilon=math.inf)
     assert plan.sums.mechanism == NoNoise()
     assert plan.privacy.epsilon is None
-    assert plan.privacy.statement.startswith("no differential privacy")
+    assert plan.privacy.guarantee.startswith("no differential privacy")
 
 
 @pytest.mark.parametrize("missing", ["question", "trust", "epsilon"])
@@ -135,7 +135,7 @@ def test_the_promise_is_what_the_ledger_will_be_charged() -> None:
     assert plan.study.epsilon is not None
     spent = epsilon_of([plan.sums.tasks()[0].loss], plan.study.delta)
     assert 0.99 * plan.study.epsilon < spent <= plan.study.epsilon
-    assert f"spends {spent:.4f}" in plan.privacy.statement
+    assert f"spends epsilon {spent:.4f}" in plan.privacy.mechanism
     assert plan.privacy.unit == "device"
     assert plan.privacy.neighbours.startswith("zero-out")
 

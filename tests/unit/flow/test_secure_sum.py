@@ -220,7 +220,7 @@ def test_a_secure_plan_says_what_it_assumes_and_costs() -> None:
     assert parameters["noise"] == "skellam, in shares"
     assert predicted["bytes_per_device"] == predicted["bytes_up"] + predicted["bytes_down"]
     assert "at most 10% of the devices of each round tell it" in planned.privacy.statement
-    assert "it follows the protocol" in planned.privacy.statement
+    assert "the collector follows the protocol" in planned.privacy.statement
     assert planned.privacy.trust == "secure"
 
     wary = plan(STUDY | {"devices": 1_000, "collector": "semi_malicious"}, items=TREES)

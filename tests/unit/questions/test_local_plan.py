@@ -152,14 +152,12 @@ def test_what_does_not_go_together_is_refused(keys: dict[str, Any], says: str) -
         planned(**keys)
 
 
-def test_the_promise_names_the_report_the_day_and_the_shuffler() -> None:
+def test_the_promise_names_the_report_and_the_day() -> None:
     once = planned().privacy
     assert (once.unit, once.epsilon, once.delta) == ("report", 4.0, 0.0)
     assert "4-local differential privacy for each report" in once.statement
-    assert "if the shuffler is trusted" in once.statement
     twice = planned(daily_reports=2).privacy
-    assert "at most 2 reports a day, epsilon 8 in all" in twice.statement
-    assert "shuffler" not in twice.statement  # amplification is of one report a device
+    assert "at most 2 reports per day, epsilon 8 together" in twice.statement
 
 
 def simulated(**keys: Any) -> tuple[sfumato.Release, dict[str, int]]:

@@ -129,11 +129,11 @@ def test_the_statement_says_what_the_collector_sees() -> None:
     for study in (STUDY, promised):
         said = plan(study).privacy.statement
         assert "sums over at least 59 of 60 devices and no device's table" in said
-        assert "the collector is trusted to list these sums and to tell only what passes" in said
+        assert "it is trusted to list their sum and to release only what passes" in said
         assert "sees each device's table" not in said
     assert "sees each device's table" in plan(promised | {"masked": False}).privacy.statement
     counted = plan(promised | {"question": "histogram", "bytes_per_device": 60_000})
-    assert "to add the noise to those of the counts" in counted.privacy.statement
+    assert "to add the noise to the counts" in counted.privacy.statement
     assert isinstance(counted.design, HistogramDesign)
     assert isinstance(counted.design.counts.mechanism, NoiseAtRelease)
     assert counted.privacy.trust == "central"

@@ -65,7 +65,7 @@ def test_the_accountant_finds_what_is_promised(trust: str, compression: str) -> 
     assert isinstance(planned.design, MeanDesign)
     spent = epsilon_of([task.loss for task in widest_tasks(planned.design)], 1e-7)
     assert 0.99 < spent <= 1.0
-    assert f"spends {spent:.4f}" in planned.privacy.statement
+    assert f"spends epsilon {spent:.4f}" in planned.privacy.mechanism
     assert planned.privacy.neighbours.startswith("zero-out")
 
 

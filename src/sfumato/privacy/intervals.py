@@ -1,0 +1,407 @@
+"""95% intervals for counts that were noised, sampled and perhaps listed only above a threshold.
+
+Of each possible truth, the likeliest observations that together have a probability of 95% are
+accepted; an interval holds every truth that accepts what was seen (Sterne 1954). So it covers the
+truth with a probability of at least 95%, whatever the truth is. Noise is on whole numbers, and
+coarse where epsilon is large: the laws are used as they are, not as normal ones, which would cover
+70% in places. Where a law is so wide that its steps do not matter, a normal law of the same
+variance takes its place; its variance is taken at each candidate (a score interval), not at the
+estimate.
+
+Counts that are shown only from a threshold on are partly the lucky ones. Given `above`, laws are
+those of what is shown: given that it reached the threshold.
+
+Claim: P(low ≤ truth ≤ high) ≥ 0.95 for every truth, given that the item is shown, where the law is
+    exact; elsewhere to within what a normal law leaves of one with a deviation of ten or more.
+Proof: docs/proofs/intervals.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.privacy.samplers import log_mass
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+Law = Callable[[I64], tuple[I64, F64]]
+"""For each possible truth (n,): the first value seen, (n,), and the probabilities from there on."""
+
+CONFIDENCE = 0.95
+NORMAL_95 = 1.959964  # a normal variable is within that many deviations 95% of the time
+_TAIL = (1 - CONFIDENCE) / 2
+_WIDE = 100.0  # variance from which a law on whole numbers is taken to be normal
+_REACH = 9.0  # deviations beyond which a law has nothing to speak of
+_ROWS = 2048  # laws that are computed together
+_HALVINGS = 60  # of a range in which a bound is looked for
+_ROUNDING = 1e-12  # of a sum of probabilities
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class NoiseLaw:
+    """The distribution of symmetric noise on whole numbers: of −reach, …, 0, …, reach.
+
+    >>> coin = NoiseLaw(np.array([0.25, 0.5, 0.25]))
+    >>> (coin + coin).at_least(np.array([2, 1, -2])).tolist()
+    [0.0625, 0.3125, 1.0]
+    >>> coin.width(0.9), coin.exceeded(0.3)
+    (1, 1)
+    """
+
+    mass: F64
+
+    @classmethod
+    def none(cls) -> NoiseLaw:
+        return cls(np.ones(1))
+
+    @classmethod
+    def of(cls, kind: str, scale: float) -> NoiseLaw:
+        _, logs = log_mass(kind, scale)
+        return cls(np.exp(logs))
+
+    def __add__(self, other: NoiseLaw) -> NoiseLaw:
+        """The law of the sum of two independent noises."""
+        if self.mass.size == 1 or other.mass.size == 1:
+            return self if other.mass.size == 1 else other
+        from scipy import signal
+
+        mass = np.maximum(signal.fftconvolve(self.mass, other.mass), 0.0)
+        kept = np.flatnonzero(mass > 1e-18)  # what is less, a convolution does not know
+        edge = min(int(kept[0]), mass.size - 1 - int(kept[-1]))
+        return NoiseLaw(mass[edge : mass.size - edge])
+
+    @property
+    def reach(self) -> int:
+        return self.mass.size // 2
+
+    @property
+    def variance(self) -> float:
+        values = np.arange(-self.reach, self.reach + 1, dtype=np.float64)
+        return float(values**2 @ self.mass)
+
+    def at_least(self, values: npt.NDArray[Any]) -> F64:
+        """P(noise ≥ value) for each value."""
+        tails = np.append(np.cumsum(self.mass[::-1])[::-1], 0.0)
+        places = np.clip(np.asarray(values, dtype=np.int64) + self.reach, 0, tails.size - 1)
+        return np.minimum(tails[places], 1.0)
+
+    def exceeded(self, chance: float) -> int:
+        """The least value that is reached with no more than this chance."""
+        tails = np.cumsum(self.mass[::-1])  # P(noise ≥ reach), P(noise ≥ reach − 1), …
+        return self.reach + 1 - int(np.searchsorted(tails, chance, side="right"))
+
+    def width(self, confidence: float = CONFIDENCE) -> int:
+        """The least q with P(|noise| ≤ q) ≥ confidence."""
+        return self.exceeded((1 - confidence) / 2) - 1
+
+
+def of_sums(
+    seen: I64,
+    noise: NoiseLaw,
+    *,
+    asked: int,
+    answered: int,
+    rate: float = 1.0,
+    per_device: int = 1,
+    above: int | None = None,
+) -> tuple[F64, F64]:
+    """Bounds on how many of `asked` devices hold each item, from sums over `answered` of them.
+
+    `seen` are whole numbers: the holders among those who answered, each counted with probability
+    `rate`, plus noise. A device may count up to `per_device` times for one item. `above` is the
+    least sum that is shown.
+    """
+    share = answered / asked * rate
+    width = noise.width()
+    if share == 1 and above is None:
+        return seen - float(width), seen + float(width)
+    values, places = np.unique(seen, return_inverse=True)
+    x, spread = values.astype(np.float64), noise.variance
+    sampling = _Sampling(
+        asked=asked, share=share, fixed=rate == 1 and per_device == 1, per_device=per_device
+    )
+    low, high = _score(x, width / NORMAL_95, sampling, above)
+    likely = np.clip(x / share, 0, asked)
+    variance = spread + sampling.variance(likely)
+    exact = np.flatnonzero((variance < _WIDE) & (per_device == 1 or share == 1))
+    if exact.size:
+        law = _sampled_law(noise, asked, answered, rate)
+        reach = 8 * np.sqrt(variance[exact]) / share + 20 / share + noise.width(1 - 1e-6)
+        least = np.zeros(exact.size) if above is not None else likely[exact] - reach
+        low[exact], high[exact] = _accepting(
+            values[exact], law, least, likely[exact] + reach, asked, above
+        )
+        # Below nobody there is no truth, but the noise can be: zero would hide it.
+        none = exact[low[exact] <= 0]
+        low[none] = np.minimum((x[none] - width) / share, 0.0)
+        lost = exact[np.isnan(low[exact])]
+        low[lost], high[lost] = (x[lost] - width) / share, (x[lost] + width) / share
+    return low[places], high[places]
+
+
+def of_support(
+    seen: I64,
+    *,
+    truth: float,
+    lie: float,
+    asked: int,
+    answered: int,
+    above: int | None = None,
+) -> tuple[F64, F64]:
+    """Bounds on how many of `asked` devices hold each item, from how many of `answered` records
+    speak for it: a holder's with probability `truth`, any other with probability `lie`."""
+    values, places = np.unique(seen, return_inverse=True)
+    share, x = answered / asked, values.astype(np.float64)
+    gain = truth - lie
+    likely = np.clip((x - lie * answered) / gain / share, 0, asked)
+    variance = _support_variance(likely, truth, lie, asked, answered)
+    nobody = answered * lie * (1 - lie)
+    slope = (truth * (1 - truth) - lie * (1 - lie)) / gain**2
+    sampling = _Sampling(asked=asked, share=share, fixed=True, per_device=1)
+    estimates, error = (x - lie * answered) / gain, math.sqrt(nobody) / gain
+    shown = None if above is None else (above - lie * answered) / gain
+    low, high = _score(estimates, error, sampling, shown, slope)
+    exact = np.flatnonzero(variance < _WIDE)
+    if exact.size:
+        law = _support_law(truth, lie, asked, answered)
+        reach = (8 * np.sqrt(variance[exact]) + 20) / gain / share
+        least = np.zeros(exact.size) if above is not None else likely[exact] - reach
+        low[exact], high[exact] = _accepting(
+            values[exact], law, least, likely[exact] + reach, asked, above
+        )
+        lost = exact[np.isnan(low[exact])]
+        low[lost], high[lost] = estimates[lost] / share, estimates[lost] / share
+        low[exact] = np.where(low[exact] <= 0, np.minimum(estimates[exact] / share, 0), low[exact])
+        high[exact] = np.maximum(high[exact], 0)
+    return low[places], high[places]
+
+
+def of_estimates(
+    counts: F64,
+    error: F64 | float,
+    *,
+    asked: int,
+    answered: int,
+    slope: F64 | float = 0.0,
+    per_device: int = 1,
+    above: float | None = None,
+) -> tuple[F64, F64]:
+    """Bounds on how many of `asked` devices hold each item, from estimates over `answered` that err
+    normally: with deviation `error`, and a variance of `slope` more per device that holds it."""
+    sampling = _Sampling(
+        asked=asked, share=answered / asked, fixed=per_device == 1, per_device=per_device
+    )
+    return _score(counts, error, sampling, above, slope)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sampling:
+    """How the number of holders that are counted varies: by who answers, and by coins."""
+
+    asked: int
+    share: float  # of all holders that are counted, on average
+    fixed: bool  # whether so many devices answer, each counted at most once
+    per_device: int
+
+    @property
+    def linear(self) -> float:
+        grown = self.asked / max(self.asked - 1, 1) if self.fixed else 1.0
+        return self.per_device * self.share * (1 - self.share) * grown
+
+    @property
+    def square(self) -> float:
+        return self.share * (1 - self.share) / max(self.asked - 1, 1) if self.fixed else 0.0
+
+    def variance(self, held: F64) -> F64:
+        return np.maximum(self.linear * held - self.square * held**2, 0.0)
+
+
+def _score(
+    x: F64, error: F64 | float, sampling: _Sampling, above: float | None, slope: F64 | float = 0.0
+) -> tuple[F64, F64]:
+    """Every c with |x − c·share| within 1.96 deviations, the deviation being that at c."""
+    share, edge = sampling.share, NORMAL_95 * np.asarray(error)
+    linear = sampling.linear + np.asarray(slope) * share
+    if above is not None:
+        return _shown_score(x, error, sampling, above, linear)
+    a = share**2 + NORMAL_95**2 * sampling.square
+    b = 2 * x * share + NORMAL_95**2 * linear
+    root = np.sqrt(np.maximum(b**2 - 4 * a * (x**2 - edge**2), 0.0))
+    return (
+        np.where(
+            x < edge, (x - edge) / share, (b - root) / (2 * a)
+        ),  # less than nobody does not vary
+        np.where(x < -edge, (x + edge) / share, (b + root) / (2 * a)),
+    )
+
+
+def _shown_score(
+    x: F64, error: F64 | float, sampling: _Sampling, above: float, linear: F64 | float
+) -> tuple[F64, F64]:
+    """The same, given that x was shown since it is at least `above`."""
+    from scipy import special
+
+    share = sampling.share
+
+    def deviation(c: F64) -> F64:
+        held = np.maximum(c, 0.0)
+        more = np.maximum(linear * held - sampling.square * held**2, 0.0)
+        return np.sqrt(np.maximum(np.asarray(error) ** 2 + more, 1e-12))
+
+    def excess(c: F64) -> F64:
+        """The chance of so much, among what is shown."""
+        reached = special.log_ndtr((c * share - x) / deviation(c))
+        shown = special.log_ndtr((c * share - above) / deviation(c))
+        return np.asarray(np.exp(np.minimum(reached - shown, 0.0)))
+
+    far = 12 * deviation(x / share) / share + 1
+    start, end = np.minimum(x / share - far, 0.0), x / share + far
+    bounds = []
+    for wanted in (_TAIL, 1 - _TAIL):
+        low, high = start.copy(), end.copy()
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            enough = excess(middle) > wanted
+            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        bounds.append(high)
+    return bounds[0], bounds[1]
+
+
+def _accepting(
+    x: I64, law: Law, least: F64, most: F64, asked: int, above: int | None
+) -> tuple[F64, F64]:
+    """The least and the greatest truth within reach that accepts each x; nan where none does."""
+    low, high = np.full(x.size, np.nan), np.full(x.size, np.nan)
+    starts = np.clip(np.floor(least), 0, asked).astype(np.int64)
+    ends = np.clip(np.ceil(most), 0, asked).astype(np.int64)
+    for part in _pieces(starts, ends):
+        first, mass = law(part)
+        values = first[:, None] + np.arange(mass.shape[1])
+        if above is not None:
+            mass = np.where(values >= above, mass, 0.0)
+            shown = mass.sum(axis=1, keepdims=True)
+            mass = np.divide(mass, shown, out=np.zeros_like(mass), where=shown > 0)
+        order = np.argsort(-mass, axis=1, kind="stable")
+        total = np.cumsum(np.take_along_axis(mass, order, axis=1), axis=1)
+        needed = (total < CONFIDENCE - _ROUNDING).sum(axis=1, keepdims=True)
+        taken = np.arange(mass.shape[1]) <= needed
+        accepted = np.zeros_like(taken)
+        np.put_along_axis(accepted, order, taken, axis=1)
+        places = np.clip(np.searchsorted(x, values), 0, x.size - 1)
+        rows, columns = np.nonzero(accepted & (mass > 0) & (x[places] == values))
+        at = places[rows, columns]
+        np.fmin.at(low, at, part[rows])
+        np.fmax.at(high, at, part[rows])
+    return low, high
+
+
+def _pieces(starts: I64, ends: I64) -> list[I64]:
+    """All whole numbers in some [start, end], in pieces."""
+    order = np.argsort(starts, kind="stable")
+    merged: list[list[int]] = []
+    for start, end in zip(starts[order].tolist(), ends[order].tolist(), strict=True):
+        if merged and start <= merged[-1][1] + 1:
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([start, end])
+    every = np.concatenate([np.arange(start, end + 1) for start, end in merged])
+    return [every[k : k + _ROWS] for k in range(0, every.size, _ROWS)]
+
+
+def _sampled_law(noise: NoiseLaw, asked: int, answered: int, rate: float) -> Law:
+    """Holders among those who answered, by their coins, and the noise."""
+    share = answered / asked * rate
+    edge = noise.width(1 - 1e-15)
+    tail = noise.mass[noise.reach - edge : noise.reach + edge + 1]
+
+    def law(held: I64) -> tuple[I64, F64]:
+        if share == 1:
+            return held - edge, np.broadcast_to(tail, (held.size, tail.size)).copy()
+        k = _windowed(held, share)
+        counted = (
+            _hypergeometric(k, held[:, None], asked, answered)
+            if rate == 1
+            else _binomial(k, held[:, None], share)
+        )
+        return k[:, 0] - edge, _convolved(counted, tail[None, :])
+
+    return law
+
+
+def _support_law(truth: float, lie: float, asked: int, answered: int) -> Law:
+    """Records that speak for an item: of its holders, and of others."""
+
+    def law(held: I64) -> tuple[I64, F64]:
+        if answered < asked:  # a record is a holder's by chance
+            mixed = lie + (truth - lie) * held / asked
+            k = _windowed(np.full(held.size, answered), mixed)
+            return k[:, 0], _binomial(k, np.full((held.size, 1), answered), mixed[:, None])
+        own = _windowed(held, truth)
+        others = _windowed(answered - held, lie)
+        return own[:, 0] + others[:, 0], _convolved(
+            _binomial(own, held[:, None], truth),
+            _binomial(others, (answered - held)[:, None], lie),
+        )
+
+    return law
+
+
+def _support_variance(held: F64, truth: float, lie: float, asked: int, answered: int) -> F64:
+    if answered == asked:
+        return held * truth * (1 - truth) + (asked - held) * lie * (1 - lie)
+    mixed = lie + (truth - lie) * held / asked
+    return answered * mixed * (1 - mixed)
+
+
+def _windowed(count: I64, share: F64 | float) -> I64:
+    """For each row, the values that a binomial variable may be seen to have."""
+    middle = np.rint(count * share).astype(np.int64)
+    widest = float(np.max(count * share * (1 - np.asarray(share)), initial=0.0))
+    wide = math.ceil(_REACH * math.sqrt(widest) + 20)
+    return middle[:, None] + np.arange(-wide, wide + 1)
+
+
+def _convolved(first: F64, second: F64) -> F64:
+    from scipy import signal
+
+    return np.maximum(
+        signal.fftconvolve(
+            first, np.broadcast_to(second, (first.shape[0], second.shape[1])), axes=1
+        ),
+        0.0,
+    )
+
+
+def _binomial(k: I64, n: I64, share: F64 | float) -> F64:
+    from scipy import special
+
+    inside = (k >= 0) & (k <= n)
+    k = np.where(inside, k, 0)
+    log = (
+        special.gammaln(n + 1)
+        - special.gammaln(k + 1)
+        - special.gammaln(n - k + 1)
+        + special.xlogy(k, share)
+        + special.xlog1py(n - k, -np.asarray(share))
+    )
+    return np.where(inside, np.exp(log), 0.0)
+
+
+def _hypergeometric(k: I64, held: I64, asked: int, answered: int) -> F64:
+    from scipy import special
+
+    inside = (k >= 0) & (k <= held) & (k <= answered) & (answered - k <= asked - held)
+    k = np.where(inside, k, 0)
+
+    def ways(n: Any, j: Any) -> Any:
+        return special.gammaln(n + 1) - special.gammaln(j + 1) - special.gammaln(n - j + 1)
+
+    with np.errstate(all="ignore"):  # outside of the law
+        log = ways(held, k) + ways(asked - held, answered - k) - ways(asked, answered)
+    return np.where(inside, np.exp(np.where(inside, log, 0.0)), 0.0)
