@@ -81,12 +81,12 @@ def measure(case: Case, seed: int) -> Run:
     items = planned.asked_about.items
     release = simulate(planned, {"item": items, "count": truth}, count_column="count", seed=seed)
     which = pc.index_in(release.items, value_set=items).to_numpy()
-    inside = np.abs(release.counts - truth[which]) <= release.half_width
+    inside = (release.low <= truth[which]) & (truth[which] <= release.high)
     return Run(
         seed=seed,
         covered=float(inside.mean()),
         common_covered=float(inside[which < COMMON].mean()),
-        half_width=float(release.half_width.mean()),
+        half_width=float(np.mean(release.high - release.low) / 2),
         decoder=release.plan["parameters"]["decoder"],
     )
 

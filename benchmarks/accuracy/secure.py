@@ -108,10 +108,11 @@ def _measure(planned: Plan, items: pa.Array, held: np.ndarray, seed: int) -> Run
     books = Ledger(Budget(epsilon=planned.study.epsilon, delta=planned.study.delta))
     data = pa.table({"item": items.take(pa.array(held))})
     release = simulate(planned, data, seed=seed, ledger=books)
-    errors = release.counts - counts[release.items.cast(pa.int64()).to_numpy()]
+    truth = counts[release.items.cast(pa.int64()).to_numpy()]
+    errors = release.counts - truth
     return Run(
         seed=seed,
         ratio=float(np.sqrt(np.mean(errors**2))) / planned.predicted["standard_error"],
-        covered=float(np.mean(np.abs(errors) <= release.half_width)),
+        covered=float(np.mean((release.low <= truth) & (truth <= release.high))),
         spent=books.spent(),
     )

@@ -92,16 +92,17 @@ class Scores:
 
     def add(self, release: Release, items: list[str], truth: I64) -> None:
         held = dict(zip(items, truth.tolist(), strict=True))
-        for item, count, error, half in zip(
+        for item, count, error, low, high in zip(
             release.items.to_pylist(),
             release.counts.tolist(),
             release.standard_error.tolist(),
-            release.half_width.tolist(),
+            release.low.tolist(),
+            release.high.tolist(),
             strict=True,
         ):
             if item in held:
                 self.errors.append((count - held[item]) / error)
-                self.widths.append(half / error)
+                self.widths.append((high - low) / 2 / error)
                 self.found += 1
             else:
                 self.false += 1

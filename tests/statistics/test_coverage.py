@@ -27,7 +27,7 @@ def misses(plan: Plan) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         data = {"item": WORDS, "n": truth}
         release = sfumato.simulate(plan, data, count_column="n", seed=SEED + run)
         order = [place[item] for item in release.items.to_pylist()]
-        ratios.append(np.abs(release.counts - truth[order]) / release.half_width)
+        ratios.append(np.abs(release.counts - truth[order]) * 2 / (release.high - release.low))
     return np.concatenate(ratios)
 
 

@@ -21,13 +21,11 @@ from sfumato.flow.accumulator import Batch
 from sfumato.flow.model_terms import PARAMETER_BYTES, digest_of
 from sfumato.flow.task import Task
 from sfumato.privacy import Books, Rng
+from sfumato.privacy.intervals import NORMAL_95
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
-
-CONFIDENCE = 0.95
-NORMAL_95 = 1.959964  # a normal variable is within that many deviations 95% of the time
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -164,14 +162,17 @@ class Cost:
 class Release:
     """Estimated counts with 95% intervals, largest first, what they cost and what they promise.
 
-    `low` and `high` cover an item's true count in 95% of (item, run) pairs; they are not clipped
-    at zero, since clipping would hide how uncertain a small count is.
+    A count is over all devices asked, and of what they would have contributed: a device counts for
+    at most `items_per_device` of what it holds. `low` and `high` cover it with a probability of at
+    least 95%, whatever it is, given that the item is shown (docs/concepts/intervals.md). They are
+    not clipped at zero, since clipping would hide how uncertain a small count is.
     """
 
     items: pa.Array
     counts: F64
     standard_error: F64
-    half_width: F64  # of the 95% interval
+    low: F64
+    high: F64
     significant: Bool  # held by somebody, at a family-wise level of 5% over all items
     privacy: Privacy
     cost: Cost
@@ -186,8 +187,8 @@ class Release:
                 "item": self.items,
                 "count": self.counts,
                 "standard_error": self.standard_error,
-                "low": self.counts - self.half_width,
-                "high": self.counts + self.half_width,
+                "low": self.low,
+                "high": self.high,
                 "significant": self.significant,
             }
         )
@@ -210,7 +211,7 @@ class Release:
         axes.barh(
             range(shown),
             self.counts[:shown],
-            xerr=self.half_width[:shown],
+            xerr=np.maximum([self.counts - self.low, self.high - self.counts], 0)[:, :shown],
             color="#8a9bb5",
             ecolor="#2f3b52",
             capsize=2,
@@ -230,7 +231,7 @@ class Release:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Release:
-        """The release that `to_dict` described; half widths to within the rounding of a sum."""
+        """The release that `to_dict` described."""
         rows = data["estimates"]
 
         def column(name: str) -> F64:
@@ -240,7 +241,8 @@ class Release:
             items=pa.array([row["item"] for row in rows], type=pa.string()),
             counts=column("count"),
             standard_error=column("standard_error"),
-            half_width=(column("high") - column("low")) / 2,
+            low=column("low"),
+            high=column("high"),
             significant=column("significant").astype(np.bool_),
             privacy=Privacy.from_dict(data["privacy"]),
             cost=Cost(**data["cost"]),
@@ -271,9 +273,9 @@ class Release:
         names = [str(item)[:32] for item in self.items[:shown].to_pylist()]
         wide = max([len(name) for name in names], default=0)
         lines += [
-            f"  {name:<{wide}}  {count:>14,.1f} ± {half:,.1f}"
-            for name, count, half in zip(
-                names, self.counts[:shown], self.half_width[:shown], strict=True
+            f"  {name:<{wide}}  {count:>14,.1f}  ({low:,.1f} … {high:,.1f})"
+            for name, count, low, high in zip(
+                names, self.counts[:shown], self.low[:shown], self.high[:shown], strict=True
             )
         ]
         if len(self) > shown:

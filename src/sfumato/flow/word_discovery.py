@@ -58,10 +58,21 @@ class Found:
     words: pa.Array
     counts: F64
     standard_error: F64
+    estimates: debias.LocalEstimates | None  # of the records that the counts were read from
+    shown_from: float  # a reading of these records
     threshold: float  # counts above it are listed
     candidates: int  # words that were asked about
     left_out: int  # fragments or prefixes dropped because there were too many to join
     records: int
+
+    def interval(self, asked: int) -> tuple[F64, F64]:
+        """95% intervals for counts over `asked` devices, given that a word is listed."""
+        if self.estimates is None:
+            return np.empty(0), np.empty(0)
+        answered = round(self.estimates.null.records)
+        return self.estimates.interval(
+            asked=max(asked, answered), answered=answered, above=self.shown_from
+        )
 
     def __len__(self) -> int:
         return len(self.words)
@@ -439,6 +450,7 @@ def _listed(
     if rows.shape[0] == 0:
         return Found(
             words=words_of(rows, alphabet), counts=empty, standard_error=empty,
+            estimates=None, shown_from=math.inf,
             threshold=math.inf, candidates=0, left_out=left_out, records=round(tally.count * scale),
         )  # fmt: skip
     found = debias.estimate(tally, points)
@@ -451,6 +463,13 @@ def _listed(
         words=words_of(rows[listed], alphabet),
         counts=counts,
         standard_error=np.sqrt((scale * found.standard_error[listed]) ** 2 + sampling),
+        estimates=replace(
+            found,
+            counts=found.counts[listed],
+            standard_error=found.standard_error[listed],
+            null_error=found.null_error[listed],
+        ),
+        shown_from=limit,
         threshold=scale * limit,
         candidates=rows.shape[0],
         left_out=left_out,

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from sfumato.errors import SpecError
 from sfumato.kernels import local
+from sfumato.privacy.intervals import of_estimates, of_support
 from sfumato.privacy.randomizers import DirectResponse, Hashed, HashedResponse, Randomizer
 from sfumato.privacy.tallies import Tally
 
@@ -43,6 +44,7 @@ MATTERS = 0.01  # collisions below this share of the variance are left alone
 SURE = 4.0  # deviations from which an item's collisions are solved for
 MOST = 0.05  # share of the cells that may be solved for at once: each adds noise to the others
 _SEEN = 0.15  # how much more than stated placebos may err by chance: three of their deviations
+_WHOLE = 1e-6  # of a count, by which rounding moves it
 _LOOKS, _FIT, _STEPS = 3, 1e-6, 40
 
 
@@ -54,6 +56,7 @@ class LocalEstimates:
     standard_error: F64
     null: Null  # the law of an item that nobody holds and that meets no heavy one
     null_error: F64  # the deviation of each item if nobody held it, (n,): those it meets add to it
+    alone: float  # the same by coins alone, had no item met another
     unlisted: float  # devices whose item is not among those asked about
     unlisted_error: float
     decoder: str
@@ -62,6 +65,39 @@ class LocalEstimates:
         """From which count each item is significant, at this family-wise level over all, (n,)."""
         limit = self.null.threshold(self.counts.size, level)
         return limit * self.null_error / self.null.error
+
+    def interval(
+        self, *, asked: int, answered: int, per_device: int = 1, above: float | None = None
+    ) -> tuple[F64, F64]:
+        """95% intervals for counts over `asked` devices, of which `answered` sent their records.
+
+        `above` is the least count that is shown. Coins are taken as they fall, on whole numbers;
+        what collisions add to the error stretches an interval.
+        """
+        if per_device > 1 and answered < asked:  # a device's records are missing together
+            return of_estimates(
+                self.counts, self.standard_error, asked=per_device * asked,
+                answered=per_device * answered, per_device=per_device, above=above,
+            )  # fmt: skip
+        records, lie = round(self.null.records), self.null.support
+        gain = math.sqrt(records * lie * (1 - lie)) / self.alone
+        spoke = np.rint(lie * records + gain * self.counts)
+        low, high = of_support(
+            spoke.astype(np.int64),
+            truth=min(lie + gain, 1.0),
+            lie=lie,
+            asked=max(per_device * asked, records),
+            answered=records,
+            above=None if above is None else math.ceil(lie * records + gain * above),
+        )
+        scale = max(asked / answered, 1.0)
+        middle = scale * (spoke - lie * records) / gain
+        off = scale * self.counts - middle  # solving for collisions leaves whole numbers
+        off = np.where(np.abs(off) < _WHOLE * scale, 0.0, off)
+        more = np.maximum(self.null_error / self.alone, 1.0) - 1
+        below = low + off - more * (middle - low)
+        below = np.where(low <= 0, np.minimum(below, 0.0), below)  # nobody was not ruled out
+        return below, high + off + more * (high - middle)
 
     def significant(
         self,
@@ -342,6 +378,7 @@ def _with_errors(
         standard_error=np.sqrt(spread),
         null=Null(math.sqrt(null), count, randomizer.support),
         null_error=np.sqrt(alone),
+        alone=math.sqrt(nobody),
         unlisted=unlisted,
         unlisted_error=unlisted_error,
         decoder=decoder,

@@ -89,7 +89,7 @@ class NoiseLaw:
         """P(noise ≥ value) for each value."""
         tails = np.append(np.cumsum(self.mass[::-1])[::-1], 0.0)
         places = np.clip(np.asarray(values, dtype=np.int64) + self.reach, 0, tails.size - 1)
-        return np.minimum(tails[places], 1.0)
+        return np.asarray(np.minimum(tails[places], 1.0))
 
     def exceeded(self, chance: float) -> int:
         """The least value that is reached with no more than this chance."""
@@ -120,7 +120,7 @@ def of_sums(
     share = answered / asked * rate
     width = noise.width()
     if share == 1 and above is None:
-        return seen - float(width), seen + float(width)
+        return seen.astype(np.float64) - width, seen.astype(np.float64) + width
     values, places = np.unique(seen, return_inverse=True)
     x, spread = values.astype(np.float64), noise.variance
     sampling = _Sampling(
@@ -188,16 +188,21 @@ def of_estimates(
     *,
     asked: int,
     answered: int,
-    slope: F64 | float = 0.0,
+    rate: float = 1.0,
     per_device: int = 1,
     above: float | None = None,
 ) -> tuple[F64, F64]:
     """Bounds on how many of `asked` devices hold each item, from estimates over `answered` that err
-    normally: with deviation `error`, and a variance of `slope` more per device that holds it."""
+    normally, with deviation `error`. They may come from a sample: `rate` is a holder's chance to be
+    in it."""
     sampling = _Sampling(
-        asked=asked, share=answered / asked, fixed=per_device == 1, per_device=per_device
+        asked=asked,
+        share=answered / asked * rate,
+        fixed=rate == 1 and per_device == 1,
+        per_device=per_device,
     )
-    return _score(counts, error, sampling, above, slope)
+    shown = None if above is None else above * rate
+    return _score(counts * rate, np.asarray(error) * rate, sampling, shown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +257,7 @@ def _shown_score(
     def deviation(c: F64) -> F64:
         held = np.maximum(c, 0.0)
         more = np.maximum(linear * held - sampling.square * held**2, 0.0)
-        return np.sqrt(np.maximum(np.asarray(error) ** 2 + more, 1e-12))
+        return np.asarray(np.sqrt(np.maximum(np.asarray(error) ** 2 + more, 1e-12)))
 
     def excess(c: F64) -> F64:
         """The chance of so much, among what is shown."""
@@ -338,25 +343,19 @@ def _support_law(truth: float, lie: float, asked: int, answered: int) -> Law:
     """Records that speak for an item: of its holders, and of others."""
 
     def law(held: I64) -> tuple[I64, F64]:
-        if answered < asked:  # a record is a holder's by chance
-            mixed = lie + (truth - lie) * held / asked
-            k = _windowed(np.full(held.size, answered), mixed)
-            return k[:, 0], _binomial(k, np.full((held.size, 1), answered), mixed[:, None])
-        own = _windowed(held, truth)
-        others = _windowed(answered - held, lie)
+        spoken = truth * answered / asked  # a holder may not have answered
+        rest = answered - np.rint(held * (answered / asked)).astype(np.int64)
+        own, others = _windowed(held, spoken), _windowed(rest, lie)
         return own[:, 0] + others[:, 0], _convolved(
-            _binomial(own, held[:, None], truth),
-            _binomial(others, (answered - held)[:, None], lie),
+            _binomial(own, held[:, None], spoken), _binomial(others, rest[:, None], lie)
         )
 
     return law
 
 
 def _support_variance(held: F64, truth: float, lie: float, asked: int, answered: int) -> F64:
-    if answered == asked:
-        return held * truth * (1 - truth) + (asked - held) * lie * (1 - lie)
-    mixed = lie + (truth - lie) * held / asked
-    return answered * mixed * (1 - mixed)
+    share = answered / asked
+    return held * share * truth * (1 - share * truth) + (answered - held * share) * lie * (1 - lie)
 
 
 def _windowed(count: I64, share: F64 | float) -> I64:
@@ -364,18 +363,14 @@ def _windowed(count: I64, share: F64 | float) -> I64:
     middle = np.rint(count * share).astype(np.int64)
     widest = float(np.max(count * share * (1 - np.asarray(share)), initial=0.0))
     wide = math.ceil(_REACH * math.sqrt(widest) + 20)
-    return middle[:, None] + np.arange(-wide, wide + 1)
+    return np.asarray(middle[:, None] + np.arange(-wide, wide + 1))
 
 
 def _convolved(first: F64, second: F64) -> F64:
     from scipy import signal
 
-    return np.maximum(
-        signal.fftconvolve(
-            first, np.broadcast_to(second, (first.shape[0], second.shape[1])), axes=1
-        ),
-        0.0,
-    )
+    rows = np.broadcast_to(second, (first.shape[0], second.shape[1]))
+    return np.asarray(np.maximum(signal.fftconvolve(first, rows, axes=1), 0.0))
 
 
 def _binomial(k: I64, n: I64, share: F64 | float) -> F64:

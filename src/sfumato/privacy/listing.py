@@ -26,6 +26,7 @@ from sfumato.privacy.accounting import (
     calibrate,
     delta_of,
 )
+from sfumato.privacy.intervals import NoiseLaw
 from sfumato.privacy.noise import Contribution
 from sfumato.privacy.samplers import Rng, log_mass
 from sfumato.spec import require, spec
@@ -116,6 +117,14 @@ class ListedAbove:
 
     def stddev(self, count: int) -> float:
         return 0.0  # of the table's cells
+
+    def law(self, count: int) -> NoiseLaw:
+        return NoiseLaw.none()  # on the table's cells
+
+    @property
+    def list_law(self) -> NoiseLaw:
+        """The distribution of the noise on a count of the list."""
+        return NoiseLaw.none() if self.noise == "none" else NoiseLaw.of(self.noise, self.scale)
 
     @property
     def noise_stddev(self) -> float:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from sfumato.errors import ImpossibleError, SpecError
 from sfumato.privacy import samplers
 from sfumato.privacy.accounting import AdditiveLoss, Loss, Noise, NoPrivacy
+from sfumato.privacy.intervals import NoiseLaw
 from sfumato.privacy.samplers import Rng
 from sfumato.spec import require, spec
 
@@ -64,6 +65,10 @@ class Mechanism(Protocol):
         """Standard deviation of the noise on a cell of a release over `count` devices."""
         ...
 
+    def law(self, count: int) -> NoiseLaw:
+        """The distribution of the noise on a cell of a release over `count` devices."""
+        ...
+
     def reach(self, count: int, cells: int) -> int:
         """How far devices' noise moves any of `cells` cells of a sum over `count` devices, but for
         a chance of 2**-40. A sum that wraps is wrong and no less private: a residue is computed
@@ -97,6 +102,9 @@ class NoNoise:
 
     def stddev(self, count: int) -> float:
         return 0.0
+
+    def law(self, count: int) -> NoiseLaw:
+        return NoiseLaw.none()
 
     def reach(self, count: int, cells: int) -> int:
         return 0
@@ -153,6 +161,9 @@ class NoiseAtRelease:
             return self.scale
         ratio = math.exp(-1 / self.scale)
         return math.sqrt(2 * ratio) / (1 - ratio)
+
+    def law(self, count: int) -> NoiseLaw:
+        return NoiseLaw.of(self.noise, self.scale)
 
     def reach(self, count: int, cells: int) -> int:
         return 0  # it comes after the sum is opened
@@ -216,6 +227,9 @@ class NoiseInShares:
 
     def stddev(self, count: int) -> float:
         return self.share_stddev * math.sqrt(count)
+
+    def law(self, count: int) -> NoiseLaw:
+        return NoiseLaw.of("skellam", self.stddev(count))
 
     def reach(self, count: int, cells: int) -> int:
         """By Chernoff's bound: Skellam noise of variance v has E[e^(s·X)] = e^(v·(cosh s − 1)), so

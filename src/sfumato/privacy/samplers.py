@@ -225,20 +225,13 @@ def skellam(stddev: float, size: int | tuple[int, ...], rng: Rng) -> I64:
     return _sampler("skellam", float(stddev)).draw(size, rng)
 
 
+@lru_cache(maxsize=64)
 def log_mass(kind: str, scale: float) -> tuple[int, npt.NDArray[np.float64]]:
     """The distribution as (first value, log probabilities), to float accuracy, for accounting."""
     half = _HALF_WEIGHTS[kind](Fraction(scale), 2 * WORD_BITS)
     total = 2 * sum(half) - half[0]
     logs = [math.log(weight) - math.log(total) for weight in half if weight]
     return 1 - len(logs), np.array(logs[:0:-1] + logs)
-
-
-def central_width(kind: str, scale: float, confidence: float) -> int:
-    """The least q with P(|x| ≤ q) ≥ confidence."""
-    first, logs = log_mass(kind, scale)
-    upper = np.exp(logs[-first:])  # the values 0, 1, 2, …
-    inside = 2 * np.cumsum(upper) - upper[0]
-    return int(np.searchsorted(inside, confidence))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,13 @@
 """From what was collected to a release, whoever collected it: a simulation or a service.
 
 Counts are over all devices asked: those that did not answer are taken to be like those that did.
-What that adds to the error is the sampling of devices: a count c known from one device in s has a
-variance of c·(s − 1) from it.
+What that adds to the error is the sampling of devices, which `privacy.intervals` reckons with.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -17,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sfumato.errors import ImpossibleError
-from sfumato.flow.release import NORMAL_95, Cost, MeanRelease, ModelRelease, Release
+from sfumato.flow.release import Cost, MeanRelease, ModelRelease, Privacy, Release
 from sfumato.flow.task import Task
 from sfumato.flow.word_discovery import Discoverer
 from sfumato.privacy import Tally, debias
@@ -26,6 +25,7 @@ from sfumato.questions.frequencies.plan import bytes_per_device
 from sfumato.questions.heavy_hitters.design import HeavyHitterCampaign, HistogramCampaign
 from sfumato.questions.local_frequencies.design import LocalDesign
 from sfumato.questions.local_frequencies.design import estimates as local_estimates
+from sfumato.questions.local_frequencies.plan import shuffled
 from sfumato.questions.mean.design import MeanCampaign
 from sfumato.questions.mean.plan import weights
 from sfumato.questions.prefix_search.design import PrefixCampaign
@@ -34,8 +34,6 @@ from sfumato.questions.question import Plan
 F64 = npt.NDArray[np.float64]
 
 Costed = TypeVar("Costed", bound=Release | MeanRelease | ModelRelease)
-
-_TINY = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +51,15 @@ def from_sums(planned: Plan, campaign: FrequencyCampaign, asked: Asked) -> Relea
     parameters: dict[str, Any] = {"decoder": found.decoder}
     if campaign.design.pilot_devices:
         parameters |= {"width": found.width}
-    alone = float(np.min(found.standard_error))
+    significant, limit = campaign.significant()
     answer = _Answer(
         counts=found.counts,
         standard_error=found.standard_error,
-        half_width=found.half_width,
-        null=debias.Null(alone),
-        null_error=alone,
-        answered=campaign.answered,
+        interval=lambda above: found.interval(max(asked.devices, found.answered), above=above),
+        significant=significant,
+        significant_from=limit,
+        answered=found.answered,
+        privacy=planned.privacy,
         bytes_per_device=bytes_per_device(replace(campaign.design, width=campaign.width)),
         parameters=parameters,
     )
@@ -75,13 +74,22 @@ def from_tallies(
     if not any(tally.count for tally in tallies):
         raise ImpossibleError("no device answered, so there is nothing to estimate from")
     found = local_estimates(tallies, planned.asked_about, aware=planned.design.aware)
+    per_device = planned.design.records_per_device
     answer = _Answer(
         counts=found.counts,
         standard_error=found.standard_error,
-        half_width=NORMAL_95 * found.standard_error,
-        null=found.null,
-        null_error=found.null_error,
+        interval=lambda above: found.interval(
+            asked=max(asked.devices, answered),
+            answered=answered,
+            per_device=per_device,
+            above=above,
+        ),
+        significant=found.counts > found.thresholds(),
+        significant_from=found.null.threshold(found.counts.size),
         answered=answered,
+        privacy=shuffled(
+            planned.privacy, [tally.count for tally in tallies], planned.study.delta, per_device
+        ),
         bytes_per_device=planned.predicted["bytes_per_device"],
         parameters={
             "decoder": found.decoder,
@@ -99,6 +107,7 @@ def from_words(
     if any(tally.count == 0 for tally in tallies):
         raise ImpossibleError(f"{sent} devices sent a word: too few to find any")
     found = search.find(tallies)
+    low, high = found.interval(asked.devices)
     notes = list(asked.notes)
     if found.left_out:
         notes.append(f"{found.left_out:,} parts of words were too many to put together")
@@ -113,7 +122,8 @@ def from_words(
         items=found.words,
         counts=found.counts,
         standard_error=found.standard_error,
-        half_width=NORMAL_95 * found.standard_error,
+        low=low,
+        high=high,
         significant=np.ones(len(found), dtype=np.bool_),
         privacy=planned.privacy,
         cost=Cost(
@@ -139,10 +149,11 @@ class _Answer:
 
     counts: F64
     standard_error: F64
-    half_width: F64
-    null: debias.Null  # the law of an item that nobody holds
-    null_error: F64 | float  # its deviation, item by item
+    interval: Callable[[float | None], tuple[F64, F64]]  # over all asked, of what is shown from
+    significant: npt.NDArray[np.bool_]
+    significant_from: float
     answered: int
+    privacy: Privacy
     bytes_per_device: int
     parameters: dict[str, Any]
 
@@ -151,26 +162,30 @@ def _release(planned: Plan, answer: _Answer, asked: Asked) -> Release:
     """Counts over all devices asked; see the module."""
     scale = asked.devices / max(answer.answered, 1)
     counts = answer.counts * scale
-    sampling = np.maximum(counts, 0) * (scale - 1)
-    error = np.sqrt((scale * answer.standard_error) ** 2 + sampling)
-    half = np.sqrt((scale * answer.half_width) ** 2 + NORMAL_95**2 * sampling)
-    level = scale * answer.null.threshold(counts.size)
-    significant = counts > level * answer.null_error / max(answer.null.error, _TINY)
+    error = _with_sampling(answer.standard_error, counts, scale)
+    significant, above = answer.significant, list[float]()
     order = np.argsort(-counts, kind="stable")
     if planned.study.threshold is not None:
         order = order[counts[order] >= planned.study.threshold]
+        above.append(planned.study.threshold / scale)
     if planned.study.publish == "significant":
         order = order[significant[order]]
+        above.append(answer.significant_from)
+    low, high = answer.interval(max(above, default=None))
     summary = planned.summary()
     summary["parameters"] |= answer.parameters
-    summary["parameters"] |= {"significant_from": level, "significance_level": debias.LEVEL}
+    summary["parameters"] |= {
+        "significant_from": scale * answer.significant_from,
+        "significance_level": debias.LEVEL,
+    }
     return Release(
         items=planned.asked_about.items.take(pa.array(order, type=pa.int64())),
         counts=counts[order],
         standard_error=error[order],
-        half_width=half[order],
+        low=low[order],
+        high=high[order],
         significant=significant[order],
-        privacy=planned.privacy,
+        privacy=answer.privacy,
         cost=Cost(
             devices=asked.devices,
             rounds=asked.rounds,
@@ -190,8 +205,10 @@ def from_list(
     counting = campaign.counting if isinstance(campaign, HistogramCampaign) else None
     names = campaign.names if isinstance(campaign, HistogramCampaign) else campaign
     found = names.found()
-    items, counts, error, half = found.items, found.counts, found.standard_error, found.half_width
-    answered = found.answered
+    items, counts, error, answered = (
+        found.items, found.counts, found.standard_error, found.answered,
+    )  # fmt: skip
+    low, high = found.interval(max(asked.devices, answered))
     parameters: dict[str, Any] = {
         "detectable_count": found.detectable,
         "sampling_rate": found.rate,
@@ -203,15 +220,20 @@ def from_list(
         read = counting.estimates()
         order = np.argsort(-read.counts, kind="stable")
         items = items.take(pa.array(order))
-        counts, error, half = (
-            part[order] for part in (read.counts, read.standard_error, read.half_width)
+        answered, least = read.answered, planned.study.threshold
+        whom = max(asked.devices, answered)
+        above = None if least is None else least * answered / whom
+        low, high = read.interval(whom, above=above)
+        counts, error, low, high = (
+            part[order] for part in (read.counts, read.standard_error, low, high)
         )
-        answered = counting.answered
         parameters |= {"counts_decoder": read.decoder}
     notes = [_detectable("an item", found.detectable, asked, found.answered)]
     if found.unread:
         notes.append(_unread(names, found.unread))
-    return _listed_release(planned, items, counts, error, half, answered, parameters, notes, asked)
+    return _listed_release(
+        planned, items, counts, error, (low, high), answered, parameters, notes, asked
+    )
 
 
 def from_prefixes(planned: Plan, campaign: PrefixCampaign, asked: Asked) -> Release:
@@ -225,7 +247,7 @@ def from_prefixes(planned: Plan, campaign: PrefixCampaign, asked: Asked) -> Rele
         found.items,
         found.counts,
         found.standard_error,
-        found.half_width,
+        found.interval(max(asked.devices, found.answered)),
         found.answered,
         {"detectable_count": found.detectable, "candidates": found.candidates},
         notes,
@@ -271,7 +293,7 @@ def _listed_release(
     items: pa.Array,
     counts: F64,
     standard_error: F64,
-    half_width: F64,
+    interval: tuple[F64, F64],
     answered: int,
     parameters: dict[str, Any],
     notes: list[str],
@@ -281,15 +303,14 @@ def _listed_release(
     summary["parameters"] |= parameters
     scale = asked.devices / max(answered, 1)
     counts = counts * scale
-    sampling = np.maximum(counts, 0) * (scale - 1)
-    error = np.sqrt((scale * standard_error) ** 2 + sampling)
-    half = np.sqrt((scale * half_width) ** 2 + NORMAL_95**2 * sampling)
+    error = _with_sampling(standard_error, counts, scale)
     kept = np.flatnonzero(counts >= (planned.study.threshold or 0.0))
     return Release(
         items=items.take(pa.array(kept)),
         counts=counts[kept],
         standard_error=error[kept],
-        half_width=half[kept],
+        low=interval[0][kept],
+        high=interval[1][kept],
         significant=np.ones(kept.size, dtype=np.bool_),
         privacy=planned.privacy,
         cost=Cost(
@@ -302,6 +323,12 @@ def _listed_release(
         plan=summary,
         notes=(*asked.notes, *notes),
     )
+
+
+def _with_sampling(standard_error: F64, counts: F64, scale: float) -> F64:
+    """Standard errors of counts scaled up to all that were asked: a count that is known from one
+    device in `scale` varies by who answered, too."""
+    return np.sqrt((scale * standard_error) ** 2 + np.maximum(counts, 0) * (scale - 1))
 
 
 def _detectable(what: str, count: float, asked: Asked, answered: int) -> str:

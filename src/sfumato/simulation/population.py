@@ -224,7 +224,8 @@ class Cohorts:
             chances = np.r_[list(self.shares.values()), 0.0]
             chances[-1] = max(0.0, 1 - chances.sum())
             asked = chance.multinomial(weights, chances)[:, index]
-        answers = chance.binomial(asked, 1 - self.dropout)
+        own = np.random.default_rng([self.seed, start, index])  # cohorts drop out independently
+        answers = own.binomial(asked, 1 - self.dropout)
         rows = np.flatnonzero(answers)
         yield Shard(items.take(pa.array(rows)), answers[rows], int(asked.sum()), int(answers.sum()))
 

@@ -350,4 +350,11 @@ def test_real_data_have_the_predicted_error() -> None:
         planned.predicted["standard_error"], rel=0.1
     )
     assert 0.98 < ledger.spent() <= 1.0
-    assert 0.93 < np.mean(np.abs(errors) <= release.half_width) < 0.97
+    inside = (release.low <= release.counts - errors) & (release.counts - errors <= release.high)
+    assert 0.93 < np.mean(inside) < 0.97
+        0.93
+        < np.mean(
+            (release.low <= release.counts - errors) & (release.counts - errors <= release.high)
+        )
+        < 0.97
+    )

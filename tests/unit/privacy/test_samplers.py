@@ -22,7 +22,6 @@ from sfumato.privacy.samplers import (
     WORD_BITS,
     Inversion,
     _sampler,
-    central_width,
     log_mass,
     stream,
 )
@@ -152,15 +151,6 @@ def test_skellam_masses_are_those_of_scipy(stddev: float) -> None:
     theirs = stats.skellam.pmf(values, stddev**2 / 2, stddev**2 / 2)
     likely = theirs > 1e-12
     assert np.allclose(np.exp(logs[-first:])[likely], theirs[likely], rtol=1e-8, atol=0)
-
-
-@pytest.mark.parametrize("noise", NOISES)
-def test_the_central_width_is_the_least_that_holds_the_confidence(noise: str) -> None:
-    for confidence in (0.5, 0.95, 0.999):
-        width = central_width(noise, 3.0, confidence)
-        table = exact.masses(noise, 3.0, 150)
-        assert table[150 - width : 151 + width].sum() >= confidence
-        assert table[151 - width : 150 + width].sum() < confidence
 
 
 @pytest.mark.parametrize("scale", [0.4, 1.0, 2.3])

@@ -321,8 +321,8 @@ def test_intervals_cover_the_counts_of_common_items() -> None:
             word: (low, high)
             for word, low, high in zip(
                 release.items.to_pylist(),
-                release.counts - release.half_width,
-                release.counts + release.half_width,
+                release.low,
+                release.high,
                 strict=True,
             )
         }

@@ -28,7 +28,7 @@ def counts_of(release: sfumato.Release) -> dict[str, float]:
 def test_without_noise_one_hot_counts_are_the_truth() -> None:
     release = sfumato.simulate(STUDY, ["oak"] * 7 + ["elm"] * 3 + ["fir"])
     assert counts_of(release) == {"oak": 7, "elm": 3, "fir": 1}
-    assert release.half_width.tolist() == [0, 0, 0]
+    assert release.low.tolist() == release.high.tolist() == [7, 3, 1]
     assert release.cost.devices == 11
 
 
@@ -104,8 +104,9 @@ def test_dropouts_are_scaled_back_with_wider_intervals() -> None:
     assert part.cost.devices == whole.cost.devices == 50_000
     deviation = math.sqrt(40_000 * (1 / 0.7 - 1))
     assert 0 < abs(part.counts[0] - 40_000) < 10 * deviation
-    assert part.half_width[0] == pytest.approx(1.96 * deviation, rel=0.02)  # from the true count
-    assert whole.half_width[0] == 0
+    sampled = deviation * math.sqrt(10_000 / 50_000)  # of devices of which most hold it
+    assert (part.high - part.low)[0] == pytest.approx(2 * 1.96 * sampled, rel=0.02)
+    assert whole.low[0] == whole.high[0] == 40_000
 
 
 def test_a_seed_repeats_a_run_and_another_does_not() -> None:

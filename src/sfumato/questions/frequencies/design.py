@@ -17,13 +17,21 @@ import pyarrow.compute as pc
 from sfumato import hashing
 from sfumato.errors import DataError, SpecError
 from sfumato.flow.aggregation import Plain
-from sfumato.flow.release import CONFIDENCE, NORMAL_95, NoisedSum
+from sfumato.flow.release import NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of
 from sfumato.flow.task import Task, bits_for, most_devices
 from sfumato.privacy import Mechanism, NoiseAtRelease, NoiseInShares
-from sfumato.privacy.samplers import central_width
+from sfumato.privacy.debias import LEVEL
+from sfumato.privacy.intervals import (
+    CONFIDENCE,
+    NORMAL_95,
+    NoiseLaw,
+    of_estimates,
+    of_sums,
+)
 from sfumato.questions import sizing
 from sfumato.sketch import CountSketch, OneHot, Rounds, Sketch, refine
+from sfumato.sketch.absent import surely_held
 from sfumato.spec import digest, require, spec
 
 F64 = npt.NDArray[np.float64]
@@ -166,9 +174,22 @@ class Estimates:
 
     counts: F64
     standard_error: F64
-    half_width: F64  # of the 95% interval
+    half_width: F64  # of the 95% interval, if all devices answered
+    noise: NoiseLaw | None  # of counts that are whole; None where placebos tell the error
+    answered: int
+    per_device: int  # times that a device may count for one item
     decoder: str
     width: int
+
+    def interval(self, asked: int, *, above: float | None = None) -> tuple[F64, F64]:
+        """95% intervals for counts over `asked` devices, of items that are shown from an estimate
+        of `above` over those that answered."""
+        people: dict[str, int] = {"asked": asked, "answered": self.answered}
+        people["per_device"] = self.per_device
+        if self.noise is None:
+            return of_estimates(self.counts, self.half_width / NORMAL_95, above=above, **people)
+        least = None if above is None else math.ceil(above)
+        return of_sums(self.counts.astype(np.int64), self.noise, above=least, **people)
 
 
 @dataclass(slots=True, repr=False)
@@ -210,9 +231,7 @@ class FrequencyCampaign:
             raise SpecError("there is nothing to estimate from yet; no round has been absorbed")
         if self.design.mode == "one_hot":
             return self._one_hot()
-        pairs = [(answer.task.sketch, answer.table) for answer in self._answers]
-        rounds = Rounds.of([(s, t) for s, t in pairs if isinstance(s, CountSketch)])
-        points = hashing.fingerprint(self.items, self.design.seed)
+        rounds, points = self._rounds(), hashing.fingerprint(self.items, self.design.seed)
         decoder: str = self.design.decode
         if self.design.decode == "refined":
             refined = refine(rounds, points, shares=self._shares(rounds))
@@ -235,9 +254,26 @@ class FrequencyCampaign:
             counts=counts,
             standard_error=widen(float(np.sqrt(np.mean(errors**2)))),
             half_width=widen(float(np.quantile(np.abs(errors), CONFIDENCE, method="higher"))),
+            noise=None,
+            answered=self.answered,
+            per_device=self.design.items_per_device,
             decoder=decoder,
             width=self.width,
         )
+
+    def significant(self, level: float = LEVEL) -> tuple[npt.NDArray[np.bool_], float]:
+        """Which items somebody holds, and from which reading on: over all items, some false one is
+        marked with probability `level` at most."""
+        if self.design.mode == "one_hot":
+            counts, noise = self._whole_counts()
+            least = max(noise.exceeded(level / counts.size), 1)
+            return counts >= least, float(least)
+        rounds, points = self._rounds(), hashing.fingerprint(self.items, self.design.seed)
+        return surely_held(rounds, points, level=level, shares=self._shares(rounds))
+
+    def _rounds(self) -> Rounds:
+        pairs = [(answer.task.sketch, answer.table) for answer in self._answers]
+        return Rounds.of([(s, t) for s, t in pairs if isinstance(s, CountSketch)])
 
     def _shares(self, rounds: Rounds) -> F64:
         counts = dict.fromkeys(rounds.sketches, 0)
@@ -247,18 +283,22 @@ class FrequencyCampaign:
         devices = np.array(list(counts.values()), dtype=np.float64)
         return np.asarray(devices / max(devices.sum(), 1))
 
+    def _whole_counts(self) -> tuple[I64, NoiseLaw]:
+        """The rounds' counts together, and the law of the noise on their sum."""
+        noise = NoiseLaw.none()
+        for answer in self._answers:
+            noise += answer.task.mechanism.law(answer.count)
+        return np.sum([answer.table for answer in self._answers], axis=0), noise
+
     def _one_hot(self) -> Estimates:
-        counts = np.sum([answer.table for answer in self._answers], axis=0).astype(np.float64)
-        spread = math.sqrt(sum(a.task.mechanism.stddev(a.count) ** 2 for a in self._answers))
-        mechanism = self.design.mechanism
-        if isinstance(mechanism, NoiseAtRelease) and len(self._answers) == 1:
-            half = float(central_width(mechanism.noise, mechanism.scale, CONFIDENCE))
-        else:
-            half = NORMAL_95 * spread  # a sum of several noises: normal to within its skew, none
+        counts, noise = self._whole_counts()
         return Estimates(
-            counts=counts,
-            standard_error=np.full(counts.size, spread),
-            half_width=np.full(counts.size, half),
+            counts=counts.astype(np.float64),
+            standard_error=np.full(counts.size, math.sqrt(noise.variance)),
+            half_width=np.full(counts.size, float(noise.width())),
+            noise=noise,
+            answered=self.answered,
+            per_device=self.design.items_per_device,
             decoder="exact",
             width=0,
         )

@@ -23,10 +23,11 @@ import pyarrow.compute as pc
 
 from sfumato.errors import SpecError
 from sfumato.flow.aggregation import Plain
-from sfumato.flow.release import NORMAL_95, NoisedSum
+from sfumato.flow.release import NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of
 from sfumato.flow.task import Task, most_devices
 from sfumato.privacy import ListedAbove, Rng
+from sfumato.privacy.intervals import NoiseLaw, of_estimates, of_sums
 from sfumato.privacy.samplers import discrete_laplace
 from sfumato.questions.frequencies.design import FrequencyCampaign, FrequencyDesign
 from sfumato.sketch import InvertibleSketch, Keys, Listing, capacity
@@ -264,12 +265,26 @@ class HeavyHitters:
     items: pa.Array
     counts: F64
     standard_error: F64
-    half_width: F64
-    rate: float  # of the sample that was told of
+    seen: I64  # in the samples, with their noise
+    noise: NoiseLaw  # on each of these
+    least_seen: int  # with fewer, an item is not listed
+    even: bool  # whether all rounds had one rate
+    rate: float  # of the sample that was told of; the mean of the rounds' where they differ
     detectable: int  # smallest count that is listed with probability 95%
     answered: int  # devices behind the counts
     unread: int  # rounds of which nothing could be told
     listed: float  # share of what was sampled that could be listed, where it could in part
+
+    def interval(self, asked: int) -> tuple[F64, F64]:
+        """95% intervals for counts over `asked` devices, given that an item is listed."""
+        if not self.answered:
+            return np.zeros(0), np.zeros(0)
+        if self.even:
+            return of_sums(
+                self.seen, self.noise, asked=asked, answered=self.answered, rate=self.rate,
+                above=self.least_seen,
+            )  # fmt: skip
+        return of_estimates(self.counts, 0.0, asked=asked, answered=self.answered, rate=self.rate)
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -341,15 +356,26 @@ class HeavyHitterCampaign:
     def _at_the_end(self) -> HeavyHitters:
         self._read_again()
         used = [part for part in self.rounds if part.is_told and part.read_rate > 0]
-        items, counts, errors = self._told(used)
+        items, counts, errors, seen = self._told(used)
+        mechanism = self.design.mechanism
+        is_private = mechanism.epsilon is not None
+        rates = [part.rate if is_private else part.read_rate for part in used]
+        rate = min(rates, default=self.rate)  # private samples are thinned to it
+        if not is_private and used:
+            devices = [part.devices for part in used]
+            rate = min(float(np.average(rates, weights=devices)), 1.0)
+        threshold = mechanism.threshold if is_private else 1
         held = sum(part.listing.inserted for part in used)
         listed = sum(int(part.listing.counts.sum()) for part in used)
         return HeavyHitters(
             items=items,
             counts=counts,
             standard_error=errors,
-            half_width=NORMAL_95 * errors,
-            rate=min((part.rate for part in used), default=self.rate),
+            seen=seen,
+            noise=mechanism.list_law,
+            least_seen=max(threshold, math.ceil(self.least * rate - 1e-9)),
+            even=is_private or len(set(rates)) <= 1,
+            rate=rate,
             detectable=self._detectable(used),
             answered=sum(part.devices for part in used),
             unread=len(self.rounds) - len(used),
@@ -372,18 +398,19 @@ class HeavyHitterCampaign:
             stuck = None if listing.is_complete else part.stuck
             self.rounds[place] = replace(part, listing=listing, stuck=stuck)
 
-    def _told(self, used: list[Round]) -> tuple[pa.Array, F64, F64]:
-        """Items, counts and standard errors, largest first."""
+    def _told(self, used: list[Round]) -> tuple[pa.Array, F64, F64, I64]:
+        """Items, counts, standard errors and what was seen in the samples, largest first."""
         if not used:
             nothing = np.zeros((0, limbs(self.design.keys.bits)), dtype=np.uint64)
-            return self.design.keys.items(nothing)[0], np.zeros(0), np.zeros(0)
+            empty = np.zeros(0)
+            return self.design.keys.items(nothing)[0], empty, empty, empty.astype(np.int64)
         every, first, place = np.unique(
             np.concatenate([part.listing.keys for part in used]),
             axis=0, return_index=True, return_inverse=True,
         )  # fmt: skip
         place, size = place.reshape(-1), len(every)
         tell = self._private if self.design.mechanism.epsilon is not None else self._everything
-        counts, variances = tell(used, place, size)
+        counts, variances, seen = tell(used, place, size)
         listed = np.flatnonzero(counts >= max(self.least, _TINY))
         order = listed[np.argsort(-counts[listed], kind="stable")]
         items = pa.chunked_array([part.listing.items for part in used])
@@ -391,28 +418,31 @@ class HeavyHitterCampaign:
             items.take(pa.array(first[order])).combine_chunks(),
             counts[order],
             np.sqrt(variances[order]),
+            seen[order],
         )
 
-    def _everything(self, used: list[Round], place: I64, size: int) -> tuple[F64, F64]:
+    def _everything(self, used: list[Round], place: I64, size: int) -> tuple[F64, F64, I64]:
         """Each round counts by its own rate; of a stuck table, what was listed stands for the rest,
         as if chance had chosen it."""
         times = np.concatenate([np.full(len(part.listing), 1 / part.read_rate) for part in used])
-        counts = times * np.concatenate([part.listing.counts for part in used])
+        listed = np.concatenate([part.listing.counts for part in used])
+        counts = times * listed
         total = np.bincount(place, counts, minlength=size).astype(np.float64)
         variance = np.bincount(place, counts * (times - 1), minlength=size).astype(np.float64)
-        return total, variance
+        return total, variance, np.bincount(place, listed, minlength=size).astype(np.int64)
 
-    def _private(self, used: list[Round], place: I64, size: int) -> tuple[F64, F64]:
+    def _private(self, used: list[Round], place: I64, size: int) -> tuple[F64, F64, I64]:
         """All rounds thinned to one rate; counts that may not be told are zero."""
         told = replace(self.design.mechanism, rate=min(part.rate for part in used))
         kept = [told.thinned(part.listing.counts, part.rate, rng=self.rng) for part in used]
         exact = np.bincount(place, np.concatenate(kept), minlength=size).astype(np.int64)
         present = np.flatnonzero(exact)  # what was thinned away is not in the sample
         noised, may = told.told(exact[present], rng=self.rng)
-        counts, variances = np.zeros(size), np.zeros(size)
+        counts, variances, seen = np.zeros(size), np.zeros(size), np.zeros(size, dtype=np.int64)
+        seen[present[may]] = noised[may]
         counts[present[may]] = noised[may] / told.rate
         variances[present] = (told.noise_stddev / told.rate) ** 2
-        return counts, variances + np.maximum(counts, 0) * (1 / told.rate - 1)
+        return counts, variances + np.maximum(counts, 0) * (1 / told.rate - 1), seen
 
     def _detectable(self, used: list[Round]) -> int:
         if not used:

@@ -118,6 +118,7 @@ def estimates(tallies: Sequence[Tally], dictionary: Any, *, aware: bool = True) 
             nulls[0].support,
         ),
         null_error=null_error,
+        alone=math.sqrt(sum(part.alone**2 for part in parts)),
         unlisted=sum(part.unlisted for part in parts),
         unlisted_error=math.sqrt(sum(part.unlisted_error**2 for part in parts)),
         decoder=parts[-1].decoder,

@@ -13,7 +13,6 @@ characters are not sent. A device whose word is not sent answers with a table of
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
@@ -25,18 +24,18 @@ import pyarrow as pa
 
 from sfumato.errors import SpecError
 from sfumato.flow.aggregation import Plain
-from sfumato.flow.release import NORMAL_95, NoisedSum
+from sfumato.flow.release import NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of
 from sfumato.flow.task import Task, bits_for, most_devices
-from sfumato.kernels import Decode
 from sfumato.privacy import (
     Mechanism,
     NoiseAtRelease,
     NoiseInShares,
     NoNoise,
 )
-from sfumato.privacy.samplers import central_width
+from sfumato.privacy.intervals import NoiseLaw, of_estimates, of_sums
 from sfumato.sketch import CountSketch, OneHot, Rounds, refine
+from sfumato.sketch.absent import absent_limit
 from sfumato.sketch.words import Codes, Prefix, check_alphabet, words_of
 from sfumato.spec import digest, require, spec
 
@@ -50,7 +49,6 @@ FAMILY = 0.05  # chance that some word is listed that nobody holds
 SURE = 0.95  # chance with which a word of the detectable count is found
 SMALLEST = 0.5  # counts are whole: less than half a device is nobody
 _LOOKS = 8  # readings of all candidates at one level, at most
-_GRID = 1 << 18  # places at which the law of a mean of readings is computed
 _STANDARD = NormalDist()
 
 
@@ -199,13 +197,26 @@ class FoundWords:
     items: pa.Array
     counts: F64
     standard_error: F64
-    half_width: F64  # of the 95% interval
+    noise: NoiseLaw | None  # of counts that are whole; None where placebos tell the error
+    limit: float  # counts above it are listed
     detectable: float
     """A word that so many of the answering devices hold passes every level that was asked with a
     chance of 95% at least: its prefixes are as common as it is, or more. Levels err apart."""
     candidates: int  # words, or prefixes if it ended early, that the last table was read at
     left_out: int  # prefixes that stood out, and were not extended since there were too many
     answered: int  # devices behind the last table
+
+    def interval(self, asked: int) -> tuple[F64, F64]:
+        """95% intervals for counts over `asked` devices, given that a word is listed."""
+        if self.noise is None:
+            return of_estimates(
+                self.counts, self.standard_error, asked=asked, answered=self.answered,
+                above=self.limit,
+            )  # fmt: skip
+        return of_sums(
+            self.counts.astype(np.int64), self.noise, asked=asked, answered=self.answered,
+            above=math.floor(self.limit) + 1,
+        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.items)
@@ -236,6 +247,7 @@ class _Reading:
     errors: F64
     limits: F64
     level: Level
+    noise: NoiseLaw | None  # of counts that are whole
 
 
 @dataclass(slots=True, repr=False)
@@ -248,6 +260,7 @@ class PrefixCampaign:
     _over: bool = False
     _counts: F64 = field(default_factory=lambda: np.empty(0))  # of what was kept
     _errors: F64 = field(default_factory=lambda: np.empty(0))
+    _noise: NoiseLaw | None = None
     _candidates: int = 0
     _left_out: int = 0
     _answered: int = 0
@@ -276,7 +289,7 @@ class PrefixCampaign:
             passed = replace(passed, limit=max(passed.limit, float(read.counts[few[-1]])))
         self._levels.append(passed)
         self._kept, self._counts, self._errors = rows[few], read.counts[few], read.errors[few]
-        self._candidates, self._answered = rows.shape[0], answer.count
+        self._candidates, self._answered, self._noise = rows.shape[0], answer.count, read.noise
         self._over = last or few.size == 0
 
     def found(self) -> FoundWords:
@@ -290,7 +303,8 @@ class PrefixCampaign:
             items=words_of(self._kept, self.design.alphabet),
             counts=self._counts,
             standard_error=self._errors,
-            half_width=NORMAL_95 * self._errors,
+            noise=self._noise,
+            limit=self._levels[-1].limit,
             detectable=detectable_count(self._levels),
             candidates=self._candidates,
             left_out=self._left_out,
@@ -331,41 +345,22 @@ def endings(more: int, symbols: int) -> int:
     return sum((symbols - 1) ** used for used in range(more + 1))
 
 
-def absent_limit(table: F64, decode: Decode, rate: float) -> float:
-    """What an item that nobody holds is read above with a chance of at most `rate`.
-
-    Such an item has, in each row of the table (rows, width), a cell drawn evenly and a fair sign,
-    all independent. So the law of a row's reading is that of the table's own cells with both signs,
-    noise and collisions included, and that of the mean or median of rows follows exactly (for even
-    rows the median's is bounded). A normal law of the same variance is not enough at a level of one
-    in millions: one collision shifts a reading, and shifted readings fill the far tail.
-    """
-    size = np.abs(table)
-    if rate >= 0.5 or not size.any():
-        return 0.0
-    return _median_limit(size, rate) if decode == "median" else _mean_limit(size, rate)
-
-
 def _read(design: PrefixDesign, level: int, answer: NoisedSum, values: I64) -> _Reading:
     sketch, rate = design.sketch(level), design.rate(level, values.size)
     if isinstance(sketch, CountSketch):
         return _sketched(sketch, answer.table, sketch.points(values), rate)
     counts = sketch.estimate(answer.table, values)
     mechanism = answer.task.mechanism
-    error = mechanism.stddev(answer.count)
-    limit = max(noise_limit(mechanism, answer.count, rate), SMALLEST)
-    same = np.full(counts.size, 1.0)
-    return _Reading(counts, error * same, limit * same, Level(limit, error))
+    passed, same = noise_level(mechanism, answer.count, rate), np.ones(counts.size)
+    return _Reading(
+        counts, passed.error * same, passed.limit * same, passed, mechanism.law(answer.count)
+    )
 
 
-def noise_limit(mechanism: Mechanism, count: int, rate: float) -> float:
-    """What the noise on a cell exceeds with a chance of at most `rate`."""
-    if isinstance(mechanism, NoNoise):
-        return 0.0
-    kind, scale = "skellam", mechanism.stddev(count)
-    if isinstance(mechanism, NoiseAtRelease):
-        kind, scale = mechanism.noise, mechanism.scale
-    return float(central_width(kind, scale, 1 - 2 * rate))
+def noise_level(mechanism: Mechanism, count: int, rate: float) -> Level:
+    """What a level of one cell per prefix lets through: noise does with a chance of `rate`."""
+    limit = float(mechanism.law(count).exceeded(rate) - 1)
+    return Level(max(limit, SMALLEST), mechanism.stddev(count))
 
 
 def _sketched(sketch: CountSketch, table: I64, points: U64, rate: float) -> _Reading:
@@ -397,43 +392,11 @@ def _sketched(sketch: CountSketch, table: I64, points: U64, rate: float) -> _Rea
     wider = np.ones(points.size)
     wider[peeled] = inflation
     level = Level(inflation * limit, inflation * error)  # who passes is peeled, as a rule
-    return _Reading(counts, error * wider, limit * wider, level)
+    return _Reading(counts, error * wider, limit * wider, level, None)
 
 
 def _spread(errors: F64) -> float:
     return float(np.sqrt(np.mean(errors**2)))
-
-
-def _mean_limit(size: F64, rate: float) -> float:
-    """Rows' laws, on a grid, are multiplied as spectra; what the grid rounds off is added."""
-    rows, width = size.shape
-    step = float(size.max(axis=1).sum()) / (_GRID // 2 - rows)
-    spectrum = np.ones(_GRID // 2 + 1, dtype=np.complex128)
-    for places in np.rint(size / step).astype(np.int64):
-        mass = np.bincount(places, minlength=_GRID) / (2 * width)
-        spectrum *= np.fft.rfft(mass + np.roll(mass[::-1], 1))  # both signs
-    law = np.fft.irfft(spectrum, _GRID)[: _GRID // 2]  # of the sums 0, step, 2·step, …
-    beyond = np.cumsum(law[:0:-1])  # the chances to exceed …, 2·step, step, 0
-    place = law.size - 1 - int(np.searchsorted(beyond, rate, side="right"))
-    return float((place + rows / 2) * step / rows)
-
-
-def _median_limit(size: F64, rate: float) -> float:
-    """The median exceeds what half of the rows, or one more than half, exceed."""
-    rows, width = size.shape
-    held = np.sort(size, axis=1)
-    heights = np.unique(held)
-
-    def is_enough(height: float) -> bool:
-        exceed = np.zeros(rows + 1)  # chances that so many rows do
-        exceed[0] = 1.0
-        for row in held:
-            chance = (width - np.searchsorted(row, height, side="right")) / (2 * width)
-            exceed[1:] = exceed[1:] * (1 - chance) + exceed[:-1] * chance
-            exceed[0] *= 1 - chance
-        return bool(exceed[-(-rows // 2) :].sum() <= rate)
-
-    return float(heights[bisect_left(heights, True, key=is_enough)])
 
 
 def detectable_count(levels: Sequence[Level]) -> float:

@@ -39,7 +39,7 @@ from sfumato.questions.prefix_search.design import (
     PrefixDesign,
     detectable_count,
     endings,
-    noise_limit,
+    noise_level,
 )
 from sfumato.questions.promise import (
     DROPOUTS,
@@ -286,7 +286,7 @@ def _foreseen(
     """A level's error by its noise, and by collisions with what is too rare to be peeled."""
     noise = mechanism.stddev(answering)
     if isinstance(sketch, OneHot):
-        return Level(max(noise_limit(mechanism, answering, rate), SMALLEST), noise)
+        return noise_level(mechanism, answering, rate)
     deviations = -_STANDARD.inv_cdf(rate)
     law = np.arange(1, min(answering, 1 << 20) + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
     squares = (answering * law / law.sum()) ** 2
