@@ -180,10 +180,17 @@ def test_tokens_are_listed_without_themselves_and_revoked(
 
 
 def test_a_copy_of_the_store_makes_another(sfumato: Sfumato, tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(STUDY.replace('"local"', '"central"'))
     sfumato(*create("Copied"))
     sfumato("backup", "copy.db")
     assert "not overwritten" in sfumato("backup", "copy.db", code=1).stderr
-    sfumato("restore", "copy.db", "--store", "sqlite:///again.db")
+    restored = sfumato("restore", "copy.db", "--store", "sqlite:///again.db").stdout
+    assert "may have been released after the copy was made: Copied\n" in restored
+    assert "count what they released as spent" in restored
+    told = answer_of(
+        sfumato("restore", "copy.db", "--store", "sqlite:///on.db", "--nothing-released", "--json")
+    )
+    assert told == {"restored": "copy.db", "ended": [], "warning": None}
     before = answer_of(sfumato("token", "list", "--json"))
     assert answer_of(sfumato("token", "list", "--store", "sqlite:///again.db", "--json")) == before
 

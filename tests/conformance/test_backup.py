@@ -22,7 +22,7 @@ TASK = TaskRow("a1" * 32, STUDY.id, 0, "{}", "{}", "open", None)
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def places(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
-    """Where a store can be, and where its copy can be brought back."""
+    """Where a store can be, and where its copy can be restored."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/collector.db", f"sqlite:///{tmp_path}/restored.db"
     server: Server = request.getfixturevalue("postgres")
@@ -66,7 +66,7 @@ def test_a_copy_made_while_others_write_is_a_store_of_one_moment(
             backup(url, copy)
     assert copy.stat().st_mode & 0o777 == 0o600
 
-    restore(target, copy)
+    restore(target, copy, nothing_released=True)
     with closing(Store.open(target)) as restored:
         with restored.reading() as tx:
             count = tx.received(TASK.id)

@@ -23,6 +23,10 @@ if TYPE_CHECKING:  # the service is an extra, and slow to import
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path)
+_FORGOTTEN = (
+    "this ledger does not know of studies that were opened, nor of tasks that were charged, after "
+    "the copy was made: count what they released as spent"
+)
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
@@ -205,11 +209,19 @@ def backup_command(settings: Settings, file: Path, as_json: bool) -> None:
 @click.command("restore")
 @click.argument("file", type=_FILE)
 @_settings
+@click.option(
+    "--nothing-released",
+    is_flag=True,
+    help="Nothing was released after the copy was made: let its studies go on.",
+)
 @_json
-def restore_command(settings: Settings, file: Path, as_json: bool) -> None:
+def restore_command(settings: Settings, file: Path, nothing_released: bool, as_json: bool) -> None:
     """Make an empty store from a copy that `sfumato backup` wrote
 
-    Reports acknowledged after the copy was made are gone, and so are charges to the ledger.
+    Reports acknowledged after the copy was made are gone, and so are releases and charges to the
+    ledger. Studies with trust central or secure that were under way are charged and ended, since
+    they may have been released meanwhile; new studies have to be opened in their place. If the
+    collector was stopped before the copy was made, say --nothing-released, and they go on.
 
     \b
     Example:
@@ -217,8 +229,18 @@ def restore_command(settings: Settings, file: Path, as_json: bool) -> None:
     """
     from sfumato.collector.store.backup import restore
 
-    restore(settings.store, file)
-    _print({"restored": str(file)}, f"restored {file}", as_json)
+    ended = restore(settings.store, file, nothing_released=nothing_released)
+    lines = [f"restored {file}"]
+    if ended:
+        lines.append(
+            "charged and ended, since they may have been released after the copy was made: "
+            + ", ".join(ended)
+        )
+    warning = None if nothing_released else _FORGOTTEN
+    if warning:
+        lines.append(warning)
+    data = {"restored": str(file), "ended": ended, "warning": warning}
+    _print(data, "\n".join(lines), as_json)
 
 
 COMMANDS = (

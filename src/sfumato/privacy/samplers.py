@@ -15,6 +15,7 @@ Assumes: the words of `rng` are uniform. Nothing is constant-time: who can measu
 from __future__ import annotations
 
 import hashlib
+import hmac
 import math
 import os
 from collections.abc import Callable
@@ -88,20 +89,45 @@ class SeededRng:
 
 
 class SecretRng:
-    """Words that a secret repeats. What a campaign draws by itself must come out the same whenever
-    its answers are absorbed again, and be known to nobody."""
+    """Words that a secret repeats for one purpose over the same data, and for nothing else.
+
+    A campaign whose answers are absorbed again after a crash must draw the same noise. The same
+    noise on other data would be taken off by subtracting two releases, as when a copy of a store
+    is restored and goes on. So nothing is drawn before `bound` has named what is noised.
+
+    Claim: words for different purposes or data are independent, to whoever does not know the
+        secret, if HMAC-SHA-256 and SHAKE256 are pseudorandom and SHA-256 has no collisions.
+    """
 
     def __init__(self, secret: bytes) -> None:
         self._secret, self._calls = secret, 0
+        self._key: bytes | None = None
+
+    def bound(self, purpose: str, *data: bytes) -> SecretRng:
+        """Words for one purpose over this data, from the first one on."""
+        parts = b"".join(hashlib.sha256(part).digest() for part in (purpose.encode(), *data))
+        made = SecretRng(self._secret)
+        made._key = hmac.digest(self._secret, b"sfumato/2/campaign/" + parts, "sha256")
+        return made
 
     def words(self, count: int) -> U64:
+        if self._key is None:
+            raise SpecError(
+                "words of a secret must be bound to what they are added to; these are not",
+                hint="call `bound` first",
+            )
         self._calls += 1
-        text = b"sfumato/1/campaign/" + self._secret + self._calls.to_bytes(8, "little")
-        drawn = hashlib.shake_256(text).digest(8 * count)
+        drawn = hashlib.shake_256(self._key + self._calls.to_bytes(8, "little")).digest(8 * count)
         return np.frombuffer(drawn, dtype="<u8").astype(np.uint64)
 
     def __repr__(self) -> str:
         return "SecretRng(…)"  # its state is the noise
+
+
+def bound(rng: Rng, purpose: str, *data: bytes) -> Rng:
+    """Randomness for one purpose over this data: where a secret repeats it, it repeats for the same
+    purpose and data alone."""
+    return rng.bound(purpose, *data) if isinstance(rng, SecretRng) else rng
 
 
 def stream(rng: Rng, label: str) -> Rng:

@@ -23,7 +23,6 @@ from sfumato.flow.release import MeanRelease, Release
 from sfumato.flow.report import Report
 from sfumato.flow.task import Task
 from sfumato.privacy import SystemRng
-from sfumato.privacy.samplers import SecretRng
 from sfumato.spec import from_json
 
 
@@ -243,14 +242,6 @@ def test_a_study_that_was_closed_too_early_says_so(store: Store, clock: Clock) -
     shown = studies.state(store, study.id)
     assert shown["state"] == "failed"
     assert "closed after 1 of its tasks" in shown["problem"]
-
-
-def test_words_of_a_secret_repeat_and_differ_from_anothers() -> None:
-    one, same, other = (SecretRng(bytes([k]) * 32) for k in (1, 1, 2))
-    assert one.words(5).tolist() == same.words(5).tolist()
-    assert one.words(5).tolist() != other.words(5).tolist()
-    assert one.words(5).tolist() != one.words(5).tolist()
-    assert "1" not in repr(one)
 
 
 def test_every_offer_keeps_the_noise_that_it_names(store: Store, clock: Clock) -> None:

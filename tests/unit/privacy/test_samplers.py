@@ -21,7 +21,9 @@ from sfumato.privacy.samplers import (
     LARGEST_SCALE,
     WORD_BITS,
     Inversion,
+    SecretRng,
     _sampler,
+    bound,
     log_mass,
     stream,
 )
@@ -298,3 +300,31 @@ def test_a_stream_depends_on_its_purpose_and_not_on_what_was_drawn() -> None:
     assert stream(SeededRng(SEED, 4), "a").words(4).tolist() != first
     system = SystemRng()
     assert stream(system, "a") is system
+
+
+def test_words_of_a_secret_repeat_for_the_same_purpose_and_data_alone() -> None:
+    """False alarm below 2**-300: five words of another source are the same."""
+    secret = SecretRng(b"1" * 32)
+    first = secret.bound("counts", b"ab", b"c").words(5).tolist()
+    again = SecretRng(b"1" * 32).bound("counts", b"ab", b"c")
+    assert again.words(5).tolist() == first
+    assert again.words(5).tolist() != first  # a call draws new ones
+    for other in (
+        SecretRng(b"2" * 32).bound("counts", b"ab", b"c"),
+        secret.bound("coins", b"ab", b"c"),
+        secret.bound("counts", b"ab", b"d"),
+        secret.bound("counts", b"a", b"bc"),  # where parts end matters
+        secret.bound("counts", b"abc"),
+        secret.bound("counts", b"ab", b"c", b""),
+        secret.bound("counts", b"c", b"ab"),
+    ):
+        assert other.words(5).tolist() != first
+    assert "1" not in repr(again)
+
+
+def test_words_of_a_secret_are_bound_to_something() -> None:
+    with pytest.raises(SpecError, match="bound to what they are added to"):
+        SecretRng(b"1" * 32).words(1)
+    assert bound(SecretRng(b"1" * 32), "a").words(1).size == 1
+    system = SystemRng()
+    assert bound(system, "a", b"b") is system

@@ -1,9 +1,9 @@
-"""Copy a store while it works, and bring a copy back.
+"""Copy a store while it works, and restore a copy.
 
-A copy is what was there at one moment. Brought back, it forgets what came later: reports that were
-acknowledged since then, and *charges to the ledger*. Restore the latest copy, and count what was
-released after it as spent. Masked rounds that were under way are lost when a copy is brought back:
-the store that it was made of may have opened their sums since.
+A copy is what was there at one moment. A restored one has forgotten what came later: reports that
+were acknowledged since then, releases, and *charges to the ledger*. What was under way in it, the
+store that it was made of may have finished since, and released. So `restore` charges and ends that,
+unless the operator knows that nothing was released; what began after the copy it cannot know of.
 
 A copy of an SQLite store is an SQLite file, one of a PostgreSQL store a file for `pg_restore`.
 """
@@ -18,10 +18,18 @@ from pathlib import Path
 
 from sfumato.collector.store import schema
 from sfumato.collector.store.database import database
-from sfumato.collector.store.store import Store
+from sfumato.collector.store.store import Store, StudyState, TaskState, Transaction
 from sfumato.errors import StoreError
 from sfumato.flow.task import Task
 from sfumato.spec import from_json, to_json
+from sfumato.study import Study
+
+_UNDER_WAY: tuple[StudyState, ...] = ("collecting", "closing")
+_UNDONE: tuple[TaskState, ...] = ("open", "closing")
+_RESTORED = (
+    "the store was restored from a copy, and this study may have been released after the copy was "
+    "made; its open tasks are charged"
+)
 
 
 def backup(url: str | Path, path: Path | str) -> None:
@@ -33,8 +41,14 @@ def backup(url: str | Path, path: Path | str) -> None:
         source.copy_to(part)
 
 
-def restore(url: str | Path, path: Path | str) -> None:
-    """Make the store at `url` from a copy. One that has tables is never overwritten."""
+def restore(url: str | Path, path: Path | str, *, nothing_released: bool = False) -> list[str]:
+    """Make the store at `url` from a copy. One that has tables is never overwritten.
+
+    Studies that were under way and are answered by sums (trust central or secure) are ended, and
+    their open tasks charged: the same devices' reports must not be released a second time. Returns
+    their names. With `nothing_released` after the copy was made, they go on. Masked rounds under
+    way are charged and ended in any case.
+    """
     target, copy = database(url), Path(path)
     if not copy.is_file():
         raise StoreError(f"there is no copy of a store at {copy}")
@@ -45,24 +59,48 @@ def restore(url: str | Path, path: Path | str) -> None:
         )
     target.copy_from(copy)
     schema.migrate(target)  # the copy may be older than this code
-    with closing(Store.open(url)) as store:
-        _lose_rounds(store)
+    with closing(Store.open(url)) as store, store.transaction() as tx:
+        _lose_rounds(tx)
+        return [] if nothing_released else _end_studies(tx)
 
 
-def _lose_rounds(store: Store) -> None:
+def _lose_rounds(tx: Transaction) -> None:
     """End the masked rounds under way, as charged: their devices must not think that nothing was
     opened, nor be told of other survivors than before."""
-    with store.transaction() as tx:
-        for round_id, task_id in tx.under_way().items():
-            row, task = tx.round(round_id), tx.task(task_id)
-            assert row is not None  # as it is under way
-            assert task is not None  # as it has a round
-            spec = from_json(task.spec)
-            assert isinstance(spec, Task)  # no other is masked
-            if not row.charged:
-                tx.add_entry(spec.campaign, spec.cohort, spec.id, to_json(spec.loss))
-                tx.set_charged(round_id)
-            tx.end_round(round_id, "aborted", "the store was brought back from a copy")
+    for round_id, task_id in tx.under_way().items():
+        row, task = tx.round(round_id), tx.task(task_id)
+        assert row is not None  # as it is under way
+        assert task is not None  # as it has a round
+        spec = from_json(task.spec)
+        assert isinstance(spec, Task)  # no other is masked
+        if not row.charged:
+            _charge(tx, spec)
+            tx.set_charged(round_id)
+        tx.end_round(round_id, "aborted", "the store was restored from a copy")
+
+
+def _end_studies(tx: Transaction) -> list[str]:
+    """End the studies under way that are answered by sums, and charge their open tasks. Local
+    studies go on: their noise is in the reports, and a release adds none."""
+    charged, ended = {task_id for _, _, task_id, _ in tx.entries()}, []
+    for row in tx.studies():
+        if row.state not in _UNDER_WAY:
+            continue
+        study: Study = from_json(row.study)
+        if study.trust == "local":
+            continue
+        tx.set_study_state(row.id, "failed", _RESTORED, expected=_UNDER_WAY)
+        for task in tx.tasks(row.id):
+            if tx.set_task_state(task.id, "done", expected=_UNDONE) and task.id not in charged:
+                _charge(tx, from_json(task.spec))
+        tx.end_rounds(row.id, _RESTORED)
+        ended.append(row.name)
+    return ended
+
+
+def _charge(tx: Transaction, task: Task) -> None:
+    """Write down what may have been spent, whether the budget allows it or not."""
+    tx.add_entry(task.campaign, task.cohort, task.id, to_json(task.loss))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ earlier rounds to read later tables.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from sfumato.flow.secure_sum import SecureSum, parameters_of
 from sfumato.flow.task import Task, most_devices
 from sfumato.privacy import ListedAbove, Rng
 from sfumato.privacy.intervals import NoiseLaw, of_estimates, of_sums
-from sfumato.privacy.samplers import discrete_laplace
+from sfumato.privacy.samplers import bound, discrete_laplace
 from sfumato.questions.frequencies.design import FrequencyCampaign, FrequencyDesign
 from sfumato.sketch import InvertibleSketch, Keys, Listing, capacity
 from sfumato.sketch.keys import limbs
@@ -302,6 +303,7 @@ class HeavyHitterCampaign:
     least: float = 0.0  # estimates below it are not listed
     rate: float = field(init=False)
     rounds: list[Round] = field(default_factory=list)
+    _absorbed: bytes = b""  # a digest of all answers so far: what the decoder's noise is bound to
     _known: U64 | None = None
     _target: float = field(init=False)
     _found: HeavyHitters | None = None
@@ -321,6 +323,7 @@ class HeavyHitterCampaign:
             raise SpecError("a campaign absorbs the answer to the task it asked for last")
         sketch = answer.task.sketch
         assert isinstance(sketch, InvertibleSketch)  # `task` asks for nothing else
+        self._absorbed = _digest_of(answer, self._absorbed)  # before anything is drawn
         partial = self.design.partial
         listing = sketch.list(answer.table, known=self._known if partial else None)
         distinct = self._distinct(listing)
@@ -434,10 +437,11 @@ class HeavyHitterCampaign:
     def _private(self, used: list[Round], place: I64, size: int) -> tuple[F64, F64, I64]:
         """All rounds thinned to one rate; counts that may not be told are zero."""
         told = replace(self.design.mechanism, rate=min(part.rate for part in used))
-        kept = [told.thinned(part.listing.counts, part.rate, rng=self.rng) for part in used]
+        coins = self._own("coins")
+        kept = [told.thinned(part.listing.counts, part.rate, rng=coins) for part in used]
         exact = np.bincount(place, np.concatenate(kept), minlength=size).astype(np.int64)
         present = np.flatnonzero(exact)  # what was thinned away is not in the sample
-        noised, may = told.told(exact[present], rng=self.rng)
+        noised, may = told.told(exact[present], rng=self._own("counts", exact))
         counts, variances, seen = np.zeros(size), np.zeros(size), np.zeros(size, dtype=np.int64)
         seen[present[may]] = noised[may]
         counts[present[may]] = noised[may] / told.rate
@@ -461,7 +465,13 @@ class HeavyHitterCampaign:
         if statistic == 0 or not listing.is_complete:
             return listing.keys_estimate
         scale = self.design.items_per_device / statistic
-        return len(listing) + int(discrete_laplace(scale, (1,), self.rng)[0])
+        return len(listing) + int(discrete_laplace(scale, (1,), self._own("keys"))[0])
+
+    def _own(self, purpose: str, *noised: I64) -> Rng:
+        """The decoder's randomness for one purpose: it repeats only if every answer so far and
+        what is noised are the same (docs/proofs/listing.md)."""
+        data = (np.ascontiguousarray(part, dtype="<i8").tobytes() for part in noised)
+        return bound(self.rng, purpose, self._absorbed, *data)
 
     def _next_rate(self, listing: Listing, distinct: float) -> float:
         """Paper 001's algorithm 4 moves half the way to the rate at which the keys, if they were
@@ -489,6 +499,13 @@ class HeavyHitterCampaign:
             )
             step = factor ** (1 / singles)
         return min(1.0, rate / min(max(step, 1 / _BOLDEST), _BOLDEST))
+
+
+def _digest_of(answer: NoisedSum, before: bytes) -> bytes:
+    """A digest of an answer and of all that came before it: task, number of devices and table."""
+    table = np.ascontiguousarray(answer.table, dtype="<i8").tobytes()
+    parts = (before, answer.task.id.encode(), str(answer.count).encode(), table)
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
 
 def majority(repetitions: Sequence[pa.Array]) -> pa.Array:

@@ -1,4 +1,4 @@
-"""A store that is brought back from a copy, in the middle of a masked round."""
+"""A store that is restored from a copy, in the middle of a masked round."""
 
 from __future__ import annotations
 
@@ -46,4 +46,4 @@ def test_a_round_under_way_is_lost_when_its_store_is_brought_back(tmp_path: Path
         assert go(made[-1], send).outcome is Joined.LOST
         assert them[-1].part(NAME, "tree 11", again.clock()) is Outcome.LIFETIME_SPENT
         (task,) = again.state(study)["tasks"]
-        assert "brought back" in task["rounds"][0]["problem"]
+        assert "restored" in task["rounds"][0]["problem"]
