@@ -31,6 +31,10 @@ class SfumatoError(Exception):
         self.hint = hint
 
 
+class SimulationWarning(UserWarning):
+    """What only a simulation can know of its devices, and no release may say."""
+
+
 class SpecError(SfumatoError):
     """A spec was built from values that cannot be."""
 

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+import warnings
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,13 @@ from sfumato.cli.printing import (
     progress_bar,
     progress_bars,
 )
-from sfumato.errors import DataError, NotReadyError, SfumatoError, SpecError
+from sfumato.errors import (
+    DataError,
+    NotReadyError,
+    SfumatoError,
+    SimulationWarning,
+    SpecError,
+)
 
 _MISUSED = (SpecError, DataError)
 _NOT_READY = 75  # what sysexits.h calls a temporary failure
@@ -150,7 +157,8 @@ def simulate_command(
     books = None
     if ledger is not None:
         books = Ledger(Budget(epsilon=question.epsilon, delta=question.delta), ledger)
-    with progress_bar() as progress:
+    with progress_bar() as progress, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SimulationWarning)
         release: Any = simulate(
             question,
             vectors.load(data) if question.question == "mean" else data,
@@ -162,6 +170,8 @@ def simulate_command(
             protocol=protocol,
             progress=progress,
         )
+    for warning in caught:
+        click.echo(f"warning: {warning.message}", err=True)
     if as_json:
         print_release(release)
         return

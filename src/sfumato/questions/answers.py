@@ -138,6 +138,15 @@ def from_words(
     )
 
 
+def bounding(contributions: int) -> str:
+    """What a count is of, where devices may hold more than they report."""
+    values = "one value" if contributions == 1 else f"at most {contributions:,} values"
+    return (
+        f"a device reports {values}, drawn at random among those it holds: counts are of what "
+        "devices report, not of all devices that hold an item"
+    )
+
+
 def timed(release: Costed, seconds: float) -> Costed:
     """The same with the time it took on its bill."""
     return replace(release, cost=replace(release.cost, seconds=seconds))

@@ -56,6 +56,12 @@ class Plan:
         assert self.dictionary is not None  # only an open domain, a mean and a model have none
         return self.dictionary
 
+    @property
+    def contributions(self) -> int | None:
+        """How many of its items a device reports, at most; None where it does not hold items."""
+        parameters = self.parameters
+        return parameters.get("items_per_device", parameters.get("records_per_device"))
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "study": self.study.to_dict(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sfumato.errors import DataError, StudyError
+from sfumato.errors import DataError, SimulationWarning, StudyError
 from sfumato.flow.campaign import run
 from sfumato.flow.release import MeanRelease, Release
 from sfumato.flow.task import Task
@@ -155,7 +156,29 @@ def simulate(
             release = _ask_for_sums(planned, planned.design, ask)
         else:
             release = _ask_for_lists(planned, ask)
+    release = replace(release, notes=(*release.notes, *_bounding(planned, population)))
     return release if seed is None else _qualified(release, _SEEDED)
+
+
+def _bounding(planned: Plan, population: Population) -> tuple[str, ...]:
+    """The note that devices report only part of what they hold, if they may hold several values.
+
+    How much that takes away depends on what they hold, so it is no part of the release.
+    """
+    limit = planned.contributions
+    if limit is None or population.owners is None:
+        return ()
+    held = np.bincount(population.owners, minlength=population.devices)
+    kept = int(np.minimum(held, limit).sum())
+    if (total := int(held.sum())) > kept:
+        key = "daily_reports" if planned.study.trust == "local" else "items_per_device"
+        warnings.warn(
+            f"of the {total:,} values that the simulated devices hold, at most {kept:,} were "
+            f"reported ({1 - kept / total:.1%} left out); a larger {key} would report more",
+            SimulationWarning,
+            stacklevel=3,
+        )
+    return (answers.bounding(limit),)
 
 
 def _ask_for_mean(
@@ -241,14 +264,7 @@ def _ask_locally(
     """Every device privatises its own items; a tally an epoch counts the records."""
     seed = int(rng.words(1)[0]) & LARGEST_INTEGER
     design = replace(sized, randomizer=in_epoch(sized.randomizer, 0, seed))
-    held = sum(map(len, population.chunks))
     population = population.bounded(design.records_per_device, rng=rng)
-    notes = []
-    if (sent := sum(map(len, population.chunks))) < held:
-        notes.append(
-            f"devices hold {held:,} values and sent {sent:,} of them, drawn at random within each "
-            f"device; counts are of what was sent"
-        )
     cohorts = cohorts_of(
         planned.study, [task.cohort for task in design.tasks()], design.devices, 0, population, seed
     )
@@ -268,7 +284,7 @@ def _ask_locally(
         tallies.append(tally)
     tell("estimating", 1.0)
     whom = Asked(
-        devices=asked, rounds=design.rounds, notes=(*_notes(planned, population, asked), *notes)
+        devices=asked, rounds=design.rounds, notes=tuple(_notes(planned, population, asked))
     )
     release = answers.from_tallies(planned, tallies, whom, answered=answered)
     return answers.timed(release, time.perf_counter() - started)

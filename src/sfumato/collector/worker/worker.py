@@ -442,6 +442,8 @@ def _notes(planned: Plan, reports: int, wrong: int) -> tuple[str, ...]:
         f"counts are of the {came}: how many devices were asked, or sent nothing, is not known "
         "over a network",
     ]
+    if planned.contributions is not None:
+        notes.append(answers.bounding(planned.contributions))
     if reports < design.devices:
         notes.append(f"the plan was made for {design.devices:,} devices")
     if wrong:
