@@ -213,7 +213,7 @@ def train_command(
 ) -> None:
     """Train a study's model on simulated clients
 
-    Every round is charged to the ledger before it is run. A training that was interrupted goes on
+    With --ledger every round is charged before it is run. A training that was interrupted goes on
     from its checkpoint with --resume, and needs the ledger that it started with: a round that is
     run again is charged again, and training ends early where the ledger refuses one.
 

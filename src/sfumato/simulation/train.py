@@ -18,7 +18,7 @@ from sfumato.learn.data import TESTED_ON_CLIENTS, Federated
 from sfumato.learn.design import TrainingDesign
 from sfumato.learn.training import Progress, RoundFigures, Training
 from sfumato.planning import Plan, plan
-from sfumato.privacy import Budget, Ledger
+from sfumato.privacy import Ledger
 from sfumato.privacy.ledger import Entry, afford
 from sfumato.study import Study
 
@@ -91,12 +91,12 @@ def train(
 ) -> TrainedModel:
     """Train to the end and give the model back.
 
-    Every round is charged to the ledger before it is run; a training whose rounds it cannot all pay
-    for does not begin. With `resume`, an interrupted training goes on from its checkpoint, which is
-    written after every round and before anything of the round is shown. A checkpoint needs the
-    `ledger` that its training started with: a round that is run again, since it was lost or since
-    the checkpoint is a copy, is charged again. When the ledger refuses a later round, training ends
-    there, and a note says so.
+    Every round is charged to the ledger, if there is one, before it is run; a training whose rounds
+    it cannot all pay for does not begin. With `resume`, an interrupted training goes on from its
+    checkpoint, which is written after every round and before anything of the round is shown. A
+    checkpoint needs the `ledger` that its training started with: a round that is run again, since
+    it was lost or since the checkpoint is a copy, is charged again. When the ledger refuses a later
+    round, training ends there, and a note says so.
 
     With a `seed` a run repeats exactly, noise included, so it is for study and never for a real
     model; `exact=False`, floating-point noise, is for experiments as well, and quicker. With
@@ -116,7 +116,6 @@ def train(
             hint="give a ledger (--ledger FILE) from the start",
         )
     training = Training(design, data, torch.device(device), exact, seed, protocol)
-    books = ledger or Ledger(Budget(epsilon=planned.study.epsilon, delta=planned.study.delta))
     if checkpoint is not None and checkpoint.exists():
         if not resume:
             raise DataError(
@@ -124,7 +123,7 @@ def train(
                 hint="resume from it (--resume), or name another file",
             )
         training.load(checkpoint)
-    _check_ledger(books, design, training)
+    account = None if ledger is None else _Account(ledger, training)
     notes = list(planned.warnings)
     with _board(tensorboard) as show:
         try:
@@ -133,19 +132,15 @@ def train(
                 checkpoint=checkpoint,
                 metrics=metrics,
                 tell=progress,
-                charge=lambda round: _charge(books, design, training.id, round),
+                charge=None if account is None else account.charge,
             ):
                 show(figures.shown)
         except BudgetError as refused:
             if training.done == 0:
                 raise
             notes.append(f"{training.done:,} of {design.rounds:,} rounds were run: {refused}")
-    again = _charged(books, training.id).total() - training.done
-    if again:
-        notes.append(
-            f"{again:,} more rounds were charged than this model has: they were lost in an "
-            "interruption, or run from a copy of the checkpoint"
-        )
+    if account is not None:
+        notes += account.notes()
     return _trained(planned, training, notes)
 
 
@@ -184,38 +179,57 @@ def _for(study: Study | Mapping[str, Any] | Path | str, data: Federated) -> Stud
     return replace(study, devices=study.devices or len(data.train))
 
 
-def _check_ledger(books: Ledger, design: TrainingDesign, training: Training) -> None:
-    """That all of a training can be paid for, or that what a checkpoint holds was paid for here."""
-    if training.done == 0:
-        whole = Entry(f"{CAMPAIGN} {training.id}", EVERYBODY, training.id, design.loss)
-        afford(whole, books.entries(), books.budget)
-        return
-    charged = _charged(books, training.id)
-    missing = sum(_task(training.id, round) not in charged for round in range(training.done))
-    if missing:
-        raise DataError(
-            f"the ledger must have the {training.done:,} rounds that the checkpoint has run; it "
-            f"lacks {missing:,} of them",
-            hint="give the ledger that the training started with",
+class _Account:
+    """A training's rounds on a ledger: each is charged before it is run, by the training's id."""
+
+    def __init__(self, ledger: Ledger, training: Training) -> None:
+        """Raise BudgetError if a new training cannot be paid for to its end, and DataError if the
+        rounds of a checkpoint were not charged here."""
+        self.ledger, self.training = ledger, training
+        if training.done == 0:
+            name = training.id
+            whole = Entry(f"{CAMPAIGN} {name}", EVERYBODY, name, training.design.loss)
+            afford(whole, ledger.entries(), ledger.budget)
+            return
+        charged = self._charged()
+        missing = sum(self._task(round) not in charged for round in range(training.done))
+        if missing:
+            raise DataError(
+                f"the ledger must have the {training.done:,} rounds that the checkpoint has run; "
+                f"it lacks {missing:,} of them",
+                hint="give the ledger that the training started with",
+            )
+
+    def charge(self, round: int) -> None:
+        """A pass is a campaign of its own, whose rounds have cohorts of different clients; where
+        cohorts are drawn at random, all rounds may have had the same client."""
+        design = self.training.design
+        campaign, cohort = f"{CAMPAIGN} {self.training.id}", EVERYBODY
+        if design.sampling == "passes":
+            campaign += f" pass {round // design.rounds_per_pass}"
+            cohort = f"round {round}"
+        self.ledger.charge(
+            campaign=campaign, cohort=cohort, task=self._task(round), loss=design.round_loss
         )
 
+    def notes(self) -> list[str]:
+        """That more was charged than this model has, if it was."""
+        again = self._charged().total() - self.training.done
+        if not again:
+            return []
+        rounds = "1 more round was" if again == 1 else f"{again:,} more rounds were"
+        return [
+            f"{rounds} charged than this model has: lost in an interruption, or run from a copy "
+            "of the checkpoint"
+        ]
 
-def _charge(books: Ledger, design: TrainingDesign, run: str, round: int) -> None:
-    """Put a round on the ledger. A pass is a campaign of its own, whose rounds have cohorts of
-    different clients; drawn at random, all rounds may have had the same client."""
-    campaign, cohort = f"{CAMPAIGN} {run}", EVERYBODY
-    if design.sampling == "passes":
-        campaign, cohort = f"{campaign} pass {round // design.rounds_per_pass}", f"round {round}"
-    books.charge(campaign=campaign, cohort=cohort, task=_task(run, round), loss=design.round_loss)
+    def _task(self, round: int) -> str:
+        return f"{self.training.id} round {round}"
 
-
-def _task(run: str, round: int) -> str:
-    return f"{run} round {round}"
-
-
-def _charged(books: Ledger, run: str) -> Counter[str]:
-    """The tasks of a training that are on a ledger, and how often."""
-    return Counter(entry.task for entry in books.entries() if entry.task.startswith(f"{run} "))
+    def _charged(self) -> Counter[str]:
+        """The rounds of this training that are on the ledger, and how often."""
+        own = f"{self.training.id} "
+        return Counter(each.task for each in self.ledger.entries() if each.task.startswith(own))
 
 
 def _trained(planned: Plan, training: Training, notes: Sequence[str]) -> TrainedModel:

@@ -269,8 +269,8 @@ def test_what_is_resumed_ends_with_the_same_model_and_pays_for_the_round_that_wa
         train(study(), population(), ledger=books, seed=1, checkpoint=file)
     rest = train(study(), population(), ledger=books, seed=1, checkpoint=file, resume=True)
     assert len(books.entries()) == 7
-    assert any(note.startswith("1 more rounds were charged") for note in rest.notes)
-    assert not any("were charged" in note for note in whole.notes)
+    assert any(note.startswith("1 more round was charged") for note in rest.notes)
+    assert not any("charged" in note for note in whole.notes)
     for name, value in whole.parameters.items():
         assert torch.equal(value, rest.parameters[name])
 
