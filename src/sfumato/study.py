@@ -27,9 +27,9 @@ class TrainingKeys:
     hidden: int | None = None  # width of the dense or recurrent layers
     cohort: int  # clients of a round
     sampling: Literal["poisson", "fixed", "passes"] | None = None
-    """How a cohort is drawn: by a coin a client, or so many at a time, which costs more privacy and
-    is what a secure sum takes, since it shows how many are in it; or all clients in turn, in a
-    random order that need not be secret. None: by the trust; a collector goes through passes."""
+    """How a cohort is drawn: by a coin per client, or so many at a time, which costs more privacy;
+    or all clients in turn, in a random order that need not be secret. None: coins for a trusted
+    server, passes for trust "secure", whose server knows the cohorts."""
     learning_rate: float = 0.1  # of clients
     batch: int = 20
     epochs: int = 1

@@ -192,9 +192,10 @@ def simulate_command(
     show_default=True,
     help="What the data is: an .npz of inputs, targets and client, or a known data set.",
 )
-@click.option("--checkpoint", type=_STUDY, help="Written after every round.")
-@click.option("--resume", is_flag=True, help="Go on from the checkpoint.")
-@click.option("--metrics", type=_STUDY, help="Append a line of JSON a round to this file.")
+@click.option("--public-test", is_flag=True, help="No client's data are among the test examples.")
+@click.option("--checkpoint", type=_STUDY, help="Written after every round; needs --ledger.")
+@click.option("--resume", is_flag=True, help="Go on from the checkpoint, with the same ledger.")
+@click.option("--metrics", type=_STUDY, help="Append a line of JSON per round to this file.")
 @click.option("--tensorboard", type=_STUDY, help="Write the same for TensorBoard, to this folder.")
 @click.option("--model", "model_file", type=_STUDY, help="Write the parameters to this file.")
 @click.option("--device", default="cpu", show_default=True, help="Of PyTorch: cpu, cuda, cuda:1.")
@@ -207,6 +208,7 @@ def train_command(
     study: Path,
     data: Path,
     kind: str,
+    public_test: bool,
     checkpoint: Path | None,
     resume: bool,
     metrics: Path | None,
@@ -221,12 +223,17 @@ def train_command(
 ) -> None:
     """Train a study's model on simulated clients
 
-    The whole training is charged before it starts. A training that was interrupted goes on from
-    its checkpoint with --resume, and ends with the same model if it has a seed.
+    With --ledger every round is charged before it is run. A training that was interrupted goes on
+    from its checkpoint with --resume, and needs the ledger that it started with: a round that is
+    run again is charged again, and training ends early where the ledger refuses one.
+
+    Accuracy and loss are exact. Unless --public-test says that no client holds any of the test
+    examples, the release says that they are not covered by its guarantee.
 
     \b
     Example:
-      sfumato train study.toml --data clients.npz --checkpoint run.pt --model model.pt
+      sfumato train study.toml --data clients.npz --model model.pt
+      sfumato train study.toml --data clients.npz --checkpoint run.pt --ledger ledger.db --resume
     """
     from sfumato.learn import data as loaders
     from sfumato.privacy import Budget, Ledger
@@ -239,9 +246,12 @@ def train_command(
         books = Ledger(Budget(epsilon=question.epsilon, delta=question.delta), ledger)
     with progress_bar() as progress:
         progress("reading", 0.0)
+        clients = loaders.read(kind, data)
+        if public_test:
+            clients = replace(clients, public_test=True)
         trained = train(
             question,
-            loaders.read(kind, data),
+            clients,
             device=device,
             exact=not float_noise,
             seed=seed,

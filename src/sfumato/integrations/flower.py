@@ -151,9 +151,6 @@ def _train(message: Message, context: Context, told: ConfigRecord, call_next: Ca
     except MismatchError as problem:
         log(WARNING, "sfumato: this client does not take part: %s", problem)
         return _refusing(message, Refusal.SHAPE, round)
-    if not rounds.is_finite(update):
-        log(WARNING, "sfumato: this client does not take part: its update is not finite")
-        return _refusing(message, Refusal.NOT_FINITE, round)
     rng = SystemRng()
     table = rounds.encode(update, round, rng=rng)
     if not masked:
@@ -282,8 +279,11 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
     next one is asked as usual.
 
     Metrics of a round: `clients` in it, `epsilon` so far at `delta`, `bytes-up` and `bytes-down`
-    by client, of tables and of what the masked round says (no ids, no model).
-    Refusals are counted in `refused`. Clients' own training metrics do not reach the server.
+    by client, of tables and of what the masked round says (no ids, no model). `epsilon` is for the
+    neighbours, and against whom, `design.relation` says. An update that is not finite is sent as
+    zeros, so that `clients` does not depend on what a client holds.
+    Refusals are counted in `refused`. Clients' own training metrics do not reach the server. Its
+    logs name the clients of a round: with sampling "fixed" they are as secret as cohorts are.
     """
 
     def __init__(
@@ -372,11 +372,12 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
         epsilon = self.spending.epsilon
         log(
             INFO,
-            "sfumato: round %s of %s clients; epsilon %.4g at delta %g after %s rounds",
+            "sfumato: round %s of %s clients; epsilon %.4g at delta %g (%s) after %s rounds",
             server_round,
             count,
             epsilon,
             self.spending.delta,
+            self.design.relation,
             self.spending.rounds,
         )
         metrics = {

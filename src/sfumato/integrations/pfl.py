@@ -53,13 +53,16 @@ class _Flattened(Postprocessor):  # type: ignore[misc]  # pfl is not there for m
     def __init__(self) -> None:
         self._layout: Layout | None = None
         self._round = 0
-        self._left_out = 0
 
     def _key(self) -> str:
         return f"sfumato/{self._round}"
 
     def _vector(self, stats: MappedVectorStatistics) -> F64:
-        """A user's statistics, (length,)."""
+        """A user's statistics, (length,), or zeros in place of some that are not finite.
+
+        Such a user keeps its weight and is not counted: else the weight, which has no noise, would
+        tell of what it holds.
+        """
         if not isinstance(stats, MappedVectorStatistics):
             raise SpecError(
                 f"statistics must be MappedVectorStatistics; got {type(stats).__name__}"
@@ -75,7 +78,8 @@ class _Flattened(Postprocessor):  # type: ignore[misc]  # pfl is not there for m
             self._layout = layout
         if layout != self._layout:
             raise MismatchError("all users' statistics must have the same names and shapes")
-        return np.concatenate([held.astype(np.float64).ravel() for held in arrays.values()])
+        vector = np.concatenate([held.astype(np.float64).ravel() for held in arrays.values()])
+        return vector if np.isfinite(vector).all() else np.zeros_like(vector)
 
     def _restored(self, total: F64, weight: float) -> MappedVectorStatistics:
         """The sum of users' vectors as statistics again."""
@@ -99,19 +103,11 @@ class _Flattened(Postprocessor):  # type: ignore[misc]  # pfl is not there for m
             )
         return _numpy(stats[self._key()])
 
-    def _counted(self) -> Metrics:
-        """What is to be told of a round that is over."""
-        metrics = Metrics([(StringMetricName("sfumato | users left out"), self._left_out)])
-        self._left_out = 0
-        self._round += 1
-        return metrics
-
 
 class Sketched(_Flattened):
     """Sketch a user's statistics, and read their sum back: for pfl's own clipping and noise.
 
-    Put it in front of the mechanism. A user whose statistics are not finite adds zeros and has no
-    weight; it is counted.
+    Put it in front of the mechanism. A user whose statistics are not finite adds zeros.
     """
 
     def __init__(self, *, rate: float, rows: int = 15, seed: int) -> None:
@@ -134,12 +130,9 @@ class Sketched(_Flattened):
     def postprocess_one_user(
         self, *, stats: MappedVectorStatistics, user_context: UserContext
     ) -> tuple[MappedVectorStatistics, Metrics]:
-        vector, weight = self._vector(stats), stats.weight
-        if not rounds.is_finite(vector):
-            vector, weight = np.zeros_like(vector), 0.0
-            self._left_out += 1
+        vector = self._vector(stats)  # which knows the layout of the sketch
         table = self.sketch().encode(vector)
-        return MappedVectorStatistics({self._key(): _tensor(table)}, weight=weight), Metrics()
+        return MappedVectorStatistics({self._key(): _tensor(table)}, weight=stats.weight), Metrics()
 
     def postprocess_server(
         self,
@@ -150,7 +143,8 @@ class Sketched(_Flattened):
     ) -> tuple[MappedVectorStatistics, Metrics]:
         sketch = self.sketch()
         total = sketch.decode(self._table(stats)).astype(np.float64)
-        return self._restored(total, stats.weight), self._counted()
+        self._round += 1
+        return self._restored(total, stats.weight), Metrics()
 
 
 class SketchedSum(_Flattened):
@@ -158,11 +152,13 @@ class SketchedSum(_Flattened):
 
     Users are weighted alike: statistics must come with weight 1. `cohort` is what the algorithm
     asks for, `population` the number of users. The metric "sfumato | epsilon" is that of all rounds
-    so far. Raises BudgetError when `most_epsilon` would be exceeded.
+    so far, for the neighbours and against whom `design.relation` says. A user whose statistics are
+    not finite adds zeros. Raises BudgetError when `most_epsilon` would be exceeded.
 
-    Assumes: what `design.sampling` says of the deployment that is simulated. The simulation itself
-        differs: pfl's "random" sampler may draw a user twice into a cohort, and its
-        "minimize_reuse" takes users in turn.
+    Assumes: what `design.sampling` says of the deployment that is simulated; its server is trusted,
+        and with "fixed" nobody else knows who is in a cohort. The simulation itself differs: pfl's
+        "random" sampler may draw a user twice into a cohort, and its "minimize_reuse" takes users
+        in turn.
     """
 
     def __init__(
@@ -201,13 +197,9 @@ class SketchedSum(_Flattened):
                 f"users must be weighted alike, with weight 1; got {stats.weight}: leave out "
                 "what weights them"
             )
-        vector, round = self._vector(stats), self.round()
-        if rounds.is_finite(vector):
-            table, weight = rounds.encode(vector, round, rng=self.rng), 1.0
-        else:
-            table, weight = np.zeros(round.sketch.cells, dtype=np.int64), 0.0
-            self._left_out += 1
-        made = MappedVectorStatistics({self._key(): _tensor(table, "int64")}, weight=weight)
+        vector = self._vector(stats)
+        table = rounds.encode(vector, self.round(), rng=self.rng)
+        made = MappedVectorStatistics({self._key(): _tensor(table, "int64")}, weight=1.0)
         return made, Metrics()
 
     def postprocess_server(
@@ -227,10 +219,9 @@ class SketchedSum(_Flattened):
         sampled = self.design.sampling == "fixed"
         self.spending.charge(round.loss, self.cohort / self.population if sampled else None)
         mean = rounds.decode(table, count, round, rng=self.rng)
-        metrics = self._counted()
-        metrics[StringMetricName("sfumato | epsilon")] = Weighted.from_unweighted(
-            self.spending.epsilon
-        )
+        self._round += 1
+        epsilon = Weighted.from_unweighted(self.spending.epsilon)
+        metrics = Metrics([(StringMetricName("sfumato | epsilon"), epsilon)])
         return self._restored(mean * count, float(count)), metrics
 
 

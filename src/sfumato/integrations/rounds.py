@@ -61,7 +61,6 @@ class Refusal(StrEnum):
     SEED = "seed"  # a sketch of another seed or round: it would add to nothing
     SHAPE = "shape"  # arrays of other names, shapes or types than the model's
     ROUND = "round"  # another round in some other way: clip, size, noise
-    NOT_FINITE = "not_finite"  # an update that holds NaN or infinite numbers
     MALFORMED = "malformed"  # bytes that are no table of this round, or one that is too long
     PROTOCOL = "protocol"  # a step of the masked round that was refused
 
@@ -140,8 +139,9 @@ class UpdateDesign:
         Neighbours: one client's table becomes zero ("all"), or another's ("fixed").
     Assumes: under "all" nothing about who is asked, so that each round is charged to everybody.
         Under "fixed" each round's cohort is drawn uniformly at random out of the clients that are
-        connected, and stays secret. A client that answers many rounds is one client. Unless
-        `secure`, the server is trusted with every client's table.
+        connected, and nobody but the server knows it. A client that answers many rounds is one
+        client. Unless `secure`, the server is trusted with every client's table. With `secure` it
+        is not trusted, and it knows who is in a round: so "fixed" is refused there.
     """
 
     clip: float  # largest norm of an update, and of its sketch
@@ -172,10 +172,22 @@ class UpdateDesign:
             self.sampling in ("all", "fixed"),
             f'sampling must be "all" or "fixed"; got {self.sampling!r}',
         )
+        require(
+            not (self.secure and self.sampling == "fixed"),
+            "with secure the server is not trusted, and it knows who is in a round, so the account "
+            'cannot count on secret cohorts: set sampling to "all"; got "fixed"',
+        )
         for name in ("dropout", "corrupt"):
             value = getattr(self, name)
             require(0 <= value < 1, f"{name} must be at least 0, below 1; got {value}")
         require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
+
+    @property
+    def relation(self) -> str:
+        """The neighbours that epsilon is for, and against whom it holds, in a few words."""
+        if self.sampling == "fixed":
+            return "replace, against those who do not know who took part"
+        return "zero-out"
 
     def sketch(self, length: int, asked: int, round: int) -> VectorSketch:
         """Updates of so many coordinates as whole numbers, so fine that rounding costs little
@@ -312,16 +324,14 @@ def encode(update: F64, round: UpdateRound, *, rng: Rng) -> I64:
     """What a client with this update (length,) adds to the sum: whole numbers, of shape (cells,).
 
     Under a masked aggregation it has the client's share of the noise in it. An update with NaN or
-    infinite numbers is refused with SpecError: its client abstains.
+    infinite numbers is sent as zeros: a client that abstained would tell of what it holds.
     """
-    table = round.sketch.tables(np.asarray(update, dtype=np.float64)[None], rng=rng)[0]
+    update = np.asarray(update, dtype=np.float64)
+    if not np.isfinite(update).all():
+        update = np.zeros_like(update)
+    table = round.sketch.tables(update[None], rng=rng)[0]
     noised = round.task.mechanism.at_device(table, devices=1, rng=rng)
     return noised.reshape(-1)
-
-
-def is_finite(update: F64) -> bool:
-    """Whether a client may take part with it."""
-    return bool(np.isfinite(update).all())
 
 
 def seal(table: I64, round: UpdateRound) -> bytes:

@@ -34,6 +34,8 @@ CHARACTERS = (
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 )  # 86, so that there are 90 symbols, as in paper 002
 SYMBOLS = UNKNOWN + 1 + len(CHARACTERS)
+TESTED_ON_CLIENTS = "accuracy and loss were computed exactly on clients' held-out data"
+SYMBOLS_OF_CLIENTS = "the vocabulary was counted exactly from clients' data"
 _MNIST = "{part}-{kind}-ubyte.gz"
 _MNIST_BYTES = {"images": (16, 2051), "labels": (8, 2049)}  # header bytes and magic number
 
@@ -99,12 +101,18 @@ class Clients:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Federated:
-    """Clients to train on, and examples of one shape with theirs to test on."""
+    """Clients to train on, and examples of one shape with theirs to test on.
+
+    Accuracy and loss are computed exactly, without noise. Set `public_test` only if no client's
+    data are among the test examples; otherwise every release says that they are not covered.
+    """
 
     train: Clients
     test_inputs: Tensor
     test_targets: Tensor
     name: str
+    public_test: bool = False
+    public_symbols: bool = True  # the numbering of words does not depend on what clients hold
 
     def __post_init__(self) -> None:
         require(
@@ -113,6 +121,17 @@ class Federated:
             and self.test_inputs.shape[0] == self.test_targets.shape[0],
             "test examples must have the shapes of the training ones, and a target each",
         )
+
+    @property
+    def has_private_test(self) -> bool:
+        """Whether exact figures on the test examples may tell what clients hold."""
+        return not self.public_test and self.test_targets.shape[0] > 0
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What a privacy statement about a model of these data must leave out."""
+        found = [] if self.public_symbols else [SYMBOLS_OF_CLIENTS]
+        return (*found, TESTED_ON_CLIENTS) if self.has_private_test else tuple(found)
 
     def __repr__(self) -> str:  # never an example
         tests = self.test_targets.shape[0]
@@ -200,7 +219,13 @@ def mnist(
         offsets = torch.arange(clients + 1) * examples
         train = Clients(inputs=images[dealt], targets=labels[dealt], offsets=offsets)
     test_images, test_labels = _mnist_part(folder, "mnist-t10k")
-    return Federated(train=train, test_inputs=test_images, test_targets=test_labels, name="mnist")
+    return Federated(
+        train=train,
+        test_inputs=test_images,
+        test_targets=test_labels,
+        name="mnist",
+        public_test=True,  # a file of its own, of which no client holds anything
+    )
 
 
 def shakespeare(path: Path | str, *, length: int = 80) -> Federated:
@@ -296,6 +321,7 @@ def commits(
         test_inputs=inputs[test],
         test_targets=targets[test],
         name="commits",
+        public_symbols=False,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -113,13 +114,13 @@ class TrainingDesign:
     and a pass has as many rounds as it has whole cohorts.
 
     Claim: all rounds together are (epsilon, delta)-DP for each client at the epsilon that
-        `accounting.epsilon_of` gives for `loss`; neighbours are zero-out, but for "fixed", where
-        they are replace.
+        `accounting.epsilon_of` gives for `loss`; neighbours are those of `neighbours`.
     Proof: docs/proofs/sampled_rounds.md. The sum of what clients send has a sensitivity of the
         second clip, whatever the model is; sizes, clips and steps follow from noised sums.
-    Assumes: drawn cohorts stay secret; passes need no secret, and each client answers in at most
-        one cohort of a pass; under trust "central" the server is trusted with the sum (`secure`:
-        with nothing but sums over enough clients).
+    Assumes: without `secure`, a server that is trusted, and drawn cohorts that nobody else knows.
+        With `secure` the server sees sums over enough clients and knows who is in them: the claim
+        holds against it, so it does not count on chance in the drawing of cohorts. In passes each
+        client answers in at most one cohort of a pass, and nothing must stay secret.
     """
 
     model: str
@@ -172,12 +173,10 @@ class TrainingDesign:
                 "free_norm, whose norm comes with the sum",
             )
             require(self.adaptive_clip is None, "a secure sum has a fixed clip")
-            # Who adds up learns how many stayed, and noise comes with them: given that number,
-            # coins draw a cohort of a fixed size.
             require(
                 self.sampling != "poisson",
-                "a secure sum shows how many clients are in it; set sampling to "
-                '"fixed" or "passes", which are accounted for so; got poisson',
+                "a secure sum is set up for a cohort of a known size; set sampling to "
+                '"passes" or "fixed"; got poisson',
             )
             self.secure.noise(1.0, self.cohort)  # that there are enough
         if self.adaptive_clip is not None and self.noise_multiplier > 0:
@@ -228,8 +227,18 @@ class TrainingDesign:
         return self.adaptive_clip.left(self.noise_multiplier, self.cohort)
 
     @property
+    def is_amplified(self) -> bool:
+        """Whether the loss counts on secret cohorts: not where the server is not trusted."""
+        return self.secure is None and self.sampling != "passes"
+
+    @property
+    def neighbours(self) -> Literal["zero-out", "replace"]:
+        """The relation that `loss` is for."""
+        return "replace" if self.is_amplified and self.sampling == "fixed" else "zero-out"
+
+    @property
     def loss(self) -> SampledLoss | NoPrivacy:
-        """What all rounds cost a client."""
+        """What all rounds cost a client, against everybody who is not trusted."""
         if self.noise_multiplier == 0:
             return NoPrivacy()
         # Finer tables cost less under Skellam noise, and nothing else about them matters here.
@@ -240,14 +249,20 @@ class TrainingDesign:
             l2=COARSEST,
             unit_cells=0,
         )
-        if self.sampling == "passes":  # known to be in one cohort of each
+        if not self.is_amplified:  # a client is known to be in so many cohorts, at the most
             return SampledLoss(loss=one, probability=1.0, scheme="poisson", times=self.passes)
         return SampledLoss(
             loss=one,
             probability=self.cohort / self.clients,
-            scheme=self.sampling,
+            scheme="fixed" if self.sampling == "fixed" else "poisson",
             times=self.rounds,
         )
+
+    @property
+    def round_loss(self) -> SampledLoss | NoPrivacy:
+        """What one round costs a client that may be in its cohort."""
+        whole = self.loss
+        return whole if isinstance(whole, NoPrivacy) else replace(whole, times=1)
 
     @property
     def largest(self) -> float:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -51,6 +51,9 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 NOT_PRIVATE = "no DP guarantee"
+IN_THEORY = (
+    "if noise were exact and secret; here it is seeded floating-point noise, for experiments only"
+)
 FLOAT_BITS = 32  # of a cell that is not quantised
 ROOM = 1.2  # a table may be longer than its vector, times √rows, by this
 SMALL_LSTM = "small_lstm"
@@ -170,13 +173,17 @@ class DiffSketch:
     data, and adds Laplace noise of scale 2·rows·alpha/epsilon if that exceeds `epsilon` (the paper
     does not say how much; this is for one coordinate that moves by 2·alpha).
 
-    Claim: in mode "gaussian" all rounds together are (epsilon, delta)-DP for each client at the
-        epsilon that `accounting.epsilon_of` gives for the design's `loss`. In modes "none" and
-        "paper": none. Mode "paper" does not construct without `i_know_this_is_not_private`.
+    Claim: in mode "gaussian", with real arithmetic and secret noise, all rounds together are
+        (epsilon, delta)-DP for each client at the epsilon that `accounting.epsilon_of` gives for
+        the design's `loss`; neighbours are zero-out, but for random cohorts, where they are
+        replace. Noise as it is drawn here, of floating-point numbers and from a seed, promises
+        nothing, and the design's `privacy` says so. In modes "none" and "paper": none. Mode
+        "paper" does not construct without `i_know_this_is_not_private`.
     Proof: a message, or its part of the sum, has a norm of at most `bound` whatever the data are,
         and noise has a deviation that does not depend on them: docs/proofs/sampled_rounds.md. That
         there is no claim otherwise: docs/concepts/diffsketch.md has the two vectors.
-    Assumes: real arithmetic; with noise "sum", that nobody sees a summand.
+    Assumes: real arithmetic, and a seed that nobody knows; with noise "sum", that nobody sees a
+        summand, and that who is in a random cohort stays secret.
     """
 
     rows: int
@@ -598,11 +605,17 @@ class DiffSketchDesign:
         return epsilon_of([self.loss], delta)
 
     def privacy(self, delta: float) -> str:
-        """For people: what all rounds together promise a client."""
+        """For people: what all rounds together would promise a client, and why not here."""
         epsilon = self.epsilon(delta)
         if not math.isfinite(epsilon):
             return NOT_PRIVATE
-        return f"epsilon {epsilon:.3g} at delta {delta:g} over {self.rounds} rounds"
+        loss = self.loss
+        assert isinstance(loss, SampledLoss)  # of Gaussian noise
+        relation = "zero-out" if loss.scheme == "poisson" else "replace, with secret cohorts"
+        return (
+            f"epsilon {epsilon:.3g} at delta {delta:g} over {self.rounds} rounds ({relation}), "
+            f"{IN_THEORY}"
+        )
 
 
 def small_lstm(seed: int) -> nn.Module:
@@ -666,6 +679,8 @@ class SketchedTraining:
         own = self.design.exchange.correction
         self.flat = start.repeat(clients, 1) if own else start[None].clone()
         self.privacy = self.design.privacy(self.delta)
+        if self.privacy != NOT_PRIVATE and self.data.not_covered:
+            self.privacy += f"; not covered: {'; '.join(self.data.not_covered)}"
         if self.ledger is not None:  # before anything is computed from data
             name = digest(self.design)
             self.ledger.charge(campaign=name, cohort="all", task=name, loss=self.design.loss)
@@ -762,9 +777,5 @@ def largest_clients(federated: Federated, count: int) -> Federated:
     offsets = torch.zeros(count + 1, dtype=torch.int64)
     offsets[1:] = torch.tensor([len(span) for span in spans]).cumsum(0)
     every = torch.cat(spans)
-    return Federated(
-        train=Clients(inputs=train.inputs[every], targets=train.targets[every], offsets=offsets),
-        test_inputs=federated.test_inputs,
-        test_targets=federated.test_targets,
-        name=federated.name,
-    )
+    held = Clients(inputs=train.inputs[every], targets=train.targets[every], offsets=offsets)
+    return replace(federated, train=held)

@@ -24,7 +24,6 @@ from sfumato.learn.compression import (
 )
 from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign, whole_numbers
 from sfumato.privacy import epsilon_of
-from sfumato.privacy.accounting import SampledLoss
 from sfumato.questions.frequencies.plan import secure_of
 from sfumato.questions.promise import SEES_TABLES, who_colludes
 from sfumato.spec import require
@@ -32,6 +31,10 @@ from sfumato.study import Study, TrainingKeys
 
 _PRECISION = 1e-3  # of a noise multiplier, relative; it is rounded up
 _LARGEST_MULTIPLIER = 1e4
+_NEIGHBOURS = {
+    "zero-out": "zero-out: what one device sends becomes zero in every round",
+    "replace": "replace: what one device sends becomes another's in every round",
+}
 
 
 def design(study: Study) -> tuple[TrainingDesign, dict[str, Any], list[str]]:
@@ -60,7 +63,7 @@ def design(study: Study) -> tuple[TrainingDesign, dict[str, Any], list[str]]:
         clients=study.devices,
         cohort=keys.cohort,
         rounds=study.rounds,
-        sampling=keys.sampling or ("poisson" if study.trust == "central" else "fixed"),
+        sampling=keys.sampling or ("poisson" if study.trust == "central" else "passes"),
         local=LocalTraining(
             learning_rate=keys.learning_rate,
             batch=keys.batch,
@@ -106,28 +109,21 @@ def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Priv
     if math.isfinite(spent):
         kind = "discrete gaussian" if design.secure is None else "Skellam"
         guarantee = (
-            f"({spent:.4g}, {study.delta:g})-differential privacy for each client over all "
+            f"({math.ceil(1e3 * spent) / 1e3:g}, {study.delta:g})-differential privacy for each "
+            "client over all "
             f"{design.rounds:,} rounds"
         )
         mechanism = (
             f"{kind} noise of {design.noise_multiplier:.4f} times the largest norm of what a "
             "client adds"
         )
-        assumptions += (_drawn(design),)
-        if design.secure is not None and design.sampling == "fixed":
-            seen = epsilon_of([_unsampled(design)], study.delta)
-            assumptions += (
-                "the server knows who is in a cohort, so sampling hides nobody from it; what "
-                f"it learns of a client is bounded by epsilon {seen:.4g}",
-            )
+        assumptions += (_cohorts(design),)
     privacy = Privacy(
         epsilon=None if math.isinf(spent) else spent,
         delta=study.delta,
         guarantee=guarantee,
         unit="device",
-        neighbours="replace: what one device sends becomes another's in every round"
-        if design.sampling == "fixed"
-        else "zero-out: what one device sends becomes zero in every round",
+        neighbours=_NEIGHBOURS[design.neighbours],
         mechanism=mechanism,
         trust=study.trust,
         sees=SEES_TABLES
@@ -143,7 +139,7 @@ def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Priv
     )
 
 
-def _drawn(design: TrainingDesign) -> str:
+def _cohorts(design: TrainingDesign) -> str:
     """Who is asked, and what of it must stay secret."""
     if design.sampling == "passes":
         times = "one" if design.passes == 1 else f"{design.passes:,}"
@@ -151,18 +147,17 @@ def _drawn(design: TrainingDesign) -> str:
             f"cohorts of {design.cohort:,} are taken from {design.clients:,} in turn, so that a "
             f"client is in {times} of them at most; who is in which need not be secret"
         )
+    if not design.is_amplified:
+        return (
+            f"a client may be in all {design.rounds:,} cohorts, and who is in which need not be "
+            "secret: the server knows it"
+        )
     drawn = "each client by its own coin" if design.sampling == "poisson" else "so many at a time"
     return (
         f"cohorts of {design.cohort:,} in {design.clients:,} are drawn at random, {drawn}, and "
-        "must stay secret"
+        "stay secret: the server knows them and is trusted with them, and who else sees the model "
+        "cannot know who took part"
     )
-
-
-def _unsampled(design: TrainingDesign) -> SampledLoss:
-    """What all rounds cost a client that is known to be in every cohort."""
-    loss = design.loss
-    assert isinstance(loss, SampledLoss)  # there is noise
-    return replace(loss, probability=1.0, scheme="poisson")
 
 
 def _rule(study: Study, keys: TrainingKeys, silent: bool) -> Compression:
@@ -285,6 +280,9 @@ def _warnings(study: Study, design: TrainingDesign) -> list[str]:
         found.append(
             'cohorts of a fixed size cost much more than sampling = "poisson", which draws each '
             "client by its own coin"
+            if design.is_amplified
+            else "the server knows who is in a cohort, so drawing cohorts at random saves nothing; "
+            'with sampling = "passes" a client is in fewer of them'
         )
     if design.noise_multiplier and study.delta > 1 / design.clients:
         found.append(

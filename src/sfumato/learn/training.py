@@ -21,7 +21,7 @@ from sfumato.learn import models
 from sfumato.learn.campaign import TrainingCampaign, by_devices
 from sfumato.learn.clients import check_fit, updates
 from sfumato.learn.compression import Sizing
-from sfumato.learn.data import IGNORED, Federated
+from sfumato.learn.data import IGNORED, TESTED_ON_CLIENTS, Federated
 from sfumato.learn.design import TrainingDesign
 from sfumato.learn.local_update import trainer
 from sfumato.learn.sums import ExactSum, FloatSum
@@ -33,8 +33,9 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundFigures:
-    """One round. The counts are exact, so they are for who runs the training and for nobody else:
-    what is kept in files is `shown`, which follows from noised sums and public numbers.
+    """One round. Counts and time are exact, so they are for who runs the training and for nobody
+    else. What is kept in files is `shown`: it follows from noised sums and public numbers, but for
+    accuracy and loss where `not_covered` says so.
     """
 
     round: int
@@ -44,15 +45,16 @@ class RoundFigures:
     empty: int | None = None  # clients without examples
     cells: int  # that a client sends, of both sketches
     clip: float
-    seconds: float
+    seconds: float | None = None
     accuracy: float | None = None  # on the test set, where it was looked at
     loss: float | None = None
     rate: float | None = None  # parameters by cells sent, over all rounds so far
+    not_covered: str | None = None  # what of these figures is exact and tells of clients' data
 
     @property
     def shown(self) -> RoundFigures:
-        """The same without the counts: how many were asked tells who may have been."""
-        return replace(self, asked=None, answered=None, left_out=None, empty=None)
+        """The same without counts and time: they tell who may have been asked, and what of."""
+        return replace(self, asked=None, answered=None, left_out=None, empty=None, seconds=None)
 
 
 @dataclass(slots=True)
@@ -80,7 +82,8 @@ class Training:
     clip: float = field(init=False)
     done: int = field(init=False, default=0)
     cells_sent: int = field(init=False, default=0)
-    seconds: float = field(init=False, default=0.0)
+    seconds: float = field(init=False, default=0.0)  # of this process
+    id: str = field(init=False)  # random; the checkpoint has it, and so do charges to a ledger
     history: list[RoundFigures] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -100,6 +103,7 @@ class Training:
         self.flat = models.flatten(self.model)
         self.sizing = self.design.compression.start(self.length, self.design.largest)
         self.clip = self.design.clip
+        self.id = SystemRng().words(2).tobytes().hex()
 
     @property
     def length(self) -> int:
@@ -118,22 +122,29 @@ class Training:
         metrics: Path | None = None,
         tell: Progress | None = None,
         until: int | None = None,
+        charge: Callable[[int], None] | None = None,
     ) -> Iterator[RoundFigures]:
         """Round after round to the end (or to round `until`), each as it is done.
 
-        A checkpoint is written whole or not at all, after every round and before anything of it is
-        shown: what is done again after a crash was never seen. Metrics are appended, one line of
-        JSON a round.
+        `charge` is told the number of every round, from 0, before anything of it is computed, and
+        stops the training by raising. A checkpoint is written whole or not at all, after every
+        round and before anything of it is shown. Metrics are appended, one line of JSON per round.
         """
         require(evaluate_every >= 1, f"evaluate_every must be at least 1; got {evaluate_every}")
         last = self.design.rounds if until is None else min(self.design.rounds, until)
         while self.done < last:
+            if charge is not None:
+                charge(self.done)
             figures = self.round()
             looks = self.done % evaluate_every == 0 or self.done == last
             if looks:
                 accuracy, loss = self.evaluate()
-                figures = RoundFigures(
-                    **{**asdict(figures), "accuracy": accuracy, "loss": loss, "rate": self.rate}
+                figures = replace(
+                    figures,
+                    accuracy=accuracy,
+                    loss=loss,
+                    rate=self.rate,
+                    not_covered=TESTED_ON_CLIENTS if self.data.has_private_test else None,
                 )
                 self.history.append(figures.shown)
             if checkpoint is not None:
@@ -239,13 +250,13 @@ class Training:
         """All that a later `load` needs to go on, written beside and then put in place."""
         state = {
             "design": digest(self.design),
+            "id": self.id,
             "flat": self.flat.cpu(),
             "memory": {name: value.cpu() for name, value in self.memory.items()},
             "sizing": asdict(self.sizing),
             "clip": self.clip,
             "done": self.done,
             "cells_sent": self.cells_sent,
-            "seconds": self.seconds,
             "history": [asdict(figures) for figures in self.history],
         }
         beside = path.with_name(path.name + ".part")
@@ -274,7 +285,7 @@ class Training:
             memory = {name: value.to(self.device) for name, value in state["memory"].items()}
             history = [RoundFigures(**figures) for figures in state["history"]]
             clip, done, cells_sent = state["clip"], state["done"], state["cells_sent"]
-            seconds = state["seconds"]
+            name = state["id"]
         except (KeyError, TypeError, AttributeError) as problem:
             raise DataError(f"the checkpoint {path} lacks something: {problem}") from problem
         if flat.shape != self.flat.shape:
@@ -282,7 +293,7 @@ class Training:
                 f"the checkpoint {path} must have {self.length} parameters; it has {flat.numel()}"
             )
         self.flat, self.memory, self.sizing, self.history = flat, memory, sizing, history
-        self.clip, self.done, self.cells_sent, self.seconds = clip, done, cells_sent, seconds
+        self.clip, self.done, self.cells_sent, self.id = clip, done, cells_sent, name
 
     def rng(self, label: str, round: int) -> Rng:
         """Chance for rounding and noise; from the system unless the run is to be repeated."""

@@ -1,8 +1,9 @@
-"""Train a study's model on the clients of a data set: charged first, resumed where it stopped."""
+"""Train a study's model on the clients of a data set: each round is charged, then run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,19 +11,20 @@ from typing import Any
 
 import torch
 
-from sfumato.errors import DataError, SfumatoError, StudyError
+from sfumato.errors import BudgetError, DataError, SfumatoError, SpecError, StudyError
 from sfumato.flow.release import Cost, Privacy
 from sfumato.learn import plan as train_plan
-from sfumato.learn.data import Federated
+from sfumato.learn.data import TESTED_ON_CLIENTS, Federated
 from sfumato.learn.design import TrainingDesign
 from sfumato.learn.training import Progress, RoundFigures, Training
 from sfumato.planning import Plan, plan
-from sfumato.privacy import Budget, Ledger
-from sfumato.spec import digest
+from sfumato.privacy import Ledger
+from sfumato.privacy.ledger import Entry, afford
 from sfumato.study import Study
 
 CAMPAIGN = "training"
 EVERYBODY = "everybody"  # all clients may be drawn in any round
+TIMED = "how long the run took is told exactly, in the seconds of its cost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -30,7 +32,7 @@ class TrainedModel:
     """A model, how well it does on the test set, what it cost and what it promises."""
 
     parameters: dict[str, torch.Tensor]  # by name, as the model's state
-    accuracy: float
+    accuracy: float  # exact, as the loss and the history: see privacy.not_covered
     loss: float
     rate: float  # model parameters by cells sent
     history: tuple[RoundFigures, ...]  # of the rounds after which the test set was looked at
@@ -64,8 +66,9 @@ class TrainedModel:
     def __repr__(self) -> str:
         epsilon = self.privacy.epsilon
         promise = "no differential privacy" if epsilon is None else f"epsilon {epsilon:.4g}"
+        exact = " on clients' data (exact)" if TESTED_ON_CLIENTS in self.privacy.not_covered else ""
         return (
-            f"TrainedModel: accuracy {self.accuracy:.4f} after {self.cost.rounds:,} rounds, "
+            f"TrainedModel: accuracy {self.accuracy:.4f}{exact} after {self.cost.rounds:,} rounds, "
             f"{self.rate:.3g} parameters to a cell; {promise}"
         )
 
@@ -88,20 +91,30 @@ def train(
 ) -> TrainedModel:
     """Train to the end and give the model back.
 
-    With `resume`, an interrupted training goes on from its checkpoint, which is written after every
-    round and before anything of the round is shown. The whole training is charged to the ledger
-    before it starts; what is resumed was paid for. With a `seed` a run repeats exactly, noise
-    included, so it is for study and never for a real model; `exact=False`, floating-point noise, is
-    for experiments as well, and quicker. With `protocol` every client of a secure sum computes by
-    itself, with chance of its own: a collector that is answered by a `NetworkFleet` of the same
-    seed, in the same cohorts, ends with the same parameters, bit for bit. `metrics` is a file that
-    gets a line of JSON a round, and `tensorboard` a folder for the same figures, if TensorBoard is
-    installed.
+    Every round is charged to the ledger, if there is one, before it is run; a training whose rounds
+    it cannot all pay for does not begin. With `resume`, an interrupted training goes on from its
+    checkpoint, which is written after every round and before anything of the round is shown. A
+    checkpoint needs the `ledger` that its training started with: a round that is run again, since
+    it was lost or since the checkpoint is a copy, is charged again. When the ledger refuses a later
+    round, training ends there, and a note says so.
+
+    With a `seed` a run repeats exactly, noise included, so it is for study and never for a real
+    model; `exact=False`, floating-point noise, is for experiments as well, and quicker. With
+    `protocol` every client of a secure sum computes by itself, with chance of its own: a collector
+    that is answered by a `NetworkFleet` of the same seed, in the same cohorts, ends with the same
+    parameters, bit for bit. `metrics` is a file that gets a line of JSON per round, and
+    `tensorboard` a folder for the same figures, if TensorBoard is installed.
     """
     planned = study if isinstance(study, Plan) else plan(_for(study, data))
     design = planned.design
     if not isinstance(design, TrainingDesign):
         raise StudyError(f"only a train study is trained; got {planned.study.question}")
+    if checkpoint is not None and ledger is None:
+        raise SpecError(
+            "a checkpoint needs the ledger that its training is charged to, so that no round is "
+            "run twice for one charge; got no ledger",
+            hint="give a ledger (--ledger FILE) from the start",
+        )
     training = Training(design, data, torch.device(device), exact, seed, protocol)
     if checkpoint is not None and checkpoint.exists():
         if not resume:
@@ -110,14 +123,25 @@ def train(
                 hint="resume from it (--resume), or name another file",
             )
         training.load(checkpoint)
-    books = ledger or Ledger(Budget(epsilon=planned.study.epsilon, delta=planned.study.delta))
-    _charge(books, design, resumed=training.done > 0)
+    account = None if ledger is None else _Account(ledger, training)
+    notes = list(planned.warnings)
     with _board(tensorboard) as show:
-        for figures in training.run(
-            evaluate_every=evaluate_every, checkpoint=checkpoint, metrics=metrics, tell=progress
-        ):
-            show(figures.shown)
-    return _trained(planned, design, training, exact, seed)
+        try:
+            for figures in training.run(
+                evaluate_every=evaluate_every,
+                checkpoint=checkpoint,
+                metrics=metrics,
+                tell=progress,
+                charge=None if account is None else account.charge,
+            ):
+                show(figures.shown)
+        except BudgetError as refused:
+            if training.done == 0:
+                raise
+            notes.append(f"{training.done:,} of {design.rounds:,} rounds were run: {refused}")
+    if account is not None:
+        notes += account.notes()
+    return _trained(planned, training, notes)
 
 
 @contextmanager
@@ -136,7 +160,9 @@ def _board(folder: Path | None) -> Iterator[Callable[[RoundFigures], None]]:
 
     def show(figures: RoundFigures) -> None:
         for name, value in asdict(figures).items():
-            if name != "round" and value is not None:
+            if name in ("accuracy", "loss") and figures.not_covered is not None:
+                name = f"{name} (exact, on clients' data)"
+            if name not in ("round", "not_covered") and value is not None:
                 writer.add_scalar(name, value, figures.round)
 
     try:
@@ -153,24 +179,69 @@ def _for(study: Study | Mapping[str, Any] | Path | str, data: Federated) -> Stud
     return replace(study, devices=study.devices or len(data.train))
 
 
-def _charge(books: Ledger, design: TrainingDesign, *, resumed: bool) -> None:
-    """The whole training at once, unless this is the rest of one that is on the ledger."""
-    name = digest(design)
-    if resumed and any(entry.task == name for entry in books.entries()):
-        return
-    books.charge(campaign=f"{CAMPAIGN} {name[:12]}", cohort=EVERYBODY, task=name, loss=design.loss)
+class _Account:
+    """A training's rounds on a ledger: each is charged before it is run, by the training's id."""
+
+    def __init__(self, ledger: Ledger, training: Training) -> None:
+        """Raise BudgetError if a new training cannot be paid for to its end, and DataError if the
+        rounds of a checkpoint were not charged here."""
+        self.ledger, self.training = ledger, training
+        if training.done == 0:
+            name = training.id
+            whole = Entry(f"{CAMPAIGN} {name}", EVERYBODY, name, training.design.loss)
+            afford(whole, ledger.entries(), ledger.budget)
+            return
+        charged = self._charged()
+        missing = sum(self._task(round) not in charged for round in range(training.done))
+        if missing:
+            raise DataError(
+                f"the ledger must have the {training.done:,} rounds that the checkpoint has run; "
+                f"it lacks {missing:,} of them",
+                hint="give the ledger that the training started with",
+            )
+
+    def charge(self, round: int) -> None:
+        """A pass is a campaign of its own, whose rounds have cohorts of different clients; where
+        cohorts are drawn at random, all rounds may have had the same client."""
+        design = self.training.design
+        campaign, cohort = f"{CAMPAIGN} {self.training.id}", EVERYBODY
+        if design.sampling == "passes":
+            campaign += f" pass {round // design.rounds_per_pass}"
+            cohort = f"round {round}"
+        self.ledger.charge(
+            campaign=campaign, cohort=cohort, task=self._task(round), loss=design.round_loss
+        )
+
+    def notes(self) -> list[str]:
+        """That more was charged than this model has, if it was."""
+        again = self._charged().total() - self.training.done
+        if not again:
+            return []
+        rounds = "1 more round was" if again == 1 else f"{again:,} more rounds were"
+        return [
+            f"{rounds} charged than this model has: lost in an interruption, or run from a copy "
+            "of the checkpoint"
+        ]
+
+    def _task(self, round: int) -> str:
+        return f"{self.training.id} round {round}"
+
+    def _charged(self) -> Counter[str]:
+        """The rounds of this training that are on the ledger, and how often."""
+        own = f"{self.training.id} "
+        return Counter(each.task for each in self.ledger.entries() if each.task.startswith(own))
 
 
-def _trained(
-    planned: Plan, design: TrainingDesign, training: Training, exact: bool, seed: int | None
-) -> TrainedModel:
+def _trained(planned: Plan, training: Training, notes: Sequence[str]) -> TrainedModel:
+    design = training.design
     accuracy, loss = training.evaluate()
-    privacy = train_plan.promise(planned.study, design, exact=exact)
-    if seed is not None:
+    privacy = train_plan.promise(planned.study, design, exact=training.exact)
+    if training.noise_seed is not None:
         privacy = privacy.but_for(
             "this run's noise was drawn from a seed: who knows it can take the noise off"
         )
-    notes = list(planned.warnings)
+    for exception in (*training.data.not_covered, TIMED):
+        privacy = privacy.but_for(exception)
     cells = training.cells_sent / max(training.done, 1)
     return TrainedModel(
         parameters={name: value.cpu() for name, value in training.model.state_dict().items()},

@@ -14,7 +14,6 @@ from hypothesis import strategies as draw
 
 from sfumato.errors import BudgetError, ImpossibleError, MismatchError, SpecError
 from sfumato.flow.aggregation import Masked, Plain
-from sfumato.integrations import rounds
 from sfumato.integrations.rounds import (
     VERSION,
     Layout,
@@ -145,14 +144,22 @@ def test_the_sum_never_wraps(secure: bool) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_an_update_that_is_not_finite_is_refused(bad: float) -> None:
+def test_an_update_that_is_not_finite_is_sent_as_zeros(bad: float) -> None:
+    """A client that abstained would change how many are in a round, which has no noise."""
     told = UpdateDesign(clip=1.0, rate=3.0, seed=1).round(LAYOUT, 5, 1)
     update = updates(1)[0]
-    assert rounds.is_finite(update)
+    assert encode(update, told, rng=SeededRng(1)).any()
     update[11] = bad
-    assert not rounds.is_finite(update)
-    with pytest.raises(SpecError, match="finite"):
-        encode(update, told, rng=SeededRng(1))
+    assert not encode(update, told, rng=SeededRng(1)).any()
+
+
+def test_a_server_that_is_not_trusted_knows_the_cohorts() -> None:
+    """So masked sums are charged to everybody, and what is said of random cohorts names whom it
+    holds against."""
+    with pytest.raises(SpecError, match="it knows who is in a round"):
+        UpdateDesign(clip=1.0, secure=True, sampling="fixed", seed=1)
+    assert UpdateDesign(clip=1.0, secure=True, seed=1).relation == "zero-out"
+    assert UpdateDesign(clip=1.0, sampling="fixed", seed=1).relation.startswith("replace, against")
 
 
 def test_a_table_that_no_client_can_have_is_refused() -> None:

@@ -105,6 +105,7 @@ def femnist_file(folder: Path, **changed: Any) -> Path:
 
 def test_full_writers_train_and_all_are_tested(tmp_path: Path) -> None:
     federated = data.femnist(femnist_file(tmp_path))
+    assert federated.not_covered == (data.TESTED_ON_CLIENTS,)
     assert federated.train.sizes.tolist() == [1, 2]  # writers 0 and 2
     assert federated.train.targets.tolist() == [1, 0, 4]
     assert federated.test_targets.tolist() == [2, 3, 5]
@@ -141,6 +142,7 @@ def mnist_folder(folder: Path) -> Path:
 def test_mnist_by_writer(tmp_path: Path) -> None:
     folder = mnist_folder(tmp_path)
     federated = data.mnist(folder, writers=folder / "writers.npz")
+    assert federated.not_covered == ()
     assert federated.train.targets.tolist() == [1, 3, 0, 2, 4, 5, 6, 7]
     assert federated.train.sizes.tolist() == [2, 2, 4]
     inks = federated.train.inputs[:, 5, 5] * 255
@@ -200,6 +202,7 @@ def test_roles_become_sequences_of_characters(tmp_path: Path) -> None:
     )
     pyarrow.parquet.write_table(table, path)
     federated = data.shakespeare(path, length=7)
+    assert federated.not_covered == (data.TESTED_ON_CLIENTS,)
     assert federated.train.sizes.tolist() == [1, 2]  # roles 2 and 4
     texts = [text_of(row) for row in federated.train.inputs]
     nexts = [text_of(row) for row in federated.train.targets]
@@ -220,6 +223,7 @@ def test_sentences_become_sequences_of_words(tmp_path: Path) -> None:
     )
     pyarrow.parquet.write_table(table, path)
     federated = data.commits(path, vocabulary=3, length=4, most=2)
+    assert federated.not_covered == (data.SYMBOLS_OF_CLIENTS, data.TESTED_ON_CLIENTS)
     fix, the, bug = 4, 5, 6  # by use in training: 4, 3 and 2 times
     assert federated.train.sizes.tolist() == [1, 2]  # users 5 and 9, whose third is too many
     assert federated.train.inputs.tolist() == [

@@ -20,8 +20,9 @@ from checks import SEED, assert_mean
 from sfumato.errors import BudgetError, SpecError
 from sfumato.flow.model_terms import LocalTraining
 from sfumato.learn import diffsketch, models
-from sfumato.learn.data import Clients, Federated
+from sfumato.learn.data import TESTED_ON_CLIENTS, Clients, Federated
 from sfumato.learn.diffsketch import (
+    IN_THEORY,
     NOT_PRIVATE,
     BinomialVector,
     DiffSketch,
@@ -268,6 +269,24 @@ def test_what_is_private_says_what_it_costs_and_charges_it() -> None:
     assert ledger.spent() == of.epsilon(DELTA)
     assert f"epsilon {of.epsilon(DELTA):.3g} at delta 1e-05 over 20 rounds" in repr(training)
     assert NOT_PRIVATE not in repr(training)
+
+
+@pytest.mark.parametrize("cohort", [4, CLIENTS])
+@pytest.mark.parametrize("noise", ["device", "sum"])
+def test_seeded_floating_point_noise_is_said_wherever_an_epsilon_is(
+    noise: Any, cohort: int
+) -> None:
+    """With the relation that the epsilon is for, and what of the figures it does not cover."""
+    of = design(replace(PRIVATE, noise=noise), rounds=2, cohort=cohort)
+    relation = "replace, with secret cohorts" if (noise, cohort) == ("sum", 4) else "zero-out"
+    training = SketchedTraining(of, made_up(), seed=1)
+    told = [seen.privacy for seen in training.run()]
+    for text in (of.privacy(DELTA), repr(training), *told, training.release().privacy):
+        assert f"over 2 rounds ({relation}), {IN_THEORY}" in text
+    for text in (*told, training.release().privacy):
+        assert TESTED_ON_CLIENTS in text
+    public = replace(made_up(), public_test=True)
+    assert TESTED_ON_CLIENTS not in SketchedTraining(of, public, seed=1).privacy
 
 
 @pytest.mark.parametrize(

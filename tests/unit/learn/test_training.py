@@ -646,9 +646,27 @@ def test_the_loss_is_that_of_all_rounds_with_random_cohorts() -> None:
     ]
     assert {design.loss for design in asked} == {coins.loss}  # paid for out of the same multiplier
     assert epsilon_of([coins.loss], 1e-3) < epsilon_of([fixed.loss], 1e-3)
+    assert [design.neighbours for design in (coins, fixed)] == ["zero-out", "replace"]
     more = replace(coins, rounds=7)
     assert epsilon_of([more.loss], 1e-3) > epsilon_of([coins.loss], 1e-3)
     assert replace(coins, noise_multiplier=0.0).loss == NoPrivacy()
+
+
+def test_the_loss_of_a_secure_sum_does_not_count_on_secret_cohorts() -> None:
+    """Its server knows them: a client may be in every cohort, or in one of each pass."""
+    half = replace(SECURE, cohort=CLIENTS // 2)
+    for design, rounds in ((half, 6), (replace(half, sampling="passes"), 3)):
+        assert isinstance(design.loss, SampledLoss)
+        assert (design.loss.probability, design.loss.times) == (1.0, rounds)
+        assert design.neighbours == "zero-out"
+    assert replace(half, secure=None).neighbours == "replace"  # where cohorts are secret
+
+
+def test_rounds_one_by_one_cost_what_they_cost_together() -> None:
+    for design in (DESIGN, replace(DESIGN, sampling="fixed"), SECURE):
+        each = [design.round_loss] * design.rounds
+        assert math.isclose(epsilon_of(each, 1e-3), epsilon_of([design.loss], 1e-3), rel_tol=1e-9)
+    assert replace(DESIGN, noise_multiplier=0.0).round_loss == NoPrivacy()
 
 
 def test_without_noise_nothing_is_noised() -> None:
@@ -732,7 +750,7 @@ def test_clients_that_are_left_out_still_send_their_noise() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"sampling": "poisson"}, 'shows how many clients are in it; set sampling to "fixed"'),
+        ({"sampling": "poisson"}, 'a cohort of a known size; set sampling to "passes"'),
         ({"compression": AdaptNorm()}, "noise in shares cannot be added to one"),
         ({"compression": AdaptTail()}, "noise in shares cannot be added to one"),
         ({"adaptive_clip": AdaptiveClip()}, "a secure sum has a fixed clip"),

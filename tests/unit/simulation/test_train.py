@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+import shutil
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +27,12 @@ from sfumato.errors import (
     StudyError,
 )
 from sfumato.learn import data as loaders
-from sfumato.learn.data import Federated, grouped
+from sfumato.learn.data import TESTED_ON_CLIENTS, Federated, grouped
 from sfumato.learn.design import TrainingDesign
 from sfumato.learn.training import Training
-from sfumato.privacy import Budget, Ledger, epsilon_of
-from sfumato.simulation.train import train
+from sfumato.privacy import AdditiveLoss, Budget, Ledger, epsilon_of
+from sfumato.privacy.accounting import SampledLoss
+from sfumato.simulation.train import TIMED, train
 from sfumato.study import Study
 
 KEYS: dict[str, Any] = {
@@ -70,7 +75,8 @@ def designed(**changes: Any) -> TrainingDesign:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "trust"), [("poisson", "central"), ("fixed", "central"), (None, "secure")]
+    ("sampling", "trust"),
+    [("poisson", "central"), ("fixed", "central"), (None, "secure"), ("fixed", "secure")],
 )
 def test_the_noise_is_the_least_that_keeps_the_promise(sampling: str | None, trust: str) -> None:
     design = designed(sampling=sampling, trust=trust)
@@ -95,12 +101,67 @@ def test_passes_promise_what_needs_no_secret(trust: str) -> None:
     planned = plan(study(devices=24, trust=trust, sampling="passes"))
     said = planned.privacy.statement
     assert "a client is in 3 of them at most; who is in which need not be secret" in said
-    assert "must stay secret" not in said
-    assert "sampling hides nobody" not in said
+    assert "stay secret" not in said
     assert planned.privacy.neighbours.startswith("zero-out")
     assert planned.privacy.epsilon is not None
     assert 0.98 * 8 < planned.privacy.epsilon <= 8
     assert planned.parameters["rounds_of_a_client_at_most"] == 3
+
+
+def numbers_in(statement: str) -> set[float]:
+    """All that is called an epsilon in a privacy statement."""
+    pairs = re.findall(r"\(([\d.]+), [\d.e-]+\)-differential", statement)
+    return {float(each) for each in (*pairs, *re.findall(r"epsilon ([\d.]+)", statement))}
+
+
+def known_members(design: TrainingDesign, rounds: int, *, replaced: bool = False) -> float:
+    """The epsilon of so many rounds against somebody who knows that a client was in all of them,
+    from the noise alone: of its table becoming zero, or another one, which is twice as far."""
+    far = 2 if replaced else 1
+    one = AdditiveLoss(
+        noise="skellam" if design.secure is not None else "gaussian",
+        scale=design.noise_multiplier * 1e3, l1=far * 1e6, l2=far * 1e3, unit_cells=0,
+    )  # fmt: skip
+    return epsilon_of([one] * rounds, 1e-3)
+
+
+@pytest.mark.parametrize("sampling", [None, "passes", "fixed"])
+def test_a_secure_training_promises_what_holds_against_its_server(sampling: str | None) -> None:
+    """The server knows who is in a cohort. Every epsilon in the statement is that of the rounds
+    that one client can be in, each of them known, for the relation that the statement names."""
+    planned = plan(study(devices=24, trust="secure", sampling=sampling))
+    design = planned.design
+    assert isinstance(design, TrainingDesign)
+    rounds = 6 if sampling == "fixed" else 3
+    assert planned.privacy.neighbours.startswith("zero-out")
+    holds = known_members(design, rounds)
+    assert planned.privacy.epsilon == pytest.approx(holds, rel=1e-9)
+    assert planned.predicted["epsilon"] == planned.privacy.epsilon
+    assert numbers_in(planned.privacy.statement) == {math.ceil(1e3 * holds) / 1e3}
+    assert "stay secret" not in planned.privacy.statement
+
+
+def test_a_replaced_client_costs_another_number_than_one_that_is_zeroed() -> None:
+    """The control of the test above: what statements once mixed up is not nearly the same, and what
+    random cohorts save is not what holds against a server that knows them."""
+    design = designed(trust="secure", sampling="fixed")
+    zeroed = known_members(design, 6)
+    assert known_members(design, 6, replaced=True) > 2 * zeroed
+    trusted = replace(design, secure=None, cohort=6)
+    assert trusted.neighbours == "replace"
+    secret = replace(trusted, sampling="poisson")
+    assert secret.neighbours == "zero-out"
+    assert epsilon_of([secret.loss], 1e-3) < 0.8 * known_members(secret, 6)
+
+
+def test_a_trusted_server_keeps_cohorts_secret_and_the_statement_says_so() -> None:
+    for sampling, relation in (("poisson", "zero-out"), ("fixed", "replace")):
+        privacy = plan(study(devices=24, sampling=sampling)).privacy
+        assert privacy.neighbours.startswith(relation)
+        assert any(
+            "stay secret: the server knows them and is trusted" in each
+            for each in privacy.assumptions
+        )
 
 
 def test_a_client_that_could_be_in_more_rounds_costs_more() -> None:
@@ -157,48 +218,118 @@ def test_a_model_is_not_simulated() -> None:
         simulate(study(), {"item": ["oak"]})
 
 
-def test_a_training_is_charged_once_and_before_its_first_round(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    books = Ledger(Budget(epsilon=8.0, delta=1e-3), tmp_path / "ledger.db")
-    spent: list[float] = []
+class InterruptionError(Exception):
+    """Somebody pulls the plug."""
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, books: Ledger, file: Path, **keys: Any) -> None:
+    """A training that dies in its fourth round, which is charged and was not saved."""
     once = Training.round
-
-    def watched(self: Training) -> Any:
-        spent.append(books.spent())
-        return once(self)
-
-    monkeypatch.setattr(Training, "round", watched)
-    train(study(), population(), ledger=books, seed=1)
-    assert spent[0] > 7
-    assert len(books.entries()) == 1
-    with pytest.raises(BudgetError, match="is refused"):
-        train(study(), population(), ledger=books, seed=2)
-    assert len(spent) == 6  # the second one did not begin
-
-
-def test_what_is_resumed_is_not_charged_again_and_ends_with_the_same_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = train(study(), population(), seed=1)
-    books = Ledger(Budget(epsilon=8.0, delta=1e-3))
-    file, once = tmp_path / "run.pt", Training.round
 
     def dies(self: Training) -> Any:
         if self.done == 3:
-            raise KeyboardInterrupt
+            raise InterruptionError
         return once(self)
 
     monkeypatch.setattr(Training, "round", dies)
-    with pytest.raises(KeyboardInterrupt):
-        train(study(), population(), ledger=books, seed=1, checkpoint=file)
-    monkeypatch.undo()
+    with pytest.raises(InterruptionError):
+        train(study(**keys), population(), ledger=books, seed=1, checkpoint=file)
+    monkeypatch.setattr(Training, "round", once)
+
+
+@pytest.mark.parametrize("keys", [{}, {"trust": "secure"}, {"sampling": "fixed"}])
+def test_every_round_is_charged_before_it_is_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    """And all rounds together cost what the plan says."""
+    books = Ledger(Budget(epsilon=8.0, delta=1e-3), tmp_path / "ledger.db")
+    charged: list[int] = []
+    once = Training.round
+
+    def watched(self: Training) -> Any:
+        charged.append(len(books.entries()))
+        return once(self)
+
+    monkeypatch.setattr(Training, "round", watched)
+    trained = train(study(**keys), population(), ledger=books, seed=1)
+    assert charged == [1, 2, 3, 4, 5, 6]
+    assert books.spent() == pytest.approx(trained.privacy.epsilon, rel=1e-9)
+    with pytest.raises(BudgetError, match="is refused"):
+        train(study(**keys), population(), ledger=books, seed=2)
+    assert len(charged) == len(books.entries()) == 6  # the second one did not begin
+
+
+def test_what_is_resumed_ends_with_the_same_model_and_pays_for_the_round_that_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(study(), population(), seed=1)
+    books, file = Ledger(Budget(epsilon=None, delta=1e-3)), tmp_path / "run.pt"
+    interrupted(monkeypatch, books, file)
     with pytest.raises(DataError, match="there is a checkpoint"):
         train(study(), population(), ledger=books, seed=1, checkpoint=file)
     rest = train(study(), population(), ledger=books, seed=1, checkpoint=file, resume=True)
-    assert len(books.entries()) == 1
+    assert len(books.entries()) == 7
+    assert any(note.startswith("1 more round was charged") for note in rest.notes)
+    assert not any("charged" in note for note in whole.notes)
     for name, value in whole.parameters.items():
         assert torch.equal(value, rest.parameters[name])
+
+
+@pytest.mark.parametrize("keys", [{}, {"trust": "secure"}, {"sampling": "fixed"}])
+def test_one_checkpoint_that_is_resumed_three_times_is_charged_three_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
+) -> None:
+    """Copies of a file do not know of one another; the ledger knows of all. Rounds 0 to 3 were run
+    once and 3 to 5 three times more, so that of two rounds to a pass a client may have been in the
+    first pass once, in the second four times (round 3) and in the third three times."""
+    books, file = Ledger(Budget(epsilon=None, delta=1e-3)), tmp_path / "run.pt"
+    interrupted(monkeypatch, books, file, **keys)
+    spent = [books.spent()]
+    for number in range(3):
+        copy = Path(shutil.copy(file, tmp_path / f"copy {number}.pt"))
+        train(study(**keys), population(), ledger=books, checkpoint=copy, resume=True)
+        spent.append(books.spent())
+    assert len(books.entries()) == 4 + 3 * 3
+    assert all(after > 1.1 * before for before, after in pairwise(spent[1:]))
+    design = designed(**keys)
+    assert isinstance(design.round_loss, SampledLoss)
+    most = 1 + 4 + 3 if design.sampling == "passes" else 4 + 3 * 3
+    whole = epsilon_of([replace(design.round_loss, times=most)], 1e-3)
+    assert spent[-1] == pytest.approx(whole, rel=1e-9)
+    once = epsilon_of([design.loss], 1e-3)
+    assert whole > 1.3 * once  # the control: what one training is charged is not nearly that
+
+
+def test_a_budget_for_one_training_pays_for_one_and_not_for_three(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lost round stays charged, so that training ends a round early; a copy of the checkpoint
+    buys no round more, and gives the model that it holds."""
+    books, file = Ledger(Budget(epsilon=8.0, delta=1e-3)), tmp_path / "run.pt"
+    interrupted(monkeypatch, books, file)
+    copy = Path(shutil.copy(file, tmp_path / "copy.pt"))
+    first = train(study(), population(), ledger=books, checkpoint=file, resume=True)
+    assert first.cost.rounds == 5
+    assert any(note.startswith("5 of 6 rounds were run") for note in first.notes)
+    for _ in range(2):
+        again = train(study(), population(), ledger=books, checkpoint=copy, resume=True)
+        assert again.cost.rounds == 3
+    assert len(books.entries()) == 6
+    assert books.spent() <= 8
+
+
+def test_a_checkpoint_goes_with_the_ledger_of_its_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books, file = Ledger(Budget(epsilon=8.0, delta=1e-3)), tmp_path / "run.pt"
+    with pytest.raises(SpecError, match="a checkpoint needs the ledger") as refused:
+        train(study(), population(), checkpoint=file)
+    assert "--ledger" in str(refused.value.hint)
+    interrupted(monkeypatch, books, file)
+    other = Ledger(Budget(epsilon=8.0, delta=1e-3))
+    with pytest.raises(DataError, match="it lacks 3 of them"):
+        train(study(), population(), ledger=other, checkpoint=file, resume=True)
+    assert not other.entries()
 
 
 def test_runs_for_study_say_so() -> None:
@@ -206,7 +337,90 @@ def test_runs_for_study_say_so() -> None:
     assert "drawn from a seed" in seeded.privacy.statement
     floats = train(study(), population(), exact=False)
     assert "for experiments only" in floats.privacy.statement
-    assert "not covered" not in train(study(), population()).privacy.statement
+    real = train(study(), replace(population(), public_test=True))
+    assert real.privacy.not_covered == (TIMED,)
+
+
+def test_figures_of_clients_own_data_are_labelled_wherever_they_are_told(tmp_path: Path) -> None:
+    """In the release, its short form, every line of metrics and TensorBoard; the control is a test
+    set that is declared public."""
+    for public in (False, True):
+        data, folder = replace(population(), public_test=public), tmp_path / str(public)
+        lines = tmp_path / f"{public}.jsonl"
+        trained = train(study(), data, evaluate_every=2, metrics=lines, tensorboard=folder)
+        release = trained.to_dict()
+        labelled = not public
+        assert (TESTED_ON_CLIENTS in release["privacy"]["not_covered"]) == labelled
+        assert (f"Not covered: {TESTED_ON_CLIENTS}" in release["privacy"]["statement"]) == labelled
+        assert ("(exact)" in repr(trained)) == labelled
+        for line in map(json.loads, lines.read_text(encoding="utf-8").splitlines()):
+            told = line["accuracy"] is not None
+            assert (line["not_covered"] == TESTED_ON_CLIENTS) == (told and labelled)
+        names = tags_in(folder)
+        assert ("accuracy" in names) == ("loss" in names) == public
+        assert ("accuracy (exact, on clients' data)" in names) == labelled
+
+
+def test_a_set_without_tests_has_nothing_to_label() -> None:
+    data = population()
+    none = replace(data, test_inputs=data.test_inputs[:0], test_targets=data.test_targets[:0])
+    assert data.not_covered == (TESTED_ON_CLIENTS,)
+    assert none.not_covered == ()
+
+
+@pytest.mark.parametrize("trust", ["central", "secure"])
+def test_all_that_a_release_tells_follows_from_noise_and_public_numbers(
+    tmp_path: Path, trust: str
+) -> None:
+    """With the same chance, clients that hold nothing lead to the same release, metrics and
+    checkpoint as clients that hold much, but for the noised parameters, what public examples say of
+    them, and time. The control: what is told to who runs a training does differ."""
+    found: list[Any] = []
+    told: list[Any] = []
+    for data in (population(), _emptied(population())):
+        data = replace(data, public_test=True)
+        folder = tmp_path / str(len(found))
+        folder.mkdir()
+        books = Ledger(Budget(epsilon=None, delta=1e-3))
+        keys = {"epsilon": float("inf"), "noise_multiplier": 50.0, "compression": "none"}
+        trained = train(
+            study(trust=trust, **keys), data, seed=1, ledger=books,
+            metrics=folder / "run.jsonl", checkpoint=folder / "run.pt",
+        )  # fmt: skip
+        release = trained.to_dict()
+        release["cost"].pop("seconds")
+        for each in (release, *release["history"]):
+            each.pop("accuracy"), each.pop("loss")
+        lines = [json.loads(each) for each in (folder / "run.jsonl").read_text().splitlines()]
+        for line in lines:
+            line.pop("accuracy"), line.pop("loss")
+        state = torch.load(folder / "run.pt", weights_only=True)
+        kept = {key: state[key] for key in ("sizing", "clip", "done", "cells_sent", "design")}
+        assert set(state) - set(kept) == {"id", "flat", "memory", "history"}
+        found.append((release, lines, kept))
+        training = Training(designed(trust=trust, **keys), data, noise_seed=1)
+        told.append([(figures.left_out, figures.empty) for figures in training.run()])
+    assert found[0] == found[1]
+    assert told[0] != told[1]
+
+
+def _emptied(data: Federated) -> Federated:
+    """The same clients, of whom none has an example."""
+    held = data.train
+    none = replace(
+        held, inputs=held.inputs[:0], targets=held.targets[:0],
+        offsets=torch.zeros_like(held.offsets),
+    )  # fmt: skip
+    return replace(data, train=none)
+
+
+def tags_in(folder: Path) -> set[str]:
+    """The names of TensorBoard's curves."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(folder))
+    board.Reload()
+    return set(board.Tags()["scalars"])
 
 
 def shown_in(folder: Path) -> list[float]:
@@ -226,25 +440,29 @@ def test_tensorboard_is_asked_for_by_name_where_it_is_missing(
         train({**KEYS, "training": MODEL}, population(), seed=1, tensorboard=tmp_path)
 
 
-def test_the_command_trains_and_writes_what_was_asked(tmp_path: Path) -> None:
-    loaders.save(tmp_path / "clients.npz", population())
-    text = (
+def toml() -> str:
+    return (
         "\n".join(f"{key} = {json.dumps(value)}" for key, value in KEYS.items())
         + "\n[training]\n"
         + "\n".join(f"{key} = {json.dumps(value)}" for key, value in MODEL.items())
     )
-    (tmp_path / "study.toml").write_text(text, encoding="utf-8")
+
+
+def test_the_command_trains_and_writes_what_was_asked(tmp_path: Path) -> None:
+    loaders.save(tmp_path / "clients.npz", population())
+    (tmp_path / "study.toml").write_text(toml(), encoding="utf-8")
     command = [
         "train", str(tmp_path / "study.toml"), "--data", str(tmp_path / "clients.npz"),
         "--checkpoint", str(tmp_path / "run.pt"), "--metrics", str(tmp_path / "run.jsonl"),
         "--tensorboard", str(tmp_path / "board"), "--model", str(tmp_path / "model.pt"),
-        "--seed", "1", "--json",
+        "--ledger", str(tmp_path / "ledger.db"), "--seed", "1", "--json",
     ]  # fmt: skip
     done = CliRunner().invoke(main, command, catch_exceptions=False)
     assert done.exit_code == 0
     found = json.loads(done.stdout)
     assert found["accuracy"] > 0.5
     assert found["privacy"]["epsilon"] <= 8
+    assert TESTED_ON_CLIENTS in found["privacy"]["not_covered"]
     lines = (tmp_path / "run.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert shown_in(tmp_path / "board") == [json.loads(line)["clip"] for line in lines]
@@ -253,3 +471,17 @@ def test_the_command_trains_and_writes_what_was_asked(tmp_path: Path) -> None:
     again = CliRunner().invoke(main, command)
     assert again.exit_code == 2
     assert "there is a checkpoint" in again.stderr
+
+
+def test_the_command_takes_the_word_of_who_says_that_test_examples_are_public(
+    tmp_path: Path,
+) -> None:
+    loaders.save(tmp_path / "clients.npz", population())
+    (tmp_path / "study.toml").write_text(toml(), encoding="utf-8")
+    command = ["train", str(tmp_path / "study.toml"), "--data", str(tmp_path / "clients.npz")]
+    for flags, labelled in (([], True), (["--public-test"], False)):
+        done = CliRunner().invoke(main, [*command, *flags], catch_exceptions=False)
+        assert (f"Not covered: {TESTED_ON_CLIENTS}" in done.stdout) == labelled
+    refused = CliRunner().invoke(main, [*command, "--checkpoint", str(tmp_path / "run.pt")])
+    assert refused.exit_code == 2
+    assert "--ledger" in refused.stderr

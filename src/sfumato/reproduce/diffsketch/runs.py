@@ -90,7 +90,7 @@ class Found:
 
     @property
     def privacy(self) -> str:
-        """What holds, for people."""
+        """What would hold with exact and secret noise, for people."""
         return privacy_words(self.epsilon)
 
     def sent_for(self, level: float) -> float:
@@ -105,7 +105,7 @@ def privacy_words(epsilon: float) -> str:
 
     if not math.isfinite(epsilon):
         return NOT_PRIVATE
-    return f"epsilon {shown(epsilon)} at delta {DELTA:g} in all"
+    return f"epsilon {shown(epsilon)} at delta {DELTA:g} in all, if noise were not seeded"
 
 
 def fields(found: Found) -> dict[str, Any]:
