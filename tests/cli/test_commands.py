@@ -50,6 +50,7 @@ def test_simulate_prints_what_the_library_returns(folder: Path) -> None:
         "mechanism",
         "trust",
         "sees",
+        "second",
         "assumptions",
         "not_covered",
         "statement",

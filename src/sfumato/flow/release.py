@@ -96,6 +96,7 @@ class Privacy:
     mechanism: str
     trust: str
     sees: str  # what the collector sees, and what it is trusted with
+    second: str = ""  # a stronger guarantee against somebody who sees less
     assumptions: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
 
@@ -104,6 +105,7 @@ class Privacy:
         """The statement: one short line per fact."""
         return (
             f"Guarantee: {self.guarantee}",
+            *([f"Second guarantee: {self.second}"] if self.second else []),
             f"Unit: {self.unit}",
             f"Neighbours: {self.neighbours}",
             f"Mechanism: {self.mechanism}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sfumato import files
-from sfumato.errors import DataError
+from sfumato.errors import DataError, SimulationWarning
 from sfumato.privacy import Rng, bound_contributions
 
 I64 = npt.NDArray[np.int64]
@@ -96,10 +97,22 @@ class Population:
         return replace(self, chunks=tuple(chunks), weights=None)
 
     def bounded(self, limit: int, *, rng: Rng) -> Population:
-        """At most `limit` values a device, chosen at random among its own."""
+        """At most `limit` values per device, chosen at random among its own.
+
+        How many are left out depends on what devices hold: a simulation may warn of it, and no
+        release may say it.
+        """
         if self.owners is None:
             return self
         kept = bound_contributions(self.owners, limit, rng=rng)
+        if kept.size < self.owners.size:
+            warnings.warn(
+                f"the simulated devices hold {self.owners.size:,} values and report {kept.size:,} "
+                f"of them ({1 - kept.size / self.owners.size:.1%} are left out); a larger "
+                'items_per_device (daily_reports with trust "local") would report more',
+                SimulationWarning,
+                stacklevel=2,
+            )
         return replace(
             self, chunks=(self.chunks[0].take(pa.array(kept)),), owners=self.owners[kept]
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sfumato.errors import DataError, SimulationWarning, StudyError
+from sfumato.errors import DataError, StudyError
 from sfumato.flow.campaign import run
 from sfumato.flow.release import MeanRelease, Release
 from sfumato.flow.task import Task
@@ -161,24 +160,9 @@ def simulate(
 
 
 def _bounding(planned: Plan, population: Population) -> tuple[str, ...]:
-    """The note that devices report only part of what they hold, if they may hold several values.
-
-    How much that takes away depends on what they hold, so it is no part of the release.
-    """
+    """The note that devices report only part of what they hold, if they may hold several values."""
     limit = planned.contributions
-    if limit is None or population.owners is None:
-        return ()
-    held = np.bincount(population.owners, minlength=population.devices)
-    kept = int(np.minimum(held, limit).sum())
-    if (total := int(held.sum())) > kept:
-        key = "daily_reports" if planned.study.trust == "local" else "items_per_device"
-        warnings.warn(
-            f"of the {total:,} values that the simulated devices hold, at most {kept:,} were "
-            f"reported ({1 - kept / total:.1%} left out); a larger {key} would report more",
-            SimulationWarning,
-            stacklevel=3,
-        )
-    return (answers.bounding(limit),)
+    return () if limit is None or population.owners is None else (answers.bounding(limit),)
 
 
 def _ask_for_mean(

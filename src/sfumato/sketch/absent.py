@@ -17,7 +17,7 @@ Bool = npt.NDArray[np.bool_]
 _GRID = 1 << 18  # places at which the law of a mean of readings is computed
 _LOOKS = 3  # each at tables without what the last one found
 _FITS = 3  # readings of what was found, each without what the others explain
-_DRAWS = 1 << 18  # readings that stand for the law of a row of several rounds
+_DRAWS = 1 << 16  # readings that stand for the law of a row of several rounds
 _EXACT_SIGNS = 256  # ways to sign the rounds that are all tried
 _PIECE = 1 << 16  # items that are read together
 
@@ -84,7 +84,7 @@ def surely_held(
 
     Claim: some item that nobody holds is among them with probability `level` at most, if hash
         functions are random and the items were listed without knowledge of them.
-    Proof: docs/proofs/placebos.md. Each look has its share of the level. Until an item that nobody
+    Proof: docs/proofs/intervals.md. Each look has its share of the level. Until an item that nobody
         holds is found, what is taken off the tables depends on items that somebody holds, and the
         cells and signs of one that nobody holds are independent of them.
     """

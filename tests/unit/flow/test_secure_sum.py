@@ -352,9 +352,3 @@ def test_real_data_have_the_predicted_error() -> None:
     assert 0.98 < ledger.spent() <= 1.0
     inside = (release.low <= release.counts - errors) & (release.counts - errors <= release.high)
     assert 0.93 < np.mean(inside) < 0.97
-        0.93
-        < np.mean(
-            (release.low <= release.counts - errors) & (release.counts - errors <= release.high)
-        )
-        < 0.97
-    )

@@ -317,10 +317,10 @@ def shuffled(privacy: Privacy, reports: Sequence[int], delta: float, per_device:
     if epsilon >= privacy.epsilon:
         return privacy
     second = (
-        f"second, ({epsilon:.3g}, {delta:g})-differential privacy against anybody who sees only "
-        f"the {least:,} shuffled reports or what is computed from them, if the shuffler is trusted"
+        f"({epsilon:.3g}, {delta:g})-differential privacy against anybody who sees only the "
+        f"{least:,} shuffled reports, if the shuffler is trusted"
     )
-    return replace(privacy, guarantee=f"{privacy.guarantee}; {second}")
+    return replace(privacy, second=second)
 
 
 def algorithm(made: LocalDesign | WordDesign) -> str:

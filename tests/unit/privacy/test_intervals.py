@@ -1,0 +1,172 @@
+"""Exact coverage: the laws are summed, nothing is drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import stats
+
+from sfumato.privacy.intervals import (
+    CONFIDENCE,
+    NORMAL_95,
+    NoiseLaw,
+    of_estimates,
+    of_sums,
+    of_support,
+)
+from unit.privacy import exact
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+ROUNDING = 1e-9  # of a sum of probabilities
+LAWS = {
+    "none": NoiseLaw.none(),
+    "laplace, epsilon 0.5": NoiseLaw.of("laplace", 2.0),
+    "laplace, epsilon 3": NoiseLaw.of("laplace", 1 / 3),
+    "laplace, epsilon 8": NoiseLaw.of("laplace", 1 / 8),
+    "skellam": NoiseLaw.of("skellam", 0.9),
+    "gaussian": NoiseLaw.of("gaussian", 0.55),
+    "two rounds": NoiseLaw.of("laplace", 1 / 3) + NoiseLaw.of("laplace", 1 / 3),
+}
+
+
+def seen_law(noise: NoiseLaw, counted: F64) -> tuple[I64, F64]:
+    """Values and probabilities of a count (0, 1, … with these probabilities) with noise."""
+    values = np.arange(-noise.reach, counted.size + noise.reach)
+    return values, np.convolve(counted, noise.mass)
+
+
+def covered(values: I64, mass: F64, low: F64, high: F64, truth: int, above: int | None) -> float:
+    """The probability that the interval holds the truth, among what is shown."""
+    shown = values >= (values.min() if above is None else above)
+    inside = (low <= truth) & (truth <= high)
+    return float(mass[shown & inside].sum() / mass[shown].sum())
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "laplace", "skellam"])
+def test_the_width_is_the_least_that_holds_the_confidence(noise: str) -> None:
+    law, table = NoiseLaw.of(noise, 3.0), exact.masses(noise, 3.0, 150)
+    for confidence in (0.5, 0.95, 0.999):
+        width = law.width(confidence)
+        assert table[150 - width : 151 + width].sum() >= confidence
+        assert table[151 - width : 150 + width].sum() < confidence
+    for chance in (0.4, 1e-3, 1e-9):
+        least = law.exceeded(chance)
+        assert table[150 + least :].sum() <= chance < table[149 + least :].sum()
+
+
+def test_noises_add_as_their_laws_do() -> None:
+    one, other = NoiseLaw.of("laplace", 1.0), NoiseLaw.of("skellam", 2.0)
+    both = one + other
+    assert both.variance == pytest.approx(one.variance + other.variance, rel=1e-9)
+    assert both.mass.sum() == pytest.approx(1.0, abs=1e-12)
+    skellam = NoiseLaw.of("skellam", 3.0) + NoiseLaw.of("skellam", 4.0)
+    assert skellam.at_least(np.arange(0, 20)) == pytest.approx(
+        NoiseLaw.of("skellam", 5.0).at_least(np.arange(0, 20)), abs=1e-12
+    )
+    assert (one + NoiseLaw.none()).mass is one.mass
+
+
+@pytest.mark.parametrize("share", [1.0, 0.9, 0.5])
+@pytest.mark.parametrize("name", LAWS)
+def test_sums_are_covered_whatever_the_truth(name: str, share: float) -> None:
+    """At least 95% for every count; and where nothing but noise is in the way, the next smaller
+    interval has less."""
+    noise, asked = LAWS[name], 60
+    answered = round(share * asked)
+    for truth in range(asked + 1):
+        counted = stats.hypergeom(asked, truth, answered).pmf(np.arange(truth + 1))
+        values, mass = seen_law(noise, counted)
+        low, high = of_sums(values, noise, asked=asked, answered=answered)
+        assert covered(values, mass, low, high, truth, None) >= CONFIDENCE - ROUNDING
+        if share == 1:
+            smaller = covered(values, mass, low + 1, high - 1, truth, None)
+            assert smaller < CONFIDENCE or low[0] == high[0]
+
+
+def test_normal_quantiles_do_not_cover_coarse_noise() -> None:
+    """The control: what intervals were before."""
+    noise = LAWS["two rounds"]
+    values = np.arange(-noise.reach, noise.reach + 1)
+    inside = np.abs(values) <= NORMAL_95 * np.sqrt(noise.variance)
+    assert noise.mass[inside].sum() < 0.83
+    low, high = of_sums(values, noise, asked=1, answered=1)
+    assert noise.mass[(low <= 0) & (high >= 0)].sum() >= 0.95
+    few, answered = 2, 42  # devices that hold an item, of 60
+    counted = stats.hypergeom(60, few, answered).pmf(np.arange(few + 1))
+    scaled = np.arange(few + 1) * 60 / answered
+    normal = np.abs(scaled - few) <= NORMAL_95 * np.sqrt(scaled * (60 / answered - 1))
+    assert counted[normal].sum() < 0.95
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+@pytest.mark.parametrize("name", ["laplace, epsilon 0.5", "laplace, epsilon 3", "gaussian", "none"])
+def test_what_is_listed_above_a_threshold_is_covered(name: str, rate: float) -> None:
+    """Given that it is listed; counts at and below the threshold included, if they may be."""
+    noise, asked, above = LAWS[name], 80, 9
+    for truth in range(1, asked + 1, 3):
+        counted = stats.binom(truth, rate).pmf(np.arange(truth + 1))
+        values, mass = seen_law(noise, counted)
+        if mass[values >= above].sum() < 1e-9:
+            continue
+        low, high = of_sums(values, noise, asked=asked, answered=asked, rate=rate, above=above)
+        assert covered(values, mass, low, high, truth, above) >= CONFIDENCE - ROUNDING
+
+
+def test_intervals_that_forget_the_threshold_miss_what_is_listed() -> None:
+    """The control: an item of six devices, listed from nine on."""
+    noise, truth, above = LAWS["laplace, epsilon 0.5"], 6, 9
+    values, mass = seen_law(noise, np.eye(truth + 1)[truth])
+    low, high = of_sums(values, noise, asked=80, answered=80)
+    assert covered(values, mass, low, high, truth, above) < 0.9
+    low, high = of_sums(values, noise, asked=80, answered=80, above=above)
+    assert covered(values, mass, low, high, truth, above) >= 0.95
+
+
+@pytest.mark.parametrize(("devices", "epsilon"), [(20, 4.0), (20, 1.0), (150, 8.0), (150, 2.0)])
+def test_local_reports_are_covered_whatever_the_truth(devices: int, epsilon: float) -> None:
+    others = 4
+    truth = np.exp(epsilon) / (np.exp(epsilon) + others)
+    lie = (1 - truth) / others
+    for held in range(0, devices + 1, 1 if devices < 50 else 7):
+        own = stats.binom(held, truth).pmf(np.arange(held + 1))
+        rest = stats.binom(devices - held, lie).pmf(np.arange(devices - held + 1))
+        mass = np.convolve(own, rest)
+        low, high = of_support(
+            np.arange(devices + 1), truth=truth, lie=lie, asked=devices, answered=devices
+        )
+        assert mass[(low <= held) & (held <= high)].sum() >= CONFIDENCE - ROUNDING
+
+
+def test_wide_laws_are_covered_to_within_a_per_cent() -> None:
+    """Where the variance is 100 or more, a normal law is used: here it is at its worst."""
+    noise, asked, answered = LAWS["laplace, epsilon 3"], 4_000, 2_000
+    for truth in (420, 700, 2_000, 3_700):
+        counted = stats.hypergeom(asked, truth, answered).pmf(np.arange(truth + 1))
+        values, mass = seen_law(noise, counted)
+        low, high = of_sums(values, noise, asked=asked, answered=answered)
+        assert 0.94 <= covered(values, mass, low, high, truth, None) <= 0.96
+
+
+def test_estimates_have_the_sampling_of_the_truth_in_them() -> None:
+    counts = np.array([-30.0, 0.0, 50.0, 700.0])
+    low, high = of_estimates(counts, 10.0, asked=1_000, answered=1_000)
+    assert low == pytest.approx(counts - 10 * NORMAL_95)
+    assert high == pytest.approx(counts + 10 * NORMAL_95)
+    low, high = of_estimates(counts, 10.0, asked=1_000, answered=700)
+    assert (low[1:] < counts[1:] / 0.7).all()
+    assert (high > counts / 0.7).all()
+    assert (high - counts / 0.7)[2] > (counts / 0.7 - low)[2]  # more holders vary more
+    everybody = of_estimates(np.array([700.0]), 10.0, asked=1_000, answered=700)
+    nobody = of_estimates(np.array([0.0]), 10.0, asked=1_000, answered=700)
+    assert (everybody[1] - everybody[0])[0] == pytest.approx((nobody[1] - nobody[0])[0], rel=0.15)
+
+
+def test_empty_input_gives_empty_bounds() -> None:
+    none = np.zeros(0, dtype=np.int64)
+    for low, high in (
+        of_sums(none, LAWS["skellam"], asked=9, answered=7),
+        of_estimates(none.astype(np.float64), 1.0, asked=9, answered=7),
+    ):
+        assert low.size == high.size == 0

@@ -1,0 +1,81 @@
+"""Which items somebody must hold, from sketches of one round or several."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from checks import SEED
+from sfumato.privacy import SeededRng
+from sfumato.privacy.samplers import discrete_laplace
+from sfumato.sketch import CountSketch, Rounds
+from sfumato.sketch.absent import surely_held
+
+ITEMS, HELD, RUNS, LEVEL = 1_000, 300, 200, 0.5
+
+
+def tables(mode: str, run: int, rounds: int = 3) -> Rounds:
+    """Counts like a power law, over rounds, with the noise of a release."""
+    counts = np.floor(3_000 / np.arange(1, HELD + 1) ** 1.1).astype(np.int64)
+    rng = SeededRng(SEED, run)
+    pairs = []
+    for round in range(1 if mode == "one" else rounds):
+        sketch = CountSketch(
+            rows=7,
+            width=150,
+            seed=SEED % 2**32 + run,
+            bucket_round=round if mode == "fresh" else 0,
+            sign_round=round if mode in ("fresh", "hybrid") else 0,
+        )
+        table = sketch.encode(np.arange(HELD), counts)
+        pairs.append((sketch, table + discrete_laplace(3.0, table.shape, rng)))
+    return Rounds.of(pairs)
+
+
+@pytest.mark.parametrize("mode", ["one", "hybrid", "fresh"])
+def test_items_that_nobody_holds_are_seldom_found(mode: str) -> None:
+    """At level 0.5, so that it can be seen. False alarm 1e-9 (exact binomial); the control below is
+    what fails it."""
+    false, found = 0, 0
+    for run in range(RUNS if mode == "one" else RUNS // 4):
+        rounds = tables(mode, run)
+        points = rounds.sketches[0].points(np.arange(ITEMS))
+        held, limit = surely_held(rounds, points, level=LEVEL)
+        false += bool(held[HELD:].any())
+        found += int(held[:HELD].sum())
+        assert limit > 0
+    runs = RUNS if mode == "one" else RUNS // 4
+    assert stats.binom.sf(false - 1, runs, LEVEL) > 1e-9
+    assert found / runs > 15
+
+
+def test_a_normal_quantile_would_find_items_that_nobody_holds() -> None:
+    """The control: placebos' deviation times the normal quantile, as it was. At the same level it
+    must fail the test above."""
+    false = 0
+    for run in range(RUNS):
+        rounds = tables("one", run)
+        points = rounds.sketches[0].points(np.arange(ITEMS))
+        error = float(np.quantile(np.abs(rounds.estimate(rounds.placebos())), 0.68))
+        limit = stats.norm.isf(LEVEL / ITEMS) * error
+        false += bool((rounds.estimate(points)[HELD:] > limit).any())
+    assert stats.binom.sf(false - 1, RUNS, LEVEL) < 1e-9
+
+
+def test_looking_again_finds_what_the_heaviest_hid() -> None:
+    rounds = tables("one", 0)
+    points = rounds.sketches[0].points(np.arange(ITEMS))
+    held, _ = surely_held(rounds, points, level=0.05)
+    heights = np.median(rounds.readings(points).sum(axis=0), axis=0)
+    first = heights > 0.5 * heights.max()
+    assert held[first].all()
+    assert held.sum() > first.sum()
+
+
+def test_an_empty_table_finds_nothing() -> None:
+    rounds = tables("hybrid", 1)
+    rounds = rounds.with_tables(np.zeros_like(rounds.tables))
+    held, limit = surely_held(rounds, rounds.sketches[0].points(np.arange(9)), level=0.05)
+    assert not held.any()
+    assert limit == 0
