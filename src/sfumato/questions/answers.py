@@ -29,6 +29,7 @@ from sfumato.questions.local_frequencies.plan import shuffled
 from sfumato.questions.mean.design import MeanCampaign
 from sfumato.questions.mean.plan import weights
 from sfumato.questions.prefix_search.design import PrefixCampaign
+from sfumato.questions.promise import TIME
 from sfumato.questions.question import Plan
 
 F64 = npt.NDArray[np.float64]
@@ -148,8 +149,12 @@ def bounding(contributions: int) -> str:
 
 
 def timed(release: Costed, seconds: float) -> Costed:
-    """The same with the time it took on its bill."""
-    return replace(release, cost=replace(release.cost, seconds=seconds))
+    """The same with the time it took on its bill, which no promise is about."""
+    return replace(
+        release,
+        cost=replace(release.cost, seconds=seconds),
+        privacy=release.privacy.but_for(TIME),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

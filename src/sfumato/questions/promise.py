@@ -8,6 +8,7 @@ from sfumato.flow.task import Task
 ZERO_OUT = "zero-out: one device's {} zero; the number of devices is public"
 NO_PROMISE = "no differential privacy: exact sums are released"
 DROPOUTS = "devices that drop out do not weaken the guarantee, and their number is public"
+TIME = "how long the computation took, which the bill says"
 SEES_TABLES = "the collector sees each device's table, adds the noise and is trusted with both"
 
 

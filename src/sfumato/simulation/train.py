@@ -20,11 +20,11 @@ from sfumato.learn.training import Progress, RoundFigures, Training
 from sfumato.planning import Plan, plan
 from sfumato.privacy import Ledger
 from sfumato.privacy.ledger import Entry, afford
+from sfumato.questions.promise import TIME
 from sfumato.study import Study
 
 CAMPAIGN = "training"
 EVERYBODY = "everybody"  # all clients may be drawn in any round
-TIMED = "how long the run took is told exactly, in the seconds of its cost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -240,7 +240,7 @@ def _trained(planned: Plan, training: Training, notes: Sequence[str]) -> Trained
         privacy = privacy.but_for(
             "this run's noise was drawn from a seed: who knows it can take the noise off"
         )
-    for exception in (*training.data.not_covered, TIMED):
+    for exception in (*training.data.not_covered, TIME):
         privacy = privacy.but_for(exception)
     cells = training.cells_sent / max(training.done, 1)
     return TrainedModel(

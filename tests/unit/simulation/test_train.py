@@ -32,7 +32,8 @@ from sfumato.learn.design import TrainingDesign
 from sfumato.learn.training import Training
 from sfumato.privacy import AdditiveLoss, Budget, Ledger, epsilon_of
 from sfumato.privacy.accounting import SampledLoss
-from sfumato.simulation.train import TIMED, train
+from sfumato.questions.promise import TIME
+from sfumato.simulation.train import train
 from sfumato.study import Study
 
 KEYS: dict[str, Any] = {
@@ -338,7 +339,7 @@ def test_runs_for_study_say_so() -> None:
     floats = train(study(), population(), exact=False)
     assert "for experiments only" in floats.privacy.statement
     real = train(study(), replace(population(), public_test=True))
-    assert real.privacy.not_covered == (TIMED,)
+    assert real.privacy.not_covered == (TIME,)
 
 
 def test_figures_of_clients_own_data_are_labelled_wherever_they_are_told(tmp_path: Path) -> None:

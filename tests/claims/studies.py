@@ -1,0 +1,91 @@
+"""Studies of every question and trust with made-up devices, and what their releases claim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import sfumato
+from sfumato import Plan, Release
+
+I64 = npt.NDArray[np.int64]
+Counts = tuple[int, ...]
+
+# How many devices hold each item; items after those that somebody holds are listed all the same.
+FLAT: Counts = (20,) * 60
+FEW: Counts = (3, 2, 2, 1, 1) * 4
+ZIPF: Counts = tuple(int(2_000 / rank**1.1) for rank in range(1, 121))
+ABSENT = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One study of the grid."""
+
+    question: str
+    trust: str
+    epsilon: float
+    held: Counts
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        kind = {FLAT: "flat", FEW: "few", ZIPF: "zipf"}.get(self.held, "other")
+        more = ",".join(f"{key}={value}" for key, value in self.more.items())
+        return f"{self.question}-{self.trust}-{self.epsilon:g}-{kind}-{more}"
+
+    @property
+    def truth(self) -> dict[str, int]:
+        return {name(place): count for place, count in enumerate(self.held)}
+
+    def plan(self) -> Plan:
+        study = {
+            "question": self.question,
+            "trust": self.trust,
+            "epsilon": self.epsilon,
+            "devices": sum(self.held),
+            **({} if self.trust == "local" else {"delta": 1e-6}),
+            **self.more,
+        }
+        listed = [name(place) for place in range(len(self.held) + ABSENT)]
+        return sfumato.plan(study, items=listed if self.question == "frequencies" else None)
+
+    def releases(self, runs: int) -> Iterator[Release]:
+        """Releases of the same devices, each with noise of its own: nothing is seeded."""
+        planned = self.plan()
+        data = {"item": list(self.truth), "n": list(self.truth.values())}
+        for _ in range(runs):
+            yield sfumato.simulate(planned, data, count_column="n")
+
+
+def name(place: int) -> str:
+    """Words of three letters, so that every question can ask about them."""
+    letters = "abcdefghij"
+    return letters[place // 100 % 10] + letters[place // 10 % 10] + letters[place % 10]
+
+
+@dataclass
+class Tally:
+    """What came of many releases of a cell."""
+
+    inside: int = 0  # intervals that hold the truth
+    shown: int = 0
+    false: int = 0  # releases that mark an item which nobody holds
+    runs: int = 0
+
+    def add(self, cell: Cell, release: Release) -> None:
+        truth = np.array([cell.truth.get(item, 0) for item in release.items.to_pylist()])
+        self.inside += int(((release.low <= truth) & (truth <= release.high)).sum())
+        self.shown += truth.size
+        self.false += bool((release.significant & (truth == 0)).any())
+        self.runs += 1
+
+
+def tally(cell: Cell, runs: int) -> Tally:
+    total = Tally()
+    for release in cell.releases(runs):
+        total.add(cell, release)
+    return total

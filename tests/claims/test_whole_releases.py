@@ -1,0 +1,200 @@
+"""The whole release is the observation: notes, counts, costs and parameters, beside the estimates.
+
+For each question and trust the same study is asked of two fleets that differ by one device, as its
+promise says. From half of the releases the feature is chosen that tells the fleets apart best: any
+number or text of the release's JSON, at any threshold. The other half gives a lower bound on
+epsilon, which must not exceed the claim. An exact number that depends on one device is found so: it
+tells the fleets apart every time, and the bound is then above 3.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from scipy import stats
+
+import sfumato
+from sfumato import Release
+from sfumato.flow.release import MeanRelease
+from sfumato.simulation.population import Population
+
+RUNS = 160  # of each fleet
+FALSE_ALARM = 1e-6
+ITEMS = ["oak", "elm", "fir", "yew", "ash"]
+AnyRelease = Release | MeanRelease
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """A study and two fleets that differ by one device."""
+
+    name: str
+    study: dict[str, Any]
+    fleets: tuple[Any, Any]
+
+    def releases(self, fleet: int, runs: int) -> Iterator[AnyRelease]:
+        listed = ITEMS if self.study["question"] == "frequencies" else None
+        planned = sfumato.plan(self.study, items=listed)
+        for _ in range(runs):
+            yield sfumato.simulate(planned, self.fleets[fleet])
+
+
+def fleet(*held: str | None) -> Population:
+    """Devices with an item each; one with None has nothing."""
+    owners = np.array([k for k, item in enumerate(held) if item is not None], dtype=np.int64)
+    items = pa.array([item for item in held if item is not None], type=pa.string())
+    return Population((items,), None, owners, len(held))
+
+
+COMMON = ("oak",) * 30 + ("elm",) * 12 + ("fir",) * 2
+BASE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-3, "devices": len(COMMON) + 1}
+SUMS = (fleet(*COMMON, "yew"), fleet(*COMMON, None))  # zero-out
+VALUES = (fleet(*COMMON, "yew"), fleet(*COMMON, "oak"))  # any two values
+VECTORS = np.full((45, 4), 0.3)
+LATIN = "aefhiklmorswxy"
+
+
+def audit(name: str, question: str, trust: str, fleets: tuple[Any, Any], **more: Any) -> Audit:
+    study = {**BASE, "question": question, "trust": trust, **more}
+    return Audit(name=name, study=study, fleets=fleets)
+
+
+AUDITS = [
+    audit("sums", "frequencies", "central", SUMS),
+    audit("rounds", "frequencies", "central", SUMS, rounds=2, publish="rounds"),
+    audit("significant", "frequencies", "central", SUMS, publish="significant"),
+    audit("masked sums", "frequencies", "secure", SUMS, dropout=0.05),
+    audit("local", "frequencies", "local", VALUES),
+    audit("local, unlisted", "frequencies", "local", (VALUES[0], fleet(*COMMON, "moss"))),
+    audit("names", "heavy_hitters", "central", (fleet(*COMMON, "elm"), fleet(*COMMON, None))),
+    audit(
+        "mean", "mean", "central",
+        (np.vstack([VECTORS, [[1.0, 0, 0, 0]]]), np.vstack([VECTORS, [[0.0, 0, 0, 0]]])),
+        clip=1.0, dimensions=4, devices=46,
+    ),
+]  # fmt: skip
+SLOW = [
+    audit("histogram", "histogram", "central", (fleet(*COMMON, "elm"), fleet(*COMMON, None))),
+    audit(
+        "prefixes", "heavy_hitters", "secure", SUMS, alphabet=LATIN, word_length=3, dropout=0.05
+    ),
+    audit("new words", "new_words", "local", VALUES, alphabet=LATIN, word_length=3),
+    audit(
+        "new words, unfit", "new_words", "local", (VALUES[0], fleet(*COMMON, "Ünfit!")),
+        alphabet=LATIN, word_length=3,
+    ),
+    audit(
+        "masked names", "heavy_hitters", "central",
+        (fleet(*COMMON, "elm"), fleet(*COMMON, None)), masked=True, dropout=0.05,
+    ),
+]  # fmt: skip
+
+
+def features(release: AnyRelease) -> dict[str, float | str]:
+    """Every number and text of a release, by its place; numbers inside of texts, too."""
+    found: dict[str, float | str] = {}
+
+    def walk(place: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                walk(f"{place}.{key}", inner)
+        elif isinstance(value, list):
+            found[f"{place}.length"] = float(len(value))
+            for index, inner in enumerate(value):
+                walk(f"{place}.{index}", inner)
+        elif isinstance(value, bool | int | float):
+            found[place] = float(value)
+        elif isinstance(value, str):
+            found[place] = value
+            for index, number in enumerate(re.findall(r"\d[\d,]*\.?\d*", value)):
+                found[f"{place}#{index}"] = float(number.replace(",", "").rstrip("."))
+
+    data = json.loads(json.dumps(release.to_dict()))
+    data["cost"].pop("seconds")  # stated as not covered
+    estimates = data.pop("estimates")
+    walk("release", data)
+    for place, row in enumerate(estimates):
+        walk(f"estimate.{row.get('item', place)}", row)
+    found["estimates"] = " ".join(str(row.get("item", "")) for row in estimates)
+    return found
+
+
+Event = Callable[[dict[str, float | str]], bool]
+
+
+def events(sample: list[dict[str, float | str]]) -> Iterator[Event]:
+    """Whether a feature is there, has a value, or reaches a threshold, for all that were seen."""
+    for place in sorted({key for one in sample for key in one}):
+        values = {one[place] for one in sample if place in one}
+        yield lambda one, place=place: place in one  # type: ignore[misc]  # a default binds it
+        for value in sorted(values, key=str)[:40]:
+            yield lambda one, place=place, value=value: one.get(place) == value  # type: ignore[misc]
+        numbers = sorted(value for value in values if isinstance(value, float))
+        for limit in numbers[:: max(1, len(numbers) // 20)]:
+            yield lambda one, place=place, limit=limit: (  # type: ignore[misc]
+                isinstance(one.get(place), float) and one[place] >= limit
+            )
+
+
+def epsilon_seen(first: list[Any], second: list[Any], delta: float) -> float:
+    """A lower bound on epsilon, wrong with probability 2e-6 at most."""
+    half = len(first) // 2
+    best, chosen = -1.0, None
+    for event in events([*first[:half], *second[:half]]):
+        for a, b in ((first, second), (second, first)):
+            yes, no = sum(map(event, a[:half])), sum(map(event, b[:half]))
+            ratio = (yes - delta * half) / (no + 1)
+            if ratio > best:
+                best, chosen = ratio, (event, a, b)
+    assert chosen is not None  # a release has features
+    event, a, b = chosen
+    yes, no, runs = sum(map(event, a[half:])), sum(map(event, b[half:])), len(a) - half
+    low = float(stats.beta.ppf(FALSE_ALARM, yes, runs - yes + 1)) if yes else 0.0
+    high = float(stats.beta.isf(FALSE_ALARM, no + 1, runs - no)) if no < runs else 1.0
+    return math.log(max(low - delta, 1e-300) / high)
+
+
+def check(one: Audit, runs: int) -> None:
+    first, second = ([features(r) for r in one.releases(side, runs)] for side in (0, 1))
+    assert epsilon_seen(first, second, one.study["delta"]) <= one.study["epsilon"]
+
+
+@pytest.mark.parametrize("one", AUDITS, ids=lambda one: one.name)
+def test_nothing_in_a_release_tells_more_than_it_promises(one: Audit) -> None:
+    """False alarm 2e-6; an exact number that depends on the device is found with certainty."""
+    check(one, RUNS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one", SLOW, ids=lambda one: one.name)
+def test_nothing_in_a_release_of_long_searches_tells_more_either(one: Audit) -> None:
+    check(one, RUNS)
+
+
+def test_an_exact_number_in_a_note_is_found() -> None:
+    """The control: a note that says how many devices hold a listed item."""
+    one = AUDITS[0]
+
+    def leaking(side: int) -> list[dict[str, float | str]]:
+        holders = len(one.fleets[side].chunks[0])
+        return [
+            features(replace(release, notes=(f"{holders} devices sent an item",)))
+            for release in one.releases(side, RUNS)
+        ]
+
+    assert epsilon_seen(leaking(0), leaking(1), 1e-3) > 1.0
+
+
+def test_noise_of_half_the_scale_is_found_in_the_estimates() -> None:
+    """The control: releases at epsilon 6 that claim 1."""
+    one = replace(AUDITS[0], study={**AUDITS[0].study, "epsilon": 6.0})
+    first, second = ([features(r) for r in one.releases(side, RUNS)] for side in (0, 1))
+    assert epsilon_seen(first, second, 1e-3) > 1.0
