@@ -25,8 +25,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from sfumato.collector.logs import MANY
-
+MANY = 100  # the same as in the log
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # name: type, help, labels

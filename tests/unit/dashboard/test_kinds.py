@@ -123,7 +123,7 @@ def test_a_model_is_shown_by_its_rounds_its_rate_and_its_promise(
         b"\0" * 40,
         rate=2.5,
         rounds_held=3,
-        privacy=Privacy(**told["privacy"]),
+        privacy=Privacy.from_dict(told["privacy"]),
         cost=Cost(devices=180, rounds=3, bytes_per_device=4_321, seconds=0.1),
         study=told["study"],
         plan=told["plan"],

@@ -66,8 +66,7 @@ def test_a_study_that_collects_says_what_it_asks_and_promises(
     stage.answer("Asked trees", held(falling(30)))
     state = stage.client.study(study)
     page = said(analyst.get(f"/dashboard/studies/{study}").text)
-    statement = state["privacy"]["statement"]
-    assert statement[1:] in page
+    assert all(line in page for line in state["privacy"]["statement"])
     assert "30 of 1,000 reports" in page
     assert "after 2079-07-08" in page
     assert state["plan"]["algorithm"] in page

@@ -201,6 +201,7 @@ def test_what_leaves_is_as_much_whatever_a_device_holds(
         "direct, two a day": replace(direct(server), daily_reports=2),
     }
     offer = offers[study]
+    assert offer.epsilon is not None
     size = HEADER_BYTES + offer.task.message_bytes + 4
     count = 2 * offer.daily_reports
     assert seen_of(device, server, offer, happens) == [

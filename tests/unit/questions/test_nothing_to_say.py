@@ -18,6 +18,7 @@ from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension, no_word
 from sfumato.privacy import SeededRng, Tally, debias
 from sfumato.privacy.randomizers import no_item
 from sfumato.questions.local_frequencies import plan as local_plan
+from sfumato.questions.local_frequencies.design import LocalDesign
 from sfumato.simulation import simulate as simulation
 from sfumato.sketch.words import Codes
 
@@ -138,6 +139,7 @@ def test_records_that_say_nothing_leave_intervals_true() -> None:
     true = np.array([truth[item] for item in release.items.to_pylist()])
     inside = np.abs(release.counts - true) <= release.half_width
     assert_binomial(int(inside.sum()), 400, 0.95, false_alarm=1e-6)
+    assert isinstance(plan.design, LocalDesign)
     oracle = plan.design.randomizer
     values, none = oracle.values(items), no_item(oracle)
     sent = np.concatenate([np.repeat(values, counts), np.repeat(none, 2 * counts.sum())])
