@@ -82,9 +82,7 @@ def word(task: TaskRow, text: str, *, rng: Rng) -> bytes:
     """What a device that typed a word sends."""
     spec = from_json(task.spec)
     assert isinstance(spec, WordTask)
-    told = word_report(spec, [text], rng=rng)
-    assert told is not None
-    return told.to_bytes()
+    return word_report(spec, [text], rng=rng).to_bytes()
 
 
 def upload(store: Store, task: TaskRow, reports: Iterable[bytes]) -> bool:

@@ -46,9 +46,7 @@ def asked(name: str, kind: str) -> dict[str, Any]:
 def message(task: AnyTask, number: int) -> bytes:
     """What a device sends to a task."""
     if isinstance(task, WordTask):
-        told = word_report(task, [f"oak{'abcdefg'[number % 7]}"], rng=SystemRng())
-        assert told is not None
-        return told.message
+        return word_report(task, [f"oak{'abcdefg'[number % 7]}"], rng=SystemRng()).message
     value: Any = number if takes_categories(task) else ITEMS[number]
     if isinstance(task, Task):
         return device.report(task, [value], rng=SystemRng()).message

@@ -62,7 +62,7 @@ def test_the_scan_finds_what_is_there(run: Run) -> None:
     """The control: every place was read, and what is known to be in it is found."""
     known = {
         "the log": run.studies["Trees"],
-        "metrics": run.studies["Trees"],
+        "metrics": "sfumato_worker_last_success_age_seconds",  # few reports are in none
         "the store's rows": run.studies["Trees"],
         "administrators' answers": run.studies["Trees"],
         "devices' answers": ITEMS[7],

@@ -176,7 +176,7 @@ def next_task(
         spec=to_json(task),
         envelope=json.dumps(offers.sign(offer, key)),
         state="open",
-        wanted=_wanted(planned, task),
+        wanted=_wanted(planned, task, terms.daily_reports),
         # A sum holds so many; what comes in a masked round is bounded by its cohort.
         room=task.max_count
         if isinstance(task, Task) and not task.aggregation.hides_summands
@@ -411,13 +411,15 @@ def _of_sums(planned: Plan, task: Task) -> dict[str, Any]:
     }
 
 
-def _wanted(planned: Plan, task: AnyTask) -> int:
-    """Reports at which a task closes by itself: as many as the plan was made for."""
+def _wanted(planned: Plan, task: AnyTask, daily_reports: int) -> int:
+    """Reports at which a task closes by itself: as many as the devices that the plan was made for
+    send on one day."""
     if isinstance(task, Task):
         return campaigns.wanted(planned, task)
     design = planned.design
     assert isinstance(design, LocalDesign | WordDesign)  # whose tasks are no others
-    return max(1, math.floor(design.devices * (1 - planned.study.dropout) / design.rounds + 0.5))
+    devices = design.devices * (1 - planned.study.dropout) / design.rounds
+    return max(1, math.floor(devices + 0.5)) * daily_reports
 
 
 def _task_state(tx: Transaction, task: TaskRow) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from sfumato.device.box import Box, Retry, SqliteBox, State
 from sfumato.device.client import Http, Send
 from sfumato.device.offers import Offer, is_masked, takes_categories, verify
 from sfumato.device.outbox import DAY_SECONDS, LogEntry, Outcome, Outgoing
-from sfumato.device.private import Value, masked_table, privatiser
+from sfumato.device.private import Value, masked_table, privatiser, says_nothing
 from sfumato.device.rounds import PATIENCE_SECONDS, Joined, Part, drive
 from sfumato.errors import OfferError, ServiceError
 from sfumato.flow.aggregation import Masked
@@ -37,7 +37,7 @@ class Skipped(StrEnum):
 
     NOT_OFFERED = "not_offered"  # there is no such study, or it is closed, or not fetched whole
     CONSENT_AGAIN = "consent_again"  # its terms are worse than what the user agreed to
-    NOT_ASKED_FOR = "not_asked_for"  # it asks for other words: known ones, or another alphabet's
+    NOT_ASKED_FOR = "not_asked_for"  # it is answered by `join`
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,11 @@ class Device:
         A study with trust "central" takes a report of a device for each task, no more in all than
         the offer's `contributions`, and may be given several values for it; a local one takes them
         one by one. One with masked tables, as all are with trust "secure", is answered by `join`.
+
+        Of a local study `daily_reports` records leave of each day on which this was called, no more
+        and no fewer: those that no value was recorded for say "none". So does a word that is known,
+        or of another alphabet. `take_part` begins a day without a value: call it on every day, and
+        what leaves does not tell whether anything happened.
         """
         with self._changing() as state:
             offer = self._open(state, study, now)
@@ -153,18 +158,28 @@ class Device:
                 return offer
             if is_masked(offer.task):
                 return Skipped.NOT_ASKED_FOR
+            task, outbox, rule = offer.task, state.outbox, offer.rule
             privatise = privatiser(offer, value, self._places(offer))
-            if privatise is None:
-                return Skipped.NOT_ASKED_FOR
-            if isinstance(offer.task, Task) and not state.may_contribute(offer, offer.task):
+            if not isinstance(task, Task):
+                outcome = outbox.take_part(rule, says_nothing(task), now=now, rng=self._rng)
+                if privatise is None or outcome is not Outcome.KEPT:
+                    return outcome
+                return outbox.record(rule, privatise, now=now, rng=self._rng)
+            assert privatise is not None  # a table has something to say, be it zeros
+            if not state.may_contribute(offer, task):
                 return Outcome.LIFETIME_SPENT
-            outcome = state.outbox.record(offer.rule, privatise, now=now, rng=self._rng)
-            if isinstance(offer.task, Task) and outcome in (
-                Outcome.KEPT,
-                Outcome.REPLACED_ANOTHER,
-            ):
-                state.contribute(offer, offer.task)
+            outcome = outbox.record(rule, privatise, now=now, rng=self._rng)
+            if outcome in (Outcome.KEPT, Outcome.REPLACED_ANOTHER):
+                state.contribute(offer, task)
             return outcome
+
+    def take_part(self, now: float) -> None:
+        """Begin the day in every local study that the user agreed to, whether or not anything will
+        happen in it: the same as `record` with no value. Call it on a timer, at least once a day.
+        """
+        for offered in self.known_offers():
+            if offered.consent == "given" and offered.offer.trust == "local":
+                self.record(offered.offer.study, (), now)
 
     def part(self, study: str, value: Value, now: float) -> Part | Outcome | Skipped:
         """This device's part in a masked round of a study, to be driven by the caller: the one that

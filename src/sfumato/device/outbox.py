@@ -42,6 +42,7 @@ DAY_SECONDS = 86_400
 LONGEST_DELAY = 366 * DAY_SECONDS
 _END_OF_TIME = 253_402_300_800  # the year 10000; a clock in milliseconds is beyond it
 _LOT_BITS = 53  # what JSON keeps exact
+_LAST_LOT = (1 << _LOT_BITS) - 1  # of a record that says nothing: any event's goes before it
 _STATES: tuple[State, ...] = ("sent", "on the way", "waiting")
 # What data of another shape raises:
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -102,7 +103,7 @@ class Outcome(StrEnum):
     REPLACED_ANOTHER = "replaced_another"  # its record waits, in place of another of the day
     THINNED_OUT = "thinned_out"  # the day has enough records, and the lot fell on others
     NO_CONSENT = "no_consent"  # nothing was privatised
-    DAY_OVER = "day_over"  # records of this day went out before: the clock was set back
+    DAY_OVER = "day_over"  # the day's records went out before, or are for another of its tasks
     LIFETIME_SPENT = "lifetime_spent"  # one more record is more than the rule ever allows
 
 
@@ -190,14 +191,18 @@ class Outbox:
     Claim: to whoever sees everything that leaves, and whatever else they know, an event's value
         is epsilon-indistinguishable from any other value; all values of one day and study
         together from any others by at most the sum over the day's records that left, of which
-        there are at most `daily_reports`; all values ever by `spent()`. None of it holds of
-        records whose rule has no epsilon: the collector can read those, and `spent` is infinite.
+        there are at most `daily_reports`; all values ever by `spent()`. On a day that was begun
+        with `take_part` that holds of "no event", too: how many records leave does not depend on
+        events. None of it holds of records whose rule has no epsilon: the collector can read
+        those, and `spent` is infinite.
     Proof: basic composition over the records that leave. Which of them leave, when and in what
         order depends on lots and clock alone; dropping privatised records is post-processing. It
-        is not amplification: what is sent was privatised at epsilon and costs epsilon.
-    Assumes: `privatise` is epsilon-locally private for any two values; `rng` is cryptographic; the
-        state is saved after each call and before what it returned is used, and an older state is
-        never brought back. How many records leave, up to the limit, is not hidden, nor is consent.
+        is not amplification: what is sent was privatised at epsilon and costs epsilon. An event
+        more, on a day that was begun, changes what one of its records is made of, and no more.
+    Assumes: `privatise` is epsilon-locally private for any two values, "none" among them; `rng` is
+        cryptographic; the state is saved after each call and before what it returned is used, and
+        an older state is never brought back. Consent is not hidden, nor are the days that a device
+        takes part on; how many records leave, on a day without `take_part`, is not either.
     """
 
     def __init__(self, *, keep_sent_days: int = 90) -> None:
@@ -226,6 +231,29 @@ class Outbox:
         """The studies that the user has opted in to."""
         return tuple(sorted(self._consented))
 
+    def take_part(
+        self, rule: Rule, privatise: Callable[[Rng], bytes], *, now: float, rng: Rng
+    ) -> Outcome:
+        """Fill the day with records that say "none", which `privatise` makes: as many as may leave.
+
+        A record of an event then takes the place of one of these, so that as many leave whatever
+        happens on the day. Call it before each `record`, and once on a day without any; what is
+        full stays as it is. The first task of a study that has records on a day has all of them:
+        for another the day is over.
+        """
+        _check_event(rule, privatise)
+        day = _day_of(now)
+        if refused := self._refused(rule, day):
+            return refused
+        waiting = self._of_day(rule.study, day)
+        if any(record.rule.task_id != rule.task_id for record in waiting):
+            return Outcome.DAY_OVER
+        limit = min([self._affordable(rule), *(record.limit for record in waiting)])
+        missing = range(limit - len(waiting))
+        fresh = [self._privatised(rule, privatise, day, rng, says_nothing=True) for _ in missing]
+        self._keep_lowest([*fresh, *waiting], limit)
+        return Outcome.KEPT
+
     def record(
         self, rule: Rule, privatise: Callable[[Rng], bytes], *, now: float, rng: Rng
     ) -> Outcome:
@@ -236,48 +264,17 @@ class Outbox:
         likely to be among them, whenever it came. If rules of one study differ in their limit,
         the lowest of the day holds.
         """
-        require(
-            isinstance(rule, Rule) and callable(privatise),
-            "an event needs a Rule and a function that privatises it; "
-            f"got {type(rule).__name__} and {type(privatise).__name__}",
-        )
+        _check_event(rule, privatise)
         day = _day_of(now)
-        if rule.study not in self._consented:
-            return Outcome.NO_CONSENT
-        if any((rule.study, day) == charged[:2] for charged in self._charged):
-            return Outcome.DAY_OVER
-        if not self._affords(rule):
-            return Outcome.LIFETIME_SPENT
-        data = privatise(rng)
-        require(
-            isinstance(data, bytes) and len(data) > 0,
-            "privatise must return bytes, at least one; "
-            f"got {'none' if isinstance(data, bytes) else type(data).__name__}; encode the record",
-        )
-        words = rng.words(4)
-        fresh = _Waiting(
-            id=words[:2].tobytes().hex(),
-            rule=rule,
-            day=day,
-            limit=rule.daily_reports,
-            due=(day + 1) * DAY_SECONDS + (int(words[2]) * rule.delay_seconds >> 64),
-            lot=int(words[3]) >> (64 - _LOT_BITS),
-            handed_out=False,
-            data=data,
-        )
-        rivals = [
-            fresh,
-            *(record for record in self._waiting if record.study_day == fresh.study_day),
-        ]
-        limit = min(rival.limit for rival in rivals)
-        kept = sorted(rivals, key=lambda rival: rival.lot)[:limit]
-        for rival in kept:
-            rival.limit = limit
-        others = [record for record in self._waiting if record.study_day != fresh.study_day]
-        self._waiting = sorted(others + kept, key=lambda record: record.id)
-        if fresh not in kept:
+        if refused := self._refused(rule, day):
+            return refused
+        fresh = self._privatised(rule, privatise, day, rng)
+        rivals = [fresh, *self._of_day(rule.study, day)]
+        dropped = self._keep_lowest(rivals, min(rival.limit for rival in rivals))
+        if fresh in dropped:
             return Outcome.THINNED_OUT
-        return Outcome.KEPT if len(kept) == len(rivals) else Outcome.REPLACED_ANOTHER
+        replaced = any(record.lot != _LAST_LOT for record in dropped)
+        return Outcome.REPLACED_ANOTHER if replaced else Outcome.KEPT
 
     def due(self, now: float) -> list[Outgoing]:
         """The records to send now, by task and in random order; again and again until `sent`.
@@ -482,6 +479,63 @@ class Outbox:
         """Drop from the log what is too old."""
         self._sent = [sent for sent in self._sent if today < sent.day + self._keep_sent_days]
 
+    def _refused(self, rule: Rule, day: int) -> Outcome | None:
+        """Why nothing more is privatised for the study on this day, if that is so."""
+        if rule.study not in self._consented:
+            return Outcome.NO_CONSENT
+        if any((rule.study, day) == charged[:2] for charged in self._charged):
+            return Outcome.DAY_OVER
+        return None if self._affords(rule) else Outcome.LIFETIME_SPENT
+
+    def _of_day(self, study: str, day: int) -> list[_Waiting]:
+        return [record for record in self._waiting if record.study_day == (study, day)]
+
+    def _privatised(
+        self,
+        rule: Rule,
+        privatise: Callable[[Rng], bytes],
+        day: int,
+        rng: Rng,
+        *,
+        says_nothing: bool = False,
+    ) -> _Waiting:
+        """A record with a lot and a time of its own, which does not wait yet."""
+        data = privatise(rng)
+        require(
+            isinstance(data, bytes) and len(data) > 0,
+            "privatise must return bytes, at least one; "
+            f"got {'none' if isinstance(data, bytes) else type(data).__name__}; encode the record",
+        )
+        words = rng.words(4)
+        return _Waiting(
+            id=words[:2].tobytes().hex(),
+            rule=rule,
+            day=day,
+            limit=rule.daily_reports,
+            due=(day + 1) * DAY_SECONDS + (int(words[2]) * rule.delay_seconds >> 64),
+            lot=_LAST_LOT if says_nothing else int(words[3]) >> (64 - _LOT_BITS),
+            handed_out=False,
+            data=data,
+        )
+
+    def _keep_lowest(self, rivals: list[_Waiting], limit: int) -> list[_Waiting]:
+        """Let the lowest lots of a study's day wait, and no others of it; which were dropped."""
+        ordered = sorted(rivals, key=lambda rival: rival.lot)
+        kept, dropped = ordered[:limit], ordered[limit:]
+        for record in kept:
+            record.limit = limit
+        days = {record.study_day for record in rivals}
+        others = [record for record in self._waiting if record.study_day not in days]
+        self._waiting = sorted(others + kept, key=lambda record: record.id)
+        return dropped
+
+    def _affordable(self, rule: Rule) -> int:
+        """How many records of a day the study can afford, if it can afford one."""
+        if rule.epsilon is None or rule.lifetime_epsilon is None:
+            return rule.daily_reports
+        left = rule.lifetime_epsilon * (1 + _ROUNDING) - self.spent(rule.study)
+        return min(rule.daily_reports, max(1, int(left / rule.epsilon)))
+
     def _affords(self, rule: Rule) -> bool:
         """Whether one more record keeps the study within what the rule ever allows."""
         if rule.epsilon is None:
@@ -514,6 +568,14 @@ class Outbox:
             f"Outbox({len(self._consented)} studies with consent, {len(self._waiting)} records "
             f"unsent, {len(self._sent)} in the log, epsilon {self.spent():g} spent)"
         )
+
+
+def _check_event(rule: Rule, privatise: Callable[[Rng], bytes]) -> None:
+    require(
+        isinstance(rule, Rule) and callable(privatise),
+        "an event needs a Rule and a function that privatises it; "
+        f"got {type(rule).__name__} and {type(privatise).__name__}",
+    )
 
 
 def _day_of(now: float) -> int:

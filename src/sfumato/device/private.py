@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,7 +38,9 @@ OfferedKeys: TypeAlias = TextKeys | WordKeys | Prefix | None
 def privatiser(
     offer: Offer, value: Value, places: Mapping[str, int] | None
 ) -> Callable[[Rng], bytes] | None:
-    """What makes the message of a report out of a value; None where the study asks for others.
+    """What makes the message of a report out of a value; None where the value says nothing to a
+    local study: there is none, or it is a word that is known or of another alphabet. The device
+    then sends what `says_nothing` makes.
 
     `places` is the offer's dictionary, if it has one. Where the collector is trusted with the table
     several values may come at once, and those that a report has room for are drawn among them.
@@ -47,30 +50,32 @@ def privatiser(
         sealed = table_report(task, offer.keys, value, places)
         return lambda rng: sealed(rng).message
     values = _texts(value)
-    if len(values) != 1:
+    if len(values) > 1:
         raise SpecError(
-            "a value of a local study is a record of its own; got several, or none",
+            "a value of a local study is a record of its own; got several",
             hint="record them one by one",
         )
     if isinstance(task, WordTask):
-        is_known = places is not None and values[0] in places
-        is_word = bool(task.discoverer.codes(values)[1].all())
-        return (lambda rng: _word(task, values, rng)) if is_word and not is_known else None
-    return lambda rng: _record(task, values, places, rng)
+        known = places or {}
+        values = tuple(word for word in values if word not in known)
+        if not task.discoverer.codes(values)[1].all():
+            return None
+    if not values:
+        return None
+    said: Any = _categories(values, places) if takes_categories(task) else values
+    return lambda rng: _record(task, said, rng)
 
 
-def _record(
-    task: LocalTask, values: tuple[str, ...], places: Mapping[str, int] | None, rng: Rng
-) -> bytes:
-    if takes_categories(task):
-        return local_report(task, _categories(values, places), rng=rng).message
-    return local_report(task, values, rng=rng).message
+def says_nothing(task: LocalTask | WordTask) -> Callable[[Rng], bytes]:
+    """What makes the message of a report that says "none"."""
+    return lambda rng: _record(task, (), rng)
 
 
-def _word(task: WordTask, values: tuple[str, ...], rng: Rng) -> bytes:
-    made = word_report(task, values, rng=rng)
-    assert made is not None  # it was seen to be a word
-    return made.message
+def _record(task: LocalTask | WordTask, values: Any, rng: Rng) -> bytes:
+    """One record: those of a day are kept, and leave, one by one."""
+    if isinstance(task, WordTask):
+        return word_report(replace(task, records_per_report=1), values, rng=rng).message
+    return local_report(replace(task, records_per_report=1), values, rng=rng).message
 
 
 def table_report(

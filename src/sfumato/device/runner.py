@@ -63,7 +63,7 @@ class Runner:
             self.done.sending += self._device.send(now)
 
     def look(self, now: float) -> None:
-        """Look at the offers, if it is time."""
+        """Look at the offers, if it is time, and take part in what the user agreed to."""
         if now < self._offers_at:
             return
         self._offers_at = now + self._jittered(OFFERS_SECONDS)
@@ -71,6 +71,7 @@ class Runner:
             self._device.offers(now)
         except ServiceError as problem:
             self.done.problems.append(str(problem))
+        self._device.take_part(now)
 
     def record(self, lines: Iterable[str], now: float) -> None:
         """Record what these lines say. One that cannot be read is counted, and not shown."""

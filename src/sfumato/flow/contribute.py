@@ -12,6 +12,7 @@ from sfumato.flow.aggregation import Plain
 from sfumato.flow.report import Report
 from sfumato.flow.task import LocalTask, Task
 from sfumato.privacy import ListedAbove, Rng
+from sfumato.privacy.randomizers import no_item
 from sfumato.secagg.round import MaskedRound
 from sfumato.sketch import InvertibleSketch
 
@@ -84,18 +85,26 @@ def join_round(
 
 
 def local_report(task: LocalTask, items: Any, *, rng: Rng) -> Report:
-    """One device's report to a local task: a record for each item, privatised here and now.
+    """One device's report to a local task, privatised here and now: as many records as
+    `records_per_report`, always.
+
+    A record says "none" (`no_item`) where there is no item for it: neither what a device has to say
+    nor how much can be told from a report.
 
     >>> from sfumato.privacy import HashedResponse, SeededRng
     >>> task = LocalTask(randomizer=HashedResponse(epsilon=4.0, rows=1024, width=56, seed=1),
     ...                  cohort="everybody")
     >>> local_report(task, ["oak"], rng=SeededRng(1)).message.hex()
     'd27c'
+    >>> len(local_report(task, [], rng=SeededRng(1)).message)
+    2
     """
-    if not 1 <= len(items) <= task.records_per_report:
+    if len(items) > task.records_per_report:
         raise SpecError(
-            f"this task takes 1 to {task.records_per_report} items of a device at a time; "
+            f"this task takes at most {task.records_per_report} items of a device at a time; "
             f"got {len(items)}: choose among them with bound_contributions"
         )
-    records = task.randomizer.randomize(task.randomizer.values(items), rng=rng)
+    values = np.repeat(no_item(task.randomizer), task.records_per_report)
+    values[: len(items)] = task.randomizer.values(items)
+    records = task.randomizer.randomize(values, rng=rng)
     return Report(task.id, rng.words(2).tobytes(), records.tobytes())

@@ -50,8 +50,8 @@ class Report:
 
 
 def report_bytes(task: Task | LocalTask) -> int:
-    """How long a report for this task is at most; all of them are, but for a device with little
-    to say to a local task."""
+    """How long a report for this task is; a device that sends the records of a local task one by
+    one has shorter ones."""
     return HEADER_BYTES + task.message_bytes
 
 

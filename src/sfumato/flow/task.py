@@ -153,7 +153,7 @@ class LocalTask:
     randomizer: Randomizer
     campaign: str = ""
     cohort: str  # which devices are asked
-    records_per_report: int = 1  # what one device may send at a time
+    records_per_report: int = 1  # of one device at a time: so many, whatever it has to say
     min_count: int = 1  # records below which nothing is released
 
     def check(self) -> None:

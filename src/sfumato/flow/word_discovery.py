@@ -12,7 +12,10 @@ length, the lengths being dealt out among devices, with all of its epsilon in on
 collector extends the common prefixes of one length by the next characters, up to whole words.
 
 Words are rows of `length` character codes: 0 pads, k is the alphabet's k-th character. Longer words
-are cut, and words with other characters are not sent.
+are cut. The empty word, nothing but padding, is reserved and stands for "none": a device whose word
+is known or has other characters, or that has no word, sends a record of it like any other, so that
+not even that can be told. It is never listed, and its collisions are solved for like those of a
+heavy word.
 """
 
 from __future__ import annotations
@@ -112,6 +115,11 @@ class Discoverer(Protocol):
     def find(self, tallies: list[Tally], *, level: float = debias.LEVEL) -> Found: ...
 
 
+def no_words(search: Discoverer, count: int) -> Codes:
+    """The codes of the empty word, which stands for "none", so many times: (count, length)."""
+    return np.zeros((count, search.length), dtype=np.uint16)
+
+
 @spec("fragment_puzzle")
 class FragmentPuzzle:
     """The Sequence Fragment Puzzle: a fragment and the whole word, in one record.
@@ -119,7 +127,7 @@ class FragmentPuzzle:
     byte 0 is the fragment's position, then the fragment's record, then the word's.
 
     Claim: (word.epsilon + fragment.epsilon)-local differential privacy for one record, neighbours
-        being any two words.
+        being any two words, "none" among them.
     Proof: the position is drawn without looking at the word; the two records are two randomizers of
         the same word with coins of their own, so their epsilons add up.
     Differs from the paper: counts of fragments are over the devices that drew the position (the
@@ -204,8 +212,7 @@ class FragmentPuzzle:
             raise SpecError("every position must have records before words can be found")
         kept = [self._fragments(tally) for tally in tallies[:-1]]
         joined, left_out = self._join(kept)
-        points = _points(joined, self.word)
-        return _listed(joined, points, tallies[-1], 1.0, level, self.alphabet, left_out)
+        return _listed(joined, tallies[-1], 1.0, level, self.alphabet, left_out)
 
     def _fragments(self, tally: Tally) -> dict[int, I64]:
         """The fragments of one position that stand out, as pairs of codes by their tag; in each tag
@@ -234,7 +241,8 @@ class FragmentPuzzle:
                 )
                 rows = rows[_no_gap(rows)]
             parts.append(rows[self._tags(rows) == tag] if rows.size else parts[0])
-        return np.concatenate(parts), left_out
+        joined = np.concatenate(parts)
+        return joined[joined[:, 0] != 0], left_out  # the empty word is "none"
 
     def _tags(self, codes: Codes) -> I64:
         """Each word's hash to eight bits, which joins its fragments."""
@@ -253,7 +261,8 @@ class PrefixExtension:
 
     byte 0 says which of `lengths` the record is of, then comes the prefix's record.
 
-    Claim: prefix.epsilon-local differential privacy for one record, neighbours being any two words.
+    Claim: prefix.epsilon-local differential privacy for one record, neighbours being any two words,
+        "none" among them.
     Proof: the length is drawn without looking at the word, and the record is one randomizer of the
         word's prefix.
     """
@@ -318,38 +327,41 @@ class PrefixExtension:
         rows, done, left_out = np.empty((1, 0), dtype=np.uint16), 0, 0
         for length, tally in zip(self.lengths[:-1], tallies, strict=False):
             rows = _extended(rows, length - done, len(self.alphabet) + 1)
-            found = debias.estimate(tally, _points(rows, tally.randomizer))
+            found = _estimates(rows, tally)
             height = found.counts / found.null_error
             likely = np.flatnonzero(height > _LIKELY)
             best = likely[np.argsort(-height[likely], kind="stable")]
             left_out += max(0, best.size - self.width)
             rows, done = rows[best[: self.width]], length
         rows = _extended(rows, self.length - done, len(self.alphabet) + 1)
-        points = _points(rows, tallies[-1].randomizer)
         scale = sum(tally.count for tally in tallies) / tallies[-1].count
-        return _listed(rows, points, tallies[-1], scale, level, self.alphabet, left_out)
+        return _listed(rows, tallies[-1], scale, level, self.alphabet, left_out)
 
 
-def word_report(task: WordTask, words: Sequence[str], *, rng: Rng) -> Report | None:
-    """One device's report to a search: a record for each word, privatised here and now.
+def word_report(task: WordTask, words: Sequence[str], *, rng: Rng) -> Report:
+    """One device's report to a search, privatised here and now: as many records as
+    `records_per_report`, always.
 
-    A word with characters that the search has no code for is not sent; None if no word is left.
+    A record says "none" where there is no word for it, or one with characters that the search has
+    no code for: neither what a device has to say nor how much can be told from a report. Leave out
+    the words that are known already.
 
     >>> from sfumato.privacy import HashedResponse, SeededRng
     >>> prefix = HashedResponse(epsilon=4.0, rows=1024, width=56, seed=1)
     >>> task = WordTask(discoverer=PrefixExtension(prefix=prefix), cohort="everybody")
     >>> word_report(task, ["oak"], rng=SeededRng(1)).message.hex()
     '04acc3'
+    >>> len(word_report(task, [], rng=SeededRng(1)).message)
+    3
     """
-    if not 1 <= len(words) <= task.records_per_report:
+    if len(words) > task.records_per_report:
         raise SpecError(
-            f"this task takes 1 to {task.records_per_report} words of a device at a time; "
+            f"this task takes at most {task.records_per_report} words of a device at a time; "
             f"got {len(words)}: choose among them with bound_contributions"
         )
-    codes, fits = task.discoverer.codes(words)
-    if not fits.any():
-        return None
-    records = task.discoverer.randomize(codes[fits], rng=rng)
+    codes = no_words(task.discoverer, task.records_per_report)
+    codes[: len(words)] = task.discoverer.codes(words)[0]
+    records = task.discoverer.randomize(codes, rng=rng)
     return Report(task.id, rng.words(2).tobytes(), records.tobytes())
 
 
@@ -370,7 +382,7 @@ class WordTask:
     discoverer: Discoverer
     campaign: str = ""
     cohort: str  # which devices are asked
-    records_per_report: int = 1  # what one device may send at a time
+    records_per_report: int = 1  # of one device at a time: so many, whatever it has to say
 
     def check(self) -> None:
         require(
@@ -436,9 +448,15 @@ def _plain_counts(tally: Tally, points: npt.NDArray[Any]) -> tuple[F64, debias.N
     return counts, debias.Null(math.sqrt(met), tally.count, tally.randomizer.support)
 
 
+def _estimates(rows: Codes, tally: Tally) -> debias.LocalEstimates:
+    """Counts of these words or prefixes; the collisions of "none", which may be the heaviest of
+    all, are solved for with theirs."""
+    oracle, none = tally.randomizer, np.zeros((1, rows.shape[1]), dtype=np.uint16)
+    return debias.estimate(tally, _points(rows, oracle), none=_points(none, oracle))
+
+
 def _listed(
     rows: Codes,
-    points: U64,
     tally: Tally,
     scale: float,
     level: float,
@@ -453,7 +471,7 @@ def _listed(
             estimates=None, shown_from=math.inf,
             threshold=math.inf, candidates=0, left_out=left_out, records=round(tally.count * scale),
         )  # fmt: skip
-    found = debias.estimate(tally, points)
+    found = _estimates(rows, tally)
     limit = found.null.threshold(rows.shape[0], level)
     listed = np.flatnonzero(found.counts > found.thresholds(level))
     listed = listed[np.argsort(-found.counts[listed], kind="stable")]

@@ -134,8 +134,17 @@ def optimal_variance(epsilon: float) -> float:
     return 4 * math.exp(epsilon) / math.expm1(epsilon) ** 2
 
 
-def estimate(tally: Tally, values: npt.NDArray[Any], *, aware: bool = True) -> LocalEstimates:
+def estimate(
+    tally: Tally,
+    values: npt.NDArray[Any],
+    *,
+    aware: bool = True,
+    none: npt.NDArray[Any] | None = None,
+) -> LocalEstimates:
     """Counts of these values (`Randomizer.values`), with standard errors.
+
+    `none`, (1,), is the value of devices that have nothing to say, of which there may be many: it
+    is solved for with the others, and counted among the unlisted.
 
     Without `aware`, the paper's plain means: unbiased over the hash functions. With it, collisions
     are solved for where they matter, which costs a little of that: an item that is too rare to be
@@ -144,6 +153,8 @@ def estimate(tally: Tally, values: npt.NDArray[Any], *, aware: bool = True) -> L
     randomizer, count = tally.randomizer, tally.count
     if count == 0:
         raise SpecError("there is nothing to estimate from: the tally holds no record")
+    if none is not None:
+        return _without_last(estimate(tally, np.concatenate([values, none]), aware=aware))
     distinct, places = np.unique(values, return_inverse=True)
     if distinct.size < values.size:  # an item asked about twice is one item, told twice
         return _repeated(estimate(tally, distinct, aware=aware), places)
@@ -338,6 +349,19 @@ def _solve(points: U64, reading: F64, start: F64, hashes: U64, shares: F64, widt
         size, last = float(gap @ gap), size
         direction = gap + size / last * direction
     return solution
+
+
+def _without_last(found: LocalEstimates) -> LocalEstimates:
+    """The same without the last value, whose devices are unlisted."""
+    spread = found.standard_error**2
+    return replace(
+        found,
+        counts=found.counts[:-1],
+        standard_error=found.standard_error[:-1],
+        null_error=found.null_error[:-1],
+        unlisted=found.unlisted + float(found.counts[-1]),
+        unlisted_error=found.unlisted_error * math.sqrt(1 - float(spread[-1] / spread.sum())),
+    )
 
 
 def _repeated(found: LocalEstimates, places: I64) -> LocalEstimates:

@@ -106,7 +106,7 @@ def from_words(
 ) -> Release:
     """The release of a search for new words, to which `sent` records came."""
     if any(tally.count == 0 for tally in tallies):
-        raise ImpossibleError(f"{sent} devices sent a word: too few to find any")
+        raise ImpossibleError(f"{sent:,} records came: too few to find any word")
     found = search.find(tallies)
     low, high = found.interval(asked.devices)
     notes = list(asked.notes)

@@ -155,6 +155,7 @@ class NetworkFleet:
         in the same cohorts then send the same tables.
         """
         self._held, self._come = held, come
+        self._most = max((len(each) for each in held if not callable(each)), default=0)
         self._links: list[Send] = [
             Http(server, allow_plain=allow_plain) if connect is None else connect()
             for _ in range(connections)
@@ -190,7 +191,9 @@ class NetworkFleet:
     ) -> FleetSummary:
         """Let every device agree to the study, record what it holds and send it.
 
-        Values are dealt out over the days, each device's from another day on. `pause_seconds` is
+        Values are dealt out over the days, each device's from another day on. In a local study each
+        device takes part on as many days as the one that holds the most values, so that what is
+        sent does not depend on what a device holds. `pause_seconds` is
         waited between days, for the collector to open the next round. A study that asks the same
         devices again is answered again. Where the fleet was told which devices `come` to which
         cohort, those of each answer on one day, and the fleet waits for the task of the next. In
@@ -402,11 +405,14 @@ class NetworkFleet:
         return outcomes, device.send(opening + DAY_SECONDS - 1)
 
     def _events(self, number: int, trust: str, day: int, days: int) -> Sequence[str | Held]:
-        """What a device records on a day: a trusted collector gets all it holds in one table."""
+        """What a device records on a day: a trusted collector gets all it holds in one table, and
+        nothing at all, `()`, is a value where nobody is to know how much there is."""
         held: Any = self._held[number]
         if trust == "central":
             return [held] if number % days == day else []
-        return [value for place, value in enumerate(held) if (number + place) % days == day]
+        if all((number + place) % days != day for place in range(max(1, self._most))):
+            return []
+        return [value for place, value in enumerate(held) if (number + place) % days == day] or [()]
 
     def _offer(self, study: str, date: int, patience: float) -> Offer:
         """The study as it is offered; between two of its tasks there is none for a while."""

@@ -16,10 +16,10 @@ from sfumato.errors import DataError, StudyError
 from sfumato.flow.campaign import run
 from sfumato.flow.release import MeanRelease, Release
 from sfumato.flow.task import Task
-from sfumato.flow.word_discovery import seeded
+from sfumato.flow.word_discovery import no_words, seeded
 from sfumato.planning import Plan, plan
 from sfumato.privacy import Budget, Ledger, Rng, SeededRng, SystemRng, Tally
-from sfumato.privacy.randomizers import in_epoch
+from sfumato.privacy.randomizers import in_epoch, no_item
 from sfumato.questions import answers
 from sfumato.questions import answers as open_answers
 from sfumato.questions.answers import Asked
@@ -35,6 +35,7 @@ from sfumato.simulation import vectors
 from sfumato.simulation.engines import Engine, LocalEngine
 from sfumato.simulation.fleet import Asking, Knowledge, Progress, cohorts_for, cohorts_of
 from sfumato.simulation.population import Data, Population
+from sfumato.sketch.words import Codes
 from sfumato.spec import LARGEST_INTEGER
 from sfumato.study import Study
 
@@ -259,7 +260,8 @@ def _ask_locally(
             asked += shard.asked
             answered += shard.answering
             values = values_of(task.randomizer, shard.items, planned.asked_about)
-            for part in _each_device(values, shard.weights):
+            none, records = no_item(task.randomizer), shard.answering * design.records_per_device
+            for part in _each_record(values, shard.weights, none, records):
                 tally.fold(task.randomizer.randomize(part, rng=rng))
             tell(
                 f"asking {task.cohort}",
@@ -282,42 +284,50 @@ def _ask_for_words(
     tell: Progress,
     started: float,
 ) -> Release:
-    """Devices send what they hold that is not in the dictionary of known words."""
-    population = population.bounded(sized.records_per_device, rng=rng)
+    """Devices send what they hold that is not in the dictionary of known words, and "none" where
+    that is too little: each sends as many records, whatever it holds."""
+    search, known = sized.discoverer, planned.dictionary
+
+    def said(items: pa.Array) -> Codes:
+        """What devices with these items have to say, which may be "none"."""
+        codes, _ = search.codes(items)
+        if known is not None:
+            codes[known.categories(items) >= 0] = 0
+        return codes
+
+    if population.owners is not None:  # who holds several words chooses among the new ones
+        new = np.flatnonzero(said(population.chunks[0])[:, 0])
+        population = population.only(new, population.chunks[0].take(pa.array(new)))
+        population = population.bounded(sized.records_per_device, rng=rng)
     seed = int(rng.words(1)[0]) & LARGEST_INTEGER
-    search, known = seeded(sized.discoverer, seed), planned.dictionary
+    search = seeded(search, seed)
     cohorts = cohorts_of(planned.study, ["everybody"], sized.devices, 0, population, seed)
-    tallies, asked, sent, unfit = search.tallies(), 0, 0, 0
+    tallies, asked, sent = search.tallies(), 0, 0
     for shard in cohorts.shards(population, "everybody"):
         asked += shard.asked
-        codes, fits = search.codes(shard.items)
-        new = fits if known is None else fits & (known.categories(shard.items) < 0)
-        weights = None if shard.weights is None else shard.weights[new]
-        unfit += int(np.sum(~fits if shard.weights is None else shard.weights[~fits]))
-        for part in _each_device(codes[new], weights):
-            sent += part.shape[0]
+        records = shard.answering * sized.records_per_device
+        for part in _each_record(said(shard.items), shard.weights, no_words(search, 1), records):
             search.fold(search.randomize(part, rng=rng), tallies)
+        sent += records
         tell("asking everybody", min(asked / max(sized.devices, 1), 1.0))
     tell("finding words", 1.0)
-    notes = _notes(planned, population, asked)
-    if unfit:
-        notes.append(
-            f"{unfit:,} devices sent nothing: their word has characters not in the alphabet"
-        )
-    whom = Asked(devices=asked, rounds=1, notes=tuple(notes))
+    whom = Asked(devices=asked, rounds=1, notes=tuple(_notes(planned, population, asked)))
     release = answers.from_words(planned, search, tallies, whom, sent=sent)
     return answers.timed(release, time.perf_counter() - started)
 
 
-def _each_device(values: npt.NDArray[Any], weights: I64 | None) -> Iterator[npt.NDArray[Any]]:
-    """The values one by one, in pieces; a row of `weights` devices is as many values."""
-    if weights is None:
-        yield values
-        return
-    ends = np.cumsum(weights)
-    for start in range(0, int(ends[-1]) if ends.size else 0, _PIECE):
-        places = np.arange(start, min(start + _PIECE, int(ends[-1])))
+def _each_record(
+    values: npt.NDArray[Any], weights: I64 | None, none: npt.NDArray[Any], records: int
+) -> Iterator[npt.NDArray[Any]]:
+    """What so many records say, in pieces: the values one by one, a row of `weights` devices being
+    as many, and then `none`, (1, ...), for devices that hold fewer values than they send."""
+    ends = np.cumsum(np.ones(len(values), dtype=np.int64) if weights is None else weights)
+    held = int(ends[-1]) if ends.size else 0
+    for start in range(0, held, _PIECE):
+        places = np.arange(start, min(start + _PIECE, held))
         yield values[np.searchsorted(ends, places, side="right")]
+    for start in range(held, records, _PIECE):
+        yield np.repeat(none, min(_PIECE, records - start), axis=0)
 
 
 def _planned(study: Plan | Study, population: Population) -> Plan:

@@ -92,9 +92,7 @@ def test_a_table_that_a_device_sends_is_admitted() -> None:
 def test_words_that_a_device_sends_are_admitted_and_others_are_not() -> None:
     prefix = HashedResponse(epsilon=2.0, rows=2, width=5, seed=1)
     task = WordTask(discoverer=PrefixExtension(prefix=prefix), cohort="everybody")
-    told = word_report(task, ["tree"], rng=SeededRng(1))
-    assert told is not None
-    sent = told.to_bytes()
+    sent = word_report(task, ["tree"], rng=SeededRng(1)).to_bytes()
     assert not reasons(task, [sent])
     wrong = sent[:-1] + b"\xff"
     assert reasons(task, [wrong, sent]) == {Rejection.IMPOSSIBLE: 1}

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from sfumato.collector.metrics import KNOWN, Metrics
+from sfumato.collector import logs
+from sfumato.collector.metrics import KNOWN, MANY, STEPS, Metrics
 
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLE = re.compile(r'^([a-z_]+)(?:\{(?:[a-z]+="(?:[^"\\\n]|\\.)*",?)+\})? (\S+)$')
@@ -24,19 +25,37 @@ def samples(text: str) -> dict[str, float]:
 
 def test_counts_add_up_by_their_labels() -> None:
     metrics = Metrics()
-    metrics.add("sfumato_reports_total", 3, study="a", outcome="stored")
-    metrics.add("sfumato_reports_total", 2, study="a", outcome="stored")
-    metrics.add("sfumato_reports_total", 1, study="b", outcome="malformed")
+    metrics.add("sfumato_reports_total", 350, study="a", outcome="stored")
+    metrics.add("sfumato_reports_total", 150, study="a", outcome="stored")
+    metrics.add("sfumato_reports_total", 100, study="b", outcome="malformed")
     assert samples(metrics.text()) == {
-        'sfumato_reports_total{study="a",outcome="stored"}': 5,
-        'sfumato_reports_total{study="b",outcome="malformed"}': 1,
+        'sfumato_reports_total{study="a",outcome="stored"}': 500,
+        'sfumato_reports_total{study="b",outcome="malformed"}': 100,
     }
 
 
+def test_what_devices_make_go_up_is_published_in_steps_from_the_first_on() -> None:
+    """And only goes up, as Prometheus expects of a counter."""
+    metrics, seen = Metrics(), []
+    for _ in range(500):
+        metrics.add("sfumato_reports_total", by=7, study="a", outcome="stored")
+        seen.append(
+            samples(metrics.text()).get('sfumato_reports_total{study="a",outcome="stored"}')
+        )
+    assert seen == [7 * count // 100 * 100 or None for count in range(1, 501)]
+    assert MANY == logs.MANY
+
+
+def test_all_that_devices_make_go_up_has_a_step() -> None:
+    """All but masked rounds, each of a whole cohort, and what is about the collector itself."""
+    exact = {"sfumato_rounds_total", "sfumato_worker_errors_total", "sfumato_build_info"}
+    assert KNOWN.keys() - STEPS.keys() == exact | {"sfumato_worker_last_success_age_seconds"}
+
+
 def test_a_gauge_is_read_when_asked() -> None:
-    metrics, waiting = Metrics(), [4]
+    metrics, waiting = Metrics(), [450]
     metrics.read("sfumato_queue_uploads", lambda: waiting[0])
-    assert samples(metrics.text()) == {"sfumato_queue_uploads": 4}
+    assert samples(metrics.text()) == {"sfumato_queue_uploads": 400}
     waiting[0] = 0
     assert samples(metrics.text()) == {"sfumato_queue_uploads": 0}
 

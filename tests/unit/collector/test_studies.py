@@ -50,6 +50,12 @@ def names(store: Store) -> list[str]:
 # Creation
 
 
+def test_a_local_task_closes_when_every_device_has_sent_its_day(store: Store, clock: Clock) -> None:
+    """Each sends as many reports, whatever it holds, so that all of them are wanted."""
+    twice = create(store, clock, daily_reports=2, **LOCAL)
+    assert open_task(store, twice).wanted == 2 * 40
+
+
 @pytest.mark.parametrize("keys", [{}, NOISED, LOCAL, {"question": "new_words", **LOCAL}])
 def test_a_study_opens_one_task_that_devices_are_told_of(
     store: Store, clock: Clock, keys: dict[str, Any]

@@ -21,6 +21,7 @@ from sfumato.device.offers import Offer, sign
 from sfumato.device.outbox import Outcome
 from sfumato.errors import OfferError, ServiceError, SpecError
 from sfumato.flow.aggregation import Plain
+from sfumato.flow.report import HEADER_BYTES
 from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import PrefixExtension, WordTask
 from sfumato.privacy import DirectResponse, HashedResponse, NoiseAtRelease, NoNoise, SeededRng
@@ -41,9 +42,9 @@ HASHED = Offer(
         randomizer=HashedResponse(epsilon=4.0, rows=1024, width=56, seed=1), cohort="everybody"
     ),
     epsilon=4.0,
-    daily_reports=2,
     delay_seconds=3600,
 )
+TWO = replace(HASHED, daily_reports=2)
 WORDS = Offer(
     study="New words",
     purpose="Which words the keyboard does not know.",
@@ -160,15 +161,117 @@ def test_recording_asks_the_network_for_nothing(device: Device, server: StandIn)
     assert len(server.requests) == before
 
 
-def test_a_new_word_is_sent_and_a_known_or_foreign_one_is_not(
+WHAT_HAPPENS: list[Any] = [
+    "elm",
+    "oak",
+    "h2o",
+    "",
+    (),
+    ("elm", "oak", "ash", "fir"),
+    ("h2o", "oak"),
+]
+
+
+def seen_of(device: Device, server: StandIn, offer: Offer, happens: Any) -> list[object]:
+    """What the collector sees of a device, but for the bytes that coins decide, on two days."""
+    agreed(device, server, offer)
+    server.requests.clear()
+    for day in range(2):
+        now = NOON + day * 86_400
+        for value in [happens] if isinstance(happens, str) else happens or [()]:
+            device.record(offer.study, value, now)
+    sending = device.send(NOON + 9 * 86_400)
+    told = [(report.task_id, len(report.message)) for report in server.reports]
+    seen = [(method, path, len(body)) for method, path, _, body in server.requests]
+    return [sending, told, seen, device.spent()]
+
+
+@pytest.mark.parametrize("study", ["words", "words, three a day", "hashed", "direct, two a day"])
+@pytest.mark.parametrize("happens", WHAT_HAPPENS, ids=repr)
+def test_what_leaves_is_as_much_whatever_a_device_holds(
+    device: Device, server: StandIn, study: str, happens: Any
+) -> None:
+    """A known word, one of another alphabet, no word, several: as many records, as long, as dear.
+    The control is the test of the outbox without `take_part`, of which fewer records leave."""
+    words = replace(WORDS, delay_seconds=3600, dictionary=server.keep(["oak"]))
+    offers = {
+        "words": words,
+        "words, three a day": replace(words, daily_reports=3),
+        "hashed": HASHED,
+        "direct, two a day": replace(direct(server), daily_reports=2),
+    }
+    offer = offers[study]
+    assert offer.epsilon is not None
+    size = HEADER_BYTES + offer.task.message_bytes + 4
+    count = 2 * offer.daily_reports
+    assert seen_of(device, server, offer, happens) == [
+        Sending(sent=count),
+        [(offer.task.id, offer.task.message_bytes)] * count,
+        [("POST", f"/v1/tasks/{offer.task.id}/reports", count * size)],
+        count * offer.epsilon,
+    ]
+
+
+def test_a_new_word_is_sent_in_place_of_records_that_say_nothing(
     device: Device, server: StandIn
 ) -> None:
-    agreed(device, server, replace(WORDS, dictionary=server.keep(["oak"])))
-    assert device.record("New words", "oak", NOON) is Skipped.NOT_ASKED_FOR
-    assert device.record("New words", "h2o", NOON) is Skipped.NOT_ASKED_FOR
+    """At epsilon 20 a lie has a probability below 1e-5."""
+    assert isinstance(WORDS.task, WordTask)
+    prefix = HashedResponse(epsilon=20.0, rows=1, width=1000, seed=1)
+    search = PrefixExtension(prefix=prefix, lengths=(4,))
+    task = replace(WORDS.task, discoverer=search)
+    offer = replace(WORDS, task=task, epsilon=20.0, daily_reports=3)
+    agreed(device, server, replace(offer, dictionary=server.keep(["oak"])))
+    assert device.record("New words", (), NOON) is Outcome.KEPT
+    assert device.record("New words", "oak", NOON) is Outcome.KEPT
     assert device.record("New words", "elm", NOON) is Outcome.KEPT
-    assert device.send(LATER + 86_400) == Sending(sent=1)
-    assert [len(message) for message in server.messages] == [WORDS.task.message_bytes]
+    assert device.record("New words", "h2o", NOON) is Outcome.KEPT
+    assert device.record("New words", "fir", NOON) is Outcome.KEPT
+    assert device.send(LATER + 86_400) == Sending(sent=3)
+    sure = {
+        word: search.randomize(search.codes([word])[0], rng=SeededRng(1)).tobytes()
+        for word in ("elm", "fir", "")
+    }
+    assert sorted(server.messages) == sorted(sure.values())
+
+
+def test_the_first_task_of_a_day_has_all_of_its_records(device: Device, server: StandIn) -> None:
+    """How many go to which would tell when the events were."""
+    agreed(device, server, TWO)
+    device.record("Street trees", (), NOON)
+    assert isinstance(TWO.task, LocalTask)
+    other = replace(TWO, task=replace(TWO.task, cohort="round 1"))
+    server.offer(other)
+    device.offers(NOON)
+    assert device.record("Street trees", "oak", NOON) is Outcome.DAY_OVER
+    assert device.record("Street trees", "oak", NOON + 86_400) is Outcome.KEPT
+    device.send(NOON + 9 * 86_400)
+    assert Counter(report.task_id for report in server.reports) == {
+        TWO.task.id: 2,
+        other.task.id: 2,
+    }
+
+
+def test_a_device_takes_part_in_every_local_study_that_its_user_agreed_to(
+    device: Device, server: StandIn
+) -> None:
+    agreed(device, server, TWO, WORDS, central(server))
+    for hour in range(3):
+        device.take_part(NOON + 3600 * hour)
+    assert device.send(NOON + 9 * 86_400) == Sending(sent=3)
+    assert Counter(report.task_id for report in server.reports) == {
+        TWO.task.id: 2,
+        WORDS.task.id: 1,
+    }
+
+
+def test_a_day_has_as_many_records_as_the_lifetime_allows(device: Device, server: StandIn) -> None:
+    agreed(device, server, replace(TWO, daily_reports=5, lifetime_epsilon=12.0))
+    for day in range(3):
+        device.record("Street trees", "oak", NOON + day * 86_400)
+        expected = Sending(sent=3) if day == 0 else Sending()
+        assert device.send(LATER + day * 86_400) == expected
+    assert device.spent() == 12.0
 
 
 def test_a_trusted_collector_gets_one_table_of_a_device_ever(
@@ -251,7 +354,7 @@ def test_a_study_that_is_offered_twice_is_taken_once(device: Device, server: Sta
 
 
 def wider(**changed: Any) -> Offer:
-    return replace(HASHED, **{"lifetime_epsilon": 40.0, **changed})
+    return replace(HASHED, **{"lifetime_epsilon": 40.0, "daily_reports": 2, **changed})
 
 
 def with_epsilon(epsilon: float) -> Offer:
@@ -440,7 +543,7 @@ def test_a_task_that_is_over_is_forgotten(device: Device, server: StandIn) -> No
 
 
 def test_rejected_reports_are_counted_and_not_sent_again(device: Device, server: StandIn) -> None:
-    agreed(device, server, HASHED)
+    agreed(device, server, TWO)
     for _ in range(2):
         device.record("Street trees", "oak", NOON)
     server.rejecting = 1
@@ -449,7 +552,7 @@ def test_rejected_reports_are_counted_and_not_sent_again(device: Device, server:
 
 
 def test_one_upload_a_task(device: Device, server: StandIn) -> None:
-    agreed(device, server, HASHED, WORDS)
+    agreed(device, server, TWO, WORDS)
     for day in range(3):
         for _ in range(2):
             device.record("Street trees", "oak", NOON + day * 86_400)
@@ -504,7 +607,7 @@ def test_a_crash_after_any_step_loses_no_charge_and_sends_the_same_bytes(
 
 def test_two_processes_may_share_a_box(make: Callable[..., Device], server: StandIn) -> None:
     first, second = make(), make()
-    agreed(first, server, HASHED)
+    agreed(first, server, TWO)
     assert second.record("Street trees", "oak", NOON) is Outcome.KEPT
     assert first.record("Street trees", "oak", NOON) is Outcome.KEPT
     assert second.send(LATER) == Sending(sent=2)
@@ -567,7 +670,7 @@ def test_no_value_is_kept_printed_or_sent(
 
 
 @pytest.mark.parametrize(
-    "value", [f"{CANARY}\ud800", 271_828, ["two", CANARY], [], None, b"bytes"], ids=repr
+    "value", [f"{CANARY}\ud800", 271_828, ["two", CANARY], None, b"bytes"], ids=repr
 )
 def test_no_error_shows_a_value(device: Device, server: StandIn, value: Any) -> None:
     agreed(device, server, HASHED)

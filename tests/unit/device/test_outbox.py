@@ -224,6 +224,47 @@ def test_the_lowest_limit_of_a_day_holds_whatever_its_turn(limits: tuple[int, ..
     assert len(outbox.due(LATER)) == 1
 
 
+def begin(outbox: Outbox, rule: Rule = RULE) -> Outcome:
+    return outbox.take_part(rule, giving(b"none"), now=MORNING, rng=SeededRng(SEED))
+
+
+@pytest.mark.parametrize("events", range(5))
+def test_as_many_records_leave_of_a_day_that_was_begun_whatever_happens(events: int) -> None:
+    """The control: of a day that was not, as many leave as there were events, up to the limit."""
+    begun, control = consenting(), consenting()
+    assert begin(begun) is Outcome.KEPT
+    outcomes = filled(begun, events)
+    assert outcomes[:2] == [Outcome.KEPT] * len(outcomes[:2])  # "none" goes first
+    assert begin(begun) is Outcome.KEPT  # what is full stays as it is
+    filled(control, events)
+    left = data_of(begun.due(LATER))
+    assert len(left) == 2
+    assert left.count(b"none") == 2 - min(events, 2)
+    assert len(control.due(LATER)) == min(events, 2)
+
+
+def test_a_day_that_was_begun_keeps_the_lowest_limit_and_the_first_task() -> None:
+    outbox = consenting()
+    begin(outbox, replace(RULE, daily_reports=3))
+    assert begin(outbox, replace(RULE, task_id="77" * 32)) is Outcome.DAY_OVER
+    begin(outbox, replace(RULE, daily_reports=1))
+    begin(outbox, replace(RULE, daily_reports=3))
+    assert Outbox.from_json(outbox.to_json()).to_json() == outbox.to_json()
+    assert data_of(outbox.due(LATER)) == [b"none"]
+    assert begin(outbox) is Outcome.DAY_OVER
+
+
+def test_nothing_is_begun_without_consent_or_budget() -> None:
+    outbox = Outbox()
+    assert begin(outbox) is Outcome.NO_CONSENT
+    outbox.consent(EMOJI)
+    rule = replace(RULE, lifetime_epsilon=4.0)  # one record, of two that a day may have
+    assert begin(outbox, rule) is Outcome.KEPT
+    assert data_of(outbox.due(LATER)) == [b"none"]
+    later = outbox.take_part(rule, giving(b"none"), now=LATER, rng=SeededRng(SEED))
+    assert later is Outcome.LIFETIME_SPENT
+
+
 def test_a_clock_set_back_into_a_day_that_was_sent_adds_nothing_to_it() -> None:
     outbox = consenting()
     filled(outbox, 1)  # below the limit, and over all the same

@@ -30,7 +30,7 @@ from unit.device.test_device import CANARY, HASHED, NOON
 @pytest.fixture
 def server() -> Iterator[StandIn]:
     with running() as server:
-        server.offer(HASHED)
+        server.offer(replace(HASHED, daily_reports=2))
         yield server
 
 
@@ -97,8 +97,18 @@ def test_a_record_is_sent_when_it_is_due_and_a_timer_says_so(
     due = (NOON // DAY_SECONDS + 1) * DAY_SECONDS + HASHED.delay_seconds
     for second in range(0, int(due + 2 * SEND_SECONDS - NOON), 60):
         runner.step(NOON + second)
-    assert len(server.messages) == 1
-    assert runner.report().sending.sent == 1
+    assert len(server.messages) == 2  # of the day, whatever happened on it
+    assert runner.report().sending.sent == 2
+
+
+def test_a_runner_takes_part_on_every_day_on_which_it_runs(device: Device, server: StandIn) -> None:
+    """On the fourth day, what is of the three before it has been sent."""
+    runner = Runner(device)
+    for hour in range(3 * 24):
+        runner.step(NOON // DAY_SECONDS * DAY_SECONDS + hour * 3600)
+    runner.record(["Street trees\toak\n"], NOON + DAY_SECONDS)  # a value more changes nothing
+    device.send((NOON // DAY_SECONDS + 4) * DAY_SECONDS)
+    assert len(server.messages) == 3 * 2
 
 
 def test_a_collector_that_is_away_is_a_problem_and_no_end(device: Device, server: StandIn) -> None:
@@ -138,7 +148,7 @@ def test_the_commands_of_a_device(server: StandIn, tmp_path: Path) -> None:
     assert json.loads(told("log", *home, "--json"))["state"] == "waiting"
     nothing = {"sent": 0, "rejected": 0, "forgotten": 0, "kept": 0}
     assert json.loads(told("send", *home, "--json")) == nothing
-    assert told("delete", *home) == "deleted 1 records\n"
+    assert told("delete", *home) == "deleted 2 records\n"
     assert told("withdraw", "Street trees", *home) == "Street trees: consent withdrawn\n"
     assert told("record", "Street trees", "oak", *home) == "no_consent\n"
 
@@ -194,10 +204,10 @@ def test_once_does_what_is_to_be_done_and_stops(server: StandIn, tmp_path: Path)
     assert started.returncode == 0, err
     done = json.loads(out)
     assert done["values"] == {"kept": 2, "unreadable": 1}
-    assert done["sent"] == 1
+    assert done["sent"] == 2
     assert CANARY not in out + err
     assert not list((tmp_path / "spool").iterdir())
-    assert len(server.messages) == 1
+    assert len(server.messages) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

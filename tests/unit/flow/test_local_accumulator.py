@@ -60,7 +60,7 @@ def test_reports_one_by_one_and_all_at_once_make_the_same_tally(task: LocalTask)
         apart.add([report])
     assert np.array_equal(together.tally.cells, apart.tally.cells)
     assert np.array_equal(together.tally.row_counts, apart.tally.row_counts)
-    assert together.tally.count == sum(1 + device % 3 for device in range(60))
+    assert together.tally.count == 3 * 60  # who has fewer items sends as many records
     assert not together.rejected
 
 
@@ -69,7 +69,7 @@ def test_a_report_sent_twice_counts_once(task: LocalTask) -> None:
     collector = LocalCollector(task)
     collector.add(sent + sent[:4])
     collector.add(sent[:2])
-    assert collector.tally.count == sum(1 + device % 3 for device in range(10))
+    assert collector.tally.count == 3 * 10
     assert collector.repeated == 6
     assert not collector.rejected
 
@@ -156,9 +156,8 @@ def test_sealed_batches_fold_like_reports(task: LocalTask, tmp_path: Path) -> No
 
 
 def test_a_device_sends_no_more_than_the_task_takes(task: LocalTask) -> None:
-    for items in ([], [1, 2, 3, 4]):
-        with pytest.raises(SpecError, match="1 to 3 items"):
-            local_report(task, np.array(items, dtype=np.int64), rng=SeededRng(1))
+    with pytest.raises(SpecError, match="at most 3 items of a device at a time; got 4"):
+        local_report(task, np.array([1, 2, 3, 4], dtype=np.int64), rng=SeededRng(1))
     with pytest.raises(TaskError, match="records_per_report"):
         LocalTask(randomizer=task.randomizer, cohort="x", records_per_report=0)
 

@@ -22,7 +22,7 @@ from sfumato.privacy import SystemRng
 from sfumato.simulation.network_fleet import NetworkFleet, Unreliable, holdings
 from sfumato.simulation.population import Population
 from unit.device.standin import PUBLIC, running
-from unit.device.test_device import HASHED
+from unit.device.test_device import HASHED, TWO
 
 TREES = [f"tree {number}" for number in range(20)]
 
@@ -95,6 +95,16 @@ def test_a_local_study_gets_every_record_of_every_day(tmp_path: Path) -> None:
             summary = fleet.ask("Trees", days=3)
         assert (summary.sent, summary.outcomes) == (90, {"kept": 90})
         assert stored(collector.store) == 90
+
+
+def test_every_device_of_a_fleet_sends_as_much_whatever_it_holds() -> None:
+    held = [["oak"], [], ["oak", "elm", "fir"], ["elm", "elm"]]
+    for offer, days, each in ((HASHED, 1, 1), (HASHED, 3, 3), (TWO, 2, 4)):
+        with running() as server:
+            server.offer(offer)
+            with NetworkFleet(server.url, PUBLIC, held, connections=1) as fleet:
+                summary = fleet.ask("Street trees", days=days)
+            assert (summary.sent, len(server.messages)) == (4 * each, 4 * each)
 
 
 def test_a_busy_collector_is_asked_again(tmp_path: Path) -> None:

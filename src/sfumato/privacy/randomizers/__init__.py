@@ -19,6 +19,7 @@ from sfumato.privacy.randomizers.randomizer import (
     Moments,
     Randomizer,
     in_epoch,
+    no_item,
 )
 from sfumato.privacy.randomizers.responses import DirectResponse, HashedResponse
 
@@ -32,4 +33,5 @@ __all__ = [
     "Moments",
     "Randomizer",
     "in_epoch",
+    "no_item",
 ]

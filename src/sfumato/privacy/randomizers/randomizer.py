@@ -23,6 +23,7 @@ Whole = npt.NDArray[np.integer]
 LEAST_EPSILON = 1e-6  # below, the truth and a lie are the same to a float
 LARGEST_EPSILON = 32.0
 MOST_CELLS = 1 << 31
+_NO_TEXT = b"\xff"  # which no UTF-8 has
 
 
 class Moments(NamedTuple):
@@ -160,6 +161,13 @@ def from_bytes(data: U8) -> Whole:
         padded[:, :size] = data
         data = padded
     return np.ascontiguousarray(data).view(f"<u{wide}").reshape(-1)
+
+
+def no_item(randomizer: Randomizer) -> npt.NDArray[Any]:
+    """The value, (1,), that stands for "none" in a record of a device that has no item to send: no
+    text has its bytes, and among categories it is one of the others.
+    """
+    return randomizer.values([_NO_TEXT] if isinstance(randomizer, Hashed) else [-1])
 
 
 def in_epoch(randomizer: Randomizer, epoch: int, seed: int | None = None) -> Randomizer:

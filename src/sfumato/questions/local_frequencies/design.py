@@ -21,9 +21,11 @@ from sfumato.privacy.randomizers import (
     CountMeanSketch,
     DirectResponse,
     HadamardCountMeanSketch,
+    Hashed,
     HashedResponse,
     Randomizer,
     in_epoch,
+    no_item,
 )
 from sfumato.privacy.tallies import Tally
 from sfumato.spec import digest, require, spec
@@ -102,7 +104,10 @@ def estimates(tallies: Sequence[Tally], dictionary: Any, *, aware: bool = True) 
     """Counts over all epochs; epochs nobody answered in add nothing."""
     parts = [
         debias.estimate(
-            tally, values_of(tally.randomizer, dictionary.items, dictionary), aware=aware
+            tally,
+            values_of(tally.randomizer, dictionary.items, dictionary),
+            aware=aware,
+            none=no_item(tally.randomizer) if isinstance(tally.randomizer, Hashed) else None,
         )
         for tally in tallies
         if tally.count

@@ -296,11 +296,12 @@ def promise(study: Study, made: LocalDesign | WordDesign) -> Privacy:
         delta=0.0,
         guarantee=f"{epsilon:g}-local differential privacy for each report",
         unit="report",
-        neighbours="any two values: one report's value is replaced by another",
+        neighbours='any two values, "none" among them: one report\'s value is replaced by another',
         mechanism=f"{algorithm(made)}: each device randomises its own report",
         trust=study.trust,
         sees="nobody sees a value; everybody may see the reports",
         assumptions=(day, "the device's own random generator is sound"),
+        not_covered=("which devices take part, and on which days",),
     )
 
 

@@ -344,15 +344,39 @@ def test_metrics_can_be_opened_to_everybody(tmp_path: Path) -> None:
     store.migrate()
     study_id = opened(store)
     with served(Service(store, settings(tmp_path, open_metrics=True), key=KEY)) as address:
-        assert ask(address, "POST", f"/v1/tasks/{TASK.id}/reports", body(3)).status == 201
+        assert ask(address, "POST", f"/v1/tasks/{TASK.id}/reports", body(250)).status == 201
         assert ask(address, "POST", f"/v1/tasks/{NOBODYS * 2}/reports", body(3)).status == 404
         answer = ask(address, "GET", "/metrics")
     assert answer.status == 200
     text = answer.body.decode()
-    assert f'sfumato_reports_total{{study="{study_id}",outcome="stored"}} 3\n' in text
-    assert 'sfumato_uploads_total{code="201"} 1\n' in text
-    assert 'sfumato_uploads_total{code="404"} 1\n' in text
+    assert f'sfumato_reports_total{{study="{study_id}",outcome="stored"}} 200\n' in text
     assert "127.0.0.1" not in text
+    store.close()
+
+
+def test_metrics_do_not_tell_when_a_report_came(tmp_path: Path) -> None:
+    """One report more changes no metric, below a hundred reports and above. The control: that in
+    which the hundredth comes does."""
+    store = Faulty.open(tmp_path / "collector.db")
+    store.migrate()
+    study_id = opened(store)
+
+    def told() -> list[str]:
+        text = ask(address, "GET", "/metrics").body.decode()
+        return [line for line in text.splitlines() if "age_seconds" not in line]
+
+    def upload(count: int) -> bool:
+        before = told()
+        assert ask(address, "POST", f"/v1/tasks/{TASK.id}/reports", body(count)).status == 201
+        return told() != before
+
+    with served(Service(store, settings(tmp_path, open_metrics=True), key=KEY)) as address:
+        assert not any(study_id in line for line in told())
+        assert not upload(1)
+        assert not upload(97)
+        assert not upload(1)
+        assert upload(1)  # the hundredth
+        assert not upload(1)
     store.close()
 
 
