@@ -20,7 +20,7 @@ from sfumato.errors import ImpossibleError, MismatchError, SfumatoError, SpecErr
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.model_terms import PARAMETER_BYTES, digest_of
 from sfumato.flow.task import Task
-from sfumato.privacy import Books, Rng
+from sfumato.privacy import Books, Charge, Rng
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -46,13 +46,19 @@ class NoisedSum:
         return f"NoisedSum(task={self.task.id[:8]}…, count={self.count})"
 
 
-def charge(task: Task, *, ledger: Books) -> None:
-    """Put what a release of this task costs on the ledger, or raise BudgetError."""
-    ledger.charge(campaign=task.campaign, cohort=task.cohort, task=task.id, loss=task.loss)
+def charge(task: Task, *, ledger: Books, loss: Charge | None = None) -> None:
+    """Put what a release of this task costs on the ledger, or raise BudgetError.
+
+    `loss` is the task's own, or that loss as part of its design's plan.
+    """
+    cost = task.loss if loss is None else loss
+    ledger.charge(campaign=task.campaign, cohort=task.cohort, task=task.id, loss=cost)
 
 
-def noised_sum(task: Task, batch: Batch, *, ledger: Books, rng: Rng) -> NoisedSum:
-    """Charge the ledger, open the batch and add what noise is due at the release.
+def noised_sum(
+    task: Task, batch: Batch, *, ledger: Books, rng: Rng, loss: Charge | None = None
+) -> NoisedSum:
+    """Charge the ledger (`charge`), open the batch and add what noise is due at the release.
 
     Nothing is opened unless the charge is on the ledger; a refused charge opens nothing. A masked
     sum opens when it is unmasked, so its batch may have been charged then.
@@ -65,7 +71,7 @@ def noised_sum(task: Task, batch: Batch, *, ledger: Books, rng: Rng) -> NoisedSu
             f"got {batch.count}"
         )
     if not batch.charged:
-        charge(task, ledger=ledger)
+        charge(task, ledger=ledger, loss=loss)
     total = task.aggregation.open(batch.total)
     table = task.mechanism.at_release(total, count=batch.count, rng=rng)
     return NoisedSum(task, table, batch.count)
