@@ -19,8 +19,9 @@ import pyarrow.parquet
 from sfumato.errors import ImpossibleError, MismatchError, SfumatoError, SpecError
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.model_terms import PARAMETER_BYTES, digest_of
-from sfumato.flow.task import Task
-from sfumato.privacy import Books, Charge, Rng
+from sfumato.flow.task import LocalTask, Task
+from sfumato.flow.word_discovery import WordTask
+from sfumato.privacy import ApproximateLoss, Books, Charge, Rng
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -53,6 +54,14 @@ def charge(task: Task, *, ledger: Books, loss: Charge | None = None) -> None:
     """
     cost = task.loss if loss is None else loss
     ledger.charge(campaign=task.campaign, cohort=task.cohort, task=task.id, loss=cost)
+
+
+def charge_reports(task: LocalTask | WordTask, *, ledger: Books) -> None:
+    """Put on the ledger what a device loses by all the records it sends to this task on one day,
+    or raise BudgetError: they add up, whatever they are about."""
+    one = (task.randomizer if isinstance(task, LocalTask) else task.discoverer).epsilon
+    loss = ApproximateLoss(epsilon=task.records_per_report * one, delta=0.0)
+    ledger.charge(campaign=task.campaign, cohort=task.cohort, task=task.id, loss=loss)
 
 
 def noised_sum(

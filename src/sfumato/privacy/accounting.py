@@ -172,16 +172,16 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
 def filter_epsilon(
     campaigns: Sequence[Collection[Sequence[Loss]]], delta: float, limit: float | None
 ) -> float:
-    """What a privacy filter for (`limit`, delta) has counted: the charges are allowed if and only
-    if this is at most `limit`. Each campaign is a collection of cohorts, and a device is taken to
-    have been in the costliest one.
+    """What is spent by the count of a privacy filter for (`limit`, delta): the charges are allowed
+    if and only if this is at most `limit`. It is never less than what they cost as a list that was
+    fixed in advance. Each campaign is a collection of cohorts, and a device is taken to have been
+    in the costliest one.
 
     Claim: if charges are allowed by this rule only, all releases together are (limit, delta)-DP,
         even where earlier releases decide what is asked next and with how much noise.
     Proof: docs/proofs/ledger.md.
 
-    With `limit` None the losses are composed as a list fixed in advance: there is no filter
-    without a limit.
+    With `limit` None they are that list: there is no filter without a limit.
     """
     losses = [loss for cohorts in campaigns for cohort in cohorts for loss in cohort]
     if any(isinstance(loss, NoPrivacy) for loss in losses):
@@ -191,17 +191,14 @@ def filter_epsilon(
     pure = sum(max(sum(map(_pure_epsilon, cohort)) for cohort in many) for many in campaigns)
     renyi = sum(np.max([_all_renyi(cohort) for cohort in many], axis=0) for many in campaigns)
     events = delta_of_lists(campaigns)
-    if limit is None:
-        left = delta - events
-        if left < -1e-9 * delta:
-            return math.inf
-        return min(pure, _renyi_epsilon([renyi], max(left, 0.0)))
-    if events > LISTS_SHARE * delta * (1 + 1e-9):
+    if events > delta * (1 if limit is None else LISTS_SHARE) * (1 + 1e-9):
         return math.inf
-    if delta == 0:
-        return pure
-    place, conversion = _filter_order(limit, (1 - LISTS_SHARE) * delta)
-    return min(pure, max(0.0, float(renyi[place]) + conversion))
+    as_list = min(pure, _renyi_epsilon([renyi], max(delta - events, 0.0)))
+    if limit is None or delta == 0:
+        return as_list
+    place, threshold = _filter_order(limit, (1 - LISTS_SHARE) * delta)
+    share = float(renyi[place]) / threshold if threshold > 0 else math.inf
+    return max(as_list, min(pure, limit * share))
 
 
 def delta_of_lists(campaigns: Sequence[Collection[Sequence[Loss]]]) -> float:
@@ -217,13 +214,14 @@ def delta_of_lists(campaigns: Sequence[Collection[Sequence[Loss]]]) -> float:
 
 @lru_cache(maxsize=64)
 def _filter_order(epsilon: float, delta: float) -> tuple[int, float]:
-    """The one order that a filter for (epsilon, delta) uses, by its place in `_ORDERS`, and what
-    the conversion to epsilon adds to a divergence of that order (Canonne, Kamath, Steinke 2020,
-    proposition 12). It is the order at which the most Gaussian noise fits."""
-    more = _ORDERS - 1
-    conversion = np.log1p(-1 / _ORDERS) - (math.log(delta) + np.log(_ORDERS)) / more
-    place = int(np.argmax((epsilon - conversion) / _ORDERS))
-    return place, float(conversion[place])
+    """The one order that a filter for (epsilon, delta) uses, by its place in `_ORDERS`, and the
+    greatest divergence of that order which implies (epsilon, delta)-DP (Canonne, Kamath, Steinke
+    2020, proposition 12). It is the order at which the most Gaussian losses fit."""
+    thresholds = (
+        epsilon - np.log1p(-1 / _ORDERS) + (math.log(delta) + np.log(_ORDERS)) / (_ORDERS - 1)
+    )
+    place = int(np.argmax(thresholds / _ORDERS))
+    return place, float(thresholds[place])
 
 
 def _pure_epsilon(loss: Loss) -> float:

@@ -13,9 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
 from itertools import chain
-from operator import or_
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -259,7 +257,7 @@ def _charges(entries: Sequence[Entry]) -> list[list[list[tuple[Loss, ...]]]]:
         if isinstance(charge, PlannedLoss):
             name = (charge.plan, charge.losses, charge.times)
             if name not in plans:
-                plans[name] = _Plan(Counter(charge.all_losses))
+                plans[name] = _Plan(charge.all_losses)
                 campaigns[name] = {"": [charge.all_losses]}
             if plans[name].covers(entry.campaign, entry.cohort, charge.loss):
                 continue
@@ -269,23 +267,22 @@ def _charges(entries: Sequence[Entry]) -> list[list[list[tuple[Loss, ...]]]]:
 
 
 class _Plan:
-    """What of a plan's losses was met with, in which cohort of which campaign."""
+    """What is left of a plan's losses for a device that met with as many as any device can have."""
 
-    def __init__(self, losses: Counter[Loss]) -> None:
-        self._losses = losses
-        self._met: dict[str, dict[str, Counter[Loss]]] = {}
+    def __init__(self, losses: tuple[Loss, ...]) -> None:
+        self._left = Counter(losses)
+        self._met: Counter[tuple[str, str, Loss]] = Counter()  # in a cohort of a campaign
+        self._most: Counter[tuple[str, Loss]] = Counter()  # in any cohort of a campaign
 
     def covers(self, campaign: str, cohort: str, loss: Loss) -> bool:
         """Take in one more, unless a device might then have met with more than was planned."""
-        met = self._met.setdefault(campaign, {}).setdefault(cohort, Counter())
-        met[loss] += 1
-        most: Counter[Loss] = Counter()
-        for cohorts in self._met.values():
-            most += reduce(or_, cohorts.values())  # the greatest number of each, of any cohort
-        if most <= self._losses:
-            return True
-        met[loss] -= 1
-        return False
+        if self._met[campaign, cohort, loss] == self._most[campaign, loss]:
+            if not self._left[loss]:
+                return False
+            self._left[loss] -= 1
+            self._most[campaign, loss] += 1
+        self._met[campaign, cohort, loss] += 1
+        return True
 
 
 def _cohorts(entries: Sequence[Entry]) -> list[list[list[Loss]]]:

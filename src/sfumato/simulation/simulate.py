@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sfumato.errors import DataError, StudyError
 from sfumato.flow.campaign import run
-from sfumato.flow.release import MeanRelease, Release
+from sfumato.flow.release import MeanRelease, Release, charge_reports
 from sfumato.flow.task import Task
 from sfumato.flow.word_discovery import seeded
 from sfumato.planning import Plan, plan
@@ -144,12 +144,12 @@ def simulate(
     )
     tell("planning", 0.0)
     planned = _planned(asked, population)
-    books = ledger or Ledger(Budget(epsilon=planned.study.epsilon, delta=planned.study.delta))
     if isinstance(planned.design, WordDesign):
-        release = _ask_for_words(planned, planned.design, population, rng, tell, started)
+        release = _ask_for_words(planned, planned.design, population, rng, tell, started, ledger)
     elif isinstance(planned.design, LocalDesign):
-        release = _ask_locally(planned, planned.design, population, rng, tell, started)
+        release = _ask_locally(planned, planned.design, population, rng, tell, started, ledger)
     else:
+        books = ledger or Ledger(Budget(epsilon=planned.study.epsilon, delta=planned.study.delta))
         ask = Asking(population, rng, engine or LocalEngine(), tell, books, protocol, started, seed)
         if isinstance(planned.design, FrequencyDesign):
             release = _ask_for_sums(planned, planned.design, ask)
@@ -237,10 +237,14 @@ def _ask_locally(
     rng: Rng,
     tell: Progress,
     started: float,
+    ledger: Ledger | None,
 ) -> Release:
     """Every device privatises its own items; a tally an epoch counts the records."""
     seed = int(rng.words(1)[0]) & LARGEST_INTEGER
     design = replace(sized, randomizer=in_epoch(sized.randomizer, 0, seed))
+    if ledger is not None:
+        for task in design.tasks():
+            charge_reports(task, ledger=ledger)
     held = sum(map(len, population.chunks))
     population = population.bounded(design.records_per_device, rng=rng)
     notes = []
@@ -281,11 +285,14 @@ def _ask_for_words(
     rng: Rng,
     tell: Progress,
     started: float,
+    ledger: Ledger | None,
 ) -> Release:
     """Devices send what they hold that is not in the dictionary of known words."""
     population = population.bounded(sized.records_per_device, rng=rng)
     seed = int(rng.words(1)[0]) & LARGEST_INTEGER
     search, known = seeded(sized.discoverer, seed), planned.dictionary
+    if ledger is not None:
+        charge_reports(replace(sized, discoverer=search).task(), ledger=ledger)
     cohorts = cohorts_of(planned.study, ["everybody"], sized.devices, 0, population, seed)
     tallies, asked, sent, unfit = search.tallies(), 0, 0, 0
     for shard in cohorts.shards(population, "everybody"):
