@@ -77,6 +77,16 @@ def test_a_ledger_file_is_charged_and_then_refuses(folder: Path) -> None:
     assert "is refused" in err
 
 
+def test_a_ledger_file_is_charged_for_the_reports_of_a_local_study(folder: Path) -> None:
+    study = 'question = "frequencies"\ntrust = "local"\nepsilon = 4.0\ndaily_reports = 2\n'
+    (folder / "local.toml").write_text(study)
+    command = ["simulate", "local.toml", "--data", "data.csv", "--ledger", "local.db"]
+    assert run(*command, cwd=folder)[0] == 0
+    code, out, err = run(*command, cwd=folder)
+    assert (code, out) == (1, "")
+    assert "this budget allows epsilon 8 at delta 1e-06 and has spent 8" in err
+
+
 def test_people_get_a_table_with_intervals_and_the_promise(folder: Path) -> None:
     code, out, _ = run("simulate", "study.toml", "--data", "data.csv", "--seed", "3", cwd=folder)
     assert code == 0

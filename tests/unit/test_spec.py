@@ -50,6 +50,7 @@ from sfumato.privacy import (
     NoiseInShares,
     NoNoise,
     NoPrivacy,
+    PlannedLoss,
     Rounding,
     best_list,
 )
@@ -174,6 +175,12 @@ EXAMPLES: dict[str, Any] = {
     ),
     "additive_loss": AdditiveLoss(noise="skellam", scale=9.5, l1=4.0, l2=2.0, unit_cells=4),
     "approximate_loss": ApproximateLoss(epsilon=0.5, delta=1e-7),
+    "planned_loss": PlannedLoss(
+        loss=NoPrivacy(),
+        plan="search",
+        losses=(ApproximateLoss(epsilon=0.5, delta=1e-7), NoPrivacy()),
+        times=2,
+    ),
     "budget": Budget(epsilon=None, delta=1e-6),
     "count_sketch": CountSketch(rows=5, width=64, seed=2**53 - 1, bucket_round=3, sign_round=70),
     "frequency_design": COUNTS,

@@ -156,7 +156,10 @@ def simulate_command(
         question = replace(question, rounds=rounds)
     books = None
     if ledger is not None:
-        books = Ledger(Budget(epsilon=question.epsilon, delta=question.delta), ledger)
+        allowed = question.epsilon
+        if allowed is not None and question.trust == "local":  # epsilon is that of one report
+            allowed *= question.daily_reports or 1
+        books = Ledger(Budget(epsilon=allowed, delta=question.delta), ledger)
     with progress_bar() as progress, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SimulationWarning)
         release: Any = simulate(

@@ -36,7 +36,7 @@ from sfumato.flow.release import NoisedSum, Privacy
 from sfumato.flow.task import Task
 from sfumato.flow.word_discovery import seeded
 from sfumato.planning import Plan, learning, plan
-from sfumato.privacy import Rng
+from sfumato.privacy import Charge, Rng
 from sfumato.privacy.randomizers import in_epoch
 from sfumato.privacy.samplers import SecretRng
 from sfumato.questions.local_frequencies.design import LocalDesign
@@ -137,7 +137,10 @@ def create(
         task = from_json(first.row.spec)
         if isinstance(task, Task):
             StoreLedger(tx).check(
-                campaign=task.campaign, cohort=task.cohort, task=task.id, loss=task.loss
+                campaign=task.campaign,
+                cohort=task.cohort,
+                task=task.id,
+                loss=charge_of(row, task),
             )
         return found(tx, row.id)
 
@@ -277,7 +280,7 @@ def ledger(store: Store) -> dict[str, Any]:
     with store.reading() as tx:
         books = StoreLedger(tx)
         budget, entries = books.budget, books.entries()
-    spent = spent_by(entries, budget.delta)
+    spent = spent_by(entries, budget)
     return {
         "epsilon": budget.epsilon,
         "delta": budget.delta,
@@ -301,21 +304,30 @@ def found(tx: Transaction, study_id: str) -> StudyRow:
     return row
 
 
+def charge_of(row: StudyRow, task: Task) -> Charge:
+    """What the ledger is charged for a release of the task."""
+    return campaigns.charge_of(_design_of(row), task)
+
+
 def plan_of(tx: Transaction, row: StudyRow) -> Plan:
     """The plan as it was made, with the seed that was drawn."""
-    told, terms, study = json.loads(row.plan), terms_of(row), from_json(row.study)
-    if study.question == "train":
-        learning()  # which knows its design
+    told, terms = json.loads(row.plan), terms_of(row)
     body = None if terms.dictionary is None else tx.dictionary(terms.dictionary)
     return Plan(
-        study=study,
-        design=from_json(row.design),
+        study=from_json(row.study),
+        design=_design_of(row),
         dictionary=None if body is None else from_lines(body),
         algorithm=told["plan"]["algorithm"],
         predicted=told["plan"]["predicted"],
         privacy=Privacy.from_dict(told["privacy"]),
         warnings=tuple(told["warnings"]),
     )
+
+
+def _design_of(row: StudyRow) -> Any:
+    if from_json(row.study).question == "train":
+        learning()  # which knows its design
+    return from_json(row.design)
 
 
 def terms_of(row: StudyRow) -> Terms:

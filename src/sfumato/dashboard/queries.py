@@ -250,7 +250,7 @@ def books(store: Store) -> Books:
     return Books(
         allowed=budget.epsilon,
         delta=budget.delta,
-        spent=spent_by(entries, budget.delta) if entries else 0.0,
+        spent=spent_by(entries, budget) if entries else 0.0,
         charges=tuple(
             _charges(charges, owners[charges[0].task], names, budget.delta)
             for charges in by_cohort(entries).values()

@@ -8,7 +8,7 @@ from typing import Protocol
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.release import NoisedSum, noised_sum
 from sfumato.flow.task import Task
-from sfumato.privacy import Ledger, Rng
+from sfumato.privacy import Charge, Ledger, Rng
 
 
 class Campaign(Protocol):
@@ -24,12 +24,21 @@ class Campaign(Protocol):
 
 
 def run(
-    campaign: Campaign, gather: Callable[[Task], Batch], *, ledger: Ledger, rng: Rng
+    campaign: Campaign,
+    gather: Callable[[Task], Batch],
+    *,
+    ledger: Ledger,
+    rng: Rng,
+    charge_of: Callable[[Task], Charge] = lambda task: task.loss,
 ) -> list[NoisedSum]:
-    """Drive a campaign to its end; `gather` asks the devices of a task's cohort."""
+    """Drive a campaign to its end; `gather` asks the devices of a task's cohort.
+
+    `charge_of` is what the design charges for a task, where its tasks are parts of a plan.
+    """
     answers = []
     while (task := campaign.next_task()) is not None:
-        answer = noised_sum(task, gather(task), ledger=ledger, rng=rng)
+        batch = gather(task)
+        answer = noised_sum(task, batch, ledger=ledger, rng=rng, loss=charge_of(task))
         campaign.absorb(answer)
         answers.append(answer)
     return answers

@@ -19,8 +19,9 @@ import pyarrow.parquet
 from sfumato.errors import ImpossibleError, MismatchError, SfumatoError, SpecError
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.model_terms import PARAMETER_BYTES, digest_of
-from sfumato.flow.task import Task
-from sfumato.privacy import Books, Rng
+from sfumato.flow.task import LocalTask, Task
+from sfumato.flow.word_discovery import WordTask
+from sfumato.privacy import ApproximateLoss, Books, Charge, Rng
 from sfumato.privacy.intervals import NORMAL_95
 
 F64 = npt.NDArray[np.float64]
@@ -44,13 +45,27 @@ class NoisedSum:
         return f"NoisedSum(task={self.task.id[:8]}…, count={self.count})"
 
 
-def charge(task: Task, *, ledger: Books) -> None:
-    """Put what a release of this task costs on the ledger, or raise BudgetError."""
-    ledger.charge(campaign=task.campaign, cohort=task.cohort, task=task.id, loss=task.loss)
+def charge(task: Task, *, ledger: Books, loss: Charge | None = None) -> None:
+    """Put what a release of this task costs on the ledger, or raise BudgetError.
+
+    `loss` is the task's own, or that loss as part of its design's plan.
+    """
+    cost = task.loss if loss is None else loss
+    ledger.charge(campaign=task.campaign, cohort=task.cohort, task=task.id, loss=cost)
 
 
-def noised_sum(task: Task, batch: Batch, *, ledger: Books, rng: Rng) -> NoisedSum:
-    """Charge the ledger, open the batch and add what noise is due at the release.
+def charge_reports(task: LocalTask | WordTask, *, ledger: Books) -> None:
+    """Put on the ledger what a device loses by all the records it sends to this task on one day,
+    or raise BudgetError: they add up, whatever they are about."""
+    one = (task.randomizer if isinstance(task, LocalTask) else task.discoverer).epsilon
+    loss = ApproximateLoss(epsilon=task.records_per_report * one, delta=0.0)
+    ledger.charge(campaign=task.campaign, cohort=task.cohort, task=task.id, loss=loss)
+
+
+def noised_sum(
+    task: Task, batch: Batch, *, ledger: Books, rng: Rng, loss: Charge | None = None
+) -> NoisedSum:
+    """Charge the ledger (`charge`), open the batch and add what noise is due at the release.
 
     Nothing is opened unless the charge is on the ledger; a refused charge opens nothing. A masked
     sum opens when it is unmasked, so its batch may have been charged then.
@@ -63,7 +78,7 @@ def noised_sum(task: Task, batch: Batch, *, ledger: Books, rng: Rng) -> NoisedSu
             f"got {batch.count}"
         )
     if not batch.charged:
-        charge(task, ledger=ledger)
+        charge(task, ledger=ledger, loss=loss)
     total = task.aggregation.open(batch.total)
     table = task.mechanism.at_release(total, count=batch.count, rng=rng)
     return NoisedSum(task, table, batch.count)

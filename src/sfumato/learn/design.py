@@ -15,14 +15,21 @@ from torch import Tensor, nn
 from sfumato.errors import ImpossibleError
 from sfumato.flow.model_terms import PARAMETER_BYTES, LocalTraining, ModelTerms, digest_of
 from sfumato.flow.secure_sum import SecureSum
+from sfumato.flow.task import Task
 from sfumato.learn import models
 from sfumato.learn.compression import MAIN_SHARE, Compression, NoCompression
-from sfumato.privacy.accounting import AdditiveLoss, NoPrivacy, SampledLoss
+from sfumato.privacy.accounting import (
+    AdditiveLoss,
+    Charge,
+    NoPrivacy,
+    PlannedLoss,
+    SampledLoss,
+)
 from sfumato.privacy.rounding import Rounding
 from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch
-from sfumato.spec import LARGEST_INTEGER, kind_of, require, spec
+from sfumato.spec import LARGEST_INTEGER, digest, kind_of, require, spec
 
 ROUNDING_COST = 0.01  # of the noise's variance, that rounding to whole numbers may add
 COARSEST = 1000.0  # whole numbers to the largest norm of a table, at the least
@@ -257,6 +264,13 @@ class TrainingDesign:
             scheme="fixed" if self.sampling == "fixed" else "poisson",
             times=self.rounds,
         )
+
+    def charge_of(self, task: Task) -> Charge:
+        """Rounds of passes are charged as one plan: a client is in one cohort of each pass."""
+        if self.sampling != "passes" or not isinstance(self.loss, SampledLoss):
+            return task.loss
+        one = self.loss.loss
+        return PlannedLoss(loss=one, plan=digest(self), losses=(one,), times=self.passes)
 
     @property
     def round_loss(self) -> SampledLoss | NoPrivacy:

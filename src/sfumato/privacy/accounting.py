@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 Noise = Literal["gaussian", "laplace", "skellam"]
 
+# Ledgers on disk depend on these, too: a filter's order is one of them.
 _ORDERS = np.array([1.25, 1.5, *range(2, 65), *range(72, 520, 8), 1024.0, 2048.0])
+LISTS_SHARE = 0.25  # of a budget's delta, set aside for lists; ledgers on disk depend on it
 _PRECISION = 1e-3  # of a calibrated scale, relative; the scale is rounded up
 
 
@@ -105,6 +107,35 @@ class NoPrivacy:
 Loss = AdditiveLoss | SampledLoss | ApproximateLoss | NoPrivacy
 
 
+@spec("planned_loss")
+class PlannedLoss:
+    """The loss of one task of a plan: of a list of losses that was fixed before anything was asked.
+
+    A plan is charged as a whole with the first of its tasks, and covers the others.
+    """
+
+    loss: Loss  # of this task, or an upper bound that the plan has for it
+    plan: str  # its name
+    losses: tuple[Loss, ...]  # all that one device meets with
+    times: int = 1  # that it meets with each of them
+
+    def check(self) -> None:
+        require(self.times >= 1, f"times must be at least 1; got {self.times}")
+        require(self.loss in self.losses, "a plan covers its own losses only; got another one")
+
+    @property
+    def all_losses(self) -> tuple[Loss, ...]:
+        return self.losses * self.times
+
+
+Charge = Loss | PlannedLoss
+
+
+def loss_of_task(charge: Charge) -> Loss:
+    """What one task costs on its own, whether or not it is part of a plan."""
+    return charge.loss if isinstance(charge, PlannedLoss) else charge
+
+
 def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
     """The epsilon of all these losses to the same devices, at this delta; rounded up, never down.
 
@@ -138,22 +169,68 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
     return _renyi_epsilon([_renyi(loss) for loss in additive], delta)
 
 
-def most_epsilon(choices: Sequence[Collection[Sequence[Loss]]], delta: float) -> float:
-    """An upper bound on `epsilon_of` for losses of which one of each collection is met with:
-    at every order it takes the greatest divergence of each, so no choice has to be tried.
+def filter_epsilon(
+    campaigns: Sequence[Collection[Sequence[Loss]]], delta: float, limit: float | None
+) -> float:
+    """What is spent by the count of a privacy filter for (`limit`, delta): the charges are allowed
+    if and only if this is at most `limit`. It is never less than what they cost as a list that was
+    fixed in advance. Each campaign is a collection of cohorts, and a device is taken to have been
+    in the costliest one.
 
+    Claim: if charges are allowed by this rule only, all releases together are (limit, delta)-DP,
+        even where earlier releases decide what is asked next and with how much noise.
     Proof: docs/proofs/ledger.md.
+
+    With `limit` None they are that list: there is no filter without a limit.
     """
-    if any(isinstance(loss, NoPrivacy) for many in choices for some in many for loss in some):
+    losses = [loss for cohorts in campaigns for cohort in cohorts for loss in cohort]
+    if any(isinstance(loss, NoPrivacy) for loss in losses):
         return math.inf
-    divergences, left = [], delta
-    for many in choices:
-        divergences.append(np.max([_all_renyi(losses) for losses in many], axis=0))
-        left -= max(
-            sum(loss.delta for loss in losses if isinstance(loss, ApproximateLoss))
-            for losses in many
+    if not losses:
+        return 0.0
+    pure = sum(max(sum(map(_pure_epsilon, cohort)) for cohort in many) for many in campaigns)
+    renyi = sum(np.max([_all_renyi(cohort) for cohort in many], axis=0) for many in campaigns)
+    events = delta_of_lists(campaigns)
+    if events > delta * (1 if limit is None else LISTS_SHARE) * (1 + 1e-9):
+        return math.inf
+    as_list = min(pure, _renyi_epsilon([renyi], max(delta - events, 0.0)))
+    if limit is None or delta == 0:
+        return as_list
+    place, threshold = _filter_order(limit, (1 - LISTS_SHARE) * delta)
+    share = float(renyi[place]) / threshold if threshold > 0 else math.inf
+    return max(as_list, min(pure, limit * share))
+
+
+def delta_of_lists(campaigns: Sequence[Collection[Sequence[Loss]]]) -> float:
+    """What losses that are pure but for an event of some probability take of delta."""
+    return sum(
+        max(
+            sum(loss.delta for loss in cohort if isinstance(loss, ApproximateLoss))
+            for cohort in cohorts
         )
-    return math.inf if left < -1e-9 * delta else _renyi_epsilon(divergences, max(left, 0.0))
+        for cohorts in campaigns
+    )
+
+
+@lru_cache(maxsize=64)
+def _filter_order(epsilon: float, delta: float) -> tuple[int, float]:
+    """The one order that a filter for (epsilon, delta) uses, by its place in `_ORDERS`, and the
+    greatest divergence of that order which implies (epsilon, delta)-DP (Canonne, Kamath, Steinke
+    2020, proposition 12). It is the order at which the most Gaussian losses fit."""
+    thresholds = (
+        epsilon - np.log1p(-1 / _ORDERS) + (math.log(delta) + np.log(_ORDERS)) / (_ORDERS - 1)
+    )
+    place = int(np.argmax(thresholds / _ORDERS))
+    return place, float(thresholds[place])
+
+
+def _pure_epsilon(loss: Loss) -> float:
+    """The epsilon of a loss that is pure, or pure but for an event of some probability."""
+    if isinstance(loss, ApproximateLoss):
+        return loss.epsilon
+    if isinstance(loss, AdditiveLoss) and loss.noise == "laplace":
+        return loss.l1 / loss.scale
+    return math.inf
 
 
 def _all_renyi(losses: Sequence[Loss]) -> npt.NDArray[np.float64]:

@@ -9,15 +9,26 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, product
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 from sfumato.errors import BudgetError, SpecError
-from sfumato.privacy.accounting import Loss, epsilon_of, most_epsilon
+from sfumato.privacy.accounting import (
+    LISTS_SHARE,
+    Charge,
+    Loss,
+    PlannedLoss,
+    delta_of_lists,
+    epsilon_of,
+    filter_epsilon,
+    loss_of_task,
+)
 from sfumato.spec import from_json, require, spec, to_json
 
 _SCHEMA = [
@@ -38,7 +49,6 @@ _SCHEMA = [
     " WHEN EXISTS (SELECT 1 FROM entry WHERE number = NEW.number)"
     " BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END",
 ]
-_MOST_CHOICES = 64  # ways to have been asked that are priced one by one; beyond, all are bounded
 
 
 @spec("budget")
@@ -46,6 +56,7 @@ class Budget:
     """What may be spent of one device's privacy, over everything that is ever asked of it.
 
     `epsilon` is None for no limit: losses are recorded, infinite ones too, and none is refused.
+    Nothing is promised then.
     """
 
     epsilon: float | None
@@ -66,13 +77,13 @@ class Entry:
     campaign: str
     cohort: str
     task: str
-    loss: Loss
+    loss: Charge
 
 
 class Books(Protocol):
     """Where charges are written down: a `Ledger`, or what a service keeps in its place."""
 
-    def charge(self, *, campaign: str, cohort: str, task: str, loss: Loss) -> None:
+    def charge(self, *, campaign: str, cohort: str, task: str, loss: Charge) -> None:
         """Record a loss, or raise BudgetError and record nothing."""
         ...
 
@@ -80,10 +91,14 @@ class Books(Protocol):
 class Ledger:
     """Charges against one budget, in a file or in memory.
 
-    Composition: the cohorts of one campaign are disjoint (it asks a device at most once), so a
-    device has paid for one of them; charges to one cohort compose. Nothing is known about the
-    devices of different campaigns, so a device is taken to have been in the costliest cohort of
-    each, and those compose. Proof: docs/proofs/ledger.md.
+    The cohorts of one campaign are disjoint (it asks a device at most once), so a device has paid
+    for one of them. Nothing is known about the devices of different campaigns, so a device is
+    taken to have been in the costliest cohort of each.
+
+    Claim: whatever is charged, and whoever chooses the next study, its noise and its time by what
+        was released before, all releases together are (epsilon, delta)-DP for each device.
+    Proof: docs/proofs/ledger.md. A device's first charge, which may be a whole plan
+        (`PlannedLoss`), is priced exactly; several are counted by a Rényi filter.
 
     >>> from sfumato.privacy import AdditiveLoss
     >>> ledger = Ledger(Budget(epsilon=1.0, delta=1e-6))
@@ -115,7 +130,7 @@ class Ledger:
                 hint="a budget is never changed; use another file for another budget",
             )
 
-    def charge(self, *, campaign: str, cohort: str, task: str, loss: Loss) -> None:
+    def charge(self, *, campaign: str, cohort: str, task: str, loss: Charge) -> None:
         """Record a loss, or raise BudgetError and record nothing. Return means it is on disk."""
         with self._as_budget_errors(), self._transaction():
             afford(Entry(campaign, cohort, task, loss), self.entries(), self.budget)
@@ -134,8 +149,8 @@ class Ledger:
         ]
 
     def spent(self) -> float:
-        """The epsilon spent so far by the device that was asked most, at the budget's delta."""
-        return spent(self.entries(), self.budget.delta)
+        """What is spent of the budget's epsilon by the device that was asked most."""
+        return spent(self.entries(), self.budget)
 
     def close(self) -> None:
         self._connection.close()
@@ -159,7 +174,7 @@ class Ledger:
 
     def _parsed(self, text: str) -> Any:
         try:
-            return from_json(text)
+            return _read(text)
         except SpecError as problem:
             raise BudgetError(f"the ledger {self._path} cannot be read: {problem}") from problem
 
@@ -186,39 +201,97 @@ def afford(
     entries: Sequence[Entry],
     budget: Budget,
     *,
-    spent_by: Callable[[Sequence[Entry], float], float] | None = None,
+    spent_by: Callable[[Sequence[Entry], Budget], float] | None = None,
 ) -> None:
     """Raise BudgetError if this entry after those is more than the budget allows.
 
     `spent_by` is `spent`, or what remembers its results.
     """
     composed = spent_by or spent
-    after = composed([*entries, entry], budget.delta)
-    if budget.epsilon is not None and after > budget.epsilon * (1 + 1e-9):
-        before = composed(entries, budget.delta)
-        promised = (
-            f"would bring it to {after:.4g}"
-            if math.isfinite(after)
-            else f"promises nothing at a delta of {budget.delta:g}"
-        )
-        raise BudgetError(
-            f"this budget allows {_words(budget)} and has spent {before:.4g}, "
-            f"so a release that {promised} is refused",
-            hint="ask other devices, add more noise, or open a ledger with a larger budget",
-        )
+    every = [*entries, entry]
+    after = composed(every, budget)
+    if budget.epsilon is None or after <= budget.epsilon * (1 + 1e-9):
+        return
+    before = composed(entries, budget)
+    lists, share = delta_of_lists(_cohorts(every)), LISTS_SHARE * budget.delta
+    promised = f"would bring it to {after:.4g}"
+    hint = "ask other devices, add more noise, or open a ledger with a larger budget"
+    if not math.isfinite(after):
+        promised = f"promises nothing at a delta of {budget.delta:g}"
+        if 0 < share < lists < math.inf:
+            promised = f"would bring the delta of lists to {lists:.4g}"
+            hint = f"besides other studies, lists may take {share:g} of this budget's delta in all"
+    raise BudgetError(
+        f"this budget allows {_words(budget)} and has spent {before:.4g}, "
+        f"so a release that {promised} is refused",
+        hint=hint,
+    )
 
 
-def spent(entries: Sequence[Entry], delta: float) -> float:
-    """The epsilon of the device that was asked most; how that is counted is said at `Ledger`."""
-    campaigns: dict[str, dict[str, list[Loss]]] = {}
+def spent(entries: Sequence[Entry], budget: Budget) -> float:
+    """The part of a budget's epsilon that is spent; how that is counted is said at `Ledger`.
+
+    A budget without a limit has no filter: its charges are composed as a list fixed in advance.
+    """
+    campaigns = _charges(entries)
+    if len(campaigns) == 1:
+        return max(
+            _priced(charges[0], budget.delta)
+            if len(charges) == 1
+            else filter_epsilon([[list(chain(*charges))]], budget.delta, budget.epsilon)
+            for charges in set(map(tuple, campaigns[0]))
+        )
+    return filter_epsilon(_cohorts(entries), budget.delta, budget.epsilon)
+
+
+_priced = lru_cache(maxsize=256)(epsilon_of)
+_read = lru_cache(maxsize=1024)(from_json)  # rounds of one training are alike
+
+
+def _charges(entries: Sequence[Entry]) -> list[list[list[tuple[Loss, ...]]]]:
+    """Campaigns, their cohorts, and what each cohort was charged: one loss, or a whole plan.
+
+    A plan says what one device loses by all its tasks, whatever their campaigns and cohorts are,
+    so it is a campaign of its own with one cohort. A task that it does not cover (one that was
+    asked again) is charged besides.
+    """
+    campaigns: dict[object, dict[str, list[tuple[Loss, ...]]]] = {}
+    plans: dict[object, _Plan] = {}
     for entry in entries:
-        cohorts = campaigns.setdefault(entry.campaign, {})
-        cohorts.setdefault(entry.cohort, []).append(entry.loss)
-    choices = [{tuple(losses) for losses in cohorts.values()} for cohorts in campaigns.values()]
-    if math.prod(map(len, choices)) > _MOST_CHOICES:  # the lesser of two upper bounds
-        every = epsilon_of(list(chain(*chain(*choices))), delta)
-        return min(every, most_epsilon(choices, delta))
-    return max(epsilon_of(list(chain(*asked)), delta) for asked in product(*choices))
+        charge = entry.loss
+        if isinstance(charge, PlannedLoss):
+            name = (charge.plan, charge.losses, charge.times)
+            if name not in plans:
+                plans[name] = _Plan(charge.all_losses)
+                campaigns[name] = {"": [charge.all_losses]}
+            if plans[name].covers(entry.campaign, entry.cohort, charge.loss):
+                continue
+        losses = (loss_of_task(charge),)
+        campaigns.setdefault(entry.campaign, {}).setdefault(entry.cohort, []).append(losses)
+    return [list(cohorts.values()) for cohorts in campaigns.values()]
+
+
+class _Plan:
+    """What is left of a plan's losses for a device that met with as many as any device can have."""
+
+    def __init__(self, losses: tuple[Loss, ...]) -> None:
+        self._left = Counter(losses)
+        self._met: Counter[tuple[str, str, Loss]] = Counter()  # in a cohort of a campaign
+        self._most: Counter[tuple[str, Loss]] = Counter()  # in any cohort of a campaign
+
+    def covers(self, campaign: str, cohort: str, loss: Loss) -> bool:
+        """Take in one more, unless a device might then have met with more than was planned."""
+        if self._met[campaign, cohort, loss] == self._most[campaign, loss]:
+            if not self._left[loss]:
+                return False
+            self._left[loss] -= 1
+            self._most[campaign, loss] += 1
+        self._met[campaign, cohort, loss] += 1
+        return True
+
+
+def _cohorts(entries: Sequence[Entry]) -> list[list[list[Loss]]]:
+    return [[list(chain(*charges)) for charges in cohorts] for cohorts in _charges(entries)]
 
 
 def _words(budget: Budget) -> str:

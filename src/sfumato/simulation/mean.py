@@ -75,7 +75,7 @@ def ask(planned: Plan, vectors: Reals, asking: Asking) -> MeanRelease:
         done.append(task)
         return fleet.gather(task)
 
-    run(campaign, gather, ledger=asking.books, rng=asking.rng)
+    run(campaign, gather, ledger=asking.books, rng=asking.rng, charge_of=design.charge_of)
     asking.tell("estimating", 1.0)
     notes = [*planned.warnings, *fleet.notes]
     if missing := len(vectors) - population.devices:

@@ -63,11 +63,13 @@ def _by_lists(study: Study, sized: HeavyHitterDesign | HistogramDesign, asking: 
     # Counts are scaled up to all that are asked; the threshold is on those, so it comes down.
     least = (study.threshold or 0.0) * (1 - study.dropout)
     campaign: HeavyHitterCampaign | HistogramCampaign
+    gather, books, rng = fleet.gather, asking.books, asking.rng
     if isinstance(design, HistogramDesign):
         campaign = HistogramCampaign(design, SecretRng(secret), least=least)
+        run(campaign, gather, ledger=books, rng=rng, charge_of=design.charge_of)
     else:
         campaign = HeavyHitterCampaign(names, SecretRng(secret), least=least)
-    run(campaign, fleet.gather, ledger=asking.books, rng=asking.rng)
+        run(campaign, gather, ledger=books, rng=rng)
     return Outcome(campaign=campaign, asked=fleet.asked, notes=[*notes, *fleet.notes])
 
 
@@ -84,7 +86,8 @@ def _by_prefixes(study: Study, sized: PrefixDesign, asking: Asking) -> Outcome:
 
     fleet = asking.fleet(population, cohorts, values, Knowledge(design), tasks=len(design.lengths))
     campaign = PrefixCampaign(design)
-    run(campaign, fleet.gather, ledger=asking.books, rng=asking.rng)
+    books, rng = asking.books, asking.rng
+    run(campaign, fleet.gather, ledger=books, rng=rng, charge_of=design.charge_of)
     return Outcome(campaign=campaign, asked=fleet.asked, notes=[*notes, *fleet.notes])
 
 

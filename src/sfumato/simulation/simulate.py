@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sfumato.errors import DataError, StudyError
 from sfumato.flow.campaign import run
-from sfumato.flow.release import MeanRelease, Release
+from sfumato.flow.release import MeanRelease, Release, charge_reports
 from sfumato.flow.task import Task
 from sfumato.flow.word_discovery import no_words, seeded
 from sfumato.planning import Plan, plan
@@ -145,12 +145,12 @@ def simulate(
     )
     tell("planning", 0.0)
     planned = _planned(asked, population)
-    books = ledger or Ledger(Budget(epsilon=planned.study.epsilon, delta=planned.study.delta))
     if isinstance(planned.design, WordDesign):
-        release = _ask_for_words(planned, planned.design, population, rng, tell, started)
+        release = _ask_for_words(planned, planned.design, population, rng, tell, started, ledger)
     elif isinstance(planned.design, LocalDesign):
-        release = _ask_locally(planned, planned.design, population, rng, tell, started)
+        release = _ask_locally(planned, planned.design, population, rng, tell, started, ledger)
     else:
+        books = ledger or Ledger(Budget(epsilon=planned.study.epsilon, delta=planned.study.delta))
         ask = Asking(population, rng, engine or LocalEngine(), tell, books, protocol, started, seed)
         if isinstance(planned.design, FrequencyDesign):
             release = _ask_for_sums(planned, planned.design, ask)
@@ -245,10 +245,14 @@ def _ask_locally(
     rng: Rng,
     tell: Progress,
     started: float,
+    ledger: Ledger | None,
 ) -> Release:
     """Every device privatises its own items; a tally an epoch counts the records."""
     seed = int(rng.words(1)[0]) & LARGEST_INTEGER
     design = replace(sized, randomizer=in_epoch(sized.randomizer, 0, seed))
+    if ledger is not None:
+        for task in design.tasks():
+            charge_reports(task, ledger=ledger)
     population = population.bounded(design.records_per_device, rng=rng)
     cohorts = cohorts_of(
         planned.study, [task.cohort for task in design.tasks()], design.devices, 0, population, seed
@@ -283,6 +287,7 @@ def _ask_for_words(
     rng: Rng,
     tell: Progress,
     started: float,
+    ledger: Ledger | None,
 ) -> Release:
     """Devices send what they hold that is not in the dictionary of known words, and "none" where
     that is too little: each sends as many records, whatever it holds."""
@@ -301,6 +306,8 @@ def _ask_for_words(
         population = population.bounded(sized.records_per_device, rng=rng)
     seed = int(rng.words(1)[0]) & LARGEST_INTEGER
     search = seeded(search, seed)
+    if ledger is not None:
+        charge_reports(replace(sized, discoverer=search).task(), ledger=ledger)
     cohorts = cohorts_of(planned.study, ["everybody"], sized.devices, 0, population, seed)
     tallies, asked, sent = search.tallies(), 0, 0
     for shard in cohorts.shards(population, "everybody"):

@@ -18,7 +18,7 @@ from sfumato.learn.data import TESTED_ON_CLIENTS, Federated
 from sfumato.learn.design import TrainingDesign
 from sfumato.learn.training import Progress, RoundFigures, Training
 from sfumato.planning import Plan, plan
-from sfumato.privacy import Ledger
+from sfumato.privacy import Ledger, PlannedLoss
 from sfumato.privacy.ledger import Entry, afford
 from sfumato.questions.promise import TIME
 from sfumato.study import Study
@@ -187,9 +187,7 @@ class _Account:
         rounds of a checkpoint were not charged here."""
         self.ledger, self.training = ledger, training
         if training.done == 0:
-            name = training.id
-            whole = Entry(f"{CAMPAIGN} {name}", EVERYBODY, name, training.design.loss)
-            afford(whole, ledger.entries(), ledger.budget)
+            afford(self._entry(0), ledger.entries(), ledger.budget)
             return
         charged = self._charged()
         missing = sum(self._task(round) not in charged for round in range(training.done))
@@ -201,16 +199,24 @@ class _Account:
             )
 
     def charge(self, round: int) -> None:
+        """All rounds are charged as one plan with the first; a round that is run again is charged
+        besides, when the plan has no more left."""
+        entry = self._entry(round)
+        self.ledger.charge(
+            campaign=entry.campaign, cohort=entry.cohort, task=entry.task, loss=entry.loss
+        )
+
+    def _entry(self, round: int) -> Entry:
         """A pass is a campaign of its own, whose rounds have cohorts of different clients; where
         cohorts are drawn at random, all rounds may have had the same client."""
         design = self.training.design
-        campaign, cohort = f"{CAMPAIGN} {self.training.id}", EVERYBODY
+        campaign, cohort, times = f"{CAMPAIGN} {self.training.id}", EVERYBODY, design.rounds
         if design.sampling == "passes":
             campaign += f" pass {round // design.rounds_per_pass}"
-            cohort = f"round {round}"
-        self.ledger.charge(
-            campaign=campaign, cohort=cohort, task=self._task(round), loss=design.round_loss
-        )
+            cohort, times = f"round {round}", design.passes
+        one = design.round_loss
+        plan = PlannedLoss(loss=one, plan=self.training.id, losses=(one,), times=times)
+        return Entry(campaign, cohort, self._task(round), plan)
 
     def notes(self) -> list[str]:
         """That more was charged than this model has, if it was."""

@@ -253,7 +253,7 @@ def test_the_state_of_a_study_is_plain_data_and_counts_reports(store: Store, clo
 
 
 def test_a_store_charges_as_a_ledger_does(store: Store) -> None:
-    budget = Budget(epsilon=1.5, delta=1e-6)
+    budget = Budget(epsilon=1.7, delta=1e-6)
     set_budget(store, budget)
     books = Ledger(budget)
     for campaign, cohort, loss in [
@@ -271,7 +271,7 @@ def test_a_store_charges_as_a_ledger_does(store: Store) -> None:
         assert outcomes[0] == outcomes[1]
     shown = studies.ledger(store)
     assert len(shown["entries"]) == len(books.entries()) == 3
-    assert (shown["epsilon"], shown["delta"]) == (1.5, 1e-6)
+    assert (shown["epsilon"], shown["delta"]) == (1.7, 1e-6)
     assert shown["spent"] == books.spent()
     json.dumps(shown, allow_nan=False)
 

@@ -18,7 +18,6 @@ from sfumato.flow.task import Task
 from sfumato.privacy import (
     Budget,
     Ledger,
-    Loss,
     NoiseAtRelease,
     NoNoise,
     SeededRng,
@@ -143,5 +142,4 @@ def test_the_batch_is_not_changed() -> None:
 def test_the_cost_is_that_of_the_tasks_loss() -> None:
     ledger, asked = Ledger(Budget(epsilon=10.0, delta=1e-6)), task()
     noised_sum(asked, batch(asked), ledger=ledger, rng=SeededRng(SEED))
-    losses: list[Loss] = [entry.loss for entry in ledger.entries()]
-    assert losses == [asked.loss]
+    assert [entry.loss for entry in ledger.entries()] == [asked.loss]

@@ -24,7 +24,7 @@ from sfumato.learn.data import Clients
 from sfumato.learn.local_update import trainer, trainers, update
 from sfumato.learn.training import Training
 from sfumato.privacy import Budget, Ledger, NoPrivacy, Rng, SeededRng, epsilon_of
-from sfumato.privacy.accounting import SampledLoss
+from sfumato.privacy.accounting import SampledLoss, _all_renyi, loss_of_task
 from sfumato.privacy.samplers import stream
 from unit.learn.test_training import (
     ALL_AT_ONCE,
@@ -112,6 +112,21 @@ def test_the_ledger_holds_what_was_planned(rounds: int) -> None:
     books, planned = ledger_of(design), epsilon_of([design.loss], DELTA)
     assert len({entry.loss for entry in books.entries()}) > 3
     assert 0.999 * planned <= books.spent() <= planned
+
+
+def test_a_ledger_for_one_training_allows_all_of_its_rounds() -> None:
+    """They are one plan, so that they cost no more than a list that was fixed in advance."""
+    allowed = epsilon_of([PASSES.loss], DELTA)
+    books = Ledger(Budget(epsilon=allowed, delta=DELTA))
+    campaign = TrainingCampaign.begin(PASSES)
+    while (task := campaign.next_task()) is not None:
+        loss = PASSES.charge_of(task)
+        books.charge(campaign=task.campaign, cohort=task.cohort, task=task.id, loss=loss)
+        bound, own = np.array([_all_renyi([each]) for each in (loss_of_task(loss), task.loss)])
+        assert np.all(own <= bound)
+        assert 0.999 * allowed < books.spent() <= allowed
+        campaign.absorb(NoisedSum(task, np.zeros(task.sketch.shape, np.int64), PASSES.cohort))
+    assert len(books.entries()) == PASSES.rounds
 
 
 def test_a_client_that_is_in_every_round_is_not_what_was_planned() -> None:

@@ -33,10 +33,12 @@ from sfumato.privacy import (
     Ledger,
     NoiseAtRelease,
     NoNoise,
+    PlannedLoss,
     Rounding,
     SeededRng,
     epsilon_of,
 )
+from sfumato.privacy.accounting import _all_renyi
 from sfumato.questions.mean.design import (
     ROWS,
     MeanCampaign,
@@ -394,6 +396,27 @@ def test_the_ledger_is_charged_for_every_round() -> None:
     assert 3.98 < ledger.spent() <= 4.0
     with pytest.raises(BudgetError):
         simulate(STUDY | {"epsilon": 4.0}, vectors, seed=2, ledger=ledger)
+
+
+@pytest.mark.parametrize("trust", ["central", "secure"])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+@pytest.mark.parametrize("compression", ["adapt_norm", "adapt_tail"])
+def test_the_rounds_are_a_plan_that_bounds_each_whatever_its_size(
+    trust: str, epsilon: float, compression: str
+) -> None:
+    """And the plan takes no more than the study's own budget, so that a ledger allows it."""
+    asked = STUDY | {"epsilon": epsilon, "trust": trust, "compression": compression}
+    design = plan(asked | {"devices": 10_000, "dimensions": 3_000}).design
+    assert isinstance(design, MeanDesign)
+    for round in range(len(design.shares)):
+        for width in (2, 4, design.widest, 0) if round else (design.first_width,):
+            task = design.task(round, width)
+            charge = design.charge_of(task)
+            assert isinstance(charge, PlannedLoss)
+            assert charge.loss == charge.losses[round]
+            own, bound = _all_renyi([task.loss]), _all_renyi([charge.loss])
+            assert np.all(own <= bound * (1 + 1e-12))
+            assert 0.97 * epsilon < epsilon_of(charge.all_losses, 1e-6) <= epsilon
 
 
 def test_devices_without_a_vector_are_counted_and_left_out() -> None:

@@ -312,11 +312,15 @@ def test_the_ledger_lets_one_search_through_and_no_second_one() -> None:
         level = made.tasks().index(task)
         return Batch(task.id, task.sketch.encode(made.values(level, codes), counts), DEVICES)
 
+    def search(campaign: PrefixCampaign) -> list[NoisedSum]:
+        rng, charge_of = SeededRng(SEED), made.charge_of
+        return run(campaign, gather, ledger=ledger, rng=rng, charge_of=charge_of)
+
     campaign = PrefixCampaign(made)
-    assert len(run(campaign, gather, ledger=ledger, rng=SeededRng(SEED))) == made.rounds
+    assert len(search(campaign)) == made.rounds
     assert len(campaign.found()) > 0
     with pytest.raises(BudgetError):
-        run(PrefixCampaign(made), gather, ledger=ledger, rng=SeededRng(SEED))
+        search(PrefixCampaign(made))
 
 
 # --- what nobody holds

@@ -15,7 +15,7 @@ import pytest
 import sfumato
 from checks import SEED
 from sfumato.errors import BudgetError, DataError, SimulationWarning
-from sfumato.privacy import Budget, Ledger, SeededRng
+from sfumato.privacy import ApproximateLoss, Budget, Ledger, SeededRng
 from sfumato.simulation.population import Cohorts, Population
 
 STUDY: dict[str, Any] = {"question": "frequencies", "trust": "central", "epsilon": math.inf}
@@ -151,6 +151,44 @@ def test_a_two_phase_run_charges_pilot_and_main_to_disjoint_devices(tmp_path: Pa
     with pytest.raises(BudgetError, match="refused"):
         sfumato.simulate(plan, held, seed=SEED, ledger=ledger)
     assert len(ledger.entries()) == 2
+
+
+LOCAL = {"trust": "local", "epsilon": 4.0, "delta": 0.0, "daily_reports": 2}
+HELD = {"item": ["oak", "elm"] * 300, "device": [f"{number // 2}" for number in range(600)]}
+
+
+@pytest.mark.parametrize(
+    ("question", "cohorts"),
+    [
+        ({"question": "frequencies", "rounds": 3}, ["round 0", "round 1", "round 2"]),
+        ({"question": "new_words", "word_length": 3}, ["everybody"]),
+    ],
+)
+def test_a_local_study_is_charged_for_the_reports_of_a_day(
+    question: dict[str, Any], cohorts: list[str]
+) -> None:
+    """Two reports at epsilon 4 are 8, to each cohort, before a report is made."""
+    ledger = Ledger(Budget(epsilon=8.0, delta=0.0))
+    sfumato.simulate(LOCAL | question, HELD, device_column="device", seed=1, ledger=ledger)
+    assert [entry.cohort for entry in ledger.entries()] == cohorts
+    assert {entry.loss for entry in ledger.entries()} == {ApproximateLoss(epsilon=8.0, delta=0.0)}
+    assert ledger.spent() == 8.0  # cohorts are other devices
+    stages: list[str] = []
+    for seed in (1, 2):  # the same campaign again, and another one
+        with pytest.raises(BudgetError, match="has spent 8, so a release that would bring it to"):
+            sfumato.simulate(
+                LOCAL | question, HELD, device_column="device", seed=seed, ledger=ledger,
+                progress=lambda stage, share: stages.append(stage),
+            )  # fmt: skip
+    assert stages
+    assert not [stage for stage in stages if stage.startswith("asking")]
+    assert len(ledger.entries()) == len(cohorts)
+
+
+def test_a_local_study_needs_no_ledger() -> None:
+    question = LOCAL | {"question": "frequencies"}
+    release = sfumato.simulate(question, HELD, device_column="device", seed=1)
+    assert release.cost.devices == 300
 
 
 def test_a_release_is_a_frame_a_plot_and_json(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 from sfumato.collector.store.store import Store, Transaction
 from sfumato.errors import BudgetError
-from sfumato.privacy import Budget, Entry, Loss
-from sfumato.privacy.accounting import epsilon_of
+from sfumato.privacy import Budget, Charge, Entry, Loss
+from sfumato.privacy.accounting import epsilon_of, loss_of_task
 from sfumato.privacy.ledger import afford, spent
 from sfumato.spec import from_json, to_json
 
@@ -33,13 +33,13 @@ class StoreLedger:
             raise BudgetError("the store's budget cannot be read")
         return budget
 
-    def charge(self, *, campaign: str, cohort: str, task: str, loss: Loss) -> None:
+    def charge(self, *, campaign: str, cohort: str, task: str, loss: Charge) -> None:
         """Record a loss, or raise BudgetError and record nothing."""
         self._tx.hold_budget()
         self.check(campaign=campaign, cohort=cohort, task=task, loss=loss)
         self._tx.add_entry(campaign, cohort, task, to_json(loss))
 
-    def check(self, *, campaign: str, cohort: str, task: str, loss: Loss) -> None:
+    def check(self, *, campaign: str, cohort: str, task: str, loss: Charge) -> None:
         """Raise BudgetError if this charge would be refused now."""
         afford(Entry(campaign, cohort, task, loss), self.entries(), self.budget, spent_by=spent_by)
 
@@ -50,8 +50,8 @@ class StoreLedger:
         ]
 
     def spent(self) -> float:
-        """The epsilon spent so far by the device that was asked most, at the budget's delta."""
-        return spent_by(self.entries(), self.budget.delta)
+        """What is spent of the budget's epsilon by the device that was asked most."""
+        return spent_by(self.entries(), self.budget)
 
 
 def set_budget(store: Store, budget: Budget) -> None:
@@ -75,30 +75,30 @@ def by_cohort(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:
     return cohorts
 
 
-def spent_by(entries: Sequence[Entry], delta: float) -> float:
-    """As `privacy.ledger.spent`; worked out once, for composing takes a second."""
-    return _spent(tuple(entries), delta)
+def spent_by(entries: Sequence[Entry], budget: Budget) -> float:
+    """As `privacy.ledger.spent`; worked out once, for composing may take a second."""
+    return _spent(tuple(entries), budget)
 
 
 def price(charges: Sequence[Entry], delta: float) -> float:
-    """The epsilon of charges to one cohort; worked out once."""
-    return _price(tuple(charge.loss for charge in charges), delta)
+    """The epsilon of charges to one cohort, if they were all; worked out once."""
+    return _price(tuple(loss_of_task(charge.loss) for charge in charges), delta)
 
 
 def work_out(store: Store) -> None:
     """Compose what was charged so far, so that nobody who asks has to wait for it."""
     with store.reading() as tx:
         ledger = StoreLedger(tx)
-        delta, entries = ledger.budget.delta, ledger.entries()
+        budget, entries = ledger.budget, ledger.entries()
     if entries:
-        spent_by(entries, delta)
+        spent_by(entries, budget)
         for charges in by_cohort(entries).values():
-            price(charges, delta)
+            price(charges, budget.delta)
 
 
 @lru_cache(maxsize=16)
-def _spent(entries: tuple[Entry, ...], delta: float) -> float:
-    return spent(entries, delta)
+def _spent(entries: tuple[Entry, ...], budget: Budget) -> float:
+    return spent(entries, budget)
 
 
 @lru_cache(maxsize=512)

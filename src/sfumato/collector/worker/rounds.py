@@ -23,6 +23,7 @@ from typing import Literal
 
 import numpy as np
 
+from sfumato.collector import studies
 from sfumato.collector.logs import counted
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.store.ledger import StoreLedger
@@ -344,19 +345,20 @@ class Rounds:
             self._abort(study, task, row, "too_few", problem, staying=staying)
             return
         charging = phase is Phase.MASK
+        loss = studies.charge_of(study, spec) if charging else None
         self._spoken.say(row.id, str(coordinator.phase), speech_of(coordinator))
         try:
-            if charging:
+            if loss is not None:
                 with self._store.reading() as tx:  # it takes a second, and is remembered
                     StoreLedger(tx).check(
-                        campaign=spec.campaign, cohort=spec.cohort, task=spec.id, loss=spec.loss
+                        campaign=spec.campaign, cohort=spec.cohort, task=spec.id, loss=loss
                     )
             with self._store.transaction() as tx:
                 if not _is_alive(tx, study, row):
                     self._drop(row.id)
                     return
-                if charging:
-                    charge(spec, ledger=StoreLedger(tx))
+                if loss is not None:
+                    charge(spec, ledger=StoreLedger(tx), loss=loss)
                 tx.open_phase(
                     row.id,
                     str(coordinator.phase),

@@ -229,7 +229,10 @@ class Worker:
         if isinstance(spec, Task):
             with self._store.reading() as tx:
                 StoreLedger(tx).check(
-                    campaign=spec.campaign, cohort=spec.cohort, task=spec.id, loss=spec.loss
+                    campaign=spec.campaign,
+                    cohort=spec.cohort,
+                    task=spec.id,
+                    loss=studies.charge_of(row, spec),
                 )
         with self._store.transaction() as tx:
             current = tx.held_study(row.id)
@@ -244,7 +247,9 @@ class Worker:
     def _conclude(self, tx: Transaction, task: TaskRow, batch: Batch | None) -> None:
         """A task is done, and what its batch says is an answer."""
         if batch is not None:
-            answer = noised_sum(from_json(task.spec), batch, ledger=StoreLedger(tx), rng=self._rng)
+            spec, row = from_json(task.spec), studies.found(tx, task.study_id)
+            loss = studies.charge_of(row, spec)
+            answer = noised_sum(spec, batch, ledger=StoreLedger(tx), rng=self._rng, loss=loss)
             tx.add_answer(task.id, sealing.to_bytes(answer.table), answer.count)
             if batch.charged:  # a masked one, of which no reports were counted before
                 tx.count(task.id, "reports", batch.count)

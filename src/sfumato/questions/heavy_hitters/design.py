@@ -27,7 +27,7 @@ from sfumato.flow.aggregation import Plain
 from sfumato.flow.release import NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of
 from sfumato.flow.task import Task, most_devices
-from sfumato.privacy import ListedAbove, Rng
+from sfumato.privacy import ListedAbove, PlannedLoss, Rng
 from sfumato.privacy.intervals import NoiseLaw, of_estimates, of_sums
 from sfumato.privacy.samplers import bound, discrete_laplace
 from sfumato.questions.frequencies.design import FrequencyCampaign, FrequencyDesign
@@ -204,6 +204,12 @@ class HistogramDesign:
     @property
     def rounds(self) -> int:
         return self.names.rounds
+
+    def charge_of(self, task: Task) -> PlannedLoss:
+        """A device is asked for names once and for counts once, in whatever rounds: one plan."""
+        parts = (self.names.tasks()[0], self.counts.tasks()[0])
+        losses = tuple(part.loss for part in parts)
+        return PlannedLoss(loss=task.loss, plan=digest(self), losses=losses)
 
     def parameters(self) -> dict[str, Any]:
         counts = self.counts.parameters()

@@ -23,7 +23,15 @@ from sfumato.flow.aggregation import Plain
 from sfumato.flow.release import NoisedSum
 from sfumato.flow.secure_sum import ANY_NONCE, SecureSum
 from sfumato.flow.task import Task, bits_for, largest_cell, most_devices
-from sfumato.privacy import Mechanism, NoiseAtRelease, NoNoise
+from sfumato.privacy import (
+    AdditiveLoss,
+    Charge,
+    Mechanism,
+    Noise,
+    NoiseAtRelease,
+    NoNoise,
+    PlannedLoss,
+)
 from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.sketch import VectorSketch
 from sfumato.sketch.dense import DenseSketch, top
@@ -42,6 +50,7 @@ SLACK = math.sqrt(2)  # deviations of the pilot's squared norm that are added to
 BLOCKS = 5  # of a sketch that is read by medians, a row each
 FIRST_WIDTH = 16  # of such a sketch
 MEDIAN_OF_FIVE = 0.28684  # variance of the median of five standard normal variables
+LEAST_VARIANCE = 1125.0  # of Skellam noise that costs at most 0.2% more than Gaussian noise
 SHORTEST, LONGEST = 1e-20, 1e20  # clips whose sketches neither vanish nor overflow in float32
 _CHECK = 8.0  # cells of the sketch that errors are measured by, times relative_error²
 _ROUNDING = 0.005  # what rounding, and what the norms it needs, may add to the noise's variance
@@ -214,6 +223,26 @@ class MeanDesign:
             cohort=EVERYBODY,
             max_count=most,
         )
+
+    def charge_of(self, task: Task) -> Charge:
+        """The losses of all rounds are bounded here, whatever their sizes turn out to be, so that
+        they are charged as one plan (docs/proofs/mean.md)."""
+        if self.multiplier == 0 or not self.adapts:
+            return task.loss
+        own = task.loss
+        assert isinstance(own, AdditiveLoss)  # as there is noise
+        if own.noise == "skellam" and own.scale**2 < LEAST_VARIANCE:
+            return own  # the bound is for finer tables
+        losses = tuple(self._most_lost(own.noise, share) for share in self.shares)
+        share = (self.multiplier * own.l2 / own.scale) ** 2
+        place = int(np.argmin([abs(each - share) for each in self.shares]))
+        return PlannedLoss(loss=losses[place], plan=digest(self), losses=losses)
+
+    def _most_lost(self, noise: Noise, share: float) -> AdditiveLoss:
+        """The loss of a round of this share whose tables are as coarse as they may be."""
+        scale = math.sqrt(LEAST_VARIANCE)
+        l2 = scale * math.sqrt(share) / self.multiplier
+        return AdditiveLoss(noise=noise, scale=scale, l1=max(l2, l2**2), l2=l2, unit_cells=0)
 
     def noise(self, round: int, width: int, count: int) -> float:
         """Standard deviation of the noise on a cell, in the vectors' own unit."""

@@ -32,6 +32,7 @@ from sfumato.privacy import (
     NoiseAtRelease,
     NoiseInShares,
     NoNoise,
+    PlannedLoss,
 )
 from sfumato.privacy.intervals import NoiseLaw, of_estimates, of_sums
 from sfumato.sketch import CountSketch, OneHot, Rounds, refine
@@ -162,6 +163,11 @@ class PrefixDesign:
 
     def tasks(self) -> list[Task]:
         return [self.task(level) for level in range(self.rounds)]
+
+    def charge_of(self, task: Task) -> PlannedLoss:
+        """The losses of all levels are fixed here, so that they are charged as one plan."""
+        losses = tuple(each.loss for each in self.tasks())
+        return PlannedLoss(loss=task.loss, plan=digest(self), losses=losses)
 
     def values(self, level: int, codes: Codes) -> I64:
         """What devices encode at a level, from rows of their words' codes."""

@@ -12,7 +12,7 @@ import serving
 from sfumato.collector.serve import open_store
 from sfumato.collector.store import ledger
 from sfumato.collector.store.ledger import StoreLedger, by_cohort, price
-from sfumato.privacy import AdditiveLoss, Entry
+from sfumato.privacy import AdditiveLoss, Budget, Entry
 from sfumato.privacy.ledger import spent
 from unit.dashboard.visiting import signed_in
 
@@ -22,9 +22,9 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many charges were composed, each time that some were."""
     found: list[int] = []
 
-    def counting(entries: Sequence[Entry], delta: float) -> float:
+    def counting(entries: Sequence[Entry], budget: Budget) -> float:
         found.append(len(entries))
-        return spent(entries, delta)
+        return spent(entries, budget)
 
     monkeypatch.setattr(ledger, "spent", counting)
     ledger._spent.cache_clear()

@@ -26,7 +26,14 @@ from sfumato.collector.store.store import StudyRow
 from sfumato.device import Device, Http, Joined, MemoryBox, Part
 from sfumato.device.offers import Offer, public_key, verify
 from sfumato.device.outbox import Outcome
-from sfumato.errors import DataError, NotReadyError, ServiceError, SpecError, StudyError
+from sfumato.errors import (
+    BudgetError,
+    DataError,
+    NotReadyError,
+    ServiceError,
+    SpecError,
+    StudyError,
+)
 from sfumato.flow.model_terms import digest_of, to_bytes
 from sfumato.flow.release import ModelRelease
 from sfumato.learn import data as loaders
@@ -256,21 +263,28 @@ def test_a_training_with_a_trusted_collector_is_not_answered(stage: Masking) -> 
         stage.create(CLIENTS, **{**KEYS, "trust": "central"})
 
 
-def test_a_budget_that_a_training_would_exceed_ends_it(tmp_path: Path) -> None:
-    """One pass is within it and two are not; the round that is refused opens nothing."""
+def test_a_training_that_would_exceed_the_budget_is_refused_before_its_first_round(
+    tmp_path: Path,
+) -> None:
+    """One pass is within it and two are not: all rounds are one plan."""
     with (
         masking(tmp_path, budget_epsilon=2.5, budget_delta=1e-3) as stage,
+        pytest.raises(BudgetError, match=r"this budget allows epsilon 2\.5"),
+    ):
+        stage.create(CLIENTS, **KEYS)
+
+
+def test_a_training_that_takes_the_whole_budget_goes_to_its_end(tmp_path: Path) -> None:
+    with (
+        masking(tmp_path, budget_epsilon=KEYS["epsilon"], budget_delta=1e-3) as stage,
         Http(stage.collector.address) as send,
     ):
         study, fleet = stage.create(CLIENTS, **KEYS), Fleet(stage, send)
-        members = design_of(study).members
-        for number in range(3):
-            fleet.round(members(number).tolist())
-        assert stage.charges() == 3
-        fleet.round(members(3).tolist())
-        assert stage.charges() == 3
-        assert stage.state(study)["state"] == "failed"
-        assert "this budget allows epsilon 2.5" in stage.state(study)["problem"]
+        design = design_of(study)
+        for number in range(design.rounds):
+            fleet.round(design.members(number).tolist())
+        assert stage.charges() == design.rounds
+        assert stage.state(study)["state"] == "released"
 
 
 def test_two_studies_with_the_same_keys_are_two_trainings(stage: Masking) -> None:
