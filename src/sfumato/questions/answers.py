@@ -108,7 +108,9 @@ def from_words(
     if any(tally.count == 0 for tally in tallies):
         raise ImpossibleError(f"{sent:,} records came: too few to find any word")
     found = search.find(tallies)
-    low, high = found.interval(asked.devices)
+    per_device = planned.contributions or 1
+    scale = max(asked.devices * per_device / max(sent, 1), 1.0)
+    low, high = found.interval(asked.devices * per_device)
     notes = list(asked.notes)
     if found.left_out:
         notes.append(f"{found.left_out:,} parts of words were too many to put together")
@@ -116,17 +118,17 @@ def from_words(
     summary["parameters"] |= {
         "reports": sent,
         "candidates": found.candidates,
-        "significant_from": None if math.isinf(found.threshold) else found.threshold,
+        "significant_from": None if math.isinf(found.threshold) else scale * found.threshold,
         "significance_level": debias.LEVEL,
     }
     return Release(
         items=found.words,
-        counts=found.counts,
-        standard_error=found.standard_error,
+        counts=scale * found.counts,
+        standard_error=_with_sampling(found.standard_error, scale * found.counts, scale),
         low=low,
         high=high,
         significant=np.ones(len(found), dtype=np.bool_),
-        privacy=planned.privacy,
+        privacy=shuffled(planned.privacy, [sent], planned.study.delta, per_device),
         cost=Cost(
             devices=asked.devices,
             rounds=asked.rounds,
