@@ -174,6 +174,7 @@ def test_nothing_in_a_release_tells_more_than_it_promises(one: Audit) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # a search for words takes about a second
 @pytest.mark.parametrize("one", SLOW, ids=lambda one: one.name)
 def test_nothing_in_a_release_of_long_searches_tells_more_either(one: Audit) -> None:
     check(one, RUNS)
