@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from databases import Server
+from sfumato.collector.backup import backup, restore
 from sfumato.collector.store import schema
-from sfumato.collector.store.backup import backup, restore
 from sfumato.collector.store.database import database
 from sfumato.collector.store.store import Store, StudyRow, TaskRow
 from sfumato.errors import StoreError

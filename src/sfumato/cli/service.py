@@ -200,7 +200,7 @@ def backup_command(settings: Settings, file: Path, as_json: bool) -> None:
     Example:
       sfumato backup collector-monday.db --config collector.toml
     """
-    from sfumato.collector.store.backup import backup
+    from sfumato.collector.backup import backup
 
     backup(settings.store, file)
     _print({"wrote": str(file)}, f"wrote {file}", as_json)
@@ -227,7 +227,7 @@ def restore_command(settings: Settings, file: Path, nothing_released: bool, as_j
     Example:
       sfumato restore collector-monday.db --store sqlite:///collector.db
     """
-    from sfumato.collector.store.backup import restore
+    from sfumato.collector.backup import restore
 
     ended = restore(settings.store, file, nothing_released=nothing_released)
     lines = [f"restored {file}"]

@@ -10,7 +10,7 @@ from sfumato.device.offers import noise_of
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.task import Task
 from sfumato.planning import Plan, learning
-from sfumato.privacy import Charge, Rng
+from sfumato.privacy import Rng
 from sfumato.questions.frequencies.design import PILOT_COHORT, FrequencyCampaign, FrequencyDesign
 from sfumato.questions.heavy_hitters.design import (
     HeavyHitterCampaign,
@@ -80,13 +80,6 @@ def contributions(design: AnyDesign) -> int:
     if is_training(design):
         return design.passes
     return 2 if isinstance(design, HistogramDesign) else 1
-
-
-def charge_of(design: AnyDesign, task: Task) -> Charge:
-    """What a release of the task is charged: its own loss, or that loss as part of a plan."""
-    if isinstance(design, FrequencyDesign | HeavyHitterDesign):  # a device answers one task
-        return task.loss
-    return design.charge_of(task)
 
 
 def least_noise(design: AnyDesign) -> float | None:

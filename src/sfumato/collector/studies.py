@@ -306,7 +306,8 @@ def found(tx: Transaction, study_id: str) -> StudyRow:
 
 def charge_of(row: StudyRow, task: Task) -> Charge:
     """What the ledger is charged for a release of the task."""
-    return campaigns.charge_of(_design_of(row), task)
+    design: campaigns.AnyDesign = _design_of(row)
+    return design.charge_of(task)
 
 
 def plan_of(tx: Transaction, row: StudyRow) -> Plan:

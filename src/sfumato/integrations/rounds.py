@@ -372,7 +372,8 @@ def decode(total: I64, count: int, round: UpdateRound, *, rng: Rng) -> F64:
 
 @dataclass(slots=True)
 class Spending:
-    """What all rounds have cost the clients so far.
+    """What all rounds have cost the clients so far, as a list that was fixed in advance: their
+    noise and probability must not be chosen by what earlier rounds showed.
 
     >>> spending = Spending(delta=1e-5)
     >>> loss = AdditiveLoss(noise="gaussian", scale=1000.0, l1=1000.0, l2=1000.0, unit_cells=0)

@@ -91,9 +91,9 @@ class Books(Protocol):
 class Ledger:
     """Charges against one budget, in a file or in memory.
 
-    The cohorts of one campaign are disjoint (it asks a device at most once), so a device has paid
-    for one of them. Nothing is known about the devices of different campaigns, so a device is
-    taken to have been in the costliest cohort of each.
+    The cohorts of one campaign are disjoint, so a device has paid for one of them. Nothing is known
+    about the devices of different campaigns, so a device is taken to have been in the costliest
+    cohort of each.
 
     Claim: whatever is charged, and whoever chooses the next study, its noise and its time by what
         was released before, all releases together are (epsilon, delta)-DP for each device.

@@ -272,7 +272,9 @@ class DeviceFleet:
             round,
             table_of,
             leaving={len(present) + k: steps[step] for k, step in enumerate(when)},
-            before_unmask=lambda: charge(task, ledger=self.books),
+            before_unmask=lambda: charge(
+                task, ledger=self.books, loss=self._knowledge.design.charge_of(task)
+            ),
             rng=self.rng,
             progress=lambda step, share: self._say(task, step, share),
         )

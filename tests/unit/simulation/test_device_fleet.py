@@ -19,7 +19,7 @@ from sfumato.errors import DataError
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.task import Task
 from sfumato.planning import Plan, plan
-from sfumato.privacy import Budget, Ledger, SeededRng
+from sfumato.privacy import Budget, Ledger, PlannedLoss, SeededRng
 from sfumato.questions.registry import begun, draws, keys_of
 from sfumato.simulation.fleet import DeviceFleet, Knowledge, cohorts_for
 from sfumato.simulation.population import Population
@@ -165,6 +165,31 @@ def test_a_mean_of_single_devices_is_the_mean() -> None:
     study = {"question": "mean", "trust": "central", "epsilon": math.inf, "clip": 10.0}
     alone = simulate(study, vectors, seed=1, protocol=True)
     assert np.abs(alone.mean - vectors.mean(axis=0)).max() < 1e-4
+
+
+MASKED_PLANS: dict[str, tuple[dict[str, Any], Any]] = {
+    "mean": (
+        {"question": "mean", "trust": "secure", "epsilon": 8.0, "delta": 1e-3, "clip": 1.0}
+        | {"compression": "adapt_norm"},
+        np.full((80, 4_000), 0.01),
+    ),
+    "histogram": (
+        {"question": "histogram", "trust": "central", "masked": True, "epsilon": 8.0}
+        | {"delta": 1e-2, "bytes_per_device": 60_000, "devices": 60},
+        ["oak"] * 40 + ["elm"] * 20,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MASKED_PLANS)
+def test_masked_rounds_of_several_tasks_fit_the_budget_they_were_planned_for(name: str) -> None:
+    """They are charged as one plan, as tables that are added together are."""
+    study, data = MASKED_PLANS[name]
+    ledger = Ledger(Budget(epsilon=study["epsilon"], delta=study["delta"]))
+    simulate(study, data, seed=1, protocol=True, ledger=ledger)
+    assert len(ledger.entries()) == 2
+    assert all(isinstance(entry.loss, PlannedLoss) for entry in ledger.entries())
+    assert ledger.spent() <= study["epsilon"] * (1 + 1e-9)
 
 
 def test_devices_that_share_a_row_answer_one_by_one() -> None:

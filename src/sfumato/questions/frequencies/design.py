@@ -20,7 +20,7 @@ from sfumato.flow.aggregation import Plain
 from sfumato.flow.release import NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of
 from sfumato.flow.task import Task, bits_for, most_devices
-from sfumato.privacy import Mechanism, NoiseAtRelease, NoiseInShares
+from sfumato.privacy import Charge, Mechanism, NoiseAtRelease, NoiseInShares
 from sfumato.privacy.debias import LEVEL
 from sfumato.privacy.intervals import (
     CONFIDENCE,
@@ -132,6 +132,10 @@ class FrequencyDesign:
             items_per_device=self.items_per_device,
             max_count=most,
         )
+
+    def charge_of(self, task: Task) -> Charge:
+        """Its own loss: a device answers one task."""
+        return task.loss
 
     def tasks(self, width: int | None = None) -> list[Task]:
         """The main phase: a task a round, or one for all where the table is noised once."""

@@ -27,7 +27,7 @@ from sfumato.flow.aggregation import Plain
 from sfumato.flow.release import NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of
 from sfumato.flow.task import Task, most_devices
-from sfumato.privacy import ListedAbove, PlannedLoss, Rng
+from sfumato.privacy import Charge, ListedAbove, PlannedLoss, Rng
 from sfumato.privacy.intervals import NoiseLaw, of_estimates, of_sums
 from sfumato.privacy.samplers import bound, discrete_laplace
 from sfumato.questions.frequencies.design import FrequencyCampaign, FrequencyDesign
@@ -159,6 +159,10 @@ class HeavyHitterDesign:
             items_per_device=self.items_per_device,
             max_count=most_devices(self.asked),
         )
+
+    def charge_of(self, task: Task) -> Charge:
+        """Its own loss: a device answers one task."""
+        return task.loss
 
     def tasks(self) -> list[Task]:
         """The tasks of all rounds, at the first rate."""

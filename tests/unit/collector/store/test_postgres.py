@@ -15,7 +15,7 @@ import pytest
 
 from databases import Server
 from serving import PATIENCE_SECONDS, wait_for
-from sfumato.collector.store.backup import backup
+from sfumato.collector.backup import backup
 from sfumato.collector.store.postgres import Postgres
 from sfumato.collector.store.store import Store, StudyRow, TaskRow
 from sfumato.collector.worker.thread import Background

@@ -14,14 +14,14 @@ import pytest
 
 from collecting import KEY, Clock, open_task, upload
 from sfumato.collector import studies
-from sfumato.collector.store.backup import backup, restore
+from sfumato.collector.backup import backup, restore
 from sfumato.collector.store.store import Store, StudyRow
 from sfumato.collector.worker.worker import Worker
 from sfumato.device.offers import public_key, verify
 from sfumato.device.private import privatiser
 from sfumato.flow.release import Release
 from sfumato.flow.report import Report
-from sfumato.privacy import SystemRng
+from sfumato.privacy import PlannedLoss, SystemRng
 from sfumato.privacy.samplers import U64, SecretRng, log_mass
 from sfumato.spec import from_json
 
@@ -196,3 +196,18 @@ def test_studies_go_on_if_nothing_was_released_after_the_copy(tmp_path: Path) ->
         assert released(store, study).keys() == set(WORDS)
         with store.reading() as tx:
             assert len(tx.entries()) == 1
+
+
+def test_a_study_of_several_tasks_is_charged_whole_when_it_may_have_been_released(
+    tmp_path: Path,
+) -> None:
+    """A histogram asks for names, then for counts: after the copy both may have been released."""
+    with opened(tmp_path / "first.db") as store:
+        create(store, "Histogram", **LIST | {"question": "histogram", "bytes_per_device": 100_000})
+        backup(tmp_path / "first.db", tmp_path / "copy.db")
+    assert restore(tmp_path / "second.db", tmp_path / "copy.db") == ["Histogram"]
+    with opened(tmp_path / "second.db") as store, store.reading() as tx:
+        (entry,) = tx.entries()
+    charge = from_json(entry[-1])
+    assert isinstance(charge, PlannedLoss)
+    assert len(charge.all_losses) == 2

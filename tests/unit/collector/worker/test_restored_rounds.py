@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from masking import NAME, devices, go, masking, parts
-from sfumato.collector.store.backup import backup, restore
+from sfumato.collector.backup import backup, restore
 from sfumato.device import Http, Joined
 from sfumato.device.outbox import Outcome
 

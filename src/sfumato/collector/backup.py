@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from sfumato.collector import studies
 from sfumato.collector.store import schema
 from sfumato.collector.store.database import database
-from sfumato.collector.store.store import Store, StudyState, TaskState, Transaction
+from sfumato.collector.store.store import Store, StudyRow, StudyState, TaskState, Transaction
 from sfumato.errors import StoreError
 from sfumato.flow.task import Task
 from sfumato.spec import from_json, to_json
@@ -74,7 +75,7 @@ def _lose_rounds(tx: Transaction) -> None:
         spec = from_json(task.spec)
         assert isinstance(spec, Task)  # no other is masked
         if not row.charged:
-            _charge(tx, spec)
+            _charge(tx, studies.found(tx, task.study_id), spec)
             tx.set_charged(round_id)
         tx.end_round(round_id, "aborted", "the store was restored from a copy")
 
@@ -92,15 +93,17 @@ def _end_studies(tx: Transaction) -> list[str]:
         tx.set_study_state(row.id, "failed", _RESTORED, expected=_UNDER_WAY)
         for task in tx.tasks(row.id):
             if tx.set_task_state(task.id, "done", expected=_UNDONE) and task.id not in charged:
-                _charge(tx, from_json(task.spec))
+                _charge(tx, row, from_json(task.spec))
         tx.end_rounds(row.id, _RESTORED)
         ended.append(row.name)
     return ended
 
 
-def _charge(tx: Transaction, task: Task) -> None:
-    """Write down what may have been spent, whether the budget allows it or not."""
-    tx.add_entry(task.campaign, task.cohort, task.id, to_json(task.loss))
+def _charge(tx: Transaction, study: StudyRow, task: Task) -> None:
+    """Write down what may have been spent, whether the budget allows it or not; where tasks are
+    parts of a plan, all of it."""
+    cost = to_json(studies.charge_of(study, task))
+    tx.add_entry(task.campaign, task.cohort, task.id, cost)
 
 
 @contextmanager
