@@ -20,9 +20,14 @@ FREQUENCIES: dict[str, dict[str, object]] = {
     "central": {},
     "central rounds": {"rounds": 2, "publish": "rounds"},
     "central significant": {"publish": "significant"},
+    "central threshold": {"threshold": 25},
     "central sketch": {"delta": 0.0, "bytes_per_device": 500},
+    "central sketch significant": {"bytes_per_device": 500, "publish": "significant"},
     "secure": {"dropout": 0.05},
+    "secure threshold": {"dropout": 0.05, "threshold": 25},
     "local": {},
+    "local threshold": {"threshold": 60},
+    "local significant": {"publish": "significant"},
 }
 
 
@@ -46,6 +51,10 @@ QUICK = [  # what the audit found false, and a look at every kind
     cell("central names", 1.3, FLAT),
     cell("central names", 2.6, ZIPF),
     cell("central sketch", 1.0, ZIPF),
+    cell("central threshold", 0.1, FLAT),
+    cell("secure threshold", 0.5, FLAT),
+    cell("local threshold", 2.0, FLAT),
+    cell("local significant", 3.0, FLAT),
 ]
 GRID = [
     cell(kind, epsilon, held, **({} if dropout == 0 else {"dropout": dropout}))
@@ -54,6 +63,7 @@ GRID = [
     for held in (FEW, FLAT, ZIPF)
     for dropout in (0.0, 0.3)
     if not (kind == "central names" and epsilon > 5)  # such names could be misread too often
+    if not (held == FEW and "threshold" in kind)  # nobody would be shown
 ]
 
 

@@ -35,6 +35,7 @@ def estimates(rows: Sequence[Mapping[str, Any]]) -> list[Estimate]:
             is_sure=row.get("significant", True),
         )
         for row in rows
+        if row["low"] is not None  # a mean's `top` left it out
     ]
 
 

@@ -160,7 +160,7 @@ def compared(state: Mapping[str, Any], released: Mapping[str, Any] | None) -> li
         rows = released.get("estimates", ())  # a model has none
         parameters = released["plan"]["parameters"]
         typical = np.min if is_local else np.median
-        halves = [(row["high"] - row["low"]) / 2 for row in rows]
+        halves = [(row["high"] - row["low"]) / 2 for row in rows if row["low"] is not None]
         found = {
             "standard_error": float(typical([row["standard_error"] for row in rows]))
             if rows

@@ -312,8 +312,10 @@ class MeanRelease:
     """An estimated mean, its error, what it cost and what it promises.
 
     `standard_error` is one number for all coordinates: the root mean square of their errors by
-    noise, rounding and compression, and by devices that did not answer (at most). It does not
-    count what clipping took off longer vectors, nor what `top` leaves out.
+    noise, rounding and compression, and by devices that did not answer (at most). Where devices
+    did not answer, a coordinate in which devices differ more than in others errs by more. It does
+    not count what clipping took off longer vectors, nor what `top` leaves out: coordinates that it
+    left out have no interval.
     """
 
     mean: F64
@@ -326,19 +328,20 @@ class MeanRelease:
 
     @property
     def half_width(self) -> float:
-        """Of a 95% interval for one coordinate."""
+        """Half the width of a 95% interval for one coordinate, on average over coordinates."""
         return NORMAL_95 * self.standard_error
 
     def frame(self) -> pa.Table:
         """One row a coordinate, in order."""
         size = len(self)
+        left_out = self.mean == 0 if self.study.get("top") else np.zeros(size, dtype=np.bool_)
         return pa.table(
             {
                 "coordinate": np.arange(size),
                 "mean": self.mean,
                 "standard_error": np.full(size, self.standard_error),
-                "low": self.mean - self.half_width,
-                "high": self.mean + self.half_width,
+                "low": pa.array(self.mean - self.half_width, mask=left_out),
+                "high": pa.array(self.mean + self.half_width, mask=left_out),
             }
         )
 

@@ -35,8 +35,8 @@ Law = Callable[[I64], tuple[I64, F64]]
 
 CONFIDENCE = 0.95
 NORMAL_95 = 1.959964  # a normal variable is within that many deviations 95% of the time
-_TAIL = (1 - CONFIDENCE) / 2
 _WIDE = 100.0  # variance from which a law on whole numbers is taken to be normal
+_WIDE_SHOWN = 1e4  # the same where a threshold cuts into its tail
 _REACH = 9.0  # deviations beyond which a law has nothing to speak of
 _ROWS = 2048  # laws that are computed together
 _HALVINGS = 60  # of a range in which a bound is looked for
@@ -117,31 +117,28 @@ def of_sums(
     `rate`, plus noise. A device may count up to `per_device` times for one item. `above` is the
     least sum that is shown.
     """
-    share = answered / asked * rate
-    width = noise.width()
-    if share == 1 and above is None:
-        return seen.astype(np.float64) - width, seen.astype(np.float64) + width
     values, places = np.unique(seen, return_inverse=True)
-    x, spread = values.astype(np.float64), noise.variance
+    x, share, width = values.astype(np.float64), answered / asked * rate, noise.width()
     sampling = _Sampling(
         asked=asked, share=share, fixed=rate == 1 and per_device == 1, per_device=per_device
     )
-    low, high = _score(x, width / NORMAL_95, sampling, above)
+    plain = (x - width, x + width) if share == 1 else _score(x, width / NORMAL_95, sampling)
     likely = np.clip(x / share, 0, asked)
-    variance = spread + sampling.variance(likely)
-    exact = np.flatnonzero((variance < _WIDE) & (per_device == 1 or share == 1))
-    if exact.size:
-        law = _sampled_law(noise, asked, answered, rate)
-        reach = 8 * np.sqrt(variance[exact]) / share + 20 / share + noise.width(1 - 1e-6)
-        least = np.zeros(exact.size) if above is not None else likely[exact] - reach
-        low[exact], high[exact] = _accepting(
-            values[exact], law, least, likely[exact] + reach, asked, above
-        )
-        # Below nobody there is no truth, but the noise can be: zero would hide it.
-        none = exact[low[exact] <= 0]
-        low[none] = np.minimum((x[none] - width) / share, 0.0)
-        lost = exact[np.isnan(low[exact])]
-        low[lost], high[lost] = (x[lost] - width) / share, (x[lost] + width) / share
+    variance = noise.variance + sampling.variance(likely)
+    low, high = _by_law(
+        values,
+        plain,
+        _sampled_law(noise, asked, answered, rate) if per_device == 1 or share == 1 else None,
+        likely=likely,
+        reach=(8 * np.sqrt(variance) + 20) / share + noise.width(1 - 1e-6),
+        variance=np.where(share == 1, np.inf, variance),  # then `plain` is exact
+        shown_variance=variance,
+        asked=asked,
+        above=above,
+        shown=lambda at: _shown_score(x[at], width / NORMAL_95, sampling, above or 0, step=1.0),
+    )
+    # Below nobody there is no truth, but the noise can be: zero would hide it.
+    low = np.where((low <= 0) & (share < 1), np.minimum((x - width) / share, 0.0), low)
     return low[places], high[places]
 
 
@@ -157,29 +154,32 @@ def of_support(
     """Bounds on how many of `asked` devices hold each item, from how many of `answered` records
     speak for it: a holder's with probability `truth`, any other with probability `lie`."""
     values, places = np.unique(seen, return_inverse=True)
-    share, x = answered / asked, values.astype(np.float64)
-    gain = truth - lie
-    likely = np.clip((x - lie * answered) / gain / share, 0, asked)
+    share, gain = answered / asked, truth - lie
+    estimates: F64 = (values.astype(np.float64) - lie * answered) / gain
+    likely = np.clip(estimates / share, 0, asked)
     variance = _support_variance(likely, truth, lie, asked, answered)
-    nobody = answered * lie * (1 - lie)
-    slope = (truth * (1 - truth) - lie * (1 - lie)) / gain**2
-    sampling = _Sampling(asked=asked, share=share, fixed=True, per_device=1)
-    estimates, error = (x - lie * answered) / gain, math.sqrt(nobody) / gain
-    shown = None if above is None else (above - lie * answered) / gain
-    low, high = _score(estimates, error, sampling, shown, slope)
-    exact = np.flatnonzero(variance < _WIDE)
-    if exact.size:
-        law = _support_law(truth, lie, asked, answered)
-        reach = (8 * np.sqrt(variance[exact]) + 20) / gain / share
-        least = np.zeros(exact.size) if above is not None else likely[exact] - reach
-        low[exact], high[exact] = _accepting(
-            values[exact], law, least, likely[exact] + reach, asked, above
-        )
-        lost = exact[np.isnan(low[exact])]
-        low[lost], high[lost] = estimates[lost] / share, estimates[lost] / share
-        low[exact] = np.where(low[exact] <= 0, np.minimum(estimates[exact] / share, 0), low[exact])
-        high[exact] = np.maximum(high[exact], 0)
-    return low[places], high[places]
+    sampling = _Sampling(
+        asked=asked,
+        share=share,
+        fixed=True,
+        per_device=1,
+        slope=(truth * (1 - truth) - lie * (1 - lie)) / gain**2,
+    )
+    error, least = math.sqrt(answered * lie * (1 - lie)) / gain, (above or 0) - lie * answered
+    low, high = _by_law(
+        values,
+        _score(estimates, error, sampling),
+        _support_law(truth, lie, asked, answered),
+        likely=likely,
+        reach=(8 * np.sqrt(variance) + 20) / gain / share,
+        variance=variance,
+        shown_variance=variance,
+        asked=asked,
+        above=above,
+        shown=lambda at: _shown_score(estimates[at], error, sampling, least / gain, step=1 / gain),
+    )
+    low = np.where(low <= 0, np.minimum(estimates / share, 0.0), low)
+    return low[places], np.maximum(high, 0.0)[places]
 
 
 def of_estimates(
@@ -201,8 +201,46 @@ def of_estimates(
         fixed=rate == 1 and per_device == 1,
         per_device=per_device,
     )
-    shown = None if above is None else above * rate
-    return _score(counts * rate, np.asarray(error) * rate, sampling, shown)
+    x, deviation = counts * rate, np.broadcast_to(np.asarray(error) * rate, counts.shape)
+    if above is None:
+        return _score(x, deviation, sampling)
+    return _shown_score(x, deviation, sampling, above * rate, step=0.0)
+
+
+def _by_law(
+    values: I64,
+    plain: tuple[F64, F64],
+    law: Law | None,
+    *,
+    likely: F64,
+    reach: F64,
+    variance: F64,
+    shown_variance: F64,
+    asked: int,
+    above: int | None,
+    shown: Callable[[I64], tuple[F64, F64]],
+) -> tuple[F64, F64]:
+    """Bounds by the law itself, where it is narrow and, longer, where `above` cuts into it."""
+    low, high = plain
+    near = np.zeros(values.size, dtype=np.bool_)
+    if above is not None:  # what is far above it would have been shown anyway
+        near = values <= above + 8 * np.sqrt(shown_variance) + 20
+    wide = near & (shown_variance >= _WIDE_SHOWN) if law is not None else near
+    narrow = (variance < _WIDE) if law is not None else np.zeros(values.size, dtype=np.bool_)
+    for chosen, least, limit in (
+        (~near & narrow, likely - reach, None),
+        (near & ~wide, np.zeros(values.size), above),
+    ):
+        at = np.flatnonzero(chosen)
+        if law is None or not at.size:
+            continue
+        found = _accepting(values[at], law, least[at], likely[at] + reach[at], asked, limit)
+        low[at] = np.where(np.isnan(found[0]), low[at], found[0])
+        high[at] = np.where(np.isnan(found[1]), high[at], found[1])
+    at = np.flatnonzero(wide)
+    if at.size:
+        low[at], high[at] = shown(at)
+    return low, high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,11 +251,12 @@ class _Sampling:
     share: float  # of all holders that are counted, on average
     fixed: bool  # whether so many devices answer, each counted at most once
     per_device: int
+    slope: float = 0.0  # variance that a holder who is counted adds by its own coins
 
     @property
     def linear(self) -> float:
         grown = self.asked / max(self.asked - 1, 1) if self.fixed else 1.0
-        return self.per_device * self.share * (1 - self.share) * grown
+        return self.share * (self.per_device * (1 - self.share) * grown + self.slope)
 
     @property
     def square(self) -> float:
@@ -227,54 +266,50 @@ class _Sampling:
         return np.maximum(self.linear * held - self.square * held**2, 0.0)
 
 
-def _score(
-    x: F64, error: F64 | float, sampling: _Sampling, above: float | None, slope: F64 | float = 0.0
-) -> tuple[F64, F64]:
+def _score(x: F64, error: F64 | float, sampling: _Sampling) -> tuple[F64, F64]:
     """Every c with |x − c·share| within 1.96 deviations, the deviation being that at c."""
     share, edge = sampling.share, NORMAL_95 * np.asarray(error)
-    linear = sampling.linear + np.asarray(slope) * share
-    if above is not None:
-        return _shown_score(x, error, sampling, above, linear)
     a = share**2 + NORMAL_95**2 * sampling.square
-    b = 2 * x * share + NORMAL_95**2 * linear
+    b = 2 * x * share + NORMAL_95**2 * sampling.linear
     root = np.sqrt(np.maximum(b**2 - 4 * a * (x**2 - edge**2), 0.0))
     return (
-        np.where(
-            x < edge, (x - edge) / share, (b - root) / (2 * a)
-        ),  # less than nobody does not vary
+        # Who is not there does not vary: below zero there is the noise alone.
+        np.where(x < edge, (x - edge) / share, (b - root) / (2 * a)),
         np.where(x < -edge, (x + edge) / share, (b + root) / (2 * a)),
     )
 
 
 def _shown_score(
-    x: F64, error: F64 | float, sampling: _Sampling, above: float, linear: F64 | float
+    x: F64, error: F64 | float, sampling: _Sampling, above: float, *, step: float
 ) -> tuple[F64, F64]:
-    """The same, given that x was shown since it is at least `above`."""
+    """Every c for which something as far from c·share as x has a chance of more than 5%, given that
+    it is shown: that it is at least `above`, or at least x where x was shown for other reasons.
+    Values are `step` apart."""
     from scipy import special
 
-    share = sampling.share
+    share, edge = sampling.share, np.minimum(above, x) - step / 2
 
-    def deviation(c: F64) -> F64:
-        held = np.maximum(c, 0.0)
-        more = np.maximum(linear * held - sampling.square * held**2, 0.0)
-        return np.asarray(np.sqrt(np.maximum(np.asarray(error) ** 2 + more, 1e-12)))
+    def chance(c: F64) -> F64:
+        deviation = np.sqrt(np.asarray(error) ** 2 + sampling.variance(np.maximum(c, 0.0)))
+        deviation = np.maximum(deviation, 1e-9)
+        away = np.maximum(np.abs(x - c * share) - step / 2, 0.0) / deviation
+        cut = (c * share - edge) / deviation
+        far_above = np.exp(np.minimum(special.log_ndtr(-away) - special.log_ndtr(cut), 0.0))
+        far_below = np.maximum(special.ndtr(-away) - special.ndtr(-cut), 0.0)
+        return np.asarray(far_above + far_below / np.exp(special.log_ndtr(cut)))
 
-    def excess(c: F64) -> F64:
-        """The chance of so much, among what is shown."""
-        reached = special.log_ndtr((c * share - x) / deviation(c))
-        shown = special.log_ndtr((c * share - above) / deviation(c))
-        return np.asarray(np.exp(np.minimum(reached - shown, 0.0)))
-
-    far = 12 * deviation(x / share) / share + 1
-    start, end = np.minimum(x / share - far, 0.0), x / share + far
+    middle = x / share
+    spread = np.sqrt(np.asarray(error) ** 2 + sampling.variance(np.maximum(middle, 0.0)))
+    far = 12 * spread / share + 1
     bounds = []
-    for wanted in (_TAIL, 1 - _TAIL):
-        low, high = start.copy(), end.copy()
+    for outside in (np.minimum(middle - far, 0.0), middle + far):
+        inside = middle.copy()
         for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            enough = excess(middle) > wanted
-            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-        bounds.append(high)
+            between = (inside + outside) / 2
+            accepted = chance(between) > 1 - CONFIDENCE
+            inside = np.where(accepted, between, inside)
+            outside = np.where(accepted, outside, between)
+        bounds.append(inside)
     return bounds[0], bounds[1]
 
 

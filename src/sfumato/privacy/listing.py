@@ -153,18 +153,24 @@ class ListedAbove:
             noised = counts + samplers.discrete_gaussian(self.scale, counts.shape, rng)
         return noised, noised >= self.threshold
 
-    def chance(self, count: int, least: float = 0.0) -> float:
-        """The probability that an item of so many devices is listed, with an estimate of at least
-        `least`."""
+    def chance(self, count: int, least: float = 0.0, *, answering: float = 1.0) -> float:
+        """The probability that an item of so many devices is listed, with an estimate over those
+        that answer of at least `least`; each answers with probability `answering`."""
         threshold = max(self.threshold, math.ceil(least * self.rate - 1e-9))
-        return _chance(self.noise, self.scale, self.rate, threshold, count)
+        return _chance(self.noise, self.scale, self.rate * answering, threshold, count)
 
-    def detectable(self, least: float = 0.0, share: float = FOUND) -> int:
+    def detectable(
+        self, least: float = 0.0, share: float = FOUND, *, answering: float = 1.0
+    ) -> int:
         """The smallest count that is listed with probability `share`, or more."""
+
+        def chance(count: int) -> float:
+            return self.chance(count, least, answering=answering)
+
         high = 1
-        while self.chance(high, least) < share:
+        while chance(high) < share:
             high *= 2
-        return bisect_left(range(high), share, key=lambda count: self.chance(count, least))
+        return bisect_left(range(high), share, key=chance)
 
     def thinned(self, counts: I64, given: float, *, rng: Rng) -> I64:
         """Counts of a sample of a higher rate as if it was taken at this one, with new coins."""

@@ -198,8 +198,8 @@ def _release(planned: Plan, answer: _Answer, asked: Asked) -> Release:
         items=planned.asked_about.items.take(pa.array(order, type=pa.int64())),
         counts=counts[order],
         standard_error=error[order],
-        low=low[order],
-        high=high[order],
+        low=np.minimum(low, counts)[order],  # an estimate may be outside of what is possible
+        high=np.maximum(high, counts)[order],
         significant=significant[order],
         privacy=answer.privacy,
         cost=Cost(
@@ -226,7 +226,7 @@ def from_list(
     )  # fmt: skip
     low, high = found.interval(max(asked.devices, answered))
     parameters: dict[str, Any] = {
-        "detectable_count": found.detectable,
+        "detectable_count": found.detectable(max(asked.devices, found.answered)),
         "sampling_rate": found.rate,
         "rounds_not_listed": found.unread,
     }
@@ -244,7 +244,7 @@ def from_list(
             part[order] for part in (read.counts, read.standard_error, low, high)
         )
         parameters |= {"counts_decoder": read.decoder}
-    notes = [_detectable("an item", found.detectable, asked, found.answered)]
+    notes = [_detectable("an item", parameters["detectable_count"], asked)]
     if found.unread:
         notes.append(_unread(names, found.unread))
     return _listed_release(
@@ -255,7 +255,8 @@ def from_list(
 def from_prefixes(planned: Plan, campaign: PrefixCampaign, asked: Asked) -> Release:
     """The release of a search by prefixes that has come to its end."""
     found = campaign.found()
-    notes = [_detectable("a word", found.detectable, asked, found.answered)]
+    detectable = found.detectable(max(asked.devices, found.answered))
+    notes = [_detectable("a word", detectable, asked)]
     if found.left_out:
         notes.append(f"{found.left_out:,} prefixes were too many to be carried on")
     return _listed_release(
@@ -265,7 +266,7 @@ def from_prefixes(planned: Plan, campaign: PrefixCampaign, asked: Asked) -> Rele
         found.standard_error,
         found.interval(max(asked.devices, found.answered)),
         found.answered,
-        {"detectable_count": found.detectable, "candidates": found.candidates},
+        {"detectable_count": detectable, "candidates": found.candidates},
         notes,
         asked,
     )
@@ -347,10 +348,9 @@ def _with_sampling(standard_error: F64, counts: F64, scale: float) -> F64:
     return np.sqrt((scale * standard_error) ** 2 + np.maximum(counts, 0) * (scale - 1))
 
 
-def _detectable(what: str, count: float, asked: Asked, answered: int) -> str:
-    scale = asked.devices / max(answered, 1)
+def _detectable(what: str, count: float, asked: Asked) -> str:
     return (
-        f"{what} that {round(scale * count):,} or more of the {asked.devices:,} devices hold is "
+        f"{what} that {math.ceil(count - 1e-9):,} or more of the {asked.devices:,} devices hold is "
         f"listed with a probability of 95%; rarer ones may be missing"
     )
 

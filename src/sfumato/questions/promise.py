@@ -10,6 +10,7 @@ NO_PROMISE = "no differential privacy: exact sums are released"
 DROPOUTS = "devices that drop out do not weaken the guarantee, and their number is public"
 TIME = "how long the computation took, which the bill says"
 SEES_TABLES = "the collector sees each device's table, adds the noise and is trusted with both"
+SEES_ALL = "the collector sees each device's table, and everybody the exact sums"
 
 
 def in_words(epsilon: float, delta: float) -> str:

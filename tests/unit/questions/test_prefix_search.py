@@ -211,7 +211,7 @@ def test_without_noise_every_word_is_found_with_its_count(width: int) -> None:
     found = searched(exact(rows=15, width=width), held)
     assert found.items.to_pylist() == sorted(held, key=lambda word: -held[word])
     assert found.counts.tolist() == sorted(held.values(), reverse=True)
-    assert (found.detectable, found.left_out, found.answered) == (1.0, 0, DEVICES)
+    assert (found.detectable(DEVICES), found.left_out, found.answered) == (1.0, 0, DEVICES)
 
 
 def test_words_are_cut_and_those_with_other_characters_are_not_sent() -> None:
@@ -231,7 +231,9 @@ def test_too_many_prefixes_are_cut_to_the_most_common_and_counted() -> None:
     assert found.items.to_pylist() == ["habc", "gabc", "fabc"]
     assert found.left_out == 5
     assert found.candidates == made.most_candidates
-    assert found.detectable > 60  # what is as common as the least of the three may be left out
+    assert (
+        found.detectable(DEVICES) > 60
+    )  # what is as common as the least of the three may be left out
 
 
 def test_a_search_ends_when_nothing_is_left() -> None:
@@ -278,8 +280,10 @@ def test_common_words_are_found_and_others_are_not_made_up(secure: SecureSum | N
     held = made_up(answering)
     found = searched(made, held, answering)
     listed = dict(zip(found.items.to_pylist(), found.counts.tolist(), strict=True))
-    above = [word for word, count in held.items() if count >= found.detectable]
-    below = [w for w, count in held.items() if 1 / 3 <= count / found.detectable <= 1 / 2]
+    above = [word for word, count in held.items() if count >= found.detectable(answering)]
+    below = [
+        w for w, count in held.items() if 1 / 3 <= count / found.detectable(answering) <= 1 / 2
+    ]
     assert len(above) >= 80
     assert len(below) >= 10
     assert sum(word in listed for word in above) >= 0.8 * len(above)
@@ -399,7 +403,7 @@ def test_without_collisions_the_prediction_is_what_a_run_states() -> None:
     made = exact(lengths=(2,), mechanism=NoiseAtRelease(noise="gaussian", scale=9.0))
     found = searched(made, {"ab": 500, "h": 300})
     said = predicted_of(made, answering=DEVICES)
-    assert said["detectable"] == found.detectable
+    assert said["detectable"] == found.detectable(DEVICES)
     assert said["standard_error"] == found.standard_error[0] == 9.0
     assert said["assumes"] == "nothing about the data"
 

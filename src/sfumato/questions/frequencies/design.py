@@ -192,7 +192,7 @@ class Estimates:
         people["per_device"] = self.per_device
         if self.noise is None:
             return of_estimates(self.counts, self.half_width / NORMAL_95, above=above, **people)
-        least = None if above is None else math.ceil(above)
+        least = None if above is None else math.ceil(above - 1e-9)  # it may have been scaled
         return of_sums(self.counts.astype(np.int64), self.noise, above=least, **people)
 
 

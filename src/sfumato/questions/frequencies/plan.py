@@ -40,6 +40,7 @@ from sfumato.questions.frequencies.design import (
 from sfumato.questions.promise import (
     DROPOUTS,
     NO_PROMISE,
+    SEES_ALL,
     SEES_TABLES,
     ZERO_OUT,
     in_words,
@@ -94,6 +95,7 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
     """The privacy statement of a design, true of every release it makes."""
     task = design.tasks()[0]
     guarantee, mechanism, assumptions = NO_PROMISE, "none", who_colludes(design.secure)
+    tables = SEES_ALL if study.epsilon is None else SEES_TABLES
     if study.epsilon is not None:
         noise = design.mechanism
         assert isinstance(noise, NoiseAtRelease | NoiseInShares)  # a finite epsilon has noise
@@ -117,7 +119,7 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
         neighbours=ZERO_OUT.format("table becomes"),
         mechanism=mechanism,
         trust=study.trust,
-        sees=SEES_TABLES if design.secure is None else who_sees_sums(task),
+        sees=tables if design.secure is None else who_sees_sums(task),
         assumptions=assumptions,
     )
 

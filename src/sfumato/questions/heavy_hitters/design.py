@@ -28,7 +28,7 @@ from sfumato.flow.release import NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of
 from sfumato.flow.task import Task, most_devices
 from sfumato.privacy import Charge, ListedAbove, PlannedLoss, Rng
-from sfumato.privacy.intervals import NoiseLaw, of_estimates, of_sums
+from sfumato.privacy.intervals import NoiseLaw, of_sums
 from sfumato.privacy.samplers import bound, discrete_laplace
 from sfumato.questions.frequencies.design import FrequencyCampaign, FrequencyDesign
 from sfumato.sketch import InvertibleSketch, Keys, Listing, capacity
@@ -279,9 +279,9 @@ class HeavyHitters:
     seen: I64  # in the samples, with their noise
     noise: NoiseLaw  # on each of these
     least_seen: int  # with fewer, an item is not listed
-    even: bool  # whether all rounds had one rate
     rate: float  # of the sample that was told of; the mean of the rounds' where they differ
-    detectable: int  # smallest count that is listed with probability 95%
+    mechanism: ListedAbove  # at that rate
+    least: float  # estimates below it are not listed
     answered: int  # devices behind the counts
     unread: int  # rounds of which nothing could be told
     listed: float  # share of what was sampled that could be listed, where it could in part
@@ -290,12 +290,17 @@ class HeavyHitters:
         """95% intervals for counts over `asked` devices, given that an item is listed."""
         if not self.answered:
             return np.zeros(0), np.zeros(0)
-        if self.even:
-            return of_sums(
-                self.seen, self.noise, asked=asked, answered=self.answered, rate=self.rate,
-                above=self.least_seen,
-            )  # fmt: skip
-        return of_estimates(self.counts, 0.0, asked=asked, answered=self.answered, rate=self.rate)
+        return of_sums(
+            self.seen, self.noise, asked=asked, answered=self.answered, rate=self.rate,
+            above=self.least_seen,
+        )  # fmt: skip
+
+    def detectable(self, asked: int) -> int:
+        """The smallest count, over `asked` devices, that is listed with a probability of 95%."""
+        if not self.answered:
+            return 0
+        answering = min(self.answered / asked, 1.0)
+        return self.mechanism.detectable(self.least, answering=answering)
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -387,9 +392,9 @@ class HeavyHitterCampaign:
             seen=seen,
             noise=mechanism.list_law,
             least_seen=max(threshold, math.ceil(self.least * rate - 1e-9)),
-            even=is_private or len(set(rates)) <= 1,
             rate=rate,
-            detectable=self._detectable(used),
+            mechanism=replace(mechanism, rate=rate),
+            least=self.least,
             answered=sum(part.devices for part in used),
             unread=len(self.rounds) - len(used),
             listed=listed / held if held else 1.0,
@@ -457,17 +462,6 @@ class HeavyHitterCampaign:
         counts[present[may]] = noised[may] / told.rate
         variances[present] = (told.noise_stddev / told.rate) ** 2
         return counts, variances + np.maximum(counts, 0) * (1 / told.rate - 1), seen
-
-    def _detectable(self, used: list[Round]) -> int:
-        if not used:
-            return 0
-        if self.design.mechanism.epsilon is not None:
-            rate = min(part.rate for part in used)
-            return replace(self.design.mechanism, rate=rate).detectable(self.least)
-        # Of an item spread evenly over devices: samples of each round, by a common rate.
-        devices = sum(part.devices for part in used)
-        rate = sum(part.read_rate * part.devices for part in used) / devices
-        return replace(self.design.mechanism, rate=min(rate, 1.0)).detectable(self.least)
 
     def _distinct(self, listing: Listing) -> float:
         """How many different keys a table had, with the noise that the mechanism pays for."""

@@ -28,6 +28,7 @@ from sfumato.questions.mean.design import (
 from sfumato.questions.promise import (
     DROPOUTS,
     NO_PROMISE,
+    SEES_ALL,
     SEES_TABLES,
     ZERO_OUT,
     in_words,
@@ -60,6 +61,7 @@ def promise(study: Study, design: MeanDesign) -> Privacy:
     """The privacy statement of a design, true of every release it makes."""
     tasks = widest_tasks(design)
     guarantee, mechanism, assumptions = NO_PROMISE, "none", who_colludes(design.secure)
+    tables = SEES_ALL if study.epsilon is None else SEES_TABLES
     if study.epsilon is not None:
         spent = epsilon_of([task.loss for task in tasks], study.delta)
         kind = "discrete gaussian" if design.secure is None else "Skellam"
@@ -84,7 +86,7 @@ def promise(study: Study, design: MeanDesign) -> Privacy:
         neighbours=ZERO_OUT.format("tables become"),
         mechanism=mechanism,
         trust=study.trust,
-        sees=SEES_TABLES if design.secure is None else who_sees_sums(tasks[-1]),
+        sees=tables if design.secure is None else who_sees_sums(tasks[-1]),
         assumptions=assumptions,
     )
 

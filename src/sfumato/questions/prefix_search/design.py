@@ -205,12 +205,15 @@ class FoundWords:
     standard_error: F64
     noise: NoiseLaw | None  # of counts that are whole; None where placebos tell the error
     limit: float  # counts above it are listed
-    detectable: float
-    """A word that so many of the answering devices hold passes every level that was asked with a
-    chance of 95% at least: its prefixes are as common as it is, or more. Levels err apart."""
+    levels: tuple[Level, ...]  # that were asked
     candidates: int  # words, or prefixes if it ended early, that the last table was read at
     left_out: int  # prefixes that stood out, and were not extended since there were too many
     answered: int  # devices behind the last table
+
+    def detectable(self, asked: int) -> float:
+        """A word that so many of `asked` devices hold passes every level that was asked with a
+        chance of 95%: its prefixes are as common as it is, or more. Levels err independently."""
+        return detectable_count(self.levels, min(self.answered / asked, 1.0))
 
     def interval(self, asked: int) -> tuple[F64, F64]:
         """95% intervals for counts over `asked` devices, given that a word is listed."""
@@ -238,11 +241,13 @@ class Level:
     limit: float
     error: float
 
-    def passes(self, count: float) -> float:
-        """The chance that a prefix of so many devices is kept."""
-        if self.error == 0:
+    def passes(self, count: float, answering: float = 1.0) -> float:
+        """The chance that a prefix of so many devices is kept, if each answers with a chance of
+        `answering`."""
+        error = math.sqrt(self.error**2 + count * answering * (1 - answering))
+        if error == 0:
             return float(count > self.limit)
-        return _STANDARD.cdf((count - self.limit) / self.error)
+        return _STANDARD.cdf((count * answering - self.limit) / error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +316,7 @@ class PrefixCampaign:
             standard_error=self._errors,
             noise=self._noise,
             limit=self._levels[-1].limit,
-            detectable=detectable_count(self._levels),
+            levels=tuple(self._levels),
             candidates=self._candidates,
             left_out=self._left_out,
             answered=self._answered,
@@ -405,11 +410,17 @@ def _spread(errors: F64) -> float:
     return float(np.sqrt(np.mean(errors**2)))
 
 
-def detectable_count(levels: Sequence[Level]) -> float:
+def detectable_count(levels: Sequence[Level], answering: float = 1.0) -> float:
     """The smallest count that passes all levels with a chance of `SURE`."""
-    low, high = 0.0, max(level.limit + 10 * level.error for level in levels) + 1
+
+    def chance(count: float) -> float:
+        return math.prod(level.passes(count, answering) for level in levels)
+
+    low, high = 0.0, 1.0
+    while chance(high) < SURE:
+        high *= 2
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        sure = math.prod(level.passes(middle) for level in levels) >= SURE
+        sure = chance(middle) >= SURE
         low, high = (low, middle) if sure else (middle, high)
     return max(high, 1.0)
