@@ -19,6 +19,8 @@ Counts = tuple[int, ...]
 FLAT: Counts = (20,) * 60
 FEW: Counts = (3, 2, 2, 1, 1) * 4
 ZIPF: Counts = tuple(int(2_000 / rank**1.1) for rank in range(1, 121))
+TINY: Counts = (2, 1, 1, 1)
+LARGE: Counts = (60_000, 30_000, 9_000, 1_000) * 3
 ABSENT = 120
 
 
@@ -33,7 +35,8 @@ class Cell:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        kind = {FLAT: "flat", FEW: "few", ZIPF: "zipf"}.get(self.held, "other")
+        kinds = {TINY: "tiny", FEW: "few", FLAT: "flat", ZIPF: "zipf", LARGE: "large"}
+        kind = kinds.get(self.held, "other")
         more = ",".join(f"{key}={value}" for key, value in self.more.items())
         return f"{self.question}-{self.trust}-{self.epsilon:g}-{kind}-{more}"
 

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 import sfumato
-from claims.studies import FEW, FLAT, ZIPF, Cell, Tally, name, tally
+from claims.studies import FEW, FLAT, LARGE, TINY, ZIPF, Cell, Tally, name, tally
 from sfumato.privacy.intervals import NORMAL_95
 
 FALSE_ALARM = 1e-6  # of each assertion, exact binomial; sketches have a margin instead
@@ -31,10 +31,18 @@ FREQUENCIES: dict[str, dict[str, object]] = {
 }
 
 
+LETTERS = {"alphabet": "abcdefghij", "word_length": 3}
+SEARCHES: dict[str, tuple[str, dict[str, object]]] = {
+    "central names": ("heavy_hitters", {}),
+    "central names and counts": ("histogram", {"bytes_per_device": 200_000}),
+    "secure names": ("heavy_hitters", {"dropout": 0.05, **LETTERS}),
+    "local names": ("new_words", LETTERS),
+}
+
+
 def cell(kind: str, epsilon: float, held: tuple[int, ...], **more: object) -> Cell:
+    question, options = SEARCHES.get(kind, ("frequencies", FREQUENCIES.get(kind, {})))
     trust = kind.split()[0]
-    question = "heavy_hitters" if "names" in kind else "frequencies"
-    options = FREQUENCIES.get(kind, {})
     return Cell(
         question=question, trust=trust, epsilon=epsilon, held=held, more={**options, **more}
     )
@@ -65,6 +73,21 @@ GRID = [
     if not (kind == "central names" and epsilon > 5)  # such names could be misread too often
     if not (held == FEW and "threshold" in kind)  # nobody would be shown
 ]
+GRID += [
+    cell(kind, epsilon, held)
+    for kind in ("central", "central rounds", "secure", "local")
+    for epsilon in (0.5, 2.4, 8.0)
+    for held in (TINY, LARGE)
+]
+GRID += [
+    cell(kind, epsilon, held)
+    for kind, epsilons, held in (
+        ("central names and counts", (0.5, 1.0, 3.0), FLAT),
+        ("secure names", (0.5, 2.4, 8.0), ZIPF),
+        ("local names", (2.0, 8.0), LARGE),
+    )
+    for epsilon in epsilons
+]
 
 
 def check(one: Cell, runs: int) -> None:
@@ -90,6 +113,23 @@ def test_a_release_covers_and_marks_as_it_says(one: Cell) -> None:
 @pytest.mark.parametrize("one", GRID, ids=str)
 def test_every_cell_of_the_grid_covers_and_marks_as_it_says(one: Cell) -> None:
     check(one, 60)
+
+
+@pytest.mark.parametrize("trust", ["central", "secure"])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.6, 10.0])
+def test_the_interval_of_a_mean_covers_its_coordinates(epsilon: float, trust: str) -> None:
+    """300 devices, 64 coordinates, 25 runs, 95% of coordinates on average: coordinates of one run
+    err independently, so the binomial law holds; false alarm 1e-6, and 90% is never missed."""
+    held = np.random.default_rng(5).normal(size=(300, 64)) / 16
+    truth = held.mean(axis=0)
+    study = {"question": "mean", "trust": trust, "epsilon": epsilon, "delta": 1e-6, "clip": 1.0}
+    study |= {"devices": 300, "dimensions": 64, "compression": "none"}
+    plan, inside = sfumato.plan(study), 0
+    for _ in range(25):
+        release = sfumato.simulate(plan, held)
+        inside += int((np.abs(release.mean - truth) <= release.half_width).sum())
+    assert stats.binom.cdf(inside, 25 * 64, 0.95) > FALSE_ALARM
+    assert stats.binom.sf(inside - 1, 25 * 64, 0.97) > FALSE_ALARM
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ class Scores:
     """Errors of estimates in their own standard errors, and which intervals hold the truth."""
 
     errors: list[float] = field(default_factory=list)
-    widths: list[float] = field(default_factory=list)  # of half an interval, in the same unit
+    widths: list[float] = field(default_factory=list)  # of intervals towards the truth, alike
     found: int = 0  # of all items asked for
     false: int = 0  # listed, and held by nobody
 
@@ -102,7 +102,7 @@ class Scores:
         ):
             if item in held:
                 self.errors.append((count - held[item]) / error)
-                self.widths.append((high - low) / 2 / error)
+                self.widths.append((count - low if count > held[item] else high - count) / error)
                 self.found += 1
             else:
                 self.false += 1

@@ -48,7 +48,7 @@ class NoiseLaw:
     """The distribution of symmetric noise on whole numbers: of −reach, …, 0, …, reach.
 
     >>> coin = NoiseLaw(np.array([0.25, 0.5, 0.25]))
-    >>> (coin + coin).at_least(np.array([2, 1, -2])).tolist()
+    >>> (coin + coin).at_least(np.array([2, 1, -2])).round(9).tolist()
     [0.0625, 0.3125, 1.0]
     >>> coin.width(0.9), coin.exceeded(0.3)
     (1, 1)

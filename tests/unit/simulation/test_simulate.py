@@ -16,6 +16,7 @@ import sfumato
 from checks import SEED
 from sfumato.errors import BudgetError, DataError, SimulationWarning
 from sfumato.privacy import ApproximateLoss, Budget, Ledger, SeededRng
+from sfumato.questions import answers
 from sfumato.simulation.population import Cohorts, Population
 
 STUDY: dict[str, Any] = {"question": "frequencies", "trust": "central", "epsilon": math.inf}
@@ -57,6 +58,7 @@ def test_a_device_column_groups_rows_and_a_device_counts_within_its_bound() -> N
         assert sum(release.counts) == bound + min(bound, 2)
         assert release.cost.devices == 2
         assert any("counts are of what devices report" in note for note in release.notes)
+        release = answers.timed(release, 0.0)
         assert "13" not in release.to_json()  # what devices hold is no part of a release
 
 
