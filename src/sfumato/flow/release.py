@@ -182,8 +182,8 @@ class Release:
     A count is over all devices asked, and of what they would have contributed: a device counts for
     at most `items_per_device` of what it holds. `low` and `high` cover it with a probability of at
     least 95%, whatever it is, given that the item is shown; those of sketches and hashed reports
-    cover about 95% of (item, run) pairs (docs/concepts/intervals.md). They are not clipped at zero,
-    since clipping would hide how uncertain a small count is.
+    cover about 95% of (item, run) pairs (docs/concepts/intervals.md). Where zero is possible,
+    `low` is zero or below it.
     """
 
     items: pa.Array

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from sfumato.errors import SpecError
 from sfumato.kernels import local
-from sfumato.privacy.intervals import of_estimates, of_support
+from sfumato.privacy.intervals import NORMAL_95, of_estimates, of_support
 from sfumato.privacy.randomizers import DirectResponse, Hashed, HashedResponse, Randomizer
 from sfumato.privacy.tallies import Tally
 
@@ -72,7 +72,7 @@ class LocalEstimates:
         """95% intervals for counts over `asked` devices, of which `answered` sent their records.
 
         `above` is the least count that is shown. Coins are taken as they fall, on whole numbers;
-        what collisions add to the error stretches an interval.
+        what collisions add to the variance widens an interval.
         """
         if per_device > 1 and answered < asked:  # a device's records are missing together
             return of_estimates(
@@ -94,10 +94,12 @@ class LocalEstimates:
         middle = scale * (spoke - lie * records) / gain
         off = scale * self.counts - middle  # solving for collisions leaves whole numbers
         off = np.where(np.abs(off) < _WHOLE * scale, 0.0, off)
-        more = np.maximum(self.null_error / self.alone, 1.0) - 1
-        below = low + off - more * (middle - low)
+        collisions = np.maximum(self.null_error**2 - self.alone**2, 0.0)
+        collisions = np.where(collisions < _WHOLE * self.alone**2, 0.0, collisions)
+        more = NORMAL_95 * scale * np.sqrt(collisions)
+        below = np.where(more > 0, middle + off - np.hypot(middle - low, more), low + off)
         below = np.where(low <= 0, np.minimum(below, 0.0), below)  # nobody was not ruled out
-        return below, high + off + more * (high - middle)
+        return below, np.where(more > 0, middle + off + np.hypot(high - middle, more), high + off)
 
     def significant(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from sfumato.flow.secure_sum import SecureSum
 from sfumato.flow.task import Task
 
@@ -11,6 +13,16 @@ DROPOUTS = "devices that drop out do not weaken the guarantee, and their number 
 TIME = "how long the computation took, which the bill says"
 SEES_TABLES = "the collector sees each device's table, adds the noise and is trusted with both"
 SEES_ALL = "the collector sees each device's table, and everybody the exact sums"
+
+
+def rounded_up(epsilon: float) -> float:
+    """An epsilon to three digits, never less than it is.
+
+    >>> rounded_up(0.15741), rounded_up(5.9999), rounded_up(18.401)
+    (0.158, 6.0, 18.5)
+    """
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+    return round(math.ceil(epsilon / unit - 1e-9) * unit, 12)
 
 
 def in_words(epsilon: float, delta: float) -> str:

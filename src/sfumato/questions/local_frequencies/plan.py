@@ -32,6 +32,7 @@ from sfumato.privacy.shuffling import shuffled_epsilon
 from sfumato.questions.local_frequencies.design import NAMES, LocalDesign, oracle_of
 from sfumato.questions.new_words.design import NAMES as WORD_NAMES
 from sfumato.questions.new_words.design import WordDesign
+from sfumato.questions.promise import rounded_up
 from sfumato.sketch.words import LATIN, check_alphabet
 from sfumato.study import Study
 
@@ -314,11 +315,11 @@ def shuffled(privacy: Privacy, reports: Sequence[int], delta: float, per_device:
     least = min(reports, default=0)
     if privacy.epsilon is None or delta == 0 or per_device > 1 or least < 1:
         return privacy
-    epsilon = shuffled_epsilon(privacy.epsilon, least, delta)
+    epsilon = rounded_up(shuffled_epsilon(privacy.epsilon, least, delta))
     if epsilon >= privacy.epsilon:
         return privacy
     second = (
-        f"({epsilon:.3g}, {delta:g})-differential privacy against anybody who sees only the "
+        f"({epsilon:g}, {delta:g})-differential privacy against anybody who sees only the "
         f"{least:,} shuffled reports, if the shuffler is trusted"
     )
     return replace(privacy, second=second)
