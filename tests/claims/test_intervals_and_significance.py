@@ -78,6 +78,7 @@ GRID += [
     for kind in ("central", "central rounds", "secure", "local")
     for epsilon in (0.5, 2.4, 8.0)
     for held in (TINY, LARGE)
+    if not (held == TINY and kind in ("central rounds", "secure"))  # too few: refused
 ]
 GRID += [
     cell(kind, epsilon, held)
