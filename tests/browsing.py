@@ -15,10 +15,11 @@ from sfumato.collector.client import AdminClient
 from sfumato.collector.tokens import Role
 from sfumato.dashboard import ROUTES
 from sfumato.device import offers
-from sfumato.device.offers import AnyTask, Offer, takes_categories
+from sfumato.device.offers import Offer
 from sfumato.flow import contribute as device
 from sfumato.flow.report import to_frames
 from sfumato.flow.task import LocalTask, Task
+from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import SeededRng
 
 if TYPE_CHECKING:  # a browser is for some of the tests only
@@ -90,12 +91,12 @@ class Stage:
         key = bytes.fromhex(self.collector.public_key)
         return [offers.verify(envelope, key) for envelope in told]
 
-    def _task(self, study: str) -> AnyTask:
+    def _task(self, study: str) -> LocalTask | Task | WordTask:
         (offer,) = [offer for offer in self.offers() if offer.study == study]
         return offer.task
 
-    def _report(self, task: AnyTask, value: str) -> bytes:
-        held: Any = TREES.index(value) if takes_categories(task) else value
+    def _report(self, task: LocalTask | Task | WordTask, value: str) -> bytes:
+        held: Any = TREES.index(value) if task.takes_categories() else value
         if isinstance(task, Task):
             return device.report(task, [held], rng=self._rng).to_bytes()
         assert isinstance(task, LocalTask)  # what the tests ask

@@ -11,13 +11,13 @@ from checks import SEED
 from sfumato.collector import studies
 from sfumato.collector.store.store import Store, StudyRow, TaskRow
 from sfumato.collector.worker.worker import Worker
-from sfumato.device.offers import AnyTask, takes_categories
 from sfumato.device.outbox import DAY_SECONDS
 from sfumato.flow import contribute as device
-from sfumato.flow.release import Release
+from sfumato.flow.contribute import local_report
+from sfumato.flow.release import CountRelease
 from sfumato.flow.report import to_frames
 from sfumato.flow.task import LocalTask, Task
-from sfumato.flow.word_discovery import WordTask, word_report
+from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import Rng, SeededRng, SystemRng
 from sfumato.spec import from_json
 
@@ -69,8 +69,8 @@ def open_task(store: Store, study: StudyRow) -> TaskRow:
 
 def report(task: TaskRow, category: int, *, rng: Rng) -> bytes:
     """What a device that holds an item of `ITEMS` sends."""
-    spec: AnyTask = from_json(task.spec)
-    value: Any = category if takes_categories(spec) else ITEMS[category]
+    spec: LocalTask | Task | WordTask = from_json(task.spec)
+    value: Any = category if spec.takes_categories() else ITEMS[category]
     if isinstance(spec, Task):
         return device.report(spec, [value], rng=rng).to_bytes()
     if isinstance(spec, LocalTask):
@@ -82,7 +82,7 @@ def word(task: TaskRow, text: str, *, rng: Rng) -> bytes:
     """What a device that typed a word sends."""
     spec = from_json(task.spec)
     assert isinstance(spec, WordTask)
-    return word_report(spec, [text], rng=rng).to_bytes()
+    return local_report(spec, [text], rng=rng).to_bytes()
 
 
 def upload(store: Store, task: TaskRow, reports: Iterable[bytes]) -> bool:
@@ -133,13 +133,13 @@ class Stage:
     def state(self, study: StudyRow) -> dict[str, Any]:
         return studies.state(self.store, study.id)
 
-    def release(self, study: StudyRow) -> Release:
+    def release(self, study: StudyRow) -> CountRelease:
         with self.store.reading() as tx:
             text = tx.release(study.id)
         assert text is not None, self.state(study)["problem"]
-        return Release.from_dict(json.loads(text))
+        return CountRelease.from_dict(json.loads(text))
 
-    def finish(self, study: StudyRow) -> Release:
+    def finish(self, study: StudyRow) -> CountRelease:
         studies.close(self.store, study.id)
         work(self.worker)
         return self.release(study)

@@ -20,7 +20,7 @@ from sfumato.collector.worker.rounds import Patience
 from sfumato.collector.worker.table_queue import Arrivals
 from sfumato.collector.worker.worker import Worker
 from sfumato.device import Device, Http, Joined, MemoryBox, Part, Send
-from sfumato.flow.release import Release
+from sfumato.flow.release import CountRelease
 from sfumato.privacy import SystemRng
 
 NAME = "Street trees"
@@ -96,11 +96,11 @@ class Masking:
     def state(self, study: StudyRow) -> dict[str, Any]:
         return studies.state(self.collector.store, study.id)
 
-    def release(self, study: StudyRow) -> Release:
+    def release(self, study: StudyRow) -> CountRelease:
         with self.collector.store.reading() as tx:
             text = tx.release(study.id)
         assert text is not None, self.state(study)["problem"]
-        return Release.from_dict(json.loads(text))
+        return CountRelease.from_dict(json.loads(text))
 
     def charges(self) -> int:
         with self.collector.store.reading() as tx:

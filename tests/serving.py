@@ -22,9 +22,10 @@ from sfumato.collector.serve import address_of, listen, make_server
 from sfumato.collector.settings import Settings
 from sfumato.collector.store.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.device import offers
-from sfumato.device.offers import AnyTask, Offer
+from sfumato.device.offers import Offer
 from sfumato.flow.report import Report, to_frames
-from sfumato.flow.task import LocalTask
+from sfumato.flow.task import LocalTask, Task
+from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import HashedResponse, SystemRng
 from sfumato.spec import to_json
 
@@ -113,7 +114,7 @@ def opened(
     store: Store,
     *,
     key: bytes = KEY,
-    task: AnyTask = TASK,
+    task: LocalTask | Task | WordTask = TASK,
     name: str = "Trees",
     room: int | None = None,
 ) -> str:
@@ -125,7 +126,7 @@ def opened(
         question="frequencies",
         trust="local",
         task=task,
-        epsilon=offers.epsilon_of(task),
+        epsilon=task.epsilon,
     )
     with store.transaction() as tx:
         tx.add_study(
@@ -168,7 +169,7 @@ def body(count: int, task: LocalTask = TASK) -> bytes:
     return to_frames(reports(count, task))
 
 
-def stored(store: Store, task: AnyTask = TASK) -> int:
+def stored(store: Store, task: LocalTask | Task | WordTask = TASK) -> int:
     """How many reports of a task are in the store."""
     with store.reading() as tx:
         return tx.received(task.id)

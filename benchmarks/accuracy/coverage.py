@@ -78,7 +78,7 @@ def measure(case: Case, seed: int) -> Run:
     planned = _plan(case)
     shares = np.arange(1, case.items + 1, dtype=np.float64) ** -EXPONENT
     truth = np.random.default_rng(seed).multinomial(case.devices, shares / shares.sum())
-    items = planned.asked_about.items
+    items = planned.listed.items
     release = simulate(planned, {"item": items, "count": truth}, count_column="count", seed=seed)
     which = pc.index_in(release.items, value_set=items).to_numpy()
     inside = (release.low <= truth[which]) & (truth[which] <= release.high)

@@ -15,15 +15,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sfumato.errors import SfumatoError
-    from sfumato.flow.release import Release
+    from sfumato.flow.release import CountRelease, MeanRelease, Release
     from sfumato.planning import Plan, plan
     from sfumato.simulation.simulate import simulate
     from sfumato.study import Study
 
-__all__ = ["Plan", "Release", "SfumatoError", "Study", "plan", "simulate"]
+__all__ = [
+    "CountRelease",
+    "MeanRelease",
+    "Plan",
+    "Release",
+    "SfumatoError",
+    "Study",
+    "plan",
+    "simulate",
+]
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CountRelease": "flow.release",
+    "MeanRelease": "flow.release",
     "Plan": "planning",
     "Release": "flow.release",
     "SfumatoError": "errors",

@@ -5,16 +5,101 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from sfumato.errors import StudyError
+from sfumato.privacy import Rng
 from sfumato.secagg.parameters import Mode
-from sfumato.spec import is_silent, later, require, spec
+from sfumato.spec import LARGEST_INTEGER, is_silent, later, require, spec
 
-Question = Literal["frequencies", "new_words", "heavy_hitters", "histogram", "mean", "train"]
 Trust = Literal["local", "secure", "central"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionFacts:
+    """What is known of a question before it is planned.
+
+    Planners and releases are named, not imported, so that nothing is loaded before it is needed.
+    """
+
+    planners: Mapping[Trust, str]  # "module:function", for each trust that it can be asked with
+    release: str = "sfumato.flow.release:CountRelease"  # "module:class"
+    data: Literal["items", "vectors", "examples"] = "items"  # what devices hold
+    dictionary: Literal["listed", "known", "none"] = "none"
+    """Whether a study lists the items asked about, may list those already known, or neither."""
+    not_collected: tuple[Trust, ...] = ()  # for simulations only
+    instead: str = ""  # what to do under another trust
+
+    @property
+    def collected(self) -> tuple[Trust, ...]:
+        """The trusts with which a collector asks it; the others are for simulations."""
+        return tuple(trust for trust in self.planners if trust not in self.not_collected)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrustFacts:
+    """Whom the devices of a study trust, and with what."""
+
+    is_local: bool = False  # with nothing: devices randomise what they send
+    is_masked: bool = False  # with sums: no device's table is seen
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether a release spends budget: local studies spend each device's own."""
+        return not self.is_local
+
+
+QUESTIONS: dict[str, QuestionFacts] = {
+    "frequencies": QuestionFacts(
+        planners={
+            "local": "sfumato.questions.local_frequencies.plan:plan",
+            "secure": "sfumato.questions.frequencies.plan:plan",
+            "central": "sfumato.questions.frequencies.plan:plan",
+        },
+        dictionary="listed",
+    ),
+    "new_words": QuestionFacts(
+        planners={"local": "sfumato.questions.new_words.plan:plan"},
+        dictionary="known",
+        instead="ask for heavy_hitters with the others",
+    ),
+    "heavy_hitters": QuestionFacts(
+        planners={
+            "secure": "sfumato.questions.prefix_search.plan:plan",
+            "central": "sfumato.questions.heavy_hitters.plan:plan",
+        },
+        instead='with "local", ask for new_words',
+    ),
+    "histogram": QuestionFacts(
+        planners={"central": "sfumato.questions.heavy_hitters.plan:plan_histogram"},
+        instead='noise in shares would leave nothing to list: with "secure", ask for '
+        "heavy_hitters, which are found by prefixes",
+    ),
+    "mean": QuestionFacts(
+        planners={
+            "secure": "sfumato.questions.mean.plan:plan",
+            "central": "sfumato.questions.mean.plan:plan",
+        },
+        release="sfumato.flow.release:MeanRelease",
+        data="vectors",
+    ),
+    "train": QuestionFacts(
+        planners={
+            "secure": "sfumato.learn.plan:plan",
+            "central": "sfumato.learn.plan:plan",
+        },
+        release="sfumato.flow.release:ModelRelease",
+        data="examples",
+        not_collected=("central",),
+    ),
+}
+TRUSTS: dict[Trust, TrustFacts] = {
+    "local": TrustFacts(is_local=True),
+    "secure": TrustFacts(is_masked=True),
+    "central": TrustFacts(),
+}
 
 
 @spec("training")
@@ -120,52 +205,40 @@ class Study:
         def need(condition: bool, message: str) -> None:
             require(condition, message, StudyError)
 
-        questions = get_args(Question)
         need(
-            self.question in questions,
-            f"question must be one of {', '.join(questions)}; got {self.question}",
+            self.question in QUESTIONS,
+            f"question must be one of {', '.join(QUESTIONS)}; got {self.question}",
         )
+        facts = self.facts
         need(
-            self.question != "new_words" or self.trust == "local",
-            f'new_words are found with trust = "local"; got "{self.trust}"',
+            self.trust in facts.planners,
+            f"{self.question} needs trust = "
+            + " or ".join(f'"{trust}"' for trust in facts.planners)
+            + f'; got "{self.trust}"'
+            + (f": {facts.instead}" if facts.instead else ""),
         )
-        open_domain = self.question in ("heavy_hitters", "histogram")
+        is_open = facts.data == "items" and facts.dictionary == "none"
         need(
-            not open_domain or self.trust != "local",
-            f'{self.question} are found with trust = "central" or "secure"; with "local" there are '
-            "new_words",
-        )
-        need(
-            self.question != "histogram" or self.trust == "central",
-            'a histogram of an open domain needs trust = "central": noise in shares would leave '
-            'nothing to list; with "secure", heavy_hitters are found by prefixes',
-        )
-        need(
-            not self.masked or (open_domain and self.trust == "central"),
+            not self.masked or (is_open and not TRUSTS[self.trust].is_masked),
             'masked is for heavy_hitters and histogram with trust = "central"; with "secure" every '
             f'sum is masked; got {self.question} with "{self.trust}"',
         )
         need(
-            not open_domain or self.dictionary is None,
+            not is_open or self.dictionary is None,
             f"{self.question} are of an open domain; leave out the dictionary, or ask for "
             "frequencies",
         )
-        vectors = self.question in ("mean", "train")
         need(
-            not vectors or self.trust != "local",
-            f'a {self.question} study needs trust = "central" or "secure"; got "local"',
-        )
-        need(
-            not vectors or self.clip is not None,
+            facts.data == "items" or self.clip is not None,
             f"a {self.question} study needs clip, the largest norm of what a device adds",
         )
         need(
-            self.question != "mean" or self.compression not in ("free_norm", "two_stage"),
+            facts.data != "vectors" or self.compression not in ("free_norm", "two_stage"),
             f"compression of a mean is adapt_norm, adapt_tail, fixed or none; "
             f"got {self.compression}",
         )
         need(
-            (self.question == "train") == (self.training is not None),
+            (facts.data == "examples") == (self.training is not None),
             "a train study, and no other, has a table [training] with at least model and cohort",
         )
         need(
@@ -187,7 +260,7 @@ class Study:
             value = getattr(self, name)
             need(value is None or value >= 1, f"{name} must be at least 1; got {value}")
         need(
-            self.devices is None or self.rounds <= self.devices or self.question == "train",
+            self.devices is None or self.rounds <= self.devices or facts.data == "examples",
             f"rounds must not exceed the {self.devices} devices; got {self.rounds}",
         )
         need(
@@ -202,6 +275,40 @@ class Study:
         for name in ("dropout", "corrupt"):
             value = getattr(self, name)
             need(0 <= value < 1, f"{name} must be at least 0, below 1; got {value}")
+
+    @property
+    def facts(self) -> QuestionFacts:
+        return QUESTIONS[self.question]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether devices trust nobody, and randomise what they send."""
+        return TRUSTS[self.trust].is_local
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether tables are added in masked rounds, so that the collector sees sums alone."""
+        return self.masked or TRUSTS[self.trust].is_masked
+
+    @property
+    def noise_in_shares(self) -> bool:
+        """Whether devices add the noise: a collector that is trusted with sums adds it itself."""
+        return TRUSTS[self.trust].is_masked
+
+    def with_seed(self, rng: Rng) -> Study:
+        """The study with a model and sketches of its own, so that no other's rounds are its own;
+        what is not trained gets its seed when it is sized (`Question.with_seed`)."""
+        if self.training is None:
+            return self
+        seed = int(rng.words(1)[0]) % LARGEST_INTEGER
+        return replace(self, training=replace(self.training, seed=seed))
+
+    @classmethod
+    def read(cls, study: Study | Mapping[str, Any] | Path | str) -> Study:
+        """A study that is one, or its keys, or the path of its file."""
+        if isinstance(study, Path | str):
+            return cls.load(study)
+        return study if isinstance(study, Study) else cls.from_mapping(study)
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Study:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 import sfumato
-from sfumato import Plan, Release
+from sfumato import CountRelease, Plan
 
 I64 = npt.NDArray[np.int64]
 Counts = tuple[int, ...]
@@ -56,7 +56,7 @@ class Cell:
         listed = [name(place) for place in range(len(self.held) + ABSENT)]
         return sfumato.plan(study, items=listed if self.question == "frequencies" else None)
 
-    def releases(self, runs: int) -> Iterator[Release]:
+    def releases(self, runs: int) -> Iterator[CountRelease]:
         """Releases of the same devices, each with noise of its own: nothing is seeded."""
         planned = self.plan()
         data = {"item": list(self.truth), "n": list(self.truth.values())}
@@ -79,7 +79,7 @@ class Tally:
     false: int = 0  # releases that mark an item which nobody holds
     runs: int = 0
 
-    def add(self, cell: Cell, release: Release) -> None:
+    def add(self, cell: Cell, release: CountRelease) -> None:
         truth = np.array([cell.truth.get(item, 0) for item in release.items.to_pylist()])
         self.inside += int(((release.low <= truth) & (truth <= release.high)).sum())
         self.shown += truth.size

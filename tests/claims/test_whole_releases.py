@@ -22,14 +22,14 @@ import pytest
 from scipy import stats
 
 import sfumato
-from sfumato import Release
+from sfumato import CountRelease
 from sfumato.flow.release import MeanRelease
 from sfumato.simulation.population import Population
 
 RUNS = 160  # of each fleet
 FALSE_ALARM = 1e-6
 ITEMS = ["oak", "elm", "fir", "yew", "ash"]
-AnyRelease = Release | MeanRelease
+AnyRelease = CountRelease | MeanRelease
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,11 +21,10 @@ from sfumato.collector import tokens
 from sfumato.collector.client import AdminClient
 from sfumato.collector.store.store import Store
 from sfumato.device import offers
-from sfumato.device.offers import AnyTask
 from sfumato.errors import ServiceError, StoreUnavailable
 from sfumato.flow import contribute as device
 from sfumato.flow.report import Report, to_frames
-from sfumato.flow.task import Task
+from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import SystemRng
 
@@ -128,7 +127,7 @@ class Admin:
             assert time.monotonic() < until, "no collector is alive"
             time.sleep(PAUSE_SECONDS)
 
-    def open(self, request: dict[str, Any]) -> tuple[str, AnyTask]:
+    def open(self, request: dict[str, Any]) -> tuple[str, LocalTask | Task | WordTask]:
         """A new study's id, and what it asks devices, from its offer."""
         study_id = self.ask(lambda client: client.create_study(request))["id"]
         first = self._collectors[0]
@@ -152,7 +151,7 @@ class Admin:
         return self.ask(lambda client: client.release(study_id))
 
 
-def telling(task: AnyTask) -> Callable[[int], bytes]:
+def telling(task: LocalTask | Task | WordTask) -> Callable[[int], bytes]:
     """What the device of a number sends: all have the same to tell, each by an id of its own."""
     assert not isinstance(task, WordTask)
     rng = SystemRng()

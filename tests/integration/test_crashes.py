@@ -22,7 +22,7 @@ from databases import Server
 from integration.processes import PATIENCE_SECONDS
 from integration.serving import Admin, Asked, Fleet, Mortal, living, telling
 from sfumato.flow import contribute as device
-from sfumato.flow.release import Release
+from sfumato.flow.release import CountRelease
 from sfumato.flow.task import LocalTask, Task
 from sfumato.privacy import SystemRng
 
@@ -107,8 +107,8 @@ class Trial:
                     self._live(is_closed)
                     postgres.restart()
             self._close()
-        central = Release.from_dict(self.admin.released(self._central_id))
-        local = Release.from_dict(self.admin.released(self._local_id))
+        central = CountRelease.from_dict(self.admin.released(self._central_id))
+        local = CountRelease.from_dict(self.admin.released(self._local_id))
         unexpected = self.fleet.statuses.keys() - {None, 201, 410, 503}
         assert not unexpected, f"{self.fleet.statuses}\n{self.collectors[0].log()}"
         assert central.cost.devices == central.counts.sum()
@@ -121,7 +121,7 @@ class Trial:
             restarts=restarts,
         )
 
-    def _cells(self, release: Release) -> list[float]:
+    def _cells(self, release: CountRelease) -> list[float]:
         """What was released for each value, by its number."""
         told = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
         return [told[item] for item in _items(self._values)]

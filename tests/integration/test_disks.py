@@ -14,7 +14,7 @@ from databases import Server
 from integration.serving import Admin, Mortal, living, telling
 from serving import Answer, ask, wait_for
 from sfumato.collector.store.postgres import Postgres
-from sfumato.flow.release import Release
+from sfumato.flow.release import CountRelease
 from sfumato.flow.report import from_frames, to_frames
 
 DISK_BYTES = 40 << 20
@@ -60,7 +60,7 @@ class Trees:
     def released(self) -> int:
         """Close the study; how many reports it counted, without noise."""
         self.admin.ask(lambda client: client.close_study(self._study_id))
-        release = Release.from_dict(self.admin.released(self._study_id))
+        release = CountRelease.from_dict(self.admin.released(self._study_id))
         return int(release.counts.sum())
 
     @property

@@ -17,11 +17,12 @@ from integration.fuzzing import Fuzzer, Heard, Knowledge, send_all
 from integration.processes import Collector, collector
 from serving import ask
 from sfumato.collector.client import AdminClient
-from sfumato.device.offers import AnyTask, takes_categories, verify
+from sfumato.device.offers import verify
 from sfumato.flow import contribute as device
+from sfumato.flow.contribute import local_report
 from sfumato.flow.report import Report, to_frames
-from sfumato.flow.task import Task
-from sfumato.flow.word_discovery import WordTask, word_report
+from sfumato.flow.task import LocalTask, Task
+from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import SystemRng
 
 ITEMS = [f"tree {number}" for number in range(40)]
@@ -43,11 +44,11 @@ def asked(name: str, kind: str) -> dict[str, Any]:
     }
 
 
-def message(task: AnyTask, number: int) -> bytes:
+def message(task: LocalTask | Task | WordTask, number: int) -> bytes:
     """What a device sends to a task."""
     if isinstance(task, WordTask):
-        return word_report(task, [f"oak{'abcdefg'[number % 7]}"], rng=SystemRng()).message
-    value: Any = number if takes_categories(task) else ITEMS[number]
+        return local_report(task, [f"oak{'abcdefg'[number % 7]}"], rng=SystemRng()).message
+    value: Any = number if task.takes_categories() else ITEMS[number]
     if isinstance(task, Task):
         return device.report(task, [value], rng=SystemRng()).message
     return device.local_report(task, [value], rng=SystemRng()).message

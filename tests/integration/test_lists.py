@@ -26,12 +26,10 @@ from sfumato import plan, simulate
 from sfumato.collector import studies
 from sfumato.collector.store.store import Store
 from sfumato.device import Http, Response, offers
-from sfumato.device.offers import is_masked
 from sfumato.privacy import ListedAbove, SeededRng
 from sfumato.simulation import network_fleet
-from sfumato.simulation.fleet import cohorts_for
 from sfumato.simulation.network_fleet import NetworkFleet, holdings
-from sfumato.simulation.population import Population
+from sfumato.simulation.population import Cohorts, Population
 from sfumato.spec import from_json
 from sfumato.study import Study
 
@@ -127,7 +125,7 @@ def over_the_network(
         row = studies.create(store, request, key=key, rng=SeededRng(seed), now=time.time)
         study, design = from_json(row.study), from_json(row.design)
         assert isinstance(study, Study)
-        cohorts = cohorts_for(study, design, population, exact=True)
+        cohorts = Cohorts.of(study, design, design.seed, population.devices, exact=True)
         assert collector.address is not None
         with NetworkFleet(
             collector.address,
@@ -148,7 +146,7 @@ def over_the_network(
             tasks = [from_json(task.spec) for task in tx.tasks(row.id)]
     assert sorted(fate.died) == sorted(deaths)
     masked = keys["trust"] == "secure" or keys.get("masked", False)
-    assert all(is_masked(task) == masked for task in tasks)
+    assert all(task.is_masked == masked for task in tasks)
     listing = [task.mechanism for task in tasks if isinstance(task.mechanism, ListedAbove)]
     return Course(released["estimates"], [mechanism.rate for mechanism in listing])
 

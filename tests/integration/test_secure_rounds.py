@@ -22,7 +22,7 @@ from integration.serving import Admin, Mortal, living
 from sfumato.collector.store.store import Store
 from sfumato.device import Device, Http, Joined, MemoryBox, Part, Response, offers
 from sfumato.errors import ServiceError
-from sfumato.flow.release import Release
+from sfumato.flow.release import CountRelease
 from sfumato.simulation.network_fleet import LEFT, PHASES, Traveller, leaves_in, travel
 
 NAME = "Street trees"
@@ -111,7 +111,7 @@ def run(
     kills: Sequence[str],
     rates: Mapping[str, float],
     **keys: Any,
-) -> tuple[Release, list[Traveller], int]:
+) -> tuple[CountRelease, list[Traveller], int]:
     """A study from its creation to its release: what it gave, each device's part, and how often it
     was charged."""
     collector = Mortal(
@@ -147,7 +147,7 @@ def run(
         fate = Fate(collector, kills, coming)
         with fate.at_work():
             travel([(lines[group], travellers[group::4]) for group in range(4)])
-            release = Release.from_dict(admin.released(study_id))
+            release = CountRelease.from_dict(admin.released(study_id))
         for line in lines:
             line.close()
         charged = len(admin.ask(lambda client: client.ledger())["entries"])
@@ -155,7 +155,7 @@ def run(
     return release, travellers, charged
 
 
-def check(release: Release, travellers: Sequence[Traveller], charged: int) -> None:
+def check(release: CountRelease, travellers: Sequence[Traveller], charged: int) -> None:
     counts = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
     for k, traveller in enumerate(travellers):
         is_masked = traveller.leaves not in ("enrol", "share", "mask")

@@ -22,7 +22,7 @@ from scipy import stats
 import sfumato
 from checks import SEED
 from integration.processes import Collector, collector, wait_for_end
-from sfumato.flow.release import Release
+from sfumato.flow.release import CountRelease
 from sfumato.reproduce.local import data as local_data
 from sfumato.reproduce.local.data import Source
 from sfumato.simulation.network_fleet import NetworkFleet
@@ -90,7 +90,7 @@ class Scores:
     found: int = 0  # of all items asked for
     false: int = 0  # listed, and held by nobody
 
-    def add(self, release: Release, items: list[str], truth: I64) -> None:
+    def add(self, release: CountRelease, items: list[str], truth: I64) -> None:
         held = dict(zip(items, truth.tolist(), strict=True))
         for item, count, error, low, high in zip(
             release.items.to_pylist(),
@@ -139,7 +139,7 @@ def over_the_network(served: Collector, use: Use, devices: int) -> Scores:
         assert (summary.sent, summary.unsent) == (devices, 0)
         ended = wait_for_end(admin, study_id)
         assert ended["state"] == "released", ended["problem"]
-        release = Release.from_dict(admin.release(study_id))
+        release = CountRelease.from_dict(admin.release(study_id))
         assert release.cost.devices == devices
         scores.add(release, items, truth)
     return scores

@@ -20,12 +20,13 @@ import pytest
 
 from checks import SEED
 from collecting import ITEMS, KEY, Clock, report, request, work
-from sfumato.collector import sealing, studies
-from sfumato.collector.admission import Admission
+from sfumato.collector import studies
 from sfumato.collector.store.store import Store, TaskRow
 from sfumato.collector.worker.worker import Worker
 from sfumato.device.outbox import DAY_SECONDS
-from sfumato.flow.release import Release
+from sfumato.flow.accumulator import records_of
+from sfumato.flow.admission import Admission
+from sfumato.flow.release import CountRelease
 from sfumato.flow.report import from_frames, to_frames
 from sfumato.privacy import SeededRng
 from sfumato.questions.frequencies import design as frequencies
@@ -300,7 +301,7 @@ class World:
             return
         assert row.state == "released"
         assert text is not None
-        release = Release.from_dict(json.loads(text))
+        release = CountRelease.from_dict(json.loads(text))
         reports = sum(count.get("reports", 0) for count in counts)
         assert len(fate.acknowledged) <= reports <= len(fate.acknowledged | fate.doubtful)
         assert release.cost.devices == reports
@@ -312,9 +313,9 @@ class World:
             assert [task_id for task_id in charged if task_id in answered] == answered
             self._check_cells(fate, release)
         elif sealed:
-            assert sum(len(sealing.records_of(data)) for data in sealed) == reports
+            assert sum(len(records_of(data)) for data in sealed) == reports
 
-    def _check_cells(self, fate: Fate, release: Release) -> None:
+    def _check_cells(self, fate: Fate, release: CountRelease) -> None:
         cells = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
         for category, item in enumerate(ITEMS):
             if category in fate.acknowledged:

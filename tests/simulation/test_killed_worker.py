@@ -13,8 +13,8 @@ import pytest
 
 from checks import SEED
 from collecting import ITEMS, KEY, Clock, create, open_task, report, upload, work
-from sfumato.collector import sealing
 from sfumato.collector.store.store import Store
+from sfumato.collector.worker import worker as working
 from sfumato.collector.worker.worker import Worker
 from sfumato.privacy import SeededRng
 
@@ -23,11 +23,11 @@ SEALED_TOGETHER = 10  # so that there are many transactions to be killed in
 
 PROGRAM = """
 import os, random, signal, sys, time
-from sfumato.collector import sealing
+from sfumato.collector.worker import worker as working
 from sfumato.collector.store.store import Store
 from sfumato.collector.worker.worker import Worker
 
-sealing.MOST_REPORTS, chance = int(sys.argv[1]), random.Random(sys.argv[2])
+working.MOST_REPORTS, chance = int(sys.argv[1]), random.Random(sys.argv[2])
 key, now, urls = bytes.fromhex(sys.argv[3]), float(sys.argv[4]), sys.argv[5:]
 
 def work(url):
@@ -129,7 +129,7 @@ def test_a_worker_killed_at_any_moment_gives_the_release_of_one_left_alone(
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 3  # of up to twenty: a machine that was slow at first strikes late
-    monkeypatch.setattr(sealing, "MOST_REPORTS", 1_000)  # sealed otherwise, and yet the same
+    monkeypatch.setattr(working, "MOST_REPORTS", 1_000)  # sealed otherwise, and yet the same
     store = Store.open(begun, now=tomorrow)
     work(Worker(store, key=KEY, now=tomorrow, log=lambda event, **fields: None))
     store.close()

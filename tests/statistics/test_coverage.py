@@ -10,6 +10,7 @@ import pytest
 
 import sfumato
 from checks import SEED
+from planning_checks import sums_of
 from sfumato.planning import Plan
 
 ITEMS, DEVICES, RUNS = 500, 8_000, 200
@@ -46,7 +47,7 @@ def test_intervals_cover_95_of_100_and_narrower_ones_do_not(epsilon: float, deco
         "paper_mode": decode == "median",
     }
     plan = sfumato.plan(study, items=WORDS)
-    assert plan.sums.mode == "shared"
+    assert sums_of(plan).mode == "shared"
     ratios = misses(plan)
     assert 0.93 <= np.mean(ratios <= 1) <= 0.97
     assert np.mean(ratios <= 0.75) < 0.93

@@ -32,7 +32,7 @@ from databases import table_names
 from sfumato import errors
 from sfumato.cli.main import main
 from sfumato.device import box
-from sfumato.flow.accumulator import Rejection
+from sfumato.flow.admission import Rejection
 from sfumato.spec import kinds
 from sfumato.study import Study
 

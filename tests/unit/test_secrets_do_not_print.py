@@ -64,7 +64,6 @@ def filled_report() -> Report:
 def filled_collector() -> Collector:
     collector = Collector(TASK)
     collector.add([filled_report().to_bytes(), b"\1" + WORD.encode()])
-    collector.batch = filled_batch()
     return collector
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import sfumato
+from planning_checks import sums_of
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.flow.report import report_bytes
 from sfumato.planning import Plan
@@ -39,7 +40,7 @@ def test_a_study_file_is_its_keys_and_its_dictionary_lies_beside_it(tmp_path: Pa
         'dictionary = "words.csv"\ndictionary_column = "tree"\n'
     )
     plan = sfumato.plan(tmp_path / "study.toml")
-    assert plan.asked_about.items.to_pylist() == ["oak", "elm"]
+    assert plan.listed.items.to_pylist() == ["oak", "elm"]
     assert plan.study.epsilon == 2
     assert any("lists 1 items twice" in warning for warning in plan.warnings)
 
@@ -55,7 +56,7 @@ def test_a_number_too_large_to_write_is_not_infinite(tmp_path: Path) -> None:
 
 def test_infinite_epsilon_means_no_noise_and_no_promise() -> None:
     plan = planned(epsilon=math.inf)
-    assert plan.sums.mechanism == NoNoise()
+    assert sums_of(plan).mechanism == NoNoise()
     assert plan.privacy.epsilon is None
     assert plan.privacy.guarantee.startswith("no differential privacy")
 
@@ -83,10 +84,10 @@ def test_a_small_dictionary_is_counted_one_hot() -> None:
 def test_the_bytes_allowed_set_the_width_and_are_kept() -> None:
     for limit in (1_000, 5_000, 20_000):
         plan = planned(bytes_per_device=limit)
-        assert plan.sums.mode == "shared"
-        used = report_bytes(plan.sums.tasks()[0])
+        assert sums_of(plan).mode == "shared"
+        used = report_bytes(sums_of(plan).tasks()[0])
         assert used == plan.predicted["bytes_per_device"]
-        one_cell_more = plan.sums.rows * 8
+        one_cell_more = sums_of(plan).rows * 8
         assert limit - one_cell_more * 8 < used <= limit
 
 
@@ -101,15 +102,15 @@ def test_more_bytes_predict_less_error() -> None:
 def test_a_target_error_is_sized_by_a_pilot_between_instance_and_minimax() -> None:
     plan = planned(target_error=0.01)
     assert plan.algorithm == "two-phase count sketch"
-    assert plan.sums.width == sizing.minimax_width(0.01, constant=6, devices=100_000)
-    assert plan.predicted["width"] < plan.sums.width
+    assert sums_of(plan).width == sizing.minimax_width(0.01, constant=6, devices=100_000)
+    assert plan.predicted["width"] < sums_of(plan).width
     assert plan.predicted["half_width_95"] < 0.01 * 100_000
 
 
 def test_without_enough_devices_for_a_pilot_the_width_is_minimax() -> None:
     plan = planned(target_error=0.04, devices=4_000, epsilon=math.inf)
-    assert plan.sums.pilot_devices == 0
-    assert plan.sums.width == math.ceil(6 * 2 / 0.04)
+    assert sums_of(plan).pilot_devices == 0
+    assert sums_of(plan).width == math.ceil(6 * 2 / 0.04)
 
 
 def test_a_target_below_the_noise_is_refused_with_what_would_reach_it() -> None:
@@ -133,7 +134,7 @@ def test_target_and_bytes_that_exclude_each_other_are_refused_with_either_way_ou
 def test_the_promise_is_what_the_ledger_will_be_charged() -> None:
     plan = planned(bytes_per_device=3_000)
     assert plan.study.epsilon is not None
-    spent = epsilon_of([plan.sums.tasks()[0].loss], plan.study.delta)
+    spent = epsilon_of([sums_of(plan).tasks()[0].loss], plan.study.delta)
     assert 0.99 * plan.study.epsilon < spent <= plan.study.epsilon
     assert f"spends epsilon {spent:.4f}" in plan.privacy.mechanism
     assert plan.privacy.unit == "device"
@@ -141,31 +142,31 @@ def test_the_promise_is_what_the_ledger_will_be_charged() -> None:
 
 
 def test_delta_zero_gives_pure_privacy_by_laplace_noise() -> None:
-    noise = planned(delta=0.0, bytes_per_device=3_000).sums.mechanism
+    noise = sums_of(planned(delta=0.0, bytes_per_device=3_000)).mechanism
     assert isinstance(noise, NoiseAtRelease)
     assert noise.noise == "laplace"
 
 
 def test_paper_mode_has_the_papers_constant_rows_rounds_and_decoder() -> None:
     similar = planned(paper_mode=True, rounds=10, bytes_per_device=3_000)
-    assert (similar.sums.mode, similar.sums.decode) == ("hybrid", "median")
-    assert similar.sums.constant == 2
-    assert similar.sums.rows == math.ceil(math.log(2 * len(WORDS) / 0.1))
+    assert (sums_of(similar).mode, sums_of(similar).decode) == ("hybrid", "median")
+    assert sums_of(similar).constant == 2
+    assert sums_of(similar).rows == math.ceil(math.log(2 * len(WORDS) / 0.1))
     different = planned(paper_mode=True, rounds=10, cohorts="different", bytes_per_device=3_000)
-    assert different.sums.mode == "fresh"
+    assert sums_of(different).mode == "fresh"
     assert any("constant 2" in warning for warning in similar.warnings)
 
 
 def test_different_cohorts_are_never_read_as_hybrid_rounds() -> None:
     plan = planned(rounds=5, cohorts="different", epsilon=math.inf, bytes_per_device=3_000)
-    assert plan.sums.mode != "hybrid"
+    assert sums_of(plan).mode != "hybrid"
 
 
 def test_shown_rounds_are_each_noised_and_unshown_shared_ones_once() -> None:
     for publish, every in (("rounds", True), ("final", False)):
         plan = planned(items=WORDS[:50], rounds=4, publish=publish)
-        assert plan.sums.every_round is every
-        assert len(plan.sums.tasks()) == (4 if every else 1)
+        assert sums_of(plan).every_round is every
+        assert len(sums_of(plan).tasks()) == (4 if every else 1)
 
 
 def test_legal_and_unwise_studies_are_warned_of() -> None:

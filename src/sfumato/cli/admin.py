@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sfumato.cli.printing import print_bill, print_estimates, print_json
+from sfumato.cli.printing import print_json, print_release
 from sfumato.errors import SpecError
+from sfumato.study import TRUSTS
 
 if TYPE_CHECKING:  # slow to import
     from sfumato.collector.client import AdminClient
@@ -153,7 +154,7 @@ def study_close(client: AdminClient, study: str, yes: bool, as_json: bool) -> No
     """
     known = client.study(client.id_of(study))
     cost = ""
-    if known["privacy"]["trust"] != "local" and known["privacy"]["epsilon"] is not None:
+    if TRUSTS[known["privacy"]["trust"]].is_charged and known["privacy"]["epsilon"] is not None:
         cost = f" and spends epsilon {known['privacy']['epsilon']:g} of the budget"
     _ask(f"this releases what {known['received']:,} reports say{cost}; close it?", yes)
     _print_study(client.close_study(known["id"]), as_json)
@@ -201,21 +202,13 @@ def release_show(client: AdminClient, study: str, as_json: bool) -> None:
     Example:
       sfumato release show "Street trees" --json
     """
-    from sfumato.flow.release import MeanRelease, ModelRelease, Release
+    from sfumato.questions.registry import read_release
 
     data = client.release(client.id_of(study))
     if as_json:
         print_json(data)
-    elif data["study"]["question"] == "mean":
-        release = MeanRelease.from_dict(data)
-        click.echo(repr(release))
-        print_bill(release)
-    elif data["study"]["question"] == "train":
-        model = ModelRelease.from_dict(data)
-        click.echo(repr(model))
-        print_bill(model)
     else:
-        print_estimates(Release.from_dict(data), truth=None)
+        print_release(read_release(data))
 
 
 @release_group.command("export")
@@ -236,11 +229,12 @@ def release_export(client: AdminClient, study: str, file: Path, as_json: bool) -
     Example:
       sfumato release export "Street trees" --to trees.parquet
     """
-    from sfumato.flow.release import ENDINGS, MODEL_ENDING, exported
+    from sfumato.flow.release import MODEL_ENDING, EstimateRelease
+    from sfumato.questions.registry import read_release
 
-    ending = file.suffix.removeprefix(".")
-    if ending not in (*ENDINGS, MODEL_ENDING):
-        raise SpecError(f"{file} must end in .{', .'.join((*ENDINGS, MODEL_ENDING))}")
+    ending, endings = file.suffix.removeprefix("."), (*EstimateRelease.endings, MODEL_ENDING)
+    if ending not in endings:
+        raise SpecError(f"{file} must end in .{', .'.join(endings)}")
     study_id = client.id_of(study)
     data = client.release(study_id)
     if ending == MODEL_ENDING:
@@ -248,7 +242,7 @@ def release_export(client: AdminClient, study: str, file: Path, as_json: bool) -
 
         content = state_file(data, client.model(study_id))
     else:
-        content = exported(data, ending)
+        content = read_release(data).export(ending)
     try:
         file.write_bytes(content)
     except OSError as problem:
@@ -324,7 +318,7 @@ def _print_study(study: dict[str, Any], as_json: bool) -> None:
     )
     for task in study["tasks"]:
         wanted = "" if task["wanted"] is None else f" of {task['wanted']:,}"
-        if study["privacy"]["trust"] != "secure":
+        if not TRUSTS[study["privacy"]["trust"]].is_masked:
             click.echo(f"  {task['cohort']}: {task['state']}, {task['received']:,}{wanted} reports")
             continue
         line = f"  {task['cohort']}: {task['state']}, {task['waiting']:,}{wanted} devices wait"

@@ -26,7 +26,7 @@ from sfumato.collector import tokens
 from sfumato.collector.client import AdminClient
 from sfumato.collector.store.store import Store
 from sfumato.errors import ServiceError
-from sfumato.flow.release import Release
+from sfumato.flow.release import CountRelease
 from sfumato.simulation.network_fleet import NetworkFleet
 
 LEAST_DEVICES = 200
@@ -64,7 +64,7 @@ class Answer:
     """What came back."""
 
     question: Question
-    release: Release
+    release: CountRelease
     seconds: float
 
 
@@ -162,7 +162,7 @@ class Demo:
         tell(question.name, "released", 1.0)
         return Answer(question, release, time.perf_counter() - started)
 
-    def _released(self, study_id: str) -> Release:
+    def _released(self, study_id: str) -> CountRelease:
         """Close the study, if it has not closed by itself, and wait."""
         until = time.monotonic() + MOST_SECONDS
         self._admin.close_study(study_id)
@@ -172,7 +172,7 @@ class Demo:
             time.sleep(0.1)
         if state["state"] == "failed":
             raise ServiceError(f"the study {state['name']!r} failed: {state['problem']}")
-        return Release.from_dict(self._admin.release(study_id))
+        return CountRelease.from_dict(self._admin.release(study_id))
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sfumato.cli.printing import print_json
-from sfumato.device.offers import is_masked
 from sfumato.errors import SpecError
 
 if TYPE_CHECKING:
@@ -351,7 +350,7 @@ def _in_words(offered: Offered) -> str:
     if offer.epsilon is None:
         terms = (
             "the collector can read what you send"
-            if not is_masked(offer.task)
+            if not offer.task.is_masked
             else "only sums over many devices can be read of what you send"
         )
         times = "once" if offer.contributions == 1 else f"at most {offer.contributions} times"

@@ -28,6 +28,7 @@ from sfumato.cli.printing import (
     print_estimates,
     print_json,
     print_release,
+    print_release_json,
     progress_bar,
     progress_bars,
 )
@@ -98,12 +99,7 @@ def plan_command(study: Path, as_json: bool, plot: Path | None) -> None:
 
     planned = plan(study)
     if plot is not None:
-        from sfumato.questions.local_frequencies import plan as local_plan
-        from sfumato.questions.local_frequencies.design import LocalDesign
-
-        if not isinstance(planned.design, LocalDesign):
-            raise SpecError('--plot is for frequencies with trust = "local"')
-        local_plan.draw(planned.study, planned.design.items).savefig(plot, dpi=150)
+        planned.design.draw(planned.study).savefig(plot, dpi=150)
         click.echo(f"wrote {plot}", err=True)
     if as_json:
         print_json(planned.to_dict())
@@ -157,14 +153,14 @@ def simulate_command(
     books = None
     if ledger is not None:
         allowed = question.epsilon
-        if allowed is not None and question.trust == "local":  # epsilon is that of one report
+        if allowed is not None and question.is_local:  # epsilon is that of one report
             allowed *= question.daily_reports or 1
         books = Ledger(Budget(epsilon=allowed, delta=question.delta), ledger)
     with progress_bar() as progress, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SimulationWarning)
         release: Any = simulate(
             question,
-            vectors.load(data) if question.question == "mean" else data,
+            vectors.load(data) if question.facts.data == "vectors" else data,
             item_column=item_column,
             device_column=device_column,
             count_column=count_column,
@@ -176,13 +172,9 @@ def simulate_command(
     for warning in caught:
         click.echo(f"warning: {warning.message}", err=True)
     if as_json:
+        print_release_json(release)
+    else:
         print_release(release)
-        return
-    if question.question == "mean":
-        click.echo(repr(release))
-        print_bill(release)
-        return
-    print_estimates(release, truth=None)
 
 
 @main.command("train")

@@ -67,8 +67,24 @@ def print_json(data: Any) -> None:
 
 
 def print_release(release: Any) -> None:
+    """A release for people: its largest counts as a table, or what it says of itself; its bill."""
+    from sfumato.flow.release import CountRelease
+
+    if isinstance(release, CountRelease):
+        print_estimates(release, truth=None)
+    else:
+        click.echo(repr(release))
+        print_bill(release)
+
+
+def print_release_json(release: Any) -> None:
     """The release as one JSON object, in pieces: a dictionary may have millions of items."""
-    head = json.dumps(release.head(), ensure_ascii=False, allow_nan=False)
+    from sfumato.flow.release import EstimateRelease, Release
+
+    if not isinstance(release, EstimateRelease):
+        print_json(release.to_dict())
+        return
+    head = json.dumps(Release.to_dict(release), ensure_ascii=False, allow_nan=False)
     write = sys.stdout.write
     write(head[:-1] + ', "estimates": [')
     first = True

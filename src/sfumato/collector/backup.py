@@ -72,8 +72,7 @@ def _lose_rounds(tx: Transaction) -> None:
         row, task = tx.round(round_id), tx.task(task_id)
         assert row is not None  # as it is under way
         assert task is not None  # as it has a round
-        spec = from_json(task.spec)
-        assert isinstance(spec, Task)  # no other is masked
+        spec: Task = from_json(task.spec)  # no other is masked
         if not row.charged:
             _charge(tx, studies.found(tx, task.study_id), spec)
             tx.set_charged(round_id)
@@ -88,7 +87,7 @@ def _end_studies(tx: Transaction) -> list[str]:
         if row.state not in _UNDER_WAY:
             continue
         study: Study = from_json(row.study)
-        if study.trust == "local":
+        if study.is_local:
             continue
         tx.set_study_state(row.id, "failed", _RESTORED, expected=_UNDER_WAY)
         for task in tx.tasks(row.id):

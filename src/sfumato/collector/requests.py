@@ -12,22 +12,10 @@ import pyarrow as pa
 
 from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import DataError, StudyError
-from sfumato.questions.frequencies.design import Dictionary
+from sfumato.questions.question import Dictionary
 from sfumato.spec import canonical
 from sfumato.study import Study, TrainingKeys
 
-ANSWERED = {
-    ("frequencies", "local"),
-    ("frequencies", "secure"),
-    ("frequencies", "central"),
-    ("new_words", "local"),
-    ("heavy_hitters", "secure"),
-    ("heavy_hitters", "central"),
-    ("histogram", "central"),
-    ("mean", "secure"),
-    ("mean", "central"),
-    ("train", "secure"),
-}
 MEASURE = {  # beyond it, nobody has a study; some plans would take hours to find that out
     "epsilon": (1e-9, 100.0),
     "delta": (1e-20, 1.0),
@@ -74,11 +62,10 @@ class Request:
             if self.study.get(key) is not None:
                 raise StudyError(f"{key} is for files; send the items themselves, as items")
         study = Study.from_mapping(self.study)
-        if (study.question, study.trust) not in ANSWERED:
+        if study.trust not in (trusts := study.facts.collected):
             raise StudyError(
-                f"this collector does not answer {study.question} with trust {study.trust}",
-                hint="it answers "
-                + ", ".join(f"{question} ({trust})" for question, trust in sorted(ANSWERED)),
+                f"a collector does not answer {study.question} with trust {study.trust}; it does "
+                f"with {' or '.join(trusts)}"
             )
         if study.training is not None:
             study = replace(study, training=_in_passes(study.training))
@@ -88,10 +75,10 @@ class Request:
                 raise StudyError(
                     f"{key} of a study that a collector runs is {least:g} to {most:g}; got {value}"
                 )
-        if study.question not in ("frequencies", "new_words") and self.items is not None:
+        if study.facts.dictionary == "none" and self.items is not None:
             raise StudyError(f"{study.question} have no dictionary; leave out the items")
-        if study.question == "frequencies" and self.items is None:
-            raise StudyError("frequencies are of listed items; send them, as items")
+        if study.facts.dictionary == "listed" and self.items is None:
+            raise StudyError(f"{study.question} are of listed items; send them, as items")
         return study
 
     def dictionary(self) -> Dictionary | None:

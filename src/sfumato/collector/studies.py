@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
-from sfumato.collector import campaigns, sealing
 from sfumato.collector.problems import Problem
 from sfumato.collector.requests import Request, from_lines, to_lines
 from sfumato.collector.store.ledger import StoreLedger, spent_by
@@ -27,22 +26,19 @@ from sfumato.collector.store.store import (
     Transaction,
 )
 from sfumato.device import offers
-from sfumato.device.offers import AnyTask, Offer
+from sfumato.device.offers import Offer
 from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import DataError, StudyError
+from sfumato.flow.accumulator import RecordBatch, accumulator, from_bytes
 from sfumato.flow.campaign import Campaign
-from sfumato.flow.model_terms import ModelTerms, digest_of
+from sfumato.flow.model_terms import digest_of
 from sfumato.flow.release import NoisedSum, Privacy
-from sfumato.flow.task import Task
-from sfumato.flow.word_discovery import seeded
-from sfumato.planning import Plan, learning, plan
+from sfumato.flow.task import AnyTask
+from sfumato.planning import Plan, plan
 from sfumato.privacy import Charge, Rng
-from sfumato.privacy.randomizers import in_epoch
-from sfumato.privacy.samplers import SecretRng
-from sfumato.questions.local_frequencies.design import LocalDesign
-from sfumato.questions.new_words.design import WordDesign
-from sfumato.questions.registry import begun, draws, keys_of
-from sfumato.spec import LARGEST_INTEGER, from_json, to_json
+from sfumato.questions.question import Question
+from sfumato.questions.registry import planner_of
+from sfumato.spec import from_json, to_json
 from sfumato.study import Study
 
 End = Literal["released", "failed", "deleted"]  # states in which a study asks nothing more
@@ -50,11 +46,8 @@ ALIVE: tuple[StudyState, ...] = ("collecting", "closing")
 UNDONE: tuple[TaskState, ...] = ("open", "closing")
 
 
-if TYPE_CHECKING:
-    from sfumato.learn.campaign import TrainingCampaign
-
-Memory: TypeAlias = "dict[str, TrainingCampaign]"
-"""Trainings by study, each as far as its answers were absorbed; what is in the store counts."""
+Memory: TypeAlias = dict[str, tuple[Campaign, int]]
+"""Campaigns by study, and how many of their tasks were absorbed; what is in the store counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +94,13 @@ def create(
     today = int(now() // DAY_SECONDS)
     if asked.closes is not None and asked.closes < today:
         raise StudyError(f"closes must not be past: today is day {today}; got {asked.closes}")
-    study = campaigns.with_own_seed(study, rng)
+    study = study.with_seed(rng)
     planned = plan(study, items=asked.items)
-    design, secret = _begun(planned, rng)
-    planned = replace(planned, design=design)
+    seeded = planned.design.with_seed(rng)
+    planned = replace(planned, design=seeded.question)
+    if dictionary is None and planned.dictionary is not None:  # that the planner made
+        body = to_lines(planned.dictionary)
+        listed = hashlib.sha256(body).hexdigest()
     terms = Terms(
         request=digest,
         dictionary=listed,
@@ -129,13 +125,13 @@ def create(
         if body is not None and listed is not None:
             tx.add_dictionary(listed, body)
         tx.add_study(row)
-        if secret:
-            tx.set_secret(row.id, secret)
+        if seeded.secret:
+            tx.set_secret(row.id, seeded.secret)
         first = next_task(tx, row, key=key)
         assert first is not None  # every plan asks something
         add_task(tx, first)
         task = from_json(first.row.spec)
-        if isinstance(task, Task):
+        if not task.is_local:
             StoreLedger(tx).check(
                 campaign=task.campaign,
                 cohort=task.cohort,
@@ -153,25 +149,28 @@ def next_task(
     To work it out may take a campaign minutes, so do not keep others from writing meanwhile.
     """
     number, planned, terms = len(tx.tasks(row.id)), plan_of(tx, row), terms_of(row)
-    task, model = _task(tx, row, planned, number, memory)
+    campaign, question = campaign_of(tx, row, planned, memory), planned.design
+    task, model = campaign.next_task(), campaign.parameters()
     if task is None:
         return None
+    of_tables = {} if task.is_local else _terms_of_tables(planned, task)
     offer = Offer(
         study=row.name,
         purpose=row.purpose,
-        question=planned.study.question,  # type: ignore[arg-type]  # the offer checks it
+        question=planned.study.question,
         trust=planned.study.trust,
         task=task,
-        epsilon=offers.epsilon_of(task),
-        **(_of_sums(planned, task) if isinstance(task, Task) else {}),
+        epsilon=task.epsilon,
+        **of_tables,
         daily_reports=terms.daily_reports,
         delay_seconds=terms.delay_seconds,
         lifetime_epsilon=terms.lifetime_epsilon,
-        items_per_report=offers.items_of(task),
+        items_per_report=task.items_per_report,
         dictionary=terms.dictionary,
         closes=terms.closes,
-        model=None if model is None else _model_terms(planned, model, number),
+        model=None if model is None else question.model_terms(model, number),
     )
+    wanted = question.wanted(task, answering=1 - planned.study.dropout)
     opened = TaskRow(
         id=task.id,
         study_id=row.id,
@@ -179,11 +178,8 @@ def next_task(
         spec=to_json(task),
         envelope=json.dumps(offers.sign(offer, key)),
         state="open",
-        wanted=_wanted(planned, task, terms.daily_reports),
-        # A sum holds so many; what comes in a masked round is bounded by its cohort.
-        room=task.max_count
-        if isinstance(task, Task) and not task.aggregation.hides_summands
-        else None,
+        wanted=wanted * (terms.daily_reports if task.is_local else 1),
+        room=task.most_reports,
     )
     return NextTask(opened, model)
 
@@ -238,7 +234,7 @@ def end(
 def may_skip(row: StudyRow) -> bool:
     """Whether the study goes on without the answer of a task whose rounds were aborted too often:
     a training does, by a round."""
-    return bool(json.loads(row.plan)["study"]["question"] == "train")
+    return _design_of(row).may_skip
 
 
 def state(store: Store, study_id: str) -> dict[str, Any]:
@@ -304,10 +300,9 @@ def found(tx: Transaction, study_id: str) -> StudyRow:
     return row
 
 
-def charge_of(row: StudyRow, task: Task) -> Charge:
+def charge_of(row: StudyRow, task: AnyTask) -> Charge:
     """What the ledger is charged for a release of the task."""
-    design: campaigns.AnyDesign = _design_of(row)
-    return design.charge_of(task)
+    return _design_of(row).charge_of(task)
 
 
 def plan_of(tx: Transaction, row: StudyRow) -> Plan:
@@ -325,10 +320,10 @@ def plan_of(tx: Transaction, row: StudyRow) -> Plan:
     )
 
 
-def _design_of(row: StudyRow) -> Any:
-    if from_json(row.study).question == "train":
-        learning()  # which knows its design
-    return from_json(row.design)
+def _design_of(row: StudyRow) -> Question:
+    planner_of(from_json(row.study))  # which knows the kinds of its specs
+    design: Question = from_json(row.design)
+    return design
 
 
 def terms_of(row: StudyRow) -> Terms:
@@ -338,29 +333,51 @@ def terms_of(row: StudyRow) -> Terms:
 def campaign_of(
     tx: Transaction, row: StudyRow, planned: Plan, memory: Memory | None = None
 ) -> Campaign:
-    """The campaign of a study that is answered by sums, with the answers so far absorbed.
+    """The campaign of a study, with the answers so far absorbed.
 
-    In `memory` a training is found as it was left, so that a round need not absorb all before it.
+    In `memory` it is found as it was left, so that a task need not absorb all before it.
     """
-    secret = tx.secret(row.id)
-    if secret is None and draws(planned.design):
+    secret, question = tx.secret(row.id), planned.design
+    if secret is None and question.has_secret:
         raise DataError(f"the data of study {row.id} was dropped")
     kept = None if memory is None else memory.pop(row.id, None)  # not if this fails halfway
-    campaign: Campaign = kept or campaigns.campaign_for(planned, SecretRng(secret or b""))
-    training = campaigns.trained(campaign)
-    for asked in tx.tasks(row.id)[0 if kept is None else kept.done :]:
-        answer = tx.answer(asked.id)
-        if answer is None:
-            if training is not None and asked.state == "done":
-                training.skip()
-            continue
+    campaign, done = kept or (
+        question.campaign(
+            planned, secret=secret or b"", least=planned.study.threshold or 0.0, name=row.id
+        ),
+        0,
+    )
+    for asked in tx.tasks(row.id)[done:]:
+        if asked.state != "done":
+            break
         task = campaign.next_task()
         if task is None or task.id != asked.id:
             raise DataError(f"the answers of study {row.id} are not those that it asked for")
-        campaign.absorb(NoisedSum(task, sealing.from_bytes(answer[0]), answer[1]))
-    if training is not None and memory is not None:
-        memory[row.id] = training
+        answer = answer_of(tx, task)
+        if answer is not None:
+            campaign.absorb(answer)
+        elif question.may_skip:
+            campaign.skip()
+        else:
+            break
+        done += 1
+    if memory is not None:
+        memory[row.id] = (campaign, done)
     return campaign
+
+
+def answer_of(tx: Transaction, task: Any) -> NoisedSum | RecordBatch | None:
+    """What a task that is done gave: the noised sum that was stored, or its records, counted; None
+    if too few devices came."""
+    if not task.is_local:
+        answer = tx.answer(task.id)
+        return None if answer is None else NoisedSum(task, from_bytes(answer[0]), answer[1])
+    records = accumulator(task)
+    for sealed in tx.sealed(task.id):
+        records.merge(sealed)
+    batch = records.batch(tx.sealed_count(task.id))
+    assert isinstance(batch, RecordBatch)  # as it is local
+    return batch
 
 
 def _made_before(tx: Transaction, name: str, digest: str) -> StudyRow | None:
@@ -381,58 +398,16 @@ def _daily_reports(asked: Request, study: Study) -> int:
     return daily
 
 
-def _begun(planned: Plan, rng: Rng) -> tuple[Any, bytes]:
-    """The plan's design with hash functions of its own, and its campaign's secret, if it has one.
-    They are drawn before all else, as in a simulation."""
-    design = planned.design
-    if not isinstance(design, LocalDesign | WordDesign):
-        return (design, b"") if campaigns.is_training(design) else begun(design, rng)
-    seed = int(rng.words(1)[0]) & LARGEST_INTEGER
-    if isinstance(design, LocalDesign):
-        return replace(design, randomizer=in_epoch(design.randomizer, 0, seed)), b""
-    return replace(design, discoverer=seeded(design.discoverer, seed)), b""
-
-
-def _task(
-    tx: Transaction, row: StudyRow, planned: Plan, number: int, memory: Memory | None
-) -> tuple[AnyTask | None, bytes | None]:
-    """The study's task of a number, if there is one, and the model that it is for."""
-    design = planned.design
-    if not isinstance(design, LocalDesign | WordDesign):
-        campaign = campaign_of(tx, row, planned, memory)
-        training = campaigns.trained(campaign)
-        return campaign.next_task(), None if training is None else training.parameters()
-    tasks: Sequence[AnyTask] = [design.task()] if isinstance(design, WordDesign) else design.tasks()
-    # By the study's own id: a direct response has no seed that would tell two studies apart.
-    return replace(tasks[number], campaign=row.id) if number < len(tasks) else None, None
-
-
-def _model_terms(planned: Plan, model: bytes, round: int) -> ModelTerms:
-    assert campaigns.is_training(planned.design)  # no other has a model
-    return planned.design.terms(model, round)
-
-
-def _of_sums(planned: Plan, task: Task) -> dict[str, Any]:
+def _terms_of_tables(planned: Plan, task: AnyTask) -> dict[str, Any]:
     """The terms of an offer that only a task with tables has."""
-    design: Any = planned.design
+    question = planned.design
     return {
         "delta": planned.privacy.delta,
-        "noise": campaigns.least_noise(design),
-        "contributions": campaigns.contributions(design),
-        "keys": keys_of(design, task),
+        "noise": question.least_noise,
+        "contributions": question.tasks_per_device,
+        "keys": question.item_keys(task),
         "masked": planned.study.masked,
     }
-
-
-def _wanted(planned: Plan, task: AnyTask, daily_reports: int) -> int:
-    """Reports at which a task closes by itself: as many as the devices that the plan was made for
-    send on one day."""
-    if isinstance(task, Task):
-        return campaigns.wanted(planned, task)
-    design = planned.design
-    assert isinstance(design, LocalDesign | WordDesign)  # whose tasks are no others
-    devices = design.devices * (1 - planned.study.dropout) / design.rounds
-    return max(1, math.floor(devices + 0.5)) * daily_reports
 
 
 def _task_state(tx: Transaction, task: TaskRow) -> dict[str, Any]:

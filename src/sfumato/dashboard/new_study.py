@@ -17,14 +17,13 @@ from starlette.responses import RedirectResponse, Response
 from sfumato import files
 from sfumato.collector import requests, studies
 from sfumato.collector.problems import Problem
-from sfumato.collector.requests import ANSWERED
 from sfumato.dashboard.forms import File, Form
 from sfumato.dashboard.visits import HOME, Visit, signed_in
 from sfumato.errors import DataError, SfumatoError, StudyError
 from sfumato.planning import Plan, plan
 from sfumato.privacy import SystemRng
 from sfumato.spec import canonical
-from sfumato.study import number
+from sfumato.study import QUESTIONS, TRUSTS, number
 
 
 @signed_in("admin")
@@ -123,8 +122,8 @@ def _page(
         digest=digest,
         is_changed=is_changed,
         groups=GROUPS,
-        questions={name: QUESTIONS[name] for name in questions()},
-        trusts={name: TRUSTS[name] for name in trusts()},
+        questions={name: QUESTION_TEXTS.get(name, (name, "")) for name in questions()},
+        trusts={name: TRUST_TEXTS[name] for name in trusts()},
         trusts_of=trusts,
     )
 
@@ -133,10 +132,9 @@ For = Literal[
     "", "local", "sums", "tables", "frequencies", "counts", "bytes", "words", "vectors", "mean"
 ]
 _DAY_ZERO = date(1970, 1, 1)
-_LISTED = ("frequencies", "new_words")  # questions with a dictionary
 _TERMS = ("delay_seconds", "lifetime_epsilon", "closes")  # of the request, not of the study
 
-QUESTIONS = {
+QUESTION_TEXTS = {
     "frequencies": ("Frequencies", "How common is each item of a list?"),
     "new_words": ("New words", "Which words, that nobody listed, are common?"),
     "heavy_hitters": ("Heavy hitters", "Which items, that nobody listed, occur often?"),
@@ -144,7 +142,7 @@ QUESTIONS = {
     "mean": ("Mean", "What is the mean of the devices' vectors?"),
     "train": ("Model", "What do devices' examples teach it? Its table [training] is TOML, below."),
 }
-TRUSTS = {
+TRUST_TEXTS = {
     "local": ("Local", "Nobody is trusted. Devices blur what they send."),
     "secure": ("Secure", "The collector sees sums only. Devices add the noise in shares."),
     "central": ("Central", "The collector sees what devices send, and adds the noise."),
@@ -205,16 +203,13 @@ GROUPS = (
 
 def questions() -> list[str]:
     """Those that a collector answers, in the order of the form."""
-    return [name for name in QUESTIONS if any(name == question for question, _ in ANSWERED)]
+    return [name for name, facts in QUESTIONS.items() if facts.collected]
 
 
 def trusts(question: str | None = None) -> list[str]:
     """Those with which a collector answers a question, or any."""
-    return [
-        name
-        for name in TRUSTS
-        if any(name == trust and question in (None, asked) for asked, trust in ANSWERED)
-    ]
+    asked = [QUESTIONS[question]] if question else list(QUESTIONS.values())
+    return [name for name in TRUSTS if any(name in facts.collected for facts in asked)]
 
 
 def request_of(form: Form) -> dict[str, Any]:
@@ -232,7 +227,7 @@ def request_of(form: Form) -> dict[str, Any]:
         "name": form.text("name"),
         "purpose": form.text("purpose"),
         "study": keys,
-        "items": items_of(form) if keys["question"] in _LISTED else None,
+        "items": items_of(form) if _lists_items(keys) else None,
         **terms,
     }
 
@@ -273,20 +268,28 @@ def _read(file: File) -> list[str]:
     return [item for line in lines if (item := line.strip())]
 
 
+def _lists_items(keys: Mapping[str, Any]) -> bool:
+    facts = QUESTIONS.get(str(keys["question"]))
+    return facts is not None and facts.dictionary != "none"
+
+
 def _applies(field: Field, keys: Mapping[str, Any]) -> bool:
     """Whether a field says something; the page's style hides it where it does not."""
-    question, is_local = str(keys["question"]), bool(keys["trust"] == "local")
+    facts, trust = QUESTIONS.get(str(keys["question"])), TRUSTS.get(keys["trust"])
+    if facts is None or trust is None:
+        return True  # the study says what is wrong
+    is_items = facts.data == "items"
     return {
         "": True,
-        "local": is_local,
-        "sums": not is_local,
-        "tables": not is_local and question not in ("mean", "train"),
-        "frequencies": question == "frequencies",
-        "counts": question not in ("mean", "new_words", "train"),
-        "bytes": question not in ("new_words", "train"),
-        "words": question not in ("frequencies", "mean", "train"),
-        "vectors": question in ("mean", "train"),
-        "mean": question == "mean",
+        "local": trust.is_local,
+        "sums": not trust.is_local,
+        "tables": not trust.is_local and is_items,
+        "frequencies": facts.dictionary == "listed",
+        "counts": is_items and facts.dictionary != "known",
+        "bytes": facts.data != "examples" and facts.dictionary != "known",
+        "words": is_items and facts.dictionary != "listed",
+        "vectors": not is_items,
+        "mean": facts.data == "vectors",
     }[field.only]
 
 

@@ -29,7 +29,7 @@ from sfumato.dashboard.visits import (
     session_of,
     signed_in,
 )
-from sfumato.flow.release import ENDINGS, exported
+from sfumato.questions import registry
 
 PAGE_ROWS = 100  # of a release's table on one page
 _MEDIA_TYPES = {
@@ -136,7 +136,7 @@ async def export(visit: Visit) -> Response:
     known, ending = await _known(visit), visit.request.path_params["ending"]
     if ending not in _endings(known.release):
         raise Problem("not-found")
-    content = await visit.service.show(exported, known.release, ending)
+    content = await visit.service.show(_exported, known.release, ending)
     name = re.sub(r"[^A-Za-z0-9]+", "-", known.state["name"]).strip("-").lower() or "release"
     return Response(
         content,
@@ -191,8 +191,10 @@ def _page_number(request: Request) -> int:
 
 def _endings(released: Mapping[str, Any]) -> list[str]:
     """The kinds of files that a release can be had as."""
-    if "estimates" not in released:  # of a model
-        return ["json"]
     can_plot = importlib.util.find_spec("matplotlib") is not None
-    is_plotted = can_plot and released["study"]["question"] != "mean"
-    return [ending for ending in ENDINGS if ending != "png" or is_plotted]
+    endings = registry.release_class(released["study"]["question"]).endings
+    return [ending for ending in endings if ending != "png" or can_plot]
+
+
+def _exported(released: Mapping[str, Any], ending: str) -> bytes:
+    return registry.read_release(released).export(ending)

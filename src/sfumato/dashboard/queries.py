@@ -21,6 +21,7 @@ from sfumato.dashboard import charts
 from sfumato.dashboard.charts import Estimate, estimates
 from sfumato.privacy import Entry
 from sfumato.secagg.coordinator import Phase
+from sfumato.study import QUESTIONS, TRUSTS
 
 ALIVE = ("collecting", "closing")
 _PHASES = tuple(str(phase) for phase in Phase)
@@ -89,7 +90,7 @@ class Known:
 
     @property
     def is_mean(self) -> bool:
-        return bool(self.state["study"]["question"] == "mean")
+        return QUESTIONS[self.state["study"]["question"]].data == "vectors"
 
     @property
     def shown(self) -> list[Estimate]:
@@ -154,7 +155,7 @@ def compared(state: Mapping[str, Any], released: Mapping[str, Any] | None) -> li
     With trust local an error is predicted for an item that few hold, and compared with the least
     that is listed; else with the middle one.
     """
-    predicted, is_local = state["plan"]["predicted"], state["privacy"]["trust"] == "local"
+    predicted, is_local = state["plan"]["predicted"], TRUSTS[state["privacy"]["trust"]].is_local
     found: dict[str, Any] = {}
     if released is not None:
         rows = released.get("estimates", ())  # a model has none
@@ -187,7 +188,7 @@ def compared(state: Mapping[str, Any], released: Mapping[str, Any] | None) -> li
             ("rate", "Parameters to a cell sent", ""),
         )
     ]
-    is_model = state["study"]["question"] == "train"
+    is_model = QUESTIONS[state["study"]["question"]].data == "examples"
     wanted = wanted_of([] if is_model else [task["wanted"] for task in state["tasks"]], state)
     reports = Compared("Reports", wanted, state["counted"])
     return [reports, *(pair for pair in pairs if (pair.predicted, pair.found) != (None, None))]

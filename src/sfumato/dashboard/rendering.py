@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from sfumato import __version__
 from sfumato.dashboard import assets
 from sfumato.dashboard.charts import Estimate
+from sfumato.study import QUESTIONS, TRUSTS
 
 _HEADERS = {
     "Content-Security-Policy": (
@@ -166,4 +167,10 @@ _TEMPLATES.filters |= {
     "duration": duration,
     "day": day,
 }
-_TEMPLATES.globals |= {"asset": assets.address, "within": within, "version": __version__}
+_TEMPLATES.globals |= {
+    "asset": assets.address,
+    "within": within,
+    "version": __version__,
+    "facts": QUESTIONS,
+    "trust_facts": TRUSTS,
+}

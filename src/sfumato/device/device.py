@@ -16,7 +16,7 @@ from typing import Any, Literal
 from sfumato.device import client
 from sfumato.device.box import Box, Retry, SqliteBox, State
 from sfumato.device.client import Http, Send
-from sfumato.device.offers import Offer, is_masked, takes_categories, verify
+from sfumato.device.offers import Offer, verify
 from sfumato.device.outbox import DAY_SECONDS, LogEntry, Outcome, Outgoing
 from sfumato.device.private import Value, masked_table, privatiser, says_nothing
 from sfumato.device.rounds import PATIENCE_SECONDS, Joined, Part, drive
@@ -24,7 +24,7 @@ from sfumato.errors import OfferError, ServiceError
 from sfumato.flow.aggregation import Masked
 from sfumato.flow.model_terms import ModelTerms
 from sfumato.flow.report import WIRE_VERSION, Report
-from sfumato.flow.task import LocalTask, Task
+from sfumato.flow.task import Task
 from sfumato.privacy import ListedAbove, Mechanism, Rng, SystemRng
 
 FIRST_RETRY = 30.0  # seconds, at most, before the second try; twice as many before each next
@@ -156,7 +156,7 @@ class Device:
             offer = self._open(state, study, now)
             if not isinstance(offer, Offer):
                 return offer
-            if is_masked(offer.task):
+            if offer.task.is_masked:
                 return Skipped.NOT_ASKED_FOR
             task, outbox, rule = offer.task, state.outbox, offer.rule
             privatise = privatiser(offer, value, self._places(offer))
@@ -178,7 +178,7 @@ class Device:
         happen in it: the same as `record` with no value. Call it on a timer, at least once a day.
         """
         for offered in self.known_offers():
-            if offered.consent == "given" and offered.offer.trust == "local":
+            if offered.consent == "given" and offered.offer.task.is_local:
                 self.record(offered.offer.study, (), now)
 
     def part(self, study: str, value: Value, now: float) -> Part | Outcome | Skipped:
@@ -197,7 +197,7 @@ class Device:
                 offer = self._open(state, study, now)
                 if not isinstance(offer, Offer):
                     return offer
-                if not isinstance(offer.task, Task) or not is_masked(offer.task):
+                if not isinstance(offer.task, Task) or not offer.task.is_masked:
                     return Skipped.NOT_ASKED_FOR
                 if not state.may_contribute(offer, offer.task):
                     return Outcome.LIFETIME_SPENT
@@ -352,11 +352,7 @@ class Device:
 
     @staticmethod
     def _check_length(offer: Offer, items: int) -> None:
-        if not takes_categories(offer.task):
-            return
-        assert isinstance(offer.task, LocalTask | Task)  # no other takes categories
-        told = offer.task.randomizer if isinstance(offer.task, LocalTask) else offer.task.sketch
-        if items != getattr(told, "categories", items):
+        if offer.task.takes_categories() and items != offer.task.categories:
             raise OfferError("a dictionary must have as many items as its task has categories")
 
     def _dictionary(self, offer: Offer) -> client.Dictionary | None:

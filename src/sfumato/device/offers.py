@@ -16,24 +16,22 @@ knows the collector's public key beforehand and takes no offer that another key 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from sfumato.device.outbox import Rule, check_hex
 from sfumato.errors import OfferError, SpecError
-from sfumato.flow.aggregation import Masked
 from sfumato.flow.model_terms import ModelTerms
 from sfumato.flow.report import WIRE_VERSION
 from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import WordTask
-from sfumato.privacy import DirectResponse, NoiseAtRelease, NoiseInShares, NoNoise
+from sfumato.privacy import NoiseAtRelease
 from sfumato.sketch import CountSketch, OneHot, TextKeys, VectorSketch, WordKeys
 from sfumato.sketch.words import Prefix
 from sfumato.spec import from_json, later, require, spec, to_json
-
-AnyTask: TypeAlias = LocalTask | Task | WordTask
+from sfumato.study import QUESTIONS, TRUSTS
 
 KEY_BYTES = 32
 _CONTEXT = b"sfumato offer v1\0"  # so that a signature of an offer is never one of something else
@@ -51,9 +49,9 @@ class Offer:
 
     study: str  # the name that users are shown; consent goes by it
     purpose: str  # one sentence, shown beside it
-    question: Literal["frequencies", "new_words", "heavy_hitters", "histogram", "mean", "train"]
+    question: str
     trust: Literal["local", "secure", "central"]
-    task: AnyTask
+    task: LocalTask | Task | WordTask
     epsilon: float | None  # of one record
     delta: float | None = None  # of what is released, if not local
     noise: float | None = None
@@ -77,49 +75,55 @@ class Offer:
             self.purpose.isprintable() and self.purpose.strip() == self.purpose != "",
             "purpose must be a sentence to show on one line, without spaces around it",
         )
-        fitting = _fitting(self.question, self.trust)
+        require(
+            self.question in QUESTIONS and self.trust in QUESTIONS[self.question].planners,
+            f"there is no {self.question} with trust {self.trust}; a newer version may have it",
+        )
+        facts, trust = QUESTIONS[self.question], TRUSTS[self.trust]
+        fitting: type = Task
+        if trust.is_local:
+            fitting = LocalTask if facts.dictionary == "listed" else WordTask
         require(
             isinstance(self.task, fitting),
             f"the task of {self.question} with trust {self.trust} must be a {fitting.__name__}; "
             f"got a {type(self.task).__name__}",
         )
-        promised = epsilon_of(self.task)
         require(
-            self.epsilon == promised,
-            f"epsilon must be that of the task's records, {promised}; got {self.epsilon}",
+            self.epsilon == self.task.epsilon,
+            f"epsilon must be that of the task's records, {self.task.epsilon}; got {self.epsilon}",
         )
         require(
-            self.items_per_report == items_of(self.task),
-            f"items_per_report must be the task's, {items_of(self.task)}; "
+            self.items_per_report == self.task.items_per_report,
+            f"items_per_report must be the task's, {self.task.items_per_report}; "
             f"got {self.items_per_report}",
         )
         if isinstance(self.task, Task):
-            masked = is_masked(self.task)
+            masked = self.task.is_masked
             require(
-                masked == (self.masked or self.trust == "secure"),
+                masked == (self.masked or trust.is_masked),
                 'a table is masked if, and only if, trust is "secure" or the offer says so; '
                 f'got {"a masked" if masked else "an open"} one with trust "{self.trust}"',
             )
             require(
-                not (self.trust == "secure" and isinstance(self.task.mechanism, NoiseAtRelease)),
+                not (trust.is_masked and isinstance(self.task.mechanism, NoiseAtRelease)),
                 "a masked sum must have its noise from devices: noise at the release is the "
                 "collector's to add, who would see the sum without it; use noise in shares",
             )
-            kept = noise_of(self.task)
+            kept = self.task.noise_multiplier
             require(
                 self.noise is None or kept is None or self.noise <= kept * (1 + 1e-9),
                 f"noise must be at most what the task has, {kept}; got {self.noise}",
             )
             self._check_values(self.task)
         require(
-            not self.masked or self.trust == "central",
+            not self.masked or not (trust.is_local or trust.is_masked),
             f'masked is said with trust "central"; got "{self.trust}"',
         )
         self._check_model()
         if self.dictionary is not None:
             check_hex(self.dictionary, 64, "dictionary")
         require(
-            self.dictionary is not None or not takes_categories(self.task, self.keys),
+            self.dictionary is not None or not self.task.takes_categories(self.keys),
             "this task takes categories, so dictionary must name the list that they are of",
         )
         require(
@@ -132,7 +136,7 @@ class Offer:
 
     def _check_values(self, task: Task) -> None:
         require(
-            (self.question in ("mean", "train")) == isinstance(task.sketch, VectorSketch),
+            (QUESTIONS[self.question].data != "items") == isinstance(task.sketch, VectorSketch),
             "a mean or a model, and nothing else, is of vectors",
         )
         require(
@@ -148,12 +152,15 @@ class Offer:
 
     def _check_model(self) -> None:
         require(
-            (self.question == "train") == (self.model is not None),
+            (QUESTIONS[self.question].data == "examples") == (self.model is not None),
             "a train study, and no other, says which model is trained",
         )
         if self.model is None:
             return
-        require(self.trust == "secure", f'a model is trained with trust "secure"; got {self.trust}')
+        require(
+            TRUSTS[self.trust].is_masked,
+            f'a model is trained with trust "secure"; got {self.trust}',
+        )
         length = getattr(getattr(self.task, "sketch", None), "length", None)
         require(
             length == self.model.parameters,
@@ -226,47 +233,6 @@ def offer_from_text(text: str) -> Offer:
 def public_key(key: bytes) -> bytes:
     """The public half, 32 bytes, of a secret key: what devices are given beforehand."""
     return _secret(key).public_key().public_bytes_raw()
-
-
-def epsilon_of(task: AnyTask) -> float | None:
-    """What one record of a task costs a device; None where the collector is trusted with it."""
-    if isinstance(task, Task):
-        return None
-    return (task.randomizer if isinstance(task, LocalTask) else task.discoverer).epsilon
-
-
-def is_masked(task: AnyTask) -> bool:
-    """Whether a task is answered in a masked round, and not in reports."""
-    return isinstance(task, Task) and isinstance(task.aggregation, Masked)
-
-
-def items_of(task: AnyTask) -> int:
-    """How many items one report of a task holds at most."""
-    return task.items_per_device if isinstance(task, Task) else task.records_per_report
-
-
-def noise_of(task: Task) -> float | None:
-    """The noise on a task's table, in standard deviations over the L2 norm of what one device adds:
-    from the fewest devices, and not counting those that may be corrupt. None if it is elsewhere."""
-    mechanism, moved = task.mechanism, task.contribution.l2
-    if isinstance(mechanism, NoiseInShares):
-        return mechanism.scale / moved
-    if isinstance(mechanism, NoiseAtRelease):
-        return mechanism.stddev(1) / moved
-    return 0.0 if isinstance(mechanism, NoNoise) else None
-
-
-def takes_categories(task: AnyTask, keys: object = None) -> bool:
-    """Whether values are told by their place in the dictionary, so that a device must have it."""
-    if isinstance(task, Task):
-        return isinstance(task.sketch, OneHot) and keys is None
-    return isinstance(task, LocalTask) and isinstance(task.randomizer, DirectResponse)
-
-
-def _fitting(question: str, trust: str) -> type[AnyTask]:
-    if trust != "local":
-        return Task
-    return LocalTask if question == "frequencies" else WordTask
 
 
 def _secret(key: bytes) -> Ed25519PrivateKey:

@@ -9,30 +9,28 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from sfumato.device.offers import Offer, takes_categories
+from sfumato.device.offers import Offer
 from sfumato.errors import SpecError
 from sfumato.flow.contribute import contribute, local_report, report
 from sfumato.flow.model_terms import ModelTerms, Train
 from sfumato.flow.report import Report
 from sfumato.flow.task import LocalTask, Task
-from sfumato.flow.word_discovery import WordTask, word_report
+from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import Rng, bound_contributions
 from sfumato.privacy.samplers import stream
 from sfumato.sketch import (
     CountSketch,
     InvertibleSketch,
+    ItemKeys,
     Keys,
     OneHot,
-    TextKeys,
     VectorSketch,
-    WordKeys,
 )
 from sfumato.sketch.words import Prefix, codes_of
 
 I64 = npt.NDArray[np.int64]
 Value: TypeAlias = "str | Sequence[str] | Sequence[float] | npt.NDArray[np.floating] | Train"
 """What a device holds: a text, several, or a vector; for a model, what computes its update."""
-OfferedKeys: TypeAlias = TextKeys | WordKeys | Prefix | None
 
 
 def privatiser(
@@ -62,7 +60,7 @@ def privatiser(
             return None
     if not values:
         return None
-    said: Any = _categories(values, places) if takes_categories(task) else values
+    said: Any = _categories(values, places) if task.takes_categories() else values
     return lambda rng: _record(task, said, rng)
 
 
@@ -73,13 +71,11 @@ def says_nothing(task: LocalTask | WordTask) -> Callable[[Rng], bytes]:
 
 def _record(task: LocalTask | WordTask, values: Any, rng: Rng) -> bytes:
     """One record: those of a day are kept, and leave, one by one."""
-    if isinstance(task, WordTask):
-        return word_report(replace(task, records_per_report=1), values, rng=rng).message
     return local_report(replace(task, records_per_report=1), values, rng=rng).message
 
 
 def table_report(
-    task: Task, keys: OfferedKeys, value: Value, places: Mapping[str, int] | None
+    task: Task, keys: ItemKeys | None, value: Value, places: Mapping[str, int] | None
 ) -> Callable[[Rng], Report]:
     """What makes a device's report of a task whose tables the collector may see."""
     send = sendable(task, keys, value, places)
@@ -92,7 +88,7 @@ def table_report(
 
 
 def table(
-    task: Task, keys: OfferedKeys, value: Value, places: Mapping[str, int] | None
+    task: Task, keys: ItemKeys | None, value: Value, places: Mapping[str, int] | None
 ) -> Callable[[Rng], I64]:
     """What makes a device's share of a masked sum, flat, noise included."""
     send = sendable(task, keys, value, places)
@@ -105,7 +101,7 @@ def table(
 
 
 def sendable(
-    task: Task, offered: OfferedKeys, value: Value, places: Mapping[str, int] | None
+    task: Task, offered: ItemKeys | None, value: Value, places: Mapping[str, int] | None
 ) -> Callable[[Rng], Any]:
     """What makes out of a device's values those that its table is made of: within the task's bound,
     and only what the study counts. What is left out leaves zeros.
@@ -130,7 +126,7 @@ def sendable(
 
     def listed(rng: Rng) -> Any:
         held = tuple(values[place] for place in _chosen(len(values), task, rng))
-        if not takes_categories(task):
+        if not task.takes_categories():
             return held
         found = _categories(held, places)
         return found[found >= 0]

@@ -1,33 +1,37 @@
-"""The collector's side: admit reports, count each once, add."""
+"""The collector's side: what admitted reports add up to.
+
+An accumulator adds messages, keeps what it added in a form in which no report can be told from
+another (`seal`), takes such pieces in again (`merge`), and gives the batch of a task. Tables are
+added, and only their sum is kept; records are kept in a random order, in a Parquet file with one
+column, and counted.
+"""
 
 from __future__ import annotations
 
+import io
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from sfumato.errors import MismatchError, TaskError
-from sfumato.flow.aggregation import Plain
-from sfumato.flow.report import Report
+from sfumato.errors import DataError, MismatchError, TaskError
+from sfumato.flow.admission import Admission, Rejection, first_of_each
+from sfumato.flow.report import to_frames
 from sfumato.flow.task import LocalTask, Task
+from sfumato.flow.word_discovery import WordTask
+from sfumato.privacy import Rng
 from sfumato.privacy.tallies import Tally
 
+U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 
-
-class Rejection(StrEnum):
-    """Why a report was not added. A bad report is not an exception."""
-
-    MALFORMED = "malformed"  # not the bytes of a report, or of another length than the task's
-    WRONG_TASK = "wrong_task"  # it answers another task
-    CONFLICTING = "conflicting"  # a known id with other bytes
-    BATCH_FULL = "batch_full"  # one more could wrap the sum
-    IMPOSSIBLE = "impossible"  # a record that the task's randomizer never makes
+COLUMN = "record"
+_PIECE_BITS = 1 << 26  # of tables that are unpacked together
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -56,119 +60,207 @@ class Batch:
         return cls(task.id, np.zeros(task.sketch.shape, dtype=np.int64), 0)
 
 
-@dataclass(slots=True, repr=False)
-class Collector:
-    """Admits reports to one task's batch; a report seen before is accepted and counted once."""
+@dataclass(frozen=True, slots=True, repr=False)
+class RecordBatch:
+    """The counted records of `count` reports to one local task."""
 
-    task: Task
-    batch: Batch = field(init=False)
-    rejected: Counter[Rejection] = field(default_factory=Counter)
-    _task_id: str = field(init=False)
-    _aggregation: Plain = field(init=False)
-    _seen: dict[bytes, int] = field(default_factory=dict)
+    task_id: str
+    tallies: list[Tally]
+    count: int
+    records: int  # that were counted
+    impossible: int = 0  # records that no device makes, which were left out
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.task.aggregation, Plain):
+    def __repr__(self) -> str:  # never the tallies
+        return f"RecordBatch(task={self.task_id[:8]}…, count={self.count})"
+
+
+class Accumulator(Protocol):
+    """What reports of one task are added to."""
+
+    def add(self, messages: Sequence[bytes]) -> None:
+        """Add the messages of admitted reports, each of which came once."""
+        ...
+
+    def seal(self, *, rng: Rng) -> bytes:
+        """What is kept of all that was added."""
+        ...
+
+    def merge(self, sealed: bytes) -> None:
+        """Add what `seal` gave."""
+        ...
+
+    def batch(self, count: int) -> Batch | RecordBatch:
+        """What `count` reports add up to."""
+        ...
+
+
+def accumulator(task: Task | LocalTask | WordTask) -> Accumulator:
+    """An empty accumulator of a task."""
+    return SumAccumulator(task) if isinstance(task, Task) else TallyAccumulator(task)
+
+
+class SumAccumulator:
+    """Adds tables."""
+
+    def __init__(self, task: Task) -> None:
+        if task.is_masked:
             raise TaskError("a masked task has no reports; its round gives the sum")
-        self._aggregation = self.task.aggregation
-        self.batch = Batch.empty(self.task)
-        self._task_id = self.task.id
+        self._task = task
+        self._total = Batch.empty(task).total
 
-    def add(self, reports: Iterable[bytes]) -> None:
-        """Add reports as they came over the wire."""
-        for data in reports:
-            reason = self._admit(data)
-            if reason is not None:
-                self.rejected[reason] += 1
+    def add(self, messages: Sequence[bytes]) -> None:
+        """Add sealed tables, modulo their modulus.
 
-    def _admit(self, data: bytes) -> Rejection | None:
-        try:
-            report = Report.from_bytes(data)
-        except MismatchError:
-            return Rejection.MALFORMED
-        if report.task_id != self._task_id:
-            return Rejection.WRONG_TASK
-        try:
-            table = self._aggregation.unpack(report.message, self.task.sketch.shape)
-        except MismatchError:
-            return Rejection.MALFORMED
-        known = self._seen.get(report.report_id)
-        if known is not None:
-            return None if known == hash(report.message) else Rejection.CONFLICTING
-        if self.batch.count >= self.task.max_count:
-            return Rejection.BATCH_FULL
-        self._seen[report.report_id] = hash(report.message)
-        self.batch = self.batch + Batch(self._task_id, table, 1)
-        return None
+        A table's bits are added up over all messages before they are put together, which is the
+        same number: unpacking is linear.
+        """
+        task = self._task
+        bits, size = task.aggregation.modulus_bits, task.message_bytes
+        packed = np.frombuffer(b"".join(messages), dtype=np.uint8).reshape(-1, size)
+        digits = np.zeros(task.cells * bits, dtype=np.int64)
+        piece = max(1, _PIECE_BITS // (8 * size))
+        for start in range(0, packed.shape[0], piece):
+            part = np.unpackbits(packed[start : start + piece], axis=1, bitorder="little")
+            digits += part[:, : digits.size].sum(axis=0, dtype=np.int64)
+        # Beyond 63 bits a sum wraps, which changes nothing modulo a smaller power of two.
+        total = (digits.reshape(-1, bits) << np.arange(bits, dtype=np.int64)).sum(axis=1)
+        self._total += np.asarray(total & np.int64((1 << bits) - 1)).reshape(task.sketch.shape)
 
-    def __repr__(self) -> str:
-        return f"Collector({self.batch!r}, rejected={dict(self.rejected)})"
+    def seal(self, *, rng: Rng) -> bytes:
+        return to_bytes(self._total)
+
+    def merge(self, sealed: bytes) -> None:
+        self._total = self._total + from_bytes(sealed)
+
+    def batch(self, count: int) -> Batch:
+        return Batch(self._task.id, self._total, count)
+
+    def __repr__(self) -> str:  # never the sum
+        return f"SumAccumulator(task={self._task.id[:8]}…)"
 
 
-@dataclass(slots=True, repr=False)
-class LocalCollector:
-    """Admits reports of one local task and folds their records into a tally, each report once."""
+class TallyAccumulator:
+    """Counts randomised records."""
 
-    task: LocalTask
-    tally: Tally = field(init=False)
-    rejected: Counter[Rejection] = field(default_factory=Counter)
-    repeated: int = 0  # reports that came again, and were counted once
-    _task_id: str = field(init=False)
-    _seen: dict[bytes, int] = field(default_factory=dict)
+    def __init__(self, task: LocalTask | WordTask) -> None:
+        self._task = task
+        self._tallies = task.tallies()
+        self._waiting: list[U8] = []  # records that were added and are not counted yet
+        self._records = self._impossible = 0
 
-    def __post_init__(self) -> None:
-        self.tally = Tally(self.task.randomizer)
-        self._task_id = self.task.id
+    def add(self, messages: Sequence[bytes]) -> None:
+        data = np.frombuffer(b"".join(messages), dtype=np.uint8)
+        self._waiting.append(data.reshape(-1, self._task.record_bytes))
+
+    def seal(self, *, rng: Rng) -> bytes:
+        records = np.concatenate(self._waiting)
+        return to_parquet(records[np.argsort(rng.words(records.shape[0]))])
+
+    def merge(self, sealed: bytes) -> None:
+        for part in records_of(sealed).chunks:
+            size = self._task.record_bytes
+            if part.null_count or part.type != pa.binary(size):
+                raise MismatchError(
+                    f"records must be a column of {size} bytes each, none missing; got {part.type}"
+                )
+            data = np.frombuffer(part.buffers()[1], dtype=np.uint8)
+            self._fold(
+                data[part.offset * size : (part.offset + len(part)) * size].reshape(-1, size)
+            )
+
+    def batch(self, count: int) -> RecordBatch:
+        for records in self._waiting:
+            self._fold(records)
+        self._waiting.clear()
+        return RecordBatch(self._task.id, self._tallies, count, self._records, self._impossible)
+
+    def fold(self, values: npt.NDArray[np.generic], *, rng: Rng) -> None:
+        """Randomise what devices have to say, and count it: for simulated devices."""
+        self._fold(self._task.randomize(values, rng=rng))
+
+    def _fold(self, records: U8) -> None:
+        wrong = self._task.fold(records, self._tallies)
+        self._impossible += wrong
+        self._records += records.shape[0] - wrong
+
+    def __repr__(self) -> str:  # never the tallies
+        return f"TallyAccumulator(task={self._task.id[:8]}…)"
+
+
+class Collector:
+    """Admits reports to one task's batch in memory, as a service does over a store: a report that
+    came before is counted once, and of an id that came twice the first report counts."""
+
+    def __init__(self, task: Task | LocalTask | WordTask) -> None:
+        self.rejected: Counter[Rejection] = Counter()
+        self.repeated = 0  # reports that came again
+        self._task, self._admission, self._sum = task, Admission(task), accumulator(task)
+        self._seen: set[bytes] = set()
 
     def add(self, reports: Iterable[bytes]) -> None:
         """Add reports as they came over the wire; a report counts whole or not at all."""
-        admitted: list[bytes] = []
-        for data in reports:
-            reason = self._admit(data, admitted)
-            if reason is not None:
-                self.rejected[reason] += 1
-        if admitted:
-            self.tally.fold(_records(b"".join(admitted), self.task))
+        sent = list(reports)
+        if not sent:
+            return
+        admitted = self._admission.admit(to_frames(sent), most_reports=len(sent))
+        self.rejected += admitted.rejected
+        messages = first_of_each([admitted.body]) if admitted.count else {}
+        fresh = {name: message for name, message in messages.items() if name not in self._seen}
+        self.repeated += admitted.count - len(fresh)
+        if self._task.most_reports is not None:
+            room = max(0, self._task.most_reports - len(self._seen))
+            if len(fresh) > room:
+                self.rejected[Rejection.BATCH_FULL] += len(fresh) - room
+                fresh = dict(list(fresh.items())[:room])
+        self._seen |= fresh.keys()
+        if fresh:
+            self._sum.add(list(fresh.values()))
 
-    def add_records(self, records: pa.Array | pa.ChunkedArray) -> None:
-        """Add a column of records that a batch of reports was sealed into; duplicates are gone."""
-        for part in records.chunks if isinstance(records, pa.ChunkedArray) else [records]:
-            if part.null_count or part.type != pa.binary(self.task.randomizer.record_bytes):
-                raise MismatchError(
-                    f"records must be a column of {self.task.randomizer.record_bytes} bytes each, "
-                    f"none missing; got {part.type}"
-                )
-            size = self.task.randomizer.record_bytes
-            data = np.frombuffer(part.buffers()[1], dtype=np.uint8)
-            wrong = self.tally.fold(
-                data[part.offset * size : (part.offset + len(part)) * size].reshape(-1, size)
-            )
-            if wrong:
-                self.rejected[Rejection.IMPOSSIBLE] += wrong
+    @property
+    def batch(self) -> Any:
+        """What all admitted reports add up to: a `Batch`, or a `RecordBatch` of a local task."""
+        return self._sum.batch(len(self._seen))
 
-    def _admit(self, data: bytes, admitted: list[bytes]) -> Rejection | None:
-        try:
-            report = Report.from_bytes(data)
-        except MismatchError:
-            return Rejection.MALFORMED
-        if report.task_id != self._task_id:
-            return Rejection.WRONG_TASK
-        message, size = report.message, self.task.randomizer.record_bytes
-        if not message or len(message) % size or len(message) > self.task.message_bytes:
-            return Rejection.MALFORMED
-        known = self._seen.get(report.report_id)
-        if known is not None:
-            self.repeated += known == hash(message)
-            return None if known == hash(message) else Rejection.CONFLICTING
-        if not self.task.randomizer.valid(_records(message, self.task)).all():
-            return Rejection.IMPOSSIBLE
-        self._seen[report.report_id] = hash(message)
-        admitted.append(message)
-        return None
-
-    def __repr__(self) -> str:
-        return f"LocalCollector({self.tally!r}, rejected={dict(self.rejected)})"
+    def __repr__(self) -> str:  # never what came
+        return f"Collector({len(self._seen)} reports, rejected={dict(self.rejected)})"
 
 
-def _records(data: bytes, task: LocalTask) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(data, dtype=np.uint8).reshape(-1, task.randomizer.record_bytes)
+def records_of(sealed: bytes) -> pa.ChunkedArray:
+    """The column of records that a local task's reports were sealed into."""
+    try:
+        return pq.read_table(pa.BufferReader(sealed), columns=[COLUMN]).column(COLUMN)
+    except (pa.ArrowException, KeyError) as problem:
+        raise DataError("sealed records are damaged: restore the store from a backup") from problem
+
+
+def to_bytes(table: I64) -> bytes:
+    """A table for the store."""
+    file = io.BytesIO()
+    np.save(file, table, allow_pickle=False)
+    return file.getvalue()
+
+
+def from_bytes(data: bytes) -> I64:
+    """The table that `to_bytes` wrote."""
+    try:
+        table = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as problem:
+        raise DataError("a stored sum is damaged: restore the store from a backup") from problem
+    return np.asarray(table, dtype=np.int64)
+
+
+def to_parquet(records: U8) -> bytes:
+    """Records, (n, size), as they are kept."""
+    count, size = records.shape
+    column = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(size), count, [None, pa.py_buffer(np.ascontiguousarray(records))]
+    )
+    file = io.BytesIO()
+    pq.write_table(
+        pa.table({COLUMN: column}),
+        file,
+        compression="none",  # of random bits nothing can be spared
+        use_dictionary=False,
+        write_statistics=False,
+    )
+    return file.getvalue()

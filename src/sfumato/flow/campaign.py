@@ -1,44 +1,58 @@
-"""Questions that take several tasks: the only loop. A campaign sees noised sums, never a report."""
+"""Questions that take several tasks: the only loop. A campaign sees noised sums and counted
+records, never a report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
-from sfumato.flow.accumulator import Batch
-from sfumato.flow.release import NoisedSum, noised_sum
-from sfumato.flow.task import Task
-from sfumato.privacy import Charge, Ledger, Rng
+from sfumato.errors import SpecError
+from sfumato.flow.release import charge, noised_sum
+from sfumato.privacy import Books, Charge, Rng
 
 
-class Campaign(Protocol):
+class Campaign:
     """Asks for one task after another, learning from what each gave."""
 
-    def next_task(self) -> Task | None:
-        """What to ask next, or None when there is nothing more to ask."""
-        ...
+    __slots__ = ()
 
-    def absorb(self, answer: NoisedSum) -> None:
-        """Take in what the last task gave."""
-        ...
+    def next_task(self) -> Any:
+        """What to ask next, or None when there is nothing more to ask."""
+        raise NotImplementedError
+
+    def absorb(self, answer: Any) -> None:
+        """Take in what the last task gave: a `NoisedSum`, or the `RecordBatch` of a local task."""
+        raise NotImplementedError
+
+    def skip(self) -> None:
+        """Go on without an answer to the last task, where a campaign can do without."""
+        raise SpecError("this campaign needs the answers to all of its tasks")
+
+    def parameters(self) -> bytes | None:
+        """What devices of the next task start from, where a model is trained."""
+        return None
 
 
 def run(
     campaign: Campaign,
-    gather: Callable[[Task], Batch],
+    gather: Callable[[Any], Any],
     *,
-    ledger: Ledger,
+    ledger: Books,
     rng: Rng,
-    charge_of: Callable[[Task], Charge] = lambda task: task.loss,
-) -> list[NoisedSum]:
+    charge_of: Callable[[Any], Charge] = lambda task: task.loss,
+) -> list[Any]:
     """Drive a campaign to its end; `gather` asks the devices of a task's cohort.
 
     `charge_of` is what the design charges for a task, where its tasks are parts of a plan.
     """
     answers = []
     while (task := campaign.next_task()) is not None:
-        batch = gather(task)
-        answer = noised_sum(task, batch, ledger=ledger, rng=rng, loss=charge_of(task))
+        loss = charge_of(task)
+        if task.is_local:  # records are paid for when devices send them, and noised by them
+            charge(task, ledger=ledger, loss=loss)
+            answer = gather(task)
+        else:
+            answer = noised_sum(task, gather(task), ledger=ledger, rng=rng, loss=loss)
         campaign.absorb(answer)
         answers.append(answer)
     return answers

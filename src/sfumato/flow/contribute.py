@@ -11,8 +11,8 @@ from sfumato.errors import MismatchError, SpecError, TaskError
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.report import Report
 from sfumato.flow.task import LocalTask, Task
+from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import ListedAbove, Rng
-from sfumato.privacy.randomizers import no_item
 from sfumato.secagg.round import MaskedRound
 from sfumato.sketch import InvertibleSketch
 
@@ -84,12 +84,13 @@ def join_round(
     return Participant.join(round, member, identity, roster, rng=rng)
 
 
-def local_report(task: LocalTask, items: Any, *, rng: Rng) -> Report:
+def local_report(task: LocalTask | WordTask, items: Any, *, rng: Rng) -> Report:
     """One device's report to a local task, privatised here and now: as many records as
     `records_per_report`, always.
 
-    A record says "none" (`no_item`) where there is no item for it: neither what a device has to say
-    nor how much can be told from a report.
+    A record says "none" where there is no item for it, or a word with characters that a search has
+    no code for: neither what a device has to say nor how much can be told from a report. Leave out
+    words that are known already.
 
     >>> from sfumato.privacy import HashedResponse, SeededRng
     >>> task = LocalTask(randomizer=HashedResponse(epsilon=4.0, rows=1024, width=56, seed=1),
@@ -104,7 +105,7 @@ def local_report(task: LocalTask, items: Any, *, rng: Rng) -> Report:
             f"this task takes at most {task.records_per_report} items of a device at a time; "
             f"got {len(items)}: choose among them with bound_contributions"
         )
-    values = np.repeat(no_item(task.randomizer), task.records_per_report)
-    values[: len(items)] = task.randomizer.values(items)
-    records = task.randomizer.randomize(values, rng=rng)
+    values = task.none(task.records_per_report)
+    values[: len(items)] = task.values(items)
+    records = task.randomize(values, rng=rng)
     return Report(task.id, rng.words(2).tobytes(), records.tobytes())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,8 @@ import pyarrow.parquet
 from sfumato.errors import ImpossibleError, MismatchError, SfumatoError, SpecError
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.model_terms import PARAMETER_BYTES, digest_of
-from sfumato.flow.task import LocalTask, Task
-from sfumato.flow.word_discovery import WordTask
-from sfumato.privacy import ApproximateLoss, Books, Charge, Rng
+from sfumato.flow.task import AnyTask, Task
+from sfumato.privacy import Books, Charge, Rng
 from sfumato.privacy.intervals import NORMAL_95
 
 F64 = npt.NDArray[np.float64]
@@ -45,21 +44,13 @@ class NoisedSum:
         return f"NoisedSum(task={self.task.id[:8]}…, count={self.count})"
 
 
-def charge(task: Task, *, ledger: Books, loss: Charge | None = None) -> None:
+def charge(task: AnyTask, *, ledger: Books, loss: Charge | None = None) -> None:
     """Put what a release of this task costs on the ledger, or raise BudgetError.
 
     `loss` is the task's own, or that loss as part of its design's plan.
     """
     cost = task.loss if loss is None else loss
     ledger.charge(campaign=task.campaign, cohort=task.cohort, task=task.id, loss=cost)
-
-
-def charge_reports(task: LocalTask | WordTask, *, ledger: Books) -> None:
-    """Put on the ledger what a device loses by all the records it sends to this task on one day,
-    or raise BudgetError: they add up, whatever they are about."""
-    one = (task.randomizer if isinstance(task, LocalTask) else task.discoverer).epsilon
-    loss = ApproximateLoss(epsilon=task.records_per_report * one, delta=0.0)
-    ledger.charge(campaign=task.campaign, cohort=task.cohort, task=task.id, loss=loss)
 
 
 def noised_sum(
@@ -177,6 +168,142 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Release:
+    """What every release has: a promise, a bill, what was asked and how it was planned."""
+
+    privacy: Privacy
+    cost: Cost
+    study: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+    released: str | None = None  # the day on which a collector released it
+
+    endings: ClassVar[tuple[str, ...]] = ("json",)  # of the files that it can be exported to
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        return {
+            "study": dict(self.study),
+            "plan": dict(self.plan),
+            "privacy": self.privacy.to_dict(),
+            "cost": self.cost.to_dict(),
+            "notes": list(self.notes),
+            **({} if self.released is None else {"released": self.released}),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The release that `to_dict` described."""
+        return cls(**cls._common(data), **cls._own(data))
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), ensure_ascii=False)
+
+    def export(self, ending: str) -> bytes:
+        """The content of a file with this ending; JSON holds everything."""
+        if ending not in self.endings:
+            raise SpecError(
+                f"this release is exported as {', '.join(self.endings)}; got {ending}",
+                hint=self._hint,
+            )
+        return (self.to_json() + "\n").encode()
+
+    @property
+    def model(self) -> bytes | None:
+        """The parameters of a model, which are not part of its plain data."""
+        return None
+
+    def timed(self, seconds: float, exception: str) -> Self:
+        """The same with the time it took on its bill, which is an exception to its promise."""
+        cost = replace(self.cost, seconds=seconds)
+        return replace(self, cost=cost, privacy=self.privacy.but_for(exception))
+
+    _hint: ClassVar[str | None] = None
+
+    @classmethod
+    def _own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields that only this kind of release has."""
+        return {}
+
+    @staticmethod
+    def _common(data: Mapping[str, Any]) -> dict[str, Any]:
+        cost = {each.name: data["cost"][each.name] for each in fields(Cost)}
+        return {
+            "privacy": Privacy.from_dict(data["privacy"]),
+            "cost": Cost(**cost),
+            "study": data["study"],
+            "plan": data["plan"],
+            "notes": tuple(data["notes"]),
+            "released": data.get("released"),
+        }
+
+    def _promise(self) -> str:
+        if self.privacy.epsilon is None or math.isinf(self.privacy.epsilon):
+            return "no differential privacy"
+        each = " a report" if self.privacy.unit == "report" else ""
+        return f"epsilon {self.privacy.epsilon:g}{each}, delta {self.privacy.delta:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class EstimateRelease(Release):
+    """A release of estimates with intervals, one row each."""
+
+    endings: ClassVar[tuple[str, ...]] = ("json", "csv", "parquet", "png")
+
+    def frame(self) -> pa.Table:
+        """The estimates as an Arrow table; `.to_pandas()` makes it a data frame."""
+        raise NotImplementedError
+
+    def plot(self, *, top: int = 20, path: str | Path | None = None) -> Any:
+        """Bars with error bars for the `top` estimates of largest size; needs `sfumato[plot]`.
+
+        Returns the matplotlib figure, and writes it to `path` (PNG, SVG, PDF) if given.
+        """
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data; `estimates` lists one record per row of `frame`."""
+        return {**Release.to_dict(self), "estimates": self.frame().to_pylist()}
+
+    def export(self, ending: str) -> bytes:
+        """JSON holds everything; CSV the estimates; Parquet the estimates, with the rest in its
+        metadata; PNG bars with error bars, for which `sfumato[plot]` is needed."""
+        if ending == "json" or ending not in self.endings:
+            return Release.export(self, ending)
+        file = io.BytesIO()
+        if ending == "png":
+            self.plot().savefig(file, dpi=150, format="png")
+        elif ending == "csv":
+            pa.csv.write_csv(self.frame(), file)
+        else:
+            about = {"sfumato": json.dumps(Release.to_dict(self))}
+            pa.parquet.write_table(self.frame().replace_schema_metadata(about), file)
+        return file.getvalue()
+
+    def _bars(
+        self, labels: Sequence[str], values: F64, errors: Any, meaning: str, path: Any
+    ) -> Any:
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as problem:
+            raise SfumatoError(
+                "plots need matplotlib", hint='pip install "sfumato[plot]"'
+            ) from problem
+        shown = len(labels)
+        figure = Figure(figsize=(7, 0.28 * shown + 1.6), layout="constrained")
+        axes = figure.add_subplot()
+        axes.barh(range(shown), values, xerr=errors, color="#8a9bb5", ecolor="#2f3b52", capsize=2)
+        axes.set_yticks(range(shown), labels, parse_math=False)  # items may have dollar signs
+        axes.invert_yaxis()
+        axes.set_xlabel(f"{meaning} (bars: 95% intervals)")
+        axes.set_title(self._promise(), fontsize=9, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CountRelease(EstimateRelease):
     """Estimated counts with 95% intervals, largest first, what they cost and what they promise.
 
     A count is over all devices asked, and of what they would have contributed: a device counts for
@@ -192,14 +319,9 @@ class Release:
     low: F64
     high: F64
     significant: Bool  # held by somebody, at a family-wise level of 5% over all items
-    privacy: Privacy
-    cost: Cost
-    study: Mapping[str, Any]
-    plan: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
 
     def frame(self) -> pa.Table:
-        """The estimates as an Arrow table; `.to_pandas()` makes it a data frame."""
+        """One row per item, largest first."""
         return pa.table(
             {
                 "item": self.items,
@@ -216,71 +338,26 @@ class Release:
 
         Returns the matplotlib figure, and writes it to `path` (PNG, SVG, PDF) if given.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as problem:
-            raise SfumatoError(
-                "plots need matplotlib", hint='pip install "sfumato[plot]"'
-            ) from problem
         shown = min(top, len(self))
-        figure = Figure(figsize=(7, 0.28 * shown + 1.6), layout="constrained")
-        axes = figure.add_subplot()
         labels = [str(item) for item in self.items[:shown].to_pylist()]
-        axes.barh(
-            range(shown),
-            self.counts[:shown],
-            xerr=np.maximum([self.counts - self.low, self.high - self.counts], 0)[:, :shown],
-            color="#8a9bb5",
-            ecolor="#2f3b52",
-            capsize=2,
-        )
-        axes.set_yticks(range(shown), labels, parse_math=False)  # items may have dollar signs
-        axes.invert_yaxis()
-        axes.set_xlabel("devices (bars: 95% intervals)")
-        axes.set_title(self._promise(), fontsize=9, loc="left")
-        axes.spines[["top", "right"]].set_visible(False)
-        if path is not None:
-            figure.savefig(path, dpi=150)
-        return figure
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data; `estimates` lists one record an item, largest first."""
-        return {**self.head(), "estimates": self.frame().to_pylist()}
+        errors = np.maximum([self.counts - self.low, self.high - self.counts], 0)[:, :shown]
+        return self._bars(labels, self.counts[:shown], errors, "devices", path)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Release:
-        """The release that `to_dict` described."""
+    def _own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
         rows = data["estimates"]
 
         def column(name: str) -> F64:
             return np.array([row[name] for row in rows], dtype=np.float64)
 
-        return cls(
-            items=pa.array([row["item"] for row in rows], type=pa.string()),
-            counts=column("count"),
-            standard_error=column("standard_error"),
-            low=column("low"),
-            high=column("high"),
-            significant=column("significant").astype(np.bool_),
-            privacy=Privacy.from_dict(data["privacy"]),
-            cost=Cost(**data["cost"]),
-            study=data["study"],
-            plan=data["plan"],
-            notes=tuple(data["notes"]),
-        )
-
-    def head(self) -> dict[str, Any]:
-        """`to_dict` without the estimates."""
         return {
-            "study": dict(self.study),
-            "plan": dict(self.plan),
-            "privacy": self.privacy.to_dict(),
-            "cost": self.cost.to_dict(),
-            "notes": list(self.notes),
+            "items": pa.array([row["item"] for row in rows], type=pa.string()),
+            "counts": column("count"),
+            "standard_error": column("standard_error"),
+            "low": column("low"),
+            "high": column("high"),
+            "significant": column("significant").astype(np.bool_),
         }
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), ensure_ascii=False)
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -300,15 +377,9 @@ class Release:
             lines.append(f"  … and {len(self) - shown:,} more; frame() has them all")
         return "\n".join(lines)
 
-    def _promise(self) -> str:
-        if self.privacy.epsilon is None or math.isinf(self.privacy.epsilon):
-            return "no differential privacy"
-        each = " a report" if self.privacy.unit == "report" else ""
-        return f"epsilon {self.privacy.epsilon:g}{each}, delta {self.privacy.delta:g}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class MeanRelease:
+class MeanRelease(EstimateRelease):
     """An estimated mean, its error, what it cost and what it promises.
 
     `standard_error` is one number for all coordinates: the root mean square of their errors by
@@ -320,11 +391,6 @@ class MeanRelease:
 
     mean: F64
     standard_error: float
-    privacy: Privacy
-    cost: Cost
-    study: Mapping[str, Any]
-    plan: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
 
     @property
     def half_width(self) -> float:
@@ -332,7 +398,7 @@ class MeanRelease:
         return NORMAL_95 * self.standard_error
 
     def frame(self) -> pa.Table:
-        """One row a coordinate, in order."""
+        """One row per coordinate, in order."""
         size = len(self)
         left_out = self.mean == 0 if self.study.get("top") else np.zeros(size, dtype=np.bool_)
         return pa.table(
@@ -350,62 +416,17 @@ class MeanRelease:
 
         Returns the matplotlib figure, and writes it to `path` (PNG, SVG, PDF) if given.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as problem:
-            raise SfumatoError(
-                "plots need matplotlib", hint='pip install "sfumato[plot]"'
-            ) from problem
         shown = self._largest(top)
-        figure = Figure(figsize=(7, 0.28 * shown.size + 1.6), layout="constrained")
-        axes = figure.add_subplot()
-        axes.barh(
-            range(shown.size),
-            self.mean[shown],
-            xerr=self.half_width,
-            color="#8a9bb5",
-            ecolor="#2f3b52",
-            capsize=2,
-        )
-        axes.set_yticks(range(shown.size), [str(place) for place in shown])
-        axes.invert_yaxis()
-        axes.set_xlabel("mean of a coordinate (bars: 95% intervals)")
-        axes.set_title(self._promise(), fontsize=9, loc="left")
-        axes.spines[["top", "right"]].set_visible(False)
-        if path is not None:
-            figure.savefig(path, dpi=150)
-        return figure
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data; `estimates` lists one record a coordinate, in order."""
-        return {**self.head(), "estimates": self.frame().to_pylist()}
+        labels, meaning = [str(place) for place in shown], "mean of a coordinate"
+        return self._bars(labels, self.mean[shown], self.half_width, meaning, path)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> MeanRelease:
-        """The release that `to_dict` described."""
+    def _own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
         rows = data["estimates"]
-        return cls(
-            mean=np.array([row["mean"] for row in rows], dtype=np.float64),
-            standard_error=float(rows[0]["standard_error"]),
-            privacy=Privacy.from_dict(data["privacy"]),
-            cost=Cost(**data["cost"]),
-            study=data["study"],
-            plan=data["plan"],
-            notes=tuple(data["notes"]),
-        )
-
-    def head(self) -> dict[str, Any]:
-        """`to_dict` without the estimates."""
         return {
-            "study": dict(self.study),
-            "plan": dict(self.plan),
-            "privacy": self.privacy.to_dict(),
-            "cost": self.cost.to_dict(),
-            "notes": list(self.notes),
+            "mean": np.array([row["mean"] for row in rows], dtype=np.float64),
+            "standard_error": float(rows[0]["standard_error"]) if rows else 0.0,
         }
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), ensure_ascii=False)
 
     def __len__(self) -> int:
         return self.mean.size
@@ -424,65 +445,53 @@ class MeanRelease:
             lines.append(f"  … and {rest:,} smaller ones; frame() has them all")
         return "\n".join(lines)
 
-    def _largest(self, most: int) -> npt.NDArray[np.int64]:
+    def _largest(self, most: int) -> I64:
         return np.argsort(-np.abs(self.mean), kind="stable")[:most]
 
-    def _promise(self) -> str:
-        if self.privacy.epsilon is None:
-            return "no differential privacy"
-        return f"epsilon {self.privacy.epsilon:g}, delta {self.privacy.delta:g}"
+
+MODEL_ENDING = "pt"  # of parameters, which are not in a release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ModelRelease:
+class ModelRelease(Release):
     """A model after its last round. How well it does is for who has examples to test it on: a
     collector has none."""
 
-    parameters: bytes = field(compare=False)  # float32, little-endian; none where only told about
+    parameters: bytes = field(compare=False)  # float32, little-endian; empty if read from a file
     digest: str  # SHA-256 of the parameters
     count: int  # how many there are
     rate: float  # parameters by cells sent
     rounds_held: int  # of those asked: others had too few devices
-    privacy: Privacy
-    cost: Cost
-    study: Mapping[str, Any]
-    plan: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
+
+    _hint: ClassVar[str | None] = "export it as .json, and its parameters as .pt"
 
     @classmethod
-    def of(cls, parameters: bytes, **told: Any) -> ModelRelease:
+    def of(cls, parameters: bytes, **others: Any) -> ModelRelease:
         count = len(parameters) // PARAMETER_BYTES
-        return cls(parameters=parameters, digest=digest_of(parameters), count=count, **told)
+        return cls(parameters=parameters, digest=digest_of(parameters), count=count, **others)
+
+    @property
+    def model(self) -> bytes:
+        return self.parameters
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the parameters as plain data."""
         return {
-            "study": dict(self.study),
-            "plan": dict(self.plan),
-            "privacy": self.privacy.to_dict(),
-            "cost": self.cost.to_dict(),
+            **Release.to_dict(self),
             "model": {"parameters": self.count, "sha256": self.digest},
             "rate": self.rate,
             "rounds_held": self.rounds_held,
-            "notes": list(self.notes),
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ModelRelease:
-        """The release that `to_dict` described, without the parameters."""
-        cost = {each.name: data["cost"][each.name] for each in fields(Cost)}
-        return cls(
-            parameters=b"",
-            digest=data["model"]["sha256"],
-            count=data["model"]["parameters"],
-            rate=data["rate"],
-            rounds_held=data["rounds_held"],
-            privacy=Privacy.from_dict(data["privacy"]),
-            cost=Cost(**cost),
-            study=data["study"],
-            plan=data["plan"],
-            notes=tuple(data["notes"]),
-        )
+    def _own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "parameters": b"",
+            "digest": data["model"]["sha256"],
+            "count": data["model"]["parameters"],
+            "rate": data["rate"],
+            "rounds_held": data["rounds_held"],
+        }
 
     def __repr__(self) -> str:
         epsilon = self.privacy.epsilon
@@ -491,41 +500,3 @@ class ModelRelease:
             f"ModelRelease: {self.count:,} parameters after {self.rounds_held:,} rounds, "
             f"{self.rate:.3g} parameters to a cell; {promise}"
         )
-
-
-ENDINGS = ("json", "csv", "parquet", "png")
-MODEL_ENDING = "pt"  # of parameters, which are not in a release
-
-
-def exported(data: Mapping[str, Any], ending: str) -> bytes:
-    """The file's content, from what `Release.to_dict` gives.
-
-    JSON holds everything; CSV the estimates; Parquet the estimates, with the rest in its metadata;
-    PNG bars with error bars, for which `sfumato[plot]` is needed.
-    """
-    if ending == "json":
-        return (json.dumps(data, ensure_ascii=False) + "\n").encode()
-    if ending not in ENDINGS:
-        raise SpecError(f"a release is exported as {', '.join(ENDINGS)}; got {ending}")
-    if "estimates" not in data:
-        raise SpecError(
-            f"the release of a model has no estimates; got .{ending}",
-            hint="export it as .json, and its parameters as .pt",
-        )
-    file = io.BytesIO()
-    if ending == "png":
-        kind = MeanRelease if data["study"]["question"] == "mean" else Release
-        kind.from_dict(data).plot().savefig(file, dpi=150, format="png")
-    elif ending == "csv":
-        pa.csv.write_csv(_table(data), file)
-    else:
-        about = json.dumps({key: data[key] for key in data if key != "estimates"})
-        pa.parquet.write_table(_table(data).replace_schema_metadata({"sfumato": about}), file)
-    return file.getvalue()
-
-
-def _table(data: Mapping[str, Any]) -> pa.Table:
-    """The estimates; an empty list of items has its columns, too."""
-    if data["study"]["question"] == "mean":
-        return pa.Table.from_pylist(data["estimates"])
-    return Release.from_dict(data).frame()

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from sfumato.errors import ImpossibleError, SpecError, StudyError
 from sfumato.flow.aggregation import Masked
+from sfumato.flow.report import report_bytes
 from sfumato.flow.task import Task, bits_for, largest_cell
 from sfumato.privacy import Mechanism, NoiseInShares
 from sfumato.secagg.parameters import Mode
@@ -151,3 +153,11 @@ def parameters_of(task: Task) -> dict[str, int]:
         "threshold": found.threshold,
         "modulus_bits": task.aggregation.modulus_bits,
     }
+
+
+def weights(tasks: Sequence[Task]) -> dict[str, int]:
+    """What a device that answers all these tasks sends, or sends and is told in masked rounds."""
+    if not any(task.is_masked for task in tasks):
+        return {"bytes_per_device": sum(report_bytes(task) for task in tasks)}
+    up, down = (sum(part) for part in zip(*map(bytes_of, tasks), strict=True))
+    return {"bytes_per_device": up + down, "bytes_up": up, "bytes_down": down}

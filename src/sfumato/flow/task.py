@@ -3,14 +3,90 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from sfumato.errors import TaskError
 from sfumato.flow.aggregation import Aggregation, Masked
-from sfumato.privacy import ListedAbove, Loss, Mechanism, NoiseInShares
-from sfumato.privacy.randomizers import Randomizer
+from sfumato.privacy import (
+    ApproximateLoss,
+    DirectResponse,
+    ListedAbove,
+    Loss,
+    Mechanism,
+    NoiseAtRelease,
+    NoiseInShares,
+    NoNoise,
+    Rng,
+)
+from sfumato.privacy.randomizers import Randomizer, no_item
+from sfumato.privacy.tallies import Tally
 from sfumato.secagg.round import MaskedRound
-from sfumato.sketch import Norms, Sketch
+from sfumato.sketch import Norms, OneHot, Sketch
 from sfumato.spec import digest, require, spec
+
+U8 = npt.NDArray[np.uint8]
+Bool = npt.NDArray[np.bool_]
+
+
+class AnyTask(Protocol):
+    """What every task has, whatever its devices send."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def campaign(self) -> str: ...
+
+    @property
+    def cohort(self) -> str: ...
+
+    @property
+    def message_bytes(self) -> int:
+        """How long what a device sends is, at most."""
+        ...
+
+    @property
+    def is_local(self) -> bool:
+        """Whether devices send randomised records; else they send tables, which are added."""
+        ...
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether it is answered in a masked round, and not in reports."""
+        ...
+
+    @property
+    def epsilon(self) -> float | None:
+        """What one record costs a device; None where the collector is trusted with a table."""
+        ...
+
+    @property
+    def items_per_report(self) -> int:
+        """How many items one report holds, at most."""
+        ...
+
+    @property
+    def loss(self) -> Loss:
+        """What one device loses by its answer."""
+        ...
+
+    @property
+    def most_reports(self) -> int | None:
+        """Reports that there is room for; None for any number."""
+        ...
+
+    @property
+    def categories(self) -> int | None:
+        """How many there are, where values are given by their place in a dictionary."""
+        ...
+
+    def takes_categories(self, keys: object = None) -> bool:
+        """Whether values are given by their place in the dictionary, so that a device needs it.
+        `keys` are those of its offer."""
+        ...
 
 
 @spec("task")
@@ -105,12 +181,52 @@ class Task:
         return digest(self)
 
     @property
+    def is_local(self) -> bool:
+        return False
+
+    @property
+    def is_masked(self) -> bool:
+        return isinstance(self.aggregation, Masked)
+
+    @property
+    def epsilon(self) -> None:
+        return None
+
+    @property
+    def items_per_report(self) -> int:
+        return self.items_per_device
+
+    @property
+    def most_reports(self) -> int | None:
+        """As many as a sum can hold; what comes in a masked round is bounded by its cohort."""
+        return None if self.is_masked else self.max_count
+
+    @property
+    def categories(self) -> int | None:
+        return self.sketch.categories if isinstance(self.sketch, OneHot) else None
+
+    def takes_categories(self, keys: object = None) -> bool:
+        return self.categories is not None and keys is None
+
+    @property
     def contribution(self) -> Norms:
         return self.sketch.sensitivity(self.items_per_device)
 
     @property
     def loss(self) -> Loss:
         return self.mechanism.loss(self.contribution)
+
+    @property
+    def noise_multiplier(self) -> float | None:
+        """The noise on its table, in standard deviations over the L2 norm of what one device adds:
+        from the fewest devices, and not counting those that may be corrupt. None if the noise is
+        elsewhere."""
+        moved = self.contribution.l2
+        if isinstance(self.mechanism, NoiseInShares):
+            return self.mechanism.scale / moved
+        if isinstance(self.mechanism, NoiseAtRelease):
+            return self.mechanism.stddev(1) / moved
+        return 0.0 if isinstance(self.mechanism, NoNoise) else None
 
     @property
     def cells(self) -> int:
@@ -143,8 +259,71 @@ class Task:
         )
 
 
+class RecordTask:
+    """What tasks have in common whose devices send randomised records."""
+
+    __slots__ = ()
+    records_per_report: int
+
+    @property
+    def source(self) -> Any:
+        """What makes its records: it has an epsilon, a length, and says which are valid."""
+        raise NotImplementedError
+
+    @property
+    def id(self) -> str:
+        return digest(self)
+
+    @property
+    def is_local(self) -> bool:
+        return True
+
+    @property
+    def is_masked(self) -> bool:
+        return False
+
+    @property
+    def epsilon(self) -> float:
+        epsilon: float = self.source.epsilon
+        return epsilon
+
+    @property
+    def record_bytes(self) -> int:
+        size: int = self.source.record_bytes
+        return size
+
+    @property
+    def message_bytes(self) -> int:
+        return self.records_per_report * self.record_bytes
+
+    @property
+    def items_per_report(self) -> int:
+        return self.records_per_report
+
+    @property
+    def most_reports(self) -> None:
+        return None
+
+    @property
+    def loss(self) -> ApproximateLoss:
+        """Of all the records that a device sends on one day: they add up, whatever they say."""
+        return ApproximateLoss(epsilon=self.records_per_report * self.epsilon, delta=0.0)
+
+    def randomize(self, values: npt.NDArray[Any], *, rng: Rng) -> U8:
+        """One record per value: (n, record_bytes)."""
+        records: U8 = self.source.randomize(values, rng=rng)
+        return records
+
+    @property
+    def categories(self) -> int | None:
+        return None
+
+    def takes_categories(self, keys: object = None) -> bool:
+        return self.categories is not None
+
+
 @spec("local_task")
-class LocalTask:
+class LocalTask(RecordTask):
     """What is asked of devices that trust nobody: records of one randomizer. Its id is its digest.
 
     A new epoch of the same study is another task with other hash functions: collisions rotate.
@@ -162,12 +341,29 @@ class LocalTask:
             require(value >= 1, f"{name} must be at least 1; got {value}", TaskError)
 
     @property
-    def id(self) -> str:
-        return digest(self)
+    def source(self) -> Randomizer:
+        return self.randomizer
+
+    def values(self, items: Any) -> npt.NDArray[Any]:
+        """Items, or categories of a direct response, as the randomizer takes them."""
+        return self.randomizer.values(items)
+
+    def none(self, count: int) -> npt.NDArray[Any]:
+        """So many values of devices that have nothing to say."""
+        return np.repeat(no_item(self.randomizer), count)
+
+    def tallies(self) -> list[Tally]:
+        """What its records are counted in, empty."""
+        return [Tally(self.randomizer)]
+
+    def fold(self, records: U8, tallies: list[Tally]) -> int:
+        """Add the records that are valid; tells how many were not."""
+        return tallies[0].fold(records)
 
     @property
-    def message_bytes(self) -> int:
-        return self.records_per_report * self.randomizer.record_bytes
+    def categories(self) -> int | None:
+        randomizer: object = self.randomizer
+        return randomizer.categories if isinstance(randomizer, DirectResponse) else None
 
 
 def most_devices(asked: int) -> int:

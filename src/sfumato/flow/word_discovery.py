@@ -21,7 +21,6 @@ heavy word.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -30,13 +29,13 @@ import numpy.typing as npt
 
 from sfumato import hashing
 from sfumato.errors import SpecError, TaskError
-from sfumato.flow.report import Report
+from sfumato.flow.task import RecordTask
 from sfumato.kernels.count import plain
 from sfumato.privacy import Randomizer, Rng, Tally, debias
 from sfumato.privacy.randomizers import in_epoch
 from sfumato.privacy.samplers import below
 from sfumato.sketch.words import LATIN, Bool, Codes, Words, check_alphabet, codes_of, words_of
-from sfumato.spec import LARGEST_INTEGER, digest, require, spec
+from sfumato.spec import LARGEST_INTEGER, require, spec
 
 if TYPE_CHECKING:  # a device does without
     import pyarrow as pa
@@ -338,33 +337,6 @@ class PrefixExtension:
         return _listed(rows, tallies[-1], scale, level, self.alphabet, left_out)
 
 
-def word_report(task: WordTask, words: Sequence[str], *, rng: Rng) -> Report:
-    """One device's report to a search, privatised here and now: as many records as
-    `records_per_report`, always.
-
-    A record says "none" where there is no word for it, or one with characters that the search has
-    no code for: neither what a device has to say nor how much can be told from a report. Leave out
-    the words that are known already.
-
-    >>> from sfumato.privacy import HashedResponse, SeededRng
-    >>> prefix = HashedResponse(epsilon=4.0, rows=1024, width=56, seed=1)
-    >>> task = WordTask(discoverer=PrefixExtension(prefix=prefix), cohort="everybody")
-    >>> word_report(task, ["oak"], rng=SeededRng(1)).message.hex()
-    '04acc3'
-    >>> len(word_report(task, [], rng=SeededRng(1)).message)
-    3
-    """
-    if len(words) > task.records_per_report:
-        raise SpecError(
-            f"this task takes at most {task.records_per_report} words of a device at a time; "
-            f"got {len(words)}: choose among them with bound_contributions"
-        )
-    codes = no_words(task.discoverer, task.records_per_report)
-    codes[: len(words)] = task.discoverer.codes(words)[0]
-    records = task.discoverer.randomize(codes, rng=rng)
-    return Report(task.id, rng.words(2).tobytes(), records.tobytes())
-
-
 def seeded(search: Discoverer, seed: int) -> Discoverer:
     """The same search with the hash functions of another public seed."""
     if isinstance(search, PrefixExtension):
@@ -376,8 +348,18 @@ def seeded(search: Discoverer, seed: int) -> Discoverer:
 
 
 @spec("word_task")
-class WordTask:
-    """What is asked of devices in a search for new words: its records. Its id is its digest."""
+class WordTask(RecordTask):
+    """What is asked of devices in a search for new words: its records. Its id is its digest.
+
+    >>> from sfumato.flow.contribute import local_report
+    >>> from sfumato.privacy import HashedResponse, SeededRng
+    >>> prefix = HashedResponse(epsilon=4.0, rows=1024, width=56, seed=1)
+    >>> task = WordTask(discoverer=PrefixExtension(prefix=prefix), cohort="everybody")
+    >>> local_report(task, ["oak"], rng=SeededRng(1)).message.hex()
+    '04acc3'
+    >>> len(local_report(task, [], rng=SeededRng(1)).message)
+    3
+    """
 
     discoverer: Discoverer
     campaign: str = ""
@@ -392,12 +374,24 @@ class WordTask:
         )
 
     @property
-    def id(self) -> str:
-        return digest(self)
+    def source(self) -> Discoverer:
+        return self.discoverer
 
-    @property
-    def message_bytes(self) -> int:
-        return self.records_per_report * self.discoverer.record_bytes
+    def values(self, words: Words) -> Codes:
+        """Words as the search takes them; one that it has no code for says "none"."""
+        return self.discoverer.codes(words)[0]
+
+    def none(self, count: int) -> Codes:
+        """So many values of devices that have nothing to say."""
+        return no_words(self.discoverer, count)
+
+    def tallies(self) -> list[Tally]:
+        """What its records are counted in, empty."""
+        return self.discoverer.tallies()
+
+    def fold(self, records: U8, tallies: list[Tally]) -> int:
+        """Add the records that are valid; tells how many were not."""
+        return self.discoverer.fold(records, tallies)
 
 
 def _bytes(codes: Codes) -> U8:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sfumato.device.private import update_table
 from sfumato.errors import MismatchError, SpecError
+from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import Train, to_bytes
 from sfumato.flow.release import NoisedSum
 from sfumato.flow.task import Task
@@ -32,7 +33,7 @@ NAME_DIGITS = 32  # of a design's digest, in the name of a campaign
 
 
 @dataclass(slots=True, repr=False)
-class TrainingCampaign:
+class TrainingCampaign(Campaign):
     """A training as far as it has come: `next_task` asks a round, `absorb` steps along its sum.
 
     A pass over the clients is a campaign of the ledger's, a round a cohort of it: so the ledger,
@@ -146,7 +147,7 @@ def by_devices(
     task = campaign.next_task()
     assert task is not None  # callers count rounds
     parameters = campaign.parameters()
-    terms = campaign.design.terms(parameters, campaign.done)
+    terms = campaign.design.model_terms(parameters, campaign.done)
     total, count = np.zeros(task.cells, dtype=np.int64), 0
     for rng, train in devices:
         total += update_table(task, terms, parameters, train)(rng)

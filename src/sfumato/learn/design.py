@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import ImpossibleError
+from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import PARAMETER_BYTES, LocalTraining, ModelTerms, digest_of
-from sfumato.flow.secure_sum import SecureSum
+from sfumato.flow.release import Cost, ModelRelease
+from sfumato.flow.secure_sum import SecureSum, weights
 from sfumato.flow.task import Task
 from sfumato.learn import models
 from sfumato.learn.compression import MAIN_SHARE, Compression, NoCompression
@@ -26,7 +28,8 @@ from sfumato.privacy.accounting import (
     SampledLoss,
 )
 from sfumato.privacy.rounding import Rounding
-from sfumato.privacy.samplers import LARGEST_SCALE
+from sfumato.privacy.samplers import LARGEST_SCALE, Rng
+from sfumato.questions.question import Participation, Plan, QuestionDefaults, Seeded
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch
 from sfumato.spec import LARGEST_INTEGER, digest, kind_of, require, spec
@@ -110,7 +113,7 @@ class AdaptiveClip:
 
 
 @spec("training_design")
-class TrainingDesign:
+class TrainingDesign(QuestionDefaults):
     """A training, fully sized: whom it asks, what they compute, what is added, what it costs.
 
     A round asks a cohort. Each client trains on its own examples; its update is clipped, sketched,
@@ -192,6 +195,59 @@ class TrainingDesign:
     @property
     def devices(self) -> int:
         return self.clients
+
+    @property
+    def tasks_per_device(self) -> int:
+        return self.passes
+
+    @property
+    def items_per_device(self) -> None:
+        return None
+
+    @property
+    def least_noise(self) -> float:
+        return self.multiplier
+
+    @property
+    def may_skip(self) -> bool:
+        return True
+
+    def with_seed(self, rng: Rng) -> Seeded:
+        """As it is: a model's seed is its study's (`Study.with_seed`)."""
+        return Seeded(self, self.seed)
+
+    def campaign(self, plan: Plan, **context: Any) -> Campaign:
+        from sfumato.learn.campaign import TrainingCampaign  # which imports this
+
+        return TrainingCampaign.begin(self)
+
+    def answer(self, campaign: Any, plan: Plan, participation: Participation) -> ModelRelease:
+        """The model after the rounds that were held; those to come were charged nothing."""
+        answered: list[tuple[Any, int]] = [each for each in participation.tasks if each[1]]
+        if not answered:
+            raise ImpossibleError("no round was held, so the model is what it was at the start")
+        notes = participation.notes
+        if campaign.held < self.rounds:
+            notes += (
+                f"{campaign.held:,} of {self.rounds:,} rounds were held: too few devices came to "
+                "the others",
+            )
+        sent = sum(weights([task])["bytes_per_device"] * count for task, count in answered)
+        return ModelRelease.of(
+            campaign.parameters(),
+            rate=campaign.rate,
+            rounds_held=campaign.held,
+            privacy=plan.privacy,
+            cost=Cost(
+                devices=participation.devices,
+                rounds=campaign.held,
+                bytes_per_device=round(sent / participation.devices),
+                seconds=0.0,
+            ),
+            study=plan.study.to_dict(),
+            plan=plan.summary(),
+            notes=notes,
+        )
 
     @property
     def rounds_per_pass(self) -> int:
@@ -288,7 +344,7 @@ class TrainingDesign:
             self.model, inputs=self.inputs, classes=self.classes, hidden=self.hidden, seed=self.seed
         )
 
-    def terms(self, parameters: bytes, round: int) -> ModelTerms:
+    def model_terms(self, parameters: bytes, round: int) -> ModelTerms:
         """What a client is told that trains from these parameters in a round."""
         return ModelTerms(
             model=self.model,

@@ -26,6 +26,7 @@ from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign, 
 from sfumato.privacy import epsilon_of
 from sfumato.questions.frequencies.plan import secure_of
 from sfumato.questions.promise import SEES_TABLES, who_colludes
+from sfumato.questions.question import Dictionary, Plan
 from sfumato.spec import require
 from sfumato.study import Study, TrainingKeys
 
@@ -37,8 +38,21 @@ _NEIGHBOURS = {
 }
 
 
-def design(study: Study) -> tuple[TrainingDesign, dict[str, Any], list[str]]:
-    """The training that a study asks for, what it costs, and warnings."""
+def plan(study: Study, dictionary: Dictionary | None) -> Plan:
+    """The plan of a training."""
+    design = sized(study)
+    return Plan(
+        study=study,
+        design=design,
+        algorithm=algorithm(design),
+        predicted=_predicted(study, design),
+        privacy=promise(study, design),
+        warnings=tuple(_warnings(study, design)),
+    )
+
+
+def sized(study: Study) -> TrainingDesign:
+    """The training that a study asks for."""
     keys = study.training
     assert keys is not None  # Study has checked
     assert study.devices is not None  # plan() has checked
@@ -63,7 +77,7 @@ def design(study: Study) -> tuple[TrainingDesign, dict[str, Any], list[str]]:
         clients=study.devices,
         cohort=keys.cohort,
         rounds=study.rounds,
-        sampling=keys.sampling or ("poisson" if study.trust == "central" else "passes"),
+        sampling=keys.sampling or ("passes" if study.is_masked else "poisson"),
         local=LocalTraining(
             learning_rate=keys.learning_rate,
             batch=keys.batch,
@@ -84,7 +98,7 @@ def design(study: Study) -> tuple[TrainingDesign, dict[str, Any], list[str]]:
     )
     if study.epsilon is not None:
         made = replace(made, noise_multiplier=_multiplier(made, study.epsilon, study.delta))
-    return made, _predicted(study, made), _warnings(study, made)
+    return made
 
 
 def algorithm(design: TrainingDesign) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
+from sfumato.flow.release import Privacy
 from sfumato.flow.secure_sum import SecureSum
 from sfumato.flow.task import Task
+from sfumato.privacy.shuffling import shuffled_epsilon
 
 ZERO_OUT = "zero-out: one device's {} zero; the number of devices is public"
 NO_PROMISE = "no differential privacy: exact sums are released"
@@ -53,3 +57,44 @@ def who_colludes(secure: SecureSum | None) -> tuple[str, ...]:
         "devices refuse a round that leaves too few of them, and honest devices' shares of the "
         "noise are enough",
     )
+
+
+def local_promise(algorithm: str, epsilon: float, per_device: int) -> Privacy:
+    """What a device is promised by its own coins; what shuffling adds is said of a release."""
+    day = (
+        f"a device sends at most {per_device} reports per day, epsilon {per_device * epsilon:g} "
+        "together, and days add up"
+        if per_device > 1
+        else "a device sends at most one report per day, and days add up"
+    )
+    return Privacy(
+        epsilon=epsilon,
+        delta=0.0,
+        guarantee=f"{epsilon:g}-local differential privacy for each report",
+        unit="report",
+        neighbours='any two values, "none" among them: one report\'s value is replaced by another',
+        mechanism=f"{algorithm}: each device randomises its own report",
+        trust="local",
+        sees="nobody sees a value; everybody may see the reports",
+        assumptions=(day, "the device's own random generator is sound"),
+        not_covered=("which devices take part, and on which days",),
+    )
+
+
+def shuffled(privacy: Privacy, reports: Sequence[int], delta: float, per_device: int) -> Privacy:
+    """The promise of a release of so many reports per round, with what shuffling them adds.
+
+    It is computed from the reports that were counted: fewer reports hide a device less. It is for
+    one report per device; the round with the fewest reports decides.
+    """
+    least = min(reports, default=0)
+    if privacy.epsilon is None or delta == 0 or per_device > 1 or least < 1:
+        return privacy
+    epsilon = rounded_up(shuffled_epsilon(privacy.epsilon, least, delta))
+    if epsilon >= privacy.epsilon:
+        return privacy
+    second = (
+        f"({epsilon:g}, {delta:g})-differential privacy against anybody who sees only the "
+        f"{least:,} shuffled reports, if the shuffler is trusted"
+    )
+    return replace(privacy, second=second)

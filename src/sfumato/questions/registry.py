@@ -1,60 +1,43 @@
-"""What all questions that are answered by tables have in common: their designs, and what is drawn
-for them before anybody is asked.
-
-A simulation and a collector draw alike, so that from one seed both have the same hash functions
-and the same campaign.
-"""
+"""From the name of a question to what plans it and what it releases: imported when it is needed, so
+that PyTorch is loaded for training alone."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
-from sfumato.flow.task import Task
-from sfumato.privacy import Rng
-from sfumato.questions.frequencies.design import FrequencyDesign
-from sfumato.questions.heavy_hitters.design import HeavyHitterDesign, HistogramDesign
-from sfumato.questions.mean.design import MeanDesign
-from sfumato.questions.prefix_search.design import PrefixDesign
-from sfumato.sketch import CountSketch, TextKeys, WordKeys
-from sfumato.sketch.words import Prefix
-from sfumato.spec import LARGEST_INTEGER
+from sfumato.errors import SfumatoError, StudyError
+from sfumato.flow.release import Release
+from sfumato.questions.question import Dictionary, Plan
+from sfumato.study import QUESTIONS, Study
 
-Design: TypeAlias = (
-    FrequencyDesign | HeavyHitterDesign | HistogramDesign | PrefixDesign | MeanDesign
-)
-_Design = TypeVar("_Design", bound=Design)
-
-_SECRET_WORDS = 4
+Planner: TypeAlias = Callable[[Study, Dictionary | None], Plan]
 
 
-def begun(design: _Design, rng: Rng) -> tuple[_Design, bytes]:
-    """The design with hash functions of its own, and the secret (`SecretRng`) of what its campaign
-    draws by itself: 32 bytes, or none. Drawn in this order, and before all else."""
-    changes: dict[str, Any] = {"seed": _public_seed(rng)}
-    if isinstance(design, HistogramDesign):
-        counts = replace(design.counts, seed=_public_seed(rng))
-        changes = {"names": replace(design.names, **changes), "counts": counts}
-    seeded = replace(design, **changes)
-    return seeded, rng.words(_SECRET_WORDS).tobytes() if draws(design) else b""
+def planner_of(study: Study) -> Planner:
+    """What plans a study; the kinds of its specs are known from then on."""
+    try:
+        planner: Planner = _named(study.facts.planners[study.trust])
+    except SfumatoError as problem:  # learn says what it lacks
+        raise StudyError(
+            "a train study needs PyTorch, and it is not installed",
+            hint='pip install "sfumato[learn]" where it is planned and collected',
+        ) from problem
+    return planner
 
 
-def draws(design: object) -> bool:
-    """Whether its campaign draws anything by itself."""
-    return isinstance(design, HeavyHitterDesign | HistogramDesign)
+def release_class(question: str) -> type[Release]:
+    """The kind of release that a question gets."""
+    kind: type[Release] = _named(QUESTIONS[question].release)
+    return kind
 
 
-def keys_of(design: Design, task: Task) -> TextKeys | WordKeys | Prefix | None:
-    """What of an item a task's table counts, where its sketch does not say."""
-    if isinstance(design, PrefixDesign):
-        level = [each.id for each in design.tasks()].index(task.id)
-        return design.prefix(level)
-    if isinstance(design, HistogramDesign) and isinstance(task.sketch, CountSketch):
-        keys = design.names.keys
-        assert isinstance(keys, TextKeys | WordKeys)  # a study has no others
-        return keys
-    return None
+def read_release(data: Mapping[str, Any]) -> Release:
+    """The release that `to_dict` described."""
+    return release_class(data["study"]["question"]).from_dict(data)
 
 
-def _public_seed(rng: Rng) -> int:
-    return int(rng.words(1)[0]) & LARGEST_INTEGER
+def _named(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -28,7 +28,7 @@ from sfumato.device import (
     Sending,
     Skipped,
 )
-from sfumato.device.offers import Offer, is_masked
+from sfumato.device.offers import Offer
 from sfumato.device.outbox import DAY_SECONDS, Outcome
 from sfumato.errors import ImpossibleError, ServiceError, SpecError
 from sfumato.flow.model_terms import Train
@@ -210,7 +210,7 @@ class NetworkFleet:
         assert offer is not None  # else `_offer` has raised
         outcomes, total, answered = Counter[str](), Sending(), set[str]()
         asked: Counter[int] = Counter()  # tasks that each device was asked
-        if is_masked(offer.task):
+        if offer.task.is_masked:
             outcomes = self._in_rounds(study, leaving or {}, patience_seconds, tell)
             total = Sending(sent=outcomes[Joined.DONE])
             return self._summary(days, outcomes, total, time.perf_counter() - started)
@@ -395,7 +395,7 @@ class NetworkFleet:
         """A day of one device: see what is offered, record what is the day's, send what is due."""
         device, opening = self._devices[number], float(date * DAY_SECONDS)
         outcomes: Counter[str] = Counter()
-        if events := self._events(number, offer.trust, day, days):
+        if events := self._events(number, offer.task.is_local, day, days):
             for offered in _patiently(lambda: device.offers(opening)):
                 if offered.offer.study == offer.study and offered.consent == "none":
                     device.consent(offer.study)
@@ -404,11 +404,11 @@ class NetworkFleet:
                 outcomes[str(device.record(offer.study, value, moment))] += 1
         return outcomes, device.send(opening + DAY_SECONDS - 1)
 
-    def _events(self, number: int, trust: str, day: int, days: int) -> Sequence[str | Held]:
+    def _events(self, number: int, is_local: bool, day: int, days: int) -> Sequence[str | Held]:
         """What a device records on a day: a trusted collector gets all it holds in one table, and
         nothing at all, `()`, is a value where nobody is to know how much there is."""
         held: Any = self._held[number]
-        if trust == "central":
+        if not is_local:
             return [held] if number % days == day else []
         if all((number + place) % days != day for place in range(max(1, self._most))):
             return []

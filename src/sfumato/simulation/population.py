@@ -16,13 +16,18 @@ import pyarrow as pa
 from sfumato import files
 from sfumato.errors import DataError, SimulationWarning
 from sfumato.privacy import Rng, bound_contributions
+from sfumato.questions.question import Question
+from sfumato.sketch.vector import fit
+from sfumato.study import Study
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
+Reals = npt.NDArray[np.floating[Any]]
 Data: TypeAlias = "Path | str | pa.Table | Mapping[str, Any] | Sequence[str]"
 
 MOST_VALUES = 500_000_000  # of devices that hold several
 _CHUNK_ROWS = 1 << 18
+_PIECE = 1 << 22  # numbers of vectors that are clipped and sketched together
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -30,13 +35,26 @@ class Population:
     """Devices and their items, in chunks.
 
     A row is one device's item, or `weights` devices with that item. With `owners` (one chunk only)
-    a row is one of several values of the device named there, 0 .. devices − 1.
+    a row is one of several values of the device named there, 0 .. devices − 1. Where devices hold
+    `vectors`, a row is the place of one of them.
     """
 
     chunks: tuple[pa.Array, ...]
     weights: tuple[I64, ...] | None
     owners: I64 | None
     devices: int
+    vectors: Reals | None = None
+
+    @classmethod
+    def of_vectors(cls, vectors: Reals) -> Population:
+        """The devices whose vectors are finite, by their place in the data; others abstain."""
+        step = max(1, _PIECE // vectors.shape[1])
+        starts = range(0, len(vectors), step)
+        kept = [start + np.flatnonzero(fit(vectors[start : start + step])) for start in starts]
+        chunks = tuple(pa.array(part) for part in kept if part.size)
+        if not chunks:
+            raise DataError("no vector in the data is finite, so there is nobody to ask")
+        return cls(chunks, None, None, sum(map(len, chunks)), vectors)
 
     @classmethod
     def load(
@@ -181,6 +199,23 @@ class Cohorts:
     dropout: float
     seed: int
     exact: bool = False
+
+    @classmethod
+    def of(
+        cls, study: Study, question: Question, seed: int, devices: int, *, exact: bool = False
+    ) -> Cohorts:
+        """The cohorts that a question asks, out of a population of so many devices.
+
+        Masked rounds need cohorts as large as planned, and so do tasks that wait for so many.
+        """
+        asked = min(1.0, question.devices / devices)
+        return cls(
+            shares={name: asked * share for name, share in question.cohorts().items()},
+            in_order=study.cohorts == "different",
+            dropout=study.dropout,
+            seed=seed,
+            exact=exact or study.is_masked,
+        )
 
     def shards(self, population: Population, cohort: str) -> Iterator[Shard]:
         """The devices of one cohort, in pieces."""

@@ -15,7 +15,6 @@ from sfumato.errors import BudgetError, DataError, SfumatoError, SpecError, Stud
 from sfumato.flow.release import Cost, Privacy
 from sfumato.learn import plan as train_plan
 from sfumato.learn.data import TESTED_ON_CLIENTS, Federated
-from sfumato.learn.design import TrainingDesign
 from sfumato.learn.training import Progress, RoundFigures, Training
 from sfumato.planning import Plan, plan
 from sfumato.privacy import Ledger, PlannedLoss
@@ -106,9 +105,9 @@ def train(
     `tensorboard` a folder for the same figures, if TensorBoard is installed.
     """
     planned = study if isinstance(study, Plan) else plan(_for(study, data))
-    design = planned.design
-    if not isinstance(design, TrainingDesign):
+    if planned.study.facts.data != "examples":
         raise StudyError(f"only a train study is trained; got {planned.study.question}")
+    design: Any = planned.design
     if checkpoint is not None and ledger is None:
         raise SpecError(
             "a checkpoint needs the ledger that its training is charged to, so that no round is "
@@ -172,10 +171,7 @@ def _board(folder: Path | None) -> Iterator[Callable[[RoundFigures], None]]:
 
 
 def _for(study: Study | Mapping[str, Any] | Path | str, data: Federated) -> Study:
-    if isinstance(study, Path | str):
-        study = Study.load(study)
-    elif not isinstance(study, Study):
-        study = Study.from_mapping(study)
+    study = Study.read(study)
     return replace(study, devices=study.devices or len(data.train))
 
 

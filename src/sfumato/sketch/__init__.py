@@ -6,7 +6,7 @@ up: encode(a) + encode(b) == encode(a + b).
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,18 @@ from sfumato.sketch.onehot import OneHot
 from sfumato.sketch.refined import refine
 from sfumato.sketch.rounds import Rounds, Running
 from sfumato.sketch.vector import VectorSketch
+from sfumato.sketch.words import Prefix
 
 __all__ = [
     "CountSketch",
     "IntegerKeys",
     "InvertibleSketch",
+    "ItemKeys",
     "Keys",
     "Listing",
     "Norms",
     "OneHot",
+    "Prefix",
     "Rounds",
     "Running",
     "Sketch",
@@ -36,6 +39,9 @@ __all__ = [
     "WordKeys",
     "refine",
 ]
+
+ItemKeys: TypeAlias = TextKeys | WordKeys | Prefix
+"""What of an item a table counts, where its sketch does not say."""
 
 
 @runtime_checkable

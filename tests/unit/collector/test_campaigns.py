@@ -13,13 +13,13 @@ import pytest
 
 from collecting import KEY, Clock, open_task, upload
 from masking import NAME, devices, masking, play
-from sfumato.collector import campaigns, studies
+from sfumato.collector import studies
 from sfumato.collector.store.store import Store, StudyRow
 from sfumato.collector.worker.worker import Worker
 from sfumato.device import Joined, Part
 from sfumato.device.offers import Offer, public_key, verify
 from sfumato.device.private import privatiser
-from sfumato.flow.release import MeanRelease, Release
+from sfumato.flow.release import CountRelease, MeanRelease
 from sfumato.flow.report import Report
 from sfumato.flow.task import Task
 from sfumato.privacy import SystemRng
@@ -82,7 +82,7 @@ def released(store: Store, study: StudyRow) -> dict[str, Any]:
 
 
 def counts(store: Store, study: StudyRow) -> dict[str, float]:
-    release = Release.from_dict(released(store, study))
+    release = CountRelease.from_dict(released(store, study))
     return dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
 
 
@@ -196,7 +196,7 @@ def test_a_mean_is_asked_twice_of_everybody(store: Store, clock: Clock) -> None:
     assert offers[0].noise == offers[1].noise
     data = released(store, study)
     release = MeanRelease.from_dict(data)
-    assert release.to_dict() == {key: value for key, value in data.items() if key != "released"}
+    assert release.to_dict() == data
     assert np.abs(release.mean - vector).max() < 6 * release.standard_error
     assert release.cost.devices == 300
 
@@ -260,5 +260,5 @@ def test_every_offer_keeps_the_noise_that_it_names(store: Store, clock: Clock) -
     )
     offer = offer_of(store, study)
     design = from_json(study.design)
-    assert offer.noise == campaigns.least_noise(design)
+    assert offer.noise == design.least_noise
     assert offer.contributions == len(design.shares) == 2

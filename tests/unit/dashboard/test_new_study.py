@@ -12,12 +12,14 @@ import pyarrow.parquet
 import pytest
 
 from browsing import TREES, Stage
-from sfumato.collector.requests import ANSWERED
 from sfumato.dashboard.forms import File, Form
 from sfumato.dashboard.new_study import GROUPS, _applies, digest_of, items_of, request_of
 from sfumato.errors import DataError, StudyError
+from sfumato.study import QUESTIONS
 from unit.dashboard.test_pages import said
 from unit.dashboard.visiting import Visitor
+
+ANSWERED = [(name, trust) for name, facts in QUESTIONS.items() for trust in facts.collected]
 
 NEW, STUDIES = "/dashboard/studies/new", "/dashboard/studies"
 FIELDS = {
@@ -211,7 +213,7 @@ def test_toml_goes_before_the_fields() -> None:
 def test_a_number_that_is_none_is_refused_by_the_name_of_its_field() -> None:
     for field in (field for _, group in GROUPS for field in group if field.kind != "text"):
         refused = 0
-        for question, trust in sorted(ANSWERED):
+        for question, trust in ANSWERED:
             filled = Form({"question": question, "trust": trust, field.name: "x"})
             if _applies(field, filled.texts):
                 with pytest.raises(StudyError, match=f"{field.name} must be a"):

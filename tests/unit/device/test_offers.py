@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfumato.device.offers import Offer, epsilon_of, items_of, public_key, sign, verify
+from sfumato.device.offers import Offer, public_key, sign, verify
 from sfumato.errors import OfferError, SpecError
 from sfumato.flow.aggregation import Masked, Plain
 from sfumato.flow.task import LocalTask, Task
@@ -54,8 +54,8 @@ def test_an_offer_survives_the_way_to_a_device(offer: Offer) -> None:
 
 
 def test_the_terms_of_a_task_are_read_off_it() -> None:
-    assert [epsilon_of(task) for task in (LOCAL, WORDS, TABLE)] == [4.0, 6.0, None]
-    assert [items_of(task) for task in (LOCAL, WORDS, TABLE)] == [1, 2, 3]
+    assert [task.epsilon for task in (LOCAL, WORDS, TABLE)] == [4.0, 6.0, None]
+    assert [task.items_per_report for task in (LOCAL, WORDS, TABLE)] == [1, 2, 3]
 
 
 MASKED = replace(TABLE, aggregation=Masked(modulus_bits=12, corrupt=0.0), min_count=2)

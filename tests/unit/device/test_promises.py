@@ -14,7 +14,7 @@ import pytest
 from sfumato.device import Device, Joined, MemoryBox, Part, Response, Skipped
 from sfumato.device.box import Box, State
 from sfumato.device.device import changes
-from sfumato.device.offers import Offer, noise_of, public_key, sign
+from sfumato.device.offers import Offer, public_key, sign
 from sfumato.errors import SpecError
 from sfumato.flow.aggregation import Masked, Plain
 from sfumato.flow.secure_sum import SecureSum
@@ -48,7 +48,7 @@ def offered(study: str, task: Task, *, contributions: int = 1) -> Offer:
         task=task,
         epsilon=None,
         delta=1e-6,
-        noise=noise_of(task),
+        noise=task.noise_multiplier,
         contributions=contributions,
     )
 

@@ -9,7 +9,7 @@ from checks import SEED
 from sfumato.errors import BudgetError
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.aggregation import Plain
-from sfumato.flow.campaign import run
+from sfumato.flow.campaign import Campaign, run
 from sfumato.flow.release import NoisedSum
 from sfumato.flow.task import Task
 from sfumato.privacy import Budget, Ledger, NoiseAtRelease, SeededRng
@@ -26,7 +26,7 @@ def task(cohort: str) -> Task:
     )
 
 
-class Rounds:
+class Rounds(Campaign):
     """Asks these cohorts in turn."""
 
     def __init__(self, *cohorts: str) -> None:

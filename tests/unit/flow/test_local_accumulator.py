@@ -6,15 +6,14 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checks import SEED
 from sfumato.errors import DataError, MismatchError, SpecError, TaskError
-from sfumato.flow.accumulator import LocalCollector, Rejection
+from sfumato.flow.accumulator import Collector, RecordBatch, TallyAccumulator, to_parquet
+from sfumato.flow.admission import Rejection
 from sfumato.flow.contribute import local_report
 from sfumato.flow.report import HEADER_BYTES, Report
 from sfumato.flow.task import LocalTask
@@ -52,33 +51,39 @@ def reports(task: LocalTask, count: int, start: int = 0) -> list[bytes]:
     ]
 
 
+def tally_of(collector: Collector) -> Tally:
+    batch = collector.batch
+    assert isinstance(batch, RecordBatch)
+    return batch.tallies[0]
+
+
 def test_reports_one_by_one_and_all_at_once_make_the_same_tally(task: LocalTask) -> None:
     sent = reports(task, 60)
-    together, apart = LocalCollector(task), LocalCollector(task)
+    together, apart = Collector(task), Collector(task)
     together.add(sent)
     for report in reversed(sent):
         apart.add([report])
-    assert np.array_equal(together.tally.cells, apart.tally.cells)
-    assert np.array_equal(together.tally.row_counts, apart.tally.row_counts)
-    assert together.tally.count == 3 * 60  # who has fewer items sends as many records
+    assert np.array_equal(tally_of(together).cells, tally_of(apart).cells)
+    assert np.array_equal(tally_of(together).row_counts, tally_of(apart).row_counts)
+    assert tally_of(together).count == 3 * 60  # who has fewer items sends as many records
     assert not together.rejected
 
 
 def test_a_report_sent_twice_counts_once(task: LocalTask) -> None:
     sent = reports(task, 10)
-    collector = LocalCollector(task)
+    collector = Collector(task)
     collector.add(sent + sent[:4])
     collector.add(sent[:2])
-    assert collector.tally.count == 3 * 10
+    assert tally_of(collector).count == 3 * 10
     assert collector.repeated == 6
     assert not collector.rejected
 
 
 def test_bad_reports_are_rejected_by_reason_and_change_nothing(task: LocalTask) -> None:
     sent = reports(task, 10)
-    collector = LocalCollector(task)
+    collector = Collector(task)
     collector.add(sent)
-    before = collector.tally.cells.copy()
+    before = tally_of(collector).cells.copy()
     good = Report.from_bytes(reports(task, 1, start=99)[0])
     size = task.randomizer.record_bytes
     other = LocalTask(randomizer=task.randomizer, cohort="somebody else", records_per_report=3)
@@ -91,68 +96,64 @@ def test_bad_reports_are_rejected_by_reason_and_change_nothing(task: LocalTask) 
         "too many records": (Report(good.task_id, b"r" * 16, good.message[:size] * 4), "m"),
         "another task": (local_report(other, np.array([1]), rng=SeededRng(1)), "w"),
         "wrong index": (Report(good.task_id, b"q" * 16, impossible), "i"),
-        "conflicting": (
-            Report(good.task_id, Report.from_bytes(sent[0]).report_id, impossible),
-            "c",
-        ),
     }
     reasons = {
         "m": Rejection.MALFORMED,
         "w": Rejection.WRONG_TASK,
         "i": Rejection.IMPOSSIBLE,
-        "c": Rejection.CONFLICTING,
     }
     for number, (data, why) in enumerate(bad.values(), 1):
         collector.add([data if isinstance(data, bytes) else data.to_bytes()])
         assert collector.rejected.total() == number
         assert collector.rejected[reasons[why]] >= 1
-    assert np.array_equal(collector.tally.cells, before)
+    assert np.array_equal(tally_of(collector).cells, before)
 
 
 def test_random_bytes_never_reach_the_tally() -> None:
     """A random string begins with the version and the task's 32 bytes with probability 2**-264."""
     task = LocalTask(randomizer=RANDOMIZERS[3], cohort="everybody")
-    collector = LocalCollector(task)
+    collector = Collector(task)
     chance = np.random.default_rng(SEED)
     lengths = chance.integers(0, 80, 200_000)
     data = chance.bytes(int(lengths.sum()))
     ends = np.cumsum(lengths)
     collector.add(data[end - size : end] for end, size in zip(ends, lengths, strict=True))
     assert collector.rejected.total() == 200_000
-    assert collector.tally.count == 0
-    assert not collector.tally.cells.any()
+    assert tally_of(collector).count == 0
+    assert not tally_of(collector).cells.any()
 
 
 @given(st.binary(max_size=300))
 @settings(max_examples=200, deadline=None)
 def test_whatever_follows_a_good_header_is_admitted_whole_or_not_at_all(message: bytes) -> None:
     task = LocalTask(randomizer=RANDOMIZERS[0], cohort="everybody", records_per_report=3)
-    collector = LocalCollector(task)
+    collector = Collector(task)
     collector.add([Report(task.id, b"0" * 16, message).to_bytes()])
     size = task.randomizer.record_bytes
-    assert collector.tally.count in (0, len(message) // size)
-    assert (collector.tally.count == 0) == bool(collector.rejected)
+    assert tally_of(collector).count in (0, len(message) // size)
+    assert (tally_of(collector).count == 0) == bool(collector.rejected)
 
 
-def test_sealed_batches_fold_like_reports(task: LocalTask, tmp_path: Path) -> None:
-    size = task.randomizer.record_bytes
+def test_sealed_batches_fold_like_reports(task: LocalTask) -> None:
+    size = task.record_bytes
     messages = [Report.from_bytes(report).message for report in reports(task, 40)]
-    records = [m[start : start + size] for m in messages for start in range(0, len(m), size)]
-    column = pa.array(records, type=pa.binary(size))
-    pq.write_table(pa.table({"record": column}), tmp_path / "batch.parquet", row_group_size=7)
-    one, other = LocalCollector(task), LocalCollector(task)
+    one = Collector(task)
     one.add(reports(task, 40))
-    other.add_records(pq.read_table(tmp_path / "batch.parquet")["record"])
-    assert np.array_equal(one.tally.cells, other.tally.cells)
-    sliced = LocalCollector(task)
-    sliced.add_records(column[:5])
-    sliced.add_records(column[5:])
-    assert np.array_equal(one.tally.cells, sliced.tally.cells)
+    pieces = [TallyAccumulator(task) for _ in range(2)]
+    pieces[0].add(messages[:5])
+    pieces[1].add(messages[5:])
+    merged = TallyAccumulator(task)
+    for piece in pieces:
+        merged.merge(piece.seal(rng=SeededRng(SEED)))
+    assert np.array_equal(tally_of(one).cells, merged.batch(40).tallies[0].cells)
+    first = np.frombuffer(messages[0][:size] + b"\xff" * size, dtype=np.uint8)
+    wrong = TallyAccumulator(task)
+    wrong.merge(to_parquet(first.reshape(2, size)))
+    assert (wrong.batch(2).records, wrong.batch(2).impossible) == (1, 1)
     with pytest.raises(MismatchError, match="bytes each"):
-        other.add_records(pa.array(records, type=pa.binary()))
-    wrong = LocalCollector(task)
-    wrong.add_records(pa.array([records[0], b"\xff" * size], type=pa.binary(size)))
-    assert (wrong.tally.count, wrong.rejected[Rejection.IMPOSSIBLE]) == (1, 1)
+        wrong.merge(to_parquet(np.zeros((3, size + 1), dtype=np.uint8)))
+    with pytest.raises(DataError, match="damaged"):
+        wrong.merge(b"not Parquet")
 
 
 def test_a_device_sends_no_more_than_the_task_takes(task: LocalTask) -> None:
@@ -225,10 +226,10 @@ def test_damaged_and_foreign_snapshots_are_refused(task: LocalTask, tmp_path: Pa
 
 
 def test_nothing_prints_what_it_holds(task: LocalTask) -> None:
-    collector = LocalCollector(task)
+    collector = Collector(task)
     collector.add(reports(task, 3))
     assert "cells" not in repr(collector)
-    assert "array" not in repr(collector.tally)
+    assert "array" not in repr(tally_of(collector))
 
 
 def test_records_in_apples_form_fold_like_ours() -> None:

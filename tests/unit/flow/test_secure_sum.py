@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from checks import SEED
+from planning_checks import sums_of
 from sfumato import plan, simulate
 from sfumato.errors import (
     BudgetError,
@@ -242,9 +243,9 @@ def test_every_secure_round_is_noised() -> None:
     """Its sum is seen when the round ends, whether or not it is published."""
     planned = plan(STUDY | {"devices": 5_000, "rounds": 5}, items=TREES)
     assert planned.parameters["noise_every_round"]
-    assert len(planned.sums.tasks()) == 5
+    assert len(sums_of(planned).tasks()) == 5
     with pytest.raises(Exception, match="so every round is noised"):
-        replace(planned.sums, every_round=False)
+        replace(sums_of(planned), every_round=False)
 
 
 def test_the_plan_of_a_byte_limit_counts_the_protocols_bytes() -> None:
@@ -321,7 +322,7 @@ def test_the_noise_is_what_the_plan_predicts() -> None:
     silent = release.counts[np.asarray(release.items) != "item 0"]
     predicted = planned.predicted["standard_error"]
     assert np.std(silent) == pytest.approx(predicted, rel=0.03)
-    share = planned.sums.mechanism
+    share = sums_of(planned).mechanism
     assert isinstance(share, NoiseInShares)
     wrong = share.scale * math.sqrt(380 / share.survivors) * 400 / 380  # nobody corrupt
     assert wrong < 0.96 * predicted

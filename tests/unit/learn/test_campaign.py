@@ -248,7 +248,7 @@ def test_the_noise_of_clients_alone_is_that_of_the_training() -> None:
 
 def terms(flat: torch.Tensor, **changes: Any) -> ModelTerms:
     made = replace(PASSES, local=LocalTraining(learning_rate=0.3, batch=2, epochs=2), **changes)
-    return made.terms(to_bytes(flat.numpy()), 0)
+    return made.model_terms(to_bytes(flat.numpy()), 0)
 
 
 def test_a_client_alone_computes_what_it_does_among_others() -> None:
@@ -306,7 +306,7 @@ def test_a_table_is_drawn_from_the_tasks_own_stream() -> None:
     task = campaign.next_task()
     assert task is not None
     parameters = campaign.parameters()
-    asked = PASSES.terms(parameters, 0)
+    asked = PASSES.model_terms(parameters, 0)
     held = trainer(*population().train.held(2))
     seen: list[int] = []
 

@@ -10,14 +10,13 @@ import pytest
 import sfumato
 from checks import SEED
 from sfumato.errors import ImpossibleError
-from sfumato.flow.release import NoisedSum, Release
+from sfumato.flow.accumulator import TallyAccumulator
+from sfumato.flow.release import CountRelease, NoisedSum
 from sfumato.flow.task import LocalTask
 from sfumato.planning import Plan
-from sfumato.privacy import SeededRng, Tally
-from sfumato.questions import answers
-from sfumato.questions.answers import Asked
-from sfumato.questions.frequencies.design import FrequencyCampaign
-from sfumato.questions.local_frequencies.design import LocalDesign, values_of
+from sfumato.privacy import SeededRng
+from sfumato.questions.local_frequencies.design import LocalDesign
+from sfumato.questions.question import Participation
 
 LOCAL = {"question": "frequencies", "trust": "local", "epsilon": 4.0, "devices": 100}
 EXACT = {"question": "frequencies", "trust": "central", "epsilon": None, "devices": 100}
@@ -31,8 +30,8 @@ def first_task(planned: Plan) -> LocalTask:
 
 def test_a_release_comes_back_from_json() -> None:
     release = sfumato.simulate(LOCAL, ["oak"] * 70 + ["elm"] * 30, seed=SEED)
-    back = Release.from_dict(json.loads(release.to_json()))
-    assert back.head() == release.head()
+    back = CountRelease.from_dict(json.loads(release.to_json()))
+    assert back.to_dict() == release.to_dict()
     assert back.items.equals(release.items)
     for name in ("counts", "standard_error", "low", "high", "significant"):
         assert (getattr(back, name) == getattr(release, name)).all()
@@ -40,20 +39,25 @@ def test_a_release_comes_back_from_json() -> None:
 
 def test_a_release_of_nothing_comes_back_too() -> None:
     release = sfumato.simulate({**EXACT, "threshold": 1e9}, ["oak"] * 100, seed=SEED)
-    assert len(Release.from_dict(json.loads(release.to_json()))) == 0
+    assert len(CountRelease.from_dict(json.loads(release.to_json()))) == 0
 
 
 def test_counts_are_over_all_that_were_asked() -> None:
     """Half of the devices answered, so counts double, and so does what is not known of them."""
     planned = sfumato.plan(LOCAL, items=ITEMS)
     task = first_task(planned)
-    tally = Tally(task.randomizer)
-    values = values_of(task.randomizer, ["oak"] * 50, planned.asked_about)
-    tally.fold(task.randomizer.randomize(values, rng=SeededRng(SEED)))
+    tallies = TallyAccumulator(task)
+    tallies.fold(task.values(np.zeros(50, dtype=np.int64)), rng=SeededRng(SEED))
+    campaign = planned.design.campaign(planned)
+    campaign.absorb(tallies.batch(50))
     all_of_them, half = (
-        answers.from_tallies(planned, [tally], Asked(devices=devices, rounds=1), answered=50)
+        planned.design.answer(
+            campaign, planned, Participation(devices=devices, answered=50, rounds=1)
+        )
         for devices in (50, 100)
     )
+    assert isinstance(half, CountRelease)
+    assert isinstance(all_of_them, CountRelease)
     assert (half.counts == 2 * all_of_them.counts).all()
     sampling = np.maximum(half.counts, 0)
     assert np.allclose(half.standard_error**2, 4 * all_of_them.standard_error**2 + sampling)
@@ -61,24 +65,26 @@ def test_counts_are_over_all_that_were_asked() -> None:
 
 def test_nothing_comes_of_nothing() -> None:
     planned = sfumato.plan(LOCAL, items=ITEMS)
-    task = first_task(planned)
+    campaign = planned.design.campaign(planned)
+    campaign.absorb(TallyAccumulator(first_task(planned)).batch(0))
     with pytest.raises(ImpossibleError, match="no device answered"):
-        answers.from_tallies(
-            planned, [Tally(task.randomizer)], Asked(devices=0, rounds=0), answered=0
-        )
+        planned.design.answer(campaign, planned, Participation(devices=0, answered=0, rounds=0))
 
 
 def test_notes_and_time_are_on_the_release() -> None:
     planned = sfumato.plan(EXACT, items=ITEMS)
-    campaign = FrequencyCampaign(planned.sums, planned.asked_about.items)
+    campaign = planned.design.campaign(planned)
     task = campaign.next_task()
     assert task is not None
     campaign.absorb(NoisedSum(task, np.array([5, 0, 2]), 7))
-    release = answers.from_sums(planned, campaign, Asked(devices=7, rounds=1, notes=("so",)))
+    release = planned.design.answer(
+        campaign, planned, Participation(devices=7, answered=7, rounds=1, notes=("so",))
+    )
+    assert isinstance(release, CountRelease)
     assert dict(zip(release.items.to_pylist(), release.counts, strict=True)) == {
         "oak": 5,
         "fir": 2,
         "elm": 0,
     }
     assert release.notes == ("so",)
-    assert answers.timed(release, 1.5).cost.seconds == 1.5
+    assert release.timed(1.5, "time").cost.seconds == 1.5

@@ -22,11 +22,11 @@ from sfumato.questions import sizing
 from sfumato.questions.frequencies.design import (
     PILOT_COHORT,
     PILOT_WIDTH,
-    Dictionary,
     FrequencyCampaign,
     FrequencyDesign,
     piloted_width,
 )
+from sfumato.questions.question import Dictionary
 from sfumato.sketch import CountSketch, OneHot, Rounds
 
 I64 = npt.NDArray[np.int64]

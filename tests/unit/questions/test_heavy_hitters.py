@@ -58,14 +58,14 @@ def population(counts: I64) -> dict[str, Any]:
     return {"item": WORDS, "count": counts}
 
 
-def run(asked: sfumato.Study, counts: I64, seed: int = 1, **options: Any) -> sfumato.Release:
+def run(asked: sfumato.Study, counts: I64, seed: int = 1, **options: Any) -> sfumato.CountRelease:
     return sfumato.simulate(
         sfumato.plan(asked), population(counts), count_column="count", seed=seed, **options
     )
 
 
 def design_of(asked: sfumato.Study) -> HeavyHitterDesign:
-    made = heavy_plan.design(asked)[0]
+    made = heavy_plan.plan(asked, None).design
     assert isinstance(made, HeavyHitterDesign)
     return made
 
@@ -112,13 +112,18 @@ def test_the_planner_takes_the_list_with_the_smallest_detectable_count() -> None
     assert many.mechanism.noise == "gaussian"
 
 
+def planned_list(asked: sfumato.Study) -> sfumato.Plan:
+    make = heavy_plan.plan if asked.question == "heavy_hitters" else heavy_plan.plan_histogram
+    return make(asked, None)
+
+
 def test_too_few_bytes_say_how_many_would_do() -> None:
     for changes in ({}, {"epsilon": None}, {"question": "histogram"}, {"adaptive": True}):
         with pytest.raises(ImpossibleError, match="bytes a device") as caught:
-            heavy_plan.design(study(bytes_per_device=120, **changes))
+            planned_list(study(bytes_per_device=120, **changes))
         assert caught.value.hint is not None
         need = int(caught.value.hint.split("bytes_per_device to ")[1].split()[0])
-        heavy_plan.design(study(bytes_per_device=2 * need, **changes))
+        planned_list(study(bytes_per_device=2 * need, **changes))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +141,7 @@ def test_studies_that_cannot_be_are_refused(changes: dict[str, Any], message: st
 
 def test_no_list_without_a_delta() -> None:
     with pytest.raises(ImpossibleError, match="delta above 0"):
-        heavy_plan.design(study(delta=0.0))
+        planned_list(study(delta=0.0))
 
 
 def test_cells_have_the_bits_that_were_planned_for_at_every_rate() -> None:
@@ -486,7 +491,7 @@ def test_a_threshold_is_on_all_devices_that_are_asked() -> None:
 
 def test_noise_that_the_sampler_cannot_draw_is_refused_beforehand() -> None:
     with pytest.raises(ImpossibleError, match="the sampler's"):
-        heavy_plan.design(
+        planned_list(
             study(epsilon=0.1, items_per_device=50, adaptive=True, bytes_per_device=3_000_000)
         )
 

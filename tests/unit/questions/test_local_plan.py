@@ -15,10 +15,12 @@ from scipy import stats
 import sfumato
 from checks import SEED
 from sfumato.errors import ImpossibleError, SimulationWarning, SpecError, StudyError
-from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension, WordTask, word_report
+from sfumato.flow.contribute import local_report
+from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension, WordTask
 from sfumato.privacy import HashedResponse, SeededRng, Tally, debias
 from sfumato.questions.local_frequencies import plan as local_plan
 from sfumato.questions.local_frequencies.design import LocalDesign, oracle_of
+from sfumato.questions.new_words import plan as word_plan
 from sfumato.sketch.words import codes_of, words_of
 
 I64 = npt.NDArray[np.int64]
@@ -141,7 +143,7 @@ def test_a_target_is_checked_and_the_hint_reaches_it() -> None:
         ({"epsilon": math.inf}, "needs an epsilon"),
         ({"items_per_device": 2}, "items_per_device is for sums"),
         ({"publish": "rounds"}, "is for trust"),
-        ({"question": "new_words", "trust": "central"}, "new_words are found with trust"),
+        ({"question": "new_words", "trust": "central"}, 'new_words needs trust = "local"'),
         ({"question": "new_words", "rounds": 2}, "one round"),
         ({"question": "new_words", "target_error": 0.1}, "target_error is not for new_words"),
         ({"question": "new_words", "alphabet": "aa"}, "each of its characters once"),
@@ -161,7 +163,7 @@ def test_the_promise_names_the_report_and_the_day() -> None:
     assert "at most 2 reports per day, epsilon 8 together" in twice.statement
 
 
-def simulated(**keys: Any) -> tuple[sfumato.Release, dict[str, int]]:
+def simulated(**keys: Any) -> tuple[sfumato.CountRelease, dict[str, int]]:
     counts = zipf(len(ITEMS), 100_000)
     study = {"question": "frequencies", "trust": "local", "epsilon": 4.0, **keys}
     plan = sfumato.plan({"devices": 100_000, **study}, items=ITEMS)
@@ -316,7 +318,7 @@ def test_codes_and_words_round_trip() -> None:
 
 @pytest.mark.parametrize(
     "search",
-    [local_plan.puzzle(8.0, rows=64), local_plan.prefix_search(8.0)],
+    [word_plan.puzzle(8.0, rows=64), word_plan.prefix_search(8.0)],
     ids=lambda search: type(search).__name__,
 )
 def test_word_records_are_whole_or_refused(search: FragmentPuzzle | PrefixExtension) -> None:
@@ -337,14 +339,14 @@ def test_word_records_are_whole_or_refused(search: FragmentPuzzle | PrefixExtens
 
 def test_a_report_has_as_many_records_whatever_a_device_has_to_say() -> None:
     task = WordTask(
-        discoverer=local_plan.prefix_search(8.0), cohort="everybody", records_per_report=3
+        discoverer=word_plan.prefix_search(8.0), cohort="everybody", records_per_report=3
     )
     for words in (["lol", "h2o", "omg"], ["h2o"], [""], []):
-        report = word_report(task, words, rng=SeededRng(SEED))
+        report = local_report(task, words, rng=SeededRng(SEED))
         assert report.task_id == task.id
         assert len(report.message) == task.message_bytes == 3 * task.discoverer.record_bytes
-    with pytest.raises(SpecError, match="at most 3 words of a device at a time; got 4"):
-        word_report(task, ["lol"] * 4, rng=SeededRng(SEED))
+    with pytest.raises(SpecError, match="at most 3 items of a device at a time; got 4"):
+        local_report(task, ["lol"] * 4, rng=SeededRng(SEED))
 
 
 def test_word_studies_need_devices_to_be_planned() -> None:

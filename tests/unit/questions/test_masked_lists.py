@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from sfumato import simulate
-from sfumato.collector import campaigns
 from sfumato.device.device import changes
-from sfumato.device.offers import Offer, is_masked
+from sfumato.device.offers import Offer
 from sfumato.errors import ImpossibleError, SpecError, StudyError
 from sfumato.flow.aggregation import Masked, Plain
 from sfumato.flow.secure_sum import SecureSum, bytes_of
@@ -100,7 +99,7 @@ def test_tasks_are_masked_and_their_rounds_as_small_as_planned(question: str) ->
     for task in names.tasks():
         assert task.aggregation == Masked(modulus_bits=task.sketch.word_bits or 0, corrupt=0.05)
         assert (task.min_count, task.max_count) == (secure.least(29), 31)
-        assert campaigns.wanted(planned, task) == 30
+        assert planned.design.wanted(task, answering=1 - planned.study.dropout) == 30
     assert names.most_kept(1.0) == 31
     assert isinstance(names_of(study | {"masked": False}).tasks()[0].aggregation, Plain)
     if isinstance(planned.design, HistogramDesign):
@@ -174,7 +173,7 @@ def test_a_masked_list_is_charged_once() -> None:
 def test_an_offer_tells_the_device_whether_its_table_is_masked() -> None:
     masked, shown = names_of(STUDY), names_of(STUDY | {"masked": False})
     told = offer(masked, masked=True)
-    assert is_masked(told.task)
+    assert told.task.is_masked
     assert "masked" not in to_json(offer(shown))
     with pytest.raises(SpecError, match="or the offer says so; got a masked one"):
         offer(masked)

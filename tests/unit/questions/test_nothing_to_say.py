@@ -14,13 +14,13 @@ from scipy import stats
 import sfumato
 from checks import SEED
 from sfumato.flow import word_discovery
-from sfumato.flow.release import Release
+from sfumato.flow.release import CountRelease
 from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension, no_words, seeded
 from sfumato.privacy import SeededRng, Tally, debias
 from sfumato.privacy.randomizers import no_item
-from sfumato.questions.local_frequencies import plan as local_plan
 from sfumato.questions.local_frequencies.design import LocalDesign
-from sfumato.simulation import simulate as simulation
+from sfumato.questions.new_words import plan as word_plan
+from sfumato.simulation.fleet import each_record
 from sfumato.sketch.words import Codes
 
 U8 = npt.NDArray[np.uint8]
@@ -54,7 +54,7 @@ def population(held: list[list[str]]) -> dict[str, list[str]]:
     return {"device": [device for device, _ in rows], "word": [word for _, word in rows]}
 
 
-def told(release: Release) -> dict[str, Any]:
+def told(release: CountRelease) -> dict[str, Any]:
     """All that a release says but for what it computes from randomised records, and the time."""
     everything = release.to_dict()
     del everything["estimates"]
@@ -159,7 +159,7 @@ def test_nine_devices_of_ten_without_a_word_add_noise_and_no_false_words(
     """Listed at a family-wise level of 1e-6, which is the false alarm. Power: in the control, which
     does not solve for "none", dozens of false words are listed with any seed."""
     words = [f"{first}{second}id" for first in "abc" for second in "xyz"]
-    search = seeded(local_plan.prefix_search(8.0, length=4), SEED)
+    search = seeded(word_plan.prefix_search(8.0, length=4), SEED)
     codes, _ = search.codes(words)
     held = np.concatenate([np.repeat(codes, 4_000, axis=0), no_words(search, 324_000)])
     tallies = search.tallies()
@@ -179,7 +179,7 @@ def test_nine_devices_of_ten_without_a_word_add_noise_and_no_false_words(
 @pytest.mark.parametrize("paper_mode", [True, False], ids=["puzzle", "prefixes"])
 def test_none_is_never_listed(paper_mode: bool) -> None:
     """All devices of 20,000 send it: nothing else is there, and a false word comes with 1e-6."""
-    make = local_plan.puzzle if paper_mode else local_plan.prefix_search
+    make = word_plan.puzzle if paper_mode else word_plan.prefix_search
     search = seeded(make(8.0, length=4), SEED)
     tallies = search.tallies()
     search.fold(search.randomize(no_words(search, 20_000), rng=SeededRng(SEED)), tallies)
@@ -188,8 +188,8 @@ def test_none_is_never_listed(paper_mode: bool) -> None:
 
 def test_every_record_is_made_of_a_value_or_of_none() -> None:
     values = np.array([5, 6, 7])
-    pieces = list(simulation._each_record(values, np.array([2, 0, 1]), np.array([9]), 5))
+    pieces = list(each_record(values, np.array([2, 0, 1]), np.array([9]), 5))
     assert np.concatenate(pieces).tolist() == [5, 5, 7, 9, 9]
-    alone = list(simulation._each_record(values, None, np.array([9]), 3))
+    alone = list(each_record(values, None, np.array([9]), 3))
     assert np.concatenate(alone).tolist() == [5, 6, 7]
-    assert list(simulation._each_record(values[:0], None, np.array([9]), 0)) == []
+    assert list(each_record(values[:0], None, np.array([9]), 0)) == []

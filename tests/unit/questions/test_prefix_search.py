@@ -95,7 +95,7 @@ def answer(made: PrefixDesign, task: Task, held: dict[str, int], devices: int) -
     """What `devices` devices give to a task, of which so many hold each word."""
     codes, counts = words_and_counts(held, made.length)
     level = made.tasks().index(task)
-    table = task.sketch.encode(made.values(level, codes), counts)
+    table = task.sketch.encode(made.prefixes(level, codes), counts)
     rng = SeededRng(SEED, level)
     sent = task.mechanism.at_device(table, devices=devices, rng=rng)
     return NoisedSum(task, task.mechanism.at_release(sent, count=devices, rng=rng), devices)
@@ -164,9 +164,9 @@ def test_values_are_the_prefix_and_nothing_else() -> None:
     made = exact()
     codes, fits = codes_of(pa.array(["abcdef", "abcdgh", "ab", "b"]), LETTERS, LENGTH)
     assert fits.all()
-    assert made.values(0, codes).tolist() == [11, 11, 11, 18]  # in base nine
-    assert made.values(1, codes).tolist() == [922, 922, 891, 1458]
-    whole = made.values(2, codes)
+    assert made.prefixes(0, codes).tolist() == [11, 11, 11, 18]  # in base nine
+    assert made.prefixes(1, codes).tolist() == [922, 922, 891, 1458]
+    whole = made.prefixes(2, codes)
     assert np.unique(whole).size == 4
     sketch = made.sketch(2)
     assert sketch.estimate(sketch.encode(whole, np.array([5, 6, 7, 8])), whole).tolist() == [
@@ -314,7 +314,7 @@ def test_the_ledger_lets_one_search_through_and_no_second_one() -> None:
     def gather(task: Task) -> Batch:
         codes, counts = words_and_counts(held, LONGER)
         level = made.tasks().index(task)
-        return Batch(task.id, task.sketch.encode(made.values(level, codes), counts), DEVICES)
+        return Batch(task.id, task.sketch.encode(made.prefixes(level, codes), counts), DEVICES)
 
     def search(campaign: PrefixCampaign) -> list[NoisedSum]:
         rng, charge_of = SeededRng(SEED), made.charge_of
@@ -469,8 +469,8 @@ def test_too_few_bytes_say_how_many_would_do() -> None:
         dropout=0.05, word_length=4, bytes_per_device=3_000,
     )  # fmt: skip
     with pytest.raises(ImpossibleError, match="3,000 bytes a device") as caught:
-        prefix_plan.design(asked)
+        prefix_plan.plan(asked, None)
     assert caught.value.hint is not None
     enough = int(caught.value.hint.split("bytes_per_device to ")[1].split()[0])
-    _, predicted, _ = prefix_plan.design(replace(asked, bytes_per_device=enough))
+    predicted = prefix_plan.plan(replace(asked, bytes_per_device=enough), None).predicted
     assert predicted["bytes_up"] <= enough

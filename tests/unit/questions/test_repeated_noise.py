@@ -54,7 +54,7 @@ def design() -> HeavyHitterDesign:
         question="heavy_hitters", trust="central", epsilon=2.0, delta=1e-4, devices=450, rounds=3,
         adaptive=True, bytes_per_device=20_000, alphabet="abcdefgh", word_length=6,
     )  # fmt: skip
-    made = heavy_plan.design(study)[0]
+    made = heavy_plan.plan(study, None).design
     assert isinstance(made, HeavyHitterDesign)
     return made
 

@@ -16,13 +16,14 @@ from sfumato.collector import studies
 from sfumato.collector.store.store import Store
 from sfumato.device.private import table
 from sfumato.errors import DataError
-from sfumato.flow.accumulator import Batch
+from sfumato.flow.accumulator import Batch, RecordBatch
 from sfumato.flow.task import Task
 from sfumato.planning import Plan, plan
 from sfumato.privacy import Budget, Ledger, PlannedLoss, SeededRng
-from sfumato.questions.registry import begun, draws, keys_of
-from sfumato.simulation.fleet import DeviceFleet, Knowledge, cohorts_for
-from sfumato.simulation.population import Population
+from sfumato.questions.question import Seeded
+from sfumato.simulation.engines import LocalEngine
+from sfumato.simulation.fleet import DeviceFleet
+from sfumato.simulation.population import Cohorts, Population
 from sfumato.spec import from_json
 
 I64 = npt.NDArray[np.int64]
@@ -53,49 +54,47 @@ def planned(name: str, **keys: Any) -> Plan:
     return plan(study, items=TREES if study["question"] == "frequencies" else None)
 
 
-def started(made: Plan, seed: int) -> tuple[Any, bytes]:
-    """The design as it is asked, and its secret; it is none of a model."""
-    design: Any = made.design
-    return begun(design, SeededRng(seed))
+def started(made: Plan, seed: int) -> Seeded:
+    """The design as it is asked, and its secret."""
+    return made.design.with_seed(SeededRng(seed))
 
 
-def devices_of(made: Plan, seed: int | None) -> tuple[DeviceFleet, Knowledge, list[Task]]:
-    """A fleet, what its devices know, and all tasks of the design."""
-    design, _ = started(made, seed or 0)
+def devices_of(made: Plan, seed: int | None) -> tuple[DeviceFleet, list[Task]]:
+    """A fleet, and all tasks of the design."""
+    seeded = started(made, seed or 0)
+    design: Any = seeded.question
     population = Population.load(DATA, device_column="device")
-    places = {item: place for place, item in enumerate(TREES)}
-    knowledge = Knowledge(design, places if made.study.question == "frequencies" else None)
     fleet = DeviceFleet(
         population,
-        cohorts_for(made.study, design, population, exact=True),
-        knowledge,
-        rng=SeededRng(1),
+        Cohorts.of(made.study, design, seeded.seed, population.devices, exact=True),
+        design,
+        made.dictionary,
+        SeededRng(1),
+        LocalEngine(),
+        lambda stage, share: None,
         seed=seed,
-        books=Ledger(Budget(epsilon=None, delta=1e-6)),
-        tell=lambda stage, share: None,
-        tasks=1,
+        ledger=Ledger(Budget(epsilon=None, delta=1e-6)),
     )
     parts = [design.names, design.counts] if made.study.question == "histogram" else [design]
     tasks = [task for part in parts for task in part.tasks()]
-    return fleet, knowledge, tasks
+    return fleet, tasks
 
 
-def by_hand(fleet: DeviceFleet, knowledge: Knowledge, task: Task, seed: int) -> I64:
+def by_hand(fleet: DeviceFleet, task: Task, seed: int) -> I64:
     """The sum of what agents of the cohort send, by their numbers."""
     held: list[list[str]] = [[] for _ in range(60)]
     for item, name in zip(DATA["item"], DATA["device"], strict=True):
         held[int(name[1:])].append(item)
-    keys = keys_of(knowledge.design, task)
+    keys = fleet.question.item_keys(task)
+    places = {item: place for place, item in enumerate(TREES)}
     members = fleet.cohorts.numbers(fleet.population, task.cohort).tolist()
-    made = [
-        table(task, keys, held[number], knowledge.places)(SeededRng(seed, number))
-        for number in members
-    ]
+    made = [table(task, keys, held[number], places)(SeededRng(seed, number)) for number in members]
     total: I64 = np.sum(made, axis=0)
     return task.aggregation.open(total.reshape(task.sketch.shape))
 
 
-def opened(task: Task, batch: Batch) -> list[int]:
+def opened(task: Task, batch: Batch | RecordBatch) -> list[int]:
+    assert isinstance(batch, Batch)
     values: list[int] = task.aggregation.open(batch.total).reshape(-1).tolist()
     return values
 
@@ -107,11 +106,11 @@ def opened(task: Task, batch: Batch) -> list[int]:
 )
 def test_each_device_sends_what_its_agent_would(name: str, epsilon: float) -> None:
     made = planned(name, epsilon=epsilon, delta=1e-2, bytes_per_device=20_000)
-    fleet, knowledge, tasks = devices_of(made, seed=7)
+    fleet, tasks = devices_of(made, seed=7)
     for task in tasks:
         batch = fleet.gather(task)
         assert batch.task_id == task.id
-        assert opened(task, batch) == by_hand(fleet, knowledge, task, 7).reshape(-1).tolist()
+        assert opened(task, batch) == by_hand(fleet, task, 7).reshape(-1).tolist()
     assert fleet.asked == 60
 
 
@@ -121,9 +120,9 @@ def test_another_seed_gives_other_tables() -> None:
     often = replace(design, mechanism=replace(design.mechanism, rate=0.5))  # coins that matter
     made = replace(made, design=often)
     for seed, same in ((7, True), (8, False), (None, False)):
-        fleet, knowledge, tasks = devices_of(made, seed)
+        fleet, tasks = devices_of(made, seed)
         sums = opened(tasks[0], fleet.gather(tasks[0]))
-        assert (sums == by_hand(fleet, knowledge, tasks[0], 7).reshape(-1).tolist()) is same
+        assert (sums == by_hand(fleet, tasks[0], 7).reshape(-1).tolist()) is same
 
 
 @pytest.mark.parametrize("name", list(STUDIES))
@@ -140,11 +139,11 @@ def test_a_collector_and_a_simulation_draw_alike(name: str, tmp_path: Path) -> N
         rng=SeededRng(5),
         now=lambda: 0.0,
     )
-    design, secret = started(made, 5)
-    assert from_json(row.design) == design
+    seeded = started(made, 5)
+    assert from_json(row.design) == seeded.question
     with store.reading() as tx:
-        assert (tx.secret(row.id) or b"") == secret
-    assert bool(secret) == draws(design)
+        assert (tx.secret(row.id) or b"") == seeded.secret
+    assert bool(seeded.secret) == seeded.question.has_secret
     store.close()
 
 
@@ -205,7 +204,7 @@ def test_devices_that_share_a_row_answer_one_by_one() -> None:
 def test_the_numbers_of_cohorts_are_all_devices_once() -> None:
     made = planned("lists")
     whole = Population.load({"item": ["oak", "elm"], "devices": [41, 19]}, count_column="devices")
-    cohorts = cohorts_for(made.study, started(made, 1)[0], whole, exact=True)
+    cohorts = Cohorts.of(made.study, started(made, 1).question, 1, whole.devices, exact=True)
     with pytest.raises(DataError, match="expand the population"):
         cohorts.numbers(whole, "round 0")
     alone = whole.expanded()

@@ -21,7 +21,7 @@ from sfumato.collector.serve import Collector, running
 from sfumato.collector.store.store import StudyRow
 from sfumato.device import Joined
 from sfumato.errors import SpecError
-from sfumato.flow.release import MeanRelease, Release
+from sfumato.flow.release import CountRelease, MeanRelease
 from sfumato.privacy import SystemRng
 from sfumato.simulation.network_fleet import LEFT, NetworkFleet, _of_first_task, leaves_in
 
@@ -77,7 +77,7 @@ def test_a_fleet_answers_masked_rounds_over_a_bad_network(tmp_path: Path) -> Non
             seed=SEED,
         ) as fleet:
             summary = fleet.ask(NAME)
-        release = Release.from_dict(released(collector, study))
+        release = CountRelease.from_dict(released(collector, study))
     assert summary.sent == summary.outcomes[Joined.DONE] == 24
     assert summary.repeated > 0
     assert summary.lost > 0
@@ -115,7 +115,7 @@ def test_some_of_a_fleet_vanish_in_the_phases_that_they_are_told_to(tmp_path: Pa
         )
         assert done.exit_code == 0, done.output
         summary = json.loads(done.stdout)
-        release = Release.from_dict(released(collector, study))
+        release = CountRelease.from_dict(released(collector, study))
     left = summary["outcomes"][LEFT]
     assert left > 0
     assert release.counts.sum() == 30 - left
@@ -176,7 +176,7 @@ def test_one_device_takes_part_from_the_command_line(tmp_path: Path) -> None:
             others.start()
             done = runner.invoke(main, ["device", "join", NAME, *home, "--json"], input="oak\n")
             others.join()
-        release = Release.from_dict(released(collector, study))
+        release = CountRelease.from_dict(released(collector, study))
         token = tokens.create(collector.store, role="analyst", name="me", days=1)[1]
         shown = CliRunner(env={"SFUMATO_TOKEN": token}).invoke(
             main, ["study", "show", NAME, "--server", collector.address]

@@ -14,15 +14,15 @@ import pytest
 
 import sfumato
 from checks import SEED
+from planning_checks import sums_of
 from sfumato.errors import BudgetError, DataError, SimulationWarning
 from sfumato.privacy import ApproximateLoss, Budget, Ledger, SeededRng
-from sfumato.questions import answers
 from sfumato.simulation.population import Cohorts, Population
 
 STUDY: dict[str, Any] = {"question": "frequencies", "trust": "central", "epsilon": math.inf}
 
 
-def counts_of(release: sfumato.Release) -> dict[str, float]:
+def counts_of(release: sfumato.CountRelease) -> dict[str, float]:
     return dict(zip(release.items.to_pylist(), release.counts, strict=True))
 
 
@@ -58,7 +58,7 @@ def test_a_device_column_groups_rows_and_a_device_counts_within_its_bound() -> N
         assert sum(release.counts) == bound + min(bound, 2)
         assert release.cost.devices == 2
         assert any("counts are of what devices report" in note for note in release.notes)
-        release = answers.timed(release, 0.0)
+        release = release.timed(0.0, "time")
         assert "13" not in release.to_json()  # what devices hold is no part of a release
 
 
@@ -146,7 +146,7 @@ def test_a_two_phase_run_charges_pilot_and_main_to_disjoint_devices(tmp_path: Pa
     release = sfumato.simulate(plan, held, seed=SEED, ledger=ledger)
     assert [entry.cohort for entry in ledger.entries()] == ["pilot", "every round"]
     assert ledger.spent() <= 1.0
-    assert release.plan["parameters"]["width"] < plan.sums.width
+    assert release.plan["parameters"]["width"] < sums_of(plan).width
     truth = Counter(held.to_pylist())
     errors = [abs(count - truth[item]) for item, count in counts_of(release).items()]
     assert max(errors) < 0.02 * 50_000

@@ -186,7 +186,7 @@ def test_without_noise_vectors_are_whole_and_nothing_is_promised() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"trust": "local"}, StudyError, 'needs trust = "central" or "secure"'),
+        ({"trust": "local"}, StudyError, 'needs trust = "secure" or "central"'),
         ({"clip": None}, StudyError, "needs clip"),
         ({"cohort": 25}, StudyError, "must not exceed the 24 devices; got 25"),
         ({"noise_multiplier": 1.0}, StudyError, "give epsilon or training.noise_multiplier"),

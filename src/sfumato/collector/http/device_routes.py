@@ -17,7 +17,8 @@ from sfumato.collector.http.service import Service, service_of
 from sfumato.collector.http.task_cache import task_closed
 from sfumato.collector.problems import Problem
 from sfumato.collector.store.store import Store
-from sfumato.errors import SfumatoError
+from sfumato.errors import MismatchError, SfumatoError
+from sfumato.flow.admission import TooManyReportsError
 
 _LONG_BODY_BYTES = 1 << 16  # admitted in a thread, so that others are answered meanwhile
 _DIGEST = re.compile("[0-9a-f]{64}")
@@ -101,12 +102,17 @@ async def _upload(request: Request, service: Service) -> Response:
     body = await service.bodies.read(
         request, most_bytes=limits.upload_bytes, seconds=limits.upload_seconds
     )
-    if len(body) > _LONG_BODY_BYTES:
-        admitted = await service.call(
-            task.admission.admit, body, most_reports=limits.upload_reports
-        )
-    else:
-        admitted = task.admission.admit(body, most_reports=limits.upload_reports)
+    try:
+        if len(body) > _LONG_BODY_BYTES:
+            admitted = await service.call(
+                task.admission.admit, body, most_reports=limits.upload_reports
+            )
+        else:
+            admitted = task.admission.admit(body, most_reports=limits.upload_reports)
+    except TooManyReportsError as problem:
+        raise Problem("too-large", hint=str(problem)) from problem
+    except MismatchError as problem:
+        raise Problem("malformed-upload", hint=str(problem)) from problem
     rejected = {str(reason): count for reason, count in admitted.rejected.items()}
     task.bucket.take(admitted.count + sum(rejected.values()))
     stored = service.uploads.submit(task.id, admitted.count, admitted.body, rejected, wake=False)

@@ -12,13 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 
-from sfumato.collector.admission import Admission
 from sfumato.collector.http.limits import Bucket
 from sfumato.collector.problems import Problem
 from sfumato.collector.settings import Settings
 from sfumato.collector.store.store import Store, TaskRow
 from sfumato.errors import StoreError
-from sfumato.flow.aggregation import Masked
+from sfumato.flow.admission import Admission
 from sfumato.flow.task import Task
 from sfumato.spec import from_json
 
@@ -131,7 +130,7 @@ class OpenTasks:
 
     def _opened(self, row: TaskRow) -> OpenTask:
         limits, task = self._settings, from_json(row.spec)
-        masked = isinstance(task, Task) and isinstance(task.aggregation, Masked)
+        masked = task.is_masked
         return OpenTask(
             row.id,
             row.study_id,

@@ -12,11 +12,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import date, timedelta
 from json import dumps
-from typing import TYPE_CHECKING
 
-from sfumato.collector import campaigns, logs, sealing, studies
+from sfumato.collector import logs, studies
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.store.ledger import StoreLedger
 from sfumato.collector.store.store import Store, StudyRow, TaskRow, Transaction
@@ -24,34 +24,23 @@ from sfumato.collector.studies import campaign_of, plan_of
 from sfumato.collector.worker.replay import Spoken
 from sfumato.collector.worker.rounds import Patience, Rounds
 from sfumato.collector.worker.table_queue import Arrivals
-from sfumato.device.offers import AnyTask
 from sfumato.device.outbox import DAY_SECONDS
-from sfumato.errors import ImpossibleError, SfumatoError, StoreError
-from sfumato.flow.accumulator import Batch, LocalCollector, Rejection
-from sfumato.flow.aggregation import Masked
-from sfumato.flow.campaign import Campaign
-from sfumato.flow.release import Cost, MeanRelease, ModelRelease, Release, noised_sum
-from sfumato.flow.secure_sum import bytes_of
-from sfumato.flow.task import LocalTask, Task
-from sfumato.flow.word_discovery import Discoverer, WordTask
+from sfumato.errors import SfumatoError, StoreError
+from sfumato.flow.accumulator import Batch, accumulator, to_bytes
+from sfumato.flow.admission import Rejection, first_of_each
+from sfumato.flow.release import Release, noised_sum
+from sfumato.flow.report import HEADER_BYTES
+from sfumato.flow.task import AnyTask
 from sfumato.planning import Plan
-from sfumato.privacy import Rng, SystemRng, Tally
-from sfumato.questions import answers
-from sfumato.questions import answers as open_answers
-from sfumato.questions.answers import Asked
-from sfumato.questions.frequencies.design import FrequencyCampaign
-from sfumato.questions.heavy_hitters.design import HeavyHitterCampaign, HistogramCampaign
-from sfumato.questions.local_frequencies.design import LocalDesign
-from sfumato.questions.mean.design import MeanCampaign
-from sfumato.questions.new_words.design import WordDesign
-from sfumato.questions.prefix_search.design import PrefixCampaign
+from sfumato.privacy import Rng, SystemRng
+from sfumato.questions.answers import bounding_note
+from sfumato.questions.promise import TIME
+from sfumato.questions.question import Participation
 from sfumato.spec import from_json
 
-if TYPE_CHECKING:
-    from sfumato.learn.campaign import TrainingCampaign
-
-
 SEAL_SECONDS = 60.0  # that uploads of an open task wait: the more are sealed together, the better
+MOST_REPORTS = 50_000  # sealed together
+MOST_BYTES = 8 << 20  # of reports sealed together, about: other writers wait meanwhile
 _EPOCH = date(1970, 1, 1)
 
 
@@ -86,7 +75,7 @@ class Worker:
         self._rng = rng or SystemRng()
         self._retention_days, self._seal_seconds = retention_days, seal_seconds
         self._sealed_at: dict[str, float] = {}  # by task
-        self._trainings: studies.Memory = {}
+        self._campaigns: studies.Memory = {}
         self._rounds = Rounds(
             store,
             key=key,
@@ -143,7 +132,7 @@ class Worker:
     def _ask_more(self, row: StudyRow) -> bool:
         """Open the next task of a study whose others are done; whether there is one."""
         with self._store.reading() as tx:
-            task = studies.next_task(tx, row, key=self._key, memory=self._trainings)
+            task = studies.next_task(tx, row, key=self._key, memory=self._campaigns)
         if task is None:
             return False
         with self._store.transaction() as tx:
@@ -154,7 +143,7 @@ class Worker:
 
     def _advance_task(self, row: StudyRow, task: TaskRow) -> bool:
         """Close, seal or finish it; or go on with its masked round."""
-        if _is_masked(task):
+        if from_json(task.spec).is_masked:
             return self._rounds.advance(
                 row,
                 task,
@@ -192,23 +181,25 @@ class Worker:
         since = self._now() - self._sealed_at.setdefault(task.id, self._now())
         return (
             not 0 <= since < self._seal_seconds  # below 0: the clock was set back
-            or waiting >= sealing.MOST_REPORTS
+            or waiting >= MOST_REPORTS
             or (task.wanted is not None and sealed + waiting >= task.wanted)
         )
 
     def _seal(self, row: StudyRow, task: TaskRow) -> None:
         spec = from_json(task.spec)
         with self._store.reading() as tx:
-            uploads = tx.pending(task.id, sealing.most_reports(spec))
-        messages = sealing.first_of_each(body for _, _, body in uploads)
+            uploads = tx.pending(task.id, most_reports(spec))
+        messages = first_of_each(body for _, _, body in uploads)
         came = sum(count for _, count, _ in uploads)
         with self._store.transaction() as tx:
             fresh = tx.unseen(task.id, list(messages))
             kept = [message for name, message in messages.items() if name in fresh]
-            if isinstance(spec, Task):  # `room` has seen to it, but for tasks from before it
-                kept = kept[: max(0, spec.max_count - tx.sealed_count(task.id))]
+            if spec.most_reports is not None:  # `room` has seen to it, but for older tasks
+                kept = kept[: max(0, spec.most_reports - tx.sealed_count(task.id))]
             if kept:
-                tx.add_sealed(task.id, sealing.seal(spec, kept, rng=self._rng), len(kept))
+                together = accumulator(spec)
+                together.add(kept)
+                tx.add_sealed(task.id, together.seal(rng=self._rng), len(kept))
             tx.delete_uploads(task.id, [number for number, _, _ in uploads])
             tx.give_room(task.id, came - len(kept))
             for counter, by in (
@@ -226,7 +217,7 @@ class Worker:
     def _finish(self, row: StudyRow, task: TaskRow) -> None:
         """The end of a task to which all reports are sealed."""
         spec = from_json(task.spec)
-        if isinstance(spec, Task):
+        if not spec.is_local:
             with self._store.reading() as tx:
                 StoreLedger(tx).check(
                     campaign=spec.campaign,
@@ -239,9 +230,14 @@ class Worker:
             if current is None or current.state not in studies.ALIVE:
                 return
             count = tx.sealed_count(task.id)
-            batch = None
-            if isinstance(spec, Task) and count >= spec.min_count:
-                batch = sealing.batch_of(spec, tx.sealed(task.id), count)
+            batch: Batch | None = None
+            if not spec.is_local and count >= spec.min_count:
+                together = accumulator(spec)
+                for sealed in tx.sealed(task.id):
+                    together.merge(sealed)
+                summed = together.batch(count)
+                assert isinstance(summed, Batch)  # as it is not local
+                batch = summed
             self._conclude(tx, task, batch)
 
     def _conclude(self, tx: Transaction, task: TaskRow, batch: Batch | None) -> None:
@@ -250,7 +246,7 @@ class Worker:
             spec, row = from_json(task.spec), studies.found(tx, task.study_id)
             loss = studies.charge_of(row, spec)
             answer = noised_sum(spec, batch, ledger=StoreLedger(tx), rng=self._rng, loss=loss)
-            tx.add_answer(task.id, sealing.to_bytes(answer.table), answer.count)
+            tx.add_answer(task.id, to_bytes(answer.table), answer.count)
             if batch.charged:  # a masked one, of which no reports were counted before
                 tx.count(task.id, "reports", batch.count)
         tx.set_task_state(task.id, "done", expected=studies.UNDONE)
@@ -260,14 +256,11 @@ class Worker:
 
     def _release(self, row: StudyRow) -> None:
         started = time.perf_counter()
-        release = release_of(self._store, row)
-        release = answers.timed(release, time.perf_counter() - started)
-        day = _EPOCH + timedelta(days=self._today())
-        text = dumps(
-            release.to_dict() | {"released": day.isoformat()}, ensure_ascii=False, allow_nan=False
-        )
-        parameters = release.parameters if isinstance(release, ModelRelease) else None
-        self._end(row, "released", release=text, parameters=parameters)
+        release = release_of(self._store, row, self._campaigns)
+        day = (_EPOCH + timedelta(days=self._today())).isoformat()
+        release = replace(release.timed(time.perf_counter() - started, TIME), released=day)
+        text = dumps(release.to_dict(), ensure_ascii=False, allow_nan=False)
+        self._end(row, "released", release=text, parameters=release.model)
 
     def _end(
         self,
@@ -285,7 +278,7 @@ class Worker:
                 tx.put_release(row.id, release)
             if parameters is not None:
                 tx.put_released_model(row.id, parameters)
-        self._trainings.pop(row.id, None)
+        self._campaigns.pop(row.id, None)
         self._forget_soon()
         level = logging.ERROR if state == "failed" else logging.INFO
         fields = {"reason": problem} if problem else {}
@@ -313,9 +306,10 @@ class Worker:
         return int(self._now() // DAY_SECONDS)
 
 
-def _is_masked(task: TaskRow) -> bool:
-    spec = from_json(task.spec)
-    return isinstance(spec, Task) and isinstance(spec.aggregation, Masked)
+def most_reports(task: AnyTask) -> int:
+    """How many reports of a task are sealed together, so that they fit into memory and a
+    transaction is short."""
+    return max(1, min(MOST_REPORTS, MOST_BYTES // (HEADER_BYTES + task.message_bytes)))
 
 
 def give_back() -> None:
@@ -329,77 +323,25 @@ def give_back() -> None:
         trim(0)
 
 
-def release_of(store: Store, row: StudyRow) -> Release | MeanRelease | ModelRelease:
+def release_of(store: Store, row: StudyRow, memory: studies.Memory | None = None) -> Release:
     """The release of a study whose tasks are done; ImpossibleError if too few have answered."""
     with store.reading() as tx:
         planned = plan_of(tx, row)
+        campaign = campaign_of(tx, row, planned, memory)
         tasks = [
             (from_json(task.spec), tx.counts(task.id).get("reports", 0))
             for task in tx.tasks(row.id)
         ]
-        if isinstance(planned.design, LocalDesign):
-            tallies, wrong = _tallies(tx, [task for task, _ in tasks])
-        elif isinstance(planned.design, WordDesign):
-            search = planned.design.discoverer
-            tallies, sent, wrong = _word_tallies(tx, search, [task for task, _ in tasks])
-        else:
-            campaign, wrong = campaign_of(tx, row, planned), 0
-    counted = [task for task, count in tasks if count]
+    answered = [(task, count) for task, count in tasks if count]
     devices = _devices(tasks)
-    asked = Asked(devices=devices, rounds=len(counted), notes=_notes(planned, devices, wrong))
-    if isinstance(planned.design, LocalDesign):
-        return answers.from_tallies(planned, tallies, asked, answered=devices)
-    if isinstance(planned.design, WordDesign):
-        return answers.from_words(planned, search, tallies, asked, sent=sent)
-    training = campaigns.trained(campaign)
-    if training is not None:
-        return _from_training(planned, training, asked, [each for each in tasks if each[1]])
-    return _from_sums(planned, campaign, asked, counted)
-
-
-def _from_training(
-    planned: Plan, campaign: TrainingCampaign, asked: Asked, tasks: Sequence[tuple[Task, int]]
-) -> ModelRelease:
-    """The model after the rounds that were held; those to come were charged nothing."""
-    if not tasks:
-        raise ImpossibleError("no round was held, so the model is what it was at the start")
-    rounds, held = campaign.design.rounds, campaign.held
-    missing = f"{held:,} of {rounds:,} rounds were held: too few devices came to the others"
-    sent = sum(sum(bytes_of(task)) * count for task, count in tasks)
-    return ModelRelease.of(
-        campaign.parameters(),
-        rate=campaign.rate,
-        rounds_held=held,
-        privacy=planned.privacy,
-        cost=Cost(
-            devices=asked.devices,
-            rounds=held,
-            bytes_per_device=round(sent / asked.devices),
-            seconds=0.0,
-        ),
-        study=planned.study.to_dict(),
-        plan=planned.summary(),
-        notes=asked.notes if held == rounds else (*asked.notes, missing),
+    participation = Participation(
+        devices=devices,
+        answered=devices,
+        rounds=len(answered),
+        tasks=answered,
+        notes=_notes(planned, devices),
     )
-
-
-def _from_sums(
-    planned: Plan, campaign: Campaign, asked: Asked, tasks: Sequence[Task]
-) -> Release | MeanRelease:
-    if not (campaign.answered if isinstance(campaign, FrequencyCampaign) else tasks):
-        raise ImpossibleError("no device answered, so there is nothing to estimate from")
-    if isinstance(campaign, FrequencyCampaign):
-        return answers.from_sums(planned, campaign, asked)
-    if campaign.next_task() is not None:
-        raise ImpossibleError(
-            f"this study was closed after {len(tasks)} of its tasks, and it takes all of them"
-        )
-    if isinstance(campaign, PrefixCampaign):
-        return open_answers.from_prefixes(planned, campaign, asked)
-    if isinstance(campaign, MeanCampaign):
-        return open_answers.from_mean(planned, campaign, asked, tasks)
-    assert isinstance(campaign, HeavyHitterCampaign | HistogramCampaign)  # there is no other
-    return open_answers.from_list(planned, campaign, asked)
+    return planned.design.answer(campaign, planned, participation)
 
 
 def _devices(tasks: Sequence[tuple[AnyTask, int]]) -> int:
@@ -412,34 +354,11 @@ def _devices(tasks: Sequence[tuple[AnyTask, int]]) -> int:
     return max((sum(cohorts.values()) for cohorts in campaigns.values()), default=0)
 
 
-def _tallies(tx: Transaction, tasks: Sequence[LocalTask]) -> tuple[list[Tally], int]:
-    """A tally a task, and how many records no device could have made."""
-    collectors = [LocalCollector(task) for task in tasks]
-    for collector in collectors:
-        for data in tx.sealed(collector.task.id):
-            collector.add_records(sealing.records_of(data))
-    wrong = sum(collector.rejected[Rejection.IMPOSSIBLE] for collector in collectors)
-    return [collector.tally for collector in collectors], wrong
-
-
-def _word_tallies(
-    tx: Transaction, search: Discoverer, tasks: Sequence[WordTask]
-) -> tuple[list[Tally], int, int]:
-    """The tallies of a search, how many records they hold, and how many were not possible."""
-    tallies, sent, wrong = search.tallies(), 0, 0
-    for task in tasks:
-        for data in tx.sealed(task.id):
-            for records in sealing.as_rows(sealing.records_of(data), search.record_bytes):
-                sent += records.shape[0]
-                wrong += search.fold(records, tallies)
-    return tallies, sent - wrong, wrong
-
-
-def _notes(planned: Plan, reports: int, wrong: int) -> tuple[str, ...]:
-    design = planned.design
+def _notes(planned: Plan, reports: int) -> tuple[str, ...]:
+    question = planned.design
     came = (
         f"{reports:,} devices whose tables are in the sums"
-        if planned.study.masked or planned.study.trust == "secure"
+        if planned.study.is_masked
         else f"{reports:,} reports that came"
     )
     notes = [
@@ -447,10 +366,8 @@ def _notes(planned: Plan, reports: int, wrong: int) -> tuple[str, ...]:
         f"counts are of the {came}: how many devices were asked, or sent nothing, is not known "
         "over a network",
     ]
-    if planned.contributions is not None:
-        notes.append(answers.bounding(planned.contributions))
-    if reports < design.devices:
-        notes.append(f"the plan was made for {design.devices:,} devices")
-    if wrong:
-        notes.append(f"{wrong:,} records that no device makes were left out")
+    if question.items_per_device is not None:
+        notes.append(bounding_note(question.items_per_device))
+    if reports < question.devices:
+        notes.append(f"the plan was made for {question.devices:,} devices")
     return tuple(notes)

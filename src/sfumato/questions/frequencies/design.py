@@ -6,21 +6,21 @@ The sizes come from `plan`; here is what is asked, and how the answers are read.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sfumato import hashing
-from sfumato.errors import DataError, SpecError
+from sfumato.errors import ImpossibleError, SpecError
 from sfumato.flow.aggregation import Plain
-from sfumato.flow.release import NoisedSum
-from sfumato.flow.secure_sum import SecureSum, parameters_of
+from sfumato.flow.campaign import Campaign
+from sfumato.flow.release import CountRelease, NoisedSum
+from sfumato.flow.secure_sum import SecureSum, parameters_of, weights
 from sfumato.flow.task import Task, bits_for, most_devices
-from sfumato.privacy import Charge, Mechanism, NoiseAtRelease, NoiseInShares
+from sfumato.privacy import Mechanism, NoiseAtRelease, NoiseInShares, Rng
 from sfumato.privacy.debias import LEVEL
 from sfumato.privacy.intervals import (
     CONFIDENCE,
@@ -30,6 +30,15 @@ from sfumato.privacy.intervals import (
     of_sums,
 )
 from sfumato.questions import sizing
+from sfumato.questions.answers import NOBODY, counts_of_listed
+from sfumato.questions.question import (
+    Dictionary,
+    Participation,
+    Plan,
+    QuestionDefaults,
+    Seeded,
+    public_seed,
+)
 from sfumato.sketch import CountSketch, OneHot, Rounds, Sketch, refine
 from sfumato.sketch.absent import surely_held
 from sfumato.spec import digest, require, spec
@@ -37,34 +46,15 @@ from sfumato.spec import digest, require, spec
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
+Bool = npt.NDArray[np.bool_]
 
 Mode = Literal["one_hot", "shared", "fresh", "hybrid"]
 PILOT_WIDTH = 100
 PILOT_COHORT = "pilot"
 
 
-class Dictionary:
-    """The items asked about, each once."""
-
-    def __init__(self, items: pa.Array) -> None:
-        if len(items) == 0:
-            raise DataError("a dictionary must hold at least one item; got none")
-        if items.null_count:
-            raise DataError(f"a dictionary must not hold missing items; got {items.null_count}")
-        self.items = pc.unique(items)
-        self.duplicates = len(items) - len(self.items)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def categories(self, values: pa.Array) -> I64:
-        """Each value's index in the dictionary; −1 where it is not listed."""
-        found = pc.index_in(values, value_set=self.items)
-        return np.asarray(pc.fill_null(found, -1)).astype(np.int64)
-
-
 @spec("frequency_design")
-class FrequencyDesign:
+class FrequencyDesign(QuestionDefaults):
     """A sized campaign of frequency questions: all that `FrequencyCampaign` needs to know."""
 
     mode: Mode
@@ -133,9 +123,74 @@ class FrequencyDesign:
             max_count=most,
         )
 
-    def charge_of(self, task: Task) -> Charge:
-        """Its own loss: a device answers one task."""
-        return task.loss
+    @property
+    def task_count(self) -> int:
+        return len(self.cohorts())
+
+    @property
+    def least_noise(self) -> float | None:
+        tasks = [self.pilot(), *self.tasks()] if self.pilot_devices else self.tasks()
+        known = [noise for task in tasks if (noise := task.noise_multiplier) is not None]
+        return min(known, default=None)
+
+    def with_seed(self, rng: Rng) -> Seeded:
+        seed = public_seed(rng)
+        return Seeded(replace(self, seed=seed), seed)
+
+    def campaign(self, plan: Plan, **context: Any) -> FrequencyCampaign:
+        return FrequencyCampaign(self, plan.listed.items)
+
+    def cohorts(self) -> dict[str, float]:
+        pilot = self.pilot_devices / self.devices
+        names = [task.cohort for task in self.tasks()]
+        shares = {PILOT_COHORT: pilot} if self.pilot_devices else {}
+        return shares | {name: (1 - pilot) / len(names) for name in names}
+
+    def cohort_size(self, task: Task) -> float:
+        if task.cohort == PILOT_COHORT:
+            return self.pilot_devices
+        return (self.devices - self.pilot_devices) / len(self.tasks())
+
+    def values(
+        self, task: Task, items: pa.Array, *, dictionary: Dictionary | None, place: tuple[int, int]
+    ) -> tuple[Any, Bool | None]:
+        """Items, or for `one_hot` their places in the dictionary; who holds none sends zeros."""
+        if self.mode != "one_hot":
+            return items, None
+        assert dictionary is not None  # a study of frequencies lists its items
+        category = dictionary.categories(items)
+        return category[category >= 0], category >= 0
+
+    def answer(
+        self, campaign: FrequencyCampaign, plan: Plan, participation: Participation
+    ) -> CountRelease:
+        if not campaign.answered:
+            raise ImpossibleError(NOBODY)
+        estimates = campaign.estimates()
+        parameters: dict[str, Any] = {"decoder": estimates.decoder}
+        if self.pilot_devices:
+            parameters |= {"width": estimates.width}
+        significant, limit = campaign.significant()
+        asked = max(participation.devices, estimates.answered)
+        return counts_of_listed(
+            plan,
+            participation,
+            counts=estimates.counts,
+            standard_error=estimates.standard_error,
+            interval=lambda above: estimates.interval(asked, above=above),
+            significant=significant,
+            significant_from=limit,
+            answered=estimates.answered,
+            privacy=plan.privacy,
+            bytes_per_device=replace(self, width=campaign.width).weights()["bytes_per_device"],
+            parameters=parameters,
+        )
+
+    def weights(self) -> dict[str, int]:
+        """What one device sends, or all that it sends and is told in a masked round; the pilot's
+        devices send less or as much."""
+        tasks = self.tasks() + ([self.pilot()] if self.pilot_devices else [])
+        return max((weights([task]) for task in tasks), key=lambda each: each["bytes_per_device"])
 
     def tasks(self, width: int | None = None) -> list[Task]:
         """The main phase: a task a round, or one for all where the table is noised once."""
@@ -197,7 +252,7 @@ class Estimates:
 
 
 @dataclass(slots=True, repr=False)
-class FrequencyCampaign:
+class FrequencyCampaign(Campaign):
     """Asks the pilot, if there is one, then every round; reads the answers together."""
 
     design: FrequencyDesign

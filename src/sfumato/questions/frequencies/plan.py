@@ -14,7 +14,7 @@ from sfumato.flow import secure_sum
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.campaign import run
 from sfumato.flow.release import Privacy
-from sfumato.flow.report import HEADER_BYTES, report_bytes
+from sfumato.flow.report import HEADER_BYTES
 from sfumato.flow.secure_sum import SecureSum
 from sfumato.flow.task import Task, bits_for, most_devices
 from sfumato.privacy import (
@@ -47,6 +47,7 @@ from sfumato.questions.promise import (
     who_colludes,
     who_sees_sums,
 )
+from sfumato.questions.question import Dictionary, Plan
 from sfumato.sketch import CountSketch, Norms, OneHot
 from sfumato.study import Study
 
@@ -57,10 +58,11 @@ MOST_CELLS = 1 << 20  # for which there is room when cells are sized before they
 PILOT_MOST, PILOT_LEAST = 5_000, 500  # devices; the paper asks 5,000 of a million
 
 
-def design(study: Study, items: int) -> tuple[FrequencyDesign, dict[str, Any], list[str]]:
-    """The campaign that answers a study about so many items, what it gives, and warnings."""
-    assert study.devices is not None  # plan() has checked
-    made, rehearsed = _sized(study, items)
+def plan(study: Study, dictionary: Dictionary | None) -> Plan:
+    """The plan of a study of frequencies that is answered by sums."""
+    assert study.devices is not None  # planning has checked
+    assert dictionary is not None  # a study of frequencies lists its items
+    design, rehearsed = _sized(study, len(dictionary))
     scale = study.devices / _answering(study.devices, study)  # a release counts all that are asked
     error = scale * float(np.median(rehearsed.standard_error))
     predicted = {
@@ -68,27 +70,21 @@ def design(study: Study, items: int) -> tuple[FrequencyDesign, dict[str, Any], l
         "half_width_95": scale * float(np.median(rehearsed.half_width)),
         "standard_error_share": error / study.devices,
         "width": rehearsed.width or None,
-        **weights(made),
-        "rounds": made.rounds + (1 if made.pilot_devices else 0),
+        **design.weights(),
+        "rounds": design.rounds + (1 if design.pilot_devices else 0),
         "assumes": f"counts fall off like rank^-{REFERENCE_EXPONENT}"
-        if made.mode != "one_hot"
+        if design.mode != "one_hot"
         else "nothing about the data",
     }
-    return made, predicted, _warnings(study, made)
-
-
-def bytes_per_device(design: FrequencyDesign) -> int:
-    """What the report of one device weighs, or all that it sends and is told in a masked round;
-    the pilot's devices send less or as much."""
-    return int(weights(design)["bytes_per_device"])
-
-
-def weights(design: FrequencyDesign) -> dict[str, int]:
-    tasks = design.tasks() + ([design.pilot()] if design.pilot_devices else [])
-    if design.secure is None:
-        return {"bytes_per_device": max(report_bytes(task) for task in tasks)}
-    up, down = max((secure_sum.bytes_of(task) for task in tasks), key=sum)
-    return {"bytes_per_device": up + down, "bytes_up": up, "bytes_down": down}
+    return Plan(
+        study=study,
+        design=design,
+        dictionary=dictionary,
+        algorithm=algorithm(design),
+        predicted=predicted,
+        privacy=promise(study, design),
+        warnings=(*_warnings(study, design), *dictionary.warnings),
+    )
 
 
 def promise(study: Study, design: FrequencyDesign) -> Privacy:
@@ -263,8 +259,8 @@ def _bits_and_bytes(study: Study, rows: int) -> tuple[int, int]:
 
 
 def secure_of(study: Study) -> SecureSum | None:
-    """How a study's sums are hidden, if they are."""
-    if study.trust != "secure":
+    """How a study's tables are hidden from the collector, if they are."""
+    if not study.is_masked:
         return None
     return SecureSum(corrupt=study.corrupt, dropout=study.dropout, mode=study.collector)
 
@@ -280,7 +276,7 @@ def noise_for(study: Study, norms: Norms) -> Mechanism:
     "secure", Skellam noise in shares, which adds exactly."""
     if study.epsilon is None:
         return NoNoise()
-    secure = secure_of(study)
+    secure = secure_of(study) if study.noise_in_shares else None
     if secure is not None and study.delta == 0:
         raise ImpossibleError(
             "noise in shares needs a delta above 0; delta is 0",
@@ -312,7 +308,7 @@ def _norms(study: Study, rows: int) -> Norms:
 def _check_noise(study: Study, items: int, rows: int, devices: int) -> None:
     """Refuse a target that the noise alone misses, and say what would reach it."""
     assert study.target_error is not None  # callers have checked
-    tables = study.rounds if study.publish == "rounds" or study.trust == "secure" else 1
+    tables = study.rounds if study.publish == "rounds" or study.noise_in_shares else 1
     spread = noise_for(study, _norms(study, rows)).stddev(devices // tables)
     if rows:
         spread *= math.sqrt(math.pi / (2 * rows))  # of a median of `rows` readings
@@ -334,7 +330,7 @@ def _warnings(study: Study, design: FrequencyDesign) -> list[str]:
     found = []
     if study.daily_reports is not None:
         found.append('daily_reports has no effect: it is for trust = "local"')
-    if study.trust == "secure":
+    if study.is_masked:
         found += about_rounds(study)
     if study.epsilon is not None and study.delta > 1 / study.devices:
         found.append(
@@ -373,7 +369,7 @@ def about_rounds(study: Study) -> list[str]:
             f"a masked round of {asked:,} devices is more than the {most:,} that are tested"
             + (
                 f"; rounds = {-(-study.devices // most)} would have fewer, and more noise"
-                if study.question == "frequencies"
+                if study.facts.dictionary == "listed"
                 else ""
             )
         )

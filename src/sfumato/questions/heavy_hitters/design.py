@@ -15,7 +15,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,20 +24,43 @@ import pyarrow.compute as pc
 
 from sfumato.errors import SpecError
 from sfumato.flow.aggregation import Plain
-from sfumato.flow.release import NoisedSum
+from sfumato.flow.campaign import Campaign
+from sfumato.flow.release import CountRelease, NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of
 from sfumato.flow.task import Task, most_devices
-from sfumato.privacy import Charge, ListedAbove, PlannedLoss, Rng
+from sfumato.privacy import ListedAbove, PlannedLoss, Rng
 from sfumato.privacy.intervals import NoiseLaw, of_sums
-from sfumato.privacy.samplers import bound, discrete_laplace
+from sfumato.privacy.samplers import SecretRng, bound, discrete_laplace
+from sfumato.questions.answers import check_finished, counts_of_discovered, detectable_note
 from sfumato.questions.frequencies.design import FrequencyCampaign, FrequencyDesign
-from sfumato.sketch import InvertibleSketch, Keys, Listing, capacity
+from sfumato.questions.question import (
+    Dictionary,
+    Participation,
+    Plan,
+    QuestionDefaults,
+    Seeded,
+    drawn_secret,
+    public_seed,
+)
+from sfumato.sketch import (
+    InvertibleSketch,
+    ItemKeys,
+    Keys,
+    Listing,
+    TextKeys,
+    WordKeys,
+    capacity,
+)
 from sfumato.sketch.keys import limbs
 from sfumato.spec import digest, later, require, spec
+
+if TYPE_CHECKING:  # the layers above
+    from sfumato.simulation.population import Population
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
+Bool = npt.NDArray[np.bool_]
 
 LOAD = 0.8  # keys a cell that the first table should have
 MOST_LOAD, LEAST_LOAD = 1.1, 0.5  # names of earlier rounds help to read fuller tables
@@ -49,8 +72,69 @@ _LEAST_SINGLES = 0.3
 _TINY = float(np.finfo(np.float64).tiny)
 
 
+class ListDefaults(QuestionDefaults):
+    """What lists and histograms have in common: items with a key, each once for a device."""
+
+    __slots__ = ()
+
+    def search(self) -> HeavyHitterDesign:
+        """The search for names."""
+        raise NotImplementedError
+
+    @property
+    def has_secret(self) -> bool:
+        return True
+
+    def cohorts(self) -> dict[str, float]:
+        names = self.search()
+        return {f"round {round}": 1 / names.rounds for round in range(names.rounds)}
+
+    def bound(
+        self, population: Population, *, plan: Plan, rng: Rng, alone: bool
+    ) -> tuple[Population, list[str]]:
+        names = self.search()
+        return items_with_keys(population, names.keys, names.items_per_device, plan, rng, alone)
+
+    def values(
+        self, task: Task, items: pa.Array, *, dictionary: Dictionary | None, place: tuple[int, int]
+    ) -> tuple[Any, Bool]:
+        """Items that have a key, cut where words are."""
+        keys = self.search().keys
+        numbers, fits = keys.numbers(items)
+        return keys.items(numbers[fits])[0], fits
+
+
+def items_with_keys(
+    population: Population, keys: Keys, limit: int, plan: Plan, rng: Rng, alone: bool
+) -> tuple[Population, list[str]]:
+    """Devices with what they may send: items that have a key, each once, at most `limit`."""
+    # Of a private release it is always said, and not how many, so that it says nothing.
+    unfit = _without_key(population, keys) if plan.study.epsilon is None else None
+    many = "items" if unfit is None else f"{unfit:,} items"
+    notes = [
+        f"{many} without a key are not sent: longer than the study allows, or with characters not "
+        f"in its alphabet"
+    ]
+    if unfit == 0:
+        notes = []
+    if population.owners is None or alone:  # devices then choose by themselves
+        return population, notes
+    numbers, fits = keys.numbers(population.chunks[0])
+    kept = np.flatnonzero(fits)
+    items = keys.items(numbers[kept])[0]  # items with one key are one item
+    return population.only(kept, items).distinct().bounded(limit, rng=rng), notes
+
+
+def _without_key(population: Population, keys: Keys) -> int:
+    """Items of devices that cannot be sent."""
+    fits = [keys.numbers(items)[1] for items in population.chunks]
+    if population.weights is None:
+        return sum(int((~part).sum()) for part in fits)
+    return sum(int(w[~part].sum()) for part, w in zip(fits, population.weights, strict=True))
+
+
 @spec("heavy_hitter_design")
-class HeavyHitterDesign:
+class HeavyHitterDesign(ListDefaults):
     """A sized search for what many hold: all that `HeavyHitterCampaign` needs to know."""
 
     keys: Keys
@@ -119,10 +203,55 @@ class HeavyHitterDesign:
             f"{chance:.3g}",
         )
 
+    def search(self) -> HeavyHitterDesign:
+        return self
+
+    @property
+    def names(self) -> HeavyHitterDesign:
+        return self
+
+    @property
+    def counts(self) -> None:
+        """A list has no counts but those of its sample."""
+        return None
+
+    @property
+    def least_noise(self) -> None:
+        return None
+
     @property
     def asked(self) -> int:
         """Devices in one round's cohort."""
         return -(-self.devices // self.rounds)
+
+    def cohort_size(self, task: Task) -> float:
+        return self.asked
+
+    def with_seed(self, rng: Rng) -> Seeded:
+        seed = public_seed(rng)
+        return Seeded(replace(self, seed=seed), seed, drawn_secret(rng))
+
+    def campaign(
+        self, plan: Plan, *, secret: bytes = b"", least: float = 0.0, **context: Any
+    ) -> HeavyHitterCampaign:
+        return HeavyHitterCampaign(self, SecretRng(secret), least=least)
+
+    def answer(
+        self, campaign: HeavyHitterCampaign, plan: Plan, participation: Participation
+    ) -> CountRelease:
+        check_finished(campaign, participation)
+        found = campaign.found()
+        asked = max(participation.devices, found.answered)
+        return counts_of_discovered(
+            plan,
+            participation,
+            items=found.items,
+            counts=found.counts,
+            standard_error=found.standard_error,
+            interval=found.interval(asked),
+            answered=found.answered,
+            **campaign.about(participation),
+        )
 
     def most_kept(self, rate: float) -> int:
         """Items that the devices of one round send, at most."""
@@ -160,10 +289,6 @@ class HeavyHitterDesign:
             max_count=most_devices(self.asked),
         )
 
-    def charge_of(self, task: Task) -> Charge:
-        """Its own loss: a device answers one task."""
-        return task.loss
-
     def tasks(self) -> list[Task]:
         """The tasks of all rounds, at the first rate."""
         return [self.task(round, self.mechanism.rate) for round in range(self.rounds)]
@@ -189,7 +314,7 @@ class HeavyHitterDesign:
 
 
 @spec("histogram_design")
-class HistogramDesign:
+class HistogramDesign(ListDefaults):
     """Names from one campaign, and counts of everything from another, of the same devices."""
 
     names: HeavyHitterDesign
@@ -208,6 +333,72 @@ class HistogramDesign:
     @property
     def rounds(self) -> int:
         return self.names.rounds
+
+    def search(self) -> HeavyHitterDesign:
+        return self.names
+
+    @property
+    def items_per_device(self) -> int:
+        return self.names.items_per_device
+
+    @property
+    def task_count(self) -> int:
+        return 2 * self.rounds
+
+    @property
+    def tasks_per_device(self) -> int:
+        return 2
+
+    @property
+    def least_noise(self) -> float | None:
+        return self.counts.least_noise
+
+    def cohort_size(self, task: Task) -> float:
+        if task.campaign == digest(self.names):
+            return self.names.asked
+        return self.counts.cohort_size(task)
+
+    def item_keys(self, task: Task) -> ItemKeys | None:
+        """A sketch of counts does not say what its items are; a table of names does."""
+        if task.campaign == digest(self.names):
+            return None
+        keys = self.names.keys
+        assert isinstance(keys, TextKeys | WordKeys)  # a study has no others
+        return keys
+
+    def with_seed(self, rng: Rng) -> Seeded:
+        names = replace(self.names, seed=public_seed(rng))
+        counts = replace(self.counts, seed=public_seed(rng))
+        return Seeded(HistogramDesign(names=names, counts=counts), names.seed, drawn_secret(rng))
+
+    def campaign(
+        self, plan: Plan, *, secret: bytes = b"", least: float = 0.0, **context: Any
+    ) -> HistogramCampaign:
+        return HistogramCampaign(self, SecretRng(secret), least=least)
+
+    def answer(
+        self, campaign: HistogramCampaign, plan: Plan, participation: Participation
+    ) -> CountRelease:
+        if campaign.counting is None:  # no name may be released
+            return self.names.answer(campaign.names, plan, participation)
+        check_finished(campaign, participation)
+        found, read = campaign.names.found(), campaign.counting.estimates()
+        order = np.argsort(-read.counts, kind="stable")
+        asked, least = max(participation.devices, read.answered), plan.study.threshold
+        above = None if least is None else least * read.answered / asked
+        low, high = read.interval(asked, above=above)
+        about = campaign.names.about(participation)
+        about["parameters"] |= {"counts_decoder": read.decoder}
+        return counts_of_discovered(
+            plan,
+            participation,
+            items=found.items.take(pa.array(order)),
+            counts=read.counts[order],
+            standard_error=read.standard_error[order],
+            interval=(low[order], high[order]),
+            answered=read.answered,
+            **about,
+        )
 
     def charge_of(self, task: Task) -> PlannedLoss:
         """A device is asked for names once and for counts once, in whatever rounds: one plan."""
@@ -310,7 +501,7 @@ class HeavyHitters:
 
 
 @dataclass(slots=True, repr=False)
-class HeavyHitterCampaign:
+class HeavyHitterCampaign(Campaign):
     """Asks round after round, with a rate that fits what was seen; tells at the end."""
 
     design: HeavyHitterDesign
@@ -370,6 +561,28 @@ class HeavyHitterCampaign:
                 return found
             self._found = found
         return self._found
+
+    def about(self, participation: Participation) -> dict[str, Any]:
+        """What a release of the list says about it: parameters and notes."""
+        design, found = self.design, self.found()
+        detectable = found.detectable(max(participation.devices, found.answered))
+        parameters: dict[str, Any] = {
+            "detectable_count": detectable,
+            "sampling_rate": found.rate,
+            "rounds_not_listed": found.unread,
+        }
+        if design.partial:
+            parameters |= {"listed_share": found.listed}
+        notes = [detectable_note("an item", detectable, participation)]
+        if found.unread:  # the promise does not allow to say how full the tables were
+            advice = "give more bytes_per_device"
+            if design.rounds > 1:
+                advice += ", or more rounds"
+            notes.append(
+                f"{found.unread} of {design.rounds} tables could not be listed whole, and nothing "
+                f"is told of them; {advice}"
+            )
+        return {"parameters": parameters, "notes": notes}
 
     def _at_the_end(self) -> HeavyHitters:
         self._read_again()
@@ -548,7 +761,7 @@ def repetitions_for(items: float, failure: float, *, error: float = 0.2) -> int:
 
 
 @dataclass(slots=True, repr=False)
-class HistogramCampaign:
+class HistogramCampaign(Campaign):
     """Asks for names, tells those that may be told, and asks how often each is held."""
 
     design: HistogramDesign

@@ -10,8 +10,7 @@ from typing import Any
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.flow import secure_sum
 from sfumato.flow.release import Privacy
-from sfumato.flow.report import HEADER_BYTES, report_bytes
-from sfumato.flow.secure_sum import SecureSum
+from sfumato.flow.report import HEADER_BYTES
 from sfumato.flow.task import bits_for
 from sfumato.privacy import ListedAbove, NoNoise, best_list
 from sfumato.privacy.listing import without_promise
@@ -23,6 +22,7 @@ from sfumato.questions.frequencies.plan import (
     SMALLEST_WIDTH,
     about_rounds,
     noise_for,
+    secure_of,
 )
 from sfumato.questions.heavy_hitters.design import (
     LOAD,
@@ -35,6 +35,7 @@ from sfumato.questions.heavy_hitters.design import (
     slack,
 )
 from sfumato.questions.promise import DROPOUTS, in_words, who_colludes, who_sees_sums
+from sfumato.questions.question import Dictionary, Plan
 from sfumato.sketch import (
     CountSketch,
     InvertibleSketch,
@@ -56,17 +57,22 @@ LEAST_RATE = 2.0**-12  # that is worth asking at
 _LEAST_KEYS = 16  # that a table must have room for
 
 
-def design(
-    study: Study,
-) -> tuple[HeavyHitterDesign | HistogramDesign, dict[str, Any], list[str]]:
-    """The campaign that answers a study of an open domain, what it gives, and warnings."""
+ListDesign = HeavyHitterDesign | HistogramDesign
+
+
+def plan(study: Study, dictionary: Dictionary | None) -> Plan:
+    """The plan of a study that lists what many hold."""
     limit = study.bytes_per_device or DEFAULT_BYTES
-    made = (
-        _histogram(study, limit)
-        if study.question == "histogram"
-        else _names(study, limit, 1, study.epsilon, study.delta)
-    )
-    names = made.names if isinstance(made, HistogramDesign) else made
+    return _planned(study, _names(study, limit, 1, study.epsilon, study.delta))
+
+
+def plan_histogram(study: Study, dictionary: Dictionary | None) -> Plan:
+    """The plan of a study that lists what many hold, and counts it again."""
+    return _planned(study, _histogram(study, study.bytes_per_device or DEFAULT_BYTES))
+
+
+def _planned(study: Study, design: ListDesign) -> Plan:
+    names = design.names
     mechanism, least = names.mechanism, study.threshold or 0.0
     detectable = mechanism.detectable(least)
     variance = (
@@ -77,13 +83,20 @@ def design(
         "standard_error_there": math.sqrt(variance),
         "sampling_rate": mechanism.rate,
         "keys_a_table_lists": round(names.target if names.partial else _room(names)),
-        **weights(made),
+        **weights(design),
         "rounds": names.rounds,
         "assumes": "nothing about the data"
         if not names.adaptive
         else "the first rate: it follows what tables show",
     }
-    return made, predicted, _warnings(study, names)
+    return Plan(
+        study=study,
+        design=design,
+        algorithm=algorithm(design),
+        predicted=predicted,
+        privacy=promise(study, design),
+        warnings=tuple(_warnings(study, names)),
+    )
 
 
 def keys_of(study: Study) -> Keys:
@@ -93,20 +106,16 @@ def keys_of(study: Study) -> Keys:
     return TextKeys(length=study.word_length)
 
 
-def weights(design: HeavyHitterDesign | HistogramDesign) -> dict[str, int]:
+def weights(design: ListDesign) -> dict[str, int]:
     """What one device sends, or all that it sends and is told in masked rounds."""
-    names = design.names if isinstance(design, HistogramDesign) else design
-    tasks = [names.tasks()[0]]
-    if isinstance(design, HistogramDesign):
+    tasks = [design.names.tasks()[0]]
+    if design.counts is not None:
         tasks.append(design.counts.tasks()[0])
-    if names.secure is None:
-        return {"bytes_per_device": sum(report_bytes(task) for task in tasks)}
-    sent, told = (sum(part) for part in zip(*map(secure_sum.bytes_of, tasks), strict=True))
-    return {"bytes_per_device": sent + told, "bytes_up": sent, "bytes_down": told}
+    return secure_sum.weights(tasks)
 
 
-def algorithm(design: HeavyHitterDesign | HistogramDesign) -> str:
-    names = design.names if isinstance(design, HistogramDesign) else design
+def algorithm(design: ListDesign) -> str:
+    names = design.names
     told = names.mechanism
     rate = "whole" if told.rate == 1 and not names.adaptive else "sampled"
     text = "masked " if names.secure is not None else ""
@@ -116,14 +125,14 @@ def algorithm(design: HeavyHitterDesign | HistogramDesign) -> str:
     if told.epsilon is not None:
         text += ", listed above a threshold"
         text += "" if told.noise == "none" else f" with {told.noise} noise"
-    if isinstance(design, HistogramDesign):
+    if design.counts is not None:
         text += f"; counts by {design.counts.mode} count sketches"
     return text
 
 
-def promise(study: Study, design: HeavyHitterDesign | HistogramDesign) -> Privacy:
+def promise(study: Study, design: ListDesign) -> Privacy:
     """The privacy statement of a design, true of every release it makes."""
-    names = design.names if isinstance(design, HistogramDesign) else design
+    names = design.names
     told = names.mechanism
     guarantee, mechanism = "no differential privacy: names and counts are released as found", "none"
     assumptions = who_colludes(names.secure)
@@ -138,7 +147,7 @@ def promise(study: Study, design: HeavyHitterDesign | HistogramDesign) -> Privac
             else f"discrete {told.noise} noise of scale {told.scale:.4f} on each count"
         )
         mechanism += f"; names below {told.threshold} in the sample are not released"
-        if isinstance(design, HistogramDesign):
+        if design.counts is not None:
             scale = design.counts.parameters()["noise_scale"]
             mechanism += f"; counts have noise of scale {scale:.4f} on each cell of their sketches"
         assumptions += (
@@ -150,7 +159,7 @@ def promise(study: Study, design: HeavyHitterDesign | HistogramDesign) -> Privac
         sees = "the collector sees each device's table"
     else:
         sees = who_sees_sums(names.tasks()[0])
-    noising = isinstance(design, HistogramDesign) and study.epsilon is not None
+    noising = design.counts is not None and study.epsilon is not None
     sees += "; it is trusted to list their sum"
     sees += ", to add the noise to the counts" if noising else ""
     sees += " and to release only what passes"
@@ -397,13 +406,6 @@ def _items_of_a_round(study: Study) -> int:
     """Items that the devices of one round may send, chance included."""
     asked = -(-_devices(study) // study.rounds)
     return most_in_round(asked, masked=study.masked) * study.items_per_device
-
-
-def secure_of(study: Study) -> SecureSum | None:
-    """How a study's tables are hidden from the collector that lists their sum, if they are."""
-    if not study.masked:
-        return None
-    return SecureSum(corrupt=study.corrupt, dropout=study.dropout, mode=study.collector)
 
 
 def _besides(study: Study) -> int:

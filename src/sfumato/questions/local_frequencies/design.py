@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from sfumato import hashing
+from sfumato.errors import ImpossibleError, SpecError
+from sfumato.flow.accumulator import RecordBatch
+from sfumato.flow.campaign import Campaign
+from sfumato.flow.release import CountRelease
 from sfumato.flow.task import LocalTask
-from sfumato.privacy import debias
+from sfumato.privacy import Rng, debias
 from sfumato.privacy.debias import LocalEstimates
 from sfumato.privacy.randomizers import (
     CountMeanSketch,
@@ -28,7 +34,18 @@ from sfumato.privacy.randomizers import (
     no_item,
 )
 from sfumato.privacy.tallies import Tally
+from sfumato.questions.answers import NOBODY, counts_of_listed
+from sfumato.questions.promise import shuffled
+from sfumato.questions.question import (
+    Dictionary,
+    Participation,
+    Plan,
+    QuestionDefaults,
+    Seeded,
+    public_seed,
+)
 from sfumato.spec import digest, require, spec
+from sfumato.study import Study
 
 F64 = npt.NDArray[np.float64]
 
@@ -41,8 +58,65 @@ NAMES = {
 }
 
 
+@dataclass(slots=True, repr=False)
+class LocalCampaign(Campaign):
+    """Asks for records, task after task, whatever the others gave."""
+
+    tasks: list[Any]  # LocalTask or WordTask
+    batches: list[RecordBatch] = field(default_factory=list)
+
+    def next_task(self) -> Any:
+        return self.tasks[len(self.batches)] if len(self.batches) < len(self.tasks) else None
+
+    def absorb(self, answer: RecordBatch) -> None:
+        task = self.next_task()
+        if task is None or answer.task_id != task.id:
+            raise SpecError("a campaign absorbs the answer to the task it asked for last")
+        self.batches.append(answer)
+
+    @property
+    def impossible(self) -> int:
+        """Records that no device makes, which were left out."""
+        return sum(batch.impossible for batch in self.batches)
+
+    def notes(self) -> tuple[str, ...]:
+        if not self.impossible:
+            return ()
+        return (f"{self.impossible:,} records that no device makes were left out",)
+
+
+class LocalDefaults(QuestionDefaults):
+    """What questions have in common whose devices trust nobody."""
+
+    __slots__ = ()
+    devices: int
+    records_per_device: int
+
+    @property
+    def items_per_device(self) -> int:
+        return self.records_per_device
+
+    @property
+    def least_noise(self) -> None:
+        return None
+
+    def tasks(self) -> list[Any]:
+        raise NotImplementedError
+
+    def campaign(self, plan: Plan, *, name: str | None = None, **context: Any) -> LocalCampaign:
+        tasks = self.tasks()
+        return LocalCampaign(tasks if name is None else [replace(t, campaign=name) for t in tasks])
+
+    def cohorts(self) -> dict[str, float]:
+        tasks = self.tasks()
+        return {task.cohort: 1 / len(tasks) for task in tasks}
+
+    def cohort_size(self, task: Any) -> float:
+        return self.devices / len(self.tasks())
+
+
 @spec("local_design")
-class LocalDesign:
+class LocalDesign(LocalDefaults):
     """A sized campaign of frequency questions to devices that trust nobody."""
 
     randomizer: Randomizer
@@ -68,6 +142,58 @@ class LocalDesign:
             )
             for epoch in range(self.rounds)
         ]
+
+    def with_seed(self, rng: Rng) -> Seeded:
+        """Without hash functions, as of a direct response, the seed is for the cohorts alone."""
+        seed = public_seed(rng)
+        return Seeded(replace(self, randomizer=in_epoch(self.randomizer, 0, seed)), seed)
+
+    def values(
+        self,
+        task: LocalTask,
+        items: pa.Array,
+        *,
+        dictionary: Dictionary | None,
+        place: tuple[int, int],
+    ) -> tuple[Any, None]:
+        return values_of(task.randomizer, items, dictionary), None
+
+    def answer(
+        self, campaign: LocalCampaign, plan: Plan, participation: Participation
+    ) -> CountRelease:
+        tallies = [batch.tallies[0] for batch in campaign.batches]
+        if not any(tally.count for tally in tallies):
+            raise ImpossibleError(NOBODY)
+        estimates = estimates_of(tallies, plan.listed, aware=self.aware)
+        records, answered = [tally.count for tally in tallies], participation.answered
+        return counts_of_listed(
+            plan,
+            replace(participation, notes=(*participation.notes, *campaign.notes())),
+            counts=estimates.counts,
+            standard_error=estimates.standard_error,
+            interval=lambda above: estimates.interval(
+                asked=max(participation.devices, answered),
+                answered=answered,
+                per_device=self.records_per_device,
+                above=above,
+            ),
+            significant=estimates.counts > estimates.thresholds(),
+            significant_from=estimates.null.threshold(estimates.counts.size),
+            answered=answered,
+            privacy=shuffled(plan.privacy, records, plan.study.delta, self.records_per_device),
+            bytes_per_device=plan.predicted["bytes_per_device"],
+            parameters={
+                "decoder": estimates.decoder,
+                "unlisted": estimates.unlisted,
+                "unlisted_error": estimates.unlisted_error,
+            },
+        )
+
+    def draw(self, study: Study) -> Any:
+        """Error against the size of the table, for every oracle, and the one that was chosen."""
+        from sfumato.questions.local_frequencies.plan import draw
+
+        return draw(study, self.items)
 
     def parameters(self) -> dict[str, Any]:
         sizes: dict[str, Any] = {"items": self.items, "oracle": oracle_of(self.randomizer)}
@@ -100,7 +226,9 @@ def values_of(randomizer: Randomizer, items: hashing.Items, dictionary: Any) -> 
     return randomizer.values(items)
 
 
-def estimates(tallies: Sequence[Tally], dictionary: Any, *, aware: bool = True) -> LocalEstimates:
+def estimates_of(
+    tallies: Sequence[Tally], dictionary: Any, *, aware: bool = True
+) -> LocalEstimates:
     """Counts over all epochs; epochs nobody answered in add nothing."""
     parts = [
         debias.estimate(

@@ -9,17 +9,15 @@ report wins, then the one with the smallest table.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
 from sfumato.errors import ImpossibleError, StudyError
-from sfumato.flow.release import Privacy
 from sfumato.flow.report import HEADER_BYTES
-from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension
 from sfumato.privacy import (
     CountMeanSketch,
     DirectResponse,
@@ -28,12 +26,9 @@ from sfumato.privacy import (
     Randomizer,
     debias,
 )
-from sfumato.privacy.shuffling import shuffled_epsilon
 from sfumato.questions.local_frequencies.design import NAMES, LocalDesign, oracle_of
-from sfumato.questions.new_words.design import NAMES as WORD_NAMES
-from sfumato.questions.new_words.design import WordDesign
-from sfumato.questions.promise import rounded_up
-from sfumato.sketch.words import LATIN, check_alphabet
+from sfumato.questions.promise import local_promise
+from sfumato.questions.question import Dictionary, Plan
 from sfumato.study import Study
 
 REFERENCE_EXPONENT = 1.1
@@ -146,9 +141,25 @@ def _candidates(epsilon: float, items: int) -> Iterator[Randomizer]:
         yield HadamardCountMeanSketch(epsilon=epsilon, rows=1_024, width=width, seed=0)
 
 
-def design(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any], list[str]]:
-    """The design of a local study, what it should give, and what to be warned of."""
-    assert study.devices is not None  # plan() has checked
+def plan(study: Study, dictionary: Dictionary | None) -> Plan:
+    """The plan of a study of frequencies whose devices trust nobody."""
+    assert dictionary is not None  # a study of frequencies lists its items
+    design, predicted = sized(study, len(dictionary))
+    name = NAMES[oracle_of(design.randomizer)]
+    return Plan(
+        study=study,
+        design=design,
+        dictionary=dictionary,
+        algorithm=name,
+        predicted=predicted,
+        privacy=local_promise(name, design.randomizer.epsilon, design.records_per_device),
+        warnings=(*_warnings(study, design), *dictionary.warnings),
+    )
+
+
+def sized(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
+    """The best design for so many items, and what it should give."""
+    assert study.devices is not None  # planning has checked
     if study.epsilon is None:
         raise StudyError(
             "local privacy needs an epsilon: nobody is trusted with a record that has no noise",
@@ -206,129 +217,7 @@ def design(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any], list[
         else "nothing about the data",
     }
     _check_target(study, items, best.standard_error)
-    return made, predicted, _warnings(study, made)
-
-
-def word_design(study: Study) -> tuple[WordDesign, dict[str, Any], list[str]]:
-    """How new words will be looked for: by prefixes, or in `paper_mode` by the paper's puzzle."""
-    assert study.devices is not None  # plan() has checked
-    if study.epsilon is None:
-        raise StudyError(
-            "local privacy needs an epsilon: nobody is trusted with a record that has no noise"
-        )
-    for name in ("target_error", "threshold", "bytes_per_device"):
-        if getattr(study, name) is not None:
-            raise StudyError(f"{name} is not for new_words: what stands out of the noise is listed")
-    if study.rounds != 1:
-        raise StudyError(f"new_words are found in one round; got rounds = {study.rounds}")
-    alphabet = LATIN if study.alphabet is None else study.alphabet
-    check_alphabet(study.word_length, alphabet)  # before it is searched for lengths to ask about
-    per_device = study.daily_reports or 1
-    records = max(1, math.floor(study.devices * (1 - study.dropout))) * per_device
-    search: FragmentPuzzle | PrefixExtension
-    if study.paper_mode:
-        search = puzzle(study.epsilon, alphabet=alphabet, length=study.word_length)
-        final, share = search.word, 1.0
-    else:
-        search = prefix_search(study.epsilon, alphabet=alphabet, length=study.word_length)
-        final, share = search.prefix, 1 / len(search.lengths)
-    made = WordDesign(discoverer=search, devices=study.devices, records_per_device=per_device)
-    last = records * share
-    error = math.sqrt(float(debias.variance(final, count=last, held=0.0, squares=0.0))) / share
-    candidates = 1_000_000  # about what is asked about at the end
-    level = debias.Null(error, last, final.support).threshold(candidates)
-    predicted = {
-        "standard_error": error,
-        "half_width_95": NormalDist().inv_cdf(0.975) * error,
-        "standard_error_share": error / study.devices,
-        "significant_from": level,
-        "smallest_detectable_count": level + FOUND * error,
-        "bytes_per_report": search.record_bytes,
-        "bytes_per_device": HEADER_BYTES + per_device * search.record_bytes,
-        "rounds": 1,
-        "assumes": "words found at every length or position; about a million candidates at the end",
-    }
-    return made, predicted, []
-
-
-def puzzle(
-    epsilon: float, *, alphabet: str = LATIN, length: int = 10, rows: int = 2_048
-) -> FragmentPuzzle:
-    """The puzzle with the paper's sizes: a quarter of epsilon for the word, the rest for the
-    fragment (2 and 6 of 8), which finds more words than halves do."""
-    return FragmentPuzzle(
-        word=CountMeanSketch(epsilon=epsilon / 4, rows=rows, width=PAPER_WIDTH, seed=1),
-        fragment=CountMeanSketch(epsilon=3 * epsilon / 4, rows=rows, width=PAPER_WIDTH, seed=2),
-        seed=3,
-        length=length + length % 2,
-        alphabet=alphabet,
-    )
-
-
-def prefix_search(epsilon: float, *, alphabet: str = LATIN, length: int = 10) -> PrefixExtension:
-    """Prefix extension on the best oracle: steps so long that the first has some ten thousand
-    prefixes to ask about, and each later one multiplies them by as little as may be."""
-    symbols = len(alphabet) + 1
-    first = max(1, min(length, int(math.log(20_000, symbols))))
-    lengths = sorted({*range(first, min(first + 4, length)), *range(first + 3, length, 2), length})
-    width = hashed_width(epsilon)
-    return PrefixExtension(
-        prefix=HashedResponse(
-            epsilon=epsilon, rows=max(64, TABLE_CELLS * 2 // width), width=width, seed=1
-        ),
-        lengths=tuple(lengths),
-        alphabet=alphabet,
-        width=max(32, 30_000 // symbols),
-    )
-
-
-def promise(study: Study, made: LocalDesign | WordDesign) -> Privacy:
-    """What a device is promised by its own coins; what shuffling adds is said of a release."""
-    oracle = made.randomizer if isinstance(made, LocalDesign) else made.discoverer
-    epsilon, per_device = oracle.epsilon, made.records_per_device
-    day = (
-        f"a device sends at most {per_device} reports per day, epsilon {per_device * epsilon:g} "
-        "together, and days add up"
-        if per_device > 1
-        else "a device sends at most one report per day, and days add up"
-    )
-    return Privacy(
-        epsilon=epsilon,
-        delta=0.0,
-        guarantee=f"{epsilon:g}-local differential privacy for each report",
-        unit="report",
-        neighbours='any two values, "none" among them: one report\'s value is replaced by another',
-        mechanism=f"{algorithm(made)}: each device randomises its own report",
-        trust=study.trust,
-        sees="nobody sees a value; everybody may see the reports",
-        assumptions=(day, "the device's own random generator is sound"),
-        not_covered=("which devices take part, and on which days",),
-    )
-
-
-def shuffled(privacy: Privacy, reports: Sequence[int], delta: float, per_device: int) -> Privacy:
-    """The promise of a release of so many reports per round, with what shuffling them adds.
-
-    It is computed from the reports that were counted: fewer reports hide a device less. It is for
-    one report per device; the round with the fewest reports decides.
-    """
-    least = min(reports, default=0)
-    if privacy.epsilon is None or delta == 0 or per_device > 1 or least < 1:
-        return privacy
-    epsilon = rounded_up(shuffled_epsilon(privacy.epsilon, least, delta))
-    if epsilon >= privacy.epsilon:
-        return privacy
-    second = (
-        f"({epsilon:g}, {delta:g})-differential privacy against anybody who sees only the "
-        f"{least:,} shuffled reports, if the shuffler is trusted"
-    )
-    return replace(privacy, second=second)
-
-
-def algorithm(made: LocalDesign | WordDesign) -> str:
-    if isinstance(made, WordDesign):
-        return WORD_NAMES[type(made.discoverer)]
-    return NAMES[oracle_of(made.randomizer)]
+    return made, predicted
 
 
 def draw(study: Study, items: int) -> Any:
@@ -342,7 +231,7 @@ def draw(study: Study, items: int) -> Any:
         raise SfumatoError("plots need matplotlib", hint='pip install "sfumato[plot]"') from problem
     assert study.devices is not None  # plan() has checked
     assert study.epsilon is not None  # and design() will
-    made, predicted, _ = design(study, items)
+    made, predicted = sized(study, items)
     figure = Figure(figsize=(7.5, 5), layout="constrained")
     axes = figure.add_subplot()
     records, epsilon = study.devices, study.epsilon
@@ -380,7 +269,7 @@ def draw(study: Study, items: int) -> Any:
         "*",
         markersize=15,
         color="#222222",
-        label=f"the plan: {algorithm(made)}",
+        label=f"the plan: {NAMES[oracle_of(made.randomizer)]}",
     )
     axes.set_xscale("log")
     axes.set_yscale("log")

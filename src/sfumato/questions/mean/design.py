@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from sfumato.errors import ImpossibleError, SpecError
+from sfumato.errors import DataError, ImpossibleError, SpecError
 from sfumato.flow.aggregation import Plain
-from sfumato.flow.release import NoisedSum
-from sfumato.flow.secure_sum import ANY_NONCE, SecureSum
+from sfumato.flow.campaign import Campaign
+from sfumato.flow.release import Cost, MeanRelease, NoisedSum
+from sfumato.flow.secure_sum import ANY_NONCE, SecureSum, weights
 from sfumato.flow.task import Task, bits_for, largest_cell, most_devices
 from sfumato.privacy import (
     AdditiveLoss,
@@ -31,12 +32,26 @@ from sfumato.privacy import (
     NoiseAtRelease,
     NoNoise,
     PlannedLoss,
+    Rng,
+    SeededRng,
 )
 from sfumato.privacy.samplers import LARGEST_SCALE
+from sfumato.questions.answers import check_finished
+from sfumato.questions.question import (
+    Dictionary,
+    Participation,
+    Plan,
+    QuestionDefaults,
+    Seeded,
+    public_seed,
+)
 from sfumato.sketch import VectorSketch
 from sfumato.sketch.dense import DenseSketch, top
 from sfumato.sketch.vector import headroom
 from sfumato.spec import digest, require, spec
+
+if TYPE_CHECKING:  # the layers above
+    from sfumato.simulation.population import Population
 
 F64 = npt.NDArray[np.float64]
 Compression = Literal["adapt_norm", "adapt_tail", "fixed", "none"]
@@ -61,7 +76,7 @@ PAPER_RISK = 0.05  # the paper's beta
 
 
 @spec("mean_design")
-class MeanDesign:
+class MeanDesign(QuestionDefaults):
     """A sized campaign for a mean: all that `MeanCampaign` needs to know.
 
     *none* sends vectors whole; *fixed* sends a sketch of `most_cells`. *adapt_norm* asks a tiny
@@ -224,6 +239,101 @@ class MeanDesign:
             max_count=most,
         )
 
+    @property
+    def rounds(self) -> int:
+        """Rounds that there may be, at most."""
+        return len(self.shares)
+
+    @property
+    def tasks_per_device(self) -> int:
+        return self.rounds
+
+    @property
+    def items_per_device(self) -> None:
+        return None
+
+    @property
+    def least_noise(self) -> float:
+        return self.multiplier / math.sqrt(max(self.shares))
+
+    @property
+    def is_ordered(self) -> bool:
+        return True
+
+    def with_seed(self, rng: Rng) -> Seeded:
+        seed = public_seed(rng)
+        return Seeded(replace(self, seed=seed), seed)
+
+    def campaign(self, plan: Plan, *, devices: int | None = None, **context: Any) -> MeanCampaign:
+        return MeanCampaign(self, asked=devices)
+
+    def cohorts(self) -> dict[str, float]:
+        return {EVERYBODY: 1.0}
+
+    def cohort_size(self, task: Task) -> float:
+        return self.devices
+
+    def bound(
+        self, population: Population, *, plan: Plan, rng: Rng, alone: bool
+    ) -> tuple[Population, list[str]]:
+        """All devices, of whom those without finite numbers abstain."""
+        assert population.vectors is not None  # as the question says
+        length = population.vectors.shape[1]
+        if length != self.dimensions:
+            raise DataError(
+                f"the data's vectors have {length:,} dimensions; the study's have "
+                f"{self.dimensions:,}"
+            )
+        abstaining = len(population.vectors) - population.devices
+        if not abstaining:
+            return population, []
+        return population, [
+            f"{abstaining:,} devices abstained: their vectors hold NaN or infinite numbers. How "
+            "many do is shown as it is"
+        ]
+
+    def values(
+        self, task: Task, items: Any, *, dictionary: Dictionary | None, place: tuple[int, int]
+    ) -> tuple[Any, None]:
+        """Tables of vectors, rounded by public chance: it need not be secret, and what comes from
+        the public seed repeats in any order."""
+        sketch = task.sketch
+        assert isinstance(sketch, VectorSketch)  # a mean's campaign asks for nothing else
+        return sketch.tables(items, rng=SeededRng(self.seed, *place)), None
+
+    def answer(
+        self, campaign: MeanCampaign, plan: Plan, participation: Participation
+    ) -> MeanRelease:
+        check_finished(campaign, participation)
+        estimate = campaign.estimate()
+        summary = plan.summary()
+        summary["parameters"] |= {"cells": estimate.cells, "compressed": estimate.compressed}
+        notes = list(participation.notes)
+        if not estimate.settled:
+            notes.append(
+                "the last round still erred by more than its noise explains; adapt_norm would do "
+                "better"
+            )
+        if estimate.answered < participation.devices:
+            notes.append(
+                f"{estimate.answered:,} of {participation.devices:,} devices answered; the others "
+                "are taken to be like them"
+            )
+        return MeanRelease(
+            mean=estimate.mean,
+            standard_error=estimate.standard_error,
+            privacy=plan.privacy,
+            cost=Cost(
+                devices=participation.devices,
+                rounds=estimate.rounds,
+                bytes_per_device=weights(campaign.tasks)["bytes_per_device"],
+                seconds=0.0,
+            ),
+            study=plan.study.to_dict(),
+            plan=summary,
+            notes=tuple(notes),
+        )
+
     def charge_of(self, task: Task) -> Charge:
         """The losses of all rounds are bounded here, whatever their sizes turn out to be, so that
         they are charged as one plan (docs/proofs/mean.md)."""
@@ -363,7 +473,7 @@ class MeanEstimate:
 
 
 @dataclass(slots=True, repr=False)
-class MeanCampaign:
+class MeanCampaign(Campaign):
     """Asks for a first table, if sizes adapt; then for as large a one as it takes."""
 
     design: MeanDesign
@@ -398,6 +508,11 @@ class MeanCampaign:
             self._over = self._settled or rounds == len(design.shares)
             if not self._over:
                 self._width = design.tail_widths[rounds - 1]
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Those that were answered."""
+        return [answer.task for answer in self._answers]
 
     def estimate(self) -> MeanEstimate:
         """The mean, read from the last round's table."""

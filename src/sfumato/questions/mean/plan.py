@@ -7,12 +7,9 @@ from bisect import bisect_right
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from sfumato.errors import ImpossibleError, StudyError
-from sfumato.flow import secure_sum
 from sfumato.flow.release import Privacy
-from sfumato.flow.report import report_bytes
+from sfumato.flow.secure_sum import weights
 from sfumato.flow.task import Task
 from sfumato.privacy import calibrate, epsilon_of
 from sfumato.privacy.samplers import LARGEST_SCALE
@@ -35,16 +32,24 @@ from sfumato.questions.promise import (
     who_colludes,
     who_sees_sums,
 )
+from sfumato.questions.question import Dictionary, Plan
 from sfumato.spec import require
 from sfumato.study import Study
 
 _SKELLAM_SPARE = 1.001  # Skellam noise costs up to 2.25/variance more than Gaussian, relative
 
 
-def design(study: Study) -> tuple[MeanDesign, dict[str, Any], list[str]]:
-    """The campaign that answers a study about a mean, what it gives, and warnings."""
-    made, warnings = _sized(study)
-    return made, _predicted(study, made), [*warnings, *_warnings(study, made)]
+def plan(study: Study, dictionary: Dictionary | None) -> Plan:
+    """The plan of a study of a mean."""
+    design, warnings = _sized(study)
+    return Plan(
+        study=study,
+        design=design,
+        algorithm=algorithm(design),
+        predicted=_predicted(study, design),
+        privacy=promise(study, design),
+        warnings=(*warnings, *_warnings(study, design)),
+    )
 
 
 def algorithm(design: MeanDesign) -> str:
@@ -100,14 +105,6 @@ def widest_tasks(design: MeanDesign) -> list[Task]:
         widths = enumerate(design.tail_widths, start=1)
         return [first, *(design.task(round, width) for round, width in widths)]
     return [first, design.task(1, _widest(design))]
-
-
-def weights(tasks: list[Task]) -> dict[str, int]:
-    """What a device sends and is told in all these tasks."""
-    if all(not task.aggregation.hides_summands for task in tasks):
-        return {"bytes_per_device": sum(report_bytes(task) for task in tasks)}
-    up, down = np.sum([secure_sum.bytes_of(task) for task in tasks], axis=0).tolist()
-    return {"bytes_per_device": up + down, "bytes_up": up, "bytes_down": down}
 
 
 def _sized(study: Study) -> tuple[MeanDesign, list[str]]:
@@ -188,7 +185,7 @@ def _multiplier(study: Study) -> float:
     scale = calibrate(
         "gaussian", l1=1.0, l2=1.0, unit_cells=0, epsilon=study.epsilon, delta=study.delta
     )
-    if study.trust == "central":
+    if not study.is_masked:
         return scale
     unit = min(1000.0, LARGEST_SCALE["skellam"] / (2 * scale))  # as large as can be drawn
     exact = calibrate(
@@ -257,7 +254,7 @@ def _upload(design: MeanDesign) -> int:
 
 def _predicted(study: Study, design: MeanDesign) -> dict[str, Any]:
     tasks, count = widest_tasks(design), answering(design)
-    if study.trust == "central":
+    if not study.is_masked:
         count = max(1, math.floor(design.devices * (1 - study.dropout)))
     round = len(design.shares) - 1
     width, small = design.first_width, design.first_width
@@ -315,7 +312,7 @@ def _warnings(study: Study, design: MeanDesign) -> list[str]:
         )
         if getattr(study, name) != idle
     ]
-    if study.trust == "secure":
+    if study.is_masked:
         found += about_rounds(replace(study, rounds=1))
     if study.epsilon is not None and study.delta > 1 / study.devices:
         found.append(

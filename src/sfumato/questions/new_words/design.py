@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from sfumato.flow.word_discovery import Discoverer, FragmentPuzzle, PrefixExtension, WordTask
+import numpy as np
+import pyarrow as pa
+
+from sfumato.errors import ImpossibleError
+from sfumato.flow.release import Cost, CountRelease
+from sfumato.flow.word_discovery import (
+    Discoverer,
+    FragmentPuzzle,
+    PrefixExtension,
+    WordTask,
+    seeded,
+)
+from sfumato.privacy import Rng, debias
+from sfumato.questions.answers import with_sampling
+from sfumato.questions.local_frequencies.design import LocalCampaign, LocalDefaults
+from sfumato.questions.promise import shuffled
+from sfumato.questions.question import Dictionary, Participation, Plan, Seeded, public_seed
+from sfumato.sketch.words import Codes
 from sfumato.spec import digest, require, spec
+
+if TYPE_CHECKING:  # the layers above
+    from sfumato.simulation.population import Population
 
 NAMES = {
     FragmentPuzzle: "sequence fragment puzzle",
@@ -14,7 +36,7 @@ NAMES = {
 
 
 @spec("word_design")
-class WordDesign:
+class WordDesign(LocalDefaults):
     """A sized search for new words."""
 
     discoverer: Discoverer
@@ -30,13 +52,86 @@ class WordDesign:
     def rounds(self) -> int:
         return 1
 
-    def task(self) -> WordTask:
+    def tasks(self) -> list[WordTask]:
         """The one task of the search."""
-        return WordTask(
-            discoverer=self.discoverer,
-            campaign=digest(self),
-            cohort="everybody",
-            records_per_report=self.records_per_device,
+        return [
+            WordTask(
+                discoverer=self.discoverer,
+                campaign=digest(self),
+                cohort="everybody",
+                records_per_report=self.records_per_device,
+            )
+        ]
+
+    def with_seed(self, rng: Rng) -> Seeded:
+        seed = public_seed(rng)
+        return Seeded(replace(self, discoverer=seeded(self.discoverer, seed)), seed)
+
+    def bound(
+        self, population: Population, *, plan: Plan, rng: Rng, alone: bool
+    ) -> tuple[Population, list[str]]:
+        """Who holds several words chooses among the new ones."""
+        if population.owners is None:
+            return population, []
+        new = np.flatnonzero(self._codes(population.chunks[0], plan.dictionary)[:, 0])
+        words = population.chunks[0].take(pa.array(new))
+        return population.only(new, words).bounded(self.records_per_device, rng=rng), []
+
+    def values(
+        self,
+        task: WordTask,
+        items: pa.Array,
+        *,
+        dictionary: Dictionary | None,
+        place: tuple[int, int],
+    ) -> tuple[Codes, None]:
+        return self._codes(items, dictionary), None
+
+    def _codes(self, words: pa.Array, known: Dictionary | None) -> Codes:
+        """What devices with these words have to say: "none" where they are known or unfit."""
+        codes, _ = self.discoverer.codes(words)
+        if known is not None:
+            codes[known.categories(words) >= 0] = 0
+        return codes
+
+    def answer(
+        self, campaign: LocalCampaign, plan: Plan, participation: Participation
+    ) -> CountRelease:
+        batches = campaign.batches
+        records = sum(batch.records for batch in batches)
+        if not batches or any(tally.count == 0 for tally in batches[0].tallies):
+            raise ImpossibleError(f"{records:,} records came: too few to find any word")
+        found = self.discoverer.find(batches[0].tallies)
+        per_device = self.records_per_device
+        scale = max(participation.devices * per_device / max(records, 1), 1.0)
+        low, high = found.interval(participation.devices * per_device)
+        notes = [*participation.notes, *campaign.notes()]
+        if found.left_out:
+            notes.append(f"{found.left_out:,} parts of words were too many to put together")
+        summary = plan.summary()
+        summary["parameters"] |= {
+            "reports": records,
+            "candidates": found.candidates,
+            "significant_from": None if math.isinf(found.threshold) else scale * found.threshold,
+            "significance_level": debias.LEVEL,
+        }
+        return CountRelease(
+            items=found.words,
+            counts=scale * found.counts,
+            standard_error=with_sampling(found.standard_error, scale * found.counts, scale),
+            low=low,
+            high=high,
+            significant=np.ones(len(found), dtype=np.bool_),
+            privacy=shuffled(plan.privacy, [records], plan.study.delta, per_device),
+            cost=Cost(
+                devices=participation.devices,
+                rounds=participation.rounds,
+                bytes_per_device=plan.predicted["bytes_per_device"],
+                seconds=0.0,
+            ),
+            study=plan.study.to_dict(),
+            plan=summary,
+            notes=tuple(notes),
         )
 
     def parameters(self) -> dict[str, Any]:

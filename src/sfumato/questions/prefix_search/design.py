@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,8 @@ import pyarrow as pa
 
 from sfumato.errors import SpecError
 from sfumato.flow.aggregation import Plain
-from sfumato.flow.release import NoisedSum
+from sfumato.flow.campaign import Campaign
+from sfumato.flow.release import CountRelease, NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of
 from sfumato.flow.task import Task, bits_for, most_devices
 from sfumato.privacy import (
@@ -33,16 +34,31 @@ from sfumato.privacy import (
     NoiseInShares,
     NoNoise,
     PlannedLoss,
+    Rng,
 )
 from sfumato.privacy.intervals import NoiseLaw, of_estimates, of_sums
-from sfumato.sketch import CountSketch, OneHot, Rounds, refine
+from sfumato.questions.answers import check_finished, counts_of_discovered, detectable_note
+from sfumato.questions.heavy_hitters.design import items_with_keys
+from sfumato.questions.question import (
+    Dictionary,
+    Participation,
+    Plan,
+    QuestionDefaults,
+    Seeded,
+    public_seed,
+)
+from sfumato.sketch import CountSketch, OneHot, Rounds, WordKeys, refine
 from sfumato.sketch.absent import absent_limit
-from sfumato.sketch.words import Codes, Prefix, check_alphabet, words_of
+from sfumato.sketch.words import Codes, Prefix, check_alphabet, codes_of, words_of
 from sfumato.spec import digest, require, spec
+
+if TYPE_CHECKING:  # the layers above
+    from sfumato.simulation.population import Population
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
+Bool = npt.NDArray[np.bool_]
 
 EVERYBODY = "everybody"  # the one cohort: losses of all levels compose on it
 MOST_CANDIDATES = 5_000_000  # prefixes that a level may be read at
@@ -54,7 +70,7 @@ _STANDARD = NormalDist()
 
 
 @spec("prefix_design")
-class PrefixDesign:
+class PrefixDesign(QuestionDefaults):
     """A sized search for words: all that `PrefixCampaign` needs to know.
 
     Claim: all levels together are (epsilon, delta)-DP at the epsilon that `accounting.epsilon_of`
@@ -164,12 +180,79 @@ class PrefixDesign:
     def tasks(self) -> list[Task]:
         return [self.task(level) for level in range(self.rounds)]
 
+    def level_of(self, task: Task) -> int:
+        return [each.id for each in self.tasks()].index(task.id)
+
+    @property
+    def tasks_per_device(self) -> int:
+        return self.rounds
+
+    @property
+    def items_per_device(self) -> int:
+        return 1
+
+    @property
+    def least_noise(self) -> float | None:
+        known = [noise for task in self.tasks() if (noise := task.noise_multiplier) is not None]
+        return min(known, default=None)
+
+    def item_keys(self, task: Task) -> Prefix:
+        return self.prefix(self.level_of(task))
+
+    def with_seed(self, rng: Rng) -> Seeded:
+        seed = public_seed(rng)
+        return Seeded(replace(self, seed=seed), seed)
+
+    def campaign(self, plan: Plan, **context: Any) -> PrefixCampaign:
+        return PrefixCampaign(self)
+
+    def cohorts(self) -> dict[str, float]:
+        return {EVERYBODY: 1.0}
+
+    def cohort_size(self, task: Task) -> float:
+        return self.devices
+
+    def bound(
+        self, population: Population, *, plan: Plan, rng: Rng, alone: bool
+    ) -> tuple[Population, list[str]]:
+        keys = WordKeys(alphabet=self.alphabet, length=self.length)
+        return items_with_keys(population, keys, 1, plan, rng, alone)
+
+    def values(
+        self, task: Task, items: pa.Array, *, dictionary: Dictionary | None, place: tuple[int, int]
+    ) -> tuple[I64, Bool]:
+        """The prefixes of words that the alphabet has."""
+        codes, fits = codes_of(items, self.alphabet, self.length)
+        return self.prefixes(self.level_of(task), codes[fits]), fits
+
+    def answer(
+        self, campaign: PrefixCampaign, plan: Plan, participation: Participation
+    ) -> CountRelease:
+        check_finished(campaign, participation)
+        found = campaign.found()
+        asked = max(participation.devices, found.answered)
+        detectable = found.detectable(asked)
+        notes = [detectable_note("a word", detectable, participation)]
+        if found.left_out:
+            notes.append(f"{found.left_out:,} prefixes were too many to be carried on")
+        return counts_of_discovered(
+            plan,
+            participation,
+            items=found.items,
+            counts=found.counts,
+            standard_error=found.standard_error,
+            interval=found.interval(asked),
+            answered=found.answered,
+            parameters={"detectable_count": detectable, "candidates": found.candidates},
+            notes=notes,
+        )
+
     def charge_of(self, task: Task) -> PlannedLoss:
         """The losses of all levels are fixed here, so that they are charged as one plan."""
         losses = tuple(each.loss for each in self.tasks())
         return PlannedLoss(loss=task.loss, plan=digest(self), losses=losses)
 
-    def values(self, level: int, codes: Codes) -> I64:
+    def prefixes(self, level: int, codes: Codes) -> I64:
         """What devices encode at a level, from rows of their words' codes."""
         return self.prefix(level).values(self.sketch(level), codes)
 
@@ -262,7 +345,7 @@ class _Reading:
 
 
 @dataclass(slots=True, repr=False)
-class PrefixCampaign:
+class PrefixCampaign(Campaign):
     """Asks for one length after another, and extends what stands out."""
 
     design: PrefixDesign
@@ -289,7 +372,7 @@ class PrefixCampaign:
         design, level = self.design, len(self._levels)
         step = design.lengths[level] - self._kept.shape[1]
         rows = extended(self._kept, step, design.radix)
-        read = _read(design, level, answer, design.values(level, rows))
+        read = _read(design, level, answer, design.prefixes(level, rows))
         kept = np.flatnonzero(read.counts > read.limits)
         kept = kept[np.argsort(-read.counts[kept], kind="stable")]
         last = level == design.rounds - 1

@@ -13,7 +13,6 @@ import numpy as np
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.flow import secure_sum
 from sfumato.flow.release import Privacy
-from sfumato.flow.report import report_bytes
 from sfumato.flow.secure_sum import SecureSum
 from sfumato.privacy import (
     Mechanism,
@@ -49,6 +48,7 @@ from sfumato.questions.promise import (
     who_colludes,
     who_sees_sums,
 )
+from sfumato.questions.question import Dictionary, Plan
 from sfumato.sketch import CountSketch, OneHot
 from sfumato.sketch.words import LATIN, check_alphabet
 from sfumato.spec import require
@@ -60,21 +60,28 @@ _STANDARD = NormalDist()
 _TRIES = 4  # the number of rounds decides the bytes of each, and the bytes how many there are
 
 
-def design(study: Study) -> tuple[PrefixDesign, dict[str, Any], list[str]]:
-    """The search that answers a study under secure sums, what it gives, and warnings."""
-    assert study.devices is not None  # plan() has checked
+def plan(study: Study, dictionary: Dictionary | None) -> Plan:
+    """The plan of a search for words under secure sums."""
+    assert study.devices is not None  # planning has checked
     limit = study.bytes_per_device or DEFAULT_BYTES
     try:
-        made = _fitted(study, limit)
+        design = _fitted(study, limit)
     except _TooSmallError as problem:
         raise ImpossibleError(
             f"a search by prefixes cannot be had with {limit:,} bytes a device",
             hint=f"set bytes_per_device to {_enough(study, limit)} or more",
         ) from problem
-    predicted = predicted_of(made)
+    predicted = predicted_of(design)
     detectable = predicted.pop("detectable")
     scale = study.devices / max(1, int(study.devices * (1 - study.dropout)))
-    return made, {"detectable_count": round(scale * detectable), **predicted}, _warnings(study)
+    return Plan(
+        study=study,
+        design=design,
+        algorithm=algorithm(design),
+        predicted={"detectable_count": round(scale * detectable), **predicted},
+        privacy=promise(study, design),
+        warnings=tuple(_warnings(study)),
+    )
 
 
 def algorithm(design: PrefixDesign) -> str:
@@ -246,7 +253,7 @@ def predicted_of(design: PrefixDesign, *, answering: int | None = None) -> dict[
         "detectable_share": detectable / count,
         "standard_error": levels[-1].error,
         "rounds": design.rounds,
-        **_weights(design),
+        **secure_sum.weights(design.tasks()),
         "assumes": f"counts fall off like rank^-{REFERENCE_EXPONENT}"
         if sketched
         else "nothing about the data",
@@ -359,12 +366,3 @@ def _within(made: PrefixDesign, epsilon: float, delta: float) -> PrefixDesign:
         noise = replace(made.mechanism, scale=made.mechanism.scale * 1.001)
         made = replace(made, mechanism=noise)
     return made
-
-
-def _weights(design: PrefixDesign) -> dict[str, int]:
-    """What a device sends and is told in all rounds."""
-    tasks = design.tasks()
-    if design.secure is None:
-        return {"bytes_per_device": sum(report_bytes(task) for task in tasks)}
-    sent, told = np.sum([secure_sum.bytes_of(task) for task in tasks], axis=0).tolist()
-    return {"bytes_per_device": sent + told, "bytes_up": sent, "bytes_down": told}

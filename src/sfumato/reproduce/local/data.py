@@ -37,7 +37,7 @@ from sfumato.privacy import (
 )
 from sfumato.privacy.debias import LocalEstimates
 from sfumato.privacy.randomizers import in_epoch
-from sfumato.questions.local_frequencies import plan as local_plan
+from sfumato.questions.new_words import plan as word_plan
 from sfumato.reproduce.frequencies.data import _file, _read, power_law_shares
 from sfumato.sketch.words import LATIN
 
@@ -236,9 +236,9 @@ SEARCHES = {"puzzle": "sequence fragment puzzle", "prefixes": "prefix extension"
 def search(series: str, seed: int, rows: int) -> FragmentPuzzle | PrefixExtension:
     """The search with the hash functions of a seed."""
     if series == "prefixes":
-        search = local_plan.prefix_search(WORD_EPSILON)
+        search = word_plan.prefix_search(WORD_EPSILON)
         return replace(search, prefix=in_epoch(search.prefix, 0, seed))
-    puzzle = local_plan.puzzle(WORD_EPSILON, rows=rows)
+    puzzle = word_plan.puzzle(WORD_EPSILON, rows=rows)
     word, fragment = (
         in_epoch(part, 0, 3 * seed + k) for k, part in enumerate((puzzle.word, puzzle.fragment))
     )

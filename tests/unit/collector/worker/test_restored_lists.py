@@ -19,10 +19,11 @@ from sfumato.collector.store.store import Store, StudyRow
 from sfumato.collector.worker.worker import Worker
 from sfumato.device.offers import public_key, verify
 from sfumato.device.private import privatiser
-from sfumato.flow.release import Release
+from sfumato.flow.release import CountRelease
 from sfumato.flow.report import Report
 from sfumato.privacy import PlannedLoss, SystemRng
 from sfumato.privacy.samplers import U64, SecretRng, log_mass
+from sfumato.questions.heavy_hitters import design as lists
 from sfumato.spec import from_json
 
 CLOCK = Clock()
@@ -100,7 +101,7 @@ def released(store: Store, study_id: str) -> dict[str, float]:
     with store.reading() as tx:
         text = tx.release(study_id)
     assert text is not None, row_of(store, study_id)
-    release = Release.from_dict(json.loads(text))
+    release = CountRelease.from_dict(json.loads(text))
     return dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
 
 
@@ -140,7 +141,7 @@ def test_noise_that_is_bound_to_nothing_gives_the_device_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: the audit's attack, on words that the secret alone repeats."""
-    monkeypatch.setattr(studies, "SecretRng", Unbound)
+    monkeypatch.setattr(lists, "SecretRng", Unbound)
     found, _ = differences(tmp_path, [WORDS[3]])
     assert found == {word: float(word == WORDS[3]) for word in WORDS}
 

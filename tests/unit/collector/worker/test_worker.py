@@ -14,20 +14,28 @@ import pytest
 
 from checks import SEED
 from collecting import ITEMS, TODAY, Stage, open_task, report, upload, word, work
-from sfumato.collector import sealing, studies
+from planning_checks import sums_of
+from sfumato.collector import studies
 from sfumato.collector.store.store import TaskRow
 from sfumato.collector.worker import worker as memory
 from sfumato.collector.worker.worker import SEAL_SECONDS
 from sfumato.device.outbox import DAY_SECONDS
 from sfumato.flow import contribute as device
-from sfumato.flow.accumulator import Collector, LocalCollector
+from sfumato.flow.accumulator import (
+    Collector,
+    SumAccumulator,
+    from_bytes,
+    records_of,
+    to_bytes,
+)
 from sfumato.flow.aggregation import Plain
-from sfumato.flow.release import Release
+from sfumato.flow.release import CountRelease
 from sfumato.flow.report import HEADER_BYTES
 from sfumato.flow.task import Task
 from sfumato.privacy import NoNoise, SeededRng
-from sfumato.questions import answers
 from sfumato.questions.frequencies.design import FrequencyCampaign
+from sfumato.questions.promise import TIME
+from sfumato.questions.question import Participation
 from sfumato.sketch import CountSketch
 from sfumato.spec import from_json
 
@@ -43,7 +51,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     stage.store.close()
 
 
-def counts_of(release: Release) -> dict[str, float]:
+def counts_of(release: CountRelease) -> dict[str, float]:
     return dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
 
 
@@ -62,14 +70,16 @@ def test_sums_are_those_of_tables_added_one_by_one(bits: int) -> None:
     )
     rng = SeededRng(SEED)
     reports = [device.report(task, [item], rng=rng) for item in ITEMS]
-    collector = Collector(task)
-    collector.add(one.to_bytes() for one in reports)
     messages = [one.message for one in reports]
-    starts = range(0, len(messages), 7)
-    parts = [sealing.to_bytes(sealing.total_of(task, messages[at : at + 7])) for at in starts]
-    assert (sealing.total_of(task, messages) == collector.batch.total % (1 << bits)).all()
-    together = task.aggregation.open(sealing.batch_of(task, parts, len(messages)).total)
-    assert (together == task.aggregation.open(collector.batch.total)).all()
+    assert isinstance(task.aggregation, Plain)
+    one_by_one = sum(task.aggregation.unpack(each, task.sketch.shape) for each in messages)
+    merged = SumAccumulator(task)
+    for start in range(0, len(messages), 7):
+        part = SumAccumulator(task)
+        part.add(messages[start : start + 7])
+        merged.merge(part.seal(rng=rng))
+    together = task.aggregation.open(merged.batch(len(messages)).total)
+    assert (together == task.aggregation.open(np.asarray(one_by_one))).all()
     assert together.min() < 0
 
 
@@ -80,7 +90,7 @@ def test_sealed_records_have_no_ids_and_another_order(stage: Stage) -> None:
     studies.close(stage.store, study.id)
     stage.worker.step()
     (data,) = stage.sealed(task)
-    records = [record.as_py() for record in sealing.records_of(data)]
+    records = [record.as_py() for record in records_of(data)]
     messages = [report[HEADER_BYTES:] for report in reports]
     assert sorted(records) == sorted(messages)
     assert records != messages
@@ -148,7 +158,7 @@ def test_uploads_of_an_open_task_wait_for_others(stage: Stage) -> None:
 def test_much_is_sealed_in_pieces_and_studies_take_turns(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealing, "MOST_REPORTS", 4)
+    monkeypatch.setattr(memory, "MOST_REPORTS", 4)
     rows = [stage.create(f"study {k}", **LOCAL) for k in range(2)]
     tasks = [open_task(stage.store, row) for row in rows]
     for row in rows:
@@ -165,7 +175,7 @@ def test_large_tables_are_sealed_by_their_size() -> None:
     class Large:
         message_bytes = 1 << 20
 
-    assert sealing.most_reports(Large()) == 7  # type: ignore[arg-type]  # all that is asked of it
+    assert memory.most_reports(Large()) == 7  # type: ignore[arg-type]  # all that is asked of it
 
 
 # Closing
@@ -260,13 +270,16 @@ def test_a_local_release_is_that_of_the_same_records_in_memory(stage: Stage) -> 
     task: Any = from_json(open_task(stage.store, study).spec)
     reports = stage.answer(study, *(k % 5 for k in range(300)))
     work(stage.worker)
-    collector = LocalCollector(task)
+    collector = Collector(task)
     collector.add(reports)
     with stage.store.reading() as tx:
         planned = studies.plan_of(tx, study)
-    asked = answers.Asked(devices=300, rounds=1)
-    alike = answers.from_tallies(planned, [collector.tally], asked, answered=300)
-    alike, release = answers.timed(alike, 0.0), stage.release(study)
+    campaign = planned.design.campaign(planned, name=study.id)
+    campaign.absorb(collector.batch)
+    asked = Participation(devices=300, answered=300, rounds=1)
+    alike = planned.design.answer(campaign, planned, asked).timed(0.0, TIME)
+    assert isinstance(alike, CountRelease)
+    release = stage.release(study)
     assert release.frame() == alike.frame()
     assert release.privacy == alike.privacy
     assert release.plan == alike.plan
@@ -302,7 +315,7 @@ def test_a_noised_release_is_on_the_ledger_with_its_answer(stage: Stage) -> None
     with stage.store.reading() as tx:
         ((answered, table, count),) = tx.answers(study.id)
     assert (answered, count) == (task.id, 30)
-    assert (sealing.from_bytes(table) != np.repeat([1, 0], 30)).any()  # chance: below 1e-30
+    assert (from_bytes(table) != np.repeat([1, 0], 30)).any()  # chance: below 1e-30
 
 
 def test_a_two_phase_study_sizes_its_second_task_by_the_answer_to_the_first(stage: Stage) -> None:
@@ -322,7 +335,7 @@ def test_a_two_phase_study_sizes_its_second_task_by_the_answer_to_the_first(stag
         campaign = studies.campaign_of(tx, study, planned)
     assert isinstance(campaign, FrequencyCampaign)
     assert second == campaign.next_task()
-    assert second.sketch.width == campaign.width <= planned.sums.width
+    assert second.sketch.width == campaign.width <= sums_of(planned).width
     stage.answer(study, *range(60))
     release = stage.finish(study)
     assert release.cost.devices == 560
@@ -335,7 +348,7 @@ def upload_closed(stage: Stage, task: TaskRow, *, count: int) -> None:
     spec = from_json(task.spec)
     table = sum(spec.sketch.encode([ITEMS[k % 3]]) for k in range(count))
     with stage.store.transaction() as tx:
-        tx.add_sealed(task.id, sealing.to_bytes(table), count)
+        tx.add_sealed(task.id, to_bytes(table), count)
         tx.count(task.id, "reports", count)
 
 
@@ -346,5 +359,5 @@ def test_a_release_says_when_it_was_made_and_comes_back_whole(stage: Stage) -> N
     with stage.store.reading() as tx:
         told = json.loads(tx.release(study.id) or "")
     assert told.pop("released") == "2024-10-04"
-    assert Release.from_dict(told).to_dict().keys() == told.keys()
+    assert CountRelease.from_dict(told).to_dict().keys() == told.keys()
     assert release.study == told["study"]

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from collecting import ITEMS, Stage, open_task, upload, work
-from sfumato.collector import sealing, studies
+from sfumato.collector import studies
 from sfumato.collector.store.ledger import set_budget
+from sfumato.collector.worker import worker
 from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import StoreError, StoreUnavailable
+from sfumato.flow.accumulator import TallyAccumulator
+from sfumato.flow.admission import first_of_each
 from sfumato.privacy import Budget
 
 LOCAL: dict[str, Any] = {"trust": "local", "epsilon": 4.0}
@@ -79,7 +82,7 @@ def test_an_error_that_is_not_ours_is_told_by_its_type(
     study = stage.create(**LOCAL)
     stage.answer(study, 0)
     studies.close(stage.store, study.id)
-    monkeypatch.setattr(sealing, "seal", fail)
+    monkeypatch.setattr(TallyAccumulator, "seal", fail)
     work(stage.worker)
     assert stage.state(study)["problem"] == "internal error: ZeroDivisionError"
 
@@ -109,13 +112,13 @@ def test_uploads_that_are_gone_are_tried_again_and_harm_nobody(
     task = open_task(stage.store, study)
     stage.answer(study, 0)
     studies.close(stage.store, study.id)
-    read = sealing.first_of_each
+    read = first_of_each
 
     def meanwhile(bodies: Any) -> dict[bytes, bytes]:
         studies.delete(stage.store, study.id)
         return read(bodies)
 
-    monkeypatch.setattr(sealing, "first_of_each", meanwhile)
+    monkeypatch.setattr(worker, "first_of_each", meanwhile)
     with pytest.raises(StoreUnavailable):
         stage.worker.step()
     work(stage.worker)

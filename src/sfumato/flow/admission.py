@@ -1,30 +1,43 @@
-"""Which reports of an upload are stored: decided for all of them at once, before they are.
+"""Which reports of an upload count: decided for all of them at once.
 
 An upload is a row of frames (see `report`). A row that does not add up is refused whole; a report
-that does not fit its task is left out and counted by reason. Whether a report came before is found
-when reports are sealed.
+that does not fit its task is left out and counted by reason. Of reports with one id the first one
+counts (`first_of_each`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
-from sfumato.collector.problems import Problem
-from sfumato.device.offers import AnyTask
-from sfumato.errors import TaskError
-from sfumato.flow.accumulator import Rejection
-from sfumato.flow.aggregation import Plain
+from sfumato.errors import MismatchError, TaskError
 from sfumato.flow.report import HEADER_BYTES, LENGTH_BYTES, WIRE_VERSION
-from sfumato.flow.task import LocalTask, Task
+from sfumato.flow.task import RecordTask, Task
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
+
+_ID = slice(HEADER_BYTES - 16, HEADER_BYTES)  # where a report has its id
+
+
+class Rejection(StrEnum):
+    """Why a report does not count. A bad report is not an exception."""
+
+    MALFORMED = "malformed"  # not the bytes of a report, or of another length than the task's
+    WRONG_TASK = "wrong_task"  # it answers another task
+    BATCH_FULL = "batch_full"  # one more could wrap the sum
+    IMPOSSIBLE = "impossible"  # a record that the task's randomizer never makes
+
+
+class TooManyReportsError(MismatchError):
+    """An upload has more reports than are taken at once."""
+
 
 _REASONS = dict(enumerate((Rejection.MALFORMED, Rejection.WRONG_TASK, Rejection.IMPOSSIBLE), 1))
 _VERDICTS = {reason: verdict for verdict, reason in _REASONS.items()}
@@ -32,7 +45,7 @@ _VERDICTS = {reason: verdict for verdict, reason in _REASONS.items()}
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Admitted:
-    """The frames of an upload that may be stored, and why others may not."""
+    """The frames of an upload that count, and why others do not."""
 
     count: int
     body: bytes
@@ -49,35 +62,35 @@ class Admission:
     the task allows, and says something that a device following the task could have said.
     """
 
-    def __init__(self, task: AnyTask) -> None:
+    def __init__(self, task: Task | RecordTask) -> None:
         self._head = bytes([WIRE_VERSION]) + bytes.fromhex(task.id)
         self._begins = np.frombuffer(self._head, dtype=np.uint8)
         most_bytes = task.message_bytes
         self._wrong: Rejection  # of what no device could have said
         self._fits: Callable[[int], bool]
         self._possible: Callable[[U8], Bool]
+        if task.is_masked:
+            raise TaskError("a masked task has no reports; its round gives the sum")
         if isinstance(task, Task):
-            if not isinstance(task.aggregation, Plain):
-                raise TaskError("reports of a masked task are not uploaded one by one")
             used = task.cells * task.aggregation.modulus_bits % 8  # bits of the last byte
             self._wrong = Rejection.MALFORMED
             self._fits = lambda size: size == most_bytes
             self._possible = lambda messages: messages[:, -1] < (1 << used if used else 256)
         else:
-            told = task.randomizer if isinstance(task, LocalTask) else task.discoverer
-            width = told.record_bytes
+            width, valid = task.record_bytes, task.source.valid
             self._wrong = Rejection.IMPOSSIBLE
             self._fits = lambda size: 0 < size <= most_bytes and size % width == 0
 
             def possible(messages: U8) -> Bool:
                 records = np.ascontiguousarray(messages).reshape(-1, width)
-                whole: Bool = told.valid(records).reshape(len(messages), -1).min(axis=1)
+                whole: Bool = valid(records).reshape(len(messages), -1).min(axis=1)
                 return whole
 
             self._possible = possible
 
     def admit(self, body: bytes, *, most_reports: int) -> Admitted:
-        """What of an upload may be stored; Problem if it is no row of frames, or too long a one."""
+        """What of an upload counts; MismatchError if it is no row of frames, TooManyReportsError
+        if it has more than `most_reports`."""
         if 0 < (count := self.all_good(body)) <= most_reports:
             return Admitted(count, body)
         starts, sizes = frames(body, most_reports)
@@ -136,7 +149,7 @@ class Admission:
 def frames(body: bytes, most: int) -> tuple[I64, I64]:
     """Where the reports of a body start, and how long they are: (count,) each."""
     if not body:
-        raise Problem("malformed-upload", hint="an upload has one report at least")
+        raise MismatchError("an upload must have one report at least; got none")
     size = int.from_bytes(body[:LENGTH_BYTES], "little")
     count, rest = divmod(len(body), LENGTH_BYTES + size)
     if not rest:  # the rule: all have one length
@@ -152,9 +165,7 @@ def frames(body: bytes, most: int) -> tuple[I64, I64]:
         start = at + LENGTH_BYTES
         at = start + int.from_bytes(body[at:start], "little")
         if start > len(body) or at > len(body):
-            raise Problem(
-                "malformed-upload", hint="the last report is shorter than its length says"
-            )
+            raise MismatchError("the last report of an upload is shorter than its length says")
         if len(places) == most:
             raise _too_many(most)
         places.append((start, at - start))
@@ -162,8 +173,19 @@ def frames(body: bytes, most: int) -> tuple[I64, I64]:
     return starts, sizes
 
 
-def _too_many(most: int) -> Problem:
-    return Problem("too-large", hint=f"an upload has {most} reports at most; send several")
+def first_of_each(bodies: Iterable[bytes]) -> dict[bytes, bytes]:
+    """The messages in these uploads by report id; of an id that came twice, the first."""
+    messages: dict[bytes, bytes] = {}
+    for body in bodies:
+        starts, sizes = frames(body, len(body))
+        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+            report = body[start : start + size]
+            messages.setdefault(report[_ID], report[HEADER_BYTES:])
+    return messages
+
+
+def _too_many(most: int) -> TooManyReportsError:
+    return TooManyReportsError(f"an upload has {most} reports at most; send several")
 
 
 def _rows(data: U8, starts: I64, size: int) -> U8:
