@@ -293,12 +293,13 @@ def _aware(tally: Tally, values: U64, raw: F64, sure: float) -> LocalEstimates:
     assert isinstance(randomizer, Hashed)  # only these have collisions
     hashes, width = randomizer.hashes, randomizer.width
     shares = tally.row_counts / tally.count
+    cells = width / float(shares @ shares)  # as many as there are, unless few records fill few rows
     keep = 1 - randomizer.collision
     placebos = _placebos(values, PLACEBOS)
     both = np.concatenate([values, placebos])
     reading = np.concatenate([raw, randomizer.readings(tally.cells, tally.count, placebos)])
     reading[values.size :] -= randomizer.collision * tally.count
-    most = int(MOST * tally.cells.size)
+    most = int(MOST * cells)
     counts, deviation = reading / keep, math.sqrt(sure)
     chosen, met = np.empty(0, dtype=np.int64), np.zeros(both.size)
     solved = np.empty(0)
@@ -323,7 +324,7 @@ def _aware(tally: Tally, values: U64, raw: F64, sure: float) -> LocalEstimates:
     excess = met * (1 + hit - miss) / keep**2
     null = max(sure, float(np.mean(counts[values.size :] ** 2 - excess[values.size :])))
     inflation = np.ones(values.size)
-    inflation[chosen] = 1 / (1 - chosen.size / tally.cells.size)
+    inflation[chosen] = 1 / (1 - chosen.size / cells)
     decoder = f"collisions solved for {chosen.size:,} items"
     excess = excess[: values.size]
     excess[chosen] -= solved * (1 + hit - miss) / keep  # an item does not meet itself
