@@ -55,7 +55,7 @@ class SecureSum:
 
         def is_likely(m: int) -> bool:  # that no more than m stay
             share = m / asked
-            if share >= stay - 1e-9:
+            if share >= stay - 1e-9:  # a rate means the decimal that it prints as
                 return True
             distance = (1 - share) * math.log((1 - share) / (1 - stay))
             distance += share * math.log(share / stay) if m else 0.0
@@ -72,7 +72,7 @@ class SecureSum:
         >>> SecureSum(corrupt=0.1, dropout=0.05).counts(1_000, exact=True)
         (950, 1000)
         """
-        least = LEAST_ASKED - exact
+        least = LEAST_ASKED - 1 if exact else LEAST_ASKED
         if asked < least:
             raise ImpossibleError(
                 f"a secure sum needs at least {least} devices a round; got {asked}",

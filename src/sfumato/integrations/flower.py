@@ -263,7 +263,7 @@ class _Course:
     round: UpdateRound
     layout: Layout
     before: dict[str, npt.NDArray[Any]]
-    loss: Loss  # of a client
+    loss: Loss  # what the round costs a client
     members: dict[int, int]  # by node
     grid: Grid
     collector: Coordinator | None = None

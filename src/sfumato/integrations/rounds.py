@@ -226,8 +226,8 @@ class UpdateDesign:
         return UpdateRound(task=task, layout=layout.digest)
 
     def charge_of(self, task: Task, share: float) -> Loss:
-        """What a round costs a client, if such a share of the clients is asked. Under "fixed" it
-        counts on nobody knowing which."""
+        """What a round costs a client if it asks this share of all clients; under "fixed", to those
+        who do not know which clients it asked."""
         if self.sampling == "all" or not isinstance(task.loss, AdditiveLoss):
             return task.loss
         return SampledLoss(loss=task.loss, probability=share, scheme="fixed", times=1)
@@ -277,7 +277,7 @@ class UpdateRound:
 
     @property
     def seed(self) -> tuple[int, int]:
-        """Of the sketch, and its round; (0, 0) for whole updates."""
+        """The seed and the round of the sketch; (0, 0) for whole updates."""
         dense = self.sketch.dense
         return (0, 0) if dense is None else (dense.seed, dense.round)
 
@@ -286,7 +286,8 @@ class UpdateRound:
         return self.sketch.tables(finite(update)[None], rng=rng)
 
     def batch(self, message: bytes) -> Batch:
-        """One client's sealed table; MismatchError if it is none of this round, or too long."""
+        """One client's sealed table as a batch; raises MismatchError if it is not a table of this
+        round, or is too long."""
         aggregation = self.task.aggregation
         if not isinstance(aggregation, Plain):
             raise SpecError("a table of a masked round is never seen alone")

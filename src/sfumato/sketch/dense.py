@@ -107,7 +107,11 @@ class DenseSketch:
 
     @classmethod
     def within(cls, cells: int, *, length: int, rows: int, seed: int, round: int) -> DenseSketch:
-        """The sketch with at most so many cells: fewer rows only where there are fewer cells."""
+        """The widest sketch with at most so many cells, and with fewer rows if they are fewer.
+
+        >>> DenseSketch.within(100, length=1000, rows=15, seed=1, round=0).shape
+        (15, 6)
+        """
         rows = min(rows, cells)
         return cls(length=length, rows=rows, width=cells // rows, seed=seed, round=round)
 
