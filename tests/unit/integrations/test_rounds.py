@@ -28,7 +28,7 @@ from sfumato.integrations.rounds import (
 )
 from sfumato.privacy import AdditiveLoss, NoPrivacy, Rng, SeededRng, epsilon_of
 from sfumato.privacy.accounting import SampledLoss
-from sfumato.privacy.ledger import Budget, Ledger
+from sfumato.privacy.ledger import Books, Budget, Ledger
 from sfumato.secagg import rehearsal
 from sfumato.secagg.coordinator import Phase
 
@@ -62,16 +62,14 @@ def mean_of(told: UpdateRound, total: Any, count: int) -> np.ndarray[Any, Any]:
     return told.sketch.decode(opened(told, total, count).table, count)
 
 
-def charge_rounds(
-    spending: Spending, told: UpdateRound, times: int, share: float | None = None
-) -> None:
+def charge_rounds(books: Books, told: UpdateRound, times: int, share: float | None = None) -> None:
     """Charge as many rounds like this one, to everybody or to cohorts of a share of the clients."""
     sampling: Any = "all" if share is None else "fixed"
     design = UpdateDesign(clip=1.0, sampling=sampling, seed=1)
     loss = design.charge_of(told.task, share or 1.0)
     for number in range(times):
         task = replace(told.task, campaign=f"{told.task.campaign} again {number}")
-        charge(task, ledger=spending, loss=loss)
+        charge(task, ledger=books, loss=loss)
 
 
 def test_an_update_moves_the_arrays_and_is_read_off_them() -> None:
@@ -390,21 +388,19 @@ def test_a_round_beyond_the_budget_is_refused_and_neither_recorded_nor_opened() 
     assert spending.epsilon == pytest.approx(budget, rel=1e-11)
 
 
-def test_a_ledger_with_a_limit_ends_a_training_earlier() -> None:
+@pytest.mark.parametrize(("rounds", "share", "fewer"), [(20, None, 19), (100, 0.05, 85)])
+def test_a_ledger_with_a_limit_ends_a_training_earlier(
+    rounds: int, share: float | None, fewer: int
+) -> None:
     """Which is why a seat has books of its own: its list is fixed in advance."""
-    told = UpdateDesign(
-        clip=1.0, noise_multiplier=multiplier_for(8.0, delta=1e-5, rounds=20), seed=1
-    ).round(LAYOUT, 5, 1)
-    books: list[Any] = [
-        Spending(delta=1e-5, most_epsilon=8.0),
-        Ledger(Budget(epsilon=8.0, delta=1e-5)),
-    ]
-    allowed = []
-    for each in books:
+    noise = multiplier_for(8.0, delta=1e-5, rounds=rounds, probability=share)
+    told = UpdateDesign(clip=1.0, noise_multiplier=noise, seed=1).round(LAYOUT, 5, 1)
+    spending = Spending(delta=1e-5, most_epsilon=8.0)
+    ledger = Ledger(Budget(epsilon=8.0, delta=1e-5))
+    for books in (spending, ledger):
         with pytest.raises(BudgetError):
-            charge_rounds(each, told, 30)
-        allowed.append(len(each.entries if isinstance(each, Spending) else each.entries()))
-    assert allowed == [20, 19]
+            charge_rounds(books, told, 2 * rounds, share)
+    assert (spending.rounds, len(ledger.entries())) == (rounds, fewer)
 
 
 @pytest.mark.parametrize("probability", [None, 0.05])
