@@ -33,9 +33,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp import strategy as strategies
 
 from sfumato.errors import MismatchError, SpecError
-from sfumato.integrations import rounds
+from sfumato.flow.aggregation import Plain
+from sfumato.flow.contribute import report
 from sfumato.integrations.flower import KEY, SketchedStrategy, secure_mod, sfumato_mod
-from sfumato.integrations.rounds import Layout, UpdateDesign
+from sfumato.integrations.rounds import VERSION, Layout, UpdateDesign
 from sfumato.privacy import AdditiveLoss, SeededRng, SystemRng, epsilon_of
 from sfumato.privacy.accounting import SampledLoss
 
@@ -224,13 +225,13 @@ def test_noise_has_the_deviation_that_is_accounted_for(secure: bool) -> None:
     assert low < squares < high
     assert not low < 4 * squares < high
     assert not low < squares / 4 < high
-    assert metrics["epsilon"] == pytest.approx(epsilon_of([told.loss], 1e-5), rel=1e-12)
+    assert metrics["epsilon"] == pytest.approx(epsilon_of([told.task.loss], 1e-5), rel=1e-12)
 
 
 def test_epsilon_adds_up_and_a_spent_budget_stops_the_rounds() -> None:
     design = UpdateDesign(clip=1.0, noise_multiplier=2.0, seed=1)
-    one = epsilon_of([design.round(Layout.of(model()), 4, 1).loss], 1e-5)
-    two = epsilon_of([design.round(Layout.of(model()), 4, 1).loss] * 2, 1e-5)
+    one = epsilon_of([design.round(Layout.of(model()), 4, 1).task.loss], 1e-5)
+    two = epsilon_of([design.round(Layout.of(model()), 4, 1).task.loss] * 2, 1e-5)
     strategy = strategy_of(design, most_epsilon=two)
     grid = HandGrid(app_of(sfumato_mod), 4)
     spent = [one_round(strategy, grid, number)[1]["epsilon"] for number in (1, 2)]
@@ -253,7 +254,7 @@ def test_random_cohorts_are_accounted_for_as_such() -> None:
             one_round(strategy, grid, number)
         assert len(grid.steps) == 15
         spent[sampling] = strategy.spending.epsilon
-    loss = design.round(Layout.of(model()), 3, 1).loss
+    loss = design.round(Layout.of(model()), 3, 1).task.loss
     assert isinstance(loss, AdditiveLoss)
     sampled = SampledLoss(loss=loss, probability=0.1, scheme="fixed", times=5)
     assert spent["fixed"] == pytest.approx(epsilon_of([sampled], 1e-5), rel=1e-12)
@@ -304,7 +305,8 @@ def test_a_client_that_answers_with_other_shapes_is_left_out_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [
-        ("version", "version", 2),
+        ("version", "version", VERSION - 1),
+        ("version", "version", VERSION + 1),
         ("seed", "seed", [9, 1]),
         ("seed", "seed", [1, 8]),
         ("shape", "layout", "0" * 64),
@@ -331,10 +333,12 @@ def test_a_table_that_is_too_long_is_refused() -> None:
     design = UpdateDesign(clip=1.0, seed=1)
     told = design.round(Layout.of(model()), 5, 1)
     huge = np.full(told.sketch.cells, told.sketch.rounding.largest, dtype=np.int64)
+    assert isinstance(told.task.aggregation, Plain)
+    sealed = told.task.aggregation.seal(huge)
 
     def change(node: int, answer: Message) -> Message:
         if node == 3:
-            answer.content[KEY]["table"] = rounds.seal(huge, told)
+            answer.content[KEY]["table"] = sealed
         return answer
 
     strategy = strategy_of(design)
@@ -352,7 +356,7 @@ def test_a_client_of_another_version_says_so(secure: bool, monkeypatch: Any) -> 
         messages = list(messages)
         for message in messages:
             if message.metadata.dst_node_id == 2:
-                message.content[KEY]["version"] = 2  # as a newer client would read it
+                message.content[KEY]["version"] = VERSION + 1  # as a newer client would read it
         return push(messages)
 
     monkeypatch.setattr(grid, "push_messages", pushed)
@@ -472,8 +476,8 @@ def test_a_masked_table_tells_nothing_and_rounds_have_different_masks() -> None:
     for table in kept:
         assert abs(middle(table) - LENGTH / 2) < 4.9 * deviation
     plain = UpdateDesign(clip=1.0, seed=1).round(Layout.of(model()), 4, 1)
-    bare = rounds.encode(change_of(1), plain, rng=SystemRng())
-    text = rounds.seal(bare, plain)
+    rng = SystemRng()
+    text = report(plain.task, plain.values(change_of(1), rng=rng), rng=rng).message
     assert abs(bits - plain.task.aggregation.modulus_bits) == 0
     assert abs(middle(text) - LENGTH / 2) > 4.9 * deviation
 

@@ -57,7 +57,7 @@ class SecureSum:
 
         def is_likely(m: int) -> bool:  # that no more than m stay
             share = m / asked
-            if share >= stay:
+            if share >= stay - 1e-9:  # a rate means the decimal that it prints as
                 return True
             distance = (1 - share) * math.log((1 - share) / (1 - stay))
             distance += share * math.log(share / stay) if m else 0.0
@@ -65,10 +65,29 @@ class SecureSum:
 
         return bisect_left(range(asked + 1), True, key=is_likely)
 
-    def noise(self, scale: float, asked: int) -> NoiseInShares:
-        """Skellam noise of this scale at the least, from a cohort of so many, give or take one."""
-        _check_size(asked)
-        survivors, colluders = self.least(asked - 1), self._corrupt(asked + 1)
+    def counts(self, asked: int, *, exact: bool = False) -> tuple[int, int]:
+        """The fewest devices with which a round may end, and the most that may be in it.
+
+        With `exact`, a cohort has exactly `asked` devices, and at most the share `dropout` of them
+        vanishes; otherwise it has so many, give or take one, and chance may take more.
+
+        >>> SecureSum(corrupt=0.1, dropout=0.05).counts(1_000, exact=True)
+        (950, 1000)
+        """
+        least = LEAST_ASKED - 1 if exact else LEAST_ASKED
+        if asked < least:
+            raise ImpossibleError(
+                f"a secure sum needs at least {least} devices a round; got {asked}",
+                hint="ask more devices, or fewer rounds",
+            )
+        if exact:
+            return self.least(asked, grace_bits=0), asked
+        return self.least(asked - 1), asked + 1
+
+    def noise(self, scale: float, asked: int, *, exact: bool = False) -> NoiseInShares:
+        """Skellam noise of this scale at the least, from a cohort of so many (see `counts`)."""
+        survivors, most = self.counts(asked, exact=exact)
+        colluders = self._corrupt(most)
         if survivors <= colluders:
             raise ImpossibleError(
                 f"of {asked} devices {colluders} may be corrupt and only {survivors} be left, so "
@@ -86,13 +105,13 @@ class SecureSum:
         cohort: str,
         asked: int,
         items_per_device: int,
+        exact: bool = False,
     ) -> Task:
-        """A task to one cohort of `asked` devices, give or take one; what is in shares of the
+        """A task to one cohort of `asked` devices (see `counts`); what is in shares of the
         mechanism's noise is cut for them."""
-        _check_size(asked)
+        least, most = self.counts(asked, exact=exact)
         if isinstance(mechanism, NoiseInShares):
-            mechanism = self.noise(mechanism.scale, asked)
-        most, least = asked + 1, self.least(asked - 1)
+            mechanism = self.noise(mechanism.scale, asked, exact=exact)
         if least < 1:
             raise ImpossibleError(
                 f"of {asked} devices a round, each of which vanishes with probability "
@@ -125,14 +144,6 @@ class SecureSum:
 
     def _corrupt(self, asked: int) -> int:
         return math.floor(self.corrupt * asked + 1e-9)
-
-
-def _check_size(asked: int) -> None:
-    if asked < LEAST_ASKED:
-        raise ImpossibleError(
-            f"a secure sum needs at least {LEAST_ASKED} devices a round; got {asked}",
-            hint="ask more devices, or fewer rounds",
-        )
 
 
 def bytes_of(task: Task) -> tuple[int, int]:

@@ -26,7 +26,7 @@ import importlib.util
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any, cast
 
@@ -35,7 +35,9 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfumato.errors import BudgetError, ImpossibleError, MismatchError, SfumatoError, SpecError
-from sfumato.integrations import rounds
+from sfumato.flow.accumulator import Batch
+from sfumato.flow.contribute import contribute, join_round, report
+from sfumato.flow.release import charge, noised_sum
 from sfumato.integrations.rounds import (
     VERSION,
     Layout,
@@ -44,6 +46,7 @@ from sfumato.integrations.rounds import (
     UpdateDesign,
     UpdateRound,
 )
+from sfumato.privacy import Loss
 from sfumato.privacy.samplers import Rng, SystemRng
 from sfumato.secagg.coordinator import Coordinator, Phase
 from sfumato.secagg.participant import Participant
@@ -75,7 +78,6 @@ _NOT_OF_MEANS = (
 )
 
 CallNext = Callable[[Message, Context], Message]
-I64 = npt.NDArray[np.int64]
 
 
 def sfumato_mod(message: Message, context: Context, call_next: CallNext) -> Message:
@@ -152,12 +154,13 @@ def _train(message: Message, context: Context, told: ConfigRecord, call_next: Ca
         log(WARNING, "sfumato: this client does not take part: %s", problem)
         return _refusing(message, Refusal.SHAPE, round)
     rng = SystemRng()
-    table = rounds.encode(update, round, rng=rng)
+    values = round.values(update, rng=rng)
     if not masked:
-        return _telling(message, round, table=rounds.seal(table, round))
+        return _telling(message, round, table=report(round.task, values, rng=rng).message)
     participant = _participant(context)
     if participant.round.task != round.task.id:
         return _refusing(message, Refusal.ROUND, round)
+    table = contribute(round.task, values, devices=1, rng=rng).reshape(-1)
     sent = participant.mask(_bytes(told, "told"), table)
     _keep(context, participant=participant.to_json())
     return _telling(message, round, table=sent)
@@ -183,7 +186,7 @@ def _enrol(message: Message, context: Context, told: ConfigRecord) -> Message:
         return _telling(message, sent=_participant(context).enrol())  # asked again
     identity = _bytes(state, "identity")
     roster = tuple(text[start : start + 32] for start in range(0, len(text), 32))
-    participant = Participant.join(masked, member, identity, roster, rng=SystemRng())
+    participant = join_round(round.task, masked, member, identity, roster, rng=SystemRng())
     public = Ed25519PrivateKey.from_private_bytes(identity).public_key().public_bytes_raw()
     if roster[member] != public:
         raise MismatchError("the roster must list this client's own key at its place")
@@ -257,15 +260,13 @@ def _of_types(
 class _Course:
     """A round under way."""
 
-    number: int
     round: UpdateRound
     layout: Layout
     before: dict[str, npt.NDArray[Any]]
-    probability: float | None
+    loss: Loss  # what the round costs a client
     members: dict[int, int]  # by node
     grid: Grid
     collector: Coordinator | None = None
-    answered: set[int] = field(default_factory=set)
     up: int = 0  # bytes of ours that came, of all clients
     down: int = 0
 
@@ -332,7 +333,7 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
             return []
         try:
             course = self._begin(server_round, arrays, grid, by_node)
-            self.spending.check(course.round.loss, course.probability)
+            self.spending.check(course.loss)
             steps = self._enrolled(course) if self.design.secure else dict.fromkeys(by_node, b"")
         except (BudgetError, ImpossibleError, MismatchError) as problem:
             log(WARNING, "sfumato: round %s is left out: %s", server_round, problem)
@@ -348,11 +349,14 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
         if course is None:
             return None, None
         try:
-            total, count = self._sum(course, replies)
-            update = rounds.decode(total, count, course.round, rng=self.rng)
+            batch = self._batch(course, replies)
+            answer = noised_sum(
+                course.round.task, batch, ledger=self.spending, rng=self.rng, loss=course.loss
+            )
         except (BudgetError, ImpossibleError, MismatchError) as problem:
             log(WARNING, "sfumato: round %s is left out: %s", server_round, problem)
             return None, None
+        update = course.round.sketch.decode(answer.table, answer.count)
         arrays = {
             name: Array(np.asarray(held))
             for name, held in course.layout.moved(course.before, update).items()
@@ -374,14 +378,14 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
             INFO,
             "sfumato: round %s of %s clients; epsilon %.4g at delta %g (%s) after %s rounds",
             server_round,
-            count,
+            answer.count,
             epsilon,
             self.spending.delta,
             self.design.relation,
             self.spending.rounds,
         )
         metrics = {
-            "clients": count,
+            "clients": answer.count,
             "epsilon": epsilon,
             "bytes-up": course.up / len(course.members),
             "bytes-down": course.down / len(course.members),
@@ -405,20 +409,18 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
         """The round, for those that can be in it: of a masked one, all that said hello."""
         population = len(list(grid.get_node_ids()))
         asked = sorted(nodes)
-        probability = None
-        if self.design.sampling == "fixed":
-            probability = min(1.0, len(asked) / max(population, 1))
+        share = min(1.0, len(asked) / max(population, 1))
         if self.design.secure:
             self._greet(grid, asked)
             asked = [node for node in asked if node in self._identities]
         before = _arrays(arrays)
         layout = Layout.of(before)
+        round = self.design.round(layout, len(asked), number)
         return _Course(
-            number=number,
-            round=self.design.round(layout, len(asked), number),
+            round=round,
             layout=layout,
             before=before,
-            probability=probability,
+            loss=self.design.charge_of(round.task, share),
             members={node: member for member, node in enumerate(asked)},
             grid=grid,
         )
@@ -491,28 +493,22 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
             f"were left in step {phase}; nothing was opened"
         )
 
-    def _sum(self, course: _Course, replies: Iterable[Message]) -> tuple[I64, int]:
-        """The sum of the tables that came and how many, charged before it is opened."""
-        total = np.zeros(course.round.sketch.cells, dtype=np.int64)
+    def _batch(self, course: _Course, replies: Iterable[Message]) -> Batch:
+        """The sum of the tables that came; a masked one is charged before it is opened."""
+        batch = Batch.empty(course.round.task)
         for node, answer in self._answers(course, replies):
             if course.collector is not None:
                 self._add(course, Phase.MASK, node, answer, "table")
                 continue
             sent = answer.get("table", b"")
             try:
-                total += rounds.unseal(sent if isinstance(sent, bytes) else b"", course.round)
+                batch += course.round.batch(sent if isinstance(sent, bytes) else b"")
             except MismatchError as problem:
                 log(WARNING, "sfumato: the table of node %s was not taken: %s", node, problem)
                 self._refuse(node, Refusal.MALFORMED)
                 continue
             course.up += len(sent)
-            course.answered.add(node)
-        if course.collector is None:
-            count = len(course.answered)
-            if count:
-                self.spending.charge(course.round.loss, course.probability)
-            return total, count
-        return self._unmasked(course, course.collector)
+        return batch if course.collector is None else self._unmasked(course, course.collector)
 
     def _answers(
         self, course: _Course, replies: Iterable[Message]
@@ -538,10 +534,11 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
                 continue
             yield node, answer
 
-    def _unmasked(self, course: _Course, collector: Coordinator) -> tuple[I64, int]:
+    def _unmasked(self, course: _Course, collector: Coordinator) -> Batch:
         if collector.close() is Phase.ABORTED:
             raise self._too_few(course, Phase.MASK)
-        self.spending.charge(course.round.loss, course.probability)
+        task = course.round.task
+        charge(task, ledger=self.spending, loss=course.loss)
         survivors = collector.survivor_set()
         told = {
             node: {"step": "unmask", "told": survivors}
@@ -549,8 +546,8 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
             if member in collector.survivors
         }
         self._take(course, Phase.UNMASK, told)
-        total = collector.finish().astype(np.int64)
-        return course.round.task.aggregation.open(total), len(collector.survivors)
+        total = collector.finish().astype(np.int64).reshape(task.sketch.shape)
+        return Batch(task.id, total, len(collector.survivors), charged=True)
 
     def _asking(self, message: Message, step: str, course: _Course, told: bytes) -> Message:
         """The inner strategy's message with our record in it."""

@@ -25,8 +25,17 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import MismatchError, SfumatoError, SpecError
-from sfumato.integrations import rounds
-from sfumato.integrations.rounds import Layout, Spending, UpdateDesign, UpdateRound
+from sfumato.flow.accumulator import Batch
+from sfumato.flow.contribute import contribute
+from sfumato.flow.release import noised_sum
+from sfumato.integrations.rounds import (
+    Layout,
+    Spending,
+    UpdateDesign,
+    UpdateRound,
+    finite,
+    most_cells,
+)
 from sfumato.privacy.samplers import Rng, SystemRng
 from sfumato.sketch.dense import DenseSketch
 from sfumato.spec import LARGEST_INTEGER, require
@@ -78,19 +87,15 @@ class _Flattened(Postprocessor):  # type: ignore[misc]  # pfl is not there for m
             self._layout = layout
         if layout != self._layout:
             raise MismatchError("all users' statistics must have the same names and shapes")
-        vector = np.concatenate([held.astype(np.float64).ravel() for held in arrays.values()])
-        return vector if np.isfinite(vector).all() else np.zeros_like(vector)
+        return finite(layout.vector(arrays))
 
     def _restored(self, total: F64, weight: float) -> MappedVectorStatistics:
         """The sum of users' vectors as statistics again."""
         assert self._layout is not None  # as there was a user
-        made, start = {}, 0
-        for name, shape, kind in self._layout.parts:
-            size = math.prod(shape)
-            part = total[start : start + size].reshape(shape).astype(np.dtype(kind))
-            made[name] = _tensor(part, np.dtype(kind).name)
-            start += size
-        return MappedVectorStatistics(made, weight=weight)
+        zeros = {name: np.zeros(shape, dtype=kind) for name, shape, kind in self._layout.parts}
+        arrays = self._layout.moved(zeros, total)
+        tensors = {name: _tensor(array, array.dtype.name) for name, array in arrays.items()}
+        return MappedVectorStatistics(tensors, weight=weight)
 
     def _table(self, stats: MappedVectorStatistics) -> npt.NDArray[Any]:
         """The sum of tables, and on with the next round's sketch."""
@@ -121,10 +126,12 @@ class Sketched(_Flattened):
         """This round's."""
         assert self._layout is not None  # as there was a user
         length = self._layout.length
-        cells = max(1, math.floor(length / self.rate))
-        rows = min(self.rows, cells)
-        return DenseSketch(
-            length=length, rows=rows, width=cells // rows, seed=self.seed, round=self._round
+        return DenseSketch.within(
+            most_cells(length, self.rate),
+            length=length,
+            rows=self.rows,
+            seed=self.seed,
+            round=self._round,
         )
 
     def postprocess_one_user(
@@ -197,10 +204,11 @@ class SketchedSum(_Flattened):
                 f"users must be weighted alike, with weight 1; got {stats.weight}: leave out "
                 "what weights them"
             )
-        vector = self._vector(stats)
-        table = rounds.encode(vector, self.round(), rng=self.rng)
-        made = MappedVectorStatistics({self._key(): _tensor(table, "int64")}, weight=1.0)
-        return made, Metrics()
+        vector = self._vector(stats)  # which knows the layout of the round
+        round = self.round()
+        values = round.values(vector, rng=self.rng)
+        table = contribute(round.task, values, devices=1, rng=self.rng)
+        return MappedVectorStatistics({self._key(): _tensor(table, "int64")}, weight=1.0), Metrics()
 
     def postprocess_server(
         self,
@@ -214,15 +222,16 @@ class SketchedSum(_Flattened):
                 f"the cohort must be {self.cohort}, as this was made for; "
                 f"got {central_context.cohort_size}"
             )
-        round, count = self.round(), int(stats.weight)
-        table = self._table(stats)
-        sampled = self.design.sampling == "fixed"
-        self.spending.charge(round.loss, self.cohort / self.population if sampled else None)
-        mean = rounds.decode(table, count, round, rng=self.rng)
+        round = self.round()
+        task = round.task
+        batch = Batch(task.id, self._table(stats), int(stats.weight))
+        loss = self.design.charge_of(task, self.cohort / self.population)
+        answer = noised_sum(task, batch, ledger=self.spending, rng=self.rng, loss=loss)
+        mean = round.sketch.decode(answer.table, answer.count)
         self._round += 1
         epsilon = Weighted.from_unweighted(self.spending.epsilon)
         metrics = Metrics([(StringMetricName("sfumato | epsilon"), epsilon)])
-        return self._restored(mean * count, float(count)), metrics
+        return self._restored(mean * answer.count, float(answer.count)), metrics
 
 
 def _numpy(tensor: Any) -> npt.NDArray[Any]:

@@ -1,8 +1,8 @@
-"""A round of model updates, as any training loop may run it: encode, add, decode, account.
+"""Rounds of model updates for any training loop: each round is a task of the flow.
 
-    update ─encode─▶ whole numbers ─add, plainly or masked─▶ sum ─decode─▶ mean update
-                     clipped, sketched,                      noised, and charged first
-                     with a share of the noise if masked
+    update ─values, contribute─▶ table ─add, plainly or masked─▶ Batch ─noised_sum─▶ mean update
+            clipped, sketched,                                    charged first, opened,
+            rounded                                               noised, decoded
 
 Nothing here knows a framework. A server makes an `UpdateRound` out of its `UpdateDesign` and sends
 it to clients; whatever must be the same on both sides is in it, and a client names its `id` when it
@@ -15,8 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -25,19 +24,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import BudgetError, ImpossibleError, MismatchError, SpecError
-from sfumato.flow.aggregation import Masked, Plain
+from sfumato.flow.accumulator import Batch
+from sfumato.flow.aggregation import Plain
+from sfumato.flow.secure_sum import SecureSum
 from sfumato.flow.task import Task, bits_for
-from sfumato.privacy import (
-    AdditiveLoss,
-    Loss,
-    Mechanism,
-    NoiseAtRelease,
-    NoiseInShares,
-    NoNoise,
-    NoPrivacy,
-    epsilon_of,
-)
-from sfumato.privacy.accounting import SampledLoss
+from sfumato.privacy import AdditiveLoss, Charge, Loss, NoiseAtRelease, NoNoise, epsilon_of
+from sfumato.privacy.accounting import LARGEST_MULTIPLIER, SampledLoss, least_multiplier
+from sfumato.privacy.ledger import Budget, Entry, spent
+from sfumato.privacy.rounding import fineness
 from sfumato.privacy.samplers import Rng
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch
@@ -47,10 +41,8 @@ F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 Arrays = Mapping[str, npt.NDArray[Any]]
 
-VERSION = 1  # of what travels; a change of meaning is a new number
-ROUNDING_COST = 0.01  # of the noise's variance, that rounding to whole numbers may add
-COARSEST = 1000.0  # whole numbers to the largest norm of a table, at the least
-LEAST_MASKED = 3  # clients in a masked round
+VERSION = 2  # of what travels; a change of meaning is a new number
+EVERYBODY = "everybody"  # a client may be in every round
 
 
 class Refusal(StrEnum):
@@ -100,13 +92,17 @@ class Layout:
                     "a client must answer with the arrays it was sent: "
                     f"{self._first_difference(arrays)}"
                 )
-        with np.errstate(invalid="ignore"):  # what is infinite is refused later
-            moved = [
-                (after[name].astype(np.float64) - before[name].astype(np.float64)).ravel()
-                for name, _, kind in self.parts
-                if _is_real(kind)
-            ]
-        return np.concatenate(moved) if moved else np.zeros(0)
+        with np.errstate(invalid="ignore"):  # such an update is sent as zeros
+            return self.vector(after) - self.vector(before)
+
+    def vector(self, arrays: Arrays) -> F64:
+        """The real numbers of arrays of this layout, one after another."""
+        real = [
+            arrays[name].astype(np.float64).ravel()
+            for name, _, kind in self.parts
+            if _is_real(kind)
+        ]
+        return np.concatenate(real) if real else np.zeros(0)
 
     def moved(self, before: Arrays, update: F64) -> dict[str, npt.NDArray[Any]]:
         """The arrays after an update."""
@@ -114,14 +110,13 @@ class Layout:
             update.shape == (self.length,),
             f"an update of this model must have {self.length} coordinates; got {update.shape}",
         )
-        made, start = {}, 0
+        after, start = dict(before), 0
         for name, shape, kind in self.parts:
-            made[name] = before[name]
             if _is_real(kind):
                 part = update[start : start + math.prod(shape)].reshape(shape)
-                made[name] = (before[name].astype(np.float64) + part).astype(before[name].dtype)
+                after[name] = (before[name].astype(np.float64) + part).astype(kind)
                 start += math.prod(shape)
-        return made
+        return after
 
     def _first_difference(self, arrays: Arrays) -> str:
         given = Layout.of(arrays).parts
@@ -135,7 +130,7 @@ class Layout:
 class UpdateDesign:
     """How updates are added in every round of a training, whatever the model.
 
-    Claim: a round costs a client what `UpdateRound.loss` says; all rounds, what `Spending` adds up.
+    Claim: a round costs a client what `charge_of` says; all rounds, what `Spending` adds up.
         Neighbours: one client's table becomes zero ("all"), or another's ("fixed").
     Assumes: under "all" nothing about who is asked, so that each round is charged to everybody.
         Under "fixed" each round's cohort is drawn uniformly at random out of the clients that are
@@ -190,22 +185,14 @@ class UpdateDesign:
         return "zero-out"
 
     def sketch(self, length: int, asked: int, round: int) -> VectorSketch:
-        """Updates of so many coordinates as whole numbers, so fine that rounding costs little
-        beside the noise: it adds at most a quarter a client to a cell's variance, and lengthens a
-        client's table."""
-        cells = max(1, math.floor(length / self.rate))
-        dense = None
+        """Updates of so many coordinates as whole numbers."""
+        cells, dense = most_cells(length, self.rate), None
         if cells < length:
-            rows = min(self.rows, cells)
-            dense = DenseSketch(
-                length=length, rows=rows, width=cells // rows, seed=self.seed, round=round
+            dense = DenseSketch.within(
+                cells, length=length, rows=self.rows, seed=self.seed, round=round
             )
             cells = dense.cells
-        fine = max(
-            COARSEST,
-            math.sqrt(asked / 4 / ROUNDING_COST) / (self.noise_multiplier or 1.0),
-            math.sqrt(cells / 4 / ROUNDING_COST),
-        )
+        fine = fineness(cells, asked, self.noise_multiplier)
         return VectorSketch(
             length=length, clip=self.clip, bound=self.clip, scale=fine / self.clip, dense=dense
         )
@@ -215,39 +202,35 @@ class UpdateDesign:
         require(layout.length >= 1, "a model must have at least one array of real numbers")
         sketch = self.sketch(layout.length, asked, round)
         scale = self.noise_multiplier * sketch.rounding.l2
-        least = max(1, math.ceil((1 - self.dropout) * asked - 1e-9)) if self.secure else 1
-        mechanism: Mechanism = NoNoise()
-        aggregation: Plain | Masked
-        if not self.secure:
-            if scale:
-                mechanism = NoiseAtRelease(noise="gaussian", scale=scale)
-            aggregation = Plain(modulus_bits=bits_for(asked * sketch.rounding.largest))
+        campaign = f"update round {round}"
+        if self.secure:
+            secure = SecureSum(corrupt=self.corrupt, dropout=self.dropout)
+            task = secure.task(
+                sketch=sketch,
+                mechanism=secure.noise(scale, asked, exact=True) if scale else NoNoise(),
+                campaign=campaign,
+                cohort=EVERYBODY,
+                asked=asked,
+                items_per_device=1,
+                exact=True,
+            )
         else:
-            colluders = math.floor(self.corrupt * asked + 1e-9)
-            self._check_masked(asked, least, colluders)
-            if scale:
-                mechanism = NoiseInShares(scale=scale, survivors=least, colluders=colluders)
-            largest = asked * sketch.rounding.largest + mechanism.reach(asked, sketch.cells)
-            aggregation = Masked(modulus_bits=bits_for(largest), corrupt=self.corrupt)
-        task = Task(
-            sketch=sketch,
-            mechanism=mechanism,
-            aggregation=aggregation,
-            campaign="update",
-            cohort=f"round {round}",
-            min_count=least,
-            max_count=asked,
-        )
+            task = Task(
+                sketch=sketch,
+                mechanism=NoiseAtRelease(noise="gaussian", scale=scale) if scale else NoNoise(),
+                aggregation=Plain(modulus_bits=bits_for(asked * sketch.rounding.largest)),
+                campaign=campaign,
+                cohort=EVERYBODY,
+                max_count=asked,
+            )
         return UpdateRound(task=task, layout=layout.digest)
 
-    def _check_masked(self, asked: int, least: int, colluders: int) -> None:
-        """That a complete graph of so many keeps and recovers secrets, as `secagg` will find."""
-        if asked < LEAST_MASKED or least <= max(colluders, 1):
-            raise ImpossibleError(
-                f"of {asked} clients {least} may be left and {colluders} may be corrupt: too few "
-                "for a secure sum",
-                hint=f"ask at least {LEAST_MASKED} clients, or set corrupt and dropout lower",
-            )
+    def charge_of(self, task: Task, share: float) -> Loss:
+        """What a round costs a client if it asks this share of all clients; under "fixed", to those
+        who do not know which clients it asked."""
+        if self.sampling == "all" or not isinstance(task.loss, AdditiveLoss):
+            return task.loss
+        return SampledLoss(loss=task.loss, probability=share, scheme="fixed", times=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,18 +277,26 @@ class UpdateRound:
 
     @property
     def seed(self) -> tuple[int, int]:
-        """Of the sketch, and its round; (0, 0) for whole updates."""
+        """The seed and the round of the sketch; (0, 0) for whole updates."""
         dense = self.sketch.dense
         return (0, 0) if dense is None else (dense.seed, dense.round)
 
-    @property
-    def loss(self) -> Loss:
-        """What the round costs a client that is in it."""
-        return self.task.loss
+    def values(self, update: F64, *, rng: Rng) -> I64:
+        """What `flow.contribute` encodes of a client's update (length,)."""
+        return self.sketch.tables(finite(update)[None], rng=rng)
 
-    @property
-    def message_bytes(self) -> int:
-        return self.task.message_bytes
+    def batch(self, message: bytes) -> Batch:
+        """One client's sealed table as a batch; raises MismatchError if it is not a table of this
+        round, or is too long."""
+        aggregation = self.task.aggregation
+        if not isinstance(aggregation, Plain):
+            raise SpecError("a table of a masked round is never seen alone")
+        table = aggregation.unpack(message, self.sketch.shape)
+        try:
+            self.sketch.encode(aggregation.open(table)[None])
+        except SpecError as problem:
+            raise MismatchError(str(problem)) from problem
+        return Batch(self.task.id, table, 1)
 
     def refusal_of(
         self, *, version: object, layout: object, seed: object, round: object
@@ -320,73 +311,24 @@ class UpdateRound:
         return None if round == self.id else Refusal.ROUND
 
 
-def encode(update: F64, round: UpdateRound, *, rng: Rng) -> I64:
-    """What a client with this update (length,) adds to the sum: whole numbers, of shape (cells,).
-
-    Under a masked aggregation it has the client's share of the noise in it. An update with NaN or
-    infinite numbers is sent as zeros: a client that abstained would tell of what it holds.
-    """
-    update = np.asarray(update, dtype=np.float64)
-    if not np.isfinite(update).all():
-        update = np.zeros_like(update)
-    table = round.sketch.tables(update[None], rng=rng)[0]
-    noised = round.task.mechanism.at_device(table, devices=1, rng=rng)
-    return noised.reshape(-1)
-
-
-def seal(table: I64, round: UpdateRound) -> bytes:
-    """A client's whole numbers, packed to the bit, for a server that is trusted with them."""
-    aggregation = round.task.aggregation
-    if not isinstance(aggregation, Plain):
-        raise SpecError("a table of a masked round is sent under masks alone")
-    return aggregation.seal(table)
-
-
-def unseal(message: bytes, round: UpdateRound) -> I64:
-    """The table (cells,) that `seal` packed; MismatchError if it is none, or too long a one."""
-    aggregation = round.task.aggregation
-    if not isinstance(aggregation, Plain):
-        raise SpecError("a table of a masked round is never seen alone")
-    table = aggregation.open(aggregation.unpack(message, round.sketch.shape))
-    try:
-        return round.sketch.encode(table[None]).reshape(-1)
-    except SpecError as problem:
-        raise MismatchError(str(problem)) from problem
-
-
-def decode(total: I64, count: int, round: UpdateRound, *, rng: Rng) -> F64:
-    """The mean update (length,) of `count` clients, noised, from the sum of their tables.
-
-    Charge `round.loss` first. Raises ImpossibleError if they are too few for the noise.
-    """
-    task = round.task
-    if not task.min_count <= count <= task.max_count:
-        raise ImpossibleError(
-            f"a round of {task.max_count} clients is opened with {task.min_count} at the least; "
-            f"got {count}",
-            hint="ask again in another round; nothing was opened",
-        )
-    noised = task.mechanism.at_release(total.reshape(round.sketch.shape), count=count, rng=rng)
-    return round.sketch.decode(noised, count)
-
-
 @dataclass(slots=True)
 class Spending:
-    """What all rounds have cost the clients so far, as a list that was fixed in advance: their
-    noise and probability must not be chosen by what earlier rounds showed.
+    """The books of a training: what all rounds have cost a client so far, as a list that was fixed
+    in advance. Their noise and cohorts must not be chosen by what earlier rounds showed.
+
+    A `Ledger` with a limit allows for such choices, and would end a training earlier.
 
     >>> spending = Spending(delta=1e-5)
     >>> loss = AdditiveLoss(noise="gaussian", scale=1000.0, l1=1000.0, l2=1000.0, unit_cells=0)
-    >>> for _ in range(4):
-    ...     spending.charge(loss)
+    >>> for number in range(4):
+    ...     spending.charge(campaign=f"round {number}", cohort="all", task="", loss=loss)
     >>> round(spending.epsilon, 2)
     10.8
     """
 
     delta: float
     most_epsilon: float | None = None  # beyond which nothing is charged, so nothing opened
-    rounds: int = 0
-    _counts: Counter[tuple[Loss, float | None]] = field(default_factory=Counter)
+    entries: list[Entry] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         require(0 < self.delta < 1, f"delta must be above 0, below 1; got {self.delta}")
@@ -395,20 +337,16 @@ class Spending:
             f"most_epsilon must be above 0; got {self.most_epsilon}",
         )
 
-    def charge(self, loss: Loss, probability: float | None = None) -> None:
-        """Add a round's loss, to a cohort drawn with this probability (None: to everybody).
+    def charge(self, *, campaign: str, cohort: str, task: str, loss: Charge) -> None:
+        """Record a round's loss, or raise BudgetError and record nothing."""
+        self.check(loss)
+        self.entries.append(Entry(campaign, cohort, task, loss))
 
-        Raises BudgetError, and adds nothing, if it is more than may be spent.
-        """
-        self.check(loss, probability)
-        self._counts[loss, probability] += 1
-        self.rounds += 1
-
-    def check(self, loss: Loss, probability: float | None = None) -> None:
-        """Raise BudgetError if the round may not be paid for."""
+    def check(self, loss: Charge) -> None:
+        """Raise BudgetError if another round with this loss may not be paid for."""
         if self.most_epsilon is None:
             return
-        after = self._epsilon(self._counts + Counter({(loss, probability): 1}))
+        after = self._epsilon([*self.entries, Entry("another round", EVERYBODY, "", loss)])
         if after > self.most_epsilon:
             raise BudgetError(
                 f"{self.rounds} rounds have spent epsilon {self.epsilon:.4g} of "
@@ -417,22 +355,16 @@ class Spending:
             )
 
     @property
+    def rounds(self) -> int:
+        return len(self.entries)
+
+    @property
     def epsilon(self) -> float:
-        """Of all rounds together, at `delta`; rounded up."""
-        return self._epsilon(self._counts)
+        """The epsilon of all rounds together, at `delta`; rounded up."""
+        return self._epsilon(self.entries)
 
-    def _epsilon(self, counts: Mapping[tuple[Loss, float | None], int]) -> float:
-        return epsilon_of([*_losses(counts)], self.delta)
-
-
-def _losses(counts: Mapping[tuple[Loss, float | None], int]) -> Iterable[Loss]:
-    for (loss, probability), times in counts.items():
-        if isinstance(loss, NoPrivacy) or probability is None:
-            yield from [loss] * times
-            continue
-        if not isinstance(loss, AdditiveLoss):
-            raise SpecError("rounds with random cohorts are accounted for noise on sums")
-        yield SampledLoss(loss=loss, probability=probability, scheme="fixed", times=times)
+    def _epsilon(self, entries: list[Entry]) -> float:
+        return spent(entries, Budget(epsilon=None, delta=self.delta))
 
 
 def multiplier_for(
@@ -451,22 +383,31 @@ def multiplier_for(
     require(rounds >= 1, f"rounds must be at least 1; got {rounds}")
 
     def cost(multiplier: float) -> float:
-        scale = multiplier * COARSEST
-        loss = AdditiveLoss(noise="gaussian", scale=scale, l1=COARSEST, l2=COARSEST, unit_cells=0)
-        return epsilon_of([*_losses({(loss, probability): rounds})], delta)
+        one = AdditiveLoss(noise="gaussian", scale=multiplier, l1=1.0, l2=1.0, unit_cells=0)
+        if probability is None:
+            return epsilon_of([one] * rounds, delta)
+        sampled = SampledLoss(loss=one, probability=probability, scheme="fixed", times=rounds)
+        return epsilon_of([sampled], delta)
 
-    low, high = 0.01, 1.0
-    while cost(high) > epsilon:
-        low, high = high, 2 * high
-        if high > 1e4:
-            raise ImpossibleError(
-                f"no noise multiplier up to 10000 keeps epsilon {epsilon:g} over {rounds:,} rounds",
-                hint="raise epsilon or delta, or ask for fewer rounds",
-            )
-    while high - low > 1e-3 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
-    return high
+    multiplier = least_multiplier(cost, epsilon)
+    if math.isinf(multiplier):
+        raise ImpossibleError(
+            f"no noise multiplier up to {LARGEST_MULTIPLIER:g} keeps epsilon {epsilon:g} over "
+            f"{rounds:,} rounds",
+            hint="raise epsilon or delta, or ask for fewer rounds",
+        )
+    return multiplier
+
+
+def most_cells(length: int, rate: float) -> int:
+    """Cells of a table with at least `rate` coordinates to a cell."""
+    return max(1, math.floor(length / rate))
+
+
+def finite(vector: F64) -> F64:
+    """The vector, or zeros in place of one with NaN or infinite numbers: a client that stayed away
+    would reveal something about what it holds."""
+    return vector if np.isfinite(vector).all() else np.zeros_like(vector)
 
 
 def _is_real(kind: str) -> bool:

@@ -27,15 +27,13 @@ from sfumato.privacy.accounting import (
     PlannedLoss,
     SampledLoss,
 )
-from sfumato.privacy.rounding import Rounding
+from sfumato.privacy.rounding import COARSEST, Rounding, fineness
 from sfumato.privacy.samplers import LARGEST_SCALE, Rng
 from sfumato.questions.question import Participation, Plan, QuestionDefaults, Seeded
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch
 from sfumato.spec import LARGEST_INTEGER, digest, kind_of, require, spec
 
-ROUNDING_COST = 0.01  # of the noise's variance, that rounding to whole numbers may add
-COARSEST = 1000.0  # whole numbers to the largest norm of a table, at the least
 SECOND_WIDTH = 2  # times its rows: cells of a row of the sketch whose norm is asked for
 
 
@@ -363,10 +361,7 @@ class TrainingDesign(QuestionDefaults):
         """The sketch of a round that may have so many cells; None for the vectors themselves."""
         if cells >= length:
             return None
-        rows = min(self.rows, cells)
-        return DenseSketch(
-            length=length, rows=rows, width=max(1, cells // rows), seed=self.seed, round=round
-        )
+        return DenseSketch.within(cells, length=length, rows=self.rows, seed=self.seed, round=round)
 
     def second_sketch(self, length: int, round: int) -> DenseSketch:
         """The small sketch whose norm is asked for: ⌈ln d⌉ rows."""
@@ -378,15 +373,10 @@ class TrainingDesign(QuestionDefaults):
 def whole_numbers(
     design: TrainingDesign, length: int, dense: DenseSketch | None, clip: float
 ) -> VectorSketch:
-    """Updates as whole numbers, so fine that rounding costs little beside the noise: it adds at
-    most a quarter a client to a cell's variance, and lengthens a client's table. Coarser where so
-    much noise is asked for that it could not be drawn."""
+    """Updates as whole numbers, so fine that rounding costs little beside the noise, and coarser
+    where so much noise is asked for that it could not be drawn."""
     cells = length if dense is None else dense.cells
-    fine = max(
-        COARSEST,
-        math.sqrt(design.cohort / 4 / ROUNDING_COST) / (design.multiplier or 1.0),
-        math.sqrt(cells / 4 / ROUNDING_COST),
-    )
+    fine = fineness(cells, design.cohort, design.multiplier)
     if design.multiplier:
         fine = _drawable(design, fine, cells)
     return VectorSketch(length=length, clip=clip, bound=clip, scale=fine / clip, dense=dense)

@@ -24,14 +24,13 @@ from sfumato.learn.compression import (
 )
 from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign, whole_numbers
 from sfumato.privacy import epsilon_of
+from sfumato.privacy.accounting import LARGEST_MULTIPLIER, least_multiplier
 from sfumato.questions.frequencies.plan import secure_of
 from sfumato.questions.promise import SEES_TABLES, who_colludes
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.spec import require
 from sfumato.study import Study, TrainingKeys
 
-_PRECISION = 1e-3  # of a noise multiplier, relative; it is rounded up
-_LARGEST_MULTIPLIER = 1e4
 _NEIGHBOURS = {
     "zero-out": "zero-out: what one device sends becomes zero in every round",
     "replace": "replace: what one device sends becomes another's in every round",
@@ -87,7 +86,7 @@ def sized(study: Study) -> TrainingDesign:
         ),
         clip=study.clip,
         adaptive_clip=AdaptiveClip() if keys.adaptive_clip else None,
-        noise_multiplier=0.0 if silent else keys.noise_multiplier or _LARGEST_MULTIPLIER,
+        noise_multiplier=0.0 if silent else keys.noise_multiplier or LARGEST_MULTIPLIER,
         compression=_rule(study, keys, silent),
         server=ServerOptimizer(
             method=keys.server, learning_rate=keys.server_rate, momentum=keys.momentum
@@ -208,19 +207,14 @@ def _multiplier(design: TrainingDesign, epsilon: float, delta: float) -> float:
     def cost(multiplier: float) -> float:
         return epsilon_of([replace(design, noise_multiplier=multiplier).loss], delta)
 
-    low, high = 0.01, 1.0
-    while cost(high) > epsilon:
-        low, high = high, 2 * high
-        if high > _LARGEST_MULTIPLIER:
-            raise ImpossibleError(
-                f"no noise multiplier up to {_LARGEST_MULTIPLIER:g} keeps epsilon {epsilon:g} at "
-                f"delta {delta:g} over {design.rounds:,} rounds",
-                hint="raise epsilon, or ask for fewer rounds or smaller cohorts",
-            )
-    while high - low > _PRECISION * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
-    return high
+    multiplier = least_multiplier(cost, epsilon)
+    if math.isinf(multiplier):
+        raise ImpossibleError(
+            f"no noise multiplier up to {LARGEST_MULTIPLIER:g} keeps epsilon {epsilon:g} at "
+            f"delta {delta:g} over {design.rounds:,} rounds",
+            hint="raise epsilon, or ask for fewer rounds or smaller cohorts",
+        )
+    return multiplier
 
 
 def _predicted(study: Study, design: TrainingDesign) -> dict[str, Any]:

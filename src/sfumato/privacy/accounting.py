@@ -14,7 +14,7 @@ bounded except by the accountant's discretisation, which rounds up. Otherwise RÃ
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -35,7 +35,8 @@ Noise = Literal["gaussian", "laplace", "skellam"]
 # Ledgers on disk depend on these, too: a filter's order is one of them.
 _ORDERS = np.array([1.25, 1.5, *range(2, 65), *range(72, 520, 8), 1024.0, 2048.0])
 LISTS_SHARE = 0.25  # of a budget's delta, set aside for lists; ledgers on disk depend on it
-_PRECISION = 1e-3  # of a calibrated scale, relative; the scale is rounded up
+LARGEST_MULTIPLIER = 1e4  # of the noise on a table, by its largest norm
+_PRECISION = 1e-3  # of a calibrated scale or multiplier, relative; it is rounded up
 
 
 @spec("additive_loss")
@@ -310,6 +311,24 @@ def calibrate(
     factor = 0.99
     while (low == high or cost(low) <= epsilon) and low > LEAST_SCALE:
         low, high, factor = low * factor, low, factor**2  # near the guess first, then in strides
+    while high - low > _PRECISION * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
+    return high
+
+
+def least_multiplier(cost: Callable[[float], float], epsilon: float) -> float:
+    """The least noise multiplier (to a tenth of a per cent, rounded up) at which rounds cost at
+    most epsilon; infinite if none up to `LARGEST_MULTIPLIER` is enough.
+
+    >>> least_multiplier(lambda multiplier: 3 / multiplier, 1.5)
+    2.0
+    """
+    low, high = 0.01, 1.0
+    while cost(high) > epsilon:
+        low, high = high, 2 * high
+        if high > LARGEST_MULTIPLIER:
+            return math.inf
     while high - low > _PRECISION * high:
         middle = (low + high) / 2
         low, high = (middle, high) if cost(middle) > epsilon else (low, middle)

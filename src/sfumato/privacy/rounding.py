@@ -15,6 +15,8 @@ F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
 LARGEST = 2.0**52  # of a scaled cell: beyond it a double has no fractions
+ROUNDING_COST = 0.01  # of the noise's variance, that rounding to whole numbers may add
+COARSEST = 1000.0  # whole numbers to the largest norm of a table, at the least
 _SLACK = 1e-9  # what floating-point norms may differ by
 
 
@@ -96,3 +98,18 @@ class Rounding:
     def reals(self, total: I64) -> F64:
         """A sum of integers in the vectors' own unit."""
         return total / self.scale
+
+
+def fineness(cells: int, devices: int, multiplier: float) -> float:
+    """How many whole numbers the largest norm of a table should have, for sums over so many devices
+    with noise of `multiplier` times that norm: so many that rounding costs little beside the noise.
+    It adds at most a quarter per device to a cell's variance, and lengthens a device's table.
+
+    >>> fineness(300, 10, 1.0), fineness(10_000_000, 10, 1.0)
+    (1000.0, 15811.38830084...)
+    """
+    return max(
+        COARSEST,
+        math.sqrt(devices / 4 / ROUNDING_COST) / (multiplier or 1.0),
+        math.sqrt(cells / 4 / ROUNDING_COST),
+    )

@@ -105,6 +105,16 @@ class DenseSketch:
         require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
         require(self.round >= 0, f"round must be at least 0; got {self.round}")
 
+    @classmethod
+    def within(cls, cells: int, *, length: int, rows: int, seed: int, round: int) -> DenseSketch:
+        """The widest sketch with at most so many cells, and with fewer rows if they are fewer.
+
+        >>> DenseSketch.within(100, length=1000, rows=15, seed=1, round=0).shape
+        (15, 6)
+        """
+        rows = min(rows, cells)
+        return cls(length=length, rows=rows, width=cells // rows, seed=seed, round=round)
+
     @property
     def shape(self) -> tuple[int, int]:
         return (self.blocks * self.rows, self.width)

@@ -172,6 +172,28 @@ def test_a_secure_task_has_room_and_noise_for_the_worst_case() -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "dropout", "least"), [(3, 0.0, 3), (6, 0.35, 4), (10, 0.3, 7), (10, 0.7, 3)]
+)
+def test_a_cohort_of_exactly_so_many_has_no_grace(asked: int, dropout: float, least: int) -> None:
+    secure = SecureSum(corrupt=0.1, dropout=dropout)
+    task = secure.task(
+        sketch=OneHot(categories=2),
+        mechanism=NoiseInShares(scale=5.0, survivors=2),
+        campaign="c",
+        cohort="c",
+        asked=asked,
+        items_per_device=1,
+        exact=True,
+    )
+    noise = task.mechanism
+    assert isinstance(noise, NoiseInShares)
+    assert (task.min_count, task.max_count) == (least, asked)
+    assert (noise.survivors, noise.colluders) == (least, asked // 10)
+    with pytest.raises(ImpossibleError, match="at least 3 devices a round; got 2"):
+        secure.counts(2, exact=True)
+
+
+@pytest.mark.parametrize(
     ("asked", "dropout", "why"),
     [
         (1, 0.0, "at least 4 devices a round"),

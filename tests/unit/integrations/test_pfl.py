@@ -145,7 +145,7 @@ def test_our_sum_is_exact_up_to_rounding_and_says_what_it_costs(rate: float) -> 
 
 def test_our_noise_is_accounted_for_and_stops_at_the_budget() -> None:
     design = UpdateDesign(clip=1.0, noise_multiplier=1.5, seed=3)
-    loss = design.round(Layout.of(update_of(0)), USERS, 0).loss
+    loss = design.round(Layout.of(update_of(0)), USERS, 0).task.loss
     two = epsilon_of([loss] * 2, 1e-5)
     summed = SketchedSum(
         design, cohort=USERS, population=100, delta=1e-5, most_epsilon=two, rng=SeededRng(1)

@@ -12,8 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as draw
 
-from sfumato.errors import BudgetError, ImpossibleError, MismatchError, SpecError
+from sfumato.errors import BudgetError, ImpossibleError, MismatchError, SpecError, TaskError
+from sfumato.flow.accumulator import Batch
 from sfumato.flow.aggregation import Masked, Plain
+from sfumato.flow.contribute import contribute, report
+from sfumato.flow.release import NoisedSum, charge, noised_sum
 from sfumato.integrations.rounds import (
     VERSION,
     Layout,
@@ -21,14 +24,11 @@ from sfumato.integrations.rounds import (
     Spending,
     UpdateDesign,
     UpdateRound,
-    decode,
-    encode,
     multiplier_for,
-    seal,
-    unseal,
 )
-from sfumato.privacy import AdditiveLoss, NoPrivacy, SeededRng, epsilon_of
+from sfumato.privacy import AdditiveLoss, NoPrivacy, Rng, SeededRng, epsilon_of
 from sfumato.privacy.accounting import SampledLoss
+from sfumato.privacy.ledger import Books, Budget, Ledger
 from sfumato.secagg import rehearsal
 from sfumato.secagg.coordinator import Phase
 
@@ -44,6 +44,32 @@ LENGTH = 260
 def updates(count: int, length: float = 0.8) -> np.ndarray[Any, Any]:
     drawn = np.random.default_rng(1).standard_normal((count, LENGTH))
     return np.asarray(length * drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
+
+
+def table_of(update: np.ndarray[Any, Any], told: UpdateRound, rng: Rng) -> np.ndarray[Any, Any]:
+    return contribute(told.task, told.values(update, rng=rng), devices=1, rng=rng)
+
+
+def opened(
+    told: UpdateRound, total: Any, count: int, spending: Spending | None = None
+) -> NoisedSum:
+    spending = spending or Spending(delta=1e-5)
+    batch = Batch(told.task.id, np.asarray(total), count)
+    return noised_sum(told.task, batch, ledger=spending, rng=SeededRng(7))
+
+
+def mean_of(told: UpdateRound, total: Any, count: int) -> np.ndarray[Any, Any]:
+    return told.sketch.decode(opened(told, total, count).table, count)
+
+
+def charge_rounds(books: Books, told: UpdateRound, times: int, share: float | None = None) -> None:
+    """Charge as many rounds like this one, to everybody or to cohorts of a share of the clients."""
+    sampling: Any = "all" if share is None else "fixed"
+    design = UpdateDesign(clip=1.0, sampling=sampling, seed=1)
+    loss = design.charge_of(told.task, share or 1.0)
+    for number in range(times):
+        task = replace(told.task, campaign=f"{told.task.campaign} again {number}")
+        charge(task, ledger=books, loss=loss)
 
 
 def test_an_update_moves_the_arrays_and_is_read_off_them() -> None:
@@ -85,8 +111,11 @@ def test_the_mean_comes_back_up_to_rounding(rate: float) -> None:
     design = UpdateDesign(clip=1.0, rate=rate, rows=5, seed=9)
     told, rng = design.round(LAYOUT, 7, 3), SeededRng(1)
     given = updates(7, 0.5)
-    total = sum(unseal(seal(encode(each, told, rng=rng), told), told) for each in given)
-    found = decode(np.asarray(total), 7, told, rng=rng)
+    batch = Batch.empty(told.task)
+    for each in given:
+        batch += told.batch(report(told.task, told.values(each, rng=rng), rng=rng).message)
+    assert batch.count == 7
+    found = mean_of(told, batch.total, 7)
     mean = given.mean(axis=0)
     if rate == 1:
         wanted = mean
@@ -101,18 +130,18 @@ def test_a_masked_round_gives_what_the_plain_one_gives() -> None:
     """The same updates through every message of a masked round, two clients vanishing."""
     design = UpdateDesign(clip=1.0, rate=2.0, rows=4, secure=True, dropout=0.4, seed=9)
     told, rng = design.round(LAYOUT, 8, 1), SeededRng(2)
-    tables = [encode(each, told, rng=rng) for each in updates(8)]
+    tables = [table_of(each, told, rng).reshape(-1) for each in updates(8)]
     masked = told.task.masked_round(8, "0" * 32)
     leaving = {1: Phase.MASK, 6: Phase.SHARE}
     outcome = rehearsal.run(masked, tables.__getitem__, leaving=leaving, rng=rng)
     assert outcome.survivors == 6
-    total = told.task.aggregation.open(outcome.total)
+    total = outcome.total.astype(np.int64).reshape(told.sketch.shape)
     wanted = sum(table for member, table in enumerate(tables) if member not in leaving)
-    assert np.array_equal(total, wanted)
-    found = decode(total, 6, told, rng=rng)
+    assert np.array_equal(told.task.aggregation.open(total).reshape(-1), wanted)
     plain = replace(design, secure=False).round(LAYOUT, 8, 1)
     assert plain.sketch == told.sketch
-    assert np.array_equal(found, decode(np.asarray(wanted), 6, plain, rng=rng))
+    summed = np.asarray(wanted).reshape(plain.sketch.shape)
+    assert np.array_equal(mean_of(told, total, 6), mean_of(plain, summed, 6))
 
 
 def test_noise_in_shares_is_enough_for_the_fewest_that_may_be_left() -> None:
@@ -124,7 +153,7 @@ def test_noise_in_shares_is_enough_for_the_fewest_that_may_be_left() -> None:
     assert told.task.min_count == 7
     # Of seven that are left two tell their share: the others' five make up the noise.
     assert told.task.mechanism.stddev(5) == pytest.approx(scale, rel=1e-12)
-    loss = told.loss
+    loss = told.task.loss
     assert isinstance(loss, AdditiveLoss)
     assert (loss.noise, loss.scale) == ("skellam", scale)
 
@@ -136,11 +165,11 @@ def test_the_sum_never_wraps(secure: bool) -> None:
     told, rng = design.round(LAYOUT, 5, 1), SeededRng(1)
     update = np.zeros(LENGTH)
     update[3] = -50.0
-    total = sum(encode(update, told, rng=rng) for _ in range(5))
+    total = np.asarray(sum(table_of(update, told, rng) for _ in range(5)))
     aggregation = told.task.aggregation
     modulus = 1 << aggregation.modulus_bits
-    assert np.array_equal(aggregation.open(np.asarray(total) % modulus), total)
-    assert decode(np.asarray(total), 5, told, rng=rng)[3] == pytest.approx(-1, abs=2e-3)
+    assert np.array_equal(aggregation.open(total % modulus), total)
+    assert mean_of(told, total % modulus, 5)[3] == pytest.approx(-1, abs=2e-3)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -148,9 +177,9 @@ def test_an_update_that_is_not_finite_is_sent_as_zeros(bad: float) -> None:
     """A client that abstained would change how many are in a round, which has no noise."""
     told = UpdateDesign(clip=1.0, rate=3.0, seed=1).round(LAYOUT, 5, 1)
     update = updates(1)[0]
-    assert encode(update, told, rng=SeededRng(1)).any()
+    assert table_of(update, told, SeededRng(1)).any()
     update[11] = bad
-    assert not encode(update, told, rng=SeededRng(1)).any()
+    assert not table_of(update, told, SeededRng(1)).any()
 
 
 def test_a_server_that_is_not_trusted_knows_the_cohorts() -> None:
@@ -165,27 +194,30 @@ def test_a_server_that_is_not_trusted_knows_the_cohorts() -> None:
 def test_a_table_that_no_client_can_have_is_refused() -> None:
     told = UpdateDesign(clip=1.0, seed=1).round(LAYOUT, 5, 1)
     long = np.full(LENGTH, told.sketch.rounding.largest, dtype=np.int64)
+    assert isinstance(told.task.aggregation, Plain)
     with pytest.raises(MismatchError, match="norm of at most"):
-        unseal(seal(long, told), told)
+        told.batch(told.task.aggregation.seal(long))
     with pytest.raises(MismatchError, match="bytes"):
-        unseal(b"", told)
+        told.batch(b"")
 
 
 def test_tables_of_masked_rounds_do_not_travel_bare() -> None:
     told = UpdateDesign(clip=1.0, secure=True, seed=1).round(LAYOUT, 5, 1)
-    table = encode(updates(1)[0], told, rng=SeededRng(1))
-    with pytest.raises(SpecError, match="masks alone"):
-        seal(table, told)
+    rng = SeededRng(1)
+    with pytest.raises(TaskError, match="sent in a masked round"):
+        report(told.task, told.values(updates(1)[0], rng=rng), rng=rng)
     with pytest.raises(SpecError, match="never seen alone"):
-        unseal(b"", told)
+        told.batch(b"")
 
 
 @pytest.mark.parametrize("count", [0, 3, 6])
 def test_too_few_or_too_many_clients_open_nothing(count: int) -> None:
     told = UpdateDesign(clip=1.0, secure=True, dropout=0.2, seed=1).round(LAYOUT, 5, 1)
     assert (told.task.min_count, told.task.max_count) == (4, 5)
-    with pytest.raises(ImpossibleError, match="4 at the least"):
-        decode(np.zeros(LENGTH, dtype=np.int64), count, told, rng=SeededRng(1))
+    spending = Spending(delta=1e-5)
+    with pytest.raises(ImpossibleError, match="needs 4 to 5 devices"):
+        opened(told, np.zeros(LENGTH, dtype=np.int64), count, spending)
+    assert spending.rounds == 0
 
 
 @given(
@@ -236,7 +268,7 @@ def test_what_does_not_belong_is_named() -> None:
     }
     assert told.refusal_of(**right) is None
     wrong = {
-        "version": (2, Refusal.VERSION),
+        "version": (VERSION + 1, Refusal.VERSION),
         "layout": ("0" * 64, Refusal.SHAPE),
         "seed": ([1, 3], Refusal.SEED),
         "round": ("0" * 64, Refusal.ROUND),
@@ -249,8 +281,9 @@ def test_what_does_not_belong_is_named() -> None:
 def test_a_round_of_another_version_or_with_other_fields_is_refused() -> None:
     told = UpdateDesign(clip=1.0, seed=1).round(LAYOUT, 5, 2)
     data = json.loads(told.to_json())
-    with pytest.raises(MismatchError, match="version 1; got 2"):
-        UpdateRound.from_json(json.dumps({**data, "version": 2}))
+    for other in (1, VERSION + 1):
+        with pytest.raises(MismatchError, match=f"version {VERSION}; got {other}"):
+            UpdateRound.from_json(json.dumps({**data, "version": other}))
     broken: list[str] = [
         "",
         "[]",
@@ -286,33 +319,48 @@ def test_a_design_checks_itself(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "dropout", "corrupt"), [(2, 0.0, 0.0), (4, 0.9, 0.0), (5, 0.5, 0.6)]
+    ("asked", "dropout", "corrupt", "reason"),
+    [
+        (2, 0.0, 0.0, "at least 3 devices a round; got 2"),
+        (4, 0.9, 0.0, "only 0 are sure to stay"),
+        (5, 0.5, 0.6, "3 may be corrupt and only 3 be left"),
+    ],
 )
 def test_too_few_clients_for_a_secure_sum_are_refused(
-    asked: int, dropout: float, corrupt: float
+    asked: int, dropout: float, corrupt: float, reason: str
 ) -> None:
     design = UpdateDesign(
         clip=1.0, noise_multiplier=1.0, secure=True, dropout=dropout, corrupt=corrupt, seed=1
     )
-    with pytest.raises(ImpossibleError, match="too few for a secure sum"):
+    with pytest.raises(ImpossibleError, match=reason):
         design.round(LAYOUT, asked, 1)
 
 
 def test_noise_at_the_server_costs_what_a_gaussian_costs() -> None:
     told = UpdateDesign(clip=3.0, noise_multiplier=2.0, rate=2.0, seed=1).round(LAYOUT, 5, 1)
     spending = Spending(delta=1e-5)
-    for _ in range(10):
-        spending.charge(told.loss)
+    charge_rounds(spending, told, 10)
     unit = AdditiveLoss(noise="gaussian", scale=2.0, l1=1.0, l2=1.0, unit_cells=0)
     assert spending.epsilon == pytest.approx(epsilon_of([unit] * 10, 1e-5), rel=1e-9)
 
 
-def test_rounds_with_random_cohorts_are_composed_as_such() -> None:
-    loss = AdditiveLoss(noise="gaussian", scale=1500.0, l1=1000.0, l2=1000.0, unit_cells=0)
+def test_rounds_of_any_number_add_up() -> None:
+    """A client may be in all of them, in one that is held again, too."""
+    design = UpdateDesign(clip=1.0, noise_multiplier=2.0, seed=1)
     spending = Spending(delta=1e-5)
-    for _ in range(20):
-        spending.charge(loss, 0.05)
-    spending.charge(loss)
+    for number in (1, 2, 2):
+        charge(design.round(LAYOUT, 5, number).task, ledger=spending)
+    loss = design.round(LAYOUT, 5, 1).task.loss
+    assert spending.epsilon == pytest.approx(epsilon_of([loss] * 3, 1e-5), rel=1e-12)
+
+
+def test_rounds_with_random_cohorts_are_composed_as_such() -> None:
+    told = UpdateDesign(clip=1.0, noise_multiplier=1.5, seed=1).round(LAYOUT, 5, 1)
+    loss = told.task.loss
+    assert isinstance(loss, AdditiveLoss)
+    spending = Spending(delta=1e-5)
+    charge_rounds(spending, told, 20, 0.05)
+    charge(told.task, ledger=spending)
     sampled = SampledLoss(loss=loss, probability=0.05, scheme="fixed", times=20)
     assert spending.epsilon == pytest.approx(epsilon_of([sampled, loss], 1e-5), rel=1e-12)
     assert spending.rounds == 21
@@ -322,21 +370,37 @@ def test_a_round_without_noise_costs_everything() -> None:
     spending = Spending(delta=1e-5)
     assert spending.epsilon == 0
     told = UpdateDesign(clip=1.0, seed=1).round(LAYOUT, 5, 1)
-    spending.charge(told.loss, 0.1)
-    assert told.loss == NoPrivacy()
+    charge_rounds(spending, told, 1, 0.1)
+    assert told.task.loss == NoPrivacy()
     assert spending.epsilon == math.inf
 
 
-def test_a_charge_beyond_the_budget_is_refused_and_not_recorded() -> None:
-    loss = AdditiveLoss(noise="gaussian", scale=1.0, l1=1.0, l2=1.0, unit_cells=0)
-    budget = epsilon_of([loss] * 2, 1e-5)
+def test_a_round_beyond_the_budget_is_refused_and_neither_recorded_nor_opened() -> None:
+    told = UpdateDesign(clip=1.0, noise_multiplier=1.0, seed=1).round(LAYOUT, 5, 1)
+    budget = epsilon_of([told.task.loss] * 2, 1e-5) * (1 + 1e-12)
     spending = Spending(delta=1e-5, most_epsilon=budget)
-    spending.charge(loss)
-    spending.charge(loss)
+    zeros = np.zeros(LENGTH, dtype=np.int64)
+    opened(told, zeros, 5, spending)
+    opened(told, zeros, 5, spending)
     with pytest.raises(BudgetError, match="another one would make it"):
-        spending.charge(loss)
+        opened(told, zeros, 5, spending)
     assert spending.rounds == 2
-    assert spending.epsilon == pytest.approx(budget, rel=1e-12)
+    assert spending.epsilon == pytest.approx(budget, rel=1e-11)
+
+
+@pytest.mark.parametrize(("rounds", "share", "fewer"), [(20, None, 19), (100, 0.05, 85)])
+def test_a_ledger_with_a_limit_ends_a_training_earlier(
+    rounds: int, share: float | None, fewer: int
+) -> None:
+    """Which is why a seat has books of its own: its list is fixed in advance."""
+    noise = multiplier_for(8.0, delta=1e-5, rounds=rounds, probability=share)
+    told = UpdateDesign(clip=1.0, noise_multiplier=noise, seed=1).round(LAYOUT, 5, 1)
+    spending = Spending(delta=1e-5, most_epsilon=8.0)
+    ledger = Ledger(Budget(epsilon=8.0, delta=1e-5))
+    for books in (spending, ledger):
+        with pytest.raises(BudgetError):
+            charge_rounds(books, told, 2 * rounds, share)
+    assert (spending.rounds, len(ledger.entries())) == (rounds, fewer)
 
 
 @pytest.mark.parametrize("probability", [None, 0.05])
@@ -346,8 +410,7 @@ def test_the_multiplier_is_the_least_that_keeps_epsilon(probability: float | Non
     def cost(noise: float) -> float:
         spending = Spending(delta=1e-5)
         design = UpdateDesign(clip=1.0, noise_multiplier=noise, seed=1)
-        for _ in range(30):
-            spending.charge(design.round(LAYOUT, 5, 1).loss, probability)
+        charge_rounds(spending, design.round(LAYOUT, 5, 1), 30, probability)
         return spending.epsilon
 
     assert cost(multiplier) <= 4.0 * (1 + 1e-9)

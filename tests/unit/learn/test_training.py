@@ -29,7 +29,6 @@ from sfumato.learn.compression import (
 )
 from sfumato.learn.data import Clients, Federated
 from sfumato.learn.design import (
-    COARSEST,
     AdaptiveClip,
     ServerOptimizer,
     TrainingDesign,
@@ -39,6 +38,7 @@ from sfumato.learn.sums import ExactSum, FloatSum
 from sfumato.learn.training import RoundFigures, Training
 from sfumato.privacy import NoPrivacy, epsilon_of
 from sfumato.privacy.accounting import SampledLoss
+from sfumato.privacy.rounding import COARSEST
 from sfumato.spec import from_json, to_json
 
 CLIENTS, INPUTS, CLASSES = 30, 8, 3
