@@ -1,0 +1,81 @@
+"""One suite over every question and trust: planned, simulated, charged, weighed and collected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from questioning import (
+    Case,
+    check_collection,
+    check_losses,
+    check_plan,
+    check_simulation,
+    check_weights,
+)
+from sfumato.study import QUESTIONS, QuestionFacts
+
+LISTED = ("oak", "elm", "fir")
+WORDS = {"alphabet": "aefhiklmorsx", "word_length": 3}
+MASKED = {"dropout": 0.05, "corrupt": 0.05}
+CASES = [
+    Case(question="frequencies", trust="central", items=LISTED),
+    Case(question="frequencies", trust="central", items=LISTED, keys={"rounds": 2}),
+    Case(question="frequencies", trust="secure", items=LISTED, keys=MASKED),
+    Case(question="frequencies", trust="local", items=LISTED),
+    Case(question="new_words", trust="local", keys=WORDS, devices=600),
+    Case(question="heavy_hitters", trust="central", keys={"bytes_per_device": 20_000}),
+    Case(
+        question="heavy_hitters",
+        trust="central",
+        keys={"bytes_per_device": 20_000, "masked": True, **MASKED},
+    ),
+    Case(question="heavy_hitters", trust="secure", keys=WORDS | MASKED),
+    Case(question="histogram", trust="central", keys={"bytes_per_device": 60_000}),
+    Case(question="mean", trust="central", keys={"clip": 1.0, "dimensions": 8}),
+    Case(question="mean", trust="secure", keys={"clip": 1.0, "dimensions": 8, **MASKED}),
+]
+MADE_UP = Case(
+    question="median",
+    trust="central",
+    keys={"epsilon": 0.2},
+    held=[str(20 + 3 * place) for place in range(20)],
+)
+
+
+@pytest.fixture(params=[*CASES, MADE_UP], ids=str)
+def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Case:
+    """Each of the questions, and one that is made of a folder and this line."""
+    facts = QuestionFacts(
+        planners={"central": "median.plan:plan"}, release="median.design:MedianRelease"
+    )
+    monkeypatch.setitem(QUESTIONS, "median", facts)
+    found: Case = request.param
+    return found
+
+
+def test_every_question_and_trust_is_here() -> None:
+    trained = {("train", "secure"), ("train", "central")}  # by `train`: tests/unit/simulation
+    every = {(name, trust) for name, facts in QUESTIONS.items() for trust in facts.planners}
+    assert {(case.question, case.trust) for case in CASES} == every - trained
+
+
+def test_a_plan_is_whole(case: Case) -> None:
+    check_plan(case)
+
+
+def test_the_same_seed_gives_the_same_release(case: Case) -> None:
+    check_simulation(case)
+
+
+def test_what_is_charged_is_what_is_promised(case: Case) -> None:
+    check_losses(case)
+
+
+def test_a_plan_weighs_what_is_sent(case: Case) -> None:
+    check_weights(case)
+
+
+def test_devices_answer_it_and_a_collector_releases_it(case: Case, tmp_path: Path) -> None:
+    check_collection(case, tmp_path)

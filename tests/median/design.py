@@ -1,0 +1,155 @@
+"""What is the median of the devices' numbers? One table with a cell per number, noised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sfumato.errors import SpecError
+from sfumato.flow.aggregation import Plain
+from sfumato.flow.campaign import Campaign
+from sfumato.flow.release import Cost, EstimateRelease, NoisedSum
+from sfumato.flow.secure_sum import weights
+from sfumato.flow.task import Task, bits_for, most_devices
+from sfumato.privacy import Mechanism, Rng
+from sfumato.questions.answers import check_finished
+from sfumato.questions.question import (
+    Dictionary,
+    Participation,
+    Plan,
+    QuestionDefaults,
+    Seeded,
+    public_seed,
+)
+from sfumato.sketch import OneHot
+from sfumato.spec import digest, spec
+
+NUMBERS = 121
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MedianRelease(EstimateRelease):
+    """An estimated median and its 95% interval."""
+
+    median: float
+    low: float
+    high: float
+
+    def frame(self) -> pa.Table:
+        return pa.table({"median": [self.median], "low": [self.low], "high": [self.high]})
+
+    def plot(self, *, top: int = 20, path: str | Path | None = None) -> Any:
+        errors = np.array([[self.median - self.low], [self.high - self.median]])
+        return self._bars(["median"], np.array([self.median]), errors, "median", path)
+
+    @classmethod
+    def _own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        (row,) = data["estimates"]
+        return dict(row)
+
+    def __repr__(self) -> str:
+        return f"MedianRelease: {self.median:g} ({self.low:g} … {self.high:g}); {self._promise()}"
+
+
+@spec("median_design")
+class MedianDesign(QuestionDefaults):
+    """A sized question for a median."""
+
+    devices: int
+    mechanism: Mechanism
+    seed: int = 0
+
+    @property
+    def rounds(self) -> int:
+        return 1
+
+    @property
+    def items_per_device(self) -> int:
+        return 1
+
+    @property
+    def least_noise(self) -> float | None:
+        return self.task().noise_multiplier
+
+    def task(self) -> Task:
+        most = most_devices(self.devices)
+        return Task(
+            sketch=OneHot(categories=NUMBERS),
+            mechanism=self.mechanism,
+            aggregation=Plain(modulus_bits=bits_for(most)),
+            campaign=digest(self),
+            cohort="everybody",
+            max_count=most,
+        )
+
+    def parameters(self) -> dict[str, Any]:
+        return {"numbers": NUMBERS}
+
+    def with_seed(self, rng: Rng) -> Seeded:
+        seed = public_seed(rng)
+        return Seeded(replace(self, seed=seed), seed)
+
+    def campaign(self, plan: Plan, **context: Any) -> MedianCampaign:
+        return MedianCampaign(self)
+
+    def cohorts(self) -> dict[str, float]:
+        return {"everybody": 1.0}
+
+    def cohort_size(self, task: Task) -> float:
+        return self.devices
+
+    def values(
+        self, task: Task, items: pa.Array, *, dictionary: Dictionary | None, place: tuple[int, int]
+    ) -> tuple[Any, npt.NDArray[np.bool_]]:
+        assert dictionary is not None
+        category = dictionary.categories(items)
+        return category[category >= 0], category >= 0
+
+    def answer(
+        self, campaign: MedianCampaign, plan: Plan, participation: Participation
+    ) -> MedianRelease:
+        check_finished(campaign, participation)
+        assert campaign.sums is not None
+        below = np.cumsum(campaign.sums.table)
+        half, spread = below[-1] / 2, 2 * self.mechanism.stddev(1) * math.sqrt(NUMBERS)
+        median, low, high = (
+            int(np.argmax(below >= half + shift)) for shift in (0.0, -spread, spread)
+        )
+        return MedianRelease(
+            median=median,
+            low=low,
+            high=high if below[-1] >= half + spread else NUMBERS - 1,
+            privacy=plan.privacy,
+            cost=Cost(
+                devices=participation.devices,
+                rounds=1,
+                bytes_per_device=weights([self.task()])["bytes_per_device"],
+                seconds=0.0,
+            ),
+            study=plan.study.to_dict(),
+            plan=plan.summary(),
+            notes=participation.notes,
+        )
+
+
+@dataclass(slots=True, repr=False)
+class MedianCampaign(Campaign):
+    """Asks once."""
+
+    design: MedianDesign
+    sums: NoisedSum | None = None
+
+    def next_task(self) -> Task | None:
+        return self.design.task() if self.sums is None else None
+
+    def absorb(self, answer: NoisedSum) -> None:
+        if self.sums is not None or answer.task.id != self.design.task().id:
+            raise SpecError("a campaign absorbs the answer to the task it asked for last")
+        self.sums = answer

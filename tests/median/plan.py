@@ -1,0 +1,38 @@
+"""How a median is sized."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from median.design import NUMBERS, MedianDesign
+from sfumato.flow.release import Privacy
+from sfumato.flow.secure_sum import weights
+from sfumato.questions.frequencies.plan import noise_for
+from sfumato.questions.promise import SEES_TABLES, ZERO_OUT, in_words
+from sfumato.questions.question import Dictionary, Plan
+from sfumato.sketch import OneHot
+from sfumato.study import Study
+
+
+def plan(study: Study, dictionary: Dictionary | None) -> Plan:
+    assert study.devices is not None
+    noise = noise_for(study, OneHot(categories=NUMBERS).sensitivity(1))
+    design = MedianDesign(devices=study.devices, mechanism=noise)
+    return Plan(
+        study=study,
+        design=design,
+        dictionary=Dictionary(pa.array([str(number) for number in range(NUMBERS)])),
+        algorithm="one-hot numbers",
+        predicted={**weights([design.task()]), "rounds": 1, "assumes": "nothing about the data"},
+        privacy=Privacy(
+            epsilon=study.epsilon,
+            delta=study.delta,
+            guarantee=in_words(study.epsilon or 0.0, study.delta),
+            unit="device",
+            neighbours=ZERO_OUT.format("table becomes"),
+            mechanism="noise on every cell",
+            trust=study.trust,
+            sees=SEES_TABLES,
+        ),
+        warnings=(),
+    )

@@ -1,0 +1,167 @@
+"""What every question and trust must do: the checks of the conformance suite."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from checks import SEED
+from serving import settings, wait_for
+from sfumato.collector import studies
+from sfumato.collector.serve import running
+from sfumato.errors import BudgetError
+from sfumato.flow.release import Release
+from sfumato.flow.report import report_bytes
+from sfumato.planning import Plan, plan
+from sfumato.privacy import Budget, Ledger, Rng, SeededRng, SystemRng
+from sfumato.questions.registry import read_release
+from sfumato.simulation.network_fleet import NetworkFleet
+from sfumato.simulation.simulate import simulate
+from sfumato.spec import from_json, to_json
+
+DEVICES = 60
+NAME = "A question"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A study with its devices, each of whom holds one item or one vector."""
+
+    question: str
+    trust: str
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    items: Sequence[str] | None = None  # that the study lists
+    held: Sequence[str] = ("oak", "oak", "oak", "elm")  # in turn, by devices
+    devices: int = DEVICES
+
+    def __str__(self) -> str:
+        more = "".join(f"-{key}" for key in self.keys if key in ("rounds", "masked"))
+        return f"{self.question}-{self.trust}{more}"
+
+    @property
+    def study(self) -> dict[str, Any]:
+        common = {"epsilon": 8.0, "delta": 1e-3, "devices": self.devices}
+        return {"question": self.question, "trust": self.trust, **common, **self.keys}
+
+    @property
+    def values(self) -> list[Any]:
+        if "clip" in self.keys:
+            return list(np.random.default_rng(SEED).normal(size=(self.devices, 8)) / 8)
+        return [self.held[place % len(self.held)] for place in range(self.devices)]
+
+    def plan(self) -> Plan:
+        return plan(self.study, items=self.items)
+
+    def simulate(self, **options: Any) -> Release:
+        data: Any = np.array(self.values) if "clip" in self.keys else self.values
+        release: Release = simulate(self.plan(), data, **options)
+        return release
+
+
+def plain(release: Release) -> dict[str, Any]:
+    """A release without the time that it took."""
+    data = release.to_dict()
+    data["cost"].pop("seconds")
+    return data
+
+
+def check_plan(case: Case) -> None:
+    """A plan is whole, its design is a spec that comes back from JSON, and a seed is its own."""
+    planned = case.plan()
+    assert planned.algorithm
+    assert {"rounds", "bytes_per_device", "assumes"} <= planned.predicted.keys()
+    assert planned.privacy.epsilon is not None
+    assert planned.privacy.epsilon <= 8.0 * (1 + 1e-9)
+    json.dumps(planned.to_dict(), allow_nan=False)
+    design = planned.design
+    assert from_json(to_json(design)) == design
+    seeds = [design.with_seed(SeededRng(seed)) for seed in (1, 1, 2)]
+    assert seeds[0] == seeds[1]
+    assert seeds[0].seed != seeds[2].seed
+    assert bool(seeds[0].secret) == design.has_secret
+    assert sum(design.cohorts().values()) <= 1 + 1e-9
+
+
+def check_simulation(case: Case) -> None:
+    """The same seed gives the same release, and it comes back from JSON."""
+    first, again = (case.simulate(seed=1) for _ in range(2))
+    assert plain(first) == plain(again)
+    back = read_release(json.loads(first.to_json()))
+    assert type(back) is type(first)
+    assert back.to_dict() == first.to_dict()
+    assert first.study == case.plan().study.to_dict()
+    assert first.cost.devices == case.devices
+    for ending in first.endings:
+        assert first.export(ending)
+
+
+def check_losses(case: Case) -> None:
+    """What is charged is what is promised: a ledger that allows the promise and no more pays for
+    the whole campaign once, and does not pay twice."""
+    planned = case.plan()
+    allowed = planned.privacy.epsilon
+    assert allowed is not None
+    ledger = Ledger(Budget(epsilon=allowed, delta=planned.study.delta))
+    case.simulate(ledger=ledger)
+    assert ledger.entries()
+    assert 0.5 * allowed < ledger.spent() <= allowed * (1 + 1e-6)
+    with pytest.raises(BudgetError):
+        case.simulate(ledger=ledger)
+
+
+def check_weights(case: Case) -> None:
+    """A plan weighs what devices send: the reports of its tasks, or what masked rounds move."""
+    planned = case.plan()
+    seeded = planned.design.with_seed(SeededRng(1))
+    campaign = seeded.question.campaign(planned, secret=seeded.secret)
+    task, predicted = campaign.next_task(), planned.predicted
+    if task.is_masked:
+        release = case.simulate(seed=1, protocol=True)
+        assert 0 < predicted["bytes_up"] < predicted["bytes_per_device"]
+        assert any("ran the masked round" in note for note in release.notes)
+        return
+    per_device = seeded.question.tasks_per_device
+    assert report_bytes(task) <= predicted["bytes_per_device"]
+    if per_device == 1:
+        assert predicted["bytes_per_device"] == report_bytes(task)
+
+
+def check_collection(case: Case, folder: Path) -> None:
+    """Real devices answer a real collector, and its release is of the same kind and about as
+    right as the simulation's."""
+    request = {
+        "name": NAME,
+        "purpose": "To see whether it is answered.",
+        "study": case.study,
+        "items": None if case.items is None else list(case.items),
+        "delay_seconds": 1,
+    }
+    rng: Rng = SystemRng()
+    with running(settings(folder)) as collector:
+        row = studies.create(collector.store, request, key=collector.key, rng=rng, now=time.time)
+        with NetworkFleet(
+            collector.address,
+            bytes.fromhex(collector.public_key),
+            [value if "clip" in case.keys else [value] for value in case.values],
+            connections=4,
+        ) as fleet:
+            fleet.ask(NAME)
+        studies.close(collector.store, row.id)
+        over = ("released", "failed")
+        wait_for(lambda: studies.state(collector.store, row.id)["state"] in over, "the release")
+        with collector.store.reading() as tx:
+            text = tx.release(row.id)
+        assert text is not None, studies.state(collector.store, row.id)["problem"]
+    release, alike = read_release(json.loads(text)), case.simulate()
+    assert type(release) is type(alike)
+    assert release.cost.devices == case.devices
+    assert release.cost.rounds >= 1
+    assert release.privacy.epsilon == alike.privacy.epsilon
+    assert replace(release, notes=()).to_dict().keys() >= alike.to_dict().keys()
