@@ -67,6 +67,16 @@ def errors(mode: Mode, counts: I64, points: U64, *, rows: int, width: int, seed:
     return _shares_off(rounds.estimate(points), counts)
 
 
+def errors_by_mode(
+    counts: I64, rows: int, widths: Sequence[int], seed: int
+) -> Iterator[tuple[int, Mode, F64]]:
+    """Width, mode and `errors`, over the same devices for all."""
+    points = item_points(counts.shape[1], seed)
+    for width in widths:
+        for mode in MODES:
+            yield width, mode, errors(mode, counts, points, rows=rows, width=width, seed=seed)
+
+
 def one_round(
     source: Source, targets: Sequence[float], seed: int
 ) -> Iterator[tuple[float, str, int, float]]:
