@@ -10,7 +10,7 @@ from sfumato.reproduce import Outcome
 from sfumato.reproduce.runner import conduct
 from tiny_figures import EXPERIMENTS
 
-Made = Callable[[str], tuple[Outcome, list[tuple[str, float]]]]
+Make = Callable[[str], tuple[Outcome, list[tuple[str, float]]]]
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def no_files(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def made(no_files: str) -> Made:
+def make_figure(no_files: str) -> Make:
     """A tiny figure by name, and what was told of its progress."""
     outcomes: dict[str, tuple[Outcome, list[tuple[str, float]]]] = {}
 
@@ -40,6 +40,6 @@ def made(no_files: str) -> Made:
 
 
 @pytest.fixture(scope="session")
-def outcome_of(made: Made) -> Callable[[str], Outcome]:
+def outcome_of(make_figure: Make) -> Callable[[str], Outcome]:
     """A tiny figure by name."""
-    return lambda name: made(name)[0]
+    return lambda name: make_figure(name)[0]

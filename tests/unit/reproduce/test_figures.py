@@ -90,9 +90,9 @@ def test_claims_are_said_with_numbers(name: str, outcome_of: OutcomeOf) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_progress_goes_from_nothing_to_everything(
-    name: str, made: Callable[[str], tuple[Outcome, list[tuple[str, float]]]]
+    name: str, make_figure: Callable[[str], tuple[Outcome, list[tuple[str, float]]]]
 ) -> None:
-    _, stages = made(name)
+    _, stages = make_figure(name)
     shares = [share for _, share in stages]
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0.0, 1.0)

@@ -175,16 +175,16 @@ def test_count_median_is_the_sum_of_medians_of_plain_counts() -> None:
             cells = np.array([int(value) * width >> 61 for value in values])
             read[row] = np.bincount(cells[:40], count, minlength=width)[cells]
         wanted += np.median(read, axis=0)
-    found = runs.counted("unsigned", counts, points, rows=rows, width=width, seed=seed)
-    assert found.tolist() == wanted.tolist()
+    totals = runs.sketch_totals("unsigned", counts, points, rows=rows, width=width, seed=seed)
+    assert totals.tolist() == wanted.tolist()
 
 
 @pytest.mark.parametrize("mode", COUNTING)
 def test_count_sketches_that_are_wide_enough_count_exactly(mode: Counting) -> None:
     counts = np.random.default_rng(1).integers(4, size=(3, 20))
     points = item_points(30, seed=1)
-    found = runs.counted(mode, counts, points, rows=9, width=5_000, seed=1)
-    assert found.tolist() == [*counts.sum(axis=0).tolist(), *[0] * 10]
+    totals = runs.sketch_totals(mode, counts, points, rows=9, width=5_000, seed=1)
+    assert totals.tolist() == [*counts.sum(axis=0).tolist(), *[0] * 10]
 
 
 def test_f1_is_the_harmonic_mean_of_precision_and_recall() -> None:
@@ -228,7 +228,7 @@ def test_a_round_that_fits_is_not_sampled_and_is_listed_exactly() -> None:
     counts = words.rounds(ASKED.rounds, seed=1)
     design = runs.our_design(words, counts, ASKED, seed=1)
     assert (design.adaptive, design.mechanism.rate) == (False, 1)
-    assert runs.listed(design, words, counts, ASKED, seed=1) == (1.0, 0)
+    assert runs.score_campaign(design, words, counts, ASKED, seed=1) == (1.0, 0)
 
 
 def test_a_round_that_does_not_fit_is_sampled_or_lost() -> None:
@@ -238,7 +238,7 @@ def test_a_round_that_does_not_fit_is_sampled_or_lost() -> None:
     assert ours.adaptive
     assert ours.mechanism.rate < 1
     whole = runs.paper_design(words, counts, small, times=1.0, seed=1)
-    assert runs.listed(whole, words, counts, small, seed=1) == (0.0, 0)
+    assert runs.score_campaign(whole, words, counts, small, seed=1) == (0.0, 0)
 
 
 def test_keys_that_nobody_held_are_counted() -> None:
@@ -247,7 +247,7 @@ def test_keys_that_nobody_held_are_counted() -> None:
     counts = words.rounds(ASKED.rounds, seed=1)
     design = runs.our_design(words, counts, ASKED, seed=1)
     others = replace(words, items=pa.array(np.asarray(words.items) + np.uint64(1_000)))
-    score = runs.listed(design, others, counts, ASKED, seed=1)
+    score = runs.score_campaign(design, others, counts, ASKED, seed=1)
     assert score == (0.0, int(np.count_nonzero(counts)))
 
 
@@ -334,6 +334,6 @@ def test_ours_beats_the_paper_on_real_words(monkeypatch: pytest.MonkeyPatch) -> 
         counts = words.rounds(setting.rounds, seed=1)
         paper = runs.paper_design(words, counts, setting, times=None, seed=1)
         ours = runs.our_design(words, counts, setting, seed=1)
-        found = runs.listed(ours, words, counts, setting, seed=1)
-        assert found.f1 > runs.listed(paper, words, counts, setting, seed=1).f1
-        assert found.wrong == 0
+        score = runs.score_campaign(ours, words, counts, setting, seed=1)
+        assert score.f1 > runs.score_campaign(paper, words, counts, setting, seed=1).f1
+        assert score.wrong == 0

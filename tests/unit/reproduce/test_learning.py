@@ -26,7 +26,7 @@ from sfumato.reproduce.learning.figures import (
     claims_2,
     table_claims,
 )
-from sfumato.reproduce.learning.runs import NONE, Found, Method, Runs
+from sfumato.reproduce.learning.runs import NONE, Method, Runs, Scores
 from tiny_figures import CLIENTS, PRINTED, made_up_clients, only
 from tiny_figures import WORKLOAD as TINY
 
@@ -133,11 +133,11 @@ def test_sizes_fit_their_workloads() -> None:
 def test_small_models_fit_their_data(task: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SFUMATO_DATA", str(FOLDER))
     try:
-        found = task.load()
+        federated = task.load()
     except DataError as problem:
         pytest.skip(str(problem))
-    design = runs.design(task, len(found.train), 1.0, NONE, 1)
-    check_fit(design.make(), found.train)
+    design = runs.design(task, len(federated.train), 1.0, NONE, 1)
+    check_fit(design.make(), federated.train)
     assert 0 < task.first < models.count(design.make())
 
 
@@ -155,7 +155,7 @@ def test_a_test_set_is_cut_to_the_same_different_examples() -> None:
 
 def made_up(change: Callable[[float, Method], tuple[float, float] | None] | None = None) -> Runs:
     """Accuracy falls a little with noise; a rate is proportional to c and z."""
-    found = {}
+    scores = {}
     for z in (0.5, 1.0):
         base = 0.8 - 0.05 * z
         rows = {NONE: (base, 1.0), OURS: (0.995 * base, 100 * z)}
@@ -165,13 +165,13 @@ def made_up(change: Callable[[float, Method], tuple[float, float] | None] | None
         rows |= {Method("two_stage", c): (base, min(200 * c * z, 2.9)) for c in ERRORS}
         for method, values in rows.items():
             accuracy, rate = (change and change(z, method)) or values
-            found[z, method] = Found(np.full(2, accuracy), np.full(2, rate))
+            scores[z, method] = Scores(np.full(2, accuracy), np.full(2, rate))
     return Runs(
         guessing=0.1,
         workload=TINY,
         clients=CLIENTS,
         parameters=30,
-        found=found,
+        scores=scores,
         epsilons={0.5: 9.0, 1.0: 3.0},
     )
 
@@ -255,10 +255,10 @@ def test_figure_2_is_held_at_every_error() -> None:
 
 
 def test_chance_is_allowed_for_where_it_is_asked_for() -> None:
-    base = Found(np.array([0.80, 0.80]), np.ones(2))
-    noisy = Found(np.array([0.70, 0.80]), np.ones(2))  # 0.05 below, a standard error of 0.05
-    low = Found(np.array([0.70, 0.70]), np.ones(2))
+    base = Scores(np.array([0.80, 0.80]), np.ones(2))
+    noisy = Scores(np.array([0.70, 0.80]), np.ones(2))  # 0.05 below, a standard error of 0.05
+    low = Scores(np.array([0.70, 0.70]), np.ones(2))
     assert Slack(share=0.01, errors=2.0).allows(noisy, base)
     assert not Slack(share=0.01, errors=2.0).allows(low, base)
     assert not EXACT.allows(noisy, base)
-    assert EXACT.allows(Found(np.array([0.793]), np.ones(1)), base)
+    assert EXACT.allows(Scores(np.array([0.793]), np.ones(1)), base)

@@ -174,7 +174,7 @@ def _theorem_of_cpsgd(name: str, row: Quantised, raw: Trial) -> Claim:
 
     task, exchange = raw.task, raw.exchange
     assert isinstance(exchange, BinomialVector)  # the series is cpSGD's
-    asked = exchange.epsilon(task.parameters, task.cohort * row.coins, exchange.clip)
+    sending = exchange.epsilon(task.parameters, task.cohort * row.coins, exchange.clip)
     every = exchange.epsilon(task.parameters, task.clients * row.coins, exchange.clip)
     needed = math.ceil(4 * 23 * math.log(10 * task.parameters / exchange.delta) / task.cohort)
     enough = runs.quantised(task, row._replace(coins=needed), rotate=False)
@@ -184,8 +184,8 @@ def _theorem_of_cpsgd(name: str, row: Quantised, raw: Trial) -> Claim:
         text=f"{name}: table 1's {row.levels} levels and {row.coins} coins give epsilon "
         f"{row.epsilon:g} a round by cpSGD's own theorem, with the coins of the {task.cohort} "
         "devices that send",
-        holds=asked <= row.epsilon,
-        detail=f"with their coins the theorem {_theorem(asked)}; with those of all "
+        holds=sending <= row.epsilon,
+        detail=f"with their coins the theorem {_theorem(sending)}; with those of all "
         f"{task.clients:,} devices, of which {task.clients - task.cohort:,} send nothing, it "
         f"{_theorem(every)}; it takes {needed} coins a device "
         f"({math.ceil(math.log2(row.levels + needed))} bits) to apply, and then {_theorem(then)}; "

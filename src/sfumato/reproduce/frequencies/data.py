@@ -60,7 +60,7 @@ class Source:
     def counts(self, rounds: int, devices: int, rng: np.random.Generator) -> I64:
         """How many of each round's devices hold each item, (rounds, categories)."""
         items = self.draw(rounds * devices, rng).reshape(rounds, devices)
-        return np.stack([np.bincount(held, minlength=self.categories) for held in items])
+        return np.stack([np.bincount(each, minlength=self.categories) for each in items])
 
 
 def gowalla() -> Source:
@@ -167,8 +167,8 @@ def power_law(exponent: float, categories: int) -> Draw:
     below = np.cumsum(power_law_shares(exponent, categories))
 
     def draw(devices: int, rng: np.random.Generator) -> I64:
-        found = np.searchsorted(below, rng.random(devices), side="right")
-        return np.minimum(found, categories - 1).astype(np.int64)
+        items = np.searchsorted(below, rng.random(devices), side="right")
+        return np.minimum(items, categories - 1).astype(np.int64)
 
     return draw
 

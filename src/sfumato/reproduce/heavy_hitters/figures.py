@@ -88,30 +88,30 @@ def figure_3(size: Size) -> Experiment:
 
 
 def _every_method(
-    heading: str, setting: Callable[[float], Setting], x_name: str, claims: ClaimsOf, size: Size
+    heading: str, setting_at: Callable[[float], Setting], x_name: str, claims: ClaimsOf, size: Size
 ) -> Experiment:
     """Every method over the same devices. A count sketch's series names its rows, too."""
     keyed = _keyed()
 
     def run(job: Job) -> Iterator[Reading]:
         (x, key, words), seed = job.workload, job.seed
-        asked = setting(x)
-        counts = words.rounds(asked.rounds, seed)
-        times = runs.fixed_times(words, counts, asked)
+        setting = setting_at(x)
+        counts = words.rounds(setting.rounds, seed)
+        times = runs.fixed_times(words, counts, setting)
         designs = {
-            "unsampled": runs.paper_design(words, counts, asked, times=1.0, seed=seed),
-            "fixed": runs.paper_design(words, counts, asked, times=times, seed=seed),
-            "adaptive": runs.paper_design(words, counts, asked, times=None, seed=seed),
-            "ours": runs.our_design(words, counts, asked, seed=seed),
+            "unsampled": runs.paper_design(words, counts, setting, times=1.0, seed=seed),
+            "fixed": runs.paper_design(words, counts, setting, times=times, seed=seed),
+            "adaptive": runs.paper_design(words, counts, setting, times=None, seed=seed),
+            "ours": runs.our_design(words, counts, setting, seed=seed),
         }
         if words.categories:
             points = item_points(words.categories, seed)
             for mode, rows, f1 in runs.count_sketches(
-                counts, points, asked, rows=size.rows, seed=seed
+                counts, points, setting, rows=size.rows, seed=seed
             ):
                 yield Reading(key, f"{mode}/{rows}", x, f1)
         for series, design in designs.items():
-            score = runs.listed(design, words, counts, asked, seed=seed)
+            score = runs.score_campaign(design, words, counts, setting, seed=seed)
             yield Reading(key, series, x, score.f1)
             yield Reading(wrong_panel(key), series, x, score.wrong)
 
@@ -129,25 +129,25 @@ def _every_method(
 def figure_4(size: Size) -> Experiment:
     """F1 of a fixed sample of one in t, and of tables that find their own t, which are drawn as
     level lines."""
-    keyed, asked = _keyed(), SETTING_4
+    keyed, setting = _keyed(), SETTING_4
 
     def run(job: Job) -> Iterator[Reading]:
         (key, words), seed = job.workload, job.seed
-        counts = words.rounds(asked.rounds, seed)
+        counts = words.rounds(setting.rounds, seed)
         for times in size.along:
-            design = runs.paper_design(words, counts, asked, times=times, seed=seed)
-            score = runs.listed(design, words, counts, asked, seed=seed)
+            design = runs.paper_design(words, counts, setting, times=times, seed=seed)
+            score = runs.score_campaign(design, words, counts, setting, seed=seed)
             yield Reading(key, "fixed", times, score.f1)
-        adaptive = runs.paper_design(words, counts, asked, times=None, seed=seed)
-        ours = runs.our_design(words, counts, asked, seed=seed, adaptive=True)
+        adaptive = runs.paper_design(words, counts, setting, times=None, seed=seed)
+        ours = runs.our_design(words, counts, setting, seed=seed, adaptive=True)
         for series, design in (("adaptive", adaptive), ("ours", ours)):
-            score = runs.listed(design, words, counts, asked, seed=seed)
+            score = runs.score_campaign(design, words, counts, setting, seed=seed)
             for times in size.along:
                 yield Reading(key, series, times, score.f1)
 
     return _experiment(
-        f"Paper 001, figure 4: {asked.rounds} rounds, {asked.budget:,} words, at least "
-        f"{asked.threshold} devices",
+        f"Paper 001, figure 4: {setting.rounds} rounds, {setting.budget:,} words, at least "
+        f"{setting.threshold} devices",
         repeat(keyed, size.repeats),
         lambda workload: str(workload[1].name),
         run,

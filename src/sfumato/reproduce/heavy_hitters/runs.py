@@ -57,7 +57,9 @@ class Score(NamedTuple):
     wrong: int  # keys that some table gave and none of its devices had sent
 
 
-def counted(mode: Counting, counts: I64, points: U64, *, rows: int, width: int, seed: int) -> F64:
+def sketch_totals(
+    mode: Counting, counts: I64, points: U64, *, rows: int, width: int, seed: int
+) -> F64:
     """Totals over rounds of every string, (categories,), by a median over rows."""
     if mode == "unsigned":
         return _count_median(counts, points, rows=rows, width=width, seed=seed)
@@ -96,7 +98,7 @@ def count_sketches(
     for height in rows:
         width = setting.budget // height
         for mode in COUNTING:
-            totals = counted(mode, counts, points, rows=height, width=width, seed=seed)
+            totals = sketch_totals(mode, counts, points, rows=height, width=width, seed=seed)
             listed = totals >= setting.threshold
             yield mode, height, f1(int(np.sum(listed & heavy)), int(listed.sum()), int(heavy.sum()))
 
@@ -171,7 +173,7 @@ def _design(words: Words, counts: I64, setting: Setting, **sizes: Any) -> HeavyH
     )
 
 
-def listed(
+def score_campaign(
     design: HeavyHitterDesign, words: Words, counts: I64, setting: Setting, *, seed: int
 ) -> Score:
     """What the campaign says at the end, after devices have tossed their coins in every round."""

@@ -25,9 +25,9 @@ from sfumato.reproduce.learning.data import Printed, Workload
 from sfumato.reproduce.learning.runs import (
     AT_ONCE,
     NONE,
-    Found,
     Method,
     Runs,
+    Scores,
     before_training,
     need_gpu,
     one_thread,
@@ -71,9 +71,9 @@ class Slack:
     share: float  # of the other's accuracy
     errors: float  # or so many standard errors of the difference, if that is more
 
-    def allows(self, found: Found, other: Found) -> bool:
-        chance = self.errors * math.hypot(found.stderr, other.stderr)
-        return other.accuracy - found.accuracy <= max(self.share * other.accuracy, chance)
+    def allows(self, scores: Scores, other: Scores) -> bool:
+        chance = self.errors * math.hypot(scores.stderr, other.stderr)
+        return other.accuracy - scores.accuracy <= max(self.share * other.accuracy, chance)
 
     def __str__(self) -> str:
         chance = f" or {self.errors:g} standard errors" if self.errors else ""
@@ -111,11 +111,11 @@ def _trainings(size: Size, methods: Sequence[Method]) -> tuple[list[Runs], dict[
     ]
 
     def gather(results: list[tuple[float, float]]) -> list[Runs]:
-        found: list[dict[tuple[float, Method], Found]] = [{} for _ in before]
+        scores: list[dict[tuple[float, Method], Scores]] = [{} for _ in before]
         for at, (place, z, method) in enumerate(workloads):
             values = np.array(results[at * size.repeats : (at + 1) * size.repeats])
-            found[place][z, method] = Found(*values.T)
-        return [replace(runs, found=group) for runs, group in zip(before, found, strict=True)]
+            scores[place][z, method] = Scores(*values.T)
+        return [replace(runs, scores=group) for runs, group in zip(before, scores, strict=True)]
 
     def run(job: Job) -> tuple[float, float]:
         place, z, method = job.workload
@@ -142,12 +142,12 @@ def table(number: int, printed: Printed, size: Size) -> Experiment:
             rows = {"none": NONE, "genie": runs.genie(z), "ours": OURS}
             rows |= {str(method): method for method in (*norms, STAGED)}
             for series, method in rows.items():
-                yield from _repeats("a", series, z, runs.found[z, method].accuracies, runs, z)
-                yield from _repeats("b", series, z, runs.found[z, method].rates, runs, z)
+                yield from _repeats("a", series, z, runs.scores[z, method].accuracies, runs, z)
+                yield from _repeats("b", series, z, runs.scores[z, method].rates, runs, z)
         yield from _as_printed(printed)
         for z in runs.multipliers:  # every fixed rate that was tried
             for rate in size.rates:
-                accuracies = runs.found[z, Method("fixed", rate)].accuracies
+                accuracies = runs.scores[z, Method("fixed", rate)].accuracies
                 yield from _repeats(_tried(z), "fixed", rate, accuracies, runs, z)
 
     title = f"{task.workload.name}\nepsilon {_list(task.epsilons.values())} for z from the left"
@@ -204,12 +204,12 @@ def figure_1(size: Size) -> Experiment:
 
     def readings(every: list[Runs]) -> Iterator[Reading]:
         for letter, runs in zip(letters, every, strict=True):
-            for (z, method), found in runs.found.items():
+            for (z, method), scores in runs.scores.items():
                 x = method.value or 1.0
-                yield from _repeats(letter, f"z = {z:g}", x, found.accuracies, runs, z)
+                yield from _repeats(letter, f"z = {z:g}", x, scores.accuracies, runs, z)
         for runs in every:
             for z in runs.multipliers:
-                rates = runs.found[z, runs.genie(z)].rates
+                rates = runs.scores[z, runs.genie(z)].rates
                 yield from _repeats(best, runs.workload.name, z, rates, runs, z, data=runs.data)
 
     panels = [
@@ -246,11 +246,11 @@ def figure_2(size: Size) -> Experiment:
     def readings(every: list[Runs]) -> Iterator[Reading]:
         for letter, (place, z) in keyed.items():
             runs = every[place]
-            for (noise, method), found in runs.found.items():
+            for (noise, method), scores in runs.scores.items():
                 if noise == z:
-                    x, named = found.rate, str(method)
+                    x, named = scores.rate, str(method)
                     yield from _repeats(
-                        letter, method.kind, x, found.accuracies, runs, z, method=named
+                        letter, method.kind, x, scores.accuracies, runs, z, method=named
                     )
 
     return Experiment(
@@ -279,14 +279,14 @@ def figure_2(size: Size) -> Experiment:
 
 def table_claims(number: int, runs: Runs, printed: Printed, slack: Slack) -> Iterator[Claim]:
     """What is said of one of tables 1 to 3."""
-    name, found, every = f"table {number}, {runs.workload.name}", runs.found, runs.multipliers
+    name, scores, every = f"table {number}, {runs.workload.name}", runs.scores, runs.multipliers
     yield Claim(  # without it, what is said of accuracies says nothing
         text=f"{name}: without compression the model is far better than guessing (by a fifth)",
-        holds=all(found[z, NONE].accuracy >= FAR * runs.guessing for z in every),
+        holds=all(scores[z, NONE].accuracy >= FAR * runs.guessing for z in every),
         detail=f"guessing {runs.guessing:.4f}; "
-        + _by_noise(runs, lambda z: f"{found[z, NONE].accuracy:.4f}"),
+        + _by_noise(runs, lambda z: f"{scores[z, NONE].accuracy:.4f}"),
     )
-    by_error = {c: [found[z, _norm(c)].rate for z in every] for c in ERRORS}
+    by_error = {c: [scores[z, _norm(c)].rate for z in every] for c in ERRORS}
     yield Claim(
         text=f"{name}: Adapt Norm's rate rises with the noise at every c",
         holds=all(map(_rises, by_error.values())),
@@ -300,7 +300,7 @@ def table_claims(number: int, runs: Runs, printed: Printed, slack: Slack) -> Ite
         ),
     )
     upwards = sorted(ERRORS)
-    by_noise = {z: [found[z, _norm(c)].rate for c in upwards] for z in every}
+    by_noise = {z: [scores[z, _norm(c)].rate for c in upwards] for z in every}
     yield Claim(
         text=f"{name}: Adapt Norm's rate rises with c at every z",
         holds=all(map(_rises, by_noise.values())),
@@ -314,12 +314,14 @@ def table_claims(number: int, runs: Runs, printed: Printed, slack: Slack) -> Ite
     yield Claim(
         text=f"{name}: Adapt Norm at c of {HEURISTIC:g} or less is within {slack} of the accuracy "
         "without compression",
-        holds=all(slack.allows(found[z, _norm(c)], found[z, NONE]) for z in every for c in VIABLE),
+        holds=all(
+            slack.allows(scores[z, _norm(c)], scores[z, NONE]) for z in every for c in VIABLE
+        ),
         detail=_by_noise(
             runs,
             lambda z: (
-                f"none {_accuracy(found[z, NONE])}, "
-                + ", ".join(f"c = {c:g}: {_accuracy(found[z, _norm(c)])}" for c in ERRORS)
+                f"none {_accuracy(scores[z, NONE])}, "
+                + ", ".join(f"c = {c:g}: {_accuracy(scores[z, _norm(c)])}" for c in ERRORS)
             ),
         ),
     )
@@ -329,7 +331,7 @@ def table_claims(number: int, runs: Runs, printed: Printed, slack: Slack) -> Ite
         yield _epsilon_as_said(number, printed)
     if runs.parameters == printed.parameters:  # only for the paper's own model
         theirs = dict(zip(printed.multipliers, printed.rate[f"{HEURISTIC:g}"], strict=True))
-        rates = {z: (found[z, PAPERS].rate, theirs[z]) for z in every if z in theirs}
+        rates = {z: (scores[z, PAPERS].rate, theirs[z]) for z in every if z in theirs}
         yield Claim(
             text=f"{name}: Adapt Norm's rate at c = {HEURISTIC:g} is the paper's, to a factor of "
             f"{ROUGHLY:g}",
@@ -377,7 +379,7 @@ def claims_2(every: Sequence[Runs], slack: Slack) -> Iterator[Claim]:
 
 def _above_two_stage(name: str, runs: Runs, error: float, slack: Slack) -> Claim:
     pairs = {
-        z: (runs.found[z, _norm(error)], runs.found[z, Method("two_stage", error)])
+        z: (runs.scores[z, _norm(error)], runs.scores[z, Method("two_stage", error)])
         for z in runs.multipliers
     }
     return Claim(
@@ -395,9 +397,9 @@ def _above_two_stage(name: str, runs: Runs, error: float, slack: Slack) -> Claim
 
 def _common_claims(name: str, runs: Runs, slack: Slack) -> Iterator[Claim]:
     """What is said of tables and of figure 2."""
-    task, found, every = runs.workload, runs.found, runs.multipliers
+    task, scores, every = runs.workload, runs.scores, runs.multipliers
     most = task.rounds / task.warm_up
-    staged = {key: group.rate for key, group in found.items() if key[1].kind == "two_stage"}
+    staged = {key: group.rate for key, group in scores.items() if key[1].kind == "two_stage"}
     yield Claim(
         text=f"{name}: Two Stage's rate is at most rounds by warm-up rounds, {task.rounds}/"
         f"{task.warm_up} = {most:g}",
@@ -407,25 +409,25 @@ def _common_claims(name: str, runs: Runs, slack: Slack) -> Iterator[Claim]:
     yield Claim(
         text=f"{name}: the best fixed rate within 1%, found by trying all, is above Adapt Norm's "
         f"at c = {HEURISTIC:g}",
-        holds=all(found[z, runs.genie(z)].rate > found[z, PAPERS].rate for z in every),
+        holds=all(scores[z, runs.genie(z)].rate > scores[z, PAPERS].rate for z in every),
         detail=_by_noise(
-            runs, lambda z: f"Genie {_genie(runs, z)}, Adapt Norm {_both(found[z, PAPERS])}"
+            runs, lambda z: f"Genie {_genie(runs, z)}, Adapt Norm {_both(scores[z, PAPERS])}"
         ),
     )
     yield Claim(
         text=f"(ours) {name}: at least {TIMES:g} times the rate of Adapt Norm at c = "
         f"{HEURISTIC:g}, and within {slack} of the accuracy without compression",
         holds=all(
-            found[z, OURS].rate >= TIMES * found[z, PAPERS].rate
-            and slack.allows(found[z, OURS], found[z, NONE])
+            scores[z, OURS].rate >= TIMES * scores[z, PAPERS].rate
+            and slack.allows(scores[z, OURS], scores[z, NONE])
             for z in every
         ),
         detail=_by_noise(
             runs,
             lambda z: (
-                f"ours {_both(found[z, OURS])}, Adapt Norm {_both(found[z, PAPERS])}: "
-                f"{found[z, OURS].rate / found[z, PAPERS].rate:.2g} times; none "
-                f"{_accuracy(found[z, NONE])}"
+                f"ours {_both(scores[z, OURS])}, Adapt Norm {_both(scores[z, PAPERS])}: "
+                f"{scores[z, OURS].rate / scores[z, PAPERS].rate:.2g} times; none "
+                f"{_accuracy(scores[z, NONE])}"
             ),
         ),
     )
@@ -465,16 +467,16 @@ def _list(epsilons: Iterable[float]) -> str:
     return ", ".join(map(shown, epsilons))
 
 
-def _accuracy(found: Found) -> str:
-    return f"{found.accuracy:.4f} ± {found.stderr:.4f}"
+def _accuracy(scores: Scores) -> str:
+    return f"{scores.accuracy:.4f} ± {scores.stderr:.4f}"
 
 
-def _both(found: Found) -> str:
-    return f"{_accuracy(found)} / {found.rate:.3g}"
+def _both(scores: Scores) -> str:
+    return f"{_accuracy(scores)} / {scores.rate:.3g}"
 
 
 def _genie(runs: Runs, multiplier: float) -> str:
-    return _both(runs.found[multiplier, runs.genie(multiplier)])
+    return _both(runs.scores[multiplier, runs.genie(multiplier)])
 
 
 # What is run.

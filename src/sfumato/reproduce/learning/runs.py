@@ -54,7 +54,7 @@ NONE = Method("none")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class Scores:
     """What the trainings of one method gave, by seed."""
 
     accuracies: F64
@@ -84,7 +84,7 @@ class Runs:
     parameters: int
     epsilons: Mapping[float, float]
     guessing: float  # accuracy of who always says the commonest class of the test set
-    found: Mapping[tuple[float, Method], Found]
+    scores: Mapping[tuple[float, Method], Scores]
 
     @property
     def delta(self) -> float:
@@ -106,11 +106,11 @@ class Runs:
     def genie(self, multiplier: float) -> Method:
         """The highest fixed rate that loses at most 1% of the uncompressed accuracy, by means; no
         compression if none does."""
-        least = (1 - FEASIBLE) * self.found[multiplier, NONE].accuracy
+        least = (1 - FEASIBLE) * self.scores[multiplier, NONE].accuracy
         feasible = [
             method
-            for (noise, method), found in self.found.items()
-            if noise == multiplier and method.kind == "fixed" and found.accuracy >= least
+            for (noise, method), each in self.scores.items()
+            if noise == multiplier and method.kind == "fixed" and each.accuracy >= least
         ]
         return max(feasible, key=lambda method: method.value, default=NONE)
 
@@ -191,7 +191,7 @@ def before_training(task: Workload, data: Federated, multipliers: Sequence[float
         parameters=models.count(designs[multipliers[0]].make()),
         epsilons={z: epsilon_of([of.loss], 1 / clients) for z, of in designs.items()},
         guessing=float(targets.bincount().max()) / len(targets),
-        found={},
+        scores={},
     )
 
 

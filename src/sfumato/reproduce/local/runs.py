@@ -163,24 +163,24 @@ def simulated_tally(
             np.repeat(values, rows), row, hashes[start : start + rows], oracle.width
         )
         place = row * oracle.width + cell
-        held = np.bincount(place, spread.reshape(-1), rows * oracle.width)  # exact below 2**53
-        held = held.astype(np.int64).reshape(rows, oracle.width)
+        holders = np.bincount(place, spread.reshape(-1), rows * oracle.width)  # exact below 2**53
+        holders = holders.astype(np.int64).reshape(rows, oracle.width)
         total = spread.sum(axis=0)
         tally.row_counts[start : start + rows] = total
-        tally.cells[start : start + rows] = _told(oracle, held, total, rng)
+        tally.cells[start : start + rows] = _after_coins(oracle, holders, total, rng)
     return tally
 
 
-def _told(
-    oracle: CountMeanSketch | HashedResponse, held: I64, total: I64, rng: np.random.Generator
+def _after_coins(
+    oracle: CountMeanSketch | HashedResponse, holders: I64, total: I64, rng: np.random.Generator
 ) -> I64:
     """What cells hold after the coins, (rows, width)."""
     if isinstance(oracle, CountMeanSketch):
         own, other = oracle.rates
-        return rng.binomial(held, own) + rng.binomial(total[:, None] - held, other)
-    honest = rng.binomial(held, oracle.truth)
+        return rng.binomial(holders, own) + rng.binomial(total[:, None] - holders, other)
+    honest = rng.binomial(holders, oracle.truth)
     others = oracle.width - 1
-    lies = rng.multinomial(held - honest, np.full(others, 1 / others))  # (rows, width, others)
+    lies = rng.multinomial(holders - honest, np.full(others, 1 / others))  # (rows, width, others)
     for step in range(others):
         honest += np.roll(lies[:, :, step], step + 1, axis=1)
     return honest
@@ -236,20 +236,20 @@ def find_words(source: Source, job: Job, rows: int) -> tuple[Search, Found, I64]
         search.fold(search.randomize(codes[start : start + PIECE], rng=coins), tallies)
     job.tell(0.5)
     began = time.process_time()
-    found = search.find(tallies)
+    words = search.find(tallies)
     took = time.process_time() - began
     truth = dict(zip(source.items.to_pylist(), counts.tolist(), strict=True))
-    right = [word for word in found.words.to_pylist() if word in truth]
+    right = [word for word in words.words.to_pylist() if word in truth]
     outcome = Search(
         series=series,
         seed=job.seed,
         devices=devices,
         record_bytes=search.record_bytes,
         found=len(right),
-        false=len(found) - len(right),
-        candidates=found.candidates,
+        false=len(words) - len(right),
+        candidates=words.candidates,
         rarest=min((truth[word] for word in right), default=0),
-        threshold=found.threshold,
+        threshold=words.threshold,
         seconds=took,
     )
-    return outcome, found, counts
+    return outcome, words, counts
