@@ -58,6 +58,11 @@ def repeat(workloads: Iterable[Any], repeats: int) -> list[Job]:
     return [Job(workload, seed) for workload in workloads for seed in seeds]
 
 
+def by_workload(results: Sequence[Any], repeats: int) -> list[tuple[Any, ...]]:
+    """The results of `repeat`, those of one workload together."""
+    return [tuple(results[at : at + repeats]) for at in range(0, len(results), repeats)]
+
+
 def _no_records(evidence: Any) -> Iterable[Line]:
     return ()
 

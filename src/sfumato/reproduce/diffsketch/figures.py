@@ -27,7 +27,7 @@ from sfumato.reproduce.diffsketch.data import DELTA, PRINTED_RATE, Quantised, Si
 from sfumato.reproduce.diffsketch.runs import Run, Trial, trial
 from sfumato.reproduce.learning.runs import AT_ONCE, one_thread
 from sfumato.reproduce.panels import Panel, Reading, Series, numbered_series, shown
-from sfumato.reproduce.runner import Claim, Experiment, Figure, repeat
+from sfumato.reproduce.runner import Claim, Experiment, Figure, by_workload, repeat
 
 ACCURACY = "accuracy on test examples"
 SENT = "rounds by rate: what a device has sent"
@@ -88,7 +88,7 @@ def _experiment(
     readings_of = readings or _accuracies
 
     def gather(results: list[Run]) -> Trials:
-        groups = zip(*[iter(results)] * extent.repeats, strict=True)
+        groups = by_workload(results, extent.repeats)
         return [replace(each, runs=group) for each, group in zip(trials, groups, strict=True)]
 
     return Experiment(

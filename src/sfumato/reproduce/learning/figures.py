@@ -35,7 +35,7 @@ from sfumato.reproduce.learning.runs import (
     train,
 )
 from sfumato.reproduce.panels import Panel, Reading, Series, numbered_series, shown
-from sfumato.reproduce.runner import Claim, Experiment, Figure, Job, repeat
+from sfumato.reproduce.runner import Claim, Experiment, Figure, Job, by_workload, repeat
 
 ACCURACY, RATE, NOISE = "accuracy on test examples", "rate (parameters by cells sent)", "noise z"
 ERRORS = (0.25, 0.1, 0.05, 0.01)  # c of Adapt Norm
@@ -112,9 +112,9 @@ def _trainings(size: Size, methods: Sequence[Method]) -> tuple[list[Runs], dict[
 
     def gather(results: list[tuple[float, float]]) -> list[Runs]:
         scores: list[dict[tuple[float, Method], Scores]] = [{} for _ in before]
-        for at, (place, z, method) in enumerate(workloads):
-            values = np.array(results[at * size.repeats : (at + 1) * size.repeats])
-            scores[place][z, method] = Scores(*values.T)
+        groups = by_workload(results, size.repeats)
+        for (place, z, method), group in zip(workloads, groups, strict=True):
+            scores[place][z, method] = Scores(*np.array(group).T)
         return [replace(runs, scores=group) for runs, group in zip(before, scores, strict=True)]
 
     def run(job: Job) -> tuple[float, float]:

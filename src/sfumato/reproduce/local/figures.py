@@ -36,7 +36,15 @@ from sfumato.reproduce.local import data, runs
 from sfumato.reproduce.local.data import Case, Source
 from sfumato.reproduce.local.runs import F64, I64, SEARCHES, WORD_EPSILON, Measured, Search
 from sfumato.reproduce.panels import COLOURS, Curves, Panel, Reading, canvas, dress
-from sfumato.reproduce.runner import FIRST_SEED, Claim, Experiment, Figure, Job, repeat
+from sfumato.reproduce.runner import (
+    FIRST_SEED,
+    Claim,
+    Experiment,
+    Figure,
+    Job,
+    by_workload,
+    repeat,
+)
 
 CHANCE = 4.0
 CLOSE = 0.05  # how far a measured standard error may be from the formula's
@@ -316,9 +324,7 @@ def use_case(case: Case, size: data.UseSize) -> Experiment:
         jobs=repeat(oracles, size.repeats),
         stage=lambda series: NAMES[oracle_of(oracles[series])],
         run=run,
-        gather=lambda uses: {
-            series: [use for use in uses if use.measured.series == series] for series in oracles
-        },
+        gather=lambda uses: dict(zip(oracles, by_workload(uses, size.repeats), strict=True)),
         panels=panels,
         readings=readings,
         records=lambda uses: [
