@@ -1,59 +1,28 @@
 """Each figure and table of the papers as a command.
 
-A figure's module makes an `Outcome`: the numbers, the picture, and for each claim of the paper
-whether it holds here. `sfumato reproduce NAME` runs one and writes all three.
+A figure is declared as data, an `Experiment`, and `runner` makes an `Outcome` of it: the numbers,
+the picture, and for each claim of the paper whether it holds here. `sfumato reproduce NAME` runs
+one and writes all three. There is one package per paper: `data` has what devices hold, `runs` what
+one run does, and `figures` the experiments, their claims and a table `FIGURES`. To add a figure,
+add an experiment and a line in that table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
 
-Scale = Literal["small", "paper"]
-Progress = Callable[[str, float], None]  # what is being done, and which part of the whole is
+from sfumato.reproduce.runner import Claim, Figure, Outcome, Progress, Scale
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """A statement of the paper, and whether it holds here."""
-
-    text: str
-    holds: bool
-    detail: str  # the numbers behind it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a figure gave."""
-
-    numbers: Sequence[Mapping[str, Any]]  # one JSON line each
-    claims: Sequence[Claim]
-    draw: Callable[[], Any]  # makes the matplotlib figure
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A figure or table of a paper that can be made again."""
-
-    name: str
-    title: str
-    run: Callable[[Scale, Progress], Outcome]
+__all__ = ["Claim", "Figure", "Outcome", "Progress", "Scale", "figures"]
 
 
 def figures() -> Mapping[str, Figure]:
     """Every figure by name."""
-    from sfumato.reproduce.diffsketch import figures as diffsketch_figures
-    from sfumato.reproduce.frequencies import figures as frequency_figures
-    from sfumato.reproduce.heavy_hitters import figures as heavy_figures
-    from sfumato.reproduce.learning import figures as learning_figures
-    from sfumato.reproduce.local import figures as local_figures
+    from sfumato.reproduce.diffsketch import figures as diffsketch
+    from sfumato.reproduce.frequencies import figures as frequencies
+    from sfumato.reproduce.heavy_hitters import figures as heavy_hitters
+    from sfumato.reproduce.learning import figures as learning
+    from sfumato.reproduce.local import figures as local
 
-    every = (
-        *frequency_figures.FIGURES,
-        *heavy_figures.FIGURES,
-        *learning_figures.FIGURES,
-        *diffsketch_figures.FIGURES,
-        *local_figures.FIGURES,
-    )
-    return {figure.name: figure for figure in every}
+    papers = (frequencies, heavy_hitters, learning, diffsketch, local)
+    return {figure.name: figure for paper in papers for figure in paper.FIGURES}

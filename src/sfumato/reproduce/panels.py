@@ -1,45 +1,52 @@
-"""Repeated runs as number lines, and number lines as a picture with panels.
+"""Readings as number lines, and number lines as a picture with panels.
 
-A run gives readings; `lines` makes one number line of each panel, series and x, with the mean over
-runs, its standard error and the range that holds the middle 80% of runs. Pictures are drawn from
-those lines alone.
+A run gives readings; readings that differ in their value alone are repeats of each other and make
+one number line, with the mean over runs, its standard error and the range that holds the middle 80%
+of runs. Pictures are drawn from those lines alone.
 """
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import SfumatoError
-from sfumato.reproduce import Progress
 
 F64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 Line = Mapping[str, Any]
-_Job = TypeVar("_Job")
 
 LOW, HIGH = 0.1, 0.9  # quantiles over runs that a line gives beside the mean
 CHANCE = 3  # standard errors within which two means are not told apart
+COLOURS: Mapping[str, str] = {  # of Okabe and Ito; people with colour blindness tell them apart
+    "blue": "#0072B2",
+    "red": "#D55E00",
+    "green": "#009E73",
+    "pink": "#CC79A7",
+    "orange": "#E69F00",
+    "sky": "#56B4E9",
+    "black": "#000000",
+    "grey": "#999999",
+}
 _GUIDE: Mapping[str, Any] = {"color": "#888888", "linestyle": ":", "linewidth": 1.2}
 
 
 class Reading(NamedTuple):
-    """One number of one run."""
+    """One number of one run, and what its line says beside the usual."""
 
     panel: str
     series: str
     x: float
     y: float
+    more: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Panel:
     """One set of axes, and what its numbers are about."""
 
@@ -48,6 +55,8 @@ class Panel:
     data: str
     x_name: str
     y_name: str
+    _: KW_ONLY
+    is_drawn: bool = True
     diagonal: str = ""  # what the line y = x means, where there is one
     floor: float = 0.0  # smaller values are drawn here, since a logarithmic axis has no zero
     floor_name: str = ""
@@ -55,40 +64,47 @@ class Panel:
     linear: bool = False  # y runs evenly from 0 to 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Series:
     """How a series is drawn, the same in every panel."""
 
     label: str
-    colour: str
+    colour: str  # one of COLOURS
     marker: str
     dashed: bool = False  # beyond the paper
 
-
-def run_all(
-    job: Callable[[_Job], list[Reading]],
-    jobs: Sequence[_Job],
-    stage: Callable[[_Job], str],
-    progress: Progress,
-) -> list[Reading]:
-    """The readings of all jobs, a job a core at a time (the kernels release the lock)."""
-    readings: list[Reading] = []
-    progress(stage(jobs[0]), 0.0)
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for done, (given, found) in enumerate(zip(jobs, pool.map(job, jobs), strict=True), 1):
-            readings += found
-            progress(stage(given), done / len(jobs))
-    return readings
+    @property
+    def line(self) -> dict[str, Any]:
+        """The keywords of matplotlib's lines."""
+        return {
+            "color": COLOURS[self.colour],
+            "marker": self.marker,
+            "markersize": 4.5,
+            "markerfacecolor": "white" if self.dashed else COLOURS[self.colour],
+            "linestyle": "--" if self.dashed else "-",
+            "linewidth": 1.5,
+        }
 
 
-def lines(
-    figure: str, panels: Sequence[Panel], readings: Iterable[Reading], seeds: Sequence[int]
+def numbered_series(label: str, place: int) -> Series:
+    """A series that has no style of its own, told apart by its place."""
+    return Series(label, list(COLOURS)[place % 6], "os^vDP"[place % 6])
+
+
+def standard_error(values: Sequence[float] | F64) -> float:
+    """The standard error of a mean; 0 where there is one value only."""
+    return float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
+
+
+def number_lines(
+    figure: str, panels: Iterable[Panel], readings: Iterable[Reading], seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """One line of plain JSON values a panel, series and x, in the order they first came."""
+    """Plain JSON values for readings that differ in y alone, in the order they first came."""
     about = {panel.key: panel for panel in panels}
-    held: dict[tuple[str, str, float], list[float]] = defaultdict(list)
-    for panel, series, x, y in readings:
-        held[panel, series, x].append(y)
+    groups: dict[tuple[str, str, float, str], tuple[Reading, list[float]]] = {}
+    for reading in readings:
+        key = (reading.panel, reading.series, reading.x, repr(reading.more))
+        groups.setdefault(key, (reading, []))[1].append(reading.y)
     return [
         {
             "figure": figure,
@@ -99,32 +115,35 @@ def lines(
             "x": x,
             "y_name": about[panel].y_name,
             "y": float(np.mean(values)),
-            "y_stderr": float(np.std(values, ddof=1) / len(values) ** 0.5 if values[1:] else 0),
+            "y_stderr": standard_error(values),
             "y_low": float(np.quantile(values, LOW)),
             "y_high": float(np.quantile(values, HIGH)),
             "repeats": len(values),
-            "seeds": {"first": seeds[0], "last": seeds[-1]},
+            "seeds": {"first": min(seeds), "last": max(seeds)},
+            **more,
         }
-        for (panel, series, x), values in held.items()
+        for (panel, series, x, _, more), values in groups.values()
     ]
 
 
 class Curves:
     """The number lines by panel and series; arrays are in the order of x."""
 
-    def __init__(self, numbers: Sequence[Line]) -> None:
-        held: dict[tuple[str, str], list[Line]] = defaultdict(list)
-        for line in numbers:
-            held[line["panel"], line["series"]].append(line)
-        self._held = {key: sorted(group, key=lambda n: n["x"]) for key, group in held.items()}
+    def __init__(self, lines: Sequence[Line]) -> None:
+        groups: dict[tuple[str, str], list[Line]] = defaultdict(list)
+        for line in lines:
+            groups[line["panel"], line["series"]].append(line)
+        self._groups = {key: sorted(group, key=lambda n: n["x"]) for key, group in groups.items()}
+        self.repeats = max((line["repeats"] for line in lines if "repeats" in line), default=0)
 
     def get(self, panel: str, series: str, field: str = "y") -> F64:
-        return np.array([line[field] for line in self._held[panel, series]], dtype=np.float64)
+        """One field of a series, by x."""
+        return np.array([line[field] for line in self._groups[panel, series]], dtype=np.float64)
 
     def at(self, panel: str, series: str, x: float) -> float:
         """The mean at this x, or not a number where it was not run."""
-        found = [line["y"] for line in self._held[panel, series] if line["x"] == x]
-        return float(found[0]) if found else float("nan")
+        means = [line["y"] for line in self._groups[panel, series] if line["x"] == x]
+        return float(means[0]) if means else float("nan")
 
     def behind(self, panel: str, series: str, other: str) -> Bool:
         """Where a series' mean is above the other's by more than chance explains, by x."""
@@ -133,56 +152,85 @@ class Curves:
         return np.asarray(gap > CHANCE * noise)
 
     def series(self, panel: str) -> list[str]:
-        return [series for key, series in self._held if key == panel]
+        """The series of a panel."""
+        return [series for key, series in self._groups if key == panel]
 
 
-def draw(
-    title: str,
-    panels: Sequence[Panel],
-    numbers: Sequence[Line],
-    series: Mapping[str, Series],
-    *,
-    columns: int,
-) -> Any:
-    """A matplotlib figure with these panels, `columns` in a row, and one legend below."""
+# Numbers for people.
+
+
+def short(value: float) -> str:
+    """Two digits, or a whole number."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+
+
+def shown(epsilon: float) -> str:
+    """Three digits, without exponents."""
+    return f"{epsilon:,.0f}" if epsilon >= 100 else f"{epsilon:.3g}"
+
+
+def span(values: F64) -> str:
+    """The least and the largest of them."""
+    low, high = short(values.min()), short(values.max())
+    return low if low == high else f"{low} to {high}"
+
+
+# Pictures.
+
+
+def canvas(title: str, rows: int, columns: int, size: tuple[float, float], **grid: Any) -> Any:
+    """A matplotlib figure and its axes, in a row."""
     try:
         from matplotlib.figure import Figure
     except ImportError as problem:
         raise SfumatoError("plots need matplotlib", hint='pip install "sfumato[plot]"') from problem
+    figure = Figure(figsize=size, layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    return figure, figure.subplots(rows, columns, squeeze=False, **grid).reshape(-1)
+
+
+def dress(axes: Any, panel: Panel) -> None:
+    """What every panel has: its title, the names of its axes and a grid."""
+    axes.set_title(f"({panel.key}) {panel.title}", fontsize=9, loc="left")
+    axes.set_xlabel(panel.x_name, fontsize=9)
+    axes.set_ylabel(panel.y_name, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_panels(
+    title: str,
+    panels: Sequence[Panel],
+    curves: Curves,
+    series: Mapping[str, Series],
+    columns: int,
+    labels: int,
+) -> Any:
+    """A matplotlib figure of the panels that have numbers, `columns` in a row, and one legend
+    below with `labels` in a row."""
+    panels = [panel for panel in panels if panel.is_drawn and curves.series(panel.key)]
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, grid = canvas(title, rows, columns, (4.2 * columns, 3.5 * rows + 1.0))
     from matplotlib.lines import Line2D
 
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.2 * columns, 3.5 * rows + 1.0), layout="constrained")
-    figure.suptitle(title, fontsize=12)
-    grid = figure.subplots(rows, columns, squeeze=False).reshape(-1)
-    curves = Curves(numbers)
-    shown: dict[str, Series] = {}
+    styles: dict[str, Series] = {}
     for axes, panel in zip(grid, panels, strict=True):
         _draw_panel(axes, panel, curves, series)
-        shown |= {name: series[name] for name in curves.series(panel.key)}
-    handles = [Line2D([], [], label=style.label, **_line_style(style)) for style in shown.values()]
-    runs = max(line["repeats"] for line in numbers)
+        styles |= {name: series[name] for name in curves.series(panel.key)}
+    handles = [Line2D([], [], label=style.label, **style.line) for style in styles.values()]
+    runs = f"{curves.repeats:,} run{'s' * (curves.repeats > 1)}"
     figure.legend(
         handles=handles,
         loc="outside lower center",
-        ncols=min(5, len(handles)),
+        ncols=min(labels, len(handles)),
         fontsize=8.5,
         frameon=False,
-        title=f"mean of {runs:,} run{'s' * (runs > 1)}; shaded: the middle 80% of them",
+        title=f"mean of {runs}; shaded: the middle 80% of them",
         title_fontsize=8.5,
     )
     return figure
-
-
-def _line_style(style: Series) -> dict[str, Any]:
-    return {
-        "color": style.colour,
-        "marker": style.marker,
-        "markersize": 4.5,
-        "markerfacecolor": "white" if style.dashed else style.colour,
-        "linestyle": "--" if style.dashed else "-",
-        "linewidth": 1.5,
-    }
 
 
 def _draw_panel(axes: Any, panel: Panel, curves: Curves, series: Mapping[str, Series]) -> None:
@@ -194,14 +242,13 @@ def _draw_panel(axes: Any, panel: Panel, curves: Curves, series: Mapping[str, Se
     else:
         axes.set_yscale("log")
     for name in curves.series(panel.key):
-        style = series[name]
         x = curves.get(panel.key, name, "x")
         y, low, high = (
             np.maximum(curves.get(panel.key, name, field), panel.floor)
             for field in ("y", "y_low", "y_high")
         )
-        axes.fill_between(x, low, high, color=style.colour, alpha=0.13, linewidth=0)
-        axes.plot(x, y, **_line_style(style))
+        axes.fill_between(x, low, high, color=COLOURS[series[name].colour], alpha=0.13, linewidth=0)
+        axes.plot(x, y, **series[name].line)
     if panel.diagonal:
         ends = axes.get_xlim()
         axes.plot(ends, ends, **_GUIDE)
@@ -212,20 +259,14 @@ def _draw_panel(axes: Any, panel: Panel, curves: Curves, series: Mapping[str, Se
         height = max(curves.at(panel.key, name, where), panel.floor)
         axes.axhline(height, **_GUIDE)
         _note(axes, axes.get_xlim()[1], height, f"{series[name].label} at {where:g}", "right")
-    if panel.floor and min(curves.get(panel.key, n).min() for n in curves.series(panel.key)) < (
-        panel.floor
-    ):
+    least = min(curves.get(panel.key, name).min() for name in curves.series(panel.key))
+    if least < panel.floor:
         axes.axhline(panel.floor, **_GUIDE)
         _note(axes, axes.get_xlim()[0], panel.floor, f" {panel.floor_name}", "left")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_title(f"({panel.key}) {panel.title}", fontsize=9, loc="left")
-    axes.set_xlabel(panel.x_name, fontsize=9)
-    axes.set_ylabel(panel.y_name, fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
+    dress(axes, panel)
 
 
 def _note(axes: Any, x: float, y: float, text: str, side: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from sfumato.errors import DataError, SpecError
 from sfumato.learn import data
 from sfumato.learn.data import BEGIN, CHARACTERS, END, PAD, SYMBOLS, UNKNOWN, Clients, Federated
-from sfumato.reproduce.frequencies.data import data_folder
+from sfumato.reproduce.files import data_folder
 
 FOLDER = data_folder()
 

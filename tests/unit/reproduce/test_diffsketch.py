@@ -2,170 +2,53 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import math
-import subprocess
-import sys
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-import torch
 
-from sfumato.errors import DataError, SfumatoError
+pytest.importorskip("torch")
+
+from sfumato.errors import DataError
 from sfumato.learn import models
 from sfumato.learn.clients import check_fit
-from sfumato.learn.data import Clients, Federated
-from sfumato.learn.diffsketch import NOT_PRIVATE, Exchange, claimed_epsilon
+from sfumato.learn.diffsketch import NOT_PRIVATE, Exchange, claimed_epsilon, multiplier_for
 from sfumato.privacy.accounting import epsilon_of
-from sfumato.reproduce import Claim, Outcome, figures
-from sfumato.reproduce.diffsketch import claims as diffsketch_claims
+from sfumato.reproduce import Claim, Outcome
 from sfumato.reproduce.diffsketch import data, runs
 from sfumato.reproduce.diffsketch import figures as diffsketch_figures
 from sfumato.reproduce.diffsketch.data import DELTA, Size, Task
 from sfumato.reproduce.diffsketch.figures import (
     SERIES,
-    Extent,
-    against_noise,
-    figure_2,
-    figure_5,
-    figure_6,
-    figure_9,
+    claims_2,
+    claims_5,
+    claims_6,
+    claims_9,
+    noise_claims,
 )
-from sfumato.reproduce.diffsketch.runs import Curve, Found, Job
-from sfumato.reproduce.frequencies.data import data_folder
+from sfumato.reproduce.diffsketch.runs import Run, Trial
+from sfumato.reproduce.files import data_folder
+from tiny_figures import EXTENT, SKETCH, only
+from tiny_figures import TASK as TINY
 
 NAMES = tuple(f"003-fig{number}" for number in (2, 3, 4, 5, 6, 9))
 FOLDER = data_folder()  # before any test says that there is none
-CLIENTS, EXAMPLES, WIDTH = 10, 6, 9
 PRIVACY = {"exchange", "rate", "claimed_epsilon_a_round", "epsilon", "delta", "privacy"}
+PRIVATE = {"vector noise", "sketch noise", "gaussian"}
+OutcomeOf = Callable[[str], Outcome]
 
 
-def silent(stage: str, share: float) -> None:
-    pass
-
-
-def made_up_clients() -> Federated:
-    """Three classes of numbers around three centres."""
-    generator = torch.Generator().manual_seed(1)
-    count = CLIENTS * EXAMPLES
-    targets = torch.arange(2 * count) % 3
-    inputs = torch.randn(2 * count, WIDTH, generator=generator) + 3 * torch.eye(WIDTH)[targets]
-    train = Clients(
-        inputs=inputs[:count],
-        targets=targets[:count],
-        offsets=torch.arange(CLIENTS + 1) * EXAMPLES,
-    )
-    return Federated(
-        train=train, test_inputs=inputs[count:], test_targets=targets[count:], name="made up"
-    )
-
-
-TINY = Task(
-    name="three centres",
-    load=made_up_clients,
-    model="softmax",
-    parameters=30,
-    inputs=WIDTH,
-    classes=3,
-    clients=CLIENTS,
-    cohort=CLIENTS,
-    rounds=12,
-    learning_rate=0.5,
-    steps=1,
-    clip=0.5,
-)
-SOME = replace(TINY, name="some of three centres", cohort=2)
-SIZE = Size(3, 4)
-EXTENT = Extent(tasks=(TINY,), sizes=((SIZE,),), repeats=2)
-
-
-@pytest.fixture(scope="module")
-def second() -> Outcome:
-    extent = replace(EXTENT, tasks=(SOME,), sizes=((),), rows=data.TABLE_1[:1])
-    return figure_2("003-fig2", extent, silent)
-
-
-@pytest.fixture(scope="module")
-def third() -> Outcome:
-    return against_noise(3, "003-fig3", EXTENT, silent)
-
-
-@pytest.fixture(scope="module")
-def fourth() -> Outcome:
-    return against_noise(4, "003-fig4", replace(EXTENT, tasks=(SOME,), repeats=1), silent)
-
-
-@pytest.fixture(scope="module")
-def fifth() -> Outcome:
-    sizes = ((Size(3, 5), SIZE), (SIZE, Size(3, 3)))
-    return figure_5("003-fig5", Extent(tasks=(TINY, SOME), sizes=sizes, repeats=1), silent)
-
-
-@pytest.fixture(scope="module")
-def sixth() -> Outcome:
-    extent = Extent(tasks=(TINY,), sizes=((Size(3, 4), Size(3, 2)),), repeats=1)
-    return figure_6("003-fig6", extent, silent)
-
-
-@pytest.fixture(scope="module")
-def ninth() -> Outcome:
-    return figure_9(
-        "003-fig9", replace(EXTENT, sizes=((Size(3, 2),),), targets=(1.0, 0.5), repeats=1), silent
-    )
-
-
-EVERY = ("second", "third", "fourth", "fifth", "sixth", "ninth")
-
-
-def only(claims: Sequence[Claim], *words: str) -> Claim:
-    (found,) = [claim for claim in claims if all(word in claim.text for word in words)]
-    return found
-
-
-def test_every_figure_of_paper_003_has_a_name() -> None:
-    assert set(NAMES) <= figures().keys()
-
-
-def test_naming_the_figures_does_not_import_torch() -> None:
-    code = "import sys, sfumato.reproduce as r; r.figures(); print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.strip() == "False"
+@pytest.fixture
+def third(outcome_of: OutcomeOf) -> Outcome:
+    return outcome_of("003-fig3")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_torch_the_error_says_what_to_install(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, "sfumato.learn")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SfumatoError, match="needs PyTorch") as problem:
-        figures()[name].run("small", silent)
-    assert problem.value.hint == 'pip install "sfumato[learn]"'
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_without_the_data_the_error_names_the_file(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("SFUMATO_DATA", str(tmp_path))
-    with pytest.raises(DataError, match="there is no data file"):
-        figures()[name].run("small", silent)
-
-
-@pytest.mark.parametrize("name", EVERY)
 def test_every_number_says_what_was_run_what_is_claimed_and_what_holds(
-    name: str, request: pytest.FixtureRequest
+    name: str, outcome_of: OutcomeOf
 ) -> None:
-    outcome: Outcome = request.getfixturevalue(name)
-    assert outcome.numbers
-    for line in outcome.numbers:
-        assert json.loads(json.dumps(line, allow_nan=False)) == line
+    for line in outcome_of(name).numbers:
         assert line.keys() >= PRIVACY
         assert "three centres: 30 parameters" in line["data"]
         private = "gaussian" in line["exchange"] or "noise multiplier" in line["exchange"]
@@ -178,16 +61,13 @@ def test_every_number_says_what_was_run_what_is_claimed_and_what_holds(
             assert line["epsilon"] is None
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_pictures_and_claims_say_what_is_not_private(
-    name: str, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_pictures_and_claims_say_what_is_not_private(name: str, outcome_of: OutcomeOf) -> None:
     pytest.importorskip("matplotlib")
-    outcome: Outcome = request.getfixturevalue(name)
-    picture = outcome.draw()
-    shown = [text.get_text() for legend in picture.legends for text in legend.get_texts()]
-    private = {SERIES[key].label for key in ("vector noise", "sketch noise", "gaussian")}
-    assert all((NOT_PRIVATE in label) != (label in private) for label in shown)
+    outcome = outcome_of(name)
+    labels = [text.get_text() for each in outcome.draw().legends for text in each.get_texts()]
+    private = {SERIES[key].label for key in PRIVATE}
+    assert all((NOT_PRIVATE in label) != (label in private) for label in labels)
     assert any(
         NOT_PRIVATE in claim.detail or "infinite" in claim.detail for claim in outcome.claims
     )
@@ -195,9 +75,8 @@ def test_pictures_and_claims_say_what_is_not_private(
 
 def test_series_that_are_not_private_are_called_so() -> None:
     assert diffsketch_figures.NOT_PRIVATE == NOT_PRIVATE
-    private = {"vector noise", "sketch noise", "gaussian"}
     for key, style in SERIES.items():
-        assert (NOT_PRIVATE in style.label) == (key not in private)
+        assert (NOT_PRIVATE in style.label) == (key not in PRIVATE)
 
 
 def test_communication_is_rounds_by_rate(third: Outcome) -> None:
@@ -208,17 +87,11 @@ def test_communication_is_rounds_by_rate(third: Outcome) -> None:
     assert rates["sketch"] == 30 / 12
 
 
-def test_the_same_seeds_give_the_same_numbers(third: Outcome) -> None:
-    assert against_noise(3, "003-fig3", EXTENT, silent).numbers == third.numbers
-
-
 def test_epsilon_is_that_of_the_design(third: Outcome) -> None:
     epsilons = {line["series"]: line["epsilon"] for line in third.numbers}
     assert epsilons["gaussian"] <= EXTENT.total * (1 + 1e-9)
     assert epsilons["gaussian"] > 0.95 * EXTENT.total
-    from sfumato.learn.diffsketch import multiplier_for
-
-    each = runs.noised_sketch(TINY, SIZE, multiplier_for(1.0, DELTA), "device")
+    each = runs.noised_sketch(TINY, SKETCH, multiplier_for(1.0, DELTA), "device")
     assert epsilons["sketch noise"] == epsilon_of([runs.design(TINY, each, 0).loss], DELTA)
     assert epsilons["sketch noise"] > 1.0  # twelve rounds of 1 are not 1
 
@@ -229,9 +102,9 @@ def test_a_sampled_multiplier_is_enough_and_not_much_more() -> None:
     assert 4.5 < runs.design(data.SMALL_DEVICES, exchange, 1).epsilon(DELTA) <= 5.0
 
 
-def test_figure_9_has_the_share_of_claims_below_each_value(ninth: Outcome) -> None:
+def test_figure_9_has_the_share_of_claims_below_each_value(outcome_of: OutcomeOf) -> None:
     by_series: dict[str, list[float]] = {}
-    for line in ninth.numbers:
+    for line in outcome_of("003-fig9").numbers:
         by_series.setdefault(line["series"], []).append(line["y"])
     assert len(by_series) == 3
     assert all(values == sorted(values) for values in by_series.values())
@@ -278,7 +151,7 @@ def test_models_fit_their_data(task: Task, monkeypatch: pytest.MonkeyPatch) -> N
 # Claims, held against numbers that are made up: as the paper has them, and with one thing wrong.
 
 
-def made(
+def curve(
     panel: str,
     series: str,
     accuracy: float,
@@ -290,46 +163,53 @@ def made(
     reached: int = 10,
     of: Sequence[float] = (),
     task: Task = TINY,
-) -> Found:
+) -> Trial:
     """Three looks; a curve is at its end from round `reached` on."""
     rounds = (1, 10, 100)
     values = np.array([accuracy if round >= reached else 0.0 for round in rounds])
-    curve = Curve(rounds, values, np.array(of), 0.0)
-    job = Job(panel, series, exchange or runs.plain(), claimed)
-    return Found(task=task, job=job, rate=rate, epsilon=epsilon, curves=(curve, curve))
+    run = Run(rounds, values, np.array(of), 0.0)
+    return Trial(
+        task=task,
+        panel=panel,
+        series=series,
+        exchange=exchange or runs.plain(),
+        claimed_per_round=claimed,
+        rate=rate,
+        epsilon=epsilon,
+        runs=(run, run),
+    )
 
 
-def noise_claims(**changes: Found) -> list[Claim]:
+def claims_of_noise(**changes: Trial) -> list[Claim]:
     every = {
-        "plain": made("a", "plain", 0.85, reached=1),
-        "paper": made("a", "paper", 0.84, rate=50, epsilon=1.0),
-        "sketch": made("a", "sketch", 0.80, rate=50),
-        "corrected": made("a", "sketch corrected", 0.82, rate=50),
-        "vector": made("a", "vector noise", 0.83, epsilon=9.0),
-        "table": made("a", "sketch noise", 0.5, rate=50, epsilon=9.0),
-        "gaussian": made("a", "gaussian", 0.84, rate=50, epsilon=8.0),
+        "plain": curve("a", "plain", 0.85, reached=1),
+        "paper": curve("a", "paper", 0.84, rate=50, epsilon=1.0),
+        "sketch": curve("a", "sketch", 0.80, rate=50),
+        "corrected": curve("a", "sketch corrected", 0.82, rate=50),
+        "vector": curve("a", "vector noise", 0.83, epsilon=9.0),
+        "table": curve("a", "sketch noise", 0.5, rate=50, epsilon=9.0),
+        "gaussian": curve("a", "gaussian", 0.84, rate=50, epsilon=8.0),
     } | changes
-    curves = diffsketch_claims.by_place(every.values())
-    return diffsketch_claims.against_noise(3, [("a", "7×22")], curves)
+    return list(noise_claims(3, [("a", "7×22")], list(every.values())))
 
 
 @pytest.mark.parametrize(
     ("words", "changes"),
     [
-        ("times less communication", {"vector": made("a", "vector noise", 0.83, rate=9)}),
-        ("times less communication", {"paper": made("a", "paper", 0.5, rate=50, epsilon=1.0)}),
-        ("noise on sketches", {"table": made("a", "sketch noise", 0.84, rate=50, epsilon=9.0)}),
-        ("loses at most", {"paper": made("a", "paper", 0.82, rate=50, epsilon=1.0)}),
-        ("private in each round", {"paper": made("a", "paper", 0.84, rate=50)}),
-        ("error correction", {"corrected": made("a", "sketch corrected", 0.79, rate=50)}),
-        ("(ours)", {"gaussian": made("a", "gaussian", 0.82, rate=50, epsilon=8.0)}),
+        ("times less communication", {"vector": curve("a", "vector noise", 0.83, rate=9)}),
+        ("times less communication", {"paper": curve("a", "paper", 0.5, rate=50, epsilon=1.0)}),
+        ("noise on sketches", {"table": curve("a", "sketch noise", 0.84, rate=50, epsilon=9.0)}),
+        ("loses at most", {"paper": curve("a", "paper", 0.82, rate=50, epsilon=1.0)}),
+        ("private in each round", {"paper": curve("a", "paper", 0.84, rate=50)}),
+        ("error correction", {"corrected": curve("a", "sketch corrected", 0.79, rate=50)}),
+        ("(ours)", {"gaussian": curve("a", "gaussian", 0.82, rate=50, epsilon=8.0)}),
     ],
 )
 def test_a_claim_against_noise_holds_and_would_not_of_other_numbers(
-    words: str, changes: dict[str, Found]
+    words: str, changes: dict[str, Trial]
 ) -> None:
-    assert only(noise_claims(), words).holds
-    assert not only(noise_claims(**changes), words).holds
+    assert only(claims_of_noise(), words).holds
+    assert not only(claims_of_noise(**changes), words).holds
 
 
 def cpsgd_claims(paper: float, epsilon: float, coins: int = 4) -> list[Claim]:
@@ -337,13 +217,13 @@ def cpsgd_claims(paper: float, epsilon: float, coins: int = 4) -> list[Claim]:
     devices = data.SMALL_DEVICES
     raw = runs.quantised(devices, row, rotate=False)
     every = [
-        made("a", "plain", 0.85, task=devices),
-        made("a", "paper", paper, epsilon=epsilon, task=devices),
-        made("a", "cpsgd", 0.6, exchange=raw, epsilon=epsilon, task=devices),
-        made("a", "cpsgd rotated", 0.6, epsilon=epsilon, task=devices),
-        made("a", "gaussian", 0.84, epsilon=5.0, task=devices),
+        curve("a", "plain", 0.85, task=devices),
+        curve("a", "paper", paper, epsilon=epsilon, task=devices),
+        curve("a", "cpsgd", 0.6, exchange=raw, epsilon=epsilon, task=devices),
+        curve("a", "cpsgd rotated", 0.6, epsilon=epsilon, task=devices),
+        curve("a", "gaussian", 0.84, epsilon=5.0, task=devices),
     ]
-    return diffsketch_claims.figure_2([("a", row)], diffsketch_claims.by_place(every))
+    return list(claims_2([("a", row)], every))
 
 
 def test_claims_about_cpsgd_hold_and_would_not_of_other_numbers() -> None:
@@ -361,12 +241,11 @@ def test_claims_about_cpsgd_hold_and_would_not_of_other_numbers() -> None:
 def test_claims_about_rates_hold_and_would_not_of_other_numbers() -> None:
     def claims(high: float, at: int) -> list[Claim]:
         every = [
-            made("a", "plain", 0.85, reached=10),
-            made("a", "low", 0.84, rate=10, reached=10),
-            made("a", "high", high, rate=50, reached=at),
+            curve("a", "plain", 0.85, reached=10),
+            curve("a", "low", 0.84, rate=10, reached=10),
+            curve("a", "high", high, rate=50, reached=at),
         ]
-        panels = [("a", [("low", 10.0), ("high", 50.0)])]
-        return diffsketch_claims.figure_5(panels, diffsketch_claims.by_place(every))
+        return list(claims_5(every))
 
     assert only(claims(0.83, 10), "the less is sent").holds
     assert not only(claims(0.83, 100), "the less is sent").holds  # 100/50 is more than 10/10
@@ -377,8 +256,8 @@ def test_claims_about_rates_hold_and_would_not_of_other_numbers() -> None:
 
 def test_claims_about_theorem_2_hold_and_would_not_of_other_numbers() -> None:
     def claims(low: Sequence[float], high: Sequence[float]) -> list[Claim]:
-        found = [made("a", "x", 0.8, rate=10, of=low), made("a", "x", 0.8, rate=50, of=high)]
-        return diffsketch_claims.figure_6([("a", found)])
+        rates = ((10, low), (50, high))
+        return list(claims_6([curve("a", "no padding", 0.8, rate=r, of=of) for r, of in rates]))
 
     assert only(claims([2.0, 3.0], [1.0, 1.5]), "falls").holds
     assert not only(claims([2.0, 3.0], [4.0, 4.5]), "falls").holds
@@ -387,7 +266,7 @@ def test_claims_about_theorem_2_hold_and_would_not_of_other_numbers() -> None:
     assert not only(claims([2.0], [1.0]), "is differential privacy").holds  # whatever the numbers
 
     def ninth_claim(of: Sequence[float]) -> Claim:
-        (claim,) = diffsketch_claims.figure_9([made("a", "x", 0.8, of=of)])
+        (claim,) = claims_9([curve("a", "x", 0.8, of=of)])
         return claim
 
     assert ninth_claim([0.1, 0.2, math.inf]).holds

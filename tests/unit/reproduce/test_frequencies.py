@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,93 +10,30 @@ import pyarrow.parquet
 import pytest
 from scipy.stats import binomtest
 
-from sfumato.errors import DataError, SfumatoError
-from sfumato.reproduce import Claim, Outcome, figures
-from sfumato.reproduce.frequencies import claims as frequency_claims
+from sfumato.errors import DataError
+from sfumato.reproduce import Claim, Outcome
 from sfumato.reproduce.frequencies import data
-from sfumato.reproduce.frequencies.figures import LAW_DEVICES, Size, figure_1, figure_2, figure_3
+from sfumato.reproduce.frequencies.figures import LAW_DEVICES, claims_1, claims_2, claims_3
 from sfumato.reproduce.frequencies.runs import MODES, encode_rounds, errors, item_points
 from sfumato.reproduce.panels import Curves
+from tiny_figures import only
 
 FALSE_ALARM = 1e-6
-FIELDS = {"figure", "panel", "data", "series", "x_name", "x", "y_name", "y", "y_low", "y_high"}
-FIELDS |= {"y_stderr", "repeats", "seeds"}
-ORDERING = Size(repeats=3, widths=(200, 600, 1200))  # three seeds, as the bands were worked out for
 
 
-def silent(stage: str, share: float) -> None:
-    pass
+@pytest.fixture
+def first(outcome_of: Callable[[str], Outcome]) -> Outcome:
+    return outcome_of("000-fig1")
 
 
-@pytest.fixture(scope="module")
-def no_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No data files anywhere, as on a machine that has only the project."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SFUMATO_DATA", str(tmp_path_factory.mktemp("empty")))
-        yield
+@pytest.fixture
+def second(outcome_of: Callable[[str], Outcome]) -> Outcome:
+    return outcome_of("000-fig2")
 
 
-@pytest.fixture(scope="module")
-def first(no_files: None) -> Outcome:
-    return figure_1(Size(repeats=1, widths=(100,), targets=(0.0012, 0.02)), silent)
-
-
-@pytest.fixture(scope="module")
-def second() -> Outcome:
-    return figure_2(Size(repeats=2, widths=(50, 1000)), silent)
-
-
-@pytest.fixture(scope="module")
-def third(no_files: None) -> Outcome:
-    return figure_3(ORDERING, silent)
-
-
-def only(claims: Sequence[Claim], *words: str) -> Claim:
-    (found,) = [claim for claim in claims if all(word in claim.text for word in words)]
-    return found
-
-
-def test_every_figure_of_paper_000_has_a_name() -> None:
-    assert {"000-fig1", "000-fig2", "000-fig3"} <= figures().keys()
-
-
-@pytest.mark.parametrize("name", ["first", "second", "third"])
-def test_numbers_are_plain_json_and_say_which_data_and_seeds(
-    name: str, request: pytest.FixtureRequest
-) -> None:
-    outcome: Outcome = request.getfixturevalue(name)
-    assert outcome.numbers
-    for line in outcome.numbers:
-        assert json.loads(json.dumps(line, allow_nan=False)) == line
-        assert line.keys() == FIELDS
-        assert "law i^-" in line["data"]  # there are no files
-        assert line["seeds"]["last"] - line["seeds"]["first"] + 1 == line["repeats"]
-        assert line["y"] >= 0
-
-
-@pytest.mark.parametrize(("name", "panels"), [("first", 9), ("second", 3), ("third", 1)])
-def test_the_picture_has_every_panel_and_each_names_its_data(
-    name: str, panels: int, request: pytest.FixtureRequest
-) -> None:
-    pytest.importorskip("matplotlib")
-    outcome: Outcome = request.getfixturevalue(name)
-    axes = outcome.draw().axes
-    assert len(axes) == panels == len({line["panel"] for line in outcome.numbers})
-    for each in axes:
-        assert each.get_title(loc="left").split(" ", 1)[1].startswith("law i^-")
-        assert each.get_xscale() == each.get_yscale() == "log"
-        assert each.get_xlabel()
-        assert each.get_ylabel()
-        assert len(each.lines) >= 3
-
-
-def test_a_missing_matplotlib_is_one_line_with_a_hint(
-    third: Outcome, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(SfumatoError) as problem:
-        third.draw()
-    assert problem.value.hint == 'pip install "sfumato[plot]"'
+@pytest.fixture
+def third(outcome_of: Callable[[str], Outcome]) -> Outcome:
+    return outcome_of("000-fig3")
 
 
 def test_targets_below_twenty_devices_are_left_out(first: Outcome) -> None:
@@ -127,8 +62,7 @@ def test_a_target_that_is_reached_is_not_called_missed(first: Outcome) -> None:
 
 
 def _claims_1(numbers: Sequence[Mapping[str, Any]]) -> list[Claim]:
-    source = data.c4_law()
-    return frequency_claims.figure_1([(("d", "e", "f"), source)], Curves(numbers))
+    return list(claims_1(("d", "e", "f"), data.c4_law(), Curves(numbers)))
 
 
 def test_fresh_beats_hybrid_where_rows_and_width_are_few() -> None:
@@ -160,7 +94,7 @@ def test_hybrid_is_called_worse_than_fresh_only_where_it_is(
         {**line, "y": _best_other(second, line) * factor} if line["series"] == "hybrid" else line
         for line in second.numbers
     ]
-    claims = frequency_claims.figure_2([("a", 1.1), ("b", 2.0), ("c", 5.0)], Curves(made_up))
+    claims = list(claims_2(Curves(made_up)))
     claim = only(claims, "never worse than Fresh")
     assert claim.holds is holds
     assert ("× at 50" in claim.detail) is not holds
@@ -193,17 +127,7 @@ def test_figure_3_with_shared_and_hybrid_swapped_does_not_hold(third: Outcome) -
     """The negative control."""
     other = {"shared": "hybrid", "hybrid": "shared", "fresh": "fresh"}
     swapped = [{**line, "series": other[line["series"]]} for line in third.numbers]
-    claims = frequency_claims.figure_3([("a", data.c4_law())], Curves(swapped))
-    assert not any(claim.holds for claim in claims)
-
-
-def test_progress_goes_from_nothing_to_everything() -> None:
-    seen: list[tuple[str, float]] = []
-    figure_2(Size(repeats=1, widths=(200,)), lambda stage, share: seen.append((stage, share)))
-    shares = [share for _, share in seen]
-    assert shares == sorted(shares)
-    assert (shares[0], shares[-1]) == (0.0, 1.0)
-    assert list(dict.fromkeys(stage for stage, _ in seen)) == ["law i^-1.1", "law i^-2", "law i^-5"]
+    assert not any(claim.holds for claim in claims_3("a", data.c4_law(), Curves(swapped)))
 
 
 def test_modes_share_what_their_names_say() -> None:

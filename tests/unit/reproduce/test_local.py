@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import json
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,151 +16,92 @@ import pytest
 from scipy import special
 
 from checks import SEED
-from sfumato.errors import DataError, SfumatoError
+from sfumato.errors import DataError
 from sfumato.privacy import CountMeanSketch, HashedResponse, SeededRng, Tally, debias
-from sfumato.reproduce import Claim, Outcome, figures
+from sfumato.reproduce import Claim, Outcome
 from sfumato.reproduce.frequencies.data import power_law_shares
-from sfumato.reproduce.local import claims as local_claims
-from sfumato.reproduce.local import data
-from sfumato.reproduce.local import figures as local_figures
-from sfumato.reproduce.local.claims import Measured, Search
+from sfumato.reproduce.local import data, runs
+from sfumato.reproduce.local.figures import (
+    KNOWN_BOUND,
+    WIDTHS_4,
+    bound,
+    claims_4,
+    use_claims,
+    word_claims,
+)
+from sfumato.reproduce.local.runs import Measured, Search
 from sfumato.reproduce.panels import Curves
+from tiny_figures import only
 
 F64 = npt.NDArray[np.float64]
-NAMES = ["004-fig4", *(case.name for case in data.CASES), "004-new-words"]
-Made = Callable[[str], tuple[Outcome, list[float]]]
-PANELS = {"004-fig4": 2, "004-new-words": 2}
+OutcomeOf = Callable[[str], Outcome]
 
 
-@pytest.fixture(scope="module")
-def outcome_of(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Made]:
-    """A figure at small scale and what it told of its progress, without any data file; each is
-    made once."""
-    made: dict[str, tuple[Outcome, list[float]]] = {}
-
-    def run(name: str) -> tuple[Outcome, list[float]]:
-        if name not in made:
-            told: list[float] = []
-            outcome = figures()[name].run("small", lambda stage, share: told.append(share))
-            made[name] = outcome, told
-        return made[name]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SFUMATO_DATA", str(tmp_path_factory.mktemp("empty")))
-        yield run
-
-
-def only(claims: Sequence[Claim], *words: str) -> Claim:
-    (found,) = [claim for claim in claims if all(word in claim.text for word in words)]
-    return found
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_figure_of_paper_004_has_numbers_claims_and_progress(name: str, outcome_of: Made) -> None:
-    outcome, told = outcome_of(name)
-    assert outcome.numbers
-    for line in outcome.numbers:
-        assert json.loads(json.dumps(line, allow_nan=False)) == line
-        assert line["figure"] == name
-        assert "made-up" in line["data"] or "as in the paper" in line["data"]  # there are no files
-    assert outcome.claims
-    assert any(claim.text.startswith("(ours)") for claim in outcome.claims)
-    for claim in outcome.claims:
-        assert any(character.isdigit() for character in claim.detail)
-    assert told == sorted(told)
-    assert told[0] == 0.0
-    assert told[-1] == pytest.approx(1.0, abs=1e-12)  # shares are added up
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_picture_of_paper_004_names_its_data_and_its_axes(name: str, outcome_of: Made) -> None:
-    pytest.importorskip("matplotlib")
-    outcome, _ = outcome_of(name)
-    picture = outcome.draw()
-    assert len(picture.axes) == PANELS.get(name, 3)
-    assert outcome.numbers[0]["data"] in picture.get_suptitle()
-    for axes in picture.axes:
-        assert axes.get_xlabel()
-        assert axes.get_ylabel()
-        assert axes.get_legend() is not None
-        assert "ours" in " ".join(t.get_text() for t in picture.axes[0].get_legend().get_texts())
-
-
-def test_a_missing_matplotlib_is_one_line_with_a_hint(
-    outcome_of: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outcome, _ = outcome_of("004-health")
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(SfumatoError) as problem:
-        outcome.draw()
-    assert problem.value.hint == 'pip install "sfumato[plot]"'
-
-
-@pytest.mark.parametrize(("size", "known"), local_claims.KNOWN_BOUND.items())
+@pytest.mark.parametrize(("size", "known"), KNOWN_BOUND.items())
 def test_the_bound_has_the_known_values(size: tuple[int, int], known: float) -> None:
     """Known to the device, some of them cut and some rounded."""
     counts = 1e8 * power_law_shares(1.2, 2_600)
     width, rows = size
-    assert abs(local_figures.bound(2.0, rows, width, counts) - known) < 1
+    assert abs(bound(2.0, rows, width, counts) - known) < 1
     sketch = CountMeanSketch(epsilon=2.0, rows=rows, width=width, seed=0)
     squares = float(counts @ counts)
     exact = math.sqrt(debias.variance(sketch, count=1e8, held=0.0, squares=squares))
     assert 0.98 * known < exact <= known + 1  # the bound leaves in what the exact formula does not
 
 
-def test_figure_4_is_as_known_and_as_predicted(outcome_of: Made) -> None:
+def test_figure_4_is_as_known_and_as_predicted(outcome_of: OutcomeOf) -> None:
     """False alarm below 1e-6: of 32 or 8 runs, the mean is within 1.6% of the exact value, so 10%
     are six of its deviations. Power: a variance 1.4 times as large is missed with 1e-6."""
-    outcome, _ = outcome_of("004-fig4")
+    outcome = outcome_of("004-fig4")
     assert "833,154" in only(outcome.claims, "known values").detail
     assert all(claim.holds for claim in outcome.claims if "measured" not in claim.text)
     curves = Curves(outcome.numbers)
-    for width in local_figures.WIDTHS_4:
+    for width in WIDTHS_4:
         for rows in (32, 128):
             measured, exact = (curves.at("a", f"{s} {width}", rows) for s in ("measured", "exact"))
             assert abs(measured / exact - 1) < 0.1
 
 
 def test_a_bound_that_is_not_the_known_one_is_told(
-    outcome_of: Made,
+    outcome_of: OutcomeOf,
 ) -> None:
     """The negative control: bounds 0.1% larger, measured values 10% larger."""
     wrong = []
-    for line in outcome_of("004-fig4")[0].numbers:
+    for line in outcome_of("004-fig4").numbers:
         factor = {"bound": 1.001, "measured": 1.1}.get(line["series"].split()[0], 1.0)
         wrong.append({**line, "y": factor * line["y"]})
-    claims = local_claims.figure_4(Curves(wrong), local_figures.WIDTHS_4, ours=(13_000, 1, 1))
+    plan = HashedResponse(epsilon=2.0, rows=13_000, width=3, seed=0)
+    claims = list(claims_4(Curves(wrong), plan))
     assert not only(claims, "known values").holds
     assert not only(claims, "within 5%").holds
 
 
 def test_the_exact_variance_of_figure_4_is_above_no_bound(
-    outcome_of: Made,
+    outcome_of: OutcomeOf,
 ) -> None:
-    curves = Curves(outcome_of("004-fig4")[0].numbers)
-    for width in local_figures.WIDTHS_4:
+    curves = Curves(outcome_of("004-fig4").numbers)
+    for width in WIDTHS_4:
         assert np.all(curves.get("a", f"exact {width}") <= curves.get("a", f"bound {width}"))
 
 
 @pytest.mark.parametrize("series", ["paper", "ours"])
 @pytest.mark.parametrize("case", data.CASES, ids=lambda case: case.name)
 def test_use_cases_are_unbiased_and_err_as_predicted(
-    case: data.Case, series: str, outcome_of: Made
+    case: data.Case, series: str, outcome_of: OutcomeOf
 ) -> None:
     """False alarm below 1e-6 a check: six standard errors (normal), and what ours reports may be
     off by 5% more. Power: a standard error 20% off (25% with ours) is missed with probability
     below 1e-4; the claims have controls below."""
-    outcome, _ = outcome_of(case.name)
-    runs = [line for line in outcome.numbers if line.get("series") == series and "listed" in line]
-    many = len(runs) * case.small_items
+    outcome = outcome_of(case.name)
+    lines = [line for line in outcome.numbers if line.get("series") == series and "listed" in line]
+    assert case.small.items is not None
+    many = len(lines) * case.small.items
     for name in ("mean_off", "slope_off"):
-        assert abs(sum(run[name] for run in runs)) <= 6 * math.sqrt(len(runs))
+        assert abs(sum(run[name] for run in lines)) <= 6 * math.sqrt(len(lines))
     room = 0.05 * (series == "ours")
-    ratio = math.sqrt(float(np.mean([run["error_ratio"] ** 2 for run in runs])))
+    ratio = math.sqrt(float(np.mean([run["error_ratio"] ** 2 for run in lines])))
     assert abs(ratio - 1) <= 6 / math.sqrt(2 * many) + room
-    covered = float(np.mean([run["coverage"] for run in runs]))
+    covered = float(np.mean([run["coverage"] for run in lines]))
     assert abs(covered - 0.95) <= 6 * math.sqrt(0.95 * 0.05 / many) + room / 4
     assert not any("known ones" in claim.text for claim in outcome.claims)  # another dictionary
 
@@ -202,9 +141,7 @@ OURS: dict[str, Any] = {"series": "ours", "oracle": "hashed response", "record_b
 def test_a_use_case_that_is_wrong_is_told(change: dict[str, Any], text: str) -> None:
     def claims(paper: Measured) -> list[Claim]:
         ours = replace(paper, **OURS, error=60.0, listed=20)
-        return local_claims.use_case(
-            [paper], [ours], items=100_000, known_error=100, known_threshold=400, share=0.5
-        )
+        return list(use_claims([paper], [ours], items=100_000, known=(100, 400), share=0.5))
 
     assert all(claim.holds for claim in claims(RUN))
     wrong = [claim for claim in claims(replace(RUN, **change)) if not claim.holds]
@@ -215,10 +152,8 @@ def test_a_use_case_that_is_wrong_is_told(change: dict[str, Any], text: str) -> 
 def test_ours_must_be_better_in_variance_and_bytes_and_list_more() -> None:
     def failing(**change: Any) -> list[str]:
         ours = replace(RUN, **{**OURS, "error": 60.0, "listed": 20, **change})
-        made = local_claims.use_case(
-            [RUN], [ours], items=100_000, known_error=0, known_threshold=0, share=0.5
-        )
-        return [claim.text for claim in made if not claim.holds]
+        claims = use_claims([RUN], [ours], items=100_000, known=None, share=0.5)
+        return [claim.text for claim in claims if not claim.holds]
 
     assert failing() == []
     assert "variance" in failing(error=80.0)[0]
@@ -228,20 +163,18 @@ def test_ours_must_be_better_in_variance_and_bytes_and_list_more() -> None:
 
 @pytest.mark.parametrize(("wrong", "holds"), [(1, True), (8, False)])
 def test_items_that_nobody_holds_may_be_listed_in_few_runs(wrong: int, holds: bool) -> None:
-    runs = [replace(RUN, listed_unheld=int(seed < wrong)) for seed in range(20)]
-    claims = local_claims.use_case(
-        runs, runs, items=100, known_error=0, known_threshold=0, share=0.5
-    )
+    group = [replace(RUN, listed_unheld=int(seed < wrong)) for seed in range(20)]
+    claims = use_claims(group, group, items=100, known=None, share=0.5)
     assert [claim.holds for claim in claims if "nobody holds" in claim.text] == [holds] * 2
 
 
 def test_prefixes_find_more_words_than_the_puzzle_and_none_is_false(
-    outcome_of: Made,
+    outcome_of: OutcomeOf,
 ) -> None:
     """False alarm 1e-6: either search lists a false word in 5% of runs at most, so the four runs
     list six or more with probability below 1e-6. Prefixes find 60 words more: a dozen deviations.
     """
-    outcome, _ = outcome_of("004-new-words")
+    outcome = outcome_of("004-new-words")
     assert only(outcome.claims, "more words").holds
     assert sum(line["false"] for line in outcome.numbers if "false" in line) < 6
 
@@ -260,9 +193,9 @@ def test_a_search_that_is_wrong_is_told() -> None:
             "seconds": 5.0,
         }
         ours = Search(series="prefixes", **{**puzzle, "found": 39, "record_bytes": 4})
-        runs = [Search(series="puzzle", **{**puzzle, **change}), ours]
-        made = local_claims.searches(runs, words=100, devices=2_000_000, paper_size=True)
-        return [claim.text for claim in made if not claim.holds]
+        group = [Search(series="puzzle", **{**puzzle, **change}), ours]
+        claims = word_claims(group, words=100, is_known=True)
+        return [claim.text for claim in claims if not claim.holds]
 
     assert failing() == []
     assert "at least 38" in failing(found=37)[0]
@@ -293,7 +226,7 @@ def by_records(oracle: CountMeanSketch | HashedResponse) -> F64:
 def by_cells(oracle: CountMeanSketch | HashedResponse) -> F64:
     rng = np.random.default_rng(SEED)
     values = oracle.values(np.arange(COUNTS.size))
-    tallies = (data.simulated_tally(oracle, values, COUNTS, rng) for _ in range(TALLIES))
+    tallies = (runs.simulated_tally(oracle, values, COUNTS, rng) for _ in range(TALLIES))
     return np.array([numbers_of(tally, values) for tally in tallies])
 
 
@@ -345,10 +278,10 @@ def test_a_simulated_tally_of_another_law_is_caught(
 def test_blocks_of_rows_share_the_devices_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """False alarm 1e-6 (chi-square). Power: devices left over for the last block, or lost, make the
     sum wrong or a row hundreds of deviations off."""
-    monkeypatch.setattr(data, "_ROWS", 4)
+    monkeypatch.setattr(runs, "_ROWS", 4)
     oracle = CountMeanSketch(epsilon=1.0, rows=10, width=8, seed=1)
     values, counts = oracle.values(np.arange(3)), np.array([70_000, 20_000, 10_000])
-    tally = data.simulated_tally(oracle, values, counts, np.random.default_rng(SEED))
+    tally = runs.simulated_tally(oracle, values, counts, np.random.default_rng(SEED))
     assert tally.count == 100_000
     statistic = float(np.sum((tally.row_counts - 10_000) ** 2 / 10_000))
     assert special.chdtrc(9, statistic) > FALSE_ALARM

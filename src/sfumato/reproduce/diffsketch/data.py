@@ -4,8 +4,8 @@ Models and numbers of clients are the paper's: 10 workers of 200 digits, 6,000 d
 both with logistic regression of 7,850 parameters, and 46 speaking roles with a recurrent model of
 39,720. The paper gives no number of rounds, no clip and no sizes of that model; ours are in every
 number. The roles are the 46 that say most in the text that is public, cut into sequences. At small
-scale there are fewer rounds, and roles read short sequences with a larger step. Files are looked
-for as in `frequency_data`; one that is not there is an error.
+scale there are fewer rounds, and roles read short sequences with a larger step. A file that is not
+there is an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from sfumato.reproduce.learning.data import _path, tested_on
+from sfumato.reproduce.files import need_file
+from sfumato.reproduce.learning.data import learn_data, tested_on
 
 if TYPE_CHECKING:  # it needs PyTorch
     from sfumato.learn.data import Federated
@@ -92,30 +93,22 @@ DIGIT_SIZES = (Size(7, 22), Size(7, 15))  # 50 and 75 times
 ROLE_SIZES = (Size(10, 190), Size(10, 245))  # 21 and 16 times; figure 4 has them the other way
 
 
-def _digits(clients: int, examples: int) -> Callable[[], Federated]:
-    def load() -> Federated:
-        from sfumato.learn import data
-
-        folder = _path("mnist-train-images-idx3-ubyte.gz").parent
-        return data.mnist(folder, clients=clients, examples=examples)
-
-    return load
+def _digits(clients: int, examples: int) -> Federated:
+    folder = need_file("mnist-train-images-idx3-ubyte.gz").parent
+    federated: Federated = learn_data().mnist(folder, clients=clients, examples=examples)
+    return federated
 
 
-def _roles(length: int) -> Callable[[], Federated]:
-    def load() -> Federated:
-        from sfumato.learn import data
-        from sfumato.learn.diffsketch import largest_clients
+def _roles(length: int) -> Federated:
+    from sfumato.learn.diffsketch import largest_clients
 
-        found = data.shakespeare(_path("shakespeare_roles.parquet"), length=length)
-        return tested_on(largest_clients(found, ROLES), TESTED)
-
-    return load
+    federated = learn_data().shakespeare(need_file("shakespeare_roles.parquet"), length=length)
+    return tested_on(largest_clients(federated, ROLES), TESTED)
 
 
 DIGITS = Task(
     name="MNIST, softmax",
-    load=_digits(10, 200),
+    load=lambda: _digits(10, 200),
     model="softmax",
     parameters=7_850,
     clients=10,
@@ -126,22 +119,11 @@ DIGITS = Task(
     clip=0.02,
 )
 SMALL_DIGITS = replace(DIGITS, rounds=300)
-DEVICES = Task(
-    name="MNIST*, softmax",
-    load=_digits(6_000, 10),
-    model="softmax",
-    parameters=7_850,
-    clients=6_000,
-    cohort=10,
-    rounds=2_000,
-    learning_rate=0.01,
-    steps=1,
-    clip=0.02,
-)
+DEVICES = replace(DIGITS, name="MNIST*, softmax", load=lambda: _digits(6_000, 10), clients=6_000)
 SMALL_DEVICES = replace(DEVICES, rounds=300)
 ROLE_TASK = Task(
     name="Shakespeare's roles, LSTM",
-    load=_roles(80),
+    load=lambda: _roles(80),
     model="small_lstm",
     parameters=39_720,
     clients=ROLES,
@@ -154,7 +136,7 @@ ROLE_TASK = Task(
 SMALL_ROLES = replace(
     ROLE_TASK,
     name=f"Shakespeare's roles, {SHORT} characters, LSTM",
-    load=_roles(SHORT),
+    load=lambda: _roles(SHORT),
     rounds=100,
     learning_rate=3.0,
     most_examples=100,

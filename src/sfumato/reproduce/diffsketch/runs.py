@@ -9,8 +9,6 @@ PyTorch is imported when something is trained, not before.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -19,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.privacy.accounting import AdditiveLoss, SampledLoss, epsilon_of
-from sfumato.reproduce import Progress
 from sfumato.reproduce.diffsketch.data import BATCH, DELTA, RATIO, Quantised, Size, Task
-from sfumato.reproduce.learning.runs import _at_once, _one_thread, shown
+from sfumato.reproduce.panels import shown, standard_error
 
 if TYPE_CHECKING:  # they need PyTorch
     from sfumato.learn.data import Federated
@@ -32,18 +29,8 @@ F64 = npt.NDArray[np.float64]
 LOOSE = 2.0  # the clip of cpSGD, by that of Gaussian noise
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """The runs of one curve: `panel` and `series` say where it is drawn."""
-
-    panel: str
-    series: str
-    exchange: Exchange
-    claimed: float | None = None  # epsilon a round that the paper would write beside it
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Curve:
+class Run:
     """What one seed gave."""
 
     rounds: tuple[int, ...]
@@ -53,23 +40,27 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Found:
-    """The runs of one curve, by seed, and what they cost a client."""
+class Trial:
+    """One curve: where it is drawn, what is exchanged and what that costs a client, and its runs by
+    seed."""
 
     task: Task
-    job: Job
+    panel: str
+    series: str
+    exchange: Exchange
+    claimed_per_round: float | None  # epsilon that the paper would write beside it
     rate: float  # of what is sent
     epsilon: float  # of all rounds, at DELTA; infinite where nothing is promised
-    curves: tuple[Curve, ...]
+    runs: tuple[Run, ...] = ()
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        return self.curves[0].rounds
+        return self.runs[0].rounds
 
     @property
     def accuracies(self) -> F64:
         """(seeds, looked at)."""
-        return np.stack([curve.accuracies for curve in self.curves])
+        return np.stack([run.accuracies for run in self.runs])
 
     @property
     def final(self) -> float:
@@ -77,21 +68,36 @@ class Found:
 
     @property
     def stderr(self) -> float:
-        last = self.accuracies[:, -1]
-        return float(last.std(ddof=1) / math.sqrt(last.size)) if last.size > 1 else 0.0
+        return standard_error(self.accuracies[:, -1])
 
     @property
     def claimed(self) -> F64:
-        return np.concatenate([curve.claimed for curve in self.curves])
+        return np.concatenate([run.claimed for run in self.runs])
 
     @property
     def noised(self) -> float:
-        return float(np.mean([curve.noised for curve in self.curves]))
+        return float(np.mean([run.noised for run in self.runs]))
 
     @property
     def privacy(self) -> str:
         """What would hold with exact and secret noise, for people."""
-        return privacy_words(self.epsilon)
+        from sfumato.learn.diffsketch import NOT_PRIVATE
+
+        if not math.isfinite(self.epsilon):
+            return NOT_PRIVATE
+        return f"epsilon {shown(self.epsilon)} at delta {DELTA:g} in all, if noise were not seeded"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What every line of numbers says about privacy; infinite is null."""
+        return {
+            "exchange": self.exchange.label,
+            "rate": self.rate,
+            "claimed_epsilon_a_round": self.claimed_per_round,
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "delta": DELTA if math.isfinite(self.epsilon) else None,
+            "privacy": self.privacy,
+        }
 
     def sent_for(self, level: float) -> float:
         """What is sent until the mean accuracy is at a level, in rounds of uncompressed training;
@@ -100,24 +106,20 @@ class Found:
         return self.rounds[reached[0]] / self.rate if reached.size else math.inf
 
 
-def privacy_words(epsilon: float) -> str:
-    from sfumato.learn.diffsketch import NOT_PRIVATE
-
-    if not math.isfinite(epsilon):
-        return NOT_PRIVATE
-    return f"epsilon {shown(epsilon)} at delta {DELTA:g} in all, if noise were not seeded"
-
-
-def fields(found: Found) -> dict[str, Any]:
-    """What every line of numbers says about privacy; infinite is null."""
-    return {
-        "exchange": found.job.exchange.label,
-        "rate": found.rate,
-        "claimed_epsilon_a_round": found.job.claimed,
-        "epsilon": found.epsilon if math.isfinite(found.epsilon) else None,
-        "delta": DELTA if math.isfinite(found.epsilon) else None,
-        "privacy": found.privacy,
-    }
+def trial(
+    task: Task, panel: str, series: str, exchange: Exchange, claimed: float | None = None
+) -> Trial:
+    """A curve that is to be run."""
+    of = design(task, exchange, 0)
+    return Trial(
+        task=task,
+        panel=panel,
+        series=series,
+        exchange=exchange,
+        claimed_per_round=claimed,
+        rate=of.rate,
+        epsilon=of.epsilon(DELTA),
+    )
 
 
 def design(task: Task, exchange: Exchange, seed: int) -> DiffSketchDesign:
@@ -142,42 +144,7 @@ def design(task: Task, exchange: Exchange, seed: int) -> DiffSketchDesign:
     )
 
 
-def train_all(
-    task: Task, jobs: Sequence[Job], seeds: Sequence[int], progress: Progress
-) -> list[Found]:
-    """Every curve of one task; two trainings run at a time, a thread each."""
-    import sfumato.learn  # noqa: F401  # says what to install, before anything else fails
-
-    progress("reading data", 0.0)
-    data = task.load()
-    _wake()
-    every = [(job, seed) for job in jobs for seed in seeds]
-
-    def one(given: tuple[Job, int]) -> Curve:
-        return _train(task, data, *given)
-
-    curves: list[Curve] = []
-    with _one_thread(), ThreadPoolExecutor(_at_once(False)) as pool:
-        for done, ((job, _), curve) in enumerate(zip(every, pool.map(one, every), strict=True), 1):
-            curves.append(curve)
-            progress(f"{job.series}: {job.exchange.label}", done / len(every))
-    count = len(seeds)
-    found = []
-    for place, job in enumerate(jobs):
-        of = design(task, job.exchange, 0)
-        found.append(
-            Found(
-                task=task,
-                job=job,
-                rate=of.rate,
-                epsilon=of.epsilon(DELTA),
-                curves=tuple(curves[place * count : (place + 1) * count]),
-            )
-        )
-    return found
-
-
-def _wake() -> None:
+def wake() -> None:
     """Have the compiled loops, which one short vector would not be worth: there will be many."""
     from sfumato.sketch.dense import DenseSketch
 
@@ -186,10 +153,12 @@ def _wake() -> None:
     sketch.decode(sketch.encode(np.zeros(length, dtype=np.float32)))
 
 
-def _train(task: Task, data: Federated, job: Job, seed: int) -> Curve:
+def train(trial: Trial, data: Federated, seed: int) -> Run:
+    """One training of a curve."""
     from sfumato.learn.diffsketch import SketchedTraining
 
-    training = SketchedTraining(design(task, job.exchange, seed), data, seed=seed, delta=DELTA)
+    task = trial.task
+    training = SketchedTraining(design(task, trial.exchange, seed), data, seed=seed, delta=DELTA)
     accuracies: list[float] = []
     claimed: list[float] = []
     noised = 0
@@ -198,9 +167,8 @@ def _train(task: Task, data: Federated, job: Job, seed: int) -> Curve:
         noised += seen.noised
         if seen.accuracy is not None:
             accuracies.append(seen.accuracy)
-    return Curve(
-        task.looked_at, np.array(accuracies), np.array(claimed), noised / max(len(claimed), 1)
-    )
+    share = noised / max(len(claimed), 1)
+    return Run(task.looked_at, np.array(accuracies), np.array(claimed), share)
 
 
 # Exchanges of the figures.
@@ -212,42 +180,27 @@ def plain() -> Exchange:
     return NoisyVector()
 
 
-def sketched(size: Size, seed: int = 1, *, correction: bool = False) -> DiffSketch:
+def sketched(size: Size, **options: Any) -> DiffSketch:
+    """Sketches alone, unless options add noise or correct errors."""
     from sfumato.learn.diffsketch import DiffSketch
 
-    return DiffSketch(rows=size.rows, width=size.width, correction=correction, seed=seed)
+    return DiffSketch(rows=size.rows, width=size.width, **{"seed": 1, **options})
 
 
-def printed(
-    size: Size, epsilon: float, *, padding: int, correction: bool = False, seed: int = 1
-) -> DiffSketch:
+def printed(size: Size, epsilon: float, *, padding: int, correction: bool = False) -> DiffSketch:
     """Algorithm 2 as printed: not private."""
-    from sfumato.learn.diffsketch import DiffSketch
-
-    return DiffSketch(
-        rows=size.rows,
-        width=size.width,
+    return sketched(
+        size,
         mode="paper",
         epsilon=epsilon,
         padding=padding,
         correction=correction,
         i_know_this_is_not_private=True,
-        seed=seed,
     )
 
 
-def noised_sketch(task: Task, size: Size, multiplier: float, where: Any, seed: int = 1) -> Exchange:
-    from sfumato.learn.diffsketch import DiffSketch
-
-    return DiffSketch(
-        rows=size.rows,
-        width=size.width,
-        mode="gaussian",
-        clip=task.clip,
-        noise_multiplier=multiplier,
-        noise=where,
-        seed=seed,
-    )
+def noised_sketch(task: Task, size: Size, multiplier: float, where: Any) -> Exchange:
+    return sketched(size, mode="gaussian", clip=task.clip, noise_multiplier=multiplier, noise=where)
 
 
 def noised_vector(task: Task, multiplier: float, where: Any) -> Exchange:
@@ -256,7 +209,7 @@ def noised_vector(task: Task, multiplier: float, where: Any) -> Exchange:
     return NoisyVector(clip=task.clip, noise_multiplier=multiplier, noise=where)
 
 
-def quantised(task: Task, row: Quantised, *, rotate: bool, seed: int = 1) -> Exchange:
+def quantised(task: Task, row: Quantised, *, rotate: bool) -> Exchange:
     """cpSGD; without rotation a single entry may be as large as the whole vector, with it four
     deviations are enough. Its noise is so small that few vectors need to be clipped."""
     from sfumato.learn.diffsketch import BinomialVector
@@ -269,7 +222,7 @@ def quantised(task: Task, row: Quantised, *, rotate: bool, seed: int = 1) -> Exc
         levels=row.levels,
         coins=row.coins,
         rotate=rotate,
-        seed=seed,
+        seed=1,
     )
 
 

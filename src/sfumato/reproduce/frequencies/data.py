@@ -1,8 +1,7 @@
 """The devices of paper 000's experiments: real ones where their files are, else drawn from a law.
 
-Files are looked for in the folder that SFUMATO_DATA names; without it, in ../shared/data beside
-the working directory, then beside the project. A file that is not there is stood in for by a
-power law, and the source's `data` says so: it goes into every number and title.
+A file that `reproduce.files` does not find is stood in for by a power law, and the source's `data`
+says so: it goes into every number and title.
 
 The paper's own three sets are not all public. What stands for them:
 
@@ -16,7 +15,6 @@ The paper's own three sets are not all public. What stands for them:
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,8 +25,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sfumato.errors import DataError
-from sfumato.files import read_columns
 from sfumato.questions.sizing import RISK, rows_for
+from sfumato.reproduce.files import find_file, read_arrays
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
@@ -62,27 +60,15 @@ class Source:
     def counts(self, rounds: int, devices: int, rng: np.random.Generator) -> I64:
         """How many of each round's devices hold each item, (rounds, categories)."""
         items = self.draw(rounds * devices, rng).reshape(rounds, devices)
-        return np.stack([np.bincount(held, minlength=self.categories) for held in items])
-
-
-def data_folder() -> Path | None:
-    """Where the data files are, if anywhere; see the module's docstring."""
-    named = os.environ.get("SFUMATO_DATA")
-    if named:
-        if not Path(named).is_dir():
-            raise DataError(f"SFUMATO_DATA must name a folder; got {named}")
-        return Path(named)
-    projects = (Path.cwd(), Path(__file__).resolve().parents[4])
-    folders = [project.parent / "shared" / "data" for project in projects]
-    return next((folder for folder in folders if folder.is_dir()), None)
+        return np.stack([np.bincount(each, minlength=self.categories) for each in items])
 
 
 def gowalla() -> Source:
     """Check-ins on the US grid, or the law i^-1.3."""
-    path = _file("gowalla_us_cells.parquet")
+    path = find_file("gowalla_us_cells.parquet")
     data, draw = "law i^-1.3 in place of Gowalla", power_law(1.3, GOWALLA_CELLS)
     if path is not None:
-        cells, counts = _read(path, ("us_cell", "count"), (pa.int64(), pa.int64()))
+        cells, counts = read_arrays(path, us_cell=pa.int64(), count=pa.int64())
         pool = np.repeat(np.asarray(cells), np.asarray(counts))
         data = f"Gowalla US check-ins ({path.name})"
         draw = _from_pool(pool, categories=GOWALLA_CELLS, least=GOWALLA_CELLS, path=path)
@@ -104,10 +90,10 @@ def c4_law() -> Source:
 
 def c4_commits() -> Source | None:
     """Item = how many commits an author has made; nothing without the file."""
-    path = _file("commit_users.parquet")
+    path = find_file("commit_users.parquet")
     if path is None:
         return None
-    (commits,) = _read(path, ("commits",), (pa.int64(),))
+    (commits,) = read_arrays(path, commits=pa.int64())
     pool = np.asarray(commits)
     draw = _from_pool(pool, categories=C4_ITEMS, least=2 * PILOT_DEVICES, path=path)
     data = f"commits per author in place of C4 ({path.name})"
@@ -116,10 +102,10 @@ def c4_commits() -> Source | None:
 
 def c4_hosts() -> Source | None:
     """Item = how many hosts a registered web domain has; nothing without the file."""
-    path = _file("domains_crux_au.parquet")
+    path = find_file("domains_crux_au.parquet")
     if path is None:
         return None
-    hosts, labels = _read(path, ("host", "domain_labels"), (pa.string(), pa.int64()))
+    hosts, labels = read_arrays(path, host=pa.string(), domain_labels=pa.int64())
     domains = Counter(
         tuple(host.rsplit(".", count)[-count:])
         for host, count in zip(hosts.to_pylist(), labels.to_pylist(), strict=True)
@@ -146,13 +132,11 @@ def _c4(name: str, data: str, draw: Draw, devices: int = C4_DEVICES, pilot: int 
 
 def sentiment() -> Source:
     """One word a user, drawn from all the user wrote, or the law i^-1.05."""
-    path = _file("sentiment140_user_words.parquet")
+    path = find_file("sentiment140_user_words.parquet")
     categories, users = SENTIMENT_WORDS, SENTIMENT_USERS
     data, draw = "law i^-1.05 in place of Sentiment-140", power_law(1.05, categories)
     if path is not None:
-        user, word, count = _read(
-            path, ("user", "word", "count"), (pa.int64(), pa.string(), pa.int64())
-        )
+        user, word, count = read_arrays(path, user=pa.int64(), word=pa.string(), count=pa.int64())
         encoded = word.dictionary_encode()
         categories = len(encoded.dictionary)
         draw, users = _one_a_user(
@@ -183,8 +167,8 @@ def power_law(exponent: float, categories: int) -> Draw:
     below = np.cumsum(power_law_shares(exponent, categories))
 
     def draw(devices: int, rng: np.random.Generator) -> I64:
-        found = np.searchsorted(below, rng.random(devices), side="right")
-        return np.minimum(found, categories - 1).astype(np.int64)
+        items = np.searchsorted(below, rng.random(devices), side="right")
+        return np.minimum(items, categories - 1).astype(np.int64)
 
     return draw
 
@@ -214,13 +198,3 @@ def _one_a_user(user: I64, word: I64, count: I64) -> tuple[Draw, int]:
         return word[np.searchsorted(ends, token, side="right")]
 
     return draw, starts.size
-
-
-def _file(name: str) -> Path | None:
-    folder = data_folder()
-    return folder / name if folder is not None and (folder / name).is_file() else None
-
-
-def _read(path: Path, columns: tuple[str, ...], types: tuple[pa.DataType, ...]) -> list[pa.Array]:
-    table = pa.Table.from_batches(list(read_columns(path, columns, types)))
-    return [table.column(name).combine_chunks() for name in columns]

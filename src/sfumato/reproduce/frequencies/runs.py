@@ -51,9 +51,9 @@ def encode_rounds(
 ) -> Rounds:
     """The tables of rounds with these counts, (rounds, items); Shared ones come added up."""
     design = _design(mode=mode, items=points.size, rows=rows, width=width, seed=seed)
-    held = counts.sum(axis=0, keepdims=True) if mode == "shared" else counts
+    tables = counts.sum(axis=0, keepdims=True) if mode == "shared" else counts
     pairs = []
-    for round, count in enumerate(held):
+    for round, count in enumerate(tables):
         sketch = design.sketch(round)
         assert isinstance(sketch, CountSketch)  # every mode but one-hot gives one
         some = np.flatnonzero(count)
@@ -67,13 +67,23 @@ def errors(mode: Mode, counts: I64, points: U64, *, rows: int, width: int, seed:
     return _shares_off(rounds.estimate(points), counts)
 
 
+def errors_by_mode(
+    counts: I64, rows: int, widths: Sequence[int], seed: int
+) -> Iterator[tuple[int, Mode, F64]]:
+    """Width, mode and `errors`, over the same devices for all."""
+    points = item_points(counts.shape[1], seed)
+    for width in widths:
+        for mode in MODES:
+            yield width, mode, errors(mode, counts, points, rows=rows, width=width, seed=seed)
+
+
 def one_round(
     source: Source, targets: Sequence[float], seed: int
 ) -> Iterator[tuple[float, str, int, float]]:
     """Target, strategy, its width and its largest error, over the same devices for all."""
     items = source.draw(source.one_round + PILOT_DEVICES, np.random.default_rng(seed))
-    pilot, held = items[:PILOT_DEVICES], items[PILOT_DEVICES:]  # a device is in one of the two
-    counts = np.bincount(held, minlength=source.categories)[None]
+    pilot, main = items[:PILOT_DEVICES], items[PILOT_DEVICES:]  # a device is in one of the two
+    counts = np.bincount(main, minlength=source.categories)[None]
     points = item_points(source.categories, seed)
     for target in targets:
         if target <= LEAST_COUNT / source.one_round:

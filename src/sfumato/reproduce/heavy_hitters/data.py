@@ -4,8 +4,7 @@ The paper takes the first three characters of StackOverflow's tokens over 46 sym
 are 46³ = 97,336 strings and a count sketch can be asked about all of them. Here one symbol pads
 short words. What stands for its tokens: the words of Stack Exchange comments, and those of commit
 messages. The same words in full are an open domain, which no count sketch can be asked about.
-Files are looked for as in `frequency_data`; without them a Zipf-Mandelbrot law over as many keys
-stands in, and `data` says so.
+Without their files a Zipf-Mandelbrot law over as many keys stands in, and `data` says so.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sfumato.reproduce.frequencies.data import _file, _read
+from sfumato.reproduce.files import find_file, read_arrays
 from sfumato.sketch import IntegerKeys, Keys, TextKeys, WordKeys
 
 I64 = npt.NDArray[np.int64]
@@ -71,28 +70,31 @@ class Words:
         """How many of each round's devices hold each item, (rounds, items)."""
         rng = np.random.default_rng([seed, rounds])
         below = np.cumsum(self.shares)
-        found = []
+        counts = []
         for size in np.rint(rng.normal(DEVICES, SPREAD * DEVICES, size=rounds)):
-            held = np.searchsorted(below, rng.random(max(1, int(size))), side="right")
-            found.append(np.bincount(np.minimum(held, below.size - 1), minlength=below.size))
-        return np.stack(found)
+            items = np.searchsorted(below, rng.random(max(1, int(size))), side="right")
+            counts.append(np.bincount(np.minimum(items, below.size - 1), minlength=below.size))
+        return np.stack(counts)
+
+
+FILES = {
+    "Stack Exchange": "stackexchange_user_words.parquet",
+    "commit messages": "commit_user_words.parquet",
+}
+LAWS = ((2, 1.1), (5, 1.3))  # shifts and exponents that stand in for them
 
 
 def short_words() -> list[Words]:
     """Words cut to three characters, or laws over as many strings."""
     return [
-        _short("Stack Exchange", "stackexchange_user_words.parquet") or law(2, 1.1),
-        _short("commit messages", "commit_user_words.parquet") or law(5, 1.3),
+        _words_of(source, cut=True) or law(*instead)
+        for source, instead in zip(FILES, LAWS, strict=True)
     ]
 
 
 def whole_words() -> list[Words]:
     """Words as they are, where there are files."""
-    found = [
-        _whole("Stack Exchange", "stackexchange_user_words.parquet"),
-        _whole("commit messages", "commit_user_words.parquet"),
-    ]
-    return [words for words in found if words is not None]
+    return [words for source in FILES if (words := _words_of(source, cut=False)) is not None]
 
 
 def law(shift: int, exponent: float) -> Words:
@@ -112,52 +114,30 @@ def law(shift: int, exponent: float) -> Words:
     )
 
 
-def _short(name: str, file: str) -> Words | None:
-    keys = WordKeys(alphabet=ALPHABET, length=CHARACTERS)
-    found = _counted(file, keys, cut=CHARACTERS)
-    if found is None:
-        return None
-    items, numbers, shares = found
-    return Words(
-        name=f"{name}, first {CHARACTERS} characters",
-        data=f"words of {name}, first {CHARACTERS} characters ({file})",
-        items=items,
-        shares=shares,
-        keys=keys,
-        numbers=numbers,
-        cell_words=_SHORT_CELL,
-        categories=CATEGORIES,
-    )
-
-
-def _whole(name: str, file: str) -> Words | None:
-    keys = TextKeys(length=LONGEST)
-    found = _counted(file, keys)
-    if found is None:
-        return None
-    items, numbers, shares = found
-    return Words(
-        name=f"{name}, whole words",
-        data=f"words of {name}, of at most {LONGEST} bytes ({file})",
-        items=items,
-        shares=shares,
-        keys=keys,
-        numbers=numbers,
-        cell_words=_LONG_CELL,
-    )
-
-
-def _counted(file: str, keys: Keys, cut: int | None = None) -> tuple[pa.Array, U64, F64] | None:
-    """The file's words that have a key, each once, their keys and shares; nothing without it."""
-    path = _file(file)
+def _words_of(source: str, *, cut: bool) -> Words | None:
+    """The words of a file that have a key, each once; nothing without it."""
+    path = find_file(FILES[source])
     if path is None:
         return None
-    words, counts = _read(path, ("word", "count"), (pa.string(), pa.int64()))
-    if cut is not None:
-        words = pc.utf8_slice_codeunits(words, 0, cut)
+    words, counts = read_arrays(path, word=pa.string(), count=pa.int64())
+    keys: Keys = TextKeys(length=LONGEST)
+    if cut:
+        words = pc.utf8_slice_codeunits(words, 0, CHARACTERS)
+        keys = WordKeys(alphabet=ALPHABET, length=CHARACTERS)
     table = pa.table({"word": words, "count": counts}).group_by("word", use_threads=False)
     totals = table.aggregate([("count", "sum")])
     items = totals.column("word").combine_chunks()
     numbers, fits = keys.numbers(items)
-    held = np.asarray(totals.column("count_sum").combine_chunks())[fits]
-    return items.filter(pa.array(fits)), numbers[fits], held / held.sum()
+    uses = np.asarray(totals.column("count_sum").combine_chunks())[fits]
+    kind = f"first {CHARACTERS} characters" if cut else "whole words"
+    which = kind if cut else f"of at most {LONGEST} bytes"
+    return Words(
+        name=f"{source}, {kind}",
+        data=f"words of {source}, {which} ({path.name})",
+        items=items.filter(pa.array(fits)),
+        shares=uses / uses.sum(),
+        keys=keys,
+        numbers=numbers[fits],
+        cell_words=_SHORT_CELL if cut else _LONG_CELL,
+        categories=CATEGORIES if cut else 0,
+    )

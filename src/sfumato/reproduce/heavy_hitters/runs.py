@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,9 @@ class Score(NamedTuple):
     wrong: int  # keys that some table gave and none of its devices had sent
 
 
-def counted(mode: Counting, counts: I64, points: U64, *, rows: int, width: int, seed: int) -> F64:
+def sketch_totals(
+    mode: Counting, counts: I64, points: U64, *, rows: int, width: int, seed: int
+) -> F64:
     """Totals over rounds of every string, (categories,), by a median over rows."""
     if mode == "unsigned":
         return _count_median(counts, points, rows=rows, width=width, seed=seed)
@@ -96,8 +98,8 @@ def count_sketches(
     for height in rows:
         width = setting.budget // height
         for mode in COUNTING:
-            found = counted(mode, counts, points, rows=height, width=width, seed=seed)
-            listed = found >= setting.threshold
+            totals = sketch_totals(mode, counts, points, rows=height, width=width, seed=seed)
+            listed = totals >= setting.threshold
             yield mode, height, f1(int(np.sum(listed & heavy)), int(listed.sum()), int(heavy.sum()))
 
 
@@ -121,20 +123,18 @@ def paper_design(
     words: Words, counts: I64, setting: Setting, *, times: float | None, seed: int
 ) -> HeavyHitterDesign:
     """The paper's tables: a sample of one in `times`, or adaptive (algorithm 4) if that is None."""
-    held = paper_keys(words, setting.budget)
-    first = max(1.0, DEVICES / held) if times is None else times
-    return HeavyHitterDesign(
-        keys=words.keys,
-        devices=setting.rounds * int(counts.sum(axis=1).max()),
-        rounds=setting.rounds,
-        rows=ROWS,
-        width=int(CELLS_A_KEY * held) // ROWS,
+    keys = paper_keys(words, setting.budget)
+    first = max(1.0, DEVICES / keys) if times is None else times
+    return _design(
+        words,
+        counts,
+        setting,
+        width=int(CELLS_A_KEY * keys) // ROWS,
         cell_bits=WORD_BITS * words.paper_cell_words,
         seed=seed,
-        items_per_device=1,
         mechanism=without_promise(1 / first),
         adaptive=times is None,
-        target=PAPER_LOAD * held,
+        target=PAPER_LOAD * keys,
         partial=False,
         paper=True,
     )
@@ -148,15 +148,13 @@ def our_design(
     target = LOAD * ROWS * width
     if adaptive is None:
         adaptive = words.distinct > target
-    return HeavyHitterDesign(
-        keys=words.keys,
-        devices=setting.rounds * int(counts.sum(axis=1).max()),
-        rounds=setting.rounds,
-        rows=ROWS,
+    return _design(
+        words,
+        counts,
+        setting,
         width=width,
         cell_bits=WORD_BITS * words.cell_words,
         seed=seed,
-        items_per_device=1,
         mechanism=without_promise(min(1.0, target / DEVICES) if adaptive else 1.0),
         adaptive=adaptive,
         target=target,
@@ -164,7 +162,18 @@ def our_design(
     )
 
 
-def listed(
+def _design(words: Words, counts: I64, setting: Setting, **sizes: Any) -> HeavyHitterDesign:
+    return HeavyHitterDesign(
+        keys=words.keys,
+        devices=setting.rounds * int(counts.sum(axis=1).max()),
+        rounds=setting.rounds,
+        rows=ROWS,
+        items_per_device=1,
+        **sizes,
+    )
+
+
+def score_campaign(
     design: HeavyHitterDesign, words: Words, counts: I64, setting: Setting, *, seed: int
 ) -> Score:
     """What the campaign says at the end, after devices have tossed their coins in every round."""
@@ -175,14 +184,15 @@ def listed(
         assert task is not None  # there are as many rounds as counts
         sketch = task.sketch
         assert isinstance(sketch, InvertibleSketch)  # a search asks for nothing else
-        held = np.flatnonzero(count)
-        sent = rng.binomial(count[held], campaign.rate)
-        held, sent = held[sent > 0], sent[sent > 0]
-        table = sketch.encode_keys(words.numbers[held], sent)
+        items = np.flatnonzero(count)
+        sent = rng.binomial(count[items], campaign.rate)
+        items, sent = items[sent > 0], sent[sent > 0]
+        table = sketch.encode_keys(words.numbers[items], sent)
         campaign.absorb(NoisedSum(task, table, int(count.sum())))
-        told = campaign.rounds[-1]
-        if told.is_told:
-            wrong += int(np.sum(_places(told.listing.items, words.items.take(pa.array(held))) < 0))
+        last = campaign.rounds[-1]
+        if last.is_told:
+            places = _places(last.listing.items, words.items.take(pa.array(items)))
+            wrong += int(np.sum(places < 0))
     place = _places(campaign.found().items, words.items)
     heavy = counts.sum(axis=0) >= setting.threshold
     right = int(np.sum(heavy[place[place >= 0]]))
@@ -191,5 +201,5 @@ def listed(
 
 def _places(items: pa.Array, among: pa.Array) -> I64:
     """Where the items are among others, or -1."""
-    found = pc.index_in(items.cast(among.type), value_set=among)
-    return np.asarray(pc.fill_null(found, -1)).astype(np.int64)
+    places = pc.index_in(items.cast(among.type), value_set=among)
+    return np.asarray(pc.fill_null(places, -1)).astype(np.int64)

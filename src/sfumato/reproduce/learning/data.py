@@ -5,24 +5,23 @@ paper's and the data are what is public of them: 396 of 3,400 writers of F-EMNIS
 roles, and commit messages in place of Stack Overflow's sentences. At small scale the models are
 small, too: MNIST by writer with logistic regression, and recurrent models of 32 units on short
 sequences. Rounds are fewer than the paper's, and the server's learning rate is the same for every
-noise multiplier, where the paper tuned it for each. What is run is in every number and title. Files
-are looked for as in `frequency_data`; one that is not there is an error, since no law stands in for
-handwriting.
+noise multiplier, where the paper tuned it for each. What is run is in every number and title. A
+file that is not there is an error, since no law stands in for handwriting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-from sfumato.errors import DataError
-from sfumato.reproduce.frequencies.data import _file
+from sfumato.reproduce.files import need_file
 
 if TYPE_CHECKING:  # both need PyTorch
     from sfumato.learn.data import Federated
 
+ROLES, MESSAGES = "shakespeare_roles.parquet", "commit_sequences.parquet"
 TESTED = 2_000  # sequences that small recurrent models are tested on
 SHORT = 20  # characters of a sequence there
 SHORT_SENTENCE, FEW_WORDS = 10, 200  # words of a sentence, and words that have a number
@@ -140,55 +139,11 @@ TABLE_3 = Printed(
 )
 
 
-def _path(name: str) -> Path:
-    path = _file(name)
-    if path is None:
-        raise DataError(
-            f"there is no data file {name}",
-            hint="set SFUMATO_DATA to the folder that has it; docs/guides/reproducing_the_papers.md"
-            " says which there are",
-        )
-    return path
-
-
-def _mnist() -> Federated:
+def learn_data() -> ModuleType:
+    """`sfumato.learn.data`, which needs PyTorch: imported when data are read, not before."""
     from sfumato.learn import data
 
-    writers = _path("mnist_writers.npz")
-    folder = _path("mnist-train-images-idx3-ubyte.gz").parent
-    return data.mnist(folder, writers=writers)
-
-
-def _femnist() -> Federated:
-    from sfumato.learn import data
-
-    return data.femnist(_path("femnist_leaf.npz"))
-
-
-def _shakespeare() -> Federated:
-    from sfumato.learn import data
-
-    return data.shakespeare(_path("shakespeare_roles.parquet"))
-
-
-def _short_shakespeare() -> Federated:
-    from sfumato.learn import data
-
-    return tested_on(data.shakespeare(_path("shakespeare_roles.parquet"), length=SHORT), TESTED)
-
-
-def _commits() -> Federated:
-    from sfumato.learn import data
-
-    return data.commits(_path("commit_sequences.parquet"))
-
-
-def _short_commits() -> Federated:
-    from sfumato.learn import data
-
-    path = _path("commit_sequences.parquet")
-    found = data.commits(path, vocabulary=FEW_WORDS, length=SHORT_SENTENCE)
-    return tested_on(found, TESTED)
+    return data
 
 
 def tested_on(federated: Federated, most: int) -> Federated:
@@ -207,7 +162,10 @@ def tested_on(federated: Federated, most: int) -> Federated:
 SMALL_1 = Workload(
     name="MNIST by writer, softmax",
     stands_for="F-EMNIST, cnn of 1,018,174 parameters",
-    load=_mnist,
+    load=lambda: learn_data().mnist(
+        need_file("mnist-train-images-idx3-ubyte.gz").parent,
+        writers=need_file("mnist_writers.npz"),
+    ),
     model="softmax",
     rounds=40,
     learning_rate=0.1,
@@ -219,7 +177,7 @@ SMALL_1 = Workload(
 SMALL_2 = Workload(
     name=f"Shakespeare's roles in {SHORT} characters, char_lstm of 32 units",
     stands_for="Shakespeare, char_lstm of 820,522 parameters",
-    load=_short_shakespeare,
+    load=lambda: tested_on(learn_data().shakespeare(need_file(ROLES), length=SHORT), TESTED),
     model="char_lstm",
     hidden=32,
     rounds=40,
@@ -233,7 +191,10 @@ SMALL_2 = Workload(
 SMALL_3 = Workload(
     name=f"commit messages in {FEW_WORDS} words, word_lstm of 32 units",
     stands_for="Stack Overflow's next word, word_lstm of 4,050,748 parameters",
-    load=_short_commits,
+    load=lambda: tested_on(
+        learn_data().commits(need_file(MESSAGES), vocabulary=FEW_WORDS, length=SHORT_SENTENCE),
+        TESTED,
+    ),
     model="word_lstm",
     inputs=FEW_WORDS + 4,
     classes=FEW_WORDS + 4,
@@ -249,7 +210,7 @@ SMALL_3 = Workload(
 PAPER_1 = Workload(
     name="F-EMNIST, a sample of its writers, cnn",
     stands_for="F-EMNIST with 3,400 writers, 1,500 rounds",
-    load=_femnist,
+    load=lambda: learn_data().femnist(need_file("femnist_leaf.npz")),
     model="cnn",
     rounds=1_200,
     learning_rate=0.1,
@@ -262,7 +223,7 @@ PAPER_1 = Workload(
 PAPER_2 = Workload(
     name="Shakespeare's roles, char_lstm",
     stands_for="Shakespeare with 715 roles, 1,500 rounds",
-    load=_shakespeare,
+    load=lambda: learn_data().shakespeare(need_file(ROLES)),
     model="char_lstm",
     rounds=120,
     learning_rate=2.0,
@@ -276,7 +237,7 @@ PAPER_2 = Workload(
 PAPER_3 = Workload(
     name="commit messages, word_lstm",
     stands_for="Stack Overflow's next word with 342,477 users, 1,500 rounds of 1,000",
-    load=_commits,
+    load=lambda: learn_data().commits(need_file(MESSAGES)),
     model="word_lstm",
     rounds=150,
     learning_rate=0.5,

@@ -12,9 +12,7 @@ PyTorch is imported when something is trained, not before.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -25,8 +23,8 @@ import numpy.typing as npt
 
 from sfumato.errors import SfumatoError
 from sfumato.privacy.accounting import epsilon_of
-from sfumato.reproduce import Progress
 from sfumato.reproduce.learning.data import Printed, Workload
+from sfumato.reproduce.panels import standard_error
 
 if TYPE_CHECKING:  # they need PyTorch
     from sfumato.learn.compression import Compression
@@ -38,7 +36,7 @@ Kind = Literal["none", "fixed", "adapt_norm", "two_stage", "ours"]
 
 EARLY = 4.0  # of ours: times the error in the first round; the default of `FreeNorm`
 FEASIBLE = 0.01  # relative loss of accuracy that the paper allows a fixed rate
-MOST_AT_ONCE = 2  # trainings on a processor at a time, a thread each
+AT_ONCE = min(2, os.cpu_count() or 1)  # trainings on a processor, a thread each; on a GPU, one
 INTERVAL = 0.01  # of the privacy losses that the paper's epsilon is computed from; rounded up
 
 
@@ -55,17 +53,8 @@ class Method(NamedTuple):
 NONE = Method("none")
 
 
-class Job(NamedTuple):
-    """One training."""
-
-    place: int  # of the workload
-    multiplier: float
-    method: Method
-    seed: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class Scores:
     """What the trainings of one method gave, by seed."""
 
     accuracies: F64
@@ -81,9 +70,8 @@ class Found:
 
     @property
     def stderr(self) -> float:
-        """Of the accuracy; 0 where there is one run only."""
-        count = len(self.accuracies)
-        return float(self.accuracies.std(ddof=1) / count**0.5) if count > 1 else 0.0
+        """Of the accuracy."""
+        return standard_error(self.accuracies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +82,9 @@ class Runs:
     workload: Workload
     clients: int
     parameters: int
-    found: Mapping[tuple[float, Method], Found]
     epsilons: Mapping[float, float]
     guessing: float  # accuracy of who always says the commonest class of the test set
+    scores: Mapping[tuple[float, Method], Scores]
 
     @property
     def delta(self) -> float:
@@ -118,11 +106,11 @@ class Runs:
     def genie(self, multiplier: float) -> Method:
         """The highest fixed rate that loses at most 1% of the uncompressed accuracy, by means; no
         compression if none does."""
-        least = (1 - FEASIBLE) * self.found[multiplier, NONE].accuracy
+        least = (1 - FEASIBLE) * self.scores[multiplier, NONE].accuracy
         feasible = [
             method
-            for (noise, method), found in self.found.items()
-            if noise == multiplier and method.kind == "fixed" and found.accuracy >= least
+            for (noise, method), each in self.scores.items()
+            if noise == multiplier and method.kind == "fixed" and each.accuracy >= least
         ]
         return max(feasible, key=lambda method: method.value, default=NONE)
 
@@ -167,41 +155,20 @@ def compression(task: Workload, method: Method) -> Compression:
     return rules.NoCompression()
 
 
-def train_all(
-    tasks: Sequence[Workload], jobs: Sequence[Job], progress: Progress, *, gpu: bool
-) -> list[Runs]:
-    """The outcomes of all jobs, by workload. On a processor two trainings run at a time; on a GPU
-    one does, since one fills it."""
-    import sfumato.learn  # noqa: F401  # says what to install, before anything else fails
-
-    if gpu:
-        _need_gpu(tasks, jobs)
-    progress("reading data", 0.0)
-    data = [task.load() for task in tasks]
-
-    def job(given: Job) -> tuple[float, float]:
-        return _train(tasks[given.place], data[given.place], given, gpu=gpu)
-
-    held: dict[tuple[int, float, Method], list[tuple[float, float]]] = defaultdict(list)
-    with _one_thread(), ThreadPoolExecutor(_at_once(gpu)) as pool:
-        for done, (given, found) in enumerate(zip(jobs, pool.map(job, jobs), strict=True), 1):
-            held[given.place, given.multiplier, given.method].append(found)
-            stage = f"z = {given.multiplier:g}, {given.method}"
-            progress(stage, done / len(jobs))
-    return [_gathered(place, task, data[place], held) for place, task in enumerate(tasks)]
-
-
-def _train(task: Workload, data: Federated, given: Job, *, gpu: bool) -> tuple[float, float]:
+def train(
+    task: Workload, data: Federated, multiplier: float, method: Method, seed: int, *, gpu: bool
+) -> tuple[float, float]:
+    """The accuracy and the rate of one training."""
     import torch
 
     from sfumato.learn.training import Training
 
     training = Training(
-        design(task, len(data.train), given.multiplier, given.method, given.seed),
+        design(task, len(data.train), multiplier, method, seed),
         data,
         device=torch.device("cuda" if gpu else "cpu"),
         exact=False,
-        noise_seed=given.seed,
+        noise_seed=seed,
         chunk=task.chunk,
     )
     for _ in training.run(evaluate_every=task.rounds):  # once, at the end
@@ -211,51 +178,39 @@ def _train(task: Workload, data: Federated, given: Job, *, gpu: bool) -> tuple[f
     return accuracy, training.rate
 
 
-def _gathered(
-    place: int,
-    task: Workload,
-    data: Federated,
-    held: Mapping[tuple[int, float, Method], Sequence[tuple[float, float]]],
-) -> Runs:
+def before_training(task: Workload, data: Federated, multipliers: Sequence[float]) -> Runs:
+    """What is known of a workload before anything is trained."""
     from sfumato.learn import models
 
-    found = {
-        (multiplier, method): Found(*np.array(values, dtype=np.float64).T)
-        for (where, multiplier, method), values in held.items()
-        if where == place
-    }
     clients = len(data.train)
-    multipliers = sorted({multiplier for multiplier, _ in found})
     designs = {z: design(task, clients, z, NONE, 0) for z in multipliers}
+    targets = data.test_targets[data.test_targets >= 0]  # those that count
     return Runs(
         workload=task,
         clients=clients,
         parameters=models.count(designs[multipliers[0]].make()),
-        found=found,
         epsilons={z: epsilon_of([of.loss], 1 / clients) for z, of in designs.items()},
-        guessing=_commonest(data),
+        guessing=float(targets.bincount().max()) / len(targets),
+        scores={},
     )
-
-
-def _commonest(data: Federated) -> float:
-    """The share of the commonest class among the test targets that count."""
-    targets = data.test_targets[data.test_targets >= 0]
-    return float(targets.bincount().max()) / len(targets)
 
 
 def paper_epsilon(printed: Printed, multiplier: float) -> float:
     """Of the paper's own clients, cohorts and rounds at delta = 1/clients, if cohorts are Poisson
     samples: by privacy loss distributions, rounded up."""
-    return _sampled_epsilon(printed.clients, printed.cohort, printed.rounds, multiplier)
+    return sampled_epsilon(printed.clients, printed.cohort, printed.rounds, multiplier)
 
 
 @cache
-def _sampled_epsilon(clients: int, cohort: int, rounds: int, multiplier: float) -> float:
+def sampled_epsilon(
+    clients: int, cohort: int, rounds: int, multiplier: float, interval: float = INTERVAL
+) -> float:
+    """Of Gaussian noise on Poisson samples; privacy losses are rounded up to the interval."""
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
 
     accountant = PLDAccountant(
-        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=INTERVAL
+        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=interval
     )
     one = dp_accounting.GaussianDpEvent(multiplier)
     sampled = dp_accounting.PoissonSampledDpEvent(cohort / clients, one)
@@ -263,20 +218,15 @@ def _sampled_epsilon(clients: int, cohort: int, rounds: int, multiplier: float) 
     return float(accountant.get_epsilon(1 / clients))
 
 
-def shown(epsilon: float) -> str:
-    """To three digits, without exponents."""
-    return f"{epsilon:,.0f}" if epsilon >= 100 else f"{epsilon:.3g}"
-
-
-def _need_gpu(tasks: Sequence[Workload], jobs: Sequence[Job]) -> None:
+def need_gpu(tasks: Sequence[Workload], trainings: Sequence[int]) -> None:
+    """Refuse to begin where there is no GPU; `trainings`: how many there are of each task."""
     import torch
 
     if torch.cuda.is_available():
         return
     each = "; ".join(
-        f"{sum(job.place == place for job in jobs)} trainings of {task.rounds} rounds with "
-        f"{task.cohort} clients each: {task.name}"
-        for place, task in enumerate(tasks)
+        f"{count} trainings of {task.rounds} rounds with {task.cohort} clients each: {task.name}"
+        for task, count in zip(tasks, trainings, strict=True)
     )
     raise SfumatoError(
         f"paper scale needs a GPU that PyTorch can use (CUDA), and there is none; it is {each}",
@@ -284,12 +234,8 @@ def _need_gpu(tasks: Sequence[Workload], jobs: Sequence[Job]) -> None:
     )
 
 
-def _at_once(gpu: bool) -> int:
-    return 1 if gpu else min(MOST_AT_ONCE, os.cpu_count() or 1)
-
-
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Each training on one thread; small products gain nothing from more."""
     import torch
 
