@@ -8,7 +8,7 @@ from typing import Protocol
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.release import NoisedSum, noised_sum
 from sfumato.flow.task import Task
-from sfumato.privacy import Charge, Ledger, Rng
+from sfumato.privacy import Books, Charge, Rng
 
 
 class Campaign(Protocol):
@@ -23,11 +23,26 @@ class Campaign(Protocol):
         ...
 
 
+def step(
+    campaign: Campaign,
+    task: Task,
+    batch: Batch,
+    *,
+    ledger: Books,
+    rng: Rng,
+    charge_of: Callable[[Task], Charge] = lambda task: task.loss,
+) -> NoisedSum:
+    """Charge the answer to a campaign's task, noise it and let the campaign absorb it."""
+    answer = noised_sum(task, batch, ledger=ledger, rng=rng, loss=charge_of(task))
+    campaign.absorb(answer)
+    return answer
+
+
 def run(
     campaign: Campaign,
     gather: Callable[[Task], Batch],
     *,
-    ledger: Ledger,
+    ledger: Books,
     rng: Rng,
     charge_of: Callable[[Task], Charge] = lambda task: task.loss,
 ) -> list[NoisedSum]:
@@ -38,7 +53,5 @@ def run(
     answers = []
     while (task := campaign.next_task()) is not None:
         batch = gather(task)
-        answer = noised_sum(task, batch, ledger=ledger, rng=rng, loss=charge_of(task))
-        campaign.absorb(answer)
-        answers.append(answer)
+        answers.append(step(campaign, task, batch, ledger=ledger, rng=rng, charge_of=charge_of))
     return answers

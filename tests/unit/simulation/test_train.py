@@ -26,7 +26,9 @@ from sfumato.errors import (
     SpecError,
     StudyError,
 )
+from sfumato.flow.release import NoisedSum
 from sfumato.learn import data as loaders
+from sfumato.learn.campaign import TrainingCampaign
 from sfumato.learn.data import TESTED_ON_CLIENTS, Federated, grouped
 from sfumato.learn.design import TrainingDesign
 from sfumato.learn.training import Training
@@ -225,33 +227,33 @@ class InterruptionError(Exception):
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, books: Ledger, file: Path, **keys: Any) -> None:
     """A training that dies in its fourth round, which is charged and was not saved."""
-    once = Training.round
+    once = TrainingCampaign.absorb
 
-    def dies(self: Training) -> Any:
+    def dies(self: TrainingCampaign, answer: NoisedSum) -> None:
         if self.done == 3:
             raise InterruptionError
-        return once(self)
+        once(self, answer)
 
-    monkeypatch.setattr(Training, "round", dies)
+    monkeypatch.setattr(TrainingCampaign, "absorb", dies)
     with pytest.raises(InterruptionError):
         train(study(**keys), population(), ledger=books, seed=1, checkpoint=file)
-    monkeypatch.setattr(Training, "round", once)
+    monkeypatch.setattr(TrainingCampaign, "absorb", once)
 
 
 @pytest.mark.parametrize("keys", [{}, {"trust": "secure"}, {"sampling": "fixed"}])
-def test_every_round_is_charged_before_it_is_run(
+def test_every_round_is_charged_before_anything_of_it_is_seen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keys: dict[str, Any]
 ) -> None:
     """And all rounds together cost what the plan says."""
     books = Ledger(Budget(epsilon=8.0, delta=1e-3), tmp_path / "ledger.db")
     charged: list[int] = []
-    once = Training.round
+    once = TrainingCampaign.absorb
 
-    def watched(self: Training) -> Any:
+    def watched(self: TrainingCampaign, answer: NoisedSum) -> None:
         charged.append(len(books.entries()))
-        return once(self)
+        once(self, answer)
 
-    monkeypatch.setattr(Training, "round", watched)
+    monkeypatch.setattr(TrainingCampaign, "absorb", watched)
     trained = train(study(**keys), population(), ledger=books, seed=1)
     assert charged == [1, 2, 3, 4, 5, 6]
     assert books.spent() == pytest.approx(trained.privacy.epsilon, rel=1e-9)
@@ -396,7 +398,9 @@ def test_all_that_a_release_tells_follows_from_noise_and_public_numbers(
         for line in lines:
             line.pop("accuracy"), line.pop("loss")
         state = torch.load(folder / "run.pt", weights_only=True)
-        kept = {key: state[key] for key in ("sizing", "clip", "done", "cells_sent", "design")}
+        kept = {
+            key: state[key] for key in ("sizing", "clip", "done", "held", "cells_sent", "design")
+        }
         assert set(state) - set(kept) == {"id", "flat", "memory", "history"}
         found.append((release, lines, kept))
         training = Training(designed(trust=trust, **keys), data, noise_seed=1)
