@@ -191,7 +191,10 @@ class TrainingCampaign:
         if self.second is not None:
             second = whole_numbers(design, self.length, self.second, self.clip)
         sketch = RoundSketch(main=main, second=second, counts=design.adaptive_clip is not None)
+        if not scale:
+            return sketch, NoNoise()
         return sketch, RoundNoise(
+            noise="gaussian",
             sketch=sketch,
             asks=self.asks,
             scale=scale,
@@ -210,11 +213,12 @@ class TrainingCampaign:
             raise MismatchError(f"this training waits for its round {self.done}; got another's sum")
         noise, sketch, table = answer.task.mechanism, answer.task.sketch, answer.table
         queried, second_noise, within = None, 0.0, None
-        if isinstance(noise, RoundNoise):
-            table, queried, count = noise.read(answer.table)
-            sketch, second = noise.sketch.main, noise.sketch.second
-            second_noise = 0.0 if second is None else noise.second_scale / second.scale
+        if isinstance(sketch, RoundSketch):
+            table, queried, count = sketch.read(answer.table)
             within = None if count is None else count / 2 + self.design.cohort / 2
+            if isinstance(noise, RoundNoise) and sketch.second is not None:
+                second_noise = noise.second_scale / sketch.second.scale
+            sketch = sketch.main
         assert isinstance(sketch, VectorSketch)  # `next_task` asks for nothing else
         deviation = noise.stddev(answer.count) / sketch.scale
         return Shown(table / sketch.scale, deviation, queried, second_noise, within)

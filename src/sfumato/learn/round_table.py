@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from sfumato.errors import SpecError
 from sfumato.privacy import Rng
-from sfumato.privacy.accounting import AdditiveLoss, Loss, NoPrivacy
-from sfumato.privacy.intervals import NoiseLaw
+from sfumato.privacy.accounting import AdditiveLoss, Loss
 from sfumato.privacy.noise import Contribution, NoiseAtRelease
+from sfumato.privacy.samplers import discrete_gaussian
 from sfumato.sketch.norms import Norms
 from sfumato.sketch.vector import Reals, VectorSketch
 from sfumato.spec import require, spec
@@ -78,6 +78,13 @@ class RoundSketch:
             second = second.reshape(*leading, *self.second.shape)
         return main.reshape(*leading, *self.main.shape), second, count
 
+    def read(self, shown: I64) -> tuple[I64, float | None, float | None]:
+        """The main table, the norm of the second in the unit of sums, and the count, from what a
+        release shows of a table."""
+        main, rest = shown[: self.main.cells].reshape(self.main.shape), shown[self.main.cells :]
+        queried = None if self.second is None else float(rest[0]) / self.second.scale
+        return main, queried, float(rest[-1]) if self.counts else None
+
     def estimate(self, table: npt.NDArray[np.number[Any]], values: npt.ArrayLike) -> F64:
         """The sum's coordinates of these numbers, 0 .. length − 1."""
         return self.main.estimate(self.split(table)[0], values)
@@ -96,67 +103,46 @@ class RoundSketch:
 
 
 @spec("round_noise")
-class RoundNoise:
+class RoundNoise(NoiseAtRelease):
     """Discrete Gaussian noise on each part of a round's table, and one number for the second part.
 
     What is shown is the noised main table, then the noised norm of the second table (or of its
     distance from the second sketch of what was decoded), as a whole number of the second's unit,
-    then the noised count. The second table itself is never shown. A scale of 0 is no noise.
+    then the noised count. The second table itself is never shown.
 
     Claim: one release costs what Gaussian noise of the multiplier z costs, where 1/z² is the sum of
         (sensitivity by deviation)² over what is shown; neighbours are zero-out.
     Proof: docs/proofs/sampled_rounds.md, "What is asked beside the sum".
-    Assumes: who adds the noise is trusted with the sum; `rng` is cryptographic.
+    Assumes: as `NoiseAtRelease`.
     """
 
     sketch: RoundSketch
     asks: Literal["nothing", "norm", "error"]
-    scale: float
-    second_scale: float = 0.0  # for a table of the second sketch, before its norm is rounded
+    second_scale: float = 0.0  # for the second table, before its norm is rounded
     count_scale: float = 0.0
 
     def check(self) -> None:
+        NoiseAtRelease.check(self)
+        asks, counts = self.sketch.second is not None, self.sketch.counts
+        require(self.noise == "gaussian", f"noise of a round is gaussian; got {self.noise}")
         require(
-            (self.asks == "nothing") == (self.sketch.second is None),
-            f"what is asked of a second sketch must fit it; got {self.asks}",
+            (self.asks != "nothing", self.second_scale > 0, self.count_scale > 0)
+            == (asks, asks, counts),
+            "all that a round shows must have noise, and nothing else can have any",
         )
-        quiet = [name for name, scale in self._scales().items() if not scale]
-        require(
-            len(quiet) in (0, len(self._scales())),
-            f"all that a round shows must have noise, or nothing; got none on {', '.join(quiet)}",
-        )
-
-    def _scales(self) -> dict[str, float]:
-        scales = {"updates": self.scale}
-        if self.sketch.second is not None:
-            scales["norms"] = self.second_scale
-        if self.sketch.counts:
-            scales["counts"] = self.count_scale
-        return scales
-
-    @property
-    def in_shares(self) -> bool:
-        return False
-
-    @property
-    def least_count(self) -> int:
-        return 1
-
-    def at_device(self, table: I64, *, devices: int, rng: Rng) -> I64:
-        return table
 
     def at_release(self, total: I64, *, count: int, rng: Rng) -> I64:
         main, second, clips = self.sketch.split(total)
-        table = _noised(main, self.scale, rng)
+        table = discrete_gaussian(self.scale, main.shape, rng) + main
         parts = [table.reshape(-1)]
         if self.sketch.second is not None:
-            longest = self.sketch.second.rounding.l2
-            norm = np.array([self._norm(table, second)], dtype=np.int64)
-            # Rounding a norm to a whole number moves it by one at most: the table is that much
-            # longer.
-            parts.append(_noised(norm, self.second_scale * (1 + 1 / longest), rng))
+            norm = self._norm(table, second)
+            # Rounding a norm to a whole number moves it by one at most, as if its table was that
+            # much longer.
+            scale = self.second_scale * (1 + 1 / self.sketch.second.rounding.l2)
+            parts.append(norm + discrete_gaussian(scale, (1,), rng))
         if self.sketch.counts:
-            parts.append(_noised(clips, self.count_scale, rng))
+            parts.append(clips + discrete_gaussian(self.count_scale, (1,), rng))
         return np.concatenate(parts)
 
     def _norm(self, table: I64, second: I64) -> int:
@@ -168,18 +154,7 @@ class RoundNoise:
             reals = reals - sketch.dense.encode(self.sketch.main.decode(table, 1))
         return round(float(np.linalg.norm(reals)) * sketch.scale)
 
-    def read(self, shown: I64) -> tuple[I64, float | None, float | None]:
-        """The main table, the norm in the unit of sums and the count, from what was shown."""
-        sketch = self.sketch
-        main, rest = shown[: sketch.main.cells].reshape(sketch.main.shape), shown[::-1]
-        queried = None
-        if sketch.second is not None:
-            queried = float(rest[int(sketch.counts)]) / sketch.second.scale
-        return main, queried, float(rest[0]) if sketch.counts else None
-
     def loss(self, contribution: Contribution) -> Loss:
-        if not self.scale:
-            return NoPrivacy()
         main = self.sketch.main.rounding
         spent = (main.l2 / self.scale) ** 2
         if self.sketch.second is not None:
@@ -189,19 +164,3 @@ class RoundNoise:
         return AdditiveLoss(
             noise="gaussian", scale=main.l2 / math.sqrt(spent), l1=main.l1, l2=main.l2, unit_cells=0
         )
-
-    def stddev(self, count: int) -> float:
-        """On a cell of the main table."""
-        return self.scale
-
-    def law(self, count: int) -> NoiseLaw:
-        return NoiseLaw.of("gaussian", self.scale) if self.scale else NoiseLaw.none()
-
-    def reach(self, count: int, cells: int) -> int:
-        return 0  # it comes after the sum is opened
-
-
-def _noised(table: I64, scale: float, rng: Rng) -> I64:
-    if not scale:
-        return table
-    return NoiseAtRelease(noise="gaussian", scale=scale).at_release(table, count=1, rng=rng)
