@@ -35,10 +35,11 @@ from benchmarks.peer import Peer, python_of
 from benchmarks.race import Contender
 from sfumato.flow.model_terms import LocalTraining
 from sfumato.learn import models
+from sfumato.learn.campaign import TrainingCampaign
 from sfumato.learn.clients import clipped_gradient_sum, updates
 from sfumato.learn.data import Clients, Federated
 from sfumato.learn.design import ServerOptimizer, TrainingDesign
-from sfumato.learn.sums import TensorSketch
+from sfumato.learn.tensors import TensorSketch
 from sfumato.learn.training import Training
 
 NAME = "clients"
@@ -230,13 +231,14 @@ def _round(clients: Clients, local: LocalTraining, clip: float) -> Callable[[], 
     )
     tests = clients.inputs[:1], clients.targets[:1]
     training = Training(design=design, data=Federated(clients, *tests, "made up"), exact=False)
-    flat = training.flat.clone()
+    start = training.campaign.state()
+    flat = start["flat"].clone()
 
     def again() -> Tensor:
-        training.flat, training.memory, training.done = flat.clone(), {}, 0
+        training.campaign = TrainingCampaign.load(design, {**start, "flat": flat.clone()})
         figures = training.round()
         assert figures.answered == count
-        return training.memory["first"] * count
+        return training.campaign.memory["first"] * count
 
     return again
 

@@ -25,7 +25,7 @@ from sfumato.learn import models
 from sfumato.learn.compression import MAIN_SHARE, Seen, Sizing
 from sfumato.learn.design import TrainingDesign, whole_numbers
 from sfumato.learn.round_table import RoundNoise, RoundSketch
-from sfumato.learn.sums import TensorSketch
+from sfumato.learn.tensors import TensorSketch
 from sfumato.privacy import Mechanism, NoiseAtRelease, NoNoise
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch

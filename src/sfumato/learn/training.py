@@ -31,7 +31,7 @@ from sfumato.learn.data import IGNORED, TESTED_ON_CLIENTS, Federated
 from sfumato.learn.design import TrainingDesign
 from sfumato.learn.local_update import trainer
 from sfumato.learn.round_table import RoundSketch
-from sfumato.learn.sums import TensorSketch
+from sfumato.learn.tensors import TensorSketch
 from sfumato.privacy import Books, Charge
 from sfumato.privacy.samplers import Rng, SeededRng, SystemRng
 from sfumato.sketch.vector import VectorSketch
@@ -66,7 +66,7 @@ class RoundFigures:
         return replace(self, asked=None, answered=None, left_out=None, empty=None, seconds=None)
 
 
-class _NoLedger:
+class NoLedger:
     """Nobody pays: for experiments."""
 
     def charge(self, *, campaign: str, cohort: str, task: str, loss: Charge) -> None:
@@ -94,7 +94,7 @@ class Training:
     noise_seed: int | None = None
     protocol: bool = False
     chunk: int = 16
-    ledger: Books = field(default_factory=_NoLedger)
+    ledger: Books = field(default_factory=NoLedger)
     model: nn.Module = field(init=False)
     campaign: TrainingCampaign = field(init=False)
     seconds: float = field(init=False, default=0.0)  # of this process
@@ -238,22 +238,9 @@ class Training:
             bad["empty"] += int((part.examples == 0).sum())
             yield deltas
 
-    @torch.no_grad()
-    def evaluate(self, batch: int = 1024) -> tuple[float, float]:
+    def evaluate(self) -> tuple[float, float]:
         """Share of right predictions and mean loss on the test set."""
-        models.assign(self.model, self.campaign.flat)
-        right = loss = seen = 0.0
-        for start in range(0, len(self.data.test_inputs), batch):
-            targets = self.data.test_targets[start : start + batch].reshape(-1)
-            logits = self.model(self.data.test_inputs[start : start + batch])
-            logits = logits.reshape(-1, logits.shape[-1])
-            known = targets != IGNORED
-            right += float(((logits.argmax(dim=1) == targets) & known).sum())
-            loss += float(
-                functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
-            )
-            seen += float(known.sum())
-        return right / max(seen, 1.0), loss / max(seen, 1.0)
+        return evaluate(self.model, self.campaign.flat, self.data)
 
     def save(self, path: Path) -> None:
         """All that a later `load` needs to go on, written beside and then put in place."""
@@ -327,6 +314,27 @@ class Training:
             return chosen
         chance = np.random.default_rng(self.rng("dropout", round).words(4))
         return chosen[torch.from_numpy(chance.random(len(chosen)) >= self.design.dropout)]
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, flat: Tensor, data: Federated, batch: int = 1024
+) -> tuple[float, float]:
+    """Share of right predictions and mean loss on the test set, of a model with these
+    parameters."""
+    models.assign(model, flat)
+    right = loss = seen = 0.0
+    for start in range(0, len(data.test_inputs), batch):
+        targets = data.test_targets[start : start + batch].reshape(-1)
+        logits = model(data.test_inputs[start : start + batch])
+        logits = logits.reshape(-1, logits.shape[-1])
+        known = targets != IGNORED
+        right += float(((logits.argmax(dim=1) == targets) & known).sum())
+        loss += float(
+            functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+        )
+        seen += float(known.sum())
+    return right / max(seen, 1.0), loss / max(seen, 1.0)
 
 
 class FloatSum:

@@ -1,4 +1,4 @@
-"""A round's sum in floats, on the model's device, and sketches of tensors there."""
+"""Dense sketches of tensors, on the processor or a GPU."""
 
 from __future__ import annotations
 
