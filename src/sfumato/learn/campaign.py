@@ -83,7 +83,9 @@ class TrainingCampaign:
             Sizing(**state["sizing"]),
             state["clip"],
             {name: value.to(device) for name, value in state["memory"].items()},
-            *(state[name] for name in ("done", "held", "cells_sent")),
+            done=state["done"],
+            held=state.get("held", state["done"]),  # which was not always kept
+            cells_sent=state["cells_sent"],
         )
 
     def state(self) -> dict[str, Any]:

@@ -195,7 +195,7 @@ class _RunLedger:
 
     def rounds(self) -> int:
         """Rounds of this run that were charged."""
-        own = f"{CAMPAIGN} {self.run} "
+        own = f"{CAMPAIGN} {self.run}"
         return sum(each.campaign.startswith(own) for each in self.ledger.entries())
 
     def require(self, rounds: int) -> None:
