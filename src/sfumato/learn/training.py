@@ -341,17 +341,13 @@ class FloatSum:
     """A round's sum in floats, on the model's device: for experiments."""
 
     def __init__(self, campaign: TrainingCampaign) -> None:
-        self.campaign, self.device = campaign, campaign.flat.device
-        self.maps = [
-            None if sketch is None else TensorSketch(sketch, self.device)
-            for sketch in (campaign.dense, campaign.second)
+        self.campaign, self.within, self.device = campaign, 0.0, campaign.flat.device
+        sketches = [campaign.dense, *([campaign.second] if campaign.second else [])]
+        self.maps = [TensorSketch(each, self.device) if each else None for each in sketches]
+        self.totals = [
+            torch.zeros(each.shape if each else (campaign.length,), device=self.device)
+            for each in self.maps
         ]
-        shape = (campaign.length,) if self.maps[0] is None else self.maps[0].shape
-        self.total = torch.zeros(shape, device=self.device)
-        self.second_total = None
-        if self.maps[1] is not None:
-            self.second_total = torch.zeros(self.maps[1].shape, device=self.device)
-        self.within = 0.0
 
     def add(self, deltas: Tensor) -> None:
         """The tables of these updates, which are clipped in place."""
@@ -361,33 +357,31 @@ class FloatSum:
         deltas *= (clip / norms).clamp(max=1.0).nan_to_num(nan=1.0)[:, None]
         # No room for sketches that are longer than their vectors: to cut those a little costs a
         # model less than the noise for the room.
-        first, second = self.maps
-        self.total += _bounded(deltas if first is None else first.encode(deltas), clip)
-        if second is not None and self.second_total is not None:
-            self.second_total += _bounded(second.encode(deltas), clip)
+        for each, total in zip(self.maps, self.totals, strict=True):
+            total += _bounded(each.encode(deltas) if each else deltas, clip)
 
     def noised(self, seed: int) -> Shown:
         """What the round shows, with noise from a generator of this seed."""
-        campaign = self.campaign
+        campaign, main = self.campaign, self.totals[0]
         generator = torch.Generator(self.device).manual_seed(seed & LARGEST_INTEGER)
 
-        def normal(shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
+        def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, device=self.device)
 
         deviation, spread = (campaign.clip * each for each in campaign.multipliers)
         if deviation:
-            self.total += deviation * normal(self.total.shape)
+            main += deviation * normal(*main.shape)
         queried = within = None
-        if self.maps[1] is not None and self.second_total is not None:
-            table, first = self.second_total, self.maps[0]
+        if campaign.asks != "nothing":
+            (first, second), table = self.maps, self.totals[1]
+            assert second is not None  # as is asked
             if campaign.asks == "error":
-                update = self.total if first is None else first.decode(self.total)
-                table = table - self.maps[1].encode(update)
+                table = table - second.encode(first.decode(main) if first else main)
             queried = float(torch.linalg.vector_norm(table)) + spread * float(normal())
         if campaign.design.adaptive_clip is not None:
             within = self.within + campaign.count_noise * float(normal())
             within += campaign.design.cohort / 2
-        return Shown(self.total, deviation, queried, spread, within)
+        return Shown(main, deviation, queried, spread, within)
 
 
 def _bounded(tables: Tensor, bound: float) -> Tensor:

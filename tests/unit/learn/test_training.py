@@ -465,8 +465,7 @@ def lengths(campaign: TrainingCampaign, update: Tensor, exact: bool) -> list[flo
     if not exact:
         total = FloatSum(campaign)
         total.add(update[None].clone())
-        tables = [each for each in (total.total, total.second_total) if each is not None]
-        return [float(torch.linalg.vector_norm(table)) for table in tables]
+        return [float(torch.linalg.vector_norm(table)) for table in total.totals]
     main, second = parts(campaign)
     return [
         float(np.linalg.norm(sketch.tables(update[None].numpy(), rng=SeededRng(1)))) / sketch.scale
