@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -121,17 +121,11 @@ class TrainingCampaign:
         return self.design.sketch(self.length, self.sizing.cells, self.done)
 
     @property
-    def asks(self) -> Literal["nothing", "norm", "error"]:
-        """What is asked beside the sum. After its warm-up, a rule asks no more."""
-        rule = self.design.compression
-        if rule.asks == "norm" and self.sizing.rounds >= getattr(rule, "warm_up", math.inf):
-            return "nothing"
-        return rule.asks
-
-    @property
     def second(self) -> DenseSketch | None:
-        """The small sketch whose norm, or error, is asked for."""
-        if self.asks == "nothing":
+        """The small sketch whose norm, or error, is asked for; after its warm-up, a rule asks no
+        more."""
+        rule = self.design.compression
+        if rule.asks == "nothing" or self.sizing.rounds >= getattr(rule, "warm_up", math.inf):
             return None
         return self.design.second_sketch(self.length, self.done)
 
@@ -145,7 +139,7 @@ class TrainingCampaign:
     def multipliers(self) -> tuple[float, float]:
         """Deviations of the noise, by the longest table: on a sum of updates, on what is asked."""
         whole = self.design.multiplier
-        if self.asks == "nothing":
+        if self.second is None:
             return whole, 0.0
         return whole / math.sqrt(MAIN_SHARE), whole / math.sqrt(1 - MAIN_SHARE)
 
@@ -198,7 +192,7 @@ class TrainingCampaign:
         return sketch, RoundNoise(
             noise="gaussian",
             sketch=sketch,
-            asks=self.asks,
+            asks=design.compression.asks if second else "nothing",
             scale=scale,
             second_scale=self.multipliers[1] * second.rounding.l2 if second else 0.0,
             count_scale=2 * self.count_noise,
@@ -229,9 +223,8 @@ class TrainingCampaign:
         """Decode what a round showed, step along it, size the next sketch and move the clip."""
         design, cells, dense = self.design, self.cells, self.dense
         update = torch.as_tensor(shown.table)
-        squared = float((shown.table * shown.table).sum())
         seen = Seen(
-            squared=squared,
+            squared=float((shown.table * shown.table).sum()),
             cells=update.numel(),
             noise=shown.noise,
             progress=(self.done + 1) / design.rounds,

@@ -10,8 +10,8 @@ through one of three exchanges:
     NoisyVector     the vector itself, with Gaussian noise or without
     BinomialVector  cpSGD (Agarwal, Suresh, Yu, Kumar, McMahan 2018): quantised, binomial noise
 
-Whatever is not differentially private says "no DP guarantee" in its label, repr, figures and
-release, and its loss is `NoPrivacy`, which no finite budget pays for.
+Whatever is not differentially private says "no DP guarantee" in its label, repr and figures,
+and its loss is `NoPrivacy`, which no finite budget pays for.
 
 A round is a task on the flow: what workers send is a table of whole numbers, added, charged for,
 noised and read. Noise is exact, but drawn from a seed, for experiments. Tables without a bound are
@@ -520,52 +520,6 @@ def _gaussian_loss(
     )
 
 
-def task_of(exchange: Exchange, length: int, cohort: int, round: int, campaign: str = "") -> Task:
-    """What a cohort of workers with vectors of this length is asked in a round.
-
-    Tables are whole numbers, so fine that rounding costs little beside the noise, and that the
-    noise can be drawn. Noise of every device is drawn at once: together it has this law.
-    """
-    bound, multiplier = exchange.table_bound, exchange.noise_multiplier
-    none = np.zeros((1, length), dtype=np.float32)
-    cells = exchange.tables(none, round=round, chance=np.random.default_rng(0)).size
-    fine, many = _PER_UNIT * bound, 1.0
-    if multiplier:
-        many = math.sqrt(cohort) if getattr(exchange, "noise", "sum") == "device" else 1.0
-        most = LARGEST_SCALE["gaussian"] / (multiplier * many) - math.sqrt(cells)
-        fine = max(COARSEST, math.sqrt(cells / 4 / ROUNDING_COST), _QUIET / multiplier)
-        if most < 1:
-            raise ImpossibleError(f"noise of {multiplier:g} times {cells:,} cells cannot be drawn")
-        fine = min(fine, most)
-    sketch = VectorSketch(length=cells, clip=bound, bound=bound, scale=fine / bound)
-    scale = many * multiplier * sketch.rounding.l2
-    return Task(
-        sketch=sketch,
-        mechanism=NoiseAtRelease(noise="gaussian", scale=scale) if scale else NoNoise(),
-        aggregation=Plain(modulus_bits=bits_for(cohort * largest_cell(sketch, 1))),
-        campaign=f"{campaign} round {round}",
-        cohort="everybody",  # who may be drawn
-        min_count=cohort,
-        max_count=cohort,
-    )
-
-
-def gather(exchange: Exchange, task: Task, vectors: F32, *, round: int, rng: Rng) -> Batch:
-    """The sum of what workers with these vectors (n, length) send."""
-    chance = np.random.default_rng(rng.words(4))
-    tables = exchange.tables(vectors, round=round, chance=chance).reshape(len(vectors), -1)
-    assert isinstance(task.sketch, VectorSketch)  # as `task_of` has it
-    sent = task.sketch.tables(np.nan_to_num(tables, posinf=WIDE, neginf=-WIDE), rng=rng)
-    return Batch(task.id, contribute(task, sent, devices=len(vectors), rng=rng), len(vectors))
-
-
-def mean_of(exchange: Exchange, answer: NoisedSum, *, length: int, round: int) -> F32:
-    """The mean of the vectors, as everyone reads it from a round's sum."""
-    assert isinstance(answer.task.sketch, VectorSketch)  # as `task_of` has it
-    mean = answer.task.sketch.decode(answer.table, answer.count)
-    return exchange.read(mean, length=length, round=round)
-
-
 def _power_of_two(length: int) -> int:
     return 1 << (length - 1).bit_length()
 
@@ -685,15 +639,6 @@ class RoundSeen:
     privacy: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trained:
-    """The release: a model and what may be said of its privacy."""
-
-    flat: F32 = field(repr=False)
-    accuracy: float
-    privacy: str
-
-
 @dataclass(slots=True, repr=False)
 class SketchCampaign:
     """The server's side: one task per round, one step along the mean that was read."""
@@ -704,17 +649,49 @@ class SketchCampaign:
     mean: F32 = field(default_factory=lambda: np.zeros(0, dtype=np.float32))  # of the last round
 
     def next_task(self) -> Task | None:
-        of = self.design
-        if self.done == of.rounds:
+        """Tables are whole numbers, so fine that rounding costs little beside the noise, and that
+        the noise can be drawn. Noise of all devices is drawn at once: together it has this law."""
+        exchange, cohort = self.design.exchange, self.design.cohort
+        if self.done == self.design.rounds:
             return None
-        name = digest(of)[:NAME_DIGITS]
-        return task_of(of.exchange, self.flat.numel(), of.cohort, self.done, name)
+        bound, multiplier, many = exchange.table_bound, exchange.noise_multiplier, 1.0
+        nothing = np.zeros((1, self.flat.numel()), dtype=np.float32)
+        cells = exchange.tables(nothing, round=self.done, chance=np.random.default_rng(0)).size
+        fine = _PER_UNIT * bound
+        if multiplier:
+            many = math.sqrt(cohort) if getattr(exchange, "noise", "sum") == "device" else 1.0
+            most = LARGEST_SCALE["gaussian"] / (multiplier * many) - math.sqrt(cells)
+            fine = max(COARSEST, math.sqrt(cells / 4 / ROUNDING_COST), _QUIET / multiplier)
+            if most < 1:
+                raise ImpossibleError(f"noise of {multiplier:g} times a table cannot be drawn")
+            fine = min(fine, most)
+        sketch = VectorSketch(length=cells, clip=bound, bound=bound, scale=fine / bound)
+        scale = many * multiplier * sketch.rounding.l2
+        return Task(
+            sketch=sketch,
+            mechanism=NoiseAtRelease(noise="gaussian", scale=scale) if scale else NoNoise(),
+            aggregation=Plain(modulus_bits=bits_for(cohort * largest_cell(sketch, 1))),
+            campaign=f"{digest(self.design)[:NAME_DIGITS]} round {self.done}",
+            cohort="everybody",  # who may be drawn
+            min_count=cohort,
+            max_count=cohort,
+        )
 
     def absorb(self, answer: NoisedSum) -> None:
-        exchange, length = self.design.exchange, self.flat.numel()
-        self.mean = mean_of(exchange, answer, length=length, round=self.done)
+        assert isinstance(answer.task.sketch, VectorSketch)  # as it was asked
+        mean = answer.task.sketch.decode(answer.table, answer.count)
+        self.mean = self.design.exchange.read(mean, length=self.flat.numel(), round=self.done)
         self.flat = self.flat + torch.from_numpy(self.mean)
         self.done += 1
+
+
+def gather(exchange: Exchange, task: Task, vectors: F32, *, round: int, rng: Rng) -> Batch:
+    """The sum of what workers with these vectors (n, length) send."""
+    chance = np.random.default_rng(rng.words(4))
+    tables = exchange.tables(vectors, round=round, chance=chance).reshape(len(vectors), -1)
+    assert isinstance(task.sketch, VectorSketch)  # as the campaign has it
+    sent = task.sketch.tables(np.nan_to_num(tables, posinf=WIDE, neginf=-WIDE), rng=rng)
+    return Batch(task.id, contribute(task, sent, devices=len(vectors), rng=rng), len(vectors))
 
 
 @dataclass(slots=True, repr=False)
@@ -776,10 +753,6 @@ class SketchedTraining:
                 accuracy=self.accuracy() if looks else None,
                 privacy=self.privacy,
             )
-
-    def release(self) -> Trained:
-        """The model after the last round that was run."""
-        return Trained(flat=self.flat.numpy(), accuracy=self.accuracy(), privacy=self.privacy)
 
     def accuracy(self) -> float:
         return evaluate(self.model, self.flat, self.data)[0]

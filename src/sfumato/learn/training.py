@@ -342,7 +342,8 @@ class FloatSum:
 
     def __init__(self, campaign: TrainingCampaign) -> None:
         self.campaign, self.within, self.device = campaign, 0.0, campaign.flat.device
-        sketches = [campaign.dense, *([campaign.second] if campaign.second else [])]
+        sketches = [campaign.dense, campaign.second]
+        sketches = sketches if campaign.second else sketches[:1]
         self.maps = [TensorSketch(each, self.device) if each else None for each in sketches]
         self.totals = [
             torch.zeros(each.shape if each else (campaign.length,), device=self.device)
@@ -372,10 +373,10 @@ class FloatSum:
         if deviation:
             main += deviation * normal(*main.shape)
         queried = within = None
-        if campaign.asks != "nothing":
+        if len(self.totals) > 1:
             (first, second), table = self.maps, self.totals[1]
-            assert second is not None  # as is asked
-            if campaign.asks == "error":
+            assert second is not None  # a second sketch is small
+            if campaign.design.compression.asks == "error":
                 table = table - second.encode(first.decode(main) if first else main)
             queried = float(torch.linalg.vector_norm(table)) + spread * float(normal())
         if campaign.design.adaptive_clip is not None:

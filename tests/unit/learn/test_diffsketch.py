@@ -18,8 +18,8 @@ from scipy import stats
 
 from checks import SEED, assert_mean
 from sfumato.errors import BudgetError, SpecError
+from sfumato.flow.campaign import step
 from sfumato.flow.model_terms import LocalTraining
-from sfumato.flow.release import noised_sum
 from sfumato.learn import models
 from sfumato.learn.data import TESTED_ON_CLIENTS, Clients, Federated
 from sfumato.learn.diffsketch import (
@@ -30,6 +30,7 @@ from sfumato.learn.diffsketch import (
     DiffSketchDesign,
     Exchange,
     NoisyVector,
+    SketchCampaign,
     SketchedTraining,
     binomial_epsilon,
     claimed_condition,
@@ -38,13 +39,11 @@ from sfumato.learn.diffsketch import (
     gather,
     hadamard,
     largest_clients,
-    mean_of,
     multiplier_for,
     padded_length,
     padding_floor,
     small_lstm,
     spread,
-    task_of,
 )
 from sfumato.learn.training import NoLedger
 from sfumato.privacy import SeededRng
@@ -93,11 +92,14 @@ def design(exchange: Exchange, **changes: Any) -> DiffSketchDesign:
 
 def merge(exchange: Exchange, vectors: Any, *, round: int, rng: np.random.Generator) -> Any:
     """The mean of vectors (n, length), as everyone reads it from the round's noised sum."""
-    own, length = SeededRng(int(rng.integers(1 << 40))), vectors.shape[1]
-    task = task_of(exchange, length, len(vectors), round)
+    own, count = SeededRng(int(rng.integers(1 << 40))), len(vectors)
+    of = design(exchange, clients=count, cohort=count, rounds=round + 1)
+    campaign = SketchCampaign(of, torch.zeros(vectors.shape[1]), done=round)
+    task = campaign.next_task()
+    assert task is not None
     batch = gather(exchange, task, vectors, round=round, rng=own)
-    answer = noised_sum(task, batch, ledger=NoLedger(), rng=own)
-    return mean_of(exchange, answer, length=length, round=round)
+    step(campaign, task, batch, ledger=NoLedger(), rng=own)
+    return campaign.mean
 
 
 # The claim of the paper, and why it is none.
@@ -262,9 +264,6 @@ def test_what_is_not_private_says_so_everywhere(exchange: Exchange) -> None:
     training = SketchedTraining(of, made_up(), seed=1)
     assert NOT_PRIVATE in repr(training)
     assert [seen.privacy for seen in training.run()] == [NOT_PRIVATE] * 2
-    release = training.release()
-    assert release.privacy == NOT_PRIVATE
-    assert NOT_PRIVATE in repr(release)
 
 
 @pytest.mark.parametrize("exchange", [SKETCH, PRINTED, NoisyVector()], ids=lambda e: e.label)
@@ -303,9 +302,9 @@ def test_seeded_floating_point_noise_is_said_wherever_an_epsilon_is(
     relation = "replace, with secret cohorts" if (noise, cohort) == ("sum", 4) else "zero-out"
     training = SketchedTraining(of, made_up(), seed=1)
     told = [seen.privacy for seen in training.run()]
-    for text in (of.privacy(DELTA), repr(training), *told, training.release().privacy):
+    for text in (of.privacy(DELTA), repr(training), *told):
         assert f"over 2 rounds ({relation}), {IN_THEORY}" in text
-    for text in (*told, training.release().privacy):
+    for text in told:
         assert TESTED_ON_CLIENTS in text
     public = replace(made_up(), public_test=True)
     assert TESTED_ON_CLIENTS not in SketchedTraining(of, public, seed=1).privacy
@@ -330,7 +329,9 @@ def test_a_clipped_table_is_never_longer_than_its_bound(
     exchange = replace(PRIVATE, bound=bound, noise_multiplier=1e-12)
     rng = np.random.default_rng(seed)
     vectors = (size * rng.standard_cauchy((3, 200))).clip(-1e12, 1e12).astype(np.float32)
-    table = task_of(exchange, 200, 1, 0).sketch
+    task = SketchCampaign(design(exchange, clients=1, cohort=1), torch.zeros(200)).next_task()
+    assert task is not None
+    table = task.sketch
     assert isinstance(table, VectorSketch)
     for vector in vectors:
         read = merge(exchange, vector[None], round=0, rng=rng)
@@ -585,7 +586,7 @@ def test_federated_averaging_asks_a_cohort_and_learns() -> None:
     before = training.accuracy()
     seen = list(training.run(evaluate_at=frozenset({10})))
     assert [each.round for each in seen if each.accuracy is not None] == [10, 30]
-    assert training.release().accuracy > max(0.8, before)  # a third by guessing
+    assert training.accuracy() > max(0.8, before)  # a third by guessing
 
 
 def test_the_clients_with_the_most_examples_are_kept() -> None:

@@ -262,6 +262,36 @@ def test_every_round_is_charged_before_anything_of_it_is_seen(
     assert len(charged) == len(books.entries()) == 6  # the second one did not begin
 
 
+def test_floats_are_charged_like_whole_numbers() -> None:
+    books = [Ledger(Budget(epsilon=8.0, delta=1e-3)) for _ in range(2)]
+    for exact, ledger in zip((True, False), books, strict=True):
+        train(study(), population(), ledger=ledger, seed=1, exact=exact)
+    assert [ledger.spent() for ledger in books] == [books[0].spent()] * 2
+    assert len(books[1].entries()) == 6
+    with pytest.raises(BudgetError, match="is refused"):
+        train(study(), population(), ledger=books[1], seed=2, exact=False)
+
+
+@pytest.mark.parametrize("keys", [{}, {"trust": "secure"}, {"sampling": "fixed"}])
+def test_the_same_training_again_is_another_plan_and_shows_nothing_unless_all_of_it_is_paid_for(
+    keys: dict[str, Any],
+) -> None:
+    """A budget for one and a half: the second begins only if its last round could be paid for. The
+    control has no limit, and twelve rounds of one client cost more than six."""
+    books = Ledger(Budget(epsilon=12.0, delta=1e-3))
+    train(study(**keys), population(), ledger=books, seed=1)
+    once = books.spent()
+    with pytest.raises(BudgetError, match="is refused"):
+        train(study(**keys), population(), ledger=books, seed=1)
+    assert len(books.entries()) == 6
+    open_ended = Ledger(Budget(epsilon=None, delta=1e-3))
+    for _ in range(2):
+        train(study(**keys), population(), ledger=open_ended, seed=1)
+    assert len({entry.campaign for entry in open_ended.entries()}) in (6, 12)  # two to a pass, or 1
+    assert len({entry.loss for entry in open_ended.entries()}) == 2
+    assert open_ended.spent() > 1.3 * once
+
+
 def test_what_is_resumed_ends_with_the_same_model_and_pays_for_the_round_that_was_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
