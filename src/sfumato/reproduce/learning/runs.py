@@ -208,7 +208,7 @@ def _train(task: Workload, data: Federated, given: Job, *, gpu: bool) -> tuple[f
         pass
     accuracy = training.history[-1].accuracy
     assert accuracy is not None  # the last round is always looked at
-    return accuracy, training.rate
+    return accuracy, training.campaign.rate
 
 
 def _gathered(
