@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.learn.sums import TensorSketch
+from sfumato.learn.tensors import TensorSketch
 from sfumato.sketch.dense import DenseSketch
 
 LENGTH = 100_000_000

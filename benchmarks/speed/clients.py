@@ -1,10 +1,10 @@
 """A round of a hundred simulated clients on one core: against pfl-research, Flower and a loop.
 
 A client trains a perceptron of 784, 128 and 62 units on a batch of 20; its update is clipped; the
-updates are added. Ours is a whole round of `Training` in floats, server and all, or the sum alone
-by ghost clipping. A peer leaves out what the server does with the sum. pfl and the loop have the
-core to themselves in turn with us; Flower has an actor on every core there is. They run in
-environments and processes of their own (`scripts/peers`), where those have been made.
+updates are added. Ours is a whole round of `Training` in floats, server and all. A peer leaves out
+what the server does with the sum. pfl and the loop have the core to themselves in turn with us;
+Flower has an actor on every core there is. They run in environments and processes of their own
+(`scripts/peers`), where those have been made.
 
 Before they race, all sums are compared with one in double precision. A client holds one batch, so
 that no order of examples matters, and half of the updates are clipped.
@@ -35,10 +35,11 @@ from benchmarks.peer import Peer, python_of
 from benchmarks.race import Contender
 from sfumato.flow.model_terms import LocalTraining
 from sfumato.learn import models
-from sfumato.learn.clients import clipped_gradient_sum, updates
+from sfumato.learn.campaign import TrainingCampaign
+from sfumato.learn.clients import updates
 from sfumato.learn.data import Clients, Federated
 from sfumato.learn.design import ServerOptimizer, TrainingDesign
-from sfumato.learn.sums import TensorSketch
+from sfumato.learn.tensors import TensorSketch
 from sfumato.learn.training import Training
 
 NAME = "clients"
@@ -159,8 +160,7 @@ class _Peers:
 
 def _rounds(settings: Settings, peers: _Peers, steps: int) -> Iterator[Line]:
     case = f"{steps} step" + "s" * (steps > 1)
-    ghost = f"{case}/ghost clipping"
-    if not settings.wants(case) and not (steps == 1 and settings.wants(ghost)):
+    if not settings.wants(case):
         return
     truth, norms = _loop(peers, peers.model.double(), steps, np.inf)
     clip = float(np.median(norms))
@@ -169,12 +169,6 @@ def _rounds(settings: Settings, peers: _Peers, steps: int) -> Iterator[Line]:
     clients = peers.clients()
     local = LocalTraining(learning_rate=LEARNING_RATE, batch=BATCH, steps=steps)
     flat = models.flatten(peers.model)
-
-    def together() -> Tensor:
-        return clipped_gradient_sum(
-            peers.model, flat, clients, range(peers.count), local, clip,
-            generator=torch.Generator().manual_seed(SEED),
-        ).total  # fmt: skip
 
     contenders: dict[str, Contender] = {
         "loop": _again(lambda: _loop(peers, peers.model, steps, clip)[0])
@@ -185,32 +179,27 @@ def _rounds(settings: Settings, peers: _Peers, steps: int) -> Iterator[Line]:
         versions[name] = peers.ask(name, steps, clip)["version"]
         _compare(name, torch.from_numpy(peers.sum(name)), truth)
         contenders[name] = Contender(partial(peers.ask, name, steps, clip), seconds=_seconds)
-    ours = {case: _round(clients, local, clip)}
-    if steps == 1:
-        ours[ghost] = together
-    for name, work in ours.items():
-        _compare(f"our {name}", work(), truth)
-        if not settings.wants(name):
-            continue
-        floors = {"products": partial(_products, peers, name == ghost)} if steps == 1 else {}
-        yield race.run(
-            race.Race(
-                name=NAME,
-                case=name,
-                sizes={"clients": peers.count, "batch": BATCH, "steps": steps}
-                | {"parameters": flat.numel(), "clip": clip},
-                seeds=[SEED],
-                ours=_again(work),
-                peers=contenders,
-                floors={floor: _again(products) for floor, products in floors.items()},
-                packages=["torch"],
-                cores=1,
-                note="ours, pfl and the loop on one core; Flower on all. The floor is one step's "
-                "matrix products, and for clipping the weighted sum",
-                more=lambda results: {"peer_versions": versions},
-            ),
-            settings,
-        )
+    work = _round(clients, local, clip)
+    _compare(f"our {case}", work(), truth)
+    floors = {"products": partial(_products, peers)} if steps == 1 else {}
+    yield race.run(
+        race.Race(
+            name=NAME,
+            case=case,
+            sizes={"clients": peers.count, "batch": BATCH, "steps": steps}
+            | {"parameters": flat.numel(), "clip": clip},
+            seeds=[SEED],
+            ours=_again(work),
+            peers=contenders,
+            floors={floor: _again(products) for floor, products in floors.items()},
+            packages=["torch"],
+            cores=1,
+            note="ours, pfl and the loop on one core; Flower on all. The floor is one step's "
+            "matrix products, and for clipping the weighted sum",
+            more=lambda results: {"peer_versions": versions},
+        ),
+        settings,
+    )
 
 
 def _round(clients: Clients, local: LocalTraining, clip: float) -> Callable[[], Tensor]:
@@ -230,13 +219,14 @@ def _round(clients: Clients, local: LocalTraining, clip: float) -> Callable[[], 
     )
     tests = clients.inputs[:1], clients.targets[:1]
     training = Training(design=design, data=Federated(clients, *tests, "made up"), exact=False)
-    flat = training.flat.clone()
+    start = training.campaign.state()
+    flat = start["flat"].clone()
 
     def again() -> Tensor:
-        training.flat, training.memory, training.done = flat.clone(), {}, 0
+        training.campaign = TrainingCampaign.load(design, {**start, "flat": flat.clone()})
         figures = training.round()
         assert figures.answered == count
-        return training.memory["first"] * count
+        return training.campaign.memory["first"] * count
 
     return again
 
@@ -270,7 +260,7 @@ def _compare(who: str, found: Tensor, truth: Tensor) -> None:
 
 
 @torch.no_grad()
-def _products(peers: _Peers, only_the_sum: bool) -> Tensor:
+def _products(peers: _Peers) -> Tensor:
     """One step's matrix products for all clients, and the weighted sum where each has an update."""
     first, _, second, _ = peers.model.parameters()
     total = torch.zeros(first.numel() + second.numel())
@@ -280,11 +270,6 @@ def _products(peers: _Peers, only_the_sum: bool) -> Tensor:
         hidden = inputs @ first.mT
         out = hidden @ second.mT
         back = out @ second
-        if only_the_sum:
-            flat = [part.flatten(0, 1) for part in (inputs, hidden, out, back)]
-            total[: first.numel()].view_as(first).addmm_(flat[3].mT, flat[0])
-            total[first.numel() :].view_as(second).addmm_(flat[2].mT, flat[1])
-            continue
         held = state[: len(inputs)]
         below, above = held[:, : first.numel()], held[:, first.numel() :]
         torch.bmm(back.mT, inputs, out=below.view(-1, *first.shape))

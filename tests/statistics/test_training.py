@@ -18,12 +18,13 @@ from scipy import stats
 from checks import SEED
 from sfumato.flow.model_terms import LocalTraining
 from sfumato.flow.secure_sum import SecureSum
+from sfumato.learn.campaign import TrainingCampaign
 from sfumato.learn.compression import AdaptNorm, FixedRate
 from sfumato.learn.data import Clients, Federated
 from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign
-from sfumato.learn.sums import ExactSum, FloatSum
 from sfumato.learn.training import Training
 from sfumato.privacy import NoiseAtRelease, SeededRng, epsilon_of
+from unit.learn.test_training import parts, shown
 
 F64 = npt.NDArray[np.float64]
 
@@ -77,9 +78,9 @@ def moves(design: TrainingDesign, *, exact: bool) -> F64:
     made = Training(design, nothing(), exact=exact, noise_seed=SEED)
     found = []
     for _ in range(design.rounds):
-        before = made.flat.clone()
+        before = made.campaign.flat.clone()
         made.round()
-        found.append(((made.flat - before) * design.cohort).numpy().astype(np.float64))
+        found.append(((made.campaign.flat - before) * design.cohort).numpy().astype(np.float64))
     return np.concatenate(found)
 
 
@@ -110,8 +111,8 @@ def test_the_noise_on_a_sum_has_the_claimed_deviation(name: str, exact: bool) ->
     if name == "in shares" and not exact:
         pytest.skip("floats have no shares")
     if exact:
-        total = ExactSum(Training(design, nothing()), None, 0)
-        longer = total.sketch.rounding.l2 / (total.sketch.scale * design.clip)
+        main, _ = parts(TrainingCampaign.begin(design))
+        longer = main.rounding.l2 / (main.scale * design.clip)
         assert 1 <= longer < 1.005
         claimed *= longer
     assert_variance(moves(design, exact=exact), claimed)
@@ -129,13 +130,14 @@ def test_decoding_keeps_the_deviation() -> None:
     """A coordinate is `rows` cells by √rows; they are shared by coordinates, so a table is measured
     in place of what is decoded: its mean square, by what `Seen` says. False alarm 1e-6."""
     design = replace(DESIGN, compression=FixedRate(rate=2.0))
-    made = Training(design, nothing(), noise_seed=SEED)
-    dense = design.sketch(LENGTH, made.sizing.cells, 0)
+    campaign = TrainingCampaign.begin(design)
+    dense = campaign.dense
     assert dense is not None
     squares, cells = 0.0, 0
     for number in range(10):
-        seen = ExactSum(made, dense, number).noised(20).seen
-        squares, cells = squares + seen.squared / seen.noise**2, cells + seen.cells
+        seen = shown(campaign, torch.zeros(0, LENGTH), exact=True, seed=SEED + number)
+        squares += float((seen.table**2).sum()) / seen.noise**2
+        cells += math.prod(seen.table.shape)
         assert math.isclose(seen.noise, CLAIMED, rel_tol=0.005)
     assert cells == 10 * dense.cells
     chance = min(stats.chi2.cdf(squares, cells), stats.chi2.sf(squares, cells))
@@ -150,14 +152,15 @@ def test_the_norm_that_is_asked_for_and_the_count_are_noised_as_claimed(exact: b
     design = replace(
         DESIGN, inputs=3, classes=2, compression=AdaptNorm(), adaptive_clip=AdaptiveClip(noise=2.0)
     )
-    made = Training(design, nothing(3), exact=exact, noise_seed=SEED)
+    campaign = TrainingCampaign.begin(design)
     norms, counts, spread = [], [], 0.0
     for number in range(600):
-        noised = (ExactSum if exact else FloatSum)(made, None, number).noised(0)
-        assert noised.seen.queried is not None
-        norms.append(noised.seen.queried)
-        counts.append(noised.within - design.cohort / 2)
-        spread = noised.seen.second_noise
+        seen = shown(campaign, torch.zeros(0, campaign.length), exact, seed=SEED + number)
+        assert seen.queried is not None
+        assert seen.within is not None
+        norms.append(seen.queried)
+        counts.append(seen.within - design.cohort / 2)
+        spread = seen.second_noise
     left = design.clip / math.sqrt(1 / 0.8**2 - 1 / 4.0**2)
     assert math.isclose(spread, left / math.sqrt(0.1), rel_tol=0.01)
     assert_variance(np.array(norms), spread)
@@ -176,16 +179,17 @@ def ratios(design: TrainingDesign, *, present: bool, smaller: float) -> F64:
     """The log-likelihood ratios of RELEASES trainings, with a client that sends its clip along the
     first coordinate whenever it is asked, and with one that sends zeros. The table and the scale of
     its noise are those of a training's own sum, `smaller` times; coins are tossed here."""
-    made = Training(design, nothing(2, 10), noise_seed=SEED)
+    main, _ = parts(TrainingCampaign.begin(design))
+    task = TrainingCampaign.begin(design).next_task()
+    assert task is not None
     rng, coins = SeededRng(SEED, int(present)), np.random.default_rng([SEED, int(present)])
     chance = design.cohort / design.clients
     total = np.zeros(RELEASES)
-    for number in range(design.rounds):
-        shown = ExactSum(made, None, number)
-        shown.add(torch.tensor([[9.0, 0.0, 0.0, 0.0, 0.0, 0.0]]))
-        moved = int(shown.total_table[0])
-        assert np.abs(shown.total_table[1:]).max() == 0
-        scale = shown.noised(1).seen.noise * shown.sketch.scale / smaller
+    for _ in range(design.rounds):
+        table = main.tables(np.array([[9.0, 0.0, 0.0, 0.0, 0.0, 0.0]]), rng=rng)[0]
+        moved = int(table[0])
+        assert np.abs(table[1:]).max() == 0
+        scale = task.mechanism.stddev(1) / smaller
         asked = (coins.random(RELEASES) < chance) & present
         noise = NoiseAtRelease(noise="gaussian", scale=scale)
         cell = noise.at_release(moved * asked.astype(np.int64), count=1, rng=rng)

@@ -38,6 +38,7 @@ from sfumato.learn.diffsketch import (
     DiffSketchDesign,
     NoisyVector,
 )
+from sfumato.learn.round_table import RoundNoise, RoundSketch
 from sfumato.privacy import (
     AdditiveLoss,
     ApproximateLoss,
@@ -126,6 +127,14 @@ NAMES = HeavyHitterDesign(
     target=100.0,
     partial=True,
 )
+ROUND_SKETCH = RoundSketch(
+    main=VectorSketch(length=9, clip=1.0, bound=1.0, scale=100.0),
+    second=VectorSketch(
+        length=9, clip=1.0, bound=1.0, scale=100.0,
+        dense=DenseSketch(length=9, rows=2, width=3, seed=1),
+    ),
+    counts=True,
+)  # fmt: skip
 EXAMPLES: dict[str, Any] = {
     "sampled_loss": SampledLoss(
         loss=AdditiveLoss(noise="gaussian", scale=9.0, l1=25.0, l2=5.0, unit_cells=0),
@@ -258,6 +267,15 @@ EXAMPLES: dict[str, Any] = {
     "noise_in_shares": NoiseInShares(scale=1e-7, survivors=100, colluders=5),
     "one_hot": OneHot(categories=3),
     "plain": Plain(modulus_bits=12),
+    "round_noise": RoundNoise(
+        noise="gaussian",
+        scale=40.0,
+        sketch=ROUND_SKETCH,
+        asks="norm",
+        second_scale=90.0,
+        count_scale=4.0,
+    ),
+    "round_sketch": ROUND_SKETCH,
     "prefix": Prefix(alphabet="añ森", length=4, size=2),
     "prefix_extension": PrefixExtension(
         prefix=HashedResponse(epsilon=4.0, rows=16, width=56, seed=1), lengths=(1, 3)

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sfumato.errors import SpecError
-from sfumato.flow.release import charge, noised_sum
+from sfumato.flow.accumulator import Batch
+from sfumato.flow.release import NoisedSum, charge, noised_sum
+from sfumato.flow.task import Task
 from sfumato.privacy import Books, Charge, Rng
 
 
@@ -33,6 +35,21 @@ class Campaign:
         return None
 
 
+def step(
+    campaign: Campaign,
+    task: Task,
+    batch: Batch,
+    *,
+    ledger: Books,
+    rng: Rng,
+    charge_of: Callable[[Task], Charge] = lambda task: task.loss,
+) -> NoisedSum:
+    """Charge the answer to a campaign's task, noise it and let the campaign absorb it."""
+    answer = noised_sum(task, batch, ledger=ledger, rng=rng, loss=charge_of(task))
+    campaign.absorb(answer)
+    return answer
+
+
 def run(
     campaign: Campaign,
     gather: Callable[[Any], Any],
@@ -47,12 +64,12 @@ def run(
     """
     answers = []
     while (task := campaign.next_task()) is not None:
-        loss = charge_of(task)
         if task.is_local:  # records are paid for when devices send them, and noised by them
-            charge(task, ledger=ledger, loss=loss)
+            charge(task, ledger=ledger, loss=charge_of(task))
             answer = gather(task)
+            campaign.absorb(answer)
         else:
-            answer = noised_sum(task, gather(task), ledger=ledger, rng=rng, loss=loss)
-        campaign.absorb(answer)
+            batch = gather(task)
+            answer = step(campaign, task, batch, ledger=ledger, rng=rng, charge_of=charge_of)
         answers.append(answer)
     return answers

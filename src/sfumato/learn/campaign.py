@@ -1,4 +1,4 @@
-"""The server's side of a training of masked sums: one task a round, one step a noised sum.
+"""The server's side of a training: one task per round, one step per noised sum.
 
 It holds parameters, never an example or an update, and all that it does follows from public numbers
 and noised sums: who absorbs the same answers again has the same model, bit for bit.
@@ -6,30 +6,44 @@ and noised sums: who absorbs the same answers again has the same model, bit for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sfumato.device.private import update_table
-from sfumato.errors import MismatchError, SpecError
+from sfumato.errors import MismatchError
+from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
-from sfumato.flow.model_terms import Train, to_bytes
+from sfumato.flow.model_terms import to_bytes
 from sfumato.flow.release import NoisedSum
-from sfumato.flow.task import Task
+from sfumato.flow.task import Task, bits_for, largest_cell
 from sfumato.learn import models
-from sfumato.learn.compression import Seen, Sizing
+from sfumato.learn.compression import MAIN_SHARE, Seen, Sizing
 from sfumato.learn.design import TrainingDesign, whole_numbers
-from sfumato.privacy import NoiseInShares, NoNoise, Rng
+from sfumato.learn.round_table import RoundNoise, RoundSketch
+from sfumato.learn.tensors import TensorSketch
+from sfumato.privacy import Mechanism, NoiseAtRelease, NoNoise
+from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch
 from sfumato.spec import digest
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
 NAME_DIGITS = 32  # of a design's digest, in the name of a campaign
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shown:
+    """What a round shows, in the unit of sums: all of it noised, so all of it public."""
+
+    table: npt.NDArray[np.float64] | Tensor  # of the updates, sketched or whole
+    noise: float  # deviation of the noise on each of its cells
+    queried: float | None = None  # norm, or error, of the second sketch
+    second_noise: float = 0.0  # its deviation
+    within: float | None = None  # updates no longer than the clip
 
 
 @dataclass(slots=True, repr=False)
@@ -37,29 +51,55 @@ class TrainingCampaign(Campaign):
     """A training as far as it has come: `next_task` asks a round, `absorb` steps along its sum.
 
     A pass over the clients is a campaign of the ledger's, a round a cohort of it: so the ledger,
-    and each device's own, count one round a pass, which is what the design's loss is of. A round
-    that could not be held is skipped (`skip`); what was charged for it stays charged.
+    and each device's own, count one round a pass, which is what the design's loss is of. Where
+    cohorts are drawn at random, every round is a pass, and all clients are its cohort: a client
+    that is not drawn adds zeros. A round that could not be held is skipped (`skip`); what was
+    charged for it stays charged.
     """
 
     design: TrainingDesign
     flat: Tensor
     sizing: Sizing
+    clip: float
     memory: dict[str, Tensor] = field(default_factory=dict)  # of the server's optimiser
     done: int = 0
     held: int = 0  # rounds that were not skipped
     cells_sent: int = 0
 
-    def __post_init__(self) -> None:
-        if self.design.secure is None:
-            raise SpecError(
-                'a training in masked rounds is one of secure sums; set trust to "secure"'
-            )
+    @classmethod
+    def begin(cls, design: TrainingDesign, device: torch.device | str = "cpu") -> TrainingCampaign:
+        """At the first round, with the parameters that the design's seed gives."""
+        flat = models.flatten(design.make()).to(device)
+        sizing = design.compression.start(flat.numel(), design.largest)
+        return cls(design, flat, sizing, design.clip)
 
     @classmethod
-    def begin(cls, design: TrainingDesign) -> TrainingCampaign:
-        """At the first round, with the parameters that the design's seed gives."""
-        flat = models.flatten(design.make())
-        return cls(design, flat, design.compression.start(flat.numel(), design.largest))
+    def load(
+        cls, design: TrainingDesign, state: Mapping[str, Any], device: torch.device | str = "cpu"
+    ) -> TrainingCampaign:
+        """Where `state` was taken; KeyError, TypeError or AttributeError if something is amiss."""
+        return cls(
+            design,
+            state["flat"].to(device),
+            Sizing(**state["sizing"]),
+            state["clip"],
+            {name: value.to(device) for name, value in state["memory"].items()},
+            done=state["done"],
+            held=state.get("held", state["done"]),  # which was not always kept
+            cells_sent=state["cells_sent"],
+        )
+
+    def state(self) -> dict[str, Any]:
+        """All that the rest of the training follows from: tensors and plain data."""
+        return {
+            "flat": self.flat.cpu(),
+            "memory": {name: value.cpu() for name, value in self.memory.items()},
+            "sizing": asdict(self.sizing),
+            "clip": self.clip,
+            "done": self.done,
+            "held": self.held,
+            "cells_sent": self.cells_sent,
+        }
 
     @property
     def length(self) -> int:
@@ -67,91 +107,147 @@ class TrainingCampaign(Campaign):
 
     @property
     def rate(self) -> float:
-        """Parameters by cells sent, over all rounds that were asked."""
+        """Parameters by cells sent, over all rounds that were asked: the paper's harmonic rate."""
         return self.length * self.done / self.cells_sent if self.cells_sent else 1.0
 
     def parameters(self) -> bytes:
         """What the clients of the next round start from: float32, little-endian."""
         return to_bytes(self.flat.detach().cpu().numpy())
 
-    def next_task(self) -> Task | None:
-        design, secure = self.design, self.design.secure
-        assert secure is not None  # as was seen
-        if self.done >= design.rounds:
+    # What the next round asks.
+
+    @property
+    def dense(self) -> DenseSketch | None:
+        """The sketch of updates; None for whole ones."""
+        return self.design.sketch(self.length, self.sizing.cells, self.done)
+
+    @property
+    def second(self) -> DenseSketch | None:
+        """The small sketch whose norm, or error, is asked for; after its warm-up, a rule asks no
+        more."""
+        rule = self.design.compression
+        if rule.asks == "nothing" or self.sizing.rounds >= getattr(rule, "warm_up", math.inf):
             return None
-        dense = design.sketch(self.length, self.sizing.cells, self.done)
-        sketch = whole_numbers(design, self.length, dense, design.clip)
-        return secure.task(
+        return self.design.second_sketch(self.length, self.done)
+
+    @property
+    def cells(self) -> int:
+        """Cells that a client sends of its update, of both sketches."""
+        main, second = self.dense, self.second
+        return (self.length if main is None else main.cells) + (second.cells if second else 0)
+
+    @property
+    def multipliers(self) -> tuple[float, float]:
+        """Deviations of the noise, by the longest table: on a sum of updates, on what is asked."""
+        whole = self.design.multiplier
+        if self.second is None:
+            return whole, 0.0
+        return whole / math.sqrt(MAIN_SHARE), whole / math.sqrt(1 - MAIN_SHARE)
+
+    @property
+    def count_noise(self) -> float:
+        """Deviation of the noise on the count of updates within the clip."""
+        rule, design = self.design.adaptive_clip, self.design
+        return rule.deviation(design.cohort) if rule and design.noise_multiplier else 0.0
+
+    def next_task(self) -> Task | None:
+        design, number = self.design, self.done
+        if number >= design.rounds:
+            return None
+        sketch, mechanism = self._table()
+        campaign = f"{digest(design)[:NAME_DIGITS]} pass {number // design.rounds_per_pass}"
+        cohort = f"round {number}"
+        if design.secure is not None:
+            return design.secure.task(
+                sketch=sketch,
+                mechanism=mechanism,
+                campaign=campaign,
+                cohort=cohort,
+                asked=design.cohort,
+                items_per_device=1,
+            )
+        most = design.cohort if design.sampling == "passes" else design.clients
+        return Task(
             sketch=sketch,
-            mechanism=mechanism(design, sketch),
-            campaign=f"{digest(design)[:NAME_DIGITS]} pass {self.done // design.rounds_per_pass}",
-            cohort=f"round {self.done}",
-            asked=design.cohort,
-            items_per_device=1,
+            mechanism=mechanism,
+            aggregation=Plain(modulus_bits=bits_for(most * largest_cell(sketch, 1))),
+            campaign=campaign,
+            cohort=cohort,
+            max_count=most,
         )
 
-    def absorb(self, answer: NoisedSum) -> None:
-        sketch, design = answer.task.sketch, self.design
-        if answer.task.cohort != f"round {self.done}" or not isinstance(sketch, VectorSketch):
-            raise MismatchError(f"this training waits for its round {self.done}; got another's sum")
-        deviation = answer.task.mechanism.stddev(answer.count)
-        update, seen = shown(
-            sketch, answer.table, deviation=deviation, progress=(self.done + 1) / design.rounds
+    def _table(self) -> tuple[VectorSketch | RoundSketch, Mechanism]:
+        design = self.design
+        main = whole_numbers(design, self.length, self.dense, self.clip)
+        scale = self.multipliers[0] * main.rounding.l2
+        if design.secure is not None:
+            return main, design.secure.noise(scale, design.cohort) if scale else NoNoise()
+        if self.second is None and design.adaptive_clip is None:
+            return main, NoiseAtRelease(noise="gaussian", scale=scale) if scale else NoNoise()
+        second = None
+        if self.second is not None:
+            second = whole_numbers(design, self.length, self.second, self.clip)
+        sketch = RoundSketch(main=main, second=second, counts=design.adaptive_clip is not None)
+        if not scale:
+            return sketch, NoNoise()
+        return sketch, RoundNoise(
+            noise="gaussian",
+            sketch=sketch,
+            asks=design.compression.asks if second else "nothing",
+            scale=scale,
+            second_scale=self.multipliers[1] * second.rounding.l2 if second else 0.0,
+            count_scale=2 * self.count_noise,
         )
-        step = torch.from_numpy(update.astype(np.float32)).to(self.flat.device) / design.cohort
+
+    # What it makes of the answer.
+
+    def absorb(self, answer: NoisedSum) -> None:
+        self.take(self.read(answer))
+
+    def read(self, answer: NoisedSum) -> Shown:
+        """What the answer to the last task shows."""
+        if answer.task.cohort != f"round {self.done}":
+            raise MismatchError(f"this training waits for its round {self.done}; got another's sum")
+        noise, sketch, table = answer.task.mechanism, answer.task.sketch, answer.table
+        queried, second_noise, within = None, 0.0, None
+        if isinstance(sketch, RoundSketch):
+            table, queried, count = sketch.read(answer.table)
+            within = None if count is None else count / 2 + self.design.cohort / 2
+            if isinstance(noise, RoundNoise) and sketch.second is not None:
+                second_noise = noise.second_scale / sketch.second.scale
+            sketch = sketch.main
+        assert isinstance(sketch, VectorSketch)  # `next_task` asks for nothing else
+        deviation = noise.stddev(answer.count) / sketch.scale
+        return Shown(table / sketch.scale, deviation, queried, second_noise, within)
+
+    def take(self, shown: Shown) -> None:
+        """Decode what a round showed, step along it, size the next sketch and move the clip."""
+        design, cells, dense = self.design, self.cells, self.dense
+        update = torch.as_tensor(shown.table)
+        seen = Seen(
+            squared=float((shown.table * shown.table).sum()),
+            cells=update.numel(),
+            noise=shown.noise,
+            progress=(self.done + 1) / design.rounds,
+            queried=shown.queried,
+            second_noise=shown.second_noise,
+        )
+        if dense is not None:
+            update = TensorSketch(dense, update.device).decode(update)
+        step = update.float().to(self.flat.device) / design.cohort
         design.server.step(self.flat, step, self.memory)
         self.sizing = design.compression.after(self.sizing, seen, self.length)
+        if design.adaptive_clip is not None:
+            assert shown.within is not None  # as was asked
+            self.clip = design.adaptive_clip.after(self.clip, shown.within / design.cohort)
         self.done, self.held = self.done + 1, self.held + 1
-        self.cells_sent += sketch.cells
+        self.cells_sent += cells
 
     def skip(self) -> None:
         """Go on without the round that was asked: too few were left, and no sum was told."""
-        task = self.next_task()
-        if task is not None:
+        if self.done < self.design.rounds:
+            self.cells_sent += self.cells
             self.done += 1
-            self.cells_sent += task.cells
 
     def __repr__(self) -> str:
         return f"TrainingCampaign({self.done} of {self.design.rounds} rounds done)"
-
-
-def mechanism(design: TrainingDesign, sketch: VectorSketch) -> NoiseInShares | NoNoise:
-    """The noise that clients of a secure sum add to a table of a round."""
-    assert design.secure is not None  # as callers have seen
-    scale = design.multiplier * sketch.rounding.l2
-    return design.secure.noise(scale, design.cohort) if scale else NoNoise()
-
-
-def shown(
-    sketch: VectorSketch, table: I64, *, deviation: float, progress: float
-) -> tuple[F64, Seen]:
-    """The sum of the updates that a noised table holds, and what else it shows.
-
-    `deviation` is that of the noise on a cell, in the table's own whole numbers.
-    """
-    unit = sketch.scale
-    seen = Seen(
-        squared=float(np.square(table / unit).sum()),
-        cells=sketch.cells,
-        noise=deviation / unit,
-        progress=progress,
-    )
-    return sketch.decode(table, 1), seen
-
-
-def by_devices(
-    campaign: TrainingCampaign, devices: Iterable[tuple[Rng, Train]]
-) -> NoisedSum | None:
-    """What a round of these devices shows, each of whom computes by itself, as it would over a
-    network, but for the masks, which leave nothing in a sum; None if they are too few."""
-    task = campaign.next_task()
-    assert task is not None  # callers count rounds
-    parameters = campaign.parameters()
-    terms = campaign.design.model_terms(parameters, campaign.done)
-    total, count = np.zeros(task.cells, dtype=np.int64), 0
-    for rng, train in devices:
-        total += update_table(task, terms, parameters, train)(rng)
-        count += 1
-    if count < task.min_count:
-        return None
-    return NoisedSum(task, task.aggregation.open(total.reshape(task.sketch.shape)), count)

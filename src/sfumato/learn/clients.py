@@ -22,10 +22,8 @@ from sfumato.errors import SpecError
 from sfumato.flow.model_terms import LocalTraining
 from sfumato.learn import models
 from sfumato.learn.data import IGNORED, Clients
-from sfumato.learn.gradients import Engine, Linear, engine_of, views
+from sfumato.learn.gradients import Engine, engine_of, views
 from sfumato.spec import require
-
-_GHOST_CHUNK = 64  # clients whose examples are gathered together where no one's gradient is made
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -45,23 +43,6 @@ class Updates:
 
     def __repr__(self) -> str:  # never an update
         return f"Updates(of {len(self.members)} clients)"
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ClippedSum:
-    """The sum of updates scaled to a norm of at most `clip`; per client in the order of `chosen`.
-
-    `norms` are those before clipping. A client that is not `sound` is not in the sum.
-    """
-
-    total: Tensor
-    norms: Tensor
-    examples: Tensor
-    loss: Tensor
-    sound: Tensor
-
-    def __repr__(self) -> str:  # never an update
-        return f"ClippedSum(of {len(self.norms)} clients)"
 
 
 def check_fit(model: nn.Module, clients: Clients) -> None:
@@ -120,49 +101,6 @@ def updates(
             yield _train(engine, flat, clients, plan, plan.queue[start : start + chunk])
 
     return chunks()
-
-
-def clipped_gradient_sum(
-    model: nn.Module,
-    flat: Tensor,
-    clients: Clients,
-    chosen: Sequence[int] | Tensor,
-    training: LocalTraining,
-    clip: float,
-    *,
-    generator: torch.Generator,
-) -> ClippedSum:
-    """The sum of the chosen clients' updates, each scaled down to a norm of at most `clip`.
-
-    The same as clipping what `updates` gives with the same generator. Where a client takes one step
-    with a stack of linear layers, no client's gradient is made: its norm follows from the products
-    of the examples with one another, and the sum is one product over all clients (Li, Tramèr,
-    Liang and Hashimoto 2022 call it ghost clipping). Such a norm is off by rounding relative to the
-    examples' own gradients, not to their mean: where these cancel, by more than other norms.
-    """
-    require(clip > 0, f"clip must be above 0; got {clip}")
-    engine = engine_of(model, clients, flat.device)
-    if training.steps == 1 and isinstance(engine, Linear):
-        plan = _plan(model, flat, clients, chosen, training, generator)
-        return _ghost(engine, flat, clients, plan, clip)
-    count = len(chosen)
-    total = torch.zeros_like(flat)
-    norms = torch.zeros(count, dtype=flat.dtype, device=flat.device)
-    examples = torch.zeros(count, dtype=torch.int64, device=flat.device)
-    loss, sound = torch.zeros_like(norms), torch.ones_like(norms, dtype=torch.bool)
-    for part in updates(model, flat, clients, chosen, training, generator=generator):
-        members = part.members.to(flat.device)
-        norm = torch.linalg.vector_norm(part.deltas, dim=1)
-        scale = _scale(norm, clip, part.sound)
-        part.deltas.masked_fill_(~part.sound[:, None], 0)  # our own copy; 0 × inf would stay
-        total += scale @ part.deltas
-        norms[members], loss[members] = norm, part.loss
-        examples[members], sound[members] = part.examples, part.sound
-    return ClippedSum(total=total, norms=norms, examples=examples, loss=loss, sound=sound)
-
-
-def _scale(norms: Tensor, clip: float, sound: Tensor) -> Tensor:
-    return torch.where(sound, (clip / norms).clamp(max=1.0), 0.0)  # a norm of 0: clip/0 = inf → 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,43 +278,3 @@ def _fill(
             state[:more] += flat
     state[:more] -= flat
     loss /= seen.clamp(min=1)
-
-
-@torch.no_grad()
-def _ghost(engine: Linear, flat: Tensor, clients: Clients, plan: _Plan, clip: float) -> ClippedSum:
-    count, rate = len(plan.queue), plan.training.learning_rate
-    total = torch.zeros_like(flat)
-    into = views(engine.model, total)
-    parameters = [each[None] for each in views(engine.model, flat)]
-    norms = torch.zeros(count, dtype=flat.dtype, device=flat.device)
-    loss, sound = torch.zeros_like(norms), torch.ones_like(norms, dtype=torch.bool)
-    for start in range(0, count, _GHOST_CHUNK):
-        members = plan.queue[start : start + _GHOST_CHUNK]
-        batches = plan.batches(members)
-        if not batches.active:
-            continue
-        members = members[: batches.active[0]].to(flat.device)
-        examples, valid = batches.examples.to(flat.device), batches.valid.to(flat.device)
-        batch = batches.gather(clients, 0, examples, valid, flat.dtype)
-        entering, back, sums, counts = engine.forward(parameters, batch, True)
-        backs = [back]
-        for layer in reversed(range(1, len(entering))):
-            backs.insert(0, engine.backward(backs[0], parameters[2 * layer], entering[layer], True))
-        squares = torch.zeros_like(sums)
-        for below, above in zip(entering, backs, strict=True):
-            # ‖Σ aᵢ bᵢᵀ‖² = Σᵢⱼ (aᵢ·aⱼ)(bᵢ·bⱼ); a bias has bᵢ = 1.
-            products = torch.bmm(below, below.mT).add_(1).mul_(torch.bmm(above, above.mT))
-            squares += products.sum(dim=(1, 2))
-        norm = rate * squares.clamp(min=0).sqrt()
-        mean = sums / counts.clamp(min=1)
-        good = torch.isfinite(norm) & torch.isfinite(mean)
-        factor = (-rate * _scale(norm, clip, good))[:, None, None]
-        bad = ~good[:, None, None]
-        for layer, (below, above) in enumerate(zip(entering, backs, strict=True)):
-            above = above.mul_(factor).masked_fill_(bad, 0).flatten(0, 1)
-            below = below.masked_fill(bad, 0).flatten(0, 1)
-            into[2 * layer].addmm_(above.mT, below)
-            into[2 * layer + 1] += above.sum(dim=0)
-        norms[members], loss[members], sound[members] = norm, mean, good
-    used = plan.used(torch.arange(count)).to(flat.device)
-    return ClippedSum(total=total, norms=norms, examples=used, loss=loss, sound=sound)

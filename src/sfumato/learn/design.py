@@ -320,10 +320,11 @@ class TrainingDesign(QuestionDefaults):
         )
 
     def charge_of(self, task: Task) -> Charge:
-        """Rounds of passes are charged as one plan: a client is in one cohort of each pass."""
-        if self.sampling != "passes" or not isinstance(self.loss, SampledLoss):
+        """All rounds are charged as one plan: what a client meets with that is in as many cohorts
+        as one can be; where those are drawn in secret, in a sample of all rounds."""
+        if not isinstance(self.loss, SampledLoss):
             return task.loss
-        one = self.loss.loss
+        one = self.loss.loss if self.sampling == "passes" else self.round_loss
         return PlannedLoss(loss=one, plan=digest(self), losses=(one,), times=self.passes)
 
     @property

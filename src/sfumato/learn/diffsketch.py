@@ -10,11 +10,12 @@ through one of three exchanges:
     NoisyVector     the vector itself, with Gaussian noise or without
     BinomialVector  cpSGD (Agarwal, Suresh, Yu, Kumar, McMahan 2018): quantised, binomial noise
 
-Whatever is not differentially private says "no DP guarantee" in its label, repr, figures and
-release, and its loss is `NoPrivacy`, which no finite budget pays for.
+Whatever is not differentially private says "no DP guarantee" in its label, repr and figures,
+and its loss is `NoPrivacy`, which no finite budget pays for.
 
-Noise here is of floating-point numbers from a seeded generator, for experiments: guarantees are
-those of real arithmetic. `learn.training` has exact noise for a mean sketch of a fixed rate.
+A round is a task on the flow: what workers send is a table of whole numbers, added, charged for,
+noised and read. Noise is exact, but drawn from a seed, for experiments. Tables without a bound are
+cut at `WIDE`, far beyond any that a training survives, since a sum must not wrap.
 """
 
 from __future__ import annotations
@@ -22,19 +23,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sfumato.errors import SpecError
+from sfumato.errors import ImpossibleError, SpecError
+from sfumato.flow.accumulator import Batch
+from sfumato.flow.aggregation import Plain
+from sfumato.flow.campaign import Campaign, step
+from sfumato.flow.contribute import contribute
 from sfumato.flow.model_terms import LocalTraining
+from sfumato.flow.release import NoisedSum
+from sfumato.flow.task import Task, bits_for, largest_cell
 from sfumato.kernels.dense import plain as plain_dense
 from sfumato.learn import models
+from sfumato.learn.campaign import NAME_DIGITS
 from sfumato.learn.clients import check_fit, updates
-from sfumato.learn.data import IGNORED, Clients, Federated
+from sfumato.learn.data import Clients, Federated
+from sfumato.learn.training import NoLedger, evaluate
+from sfumato.privacy import Books, Charge, NoiseAtRelease, NoNoise, PlannedLoss, Rng, SeededRng
 from sfumato.privacy.accounting import (
     AdditiveLoss,
     Loss,
@@ -43,34 +53,25 @@ from sfumato.privacy.accounting import (
     calibrate,
     epsilon_of,
 )
-from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.rounding import COARSEST, ROUNDING_COST
+from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.sketch.dense import DenseSketch
+from sfumato.sketch.vector import VectorSketch, clipped
 from sfumato.spec import LARGEST_INTEGER, digest, require, spec
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 NOT_PRIVATE = "no DP guarantee"
-IN_THEORY = (
-    "if noise were exact and secret; here it is seeded floating-point noise, for experiments only"
-)
+IN_THEORY = "if noise were secret; here it is drawn from a seed, for experiments only"
 FLOAT_BITS = 32  # of a cell that is not quantised
 ROOM = 1.2  # a table may be longer than its vector, times √rows, by this
 SMALL_LSTM = "small_lstm"
 SMALL_LSTM_SIZES = (90, 7, 52, 2)  # symbols, embedding, units, layers: 39,720 parameters
-_SAFE = 1 - 1e-6  # a norm in float32 is off by less
+WIDE = 2.0**22  # the longest table, where none is clipped
+_PER_UNIT = 2.0**26  # whole numbers to a unit, where there is no noise
+_QUIET = 16.0  # deviation of noise on whole numbers, at the least: rounding is lost in it
 _UNIT = 1000.0  # a sensitivity in a loss: integer noise so fine is as continuous noise
-
-
-class Merged(NamedTuple):
-    """What a round's messages gave: the mean of the vectors, as far as it can be read."""
-
-    mean: F32
-    claimed: F64  # mode "paper": theorem 2's epsilon of each worker, infinite where inapplicable
-    noised: int  # mode "paper": workers that added Laplace noise since that was too large
-
-
-_NONE_CLAIMED: F64 = np.zeros(0)
 
 
 # Theorem 2 of the paper: what it claims, as a number with a name that says so.
@@ -173,17 +174,18 @@ class DiffSketch:
     data, and adds Laplace noise of scale 2·rows·alpha/epsilon if that exceeds `epsilon` (the paper
     does not say how much; this is for one coordinate that moves by 2·alpha).
 
-    Claim: in mode "gaussian", with real arithmetic and secret noise, all rounds together are
-        (epsilon, delta)-DP for each client at the epsilon that `accounting.epsilon_of` gives for
-        the design's `loss`; neighbours are zero-out, but for random cohorts, where they are
-        replace. Noise as it is drawn here, of floating-point numbers and from a seed, promises
-        nothing, and the design's `privacy` says so. In modes "none" and "paper": none. Mode
-        "paper" does not construct without `i_know_this_is_not_private`.
-    Proof: a message, or its part of the sum, has a norm of at most `bound` whatever the data are,
-        and noise has a deviation that does not depend on them: docs/proofs/sampled_rounds.md. That
-        there is no claim otherwise: docs/concepts/diffsketch.md has the two vectors.
-    Assumes: real arithmetic, and a seed that nobody knows; with noise "sum", that nobody sees a
-        summand, and that who is in a random cohort stays secret.
+    Claim: in mode "gaussian", with secret noise, all rounds together are (epsilon, delta)-DP for
+        each client at the epsilon that `accounting.epsilon_of` gives for the design's `loss`;
+        neighbours are zero-out, but for random cohorts, where they are replace. Noise as it is
+        drawn here, from a seed, promises nothing, and the design's `privacy` says so. In modes
+        "none" and "paper": none. Mode "paper" does not construct without
+        `i_know_this_is_not_private`.
+    Proof: a message, or its part of the sum, has a bounded norm whatever the data are
+        (`VectorSketch`), and noise has a deviation that does not depend on them:
+        docs/proofs/sampled_rounds.md. That there is no claim otherwise:
+        docs/concepts/diffsketch.md has the two vectors.
+    Assumes: a seed that nobody knows; with noise "sum", that nobody sees a summand, and that who is
+        in a random cohort stays secret.
     """
 
     rows: int
@@ -251,8 +253,9 @@ class DiffSketch:
 
     @property
     def table_bound(self) -> float:
-        """The largest norm of a table in mode "gaussian"."""
-        assert self.clip is not None  # mode "gaussian" has one
+        """The largest norm of a table."""
+        if self.clip is None:
+            return WIDE
         return ROOM * math.sqrt(self.rows) * self.clip if self.bound is None else self.bound
 
     def bits(self, length: int) -> int:
@@ -266,45 +269,41 @@ class DiffSketch:
             seed=self.seed, round=round,
         )  # fmt: skip
 
-    def merge(self, vectors: F32, *, round: int, rng: np.random.Generator) -> Merged:
-        """The mean of vectors (n, length) as everyone reads it from the mean of the tables."""
-        count, length = vectors.shape
-        sketch = self.sketch(length, round)
-        claimed, noised = _NONE_CLAIMED, 0
-        if self.mode == "gaussian":
-            assert self.clip is not None  # as the spec was checked
-            tables = _shortened(sketch.encode(_shortened(vectors, self.clip)), self.table_bound)
-            deviation = self.noise_multiplier * self.table_bound
-            total = tables.sum(axis=0, dtype=np.float64)
-            total += _gaussian(deviation, self.noise, count, total.shape, rng)
-        elif self.mode == "paper":
-            tables, claimed, noised = self._as_printed(sketch, vectors, rng)
-            total = tables.sum(axis=0, dtype=np.float64)
-        else:
-            total = sketch.encode(vectors).sum(axis=0, dtype=np.float64)
-        return Merged(sketch.decode(total / count)[:length], claimed, noised)
-
-    def _as_printed(
-        self, sketch: DenseSketch, vectors: F32, rng: np.random.Generator
-    ) -> tuple[F32, F64, int]:
-        """Algorithm 2, lines 3 and 4: compression, validation."""
+    def tables(self, vectors: F32, *, round: int, chance: np.random.Generator) -> F32:
+        """What workers with these vectors (n, length) send, before it is bounded and rounded."""
+        if self.clip is not None:
+            vectors = clipped(vectors.astype(np.float64), self.clip).astype(np.float32)
+        sketch = self.sketch(vectors.shape[1], round)
+        if self.mode != "paper":
+            return sketch.encode(vectors)
         assert self.epsilon is not None  # as the spec was checked
-        spreads = [spread(vector) for vector in vectors]
+        spreads = [spread(vector) for vector in vectors]  # algorithm 2, lines 3 and 4
         padded = np.zeros((len(vectors), sketch.length), dtype=np.float32)
         padded[:, : vectors.shape[1]] = vectors
         if self.padding:
             for row, (_, sigma) in zip(padded, spreads, strict=True):
-                row[-self.padding :] = sigma * rng.standard_normal(self.padding, dtype=np.float32)
+                row[-self.padding :] = sigma * chance.standard_normal(self.padding, np.float32)
         tables = sketch.encode(padded)
-        claimed = np.full(len(vectors), math.inf)
-        for place, (alpha, sigma) in enumerate(spreads):
-            if sigma > 0:
-                ratio = alpha / sigma
-                claimed[place] = claimed_epsilon(sketch.length, self.rows, self.width, ratio)
-            if claimed[place] > self.epsilon:
+        for table, (alpha, _), claimed in zip(tables, spreads, self.claims(vectors), strict=True):
+            if claimed > self.epsilon:
                 scale = 2 * self.rows * abs(alpha) / self.epsilon
-                tables[place] += rng.laplace(0, scale, size=sketch.shape).astype(np.float32)
-        return tables, claimed, int(np.sum(claimed > self.epsilon))
+                table += chance.laplace(0, scale, size=sketch.shape).astype(np.float32)
+        return tables
+
+    def claims(self, vectors: F32) -> list[float]:
+        """Mode "paper": theorem 2's epsilon of each worker, infinite where inapplicable."""
+        if self.mode != "paper":
+            return []
+        length = vectors.shape[1] + self.padding
+        return [
+            claimed_epsilon(length, self.rows, self.width, alpha / sigma) if sigma > 0 else math.inf
+            for alpha, sigma in map(spread, vectors)
+        ]
+
+    def read(self, mean: F64, *, length: int, round: int) -> F32:
+        """The mean of the vectors, as everyone reads it from the mean of the tables."""
+        sketch = self.sketch(length, round)
+        return sketch.decode(mean.reshape(sketch.shape))[:length]
 
     def loss(self, *, length: int, cohort: int, clients: int, rounds: int) -> Loss:
         if self.mode != "gaussian":
@@ -351,15 +350,15 @@ class NoisyVector:
     def bits(self, length: int) -> int:
         return FLOAT_BITS * length
 
-    def merge(self, vectors: F32, *, round: int, rng: np.random.Generator) -> Merged:
-        count = len(vectors)
-        clipped = vectors if self.clip is None else _shortened(vectors, self.clip)
-        total = clipped.sum(axis=0, dtype=np.float64)
-        if self.noise_multiplier:
-            assert self.clip is not None  # as the spec was checked
-            deviation = self.noise_multiplier * self.clip
-            total += _gaussian(deviation, self.noise, count, total.shape, rng)
-        return Merged((total / count).astype(np.float32), _NONE_CLAIMED, 0)
+    @property
+    def table_bound(self) -> float:
+        return WIDE if self.clip is None else self.clip
+
+    def tables(self, vectors: F32, *, round: int, chance: np.random.Generator) -> F32:
+        return vectors
+
+    def read(self, mean: F64, *, length: int, round: int) -> F32:
+        return mean.astype(np.float32)
 
     def loss(self, *, length: int, cohort: int, clients: int, rounds: int) -> Loss:
         if self.noise_multiplier == 0:
@@ -418,22 +417,31 @@ class BinomialVector:
         padded = _power_of_two(length) if self.rotate else length
         return padded * math.ceil(math.log2(self.levels + self.coins))
 
-    def merge(self, vectors: F32, *, round: int, rng: np.random.Generator) -> Merged:
-        count, length = vectors.shape
-        given = _shortened(vectors, self.clip)
-        signs = self._signs(length, round)
+    @property
+    def table_bound(self) -> float:
+        return WIDE
+
+    @property
+    def noise_multiplier(self) -> float:
+        return 0.0  # the coins are in the tables
+
+    def tables(self, vectors: F32, *, round: int, chance: np.random.Generator) -> F32:
+        values = clipped(vectors.astype(np.float64), self.clip).astype(np.float32)
         if self.rotate:
-            padded = np.zeros((count, signs.size), dtype=np.float32)
-            padded[:, :length] = given
-            given = hadamard(padded * signs)
-        places = (np.clip(given, -self.largest, self.largest) + self.largest) / self.step
-        levels = np.floor(places + rng.random(places.shape))
-        levels += rng.binomial(self.coins, 0.5, size=places.shape)
-        total = levels.sum(axis=0, dtype=np.float64) - count * self.coins / 2
-        mean = (total / count * self.step - self.largest).astype(np.float32)
+            signs = self._signs(vectors.shape[1], round)
+            values = np.pad(values, ((0, 0), (0, signs.size - vectors.shape[1])))
+            values = hadamard(values * signs)
+        places = (np.clip(values, -self.largest, self.largest) + self.largest) / self.step
+        levels = np.floor(places + chance.random(places.shape))
+        levels += chance.binomial(self.coins, 0.5, size=places.shape)
+        return levels.astype(np.float32)
+
+    def read(self, mean: F64, *, length: int, round: int) -> F32:
+        levels = mean - self.coins / 2
+        values = (levels * self.step - self.largest).astype(np.float32)
         if self.rotate:
-            mean = (hadamard(mean[None])[0] * signs)[:length]
-        return Merged(mean, _NONE_CLAIMED, 0)
+            values = (hadamard(values[None])[0] * self._signs(length, round))[:length]
+        return values
 
     def _signs(self, length: int, round: int) -> F32:
         drawn = np.random.default_rng([self.seed, round]).integers(0, 2, _power_of_two(length))
@@ -512,27 +520,6 @@ def _gaussian_loss(
     )
 
 
-def _gaussian(
-    deviation: float,
-    noise: Literal["device", "sum"],
-    count: int,
-    shape: tuple[int, ...],
-    rng: np.random.Generator,
-) -> F64:
-    """Noise on the sum: once, or every device's, which together have the law of one draw."""
-    scale = deviation * math.sqrt(count) if noise == "device" else deviation
-    return scale * rng.standard_normal(shape)
-
-
-def _shortened(vectors: F32, bound: float) -> F32:
-    """Each vector or table (n, …), scaled down to a norm of at most `bound`."""
-    flat = vectors.reshape(len(vectors), -1).astype(np.float64)
-    norms = np.sqrt(np.einsum("ij,ij->i", flat, flat))
-    scale = np.minimum(1.0, _SAFE * bound / np.maximum(norms, np.finfo(np.float64).tiny))
-    short: F32 = (flat * scale[:, None]).astype(np.float32)
-    return short.reshape(vectors.shape)
-
-
 def _power_of_two(length: int) -> int:
     return 1 << (length - 1).bit_length()
 
@@ -600,6 +587,14 @@ class DiffSketchDesign:
             length=self.length, cohort=self.cohort, clients=self.clients, rounds=self.rounds
         )
 
+    def charge_of(self, task: Task) -> Charge:
+        """All rounds are charged as one plan."""
+        whole = self.loss
+        if not isinstance(whole, SampledLoss):
+            return whole
+        one = replace(whole, times=1)
+        return PlannedLoss(loss=one, plan=digest(self), losses=(one,), times=self.rounds)
+
     def epsilon(self, delta: float) -> float:
         """Of all rounds together; infinite where nothing is promised."""
         return epsilon_of([self.loss], delta)
@@ -644,13 +639,59 @@ class RoundSeen:
     privacy: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trained:
-    """The release: a model and what may be said of its privacy."""
+@dataclass(slots=True, repr=False)
+class SketchCampaign(Campaign):
+    """The server's side: one task per round, one step along the mean that was read."""
 
-    flat: F32 = field(repr=False)
-    accuracy: float
-    privacy: str
+    design: DiffSketchDesign
+    flat: Tensor
+    done: int = 0
+    mean: F32 = field(default_factory=lambda: np.zeros(0, dtype=np.float32))  # of the last round
+
+    def next_task(self) -> Task | None:
+        """Tables are whole numbers, so fine that rounding costs little beside the noise, and that
+        the noise can be drawn. Noise of all devices is drawn at once: together it has this law."""
+        exchange, cohort = self.design.exchange, self.design.cohort
+        if self.done == self.design.rounds:
+            return None
+        bound, multiplier, many = exchange.table_bound, exchange.noise_multiplier, 1.0
+        nothing = np.zeros((1, self.flat.numel()), dtype=np.float32)
+        cells = exchange.tables(nothing, round=self.done, chance=np.random.default_rng(0)).size
+        fine = _PER_UNIT * bound
+        if multiplier:
+            many = math.sqrt(cohort) if getattr(exchange, "noise", "sum") == "device" else 1.0
+            most = LARGEST_SCALE["gaussian"] / (multiplier * many) - math.sqrt(cells)
+            fine = max(COARSEST, math.sqrt(cells / 4 / ROUNDING_COST), _QUIET / multiplier)
+            if most < 1:
+                raise ImpossibleError(f"noise of {multiplier:g} times a table cannot be drawn")
+            fine = min(fine, most)
+        sketch = VectorSketch(length=cells, clip=bound, bound=bound, scale=fine / bound)
+        scale = many * multiplier * sketch.rounding.l2
+        return Task(
+            sketch=sketch,
+            mechanism=NoiseAtRelease(noise="gaussian", scale=scale) if scale else NoNoise(),
+            aggregation=Plain(modulus_bits=bits_for(cohort * largest_cell(sketch, 1))),
+            campaign=f"{digest(self.design)[:NAME_DIGITS]} round {self.done}",
+            cohort="everybody",  # who may be drawn
+            min_count=cohort,
+            max_count=cohort,
+        )
+
+    def absorb(self, answer: NoisedSum) -> None:
+        assert isinstance(answer.task.sketch, VectorSketch)  # as it was asked
+        mean = answer.task.sketch.decode(answer.table, answer.count)
+        self.mean = self.design.exchange.read(mean, length=self.flat.numel(), round=self.done)
+        self.flat = self.flat + torch.from_numpy(self.mean)
+        self.done += 1
+
+
+def gather(exchange: Exchange, task: Task, vectors: F32, *, round: int, rng: Rng) -> Batch:
+    """The sum of what workers with these vectors (n, length) send."""
+    chance = np.random.default_rng(rng.words(4))
+    tables = exchange.tables(vectors, round=round, chance=chance).reshape(len(vectors), -1)
+    assert isinstance(task.sketch, VectorSketch)  # as the campaign has it
+    sent = task.sketch.tables(np.nan_to_num(tables, posinf=WIDE, neginf=-WIDE), rng=rng)
+    return Batch(task.id, contribute(task, sent, devices=len(vectors), rng=rng), len(vectors))
 
 
 @dataclass(slots=True, repr=False)
@@ -661,10 +702,10 @@ class SketchedTraining:
     data: Federated
     seed: int  # of cohorts, batches and noise
     delta: float = 1e-5
-    ledger: Ledger | None = None
+    ledger: Books = field(default_factory=NoLedger)
     model: nn.Module = field(init=False)
-    flat: Tensor = field(init=False)  # of each worker with error correction, else of all
-    done: int = field(init=False, default=0)
+    campaign: SketchCampaign = field(init=False)
+    workers: Tensor | None = field(init=False, default=None)  # their own models, with correction
     privacy: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -675,93 +716,72 @@ class SketchedTraining:
             )
         self.model = self.design.make()
         check_fit(self.model, self.data.train)
-        start = models.flatten(self.model)
-        own = self.design.exchange.correction
-        self.flat = start.repeat(clients, 1) if own else start[None].clone()
+        self.campaign = SketchCampaign(self.design, models.flatten(self.model))
+        if self.design.exchange.correction:
+            self.workers = self.campaign.flat.repeat(clients, 1)
         self.privacy = self.design.privacy(self.delta)
         if self.privacy != NOT_PRIVATE and self.data.not_covered:
             self.privacy += f"; not covered: {'; '.join(self.data.not_covered)}"
-        if self.ledger is not None:  # before anything is computed from data
-            name = digest(self.design)
-            self.ledger.charge(campaign=name, cohort="all", task=name, loss=self.design.loss)
 
     def __repr__(self) -> str:
-        return f"SketchedTraining({self.design!r}, round {self.done}, {self.privacy})"
+        return f"SketchedTraining({self.design!r}, round {self.campaign.done}, {self.privacy})"
+
+    @property
+    def flat(self) -> Tensor:
+        """The model: with error correction, the mean of the workers'."""
+        return self.campaign.flat if self.workers is None else self.workers.mean(dim=0)
 
     def run(self, *, evaluate_at: frozenset[int] = frozenset()) -> Iterator[RoundSeen]:
         """Round after round; accuracy on the test set after those in `evaluate_at` and the last."""
-        while self.done < self.design.rounds:
-            merged = self._round()
-            looks = self.done in evaluate_at or self.done == self.design.rounds
+        of, campaign = self.design, self.campaign
+        while (task := campaign.next_task()) is not None:
+            number, rng = campaign.done, SeededRng(self.seed, campaign.done)
+            vectors = self._vectors(number)
+            batch = gather(of.exchange, task, vectors, round=number, rng=rng)
+            step(campaign, task, batch, ledger=self.ledger, rng=rng, charge_of=of.charge_of)
+            if self.workers is not None:
+                steps = np.stack([corrected(campaign.mean, own) for own in vectors])
+                self.workers += torch.from_numpy(steps)
+            printed = of.exchange if isinstance(of.exchange, DiffSketch) else None
+            claimed = printed.claims(vectors) if printed else []
+            looks = campaign.done in evaluate_at or campaign.done == of.rounds
             yield RoundSeen(
-                round=self.done,
-                bits=self.design.exchange.bits(self.flat.shape[1]),
-                claimed=tuple(merged.claimed.tolist()),
-                noised=merged.noised,
+                round=campaign.done,
+                bits=of.exchange.bits(campaign.flat.numel()),
+                claimed=tuple(claimed),
+                noised=sum(each > (printed.epsilon or 0) for each in claimed) if printed else 0,
                 accuracy=self.accuracy() if looks else None,
                 privacy=self.privacy,
             )
 
-    def release(self) -> Trained:
-        """The model after the last round that was run."""
-        flat = self.flat.mean(dim=0).numpy()
-        return Trained(flat=flat, accuracy=self.accuracy(), privacy=self.privacy)
-
     def accuracy(self) -> float:
-        return accuracy(self.model, self.flat.mean(dim=0), self.data)
+        return evaluate(self.model, self.flat, self.data)[0]
 
-    def _round(self) -> Merged:
-        design, number = self.design, self.done
-        rng = np.random.default_rng([self.seed, number, 1])
+    def _vectors(self, round: int) -> F32:
+        """What each client of a cohort would add to its parameters, (cohort, length)."""
+        design, length = self.design, self.campaign.flat.numel()
         chosen = np.arange(design.clients)
         if design.cohort < design.clients:
-            rows = np.random.default_rng([self.seed, number, 2])
+            rows = np.random.default_rng([self.seed, round, 2])
             chosen = np.sort(rows.permutation(design.clients)[: design.cohort])
-        vectors = self._vectors(chosen)
-        merged = design.exchange.merge(vectors, round=number, rng=rng)
-        if design.exchange.correction:
-            steps = np.stack([corrected(merged.mean, own) for own in vectors])
-            self.flat += torch.from_numpy(steps)
-        else:
-            self.flat += torch.from_numpy(merged.mean)
-        self.done += 1
-        return merged
-
-    def _vectors(self, chosen: npt.NDArray[np.int64]) -> F32:
-        """What each chosen client would add to its parameters, (chosen, length)."""
-        generator = torch.Generator().manual_seed(_mixed(self.seed, self.done))
-        clients, local = self.data.train, self.design.local
-        own = self.design.exchange.correction
-        vectors = np.zeros((len(chosen), self.flat.shape[1]), dtype=np.float32)
-        if not own:
-            groups: list[tuple[Tensor, list[int]]] = [(self.flat[0], chosen.tolist())]
-        else:
-            groups = [(self.flat[client], [client]) for client in chosen.tolist()]
+        generator = torch.Generator().manual_seed(_mixed(self.seed, round))
+        vectors = np.zeros((len(chosen), length), dtype=np.float32)
+        groups: list[tuple[Tensor, list[int]]] = [(self.campaign.flat, chosen.tolist())]
+        if self.workers is not None:
+            groups = [(self.workers[client], [client]) for client in chosen.tolist()]
         place = 0
         for flat, members in groups:
-            for part in updates(self.model, flat, clients, members, local, generator=generator):
-                found = part.deltas.masked_fill(~part.sound[:, None], 0)  # zeros for what is broken
-                vectors[place + part.members.numpy()] = found.numpy()
+            for part in updates(
+                self.model, flat, self.data.train, members, design.local, generator=generator
+            ):
+                deltas = part.deltas.masked_fill(~part.sound[:, None], 0)  # of what is broken
+                vectors[place + part.members.numpy()] = deltas.numpy()
             place += len(members)
         return vectors
 
 
 def _mixed(seed: int, round: int) -> int:
     return int(np.random.default_rng([seed, round, 3]).integers(1 << 62))
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, flat: Tensor, data: Federated, batch: int = 1024) -> float:
-    """Share of right predictions on the test set."""
-    models.assign(model, flat)
-    right = seen = 0
-    for start in range(0, len(data.test_inputs), batch):
-        targets = data.test_targets[start : start + batch]
-        known = targets != IGNORED
-        found = model(data.test_inputs[start : start + batch]).argmax(dim=-1)
-        right += int(((found == targets) & known).sum())
-        seen += int(known.sum())
-    return right / max(seen, 1)
 
 
 def largest_clients(federated: Federated, count: int) -> Federated:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
@@ -12,21 +13,29 @@ from pathlib import Path
 from pickle import UnpicklingError  # torch's own, of files that hold no tensors
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sfumato.device.private import update_table
 from sfumato.errors import DataError, SpecError
+from sfumato.flow.accumulator import Batch
+from sfumato.flow.campaign import step
+from sfumato.flow.release import charge
+from sfumato.flow.task import Task
 from sfumato.learn import models
-from sfumato.learn.campaign import TrainingCampaign, by_devices
+from sfumato.learn.campaign import Shown, TrainingCampaign
 from sfumato.learn.clients import check_fit, updates
-from sfumato.learn.compression import Sizing
 from sfumato.learn.data import IGNORED, TESTED_ON_CLIENTS, Federated
 from sfumato.learn.design import TrainingDesign
 from sfumato.learn.local_update import trainer
-from sfumato.learn.sums import ExactSum, FloatSum
+from sfumato.learn.round_table import RoundSketch
+from sfumato.learn.tensors import TensorSketch
+from sfumato.privacy import Books, Charge
 from sfumato.privacy.samplers import Rng, SeededRng, SystemRng
-from sfumato.spec import digest, require
+from sfumato.sketch.vector import VectorSketch
+from sfumato.spec import LARGEST_INTEGER, digest, require
 
 Progress = Callable[[str, float], None]
 
@@ -57,9 +66,19 @@ class RoundFigures:
         return replace(self, asked=None, answered=None, left_out=None, empty=None, seconds=None)
 
 
+class NoLedger:
+    """Nobody pays: for experiments."""
+
+    def charge(self, *, campaign: str, cohort: str, task: str, loss: Charge) -> None:
+        pass
+
+
 @dataclass(slots=True)
 class Training:
-    """A training that runs, stops and goes on: `run` continues from the last checkpoint.
+    """The clients of a training, in one process, and its rounds: `run` goes on to the end.
+
+    A round draws a cohort, adds what its clients compute and gives the sum to the flow, which
+    charges the ledger, opens it and adds the noise; the campaign absorbs it.
 
     With `exact`, sums are of whole numbers and noise comes from the exact samplers, as the promise
     says. Without, sums and noise are floats on the model's device: quicker, and for
@@ -75,13 +94,9 @@ class Training:
     noise_seed: int | None = None
     protocol: bool = False
     chunk: int = 16
+    ledger: Books = field(default_factory=NoLedger)
     model: nn.Module = field(init=False)
-    flat: Tensor = field(init=False)
-    memory: dict[str, Tensor] = field(init=False, default_factory=dict)
-    sizing: Sizing = field(init=False)
-    clip: float = field(init=False)
-    done: int = field(init=False, default=0)
-    cells_sent: int = field(init=False, default=0)
+    campaign: TrainingCampaign = field(init=False)
     seconds: float = field(init=False, default=0.0)  # of this process
     id: str = field(init=False)  # random; the checkpoint has it, and so do charges to a ledger
     history: list[RoundFigures] = field(init=False, default_factory=list)
@@ -100,19 +115,8 @@ class Training:
         self.model = self.design.make().to(self.device)
         check_fit(self.model, self.data.train)
         self.data = self.data.to(self.device)
-        self.flat = models.flatten(self.model)
-        self.sizing = self.design.compression.start(self.length, self.design.largest)
-        self.clip = self.design.clip
+        self.campaign = TrainingCampaign.begin(self.design, self.device)
         self.id = SystemRng().words(2).tobytes().hex()
-
-    @property
-    def length(self) -> int:
-        return self.flat.numel()
-
-    @property
-    def rate(self) -> float:
-        """Parameters by cells sent, over all rounds: the paper's (harmonic) rate."""
-        return self.length * self.done / self.cells_sent if self.cells_sent else 1.0
 
     def run(
         self,
@@ -122,28 +126,24 @@ class Training:
         metrics: Path | None = None,
         tell: Progress | None = None,
         until: int | None = None,
-        charge: Callable[[int], None] | None = None,
     ) -> Iterator[RoundFigures]:
         """Round after round to the end (or to round `until`), each as it is done.
 
-        `charge` is told the number of every round, from 0, before anything of it is computed, and
-        stops the training by raising. A checkpoint is written whole or not at all, after every
-        round and before anything of it is shown. Metrics are appended, one line of JSON per round.
+        A refused charge stops the training by raising. A checkpoint is written whole or not at all,
+        after every round and before anything of it is shown. Metrics are appended, one line of JSON
+        per round.
         """
         require(evaluate_every >= 1, f"evaluate_every must be at least 1; got {evaluate_every}")
         last = self.design.rounds if until is None else min(self.design.rounds, until)
-        while self.done < last:
-            if charge is not None:
-                charge(self.done)
+        while (done := self.campaign.done + 1) <= last:
             figures = self.round()
-            looks = self.done % evaluate_every == 0 or self.done == last
-            if looks:
+            if done % evaluate_every == 0 or done == last:
                 accuracy, loss = self.evaluate()
                 figures = replace(
                     figures,
                     accuracy=accuracy,
                     loss=loss,
-                    rate=self.rate,
+                    rate=self.campaign.rate,
                     not_covered=TESTED_ON_CLIENTS if self.data.has_private_test else None,
                 )
                 self.history.append(figures.shown)
@@ -153,111 +153,102 @@ class Training:
                 with metrics.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(figures.shown)) + "\n")
             if tell is not None:
-                tell(f"round {self.done}", self.done / self.design.rounds)
+                tell(f"round {done}", done / self.design.rounds)
             yield figures
 
     def round(self) -> RoundFigures:
-        """One round: ask a cohort, add what it sends, noise, decode, step.
-
-        A client whose update is not finite, or too long, sends zeros, and its share of the noise.
-        """
-        if self.done >= self.design.rounds:
+        """One round: ask a cohort, add what it sends, charge, noise, decode, step."""
+        campaign, number, started = self.campaign, self.campaign.done, time.perf_counter()
+        task = campaign.next_task()
+        if task is None:
             raise SpecError(
                 f"all {self.design.rounds} rounds are done, and no more are accounted for",
                 hint="make a design with more rounds",
             )
-        started = time.perf_counter()
-        design, number = self.design, self.done
-        chosen = self._cohort(number)
-        answering = self._answering(chosen, number)
-        if self.protocol:
-            return self._by_devices(len(chosen), answering, started)
-        dense = design.sketch(self.length, self.sizing.cells, number)
-        total = (ExactSum if self.exact else FloatSum)(self, dense, number)
-        left_out = empty = 0
-        for part in updates(
-            self.model, self.flat, self.data.train, answering, design.local,
-            generator=self._generator("examples", number), chunk=self.chunk,
-        ):  # fmt: skip
-            sound = part.sound
-            if design.largest_l1 is not None:
-                sound = sound & (part.deltas.abs().sum(dim=1) < design.largest_l1)
-            held = part.deltas if bool(sound.all()) else part.deltas[sound]
-            left_out += len(part.deltas) - len(held)
-            empty += int((part.examples == 0).sum())
-            total.add(held)
-        noised = total.noised(len(answering))
-        sent = (self.length if dense is None else dense.cells) + noised.second_cells
-        if noised.update is not None:
-            design.server.step(self.flat, noised.update / design.cohort, self.memory)
-            self.sizing = design.compression.after(self.sizing, noised.seen, self.length)
-            if design.adaptive_clip is not None:
-                self.clip = design.adaptive_clip.after(self.clip, noised.within / design.cohort)
-        self.done += 1
-        self.cells_sent += sent
-        self.seconds += time.perf_counter() - started
-        return RoundFigures(
-            round=self.done, asked=len(chosen), answered=len(answering), left_out=left_out,
-            empty=empty, cells=sent, clip=self.clip, seconds=time.perf_counter() - started,
-        )  # fmt: skip
-
-    def _by_devices(self, asked: int, answering: Tensor, started: float) -> RoundFigures:
-        """A round of clients that compute by themselves, client k with its own seed."""
-        data = self.data.train.to("cpu")
-        campaign = TrainingCampaign(
-            self.design, self.flat, self.sizing, self.memory, self.done, cells_sent=self.cells_sent
-        )
-        devices = (
-            (
-                SystemRng() if self.noise_seed is None else SeededRng(self.noise_seed, client),
-                trainer(*data.held(client)),
-            )
-            for client in answering.tolist()
-        )
-        answer = by_devices(campaign, devices)
-        if answer is None:
-            campaign.skip()
+        cells, asked = campaign.cells, self._cohort(number)
+        answering = self._answering(asked, number)
+        bad: Counter[str] = Counter()
+        if self.exact:
+            batch = self._gather(task, answering, bad)
+            if batch.count < task.min_count:
+                campaign.skip()
+            else:
+                step(
+                    campaign, task, batch, ledger=self.ledger, rng=self.rng("noise", number),
+                    charge_of=self.design.charge_of,
+                )  # fmt: skip
         else:
-            campaign.absorb(answer)
-        sent = campaign.cells_sent - self.cells_sent
-        self.sizing, self.done = campaign.sizing, campaign.done
-        self.cells_sent = campaign.cells_sent
+            total = FloatSum(campaign)
+            for deltas in self._updates(answering, bad):
+                total.add(deltas)
+            charge(task, ledger=self.ledger, loss=self.design.charge_of(task))
+            campaign.take(total.noised(int(self.rng("noise", number).words(1)[0])))
         seconds = time.perf_counter() - started
         self.seconds += seconds
+        alone = self.protocol  # who computes by itself keeps to itself what came of it
         return RoundFigures(
-            round=self.done, asked=asked, answered=len(answering), cells=sent, clip=self.clip,
-            seconds=seconds,
+            round=number + 1, asked=len(asked), answered=len(answering), cells=cells,
+            left_out=None if alone else bad["left_out"], empty=None if alone else bad["empty"],
+            clip=campaign.clip, seconds=seconds,
         )  # fmt: skip
 
-    @torch.no_grad()
-    def evaluate(self, batch: int = 1024) -> tuple[float, float]:
+    def _gather(self, task: Task, answering: Tensor, bad: Counter[str]) -> Batch:
+        """The sum of what a cohort sends. Where the server is trusted, whoever is not drawn, or
+        does not answer, counts as having sent zeros: how many those are is nobody's to know."""
+        number = self.campaign.done
+        total = np.zeros(task.sketch.shape, dtype=np.int64)
+        if self.protocol:
+            for table in self._by_devices(task, answering):
+                total += table.reshape(total.shape)
+            return Batch(task.id, total, len(answering))
+        sketch, rounding = task.sketch, self.rng("rounding", number)
+        assert isinstance(sketch, VectorSketch | RoundSketch)  # a training has no others
+        for deltas in self._updates(answering, bad):
+            total += sketch.encode(sketch.tables(deltas.cpu().numpy(), rng=rounding))
+        if self.design.secure is None:
+            return Batch(task.id, total, task.max_count)
+        if len(answering):
+            noise, devices = self.rng("noise", number), len(answering)
+            total = task.mechanism.at_device(total, devices=devices, rng=noise)
+        return Batch(task.id, total, len(answering))
+
+    def _by_devices(self, task: Task, answering: Tensor) -> Iterator[npt.NDArray[np.int64]]:
+        """What clients send that compute by themselves, client k with its own seed: as over a
+        network, but for the masks, which leave nothing in a sum."""
+        data, seed = self.data.train.to("cpu"), self.noise_seed
+        parameters = self.campaign.parameters()
+        terms = self.design.model_terms(parameters, self.campaign.done)
+        for client in answering.tolist():
+            rng = SystemRng() if seed is None else SeededRng(seed, client)
+            yield update_table(task, terms, parameters, trainer(*data.held(client)))(rng)
+
+    def _updates(self, answering: Tensor, bad: Counter[str]) -> Iterator[Tensor]:
+        """What clients compute, chunk by chunk. One whose update is not finite, or too long, sends
+        zeros, and its share of the noise; `bad` counts them, and clients without examples."""
+        largest = self.design.largest_l1
+        for part in updates(
+            self.model, self.campaign.flat, self.data.train, answering, self.design.local,
+            generator=self._generator("examples", self.campaign.done), chunk=self.chunk,
+        ):  # fmt: skip
+            sound = part.sound
+            if largest is not None:
+                sound = sound & (part.deltas.abs().sum(dim=1) < largest)
+            deltas = part.deltas if bool(sound.all()) else part.deltas[sound]
+            bad["left_out"] += len(part.deltas) - len(deltas)
+            bad["empty"] += int((part.examples == 0).sum())
+            yield deltas
+
+    def evaluate(self) -> tuple[float, float]:
         """Share of right predictions and mean loss on the test set."""
-        models.assign(self.model, self.flat)
-        right = loss = seen = 0.0
-        for start in range(0, len(self.data.test_inputs), batch):
-            targets = self.data.test_targets[start : start + batch].reshape(-1)
-            logits = self.model(self.data.test_inputs[start : start + batch])
-            logits = logits.reshape(-1, logits.shape[-1])
-            known = targets != IGNORED
-            right += float(((logits.argmax(dim=1) == targets) & known).sum())
-            loss += float(
-                functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
-            )
-            seen += float(known.sum())
-        return right / max(seen, 1.0), loss / max(seen, 1.0)
+        return evaluate(self.model, self.campaign.flat, self.data)
 
     def save(self, path: Path) -> None:
         """All that a later `load` needs to go on, written beside and then put in place."""
         state = {
             "design": digest(self.design),
             "id": self.id,
-            "flat": self.flat.cpu(),
-            "memory": {name: value.cpu() for name, value in self.memory.items()},
-            "sizing": asdict(self.sizing),
-            "clip": self.clip,
-            "done": self.done,
-            "cells_sent": self.cells_sent,
             "history": [asdict(figures) for figures in self.history],
+            **self.campaign.state(),
         }
         beside = path.with_name(path.name + ".part")
         with beside.open("wb") as file:
@@ -281,19 +272,17 @@ class Training:
                 hint="go on with the study it was made with, or start anew in another file",
             )
         try:
-            flat, sizing = state["flat"].to(self.device), Sizing(**state["sizing"])
-            memory = {name: value.to(self.device) for name, value in state["memory"].items()}
+            campaign = TrainingCampaign.load(self.design, state, self.device)
             history = [RoundFigures(**figures) for figures in state["history"]]
-            clip, done, cells_sent = state["clip"], state["done"], state["cells_sent"]
             name = state["id"]
         except (KeyError, TypeError, AttributeError) as problem:
             raise DataError(f"the checkpoint {path} lacks something: {problem}") from problem
-        if flat.shape != self.flat.shape:
+        if campaign.length != self.campaign.length:
             raise DataError(
-                f"the checkpoint {path} must have {self.length} parameters; it has {flat.numel()}"
+                f"the checkpoint {path} must have {self.campaign.length} parameters; it has "
+                f"{campaign.length}"
             )
-        self.flat, self.memory, self.sizing, self.history = flat, memory, sizing, history
-        self.clip, self.done, self.cells_sent, self.id = clip, done, cells_sent, name
+        self.campaign, self.history, self.id = campaign, history, name
 
     def rng(self, label: str, round: int) -> Rng:
         """Chance for rounding and noise; from the system unless the run is to be repeated."""
@@ -325,6 +314,84 @@ class Training:
             return chosen
         chance = np.random.default_rng(self.rng("dropout", round).words(4))
         return chosen[torch.from_numpy(chance.random(len(chosen)) >= self.design.dropout)]
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, flat: Tensor, data: Federated, batch: int = 1024
+) -> tuple[float, float]:
+    """Share of right predictions and mean loss on the test set, of a model with these
+    parameters."""
+    models.assign(model, flat)
+    right = loss = seen = 0.0
+    for start in range(0, len(data.test_inputs), batch):
+        targets = data.test_targets[start : start + batch].reshape(-1)
+        logits = model(data.test_inputs[start : start + batch])
+        logits = logits.reshape(-1, logits.shape[-1])
+        known = targets != IGNORED
+        right += float(((logits.argmax(dim=1) == targets) & known).sum())
+        loss += float(
+            functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+        )
+        seen += float(known.sum())
+    return right / max(seen, 1.0), loss / max(seen, 1.0)
+
+
+class FloatSum:
+    """A round's sum in floats, on the model's device: for experiments."""
+
+    def __init__(self, campaign: TrainingCampaign) -> None:
+        self.campaign, self.within, self.device = campaign, 0.0, campaign.flat.device
+        sketches = [campaign.dense, campaign.second]
+        sketches = sketches if campaign.second else sketches[:1]
+        self.maps = [TensorSketch(each, self.device) if each else None for each in sketches]
+        self.totals = [
+            torch.zeros(each.shape if each else (campaign.length,), device=self.device)
+            for each in self.maps
+        ]
+
+    def add(self, deltas: Tensor) -> None:
+        """The tables of these updates, which are clipped in place."""
+        clip = self.campaign.clip
+        norms = torch.linalg.vector_norm(deltas, dim=1)
+        self.within += float((norms <= clip).sum()) - len(norms) / 2
+        deltas *= (clip / norms).clamp(max=1.0).nan_to_num(nan=1.0)[:, None]
+        # No room for sketches that are longer than their vectors: to cut those a little costs a
+        # model less than the noise for the room.
+        for each, total in zip(self.maps, self.totals, strict=True):
+            total += _bounded(each.encode(deltas) if each else deltas, clip)
+
+    def noised(self, seed: int) -> Shown:
+        """What the round shows, with noise from a generator of this seed."""
+        campaign, main = self.campaign, self.totals[0]
+        generator = torch.Generator(self.device).manual_seed(seed & LARGEST_INTEGER)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, device=self.device)
+
+        deviation, spread = (campaign.clip * each for each in campaign.multipliers)
+        if deviation:
+            main += deviation * normal(*main.shape)
+        queried = within = None
+        if len(self.totals) > 1:
+            (first, second), table = self.maps, self.totals[1]
+            assert second is not None  # a second sketch is small
+            if campaign.design.compression.asks == "error":
+                table = table - second.encode(first.decode(main) if first else main)
+            queried = float(torch.linalg.vector_norm(table)) + spread * float(normal())
+        if campaign.design.adaptive_clip is not None:
+            within = self.within + campaign.count_noise * float(normal())
+            within += campaign.design.cohort / 2
+        return Shown(main, deviation, queried, spread, within)
+
+
+def _bounded(tables: Tensor, bound: float) -> Tensor:
+    """The sum of tables (n, …), each scaled down to a norm of at most `bound`."""
+    rows = tables.flatten(1)
+    norms = torch.linalg.vector_norm(rows, dim=1)
+    scale = (bound / norms).clamp(max=1.0).nan_to_num(nan=1.0)
+    total: Tensor = (scale @ rows).reshape(tables.shape[1:])
+    return total
 
 
 def _seed(seed: int, label: str, round: int) -> int:

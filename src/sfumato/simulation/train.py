@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -17,13 +16,11 @@ from sfumato.learn import plan as train_plan
 from sfumato.learn.data import TESTED_ON_CLIENTS, Federated
 from sfumato.learn.training import Progress, RoundFigures, Training
 from sfumato.planning import Plan, plan
-from sfumato.privacy import Ledger, PlannedLoss
-from sfumato.privacy.ledger import Entry, afford
+from sfumato.privacy import Charge, Ledger, PlannedLoss
 from sfumato.questions.promise import TIME
 from sfumato.study import Study
 
 CAMPAIGN = "training"
-EVERYBODY = "everybody"  # all clients may be drawn in any round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -90,12 +87,12 @@ def train(
 ) -> TrainedModel:
     """Train to the end and give the model back.
 
-    Every round is charged to the ledger, if there is one, before it is run; a training whose rounds
-    it cannot all pay for does not begin. With `resume`, an interrupted training goes on from its
-    checkpoint, which is written after every round and before anything of the round is shown. A
-    checkpoint needs the `ledger` that its training started with: a round that is run again, since
-    it was lost or since the checkpoint is a copy, is charged again. When the ledger refuses a later
-    round, training ends there, and a note says so.
+    Every round is charged to the ledger, if there is one, before its sum is opened, and all of them
+    with the first: a training whose rounds it cannot all pay for shows nothing. With `resume`, an
+    interrupted training goes on from its checkpoint, which is written after every round and before
+    anything of the round is shown. A checkpoint needs the `ledger` that its training started with:
+    a round that is run again, since it was lost or since the checkpoint is a copy, is charged
+    again. When the ledger refuses a later round, training ends there, and a note says so.
 
     With a `seed` a run repeats exactly, noise included, so it is for study and never for a real
     model; `exact=False`, floating-point noise, is for experiments as well, and quicker. With
@@ -122,8 +119,10 @@ def train(
                 hint="resume from it (--resume), or name another file",
             )
         training.load(checkpoint)
-    account = None if ledger is None else _Account(ledger, training)
     notes = list(planned.warnings)
+    if ledger is not None:
+        training.ledger = account = _RunLedger(ledger, training.id)
+        account.require(training.campaign.held)
     with _board(tensorboard) as show:
         try:
             for figures in training.run(
@@ -131,15 +130,15 @@ def train(
                 checkpoint=checkpoint,
                 metrics=metrics,
                 tell=progress,
-                charge=None if account is None else account.charge,
             ):
                 show(figures.shown)
         except BudgetError as refused:
-            if training.done == 0:
+            done = training.campaign.done
+            if done == 0:
                 raise
-            notes.append(f"{training.done:,} of {design.rounds:,} rounds were run: {refused}")
-    if account is not None:
-        notes += account.notes()
+            notes.append(f"{done:,} of {design.rounds:,} rounds were run: {refused}")
+    if ledger is not None:
+        notes += account.notes(training.campaign.held)
     return _trained(planned, training, notes)
 
 
@@ -175,67 +174,50 @@ def _for(study: Study | Mapping[str, Any] | Path | str, data: Federated) -> Stud
     return replace(study, devices=study.devices or len(data.train))
 
 
-class _Account:
-    """A training's rounds on a ledger: each is charged before it is run, by the training's id."""
+class _RunLedger:
+    """A ledger on which one run of a training has a name of its own: a design may be trained twice,
+    and each time is a plan of its own."""
 
-    def __init__(self, ledger: Ledger, training: Training) -> None:
-        """Raise BudgetError if a new training cannot be paid for to its end, and DataError if the
-        rounds of a checkpoint were not charged here."""
-        self.ledger, self.training = ledger, training
-        if training.done == 0:
-            afford(self._entry(0), ledger.entries(), ledger.budget)
-            return
-        charged = self._charged()
-        missing = sum(self._task(round) not in charged for round in range(training.done))
-        if missing:
+    def __init__(self, ledger: Ledger, run: str) -> None:
+        self.ledger, self.run = ledger, run
+
+    def charge(self, *, campaign: str, cohort: str, task: str, loss: Charge) -> None:
+        """All rounds are charged as one plan with the first; a round that is run again is charged
+        besides, when the plan has no more left."""
+        if isinstance(loss, PlannedLoss):
+            loss = replace(loss, plan=self.run)
+        name = f"{CAMPAIGN} {self.run} {campaign}"
+        self.ledger.charge(campaign=name, cohort=cohort, task=task, loss=loss)
+
+    def rounds(self) -> int:
+        """Rounds of this run that were charged."""
+        own = f"{CAMPAIGN} {self.run}"
+        return sum(each.campaign.startswith(own) for each in self.ledger.entries())
+
+    def require(self, rounds: int) -> None:
+        """Raise DataError if a checkpoint has more rounds than were charged here."""
+        missing = rounds - self.rounds()
+        if missing > 0:
             raise DataError(
-                f"the ledger must have the {training.done:,} rounds that the checkpoint has run; "
+                f"the ledger must have the {rounds:,} rounds that the checkpoint has run; "
                 f"it lacks {missing:,} of them",
                 hint="give the ledger that the training started with",
             )
 
-    def charge(self, round: int) -> None:
-        """All rounds are charged as one plan with the first; a round that is run again is charged
-        besides, when the plan has no more left."""
-        entry = self._entry(round)
-        self.ledger.charge(
-            campaign=entry.campaign, cohort=entry.cohort, task=entry.task, loss=entry.loss
-        )
-
-    def _entry(self, round: int) -> Entry:
-        """A pass is a campaign of its own, whose rounds have cohorts of different clients; where
-        cohorts are drawn at random, all rounds may have had the same client."""
-        design = self.training.design
-        campaign, cohort, times = f"{CAMPAIGN} {self.training.id}", EVERYBODY, design.rounds
-        if design.sampling == "passes":
-            campaign += f" pass {round // design.rounds_per_pass}"
-            cohort, times = f"round {round}", design.passes
-        one = design.round_loss
-        plan = PlannedLoss(loss=one, plan=self.training.id, losses=(one,), times=times)
-        return Entry(campaign, cohort, self._task(round), plan)
-
-    def notes(self) -> list[str]:
-        """That more was charged than this model has, if it was."""
-        again = self._charged().total() - self.training.done
+    def notes(self, rounds: int) -> list[str]:
+        """That more was charged than a model of so many rounds has, if it was."""
+        again = self.rounds() - rounds
         if not again:
             return []
-        rounds = "1 more round was" if again == 1 else f"{again:,} more rounds were"
+        more = "1 more round was" if again == 1 else f"{again:,} more rounds were"
         return [
-            f"{rounds} charged than this model has: lost in an interruption, or run from a copy "
+            f"{more} charged than this model has: lost in an interruption, or run from a copy "
             "of the checkpoint"
         ]
 
-    def _task(self, round: int) -> str:
-        return f"{self.training.id} round {round}"
-
-    def _charged(self) -> Counter[str]:
-        """The rounds of this training that are on the ledger, and how often."""
-        own = f"{self.training.id} "
-        return Counter(each.task for each in self.ledger.entries() if each.task.startswith(own))
-
 
 def _trained(planned: Plan, training: Training, notes: Sequence[str]) -> TrainedModel:
-    design = training.design
+    design, campaign = training.design, training.campaign
     accuracy, loss = training.evaluate()
     privacy = train_plan.promise(planned.study, design, exact=training.exact)
     if training.noise_seed is not None:
@@ -244,19 +226,19 @@ def _trained(planned: Plan, training: Training, notes: Sequence[str]) -> Trained
         )
     for exception in (*training.data.not_covered, TIME):
         privacy = privacy.but_for(exception)
-    cells = training.cells_sent / max(training.done, 1)
+    cells = campaign.cells_sent / max(campaign.done, 1)
     return TrainedModel(
         parameters={name: value.cpu() for name, value in training.model.state_dict().items()},
         accuracy=accuracy,
         loss=loss,
-        rate=training.rate,
+        rate=campaign.rate,
         history=tuple(training.history),
         privacy=privacy,
         cost=Cost(
             devices=design.clients,
-            rounds=training.done,
+            rounds=campaign.done,
             bytes_per_device=round(
-                train_plan.round_bytes(design, training.length, round(cells))
+                train_plan.round_bytes(design, campaign.length, round(cells))
                 * design.rounds
                 * design.cohort
                 / design.clients

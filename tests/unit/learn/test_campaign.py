@@ -13,11 +13,14 @@ import torch
 
 from sfumato.device.private import update_table
 from sfumato.errors import MismatchError, SpecError
+from sfumato.flow.accumulator import Batch
+from sfumato.flow.campaign import run
 from sfumato.flow.model_terms import LocalTraining, ModelTerms, digest_of, to_bytes
 from sfumato.flow.release import NoisedSum
 from sfumato.flow.secure_sum import SecureSum
+from sfumato.flow.task import Task
 from sfumato.learn import models
-from sfumato.learn.campaign import TrainingCampaign, by_devices
+from sfumato.learn.campaign import TrainingCampaign
 from sfumato.learn.clients import updates
 from sfumato.learn.compression import FixedRate, FreeNorm
 from sfumato.learn.data import Clients
@@ -168,9 +171,7 @@ def test_another_rounds_sum_is_refused() -> None:
         campaign.absorb(answer)
 
 
-def test_a_training_that_is_not_of_secure_sums_has_no_masked_rounds() -> None:
-    with pytest.raises(SpecError, match='set trust to "secure"'):
-        TrainingCampaign.begin(replace(PASSES, secure=None))
+def test_clients_compute_by_themselves_for_exact_secure_sums_only() -> None:
     with pytest.raises(SpecError, match='set trust to "secure"'):
         training(replace(PASSES, secure=None), protocol=True)
     with pytest.raises(SpecError, match="exact"):
@@ -179,30 +180,42 @@ def test_a_training_that_is_not_of_secure_sums_has_no_masked_rounds() -> None:
 
 @pytest.mark.parametrize("compression", [FixedRate(rate=3.0), FreeNorm(error=20.0)])
 def test_the_same_answers_make_the_same_model(compression: Any) -> None:
+    """Devices that answer the campaign's tasks one by one, and a training of the same clients."""
     design = replace(PASSES, compression=compression)
     made = training(design, protocol=True)
     again = TrainingCampaign.begin(design)
-    held = trainers(population().train)
-    for number in range(design.rounds):
-        devices = [(SeededRng(5, k), held[k]) for k in design.members(number).tolist()]
-        answer = by_devices(again, devices)
-        assert answer is not None
-        again.absorb(answer)
+    clients = trainers(population().train)
+
+    def gather(task: Task) -> Batch:
+        parameters = again.parameters()
+        terms = design.model_terms(parameters, again.done)
+        total = np.zeros(task.sketch.shape, dtype=np.int64)
+        for client in design.members(again.done).tolist():
+            table = update_table(task, terms, parameters, clients[client])(SeededRng(5, client))
+            total += table.reshape(total.shape)
+        return Batch(task.id, total, design.cohort)
+
+    books = Ledger(Budget(epsilon=None, delta=DELTA))
+    answers = run(again, gather, ledger=books, rng=SeededRng(0), charge_of=design.charge_of)
+    finished(made)
+    assert again.parameters() == made.campaign.parameters()
+    assert again.rate == made.campaign.rate > 1
+    assert again.sizing == made.campaign.sizing
+    third = TrainingCampaign.begin(design)
+    for answer in answers:
+        third.absorb(answer)
+    assert third.parameters() == again.parameters()
+
+
+def test_too_few_devices_show_nothing_and_cost_nothing() -> None:
+    for protocol in (True, False):
+        books = Ledger(Budget(epsilon=None, delta=DELTA))
+        made = training(replace(PASSES, dropout=0.9), protocol=protocol, ledger=books)
+        before = made.campaign.flat.clone()
         made.round()
-    assert again.parameters() == to_bytes(made.flat.numpy())
-    assert again.rate == made.rate > 1
-    assert again.sizing == made.sizing
-
-
-def test_too_few_devices_show_nothing() -> None:
-    campaign = TrainingCampaign.begin(PASSES)
-    held = trainers(population().train)
-    assert by_devices(campaign, [(SeededRng(k), held[k]) for k in range(6)]) is None
-    made = training(replace(PASSES, dropout=0.9), protocol=True)
-    before = made.flat.clone()
-    made.round()
-    assert torch.equal(made.flat, before)
-    assert made.done == 1
+        assert torch.equal(made.campaign.flat, before)
+        assert (made.campaign.done, made.campaign.held) == (1, 0)
+        assert books.entries() == []
 
 
 def test_clients_alone_and_all_at_once_are_one_model_but_for_rounding() -> None:
@@ -214,12 +227,12 @@ def test_clients_alone_and_all_at_once_are_one_model_but_for_rounding() -> None:
         PASSES, noise_multiplier=0.0, compression=FixedRate(rate=1.0), local=ALL_AT_ONCE
     )
     alone, together = training(design, protocol=True), training(design, noise_seed=9)
-    start = alone.flat.clone()
+    start = alone.campaign.flat.clone()
     finished(alone)
     finished(together)
     deviation = math.sqrt(2 * 7 / 8) * design.clip / 1000 / 2
     assert off(alone, together) < 8 * deviation * math.exp(7 * 0.3 * 0.1)
-    assert float((alone.flat - start).abs().max()) > 0.05
+    assert float((alone.campaign.flat - start).abs().max()) > 0.05
 
 
 def test_the_noise_of_clients_alone_is_that_of_the_training() -> None:
@@ -234,9 +247,9 @@ def test_the_noise_of_clients_alone_is_that_of_the_training() -> None:
         made = Training(asked, data, noise_seed=5, protocol=protocol)
         squares = 0.0
         for _ in range(design.rounds):
-            before = made.flat.clone()
+            before = made.campaign.flat.clone()
             made.round()
-            squares += float((made.flat - before).double().square().sum())
+            squares += float((made.campaign.flat - before).double().square().sum())
         moved.append(squares)
     limit = 8 * math.sqrt(4 / (design.rounds * LENGTH))
     assert abs(moved[0] / moved[1] - 1) < limit

@@ -12,7 +12,7 @@ from sfumato.errors import SpecError
 from sfumato.flow.model_terms import LocalTraining
 from sfumato.learn import clients as learning
 from sfumato.learn import gradients, models
-from sfumato.learn.clients import Updates, clipped_gradient_sum, updates
+from sfumato.learn.clients import Updates, updates
 from sfumato.learn.data import Clients
 
 SIZES = (5, 0, 13, 1, 8, 20, 4, 9)
@@ -396,10 +396,6 @@ def test_training_runs_on_another_device_and_never_waits_for_it(name: str, kind:
     assert part.members.device.type == "cpu"
     for each in (part.deltas, part.examples, part.loss, part.sound):
         assert each.device.type == "meta"
-    summed = clipped_gradient_sum(
-        model, flat, given, CHOSEN, TRAININGS[kind], 1.0, generator=generator()
-    )
-    assert summed.total.device.type == summed.norms.device.type == "meta"
 
 
 def test_parameters_and_examples_are_not_changed() -> None:
@@ -432,84 +428,6 @@ def test_frozen_parameters_stay() -> None:
     torch.testing.assert_close(whole.deltas, reference.deltas, rtol=1e-11, atol=1e-14)
 
 
-@pytest.mark.parametrize("clip", [1e-3, 1.0, 1e6])
-@pytest.mark.parametrize("name", ["softmax", "mlp", "cnn", "char_lstm"])
-@pytest.mark.parametrize("kind", ["one step", "epochs"])
-def test_a_clipped_sum_is_the_sum_of_clipped_updates(name: str, kind: str, clip: float) -> None:
-    model, given, training = model_of(name), population(name), TRAININGS[kind]
-    flat = models.flatten(model)
-    whole = trained(name, training)
-    norms = torch.linalg.vector_norm(whole.deltas, dim=1)
-    clipped = whole.deltas * (clip / norms.clamp(min=clip))[:, None]
-    summed = clipped_gradient_sum(model, flat, given, CHOSEN, training, clip, generator=generator())
-    torch.testing.assert_close(summed.total, clipped.sum(dim=0), rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(summed.norms, norms, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(summed.loss, whole.loss, rtol=1e-11, atol=1e-14)
-    assert torch.equal(summed.examples, whole.examples)
-    assert bool(summed.sound.all())
-
-
-def test_the_clips_of_that_test_bind_for_none_some_and_all() -> None:
-    norms = torch.linalg.vector_norm(trained("mlp", TRAININGS["one step"]).deltas, dim=1)
-    norms = norms[norms > 0]
-    assert [int((norms > clip).sum()) for clip in (1e-3, 1e6)] == [len(norms), 0]
-    assert 0 < int((norms > 1.0).sum()) < len(norms)
-
-
-def test_ghost_norms_in_single_precision() -> None:
-    training = TRAININGS["one step"]
-    exact = torch.linalg.vector_norm(trained("mlp", training).deltas, dim=1)
-    model = model_of("mlp").float()
-    summed = clipped_gradient_sum(
-        model,
-        models.flatten(model),
-        population("mlp"),
-        CHOSEN,
-        training,
-        1.0,
-        generator=generator(),
-    )
-    torch.testing.assert_close(summed.norms.double(), exact, rtol=1e-5, atol=0)
-
-
-def test_a_sum_of_more_clients_than_are_gathered_at_once() -> None:
-    sizes = tuple(index % 7 for index in range(150))
-    given, model = population("mlp", sizes), model_of("mlp")
-    flat, training = models.flatten(model), TRAININGS["one step"]
-    parts = updates(model, flat, given, range(150), training, generator=generator())
-    deltas = collected(parts, len(flat), 150).deltas
-    norms = torch.linalg.vector_norm(deltas, dim=1)
-    summed = clipped_gradient_sum(
-        model, flat, given, range(150), training, 1.0, generator=generator()
-    )
-    expected = (deltas * (1.0 / norms.clamp(min=1.0))[:, None]).sum(dim=0)
-    torch.testing.assert_close(summed.total, expected, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(summed.norms, norms, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", ["one step", "epochs"])
-def test_a_broken_client_is_not_in_a_clipped_sum(kind: str) -> None:
-    model, given, training = model_of("mlp"), population("mlp"), TRAININGS[kind]
-    flat = models.flatten(model)
-    inputs = given.inputs.clone()
-    inputs[given.offsets[2] : given.offsets[3]] = float("nan")
-    summed = clipped_gradient_sum(
-        model,
-        flat,
-        Clients(inputs, given.targets, given.offsets),
-        CHOSEN,
-        training,
-        1.0,
-        generator=generator(),
-    )
-    whole = trained("mlp", training)
-    norms = torch.linalg.vector_norm(whole.deltas, dim=1)
-    clipped = whole.deltas * (1.0 / norms.clamp(min=1.0))[:, None]
-    clipped[CHOSEN.index(2)] = 0
-    assert summed.sound.tolist() == [client != 2 for client in CHOSEN]
-    torch.testing.assert_close(summed.total, clipped.sum(dim=0), rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -536,8 +454,6 @@ def test_wrong_arguments_are_refused_before_any_training() -> None:
         updates(model, flat[:-1], given, CHOSEN, training, generator=generator())
     with pytest.raises(SpecError, match="chunk must be at least 1"):
         updates(model, flat, given, CHOSEN, training, generator=generator(), chunk=0)
-    with pytest.raises(SpecError, match="clip must be above 0"):
-        clipped_gradient_sum(model, flat, given, CHOSEN, training, 0.0, generator=generator())
     elsewhere = given.to("meta")
     with pytest.raises(SpecError, match=r"must be where the parameters are, cpu; call clients.to"):
         updates(model, flat, elsewhere, CHOSEN, training, generator=generator())
@@ -547,8 +463,6 @@ def test_nobody_chosen_gives_nothing() -> None:
     model, given, training = model_of("mlp"), population("mlp"), TRAININGS["epochs"]
     flat = models.flatten(model)
     assert list(updates(model, flat, given, [], training, generator=generator())) == []
-    summed = clipped_gradient_sum(model, flat, given, [], training, 1.0, generator=generator())
-    assert torch.equal(summed.total, torch.zeros_like(flat))
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(6)])

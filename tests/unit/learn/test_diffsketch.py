@@ -18,8 +18,9 @@ from scipy import stats
 
 from checks import SEED, assert_mean
 from sfumato.errors import BudgetError, SpecError
+from sfumato.flow.campaign import step
 from sfumato.flow.model_terms import LocalTraining
-from sfumato.learn import diffsketch, models
+from sfumato.learn import models
 from sfumato.learn.data import TESTED_ON_CLIENTS, Clients, Federated
 from sfumato.learn.diffsketch import (
     IN_THEORY,
@@ -29,11 +30,13 @@ from sfumato.learn.diffsketch import (
     DiffSketchDesign,
     Exchange,
     NoisyVector,
+    SketchCampaign,
     SketchedTraining,
     binomial_epsilon,
     claimed_condition,
     claimed_epsilon,
     corrected,
+    gather,
     hadamard,
     largest_clients,
     multiplier_for,
@@ -42,8 +45,11 @@ from sfumato.learn.diffsketch import (
     small_lstm,
     spread,
 )
+from sfumato.learn.training import NoLedger
+from sfumato.privacy import SeededRng
 from sfumato.privacy.accounting import NoPrivacy, SampledLoss, epsilon_of, gaussian_stddev
 from sfumato.privacy.ledger import Budget, Ledger
+from sfumato.sketch.vector import VectorSketch
 from sfumato.spec import from_json, to_json
 
 RATIO = 1.2815515655446004  # the 90th percentile of a Gaussian
@@ -84,6 +90,18 @@ def design(exchange: Exchange, **changes: Any) -> DiffSketchDesign:
     return DiffSketchDesign(**{**given, **changes})
 
 
+def merge(exchange: Exchange, vectors: Any, *, round: int, rng: np.random.Generator) -> Any:
+    """The mean of vectors (n, length), as everyone reads it from the round's noised sum."""
+    own, count = SeededRng(int(rng.integers(1 << 40))), len(vectors)
+    of = design(exchange, clients=count, cohort=count, rounds=round + 1)
+    campaign = SketchCampaign(of, torch.zeros(vectors.shape[1]), done=round)
+    task = campaign.next_task()
+    assert task is not None
+    batch = gather(exchange, task, vectors, round=round, rng=own)
+    step(campaign, task, batch, ledger=NoLedger(), rng=own)
+    return campaign.mean
+
+
 # The claim of the paper, and why it is none.
 
 
@@ -121,8 +139,8 @@ def test_two_neighbours_are_told_apart_with_certainty(exchange: DiffSketch) -> N
     one[0, 0] = 1
     for round in range(50):
         rng = np.random.default_rng([SEED, round])
-        assert not exchange.merge(zero, round=round, rng=rng).mean.any()
-        assert exchange.merge(one, round=round, rng=rng).mean.any()
+        assert not merge(exchange, zero, round=round, rng=rng).any()
+        assert merge(exchange, one, round=round, rng=rng).any()
     assert epsilon_of([design(exchange).loss], DELTA) == math.inf
 
 
@@ -138,9 +156,12 @@ def assert_not_told_apart(exchange: DiffSketch, epsilon: float, draws: int = 200
     def readings(place: int, first: int, count: int) -> Any:
         return np.array(
             [
-                exchange.merge(
-                    vectors[place][None], round=r, rng=np.random.default_rng([SEED, r, place])
-                ).mean[0]
+                merge(
+                    exchange,
+                    vectors[place][None],
+                    round=r,
+                    rng=np.random.default_rng([SEED, r, place]),
+                )[0]
                 for r in range(first, first + count)
             ]
         )
@@ -243,19 +264,19 @@ def test_what_is_not_private_says_so_everywhere(exchange: Exchange) -> None:
     training = SketchedTraining(of, made_up(), seed=1)
     assert NOT_PRIVATE in repr(training)
     assert [seen.privacy for seen in training.run()] == [NOT_PRIVATE] * 2
-    release = training.release()
-    assert release.privacy == NOT_PRIVATE
-    assert NOT_PRIVATE in repr(release)
 
 
 @pytest.mark.parametrize("exchange", [SKETCH, PRINTED, NoisyVector()], ids=lambda e: e.label)
 def test_no_finite_budget_pays_for_what_is_not_private(exchange: Exchange) -> None:
     ledger = Ledger(Budget(epsilon=1e6, delta=DELTA))
+    refused = SketchedTraining(design(exchange), made_up(), seed=1, ledger=ledger)
+    start = refused.flat.clone()
     with pytest.raises(BudgetError):
-        SketchedTraining(design(exchange), made_up(), seed=1, ledger=ledger)
+        next(refused.run())
     assert ledger.entries() == []
+    assert torch.equal(refused.flat, start)
     open_ended = Ledger(Budget(epsilon=None, delta=DELTA))
-    SketchedTraining(design(exchange), made_up(), seed=1, ledger=open_ended)
+    next(SketchedTraining(design(exchange), made_up(), seed=1, ledger=open_ended).run())
     assert [entry.loss for entry in open_ended.entries()] == [NoPrivacy()]
     assert open_ended.spent() == math.inf
 
@@ -264,9 +285,9 @@ def test_what_is_private_says_what_it_costs_and_charges_it() -> None:
     of = design(PRIVATE)
     ledger = Ledger(Budget(epsilon=30.0, delta=DELTA))
     training = SketchedTraining(of, made_up(), seed=1, ledger=ledger)
-    (entry,) = ledger.entries()
-    assert entry.loss == of.loss
-    assert ledger.spent() == of.epsilon(DELTA)
+    for seen in training.run():  # all of it is charged with the first round
+        assert ledger.spent() == pytest.approx(of.epsilon(DELTA), rel=1e-9)
+        assert len(ledger.entries()) == seen.round
     assert f"epsilon {of.epsilon(DELTA):.3g} at delta 1e-05 over 20 rounds" in repr(training)
     assert NOT_PRIVATE not in repr(training)
 
@@ -281,9 +302,9 @@ def test_seeded_floating_point_noise_is_said_wherever_an_epsilon_is(
     relation = "replace, with secret cohorts" if (noise, cohort) == ("sum", 4) else "zero-out"
     training = SketchedTraining(of, made_up(), seed=1)
     told = [seen.privacy for seen in training.run()]
-    for text in (of.privacy(DELTA), repr(training), *told, training.release().privacy):
+    for text in (of.privacy(DELTA), repr(training), *told):
         assert f"over 2 rounds ({relation}), {IN_THEORY}" in text
-    for text in (*told, training.release().privacy):
+    for text in told:
         assert TESTED_ON_CLIENTS in text
     public = replace(made_up(), public_test=True)
     assert TESTED_ON_CLIENTS not in SketchedTraining(of, public, seed=1).privacy
@@ -308,15 +329,18 @@ def test_a_clipped_table_is_never_longer_than_its_bound(
     exchange = replace(PRIVATE, bound=bound, noise_multiplier=1e-12)
     rng = np.random.default_rng(seed)
     vectors = (size * rng.standard_cauchy((3, 200))).clip(-1e12, 1e12).astype(np.float32)
-    sketch = exchange.sketch(200, 0)
+    task = SketchCampaign(design(exchange, clients=1, cohort=1), torch.zeros(200)).next_task()
+    assert task is not None
+    table = task.sketch
+    assert isinstance(table, VectorSketch)
     for vector in vectors:
-        read = exchange.merge(vector[None], round=0, rng=rng).mean
+        read = merge(exchange, vector[None], round=0, rng=rng)
         # One table within the bound has rows within it, and a reading is one cell of a row.
         assert np.abs(read).max() <= bound * (1 + 1e-5)
-        assert exchange.clip is not None
-        tables = sketch.encode(diffsketch._shortened(vector[None], exchange.clip))
-        short = diffsketch._shortened(tables, bound)
-        assert math.sqrt(np.square(short.astype(np.float64)).sum()) <= bound
+        sent = exchange.tables(vector[None], round=0, chance=rng).reshape(1, -1)
+        whole = table.tables(sent, rng=SeededRng(seed))
+        assert np.linalg.norm(whole.astype(np.float64)) <= table.rounding.l2
+        assert table.rounding.l2 / table.scale <= bound * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +354,7 @@ def test_noise_has_the_stated_deviation(noise: Any, factor: float) -> None:
     zeros = np.zeros((CLIENTS, 1_000), dtype=np.float32)
     read = np.concatenate(
         [
-            exchange.merge(zeros, round=round, rng=np.random.default_rng([SEED, round])).mean
+            merge(exchange, zeros, round=round, rng=np.random.default_rng([SEED, round]))
             for round in range(20)
         ]
     )
@@ -376,24 +400,22 @@ def test_validation_is_theorem_2_of_each_workers_own_vector() -> None:
     rng = np.random.default_rng(SEED)
     vectors = rng.standard_normal((4, LENGTH)).astype(np.float32)
     narrow = DiffSketch(rows=7, width=15, seed=1, **{**PAPER, "epsilon": 20.0})
-    merged = narrow.merge(vectors, round=0, rng=rng)
-    for vector, claimed in zip(vectors, merged.claimed, strict=True):
+    claims = narrow.claims(vectors)
+    for vector, claimed in zip(vectors, claims, strict=True):
         alpha, sigma = spread(vector)
         assert claimed == claimed_epsilon(LENGTH, 7, 15, alpha / sigma)
-    assert merged.noised == int(np.sum(merged.claimed > 20))
-    wide = PRINTED.merge(vectors, round=0, rng=rng)
-    assert np.isinf(wide.claimed).all()
-    assert wide.noised == 4
+    assert PRINTED.claims(vectors) == [math.inf] * 4
+    training = SketchedTraining(design(PRINTED, rounds=1), made_up(), seed=1)
+    (seen,) = training.run()
+    assert (seen.noised, seen.claimed) == (CLIENTS, (math.inf,) * CLIENTS)
 
 
 def test_padding_makes_the_claim_and_not_the_privacy() -> None:
     rng = np.random.default_rng(SEED)
     vectors = rng.standard_normal((2, LENGTH)).astype(np.float32)
     padded = replace(PRINTED, padding=padded_length(7, 22, 0.9, RATIO) - LENGTH)
-    merged = padded.merge(vectors, round=0, rng=rng)
-    assert merged.mean.shape == (LENGTH,)
-    assert (merged.claimed < 1).all()
-    assert merged.noised == 0
+    assert merge(padded, vectors, round=0, rng=rng).shape == (LENGTH,)
+    assert max(padded.claims(vectors)) < 1
     assert design(padded).loss == NoPrivacy()
 
 
@@ -402,8 +424,8 @@ def test_without_noise_mode_paper_reads_what_mode_none_reads() -> None:
     vectors = rng.standard_normal((3, LENGTH)).astype(np.float32)
     trusting = DiffSketch(rows=7, width=15, seed=1, **{**PAPER, "epsilon": 1e6})
     none = DiffSketch(rows=7, width=15, seed=1)
-    read = [each.merge(vectors, round=4, rng=rng).mean for each in (trusting, none)]
-    assert np.array_equal(read[0], read[1])
+    read = [merge(each, vectors, round=4, rng=rng) for each in (trusting, none)]
+    assert np.allclose(read[0], read[1], atol=1e-6)
     expected = none.sketch(LENGTH, 4).decode(none.sketch(LENGTH, 4).encode(vectors).mean(axis=0))
     assert np.allclose(read[0], expected, atol=1e-3)
 
@@ -415,7 +437,7 @@ def test_reading_is_the_median_over_rows_of_an_unbiased_row() -> None:
     one = DiffSketch(rows=1, width=width, seed=SEED)
     rng = np.random.default_rng(0)
     read = np.array(
-        [one.merge(vector[None], round=r, rng=rng).mean[3] for r in range(2_000)], dtype=np.float64
+        [merge(one, vector[None], round=r, rng=rng)[3] for r in range(2_000)], dtype=np.float64
     )
     error = math.sqrt(float(np.square(np.delete(vector, 3)).sum()) / width)
     assert_mean(read, float(vector[3]), error)
@@ -459,7 +481,7 @@ def test_quantised_vectors_have_the_right_mean(rotate: bool) -> None:
     vector[0, :2] = (0.6, -0.5)
     rng = np.random.default_rng(SEED)
     read = np.array(
-        [exchange.merge(vector, round=r, rng=rng).mean[0] for r in range(1_000)], dtype=np.float64
+        [merge(exchange, vector, round=r, rng=rng)[0] for r in range(1_000)], dtype=np.float64
     )
     most = exchange.step * math.sqrt(0.25 + exchange.coins / 4)
     assert_mean(read, 0.6, most)
@@ -533,7 +555,7 @@ def test_without_compression_it_is_plain_distributed_sgd() -> None:
     torch.nn.functional.cross_entropy(logits, data.train.targets).backward()  # type: ignore[no-untyped-call]  # torch's
     gradient = torch.cat([value.grad.reshape(-1) for value in model.parameters()])  # type: ignore[union-attr]  # all have one
     list(training.run())
-    assert torch.allclose(training.flat[0], start - 0.5 * gradient, atol=1e-6)
+    assert torch.allclose(training.flat, start - 0.5 * gradient, atol=1e-6)
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
@@ -550,8 +572,9 @@ def test_error_correction_gives_every_worker_a_model() -> None:
     corrects = replace(SKETCH, correction=True)
     training = SketchedTraining(design(corrects, rounds=2), made_up(), seed=1)
     list(training.run())
-    assert training.flat.shape == (CLIENTS, training.design.length)
-    assert not torch.equal(training.flat[0], training.flat[1])
+    assert training.workers is not None
+    assert training.workers.shape == (CLIENTS, training.design.length)
+    assert not torch.equal(training.workers[0], training.workers[1])
     with pytest.raises(SpecError, match="every client in every round"):
         design(corrects, cohort=2)
 
@@ -563,7 +586,7 @@ def test_federated_averaging_asks_a_cohort_and_learns() -> None:
     before = training.accuracy()
     seen = list(training.run(evaluate_at=frozenset({10})))
     assert [each.round for each in seen if each.accuracy is not None] == [10, 30]
-    assert training.release().accuracy > max(0.8, before)  # a third by guessing
+    assert training.accuracy() > max(0.8, before)  # a third by guessing
 
 
 def test_the_clients_with_the_most_examples_are_kept() -> None:
@@ -589,7 +612,7 @@ def descend(exchange: Exchange, rate: float, *, rounds: int = 400, seed: int) ->
     gap = rng.standard_normal((1, 1_000)).astype(np.float32)
     start = float(np.square(gap).sum())
     for round in range(rounds):
-        gap -= rate * exchange.merge(gap, round=round, rng=rng).mean
+        gap -= rate * merge(exchange, gap, round=round, rng=rng)
     return float(np.square(gap).sum()) / start
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sfumato.errors import SpecError
-from sfumato.learn.sums import TensorSketch
+from sfumato.learn.tensors import TensorSketch
 from sfumato.sketch.dense import DenseSketch
 
 SHAPES = [  # length, rows, width, blocks

@@ -15,8 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import DataError, ImpossibleError, SpecError
+from sfumato.flow.accumulator import Batch
 from sfumato.flow.model_terms import LocalTraining
+from sfumato.flow.release import noised_sum
 from sfumato.flow.secure_sum import SecureSum
+from sfumato.learn.campaign import Shown, TrainingCampaign
 from sfumato.learn.clients import updates
 from sfumato.learn.compression import (
     AdaptNorm,
@@ -34,11 +37,12 @@ from sfumato.learn.design import (
     TrainingDesign,
     whole_numbers,
 )
-from sfumato.learn.sums import ExactSum, FloatSum
-from sfumato.learn.training import RoundFigures, Training
-from sfumato.privacy import NoPrivacy, epsilon_of
+from sfumato.learn.round_table import RoundNoise, RoundSketch
+from sfumato.learn.training import FloatSum, RoundFigures, Training
+from sfumato.privacy import AdditiveLoss, Budget, Ledger, NoPrivacy, SeededRng, epsilon_of
 from sfumato.privacy.accounting import SampledLoss
 from sfumato.privacy.rounding import COARSEST
+from sfumato.sketch.vector import VectorSketch
 from sfumato.spec import from_json, to_json
 
 CLIENTS, INPUTS, CLASSES = 30, 8, 3
@@ -129,18 +133,18 @@ def finished(made: Training, **options: Any) -> list[RoundFigures]:
 
 
 def off(one: Training, other: Training) -> float:
-    return float((one.flat - other.flat).abs().max())
+    return float((one.campaign.flat - other.campaign.flat).abs().max())
 
 
 def state(made: Training) -> dict[str, Any]:
     """All that the next round depends on."""
     return {
-        "flat": made.flat.tolist(),
-        "memory": {name: value.tolist() for name, value in made.memory.items()},
-        "sizing": asdict(made.sizing),
-        "clip": made.clip,
-        "done": made.done,
-        "cells": made.cells_sent,
+        "flat": made.campaign.flat.tolist(),
+        "memory": {name: value.tolist() for name, value in made.campaign.memory.items()},
+        "sizing": asdict(made.campaign.sizing),
+        "clip": made.campaign.clip,
+        "done": made.campaign.done,
+        "cells": made.campaign.cells_sent,
         "history": [replace(figures, seconds=0.0) for figures in made.history],
     }
 
@@ -154,7 +158,7 @@ def test_a_model_learns() -> None:
     figures = finished(made)
     assert figures[-1].accuracy is not None
     assert figures[-1].accuracy > max(before, 0.8)
-    assert made.flat.numel() == LENGTH
+    assert made.campaign.flat.numel() == LENGTH
 
 
 @pytest.mark.parametrize("compression", [NoCompression(), FixedRate(rate=3.0)])
@@ -164,11 +168,11 @@ def test_whole_numbers_and_floats_give_one_model_but_for_rounding(
     """With next to no noise. 1e-5 is a hundred roundings of numbers of about one."""
     design = replace(DESIGN, noise_multiplier=QUIET, compression=compression)
     exact, floats = training(design), training(design, exact=False)
-    start = exact.flat.clone()
+    start = exact.campaign.flat.clone()
     finished(exact)
     finished(floats)
     assert off(exact, floats) < 1e-5
-    assert float((exact.flat - start).abs().max()) > 0.05
+    assert float((exact.campaign.flat - start).abs().max()) > 0.05
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -176,8 +180,8 @@ def test_a_run_with_a_seed_repeats_and_another_seed_does_not(exact: bool) -> Non
     runs = [training(exact=exact, noise_seed=seed) for seed in (1, 1, 2)]
     for made in runs:
         finished(made, until=2)
-    assert torch.equal(runs[0].flat, runs[1].flat)
-    assert not torch.equal(runs[0].flat, runs[2].flat)
+    assert torch.equal(runs[0].campaign.flat, runs[1].campaign.flat)
+    assert not torch.equal(runs[0].campaign.flat, runs[2].campaign.flat)
 
 
 def test_without_a_seed_cohorts_orders_and_noise_are_nobodys_to_know() -> None:
@@ -189,7 +193,7 @@ def test_without_a_seed_cohorts_orders_and_noise_are_nobodys_to_know() -> None:
     assert len(set(seeds)) == 3
     finished(one, until=1)
     finished(other, until=1)
-    assert not torch.equal(one.flat, other.flat)
+    assert not torch.equal(one.campaign.flat, other.campaign.flat)
 
 
 def test_fixed_cohorts_have_their_size_and_coins_do_not() -> None:
@@ -211,10 +215,10 @@ def test_an_empty_cohort_is_noise_alone() -> None:
     made = training(design)
     figures = []
     for _ in range(40):  # a cohort is empty with probability 0.36
-        before = made.flat.clone()
+        before = made.campaign.flat.clone()
         figures.append(made.round())
         if figures[-1].asked == 0:
-            assert float((made.flat - before).abs().max()) < 1e-4
+            assert float((made.campaign.flat - before).abs().max()) < 1e-4
     assert 0 in {seen.asked for seen in figures}
 
 
@@ -239,11 +243,11 @@ def test_a_training_that_was_stopped_ends_bit_for_bit_as_one_that_was_not(
     finished(training(design), evaluate_every=1, checkpoint=file, until=stopped)
     rest = training(design)
     rest.load(file)
-    assert rest.done == stopped
+    assert rest.campaign.done == stopped
     finished(rest, evaluate_every=1)
     assert state(rest) == state(whole)
-    assert rest.done == design.rounds
-    assert rest.clip != design.clip
+    assert rest.campaign.done == design.rounds
+    assert rest.campaign.clip != design.clip
 
 
 def test_a_checkpoint_is_there_after_every_round_and_whole(tmp_path: Path) -> None:
@@ -251,8 +255,8 @@ def test_a_checkpoint_is_there_after_every_round_and_whole(tmp_path: Path) -> No
     for figures in made.run(evaluate_every=100, checkpoint=file):
         held = training()
         held.load(file)
-        assert held.done == figures.round
-        assert torch.equal(held.flat, made.flat)
+        assert held.campaign.done == figures.round
+        assert torch.equal(held.campaign.flat, made.campaign.flat)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
@@ -314,7 +318,7 @@ def test_no_round_is_run_beyond_those_that_are_accounted_for() -> None:
     assert finished(made) == []
     with pytest.raises(SpecError, match="all 2 rounds are done"):
         made.round()
-    assert made.done == 2
+    assert made.campaign.done == 2
 
 
 def test_until_stops_and_none_at_all_is_none() -> None:
@@ -359,15 +363,15 @@ def test_checkpoints_keep_no_count_of_clients(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_the_rate_is_parameters_by_cells_over_all_rounds(rule: str) -> None:
     made = training(replace(DESIGN, compression=RULES[rule]))
-    assert made.rate == 1.0
+    assert made.campaign.rate == 1.0
     figures = finished(made, evaluate_every=1)
     cells = [seen.cells for seen in figures]
-    assert made.rate == LENGTH * 6 / sum(cells)
+    assert made.campaign.rate == LENGTH * 6 / sum(cells)
     assert [seen.rate for seen in figures] == [
         LENGTH * rounds / sum(cells[:rounds]) for rounds in range(1, 7)
     ]
     # The harmonic mean of the rounds' rates, which is below their mean unless all are one.
-    assert math.isclose(made.rate, 6 / sum(sent / LENGTH for sent in cells))
+    assert math.isclose(made.campaign.rate, 6 / sum(sent / LENGTH for sent in cells))
     if rule == "none":
         assert cells == [LENGTH] * 6
     elif rule == "fixed":
@@ -399,7 +403,7 @@ def test_clients_that_are_not_finite_are_left_out_and_leave_no_trace(
     seen, expected = finished(spoilt), finished(clean)
     assert [(figures.left_out, figures.empty) for figures in seen] == [(3, 0)] * 6
     assert [(figures.left_out, figures.empty) for figures in expected] == [(0, 3)] * 6
-    assert bool(torch.isfinite(spoilt.flat).all())
+    assert bool(torch.isfinite(spoilt.campaign.flat).all())
     assert off(spoilt, clean) < 1e-5
 
 
@@ -407,18 +411,18 @@ def test_updates_that_are_too_long_in_l1_are_left_out() -> None:
     design = replace(DESIGN, cohort=CLIENTS, noise_multiplier=QUIET)
     assert {seen.left_out for seen in finished(training(replace(design, largest_l1=1e9)))} == {0}
     made = training(replace(design, largest_l1=1e-9))
-    start = made.flat.clone()
+    start = made.campaign.flat.clone()
     assert {seen.left_out for seen in finished(made)} == {CLIENTS}
-    assert float((made.flat - start).abs().max()) < 1e-4
+    assert float((made.campaign.flat - start).abs().max()) < 1e-4
 
 
 def test_clients_without_examples_add_nothing() -> None:
     made = training(
         replace(DESIGN, cohort=CLIENTS, noise_multiplier=QUIET), without(tuple(range(CLIENTS)))
     )
-    start = made.flat.clone()
+    start = made.campaign.flat.clone()
     assert {seen.empty for seen in finished(made)} == {CLIENTS}
-    assert float((made.flat - start).abs().max()) < 1e-4
+    assert float((made.campaign.flat - start).abs().max()) < 1e-4
 
 
 def test_clients_that_vanish_are_counted() -> None:
@@ -442,25 +446,54 @@ def test_data_that_does_not_fit_is_refused() -> None:
 # Clips
 
 
-def sums(
-    exact: bool, compression: Compression, **changes: Any
-) -> tuple[Training, FloatSum | ExactSum]:
-    made = training(replace(DESIGN, compression=compression, **changes), exact=exact)
-    dense = made.design.sketch(made.length, made.sizing.cells, 0)
-    return made, (ExactSum if exact else FloatSum)(made, dense, 0)
+def began(compression: Compression, **changes: Any) -> TrainingCampaign:
+    return TrainingCampaign.begin(replace(DESIGN, compression=compression, **changes))
 
 
-def held(total: FloatSum | ExactSum) -> tuple[float, float | None]:
-    """The norms of the two tables, in the updates' unit."""
-    if isinstance(total, ExactSum):
-        main = float(np.linalg.norm(total.total_table)) / total.sketch.scale
-        if total.second is None:
-            return main, None
-        return main, float(np.linalg.norm(total.second_table)) / total.second_sketch.scale
-    main = float(torch.linalg.vector_norm(total.total))
-    return main, None if total.second is None else float(
-        torch.linalg.vector_norm(total.second_total)
-    )
+def parts(campaign: TrainingCampaign) -> tuple[VectorSketch, VectorSketch | None]:
+    """The two sketches of the next round, in whole numbers."""
+    task = campaign.next_task()
+    assert task is not None
+    if isinstance(task.mechanism, RoundNoise):
+        return task.mechanism.sketch.main, task.mechanism.sketch.second
+    assert isinstance(task.sketch, VectorSketch)
+    return task.sketch, None
+
+
+def lengths(campaign: TrainingCampaign, update: Tensor, exact: bool) -> list[float]:
+    """The norms of what one client adds to the two tables, in the updates' unit."""
+    if not exact:
+        total = FloatSum(campaign)
+        total.add(update[None].clone())
+        return [float(torch.linalg.vector_norm(table)) for table in total.totals]
+    main, second = parts(campaign)
+    return [
+        float(np.linalg.norm(sketch.tables(update[None].numpy(), rng=SeededRng(1)))) / sketch.scale
+        for sketch in (main, second)
+        if sketch is not None
+    ]
+
+
+def shown(
+    campaign: TrainingCampaign, deltas: Tensor, exact: bool, seed: int = 1, count: int | None = None
+) -> Shown:
+    """What a round shows of clients with these updates."""
+    if not exact:
+        total = FloatSum(campaign)
+        total.add(deltas.clone())
+        return total.noised(seed)
+    task, rng = campaign.next_task(), SeededRng(seed)
+    assert task is not None
+    sketch = task.sketch
+    assert isinstance(sketch, VectorSketch | RoundSketch)
+    table = sketch.encode(sketch.tables(deltas.numpy(), rng=rng))
+    devices = task.max_count if count is None else count
+    batch = Batch(task.id, task.mechanism.at_device(table, devices=devices, rng=rng), devices)
+    books = Ledger(Budget(epsilon=None, delta=1e-3))
+    return campaign.read(noised_sum(task, batch, ledger=books, rng=rng))
+
+
+NOBODY = torch.zeros(0, LENGTH)
 
 
 @pytest.mark.parametrize("size", [1e-3, 0.5, 3.0, 1e10, 1e30])
@@ -468,34 +501,26 @@ def held(total: FloatSum | ExactSum) -> tuple[float, float | None]:
 @pytest.mark.parametrize("rule", ["none", "fixed", "adapt_norm", "adapt_tail"])
 def test_no_client_adds_more_than_the_clip(rule: str, exact: bool, size: float) -> None:
     """Whole numbers may be longer by rounding, which noise is scaled to; floats by 1e-6."""
-    made, total = sums(exact, RULES[rule])
+    campaign = began(RULES[rule])
+    slack = [1 + 1e-6] * 2
+    if exact:
+        sketches = [sketch for sketch in parts(campaign) if sketch is not None]
+        slack = [sketch.rounding.l2 / (sketch.scale * campaign.clip) for sketch in sketches]
+        assert max(slack) < 1.01
     generator = torch.Generator().manual_seed(1)
     for direction in (torch.ones(LENGTH), torch.randn(LENGTH, generator=generator)):
-        _, total = sums(exact, RULES[rule])
-        total.add((size * direction / torch.linalg.vector_norm(direction))[None])
-        main, second = held(total)
-        slack, second_slack = 1 + 1e-6, 1 + 1e-6
-        if isinstance(total, ExactSum):
-            slack = total.sketch.rounding.l2 / (total.sketch.scale * made.clip)
-            assert slack < 1.01
-            if second is not None:
-                rounding = total.second_sketch.rounding
-                second_slack = rounding.l2 / (total.second_sketch.scale * made.clip)
-                assert second_slack < 1.01
-        assert main <= made.clip * slack
-        if second is not None:
-            assert second <= made.clip * second_slack
+        update = size * direction / torch.linalg.vector_norm(direction)
+        for length, more in zip(lengths(campaign, update, exact), slack, strict=False):
+            assert length <= campaign.clip * more
 
 
 def test_a_short_update_is_not_touched() -> None:
     for exact in (True, False):
-        made, total = sums(exact, NoCompression(), noise_multiplier=QUIET)
+        campaign = began(NoCompression(), noise_multiplier=QUIET)
         update = torch.linspace(-1, 1, LENGTH) / 20
-        assert float(torch.linalg.vector_norm(update)) < made.clip
-        total.add(torch.stack([update, -3 * update, 3 * update]))
-        found = total.noised(3).update
-        assert found is not None
-        assert float((found - update).abs().max()) < 1e-5
+        assert float(torch.linalg.vector_norm(update)) < campaign.clip
+        table = shown(campaign, torch.stack([update, -3 * update, 3 * update]), exact).table
+        assert float((torch.as_tensor(table) - update).abs().max()) < 1e-5
 
 
 # Steps of the server
@@ -538,20 +563,17 @@ def test_the_mean_is_over_the_cohort_that_was_expected() -> None:
     """Not over who came: how many that were is nobody's to know."""
     design = replace(DESIGN, cohort=10, noise_multiplier=QUIET, rounds=1)
     made = training(design)
-    start = made.flat.clone()
+    start = made.campaign.flat.clone()
     figures = made.round()
     assert figures.asked not in (None, 10)  # the seed's cohort is of another size
     again = training(design)
-    dense = design.sketch(again.length, again.sizing.cells, 0)
-    total = ExactSum(again, dense, 0)
-    for part in updates(
-        again.model, again.flat, again.data.train, again._cohort(0), design.local,
+    parts = updates(
+        again.model, again.campaign.flat, again.data.train, again._cohort(0), design.local,
         generator=again._generator("examples", 0),
-    ):  # fmt: skip
-        total.add(part.deltas)
-    found = total.noised(0).update
-    assert found is not None
-    assert float((made.flat - start - found / 10).abs().max()) < 1e-6
+    )  # fmt: skip
+    deltas = torch.cat([part.deltas for part in parts])
+    table = torch.as_tensor(shown(again.campaign, deltas, exact=True).table)
+    assert float((made.campaign.flat - start - table / 10).abs().max()) < 1e-6
 
 
 # The clip that adapts
@@ -570,17 +592,13 @@ def test_an_adaptive_clip_goes_to_the_quantile_from_either_side(
         DESIGN, cohort=CLIENTS, clip=start, adaptive_clip=AdaptiveClip(quantile=quantile),
         noise_multiplier=0.5, rounds=1000,
     )  # fmt: skip
-    made = training(design, exact=exact)
+    campaign = TrainingCampaign.begin(design)
     norms = torch.linspace(-1, 1, CLIENTS).exp()
     directions = torch.randn(CLIENTS, LENGTH, generator=torch.Generator().manual_seed(9))
     deltas = directions * (norms / torch.linalg.vector_norm(directions, dim=1))[:, None]
-    assert design.adaptive_clip is not None
     for number in range(90):
-        total = (ExactSum if exact else FloatSum)(made, None, number)
-        total.add(deltas.clone())
-        share = total.noised(CLIENTS).within / CLIENTS
-        made.clip = design.adaptive_clip.after(made.clip, share)
-    assert abs(math.log(made.clip) - (2 * quantile - 1)) < 0.16
+        campaign.take(shown(campaign, deltas, exact, seed=number))
+    assert abs(math.log(campaign.clip) - (2 * quantile - 1)) < 0.16
 
 
 def test_too_many_within_the_clip_lower_it_and_too_few_raise_it() -> None:
@@ -602,28 +620,30 @@ def test_all_that_a_round_shows_costs_the_noise_multiplier_together(
 ) -> None:
     """1/z² is the sum of (sensitivity by deviation)²: of the table, of the norm that is asked for
     beside it, and of the count of updates within the clip, to which a client adds a half."""
-    made, total = sums(exact, RULES[rule], adaptive_clip=adaptive, noise_multiplier=0.4, cohort=20)
-    seen = total.noised(0).seen
-    longest = second = made.clip
-    if isinstance(total, ExactSum):
-        longest = total.sketch.rounding.l2 / total.sketch.scale
-        if total.second is not None:
-            second = total.second_sketch.rounding.l2 / total.second_sketch.scale
-    spent = (longest / seen.noise) ** 2
+    campaign = began(RULES[rule], adaptive_clip=adaptive, noise_multiplier=0.4, cohort=20)
+    seen = shown(campaign, NOBODY, exact)
+    longest = [campaign.clip] * 2
+    if exact:
+        longest = [sketch.rounding.l2 / sketch.scale for sketch in parts(campaign) if sketch]
+    spent = (longest[0] / seen.noise) ** 2
     if seen.queried is not None:
-        spent += (second / seen.second_noise) ** 2
-    assert (seen.queried is None) == (made.design.compression.asks == "nothing")
+        spent += (longest[1] / seen.second_noise) ** 2
+    assert (seen.queried is None) == (campaign.design.compression.asks == "nothing")
     if adaptive is not None:
         spent += (0.5 / adaptive.deviation(20)) ** 2
     assert math.isclose(1 / math.sqrt(spent), 0.4, rel_tol=1e-9)
+    task = campaign.next_task()
+    assert task is not None
+    assert isinstance(task.loss, AdditiveLoss)
+    assert math.isclose(task.loss.scale / task.loss.l2, 0.4, rel_tol=1e-9)
 
 
 def test_two_stage_has_all_of_the_budget_after_its_warm_up() -> None:
-    made, total = sums(False, RULES["two_stage"])
-    full = made.design.noise_multiplier * made.clip
-    assert math.isclose(total.noised(0).seen.noise, full / math.sqrt(0.9))
+    made = training(replace(DESIGN, compression=RULES["two_stage"]), exact=False)
+    full = made.design.noise_multiplier * made.campaign.clip
+    assert math.isclose(shown(made.campaign, NOBODY, False).noise, full / math.sqrt(0.9))
     finished(made, until=2)
-    later = FloatSum(made, None, 2).noised(0).seen
+    later = shown(made.campaign, NOBODY, False)
     assert math.isclose(later.noise, full)
     assert later.queried is None
 
@@ -680,18 +700,17 @@ def test_without_noise_nothing_is_noised() -> None:
 @pytest.mark.parametrize("rule", ["none", "fixed", "adapt_norm", "adapt_tail"])
 def test_noise_that_is_too_large_to_draw_is_drawn_on_coarser_tables(rule: str) -> None:
     """Sixty times a table of a thousand whole numbers is as much as the sampler has."""
-    _, total = sums(True, RULES[rule], noise_multiplier=500.0)
-    assert isinstance(total, ExactSum)
-    assert total.sketch.rounding.l2 < 65536 / 500
-    seen = total.noised(0).seen
-    share = 1.0 if total.second is None else 0.9
-    longest = total.sketch.rounding.l2 / total.sketch.scale
-    assert math.isclose(seen.noise, 500 * longest / math.sqrt(share))
+    campaign = began(RULES[rule], noise_multiplier=500.0)
+    main, second = parts(campaign)
+    assert main.rounding.l2 < 65536 / 500
+    share = 1.0 if second is None else 0.9
+    seen = shown(campaign, NOBODY, exact=True)
+    assert math.isclose(seen.noise, 500 * main.rounding.l2 / main.scale / math.sqrt(share))
 
 
 def test_noise_that_cannot_be_drawn_at_all_is_refused() -> None:
     with pytest.raises(ImpossibleError, match="more than can be drawn"):
-        sums(True, NoCompression(), noise_multiplier=1e5)
+        began(NoCompression(), noise_multiplier=1e5).next_task()
     with pytest.raises(ImpossibleError, match="more than can be drawn"):
         whole_numbers(replace(SECURE, noise_multiplier=70.0), LENGTH, None, 0.5)
     exact = whole_numbers(replace(SECURE, noise_multiplier=20.0), LENGTH, None, 0.5)
@@ -714,37 +733,38 @@ def test_a_secure_sum_with_too_few_survivors_takes_no_step_and_the_round_counts(
     made = training(replace(SECURE, dropout=0.99))
     assert SECURE.secure is not None
     assert SECURE.secure.noise(1.0, 20).survivors == 8
-    start, sizing = made.flat.clone(), made.sizing
+    start, sizing = made.campaign.flat.clone(), made.campaign.sizing
     figures = finished(made)
-    assert torch.equal(made.flat, start)
-    assert made.sizing == sizing
-    assert made.done == 6
-    assert made.cells_sent == sum(seen.cells for seen in figures) > 0
+    assert torch.equal(made.campaign.flat, start)
+    assert made.campaign.sizing == sizing
+    assert made.campaign.done == 6
+    assert made.campaign.cells_sent == sum(seen.cells for seen in figures) > 0
 
 
 def test_a_secure_sum_of_enough_clients_takes_steps() -> None:
     made = training(SECURE)
-    start = made.flat.clone()
+    start = made.campaign.flat.clone()
     finished(made, until=1)
-    assert not torch.equal(made.flat, start)
+    assert not torch.equal(made.campaign.flat, start)
 
 
 def test_noise_in_shares_is_known_to_grow_with_those_who_stay() -> None:
     """Six of the eight that must stay are honest, so that twenty have 20/6 of the variance."""
-    made, total = sums(True, SECURE.compression, sampling="fixed", cohort=20, secure=SECURE.secure)
-    assert isinstance(total, ExactSum)
-    needed = made.design.multiplier * total.sketch.rounding.l2 / total.sketch.scale
-    assert math.isclose(total.noised(20).seen.noise, needed * math.sqrt(20 / 6))
+    campaign = TrainingCampaign.begin(SECURE)
+    main, _ = parts(campaign)
+    needed = SECURE.multiplier * main.rounding.l2 / main.scale
+    seen = shown(campaign, NOBODY, exact=True, count=20)
+    assert math.isclose(seen.noise, needed * math.sqrt(20 / 6))
 
 
 def test_clients_that_are_left_out_still_send_their_noise() -> None:
     """They send zeros: whether a sum may be opened does not depend on what anybody holds."""
     design = replace(SECURE, secure=SecureSum(corrupt=0.0, dropout=0.0), cohort=CLIENTS)
     made = training(design, spoiled((0, 1, 2, 3), math.nan))
-    start = made.flat.clone()
+    start = made.campaign.flat.clone()
     figures = made.round()
     assert (figures.left_out, figures.answered) == (4, CLIENTS)
-    assert not torch.equal(made.flat, start)
+    assert not torch.equal(made.campaign.flat, start)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ from sfumato.errors import (
     SpecError,
     StudyError,
 )
+from sfumato.flow.release import NoisedSum
 from sfumato.learn import data as loaders
+from sfumato.learn.campaign import TrainingCampaign
 from sfumato.learn.data import TESTED_ON_CLIENTS, Federated, grouped
 from sfumato.learn.design import TrainingDesign
 from sfumato.learn.training import Training
@@ -225,39 +227,69 @@ class InterruptionError(Exception):
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, books: Ledger, file: Path, **keys: Any) -> None:
     """A training that dies in its fourth round, which is charged and was not saved."""
-    once = Training.round
+    once = TrainingCampaign.absorb
 
-    def dies(self: Training) -> Any:
+    def dies(self: TrainingCampaign, answer: NoisedSum) -> None:
         if self.done == 3:
             raise InterruptionError
-        return once(self)
+        once(self, answer)
 
-    monkeypatch.setattr(Training, "round", dies)
+    monkeypatch.setattr(TrainingCampaign, "absorb", dies)
     with pytest.raises(InterruptionError):
         train(study(**keys), population(), ledger=books, seed=1, checkpoint=file)
-    monkeypatch.setattr(Training, "round", once)
+    monkeypatch.setattr(TrainingCampaign, "absorb", once)
 
 
 @pytest.mark.parametrize("keys", [{}, {"trust": "secure"}, {"sampling": "fixed"}])
-def test_every_round_is_charged_before_it_is_run(
+def test_every_round_is_charged_before_anything_of_it_is_seen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keys: dict[str, Any]
 ) -> None:
     """And all rounds together cost what the plan says."""
     books = Ledger(Budget(epsilon=8.0, delta=1e-3), tmp_path / "ledger.db")
     charged: list[int] = []
-    once = Training.round
+    once = TrainingCampaign.absorb
 
-    def watched(self: Training) -> Any:
+    def watched(self: TrainingCampaign, answer: NoisedSum) -> None:
         charged.append(len(books.entries()))
-        return once(self)
+        once(self, answer)
 
-    monkeypatch.setattr(Training, "round", watched)
+    monkeypatch.setattr(TrainingCampaign, "absorb", watched)
     trained = train(study(**keys), population(), ledger=books, seed=1)
     assert charged == [1, 2, 3, 4, 5, 6]
     assert books.spent() == pytest.approx(trained.privacy.epsilon, rel=1e-9)
     with pytest.raises(BudgetError, match="is refused"):
         train(study(**keys), population(), ledger=books, seed=2)
     assert len(charged) == len(books.entries()) == 6  # the second one did not begin
+
+
+def test_floats_are_charged_like_whole_numbers() -> None:
+    books = [Ledger(Budget(epsilon=8.0, delta=1e-3)) for _ in range(2)]
+    for exact, ledger in zip((True, False), books, strict=True):
+        train(study(), population(), ledger=ledger, seed=1, exact=exact)
+    assert [ledger.spent() for ledger in books] == [books[0].spent()] * 2
+    assert len(books[1].entries()) == 6
+    with pytest.raises(BudgetError, match="is refused"):
+        train(study(), population(), ledger=books[1], seed=2, exact=False)
+
+
+@pytest.mark.parametrize("keys", [{}, {"trust": "secure"}, {"sampling": "fixed"}])
+def test_the_same_training_again_is_another_plan_and_shows_nothing_unless_all_of_it_is_paid_for(
+    keys: dict[str, Any],
+) -> None:
+    """A budget for one and a half: the second begins only if its last round could be paid for. The
+    control has no limit, and twelve rounds of one client cost more than six."""
+    books = Ledger(Budget(epsilon=12.0, delta=1e-3))
+    train(study(**keys), population(), ledger=books, seed=1)
+    once = books.spent()
+    with pytest.raises(BudgetError, match="is refused"):
+        train(study(**keys), population(), ledger=books, seed=1)
+    assert len(books.entries()) == 6
+    open_ended = Ledger(Budget(epsilon=None, delta=1e-3))
+    for _ in range(2):
+        train(study(**keys), population(), ledger=open_ended, seed=1)
+    assert len({entry.campaign for entry in open_ended.entries()}) in (6, 12)  # two to a pass, or 1
+    assert len({entry.loss for entry in open_ended.entries()}) == 2
+    assert open_ended.spent() > 1.3 * once
 
 
 def test_what_is_resumed_ends_with_the_same_model_and_pays_for_the_round_that_was_lost(
@@ -396,7 +428,9 @@ def test_all_that_a_release_tells_follows_from_noise_and_public_numbers(
         for line in lines:
             line.pop("accuracy"), line.pop("loss")
         state = torch.load(folder / "run.pt", weights_only=True)
-        kept = {key: state[key] for key in ("sizing", "clip", "done", "cells_sent", "design")}
+        kept = {
+            key: state[key] for key in ("sizing", "clip", "done", "held", "cells_sent", "design")
+        }
         assert set(state) - set(kept) == {"id", "flat", "memory", "history"}
         found.append((release, lines, kept))
         training = Training(designed(trust=trust, **keys), data, noise_seed=1)

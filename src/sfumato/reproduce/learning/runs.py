@@ -175,7 +175,7 @@ def train(
         pass
     accuracy = training.history[-1].accuracy
     assert accuracy is not None  # the last round is always looked at
-    return accuracy, training.rate
+    return accuracy, training.campaign.rate
 
 
 def before_training(task: Workload, data: Federated, multipliers: Sequence[float]) -> Runs:
