@@ -596,3 +596,35 @@ def test_intervals_cover_over_many_more_runs(name: str) -> None:
     for population in (counts, outside):
         result = seen(sized(512)[name], population, ITEMS, aware=True, runs=300, first=5000)
         assert 0.945 <= result.coverage <= 0.955
+
+
+def ratio_of_few(oracle: HashedResponse, *, as_before: bool = False) -> float:
+    """Mean square of what 36 records read of items that nobody holds, over what it says it is.
+    `as_before`: as if all rows had records, and 140 items were few among their cells."""
+    items = oracle.values([f"item {place}" for place in range(140)])
+    ratios = []
+    for run in range(60):
+        tally = Tally(oracle)
+        tally.fold(oracle.randomize(items[:36], rng=SeededRng(SEED, run)))
+        found = debias.estimate(tally, items)
+        told = found.null_error[40:]
+        if as_before:
+            cells = oracle.width / np.sum((tally.row_counts / tally.count) ** 2)
+            told = told * math.sqrt((1 - 140 / cells) / (1 - 140 / tally.cells.size))
+        ratios.append(np.mean((found.counts[40:] / told) ** 2))
+    return float(np.mean(ratios))
+
+
+def test_few_records_are_not_solved_for_more_items_than_they_tell_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """36 records fill 36 of 1,120 rows, so that they tell at most 180 cells apart.
+
+    False alarm: 60 runs have a mean square of 1 with a deviation of about .05 (items of a run err
+    together), so 1.5 is beyond chance. The control solves for all 140 items, as was done when all
+    rows were counted.
+    """
+    oracle = HashedResponse(epsilon=1.3, rows=1_120, width=5, seed=SEED)
+    assert 0.5 < ratio_of_few(oracle) < 1.5
+    monkeypatch.setattr(debias, "MOST", 1.0)
+    assert ratio_of_few(oracle, as_before=True) > 3
