@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sfumato.errors import BudgetError, DataError, SfumatoError, SpecError, StudyError
-from sfumato.flow.release import Cost, Privacy
+from sfumato.flow.release import Cost, Release
 from sfumato.learn import plan as train_plan
 from sfumato.learn.data import TESTED_ON_CLIENTS, Federated
 from sfumato.learn.training import Progress, RoundFigures, Training
@@ -24,7 +24,7 @@ CAMPAIGN = "training"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TrainedModel:
+class TrainedModel(Release):
     """A model, how well it does on the test set, what it cost and what it promises."""
 
     parameters: dict[str, torch.Tensor]  # by name, as the model's state
@@ -32,19 +32,11 @@ class TrainedModel:
     loss: float
     rate: float  # model parameters by cells sent
     history: tuple[RoundFigures, ...]  # of the rounds after which the test set was looked at
-    privacy: Privacy
-    cost: Cost
-    study: Mapping[str, Any]
-    plan: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the parameters as plain data."""
         return {
-            "study": dict(self.study),
-            "plan": dict(self.plan),
-            "privacy": self.privacy.to_dict(),
-            "cost": self.cost.to_dict(),
+            **Release.to_dict(self),
             "accuracy": self.accuracy,
             "loss": self.loss,
             "rate": self.rate,
@@ -52,7 +44,6 @@ class TrainedModel:
                 {"round": seen.round, "accuracy": seen.accuracy, "loss": seen.loss}
                 for seen in self.history
             ],
-            "notes": list(self.notes),
         }
 
     def save(self, path: Path) -> None:
