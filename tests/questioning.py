@@ -16,8 +16,9 @@ from checks import SEED
 from serving import settings, wait_for
 from sfumato.collector import studies
 from sfumato.collector.serve import running
+from sfumato.dashboard.charts import estimates
 from sfumato.errors import BudgetError
-from sfumato.flow.release import Release
+from sfumato.flow.release import CountRelease, EstimateRelease, Release
 from sfumato.flow.report import report_bytes
 from sfumato.planning import Plan, plan
 from sfumato.privacy import Budget, Ledger, Rng, SeededRng, SystemRng
@@ -134,8 +135,8 @@ def check_weights(case: Case) -> None:
 
 
 def check_collection(case: Case, folder: Path) -> None:
-    """Real devices answer a real collector, and its release is of the same kind and about as
-    right as the simulation's."""
+    """Real devices answer a real collector; its release is of the same kind as the simulation's,
+    and the dashboard can show it."""
     request = {
         "name": NAME,
         "purpose": "To see whether it is answered.",
@@ -164,4 +165,10 @@ def check_collection(case: Case, folder: Path) -> None:
     assert release.cost.devices == case.devices
     assert release.cost.rounds >= 1
     assert release.privacy.epsilon == alike.privacy.epsilon
+    if isinstance(release, EstimateRelease) and isinstance(alike, EstimateRelease):
+        assert release.frame().schema == alike.frame().schema
+        assert release.frame().to_pylist()[0].keys() == alike.frame().to_pylist()[0].keys()
+        assert estimates(release.frame().to_pylist())
+    if isinstance(release, CountRelease):
+        assert release.items[0].as_py() == "oak"  # which three devices of four hold
     assert replace(release, notes=()).to_dict().keys() >= alike.to_dict().keys()

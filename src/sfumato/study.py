@@ -30,6 +30,7 @@ class QuestionFacts:
     dictionary: Literal["listed", "known", "none"] = "none"
     """Whether a study lists the items asked about, may list those already known, or neither."""
     not_collected: tuple[Trust, ...] = ()  # for simulations only
+    may_mask: bool = False  # whether a trusted collector can do with masked sums
     instead: str = ""  # what to do under another trust
 
     @property
@@ -70,10 +71,12 @@ QUESTIONS: dict[str, QuestionFacts] = {
             "secure": "sfumato.questions.prefix_search.plan:plan",
             "central": "sfumato.questions.heavy_hitters.plan:plan",
         },
+        may_mask=True,
         instead='with "local", ask for new_words',
     ),
     "histogram": QuestionFacts(
         planners={"central": "sfumato.questions.heavy_hitters.plan:plan_histogram"},
+        may_mask=True,
         instead='noise in shares would leave nothing to list: with "secure", ask for '
         "heavy_hitters, which are found by prefixes",
     ),
@@ -219,7 +222,7 @@ class Study:
         )
         is_open = facts.data == "items" and facts.dictionary == "none"
         need(
-            not self.masked or (is_open and not TRUSTS[self.trust].is_masked),
+            not self.masked or (facts.may_mask and not TRUSTS[self.trust].is_masked),
             'masked is for heavy_hitters and histogram with trust = "central"; with "secure" every '
             f'sum is masked; got {self.question} with "{self.trust}"',
         )

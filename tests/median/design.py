@@ -118,7 +118,8 @@ class MedianDesign(QuestionDefaults):
         check_finished(campaign, participation)
         assert campaign.sums is not None
         below = np.cumsum(campaign.sums.table)
-        half, spread = below[-1] / 2, 2 * self.mechanism.stddev(1) * math.sqrt(NUMBERS)
+        # Half of the cells add to `below - half` and half take from it; 4 deviations are plenty.
+        half, spread = below[-1] / 2, 4 * self.mechanism.stddev(1) * math.sqrt(NUMBERS) / 2
         median, low, high = (
             int(np.argmax(below >= half + shift)) for shift in (0.0, -spread, spread)
         )

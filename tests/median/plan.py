@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from median.design import NUMBERS, MedianDesign
+from sfumato.errors import StudyError
 from sfumato.flow.release import Privacy
 from sfumato.flow.secure_sum import weights
 from sfumato.questions.frequencies.plan import noise_for
@@ -16,6 +17,8 @@ from sfumato.study import Study
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     assert study.devices is not None
+    if study.epsilon is None:
+        raise StudyError("a median is released with noise; give a finite epsilon")
     noise = noise_for(study, OneHot(categories=NUMBERS).sensitivity(1))
     design = MedianDesign(devices=study.devices, mechanism=noise)
     return Plan(
@@ -27,7 +30,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         privacy=Privacy(
             epsilon=study.epsilon,
             delta=study.delta,
-            guarantee=in_words(study.epsilon or 0.0, study.delta),
+            guarantee=in_words(study.epsilon, study.delta),
             unit="device",
             neighbours=ZERO_OUT.format("table becomes"),
             mechanism="noise on every cell",

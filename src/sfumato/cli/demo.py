@@ -1,7 +1,7 @@
 """The demo: a collector, a fleet of devices that talk to it over HTTP, three studies at once.
 
 Everything is real but the people: the collector is a process of its own on an embedded store, each
-device an `agent.Device` that takes part in all three studies, and what passes between them passes
+device a `device.Device` that takes part in all three studies, and what passes between them passes
 over loopback HTTP. Time is simulated, so that the day's wait of a record is over at once.
 """
 

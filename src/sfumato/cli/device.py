@@ -1,4 +1,4 @@
-"""Commands of a device: thin, over `agent`."""
+"""Commands of a device: thin, over `device`."""
 
 from __future__ import annotations
 

@@ -79,12 +79,12 @@ def print_release(release: Any) -> None:
 
 def print_release_json(release: Any) -> None:
     """The release as one JSON object, in pieces: a dictionary may have millions of items."""
-    from sfumato.flow.release import EstimateRelease, Release
+    from sfumato.flow.release import EstimateRelease
 
     if not isinstance(release, EstimateRelease):
         print_json(release.to_dict())
         return
-    head = json.dumps(Release.to_dict(release), ensure_ascii=False, allow_nan=False)
+    head = json.dumps(release.head(), ensure_ascii=False, allow_nan=False)
     write = sys.stdout.write
     write(head[:-1] + ', "estimates": [')
     first = True

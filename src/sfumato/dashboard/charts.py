@@ -25,11 +25,12 @@ class Estimate:
 
 
 def estimates(rows: Sequence[Mapping[str, Any]]) -> list[Estimate]:
-    """The estimates of a release's JSON: counts of items, or the coordinates of a mean."""
+    """The estimates of a release's JSON: counts of items, the coordinates of a mean, or what a
+    question's rows have first: a number under its own name."""
     return [
         Estimate(
-            label=str(row["item"] if "item" in row else row["coordinate"]),
-            value=row["count"] if "count" in row else row["mean"],
+            label=str(row.get("item", row.get("coordinate", next(iter(row))))),
+            value=row.get("count", row.get("mean", row[next(iter(row))])),
             low=row["low"],
             high=row["high"],
             is_sure=row.get("significant", True),

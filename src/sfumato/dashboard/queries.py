@@ -164,7 +164,7 @@ def compared(state: Mapping[str, Any], released: Mapping[str, Any] | None) -> li
         halves = [(row["high"] - row["low"]) / 2 for row in rows if row["low"] is not None]
         found = {
             "standard_error": float(typical([row["standard_error"] for row in rows]))
-            if rows
+            if rows and "standard_error" in rows[0]
             else None,
             "half_width_95": float(typical(halves)) if rows else None,
             "detectable_count": parameters.get("detectable_count"),

@@ -1,4 +1,4 @@
-"""From a value to what may be kept of it: the only file of the agent that sees values."""
+"""From a value to what may be kept of it: the only file of a device that sees values."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from tokenize import TokenError
 from typing import Any, Protocol
 
 import numpy as np
@@ -82,7 +83,7 @@ class Accumulator(Protocol):
         ...
 
     def seal(self, *, rng: Rng) -> bytes:
-        """What is kept of all that was added."""
+        """What is kept of what was added to an accumulator into which nothing was merged."""
         ...
 
     def merge(self, sealed: bytes) -> None:
@@ -90,7 +91,7 @@ class Accumulator(Protocol):
         ...
 
     def batch(self, count: int) -> Batch | RecordBatch:
-        """What `count` reports add up to."""
+        """What `count` reports add up to; nothing is added after it."""
         ...
 
 
@@ -130,10 +131,16 @@ class SumAccumulator:
         return to_bytes(self._total)
 
     def merge(self, sealed: bytes) -> None:
-        self._total = self._total + from_bytes(sealed)
+        part = from_bytes(sealed)
+        if part.shape != self._total.shape:
+            raise DataError(
+                f"a stored sum of this task must have the shape {self._total.shape}; got "
+                f"{part.shape}: restore the store from a backup"
+            )
+        self._total += part
 
     def batch(self, count: int) -> Batch:
-        return Batch(self._task.id, self._total, count)
+        return Batch(self._task.id, self._total.copy(), count)
 
     def __repr__(self) -> str:  # never the sum
         return f"SumAccumulator(task={self._task.id[:8]}…)"
@@ -229,7 +236,7 @@ def records_of(sealed: bytes) -> pa.ChunkedArray:
     """The column of records that a local task's reports were sealed into."""
     try:
         return pq.read_table(pa.BufferReader(sealed), columns=[COLUMN]).column(COLUMN)
-    except (pa.ArrowException, KeyError) as problem:
+    except (pa.ArrowException, KeyError, OSError) as problem:
         raise DataError("sealed records are damaged: restore the store from a backup") from problem
 
 
@@ -244,9 +251,11 @@ def from_bytes(data: bytes) -> I64:
     """The table that `to_bytes` wrote."""
     try:
         table = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as problem:
+    except (ValueError, EOFError, OSError, SyntaxError, TokenError) as problem:
         raise DataError("a stored sum is damaged: restore the store from a backup") from problem
-    return np.asarray(table, dtype=np.int64)
+    if table.dtype != np.int64:
+        raise DataError("a stored sum is damaged: restore the store from a backup")
+    return np.asarray(table)
 
 
 def to_parquet(records: U8) -> bytes:

@@ -181,6 +181,10 @@ class Release:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data."""
+        return self.head()
+
+    def head(self) -> dict[str, Any]:
+        """Everything but estimates as plain data."""
         return {
             "study": dict(self.study),
             "plan": dict(self.plan),
@@ -262,7 +266,7 @@ class EstimateRelease(Release):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data; `estimates` lists one record per row of `frame`."""
-        return {**Release.to_dict(self), "estimates": self.frame().to_pylist()}
+        return {**self.head(), "estimates": self.frame().to_pylist()}
 
     def export(self, ending: str) -> bytes:
         """JSON holds everything; CSV the estimates; Parquet the estimates, with the rest in its
@@ -275,7 +279,7 @@ class EstimateRelease(Release):
         elif ending == "csv":
             pa.csv.write_csv(self.frame(), file)
         else:
-            about = {"sfumato": json.dumps(Release.to_dict(self))}
+            about = {"sfumato": json.dumps(self.head())}
             pa.parquet.write_table(self.frame().replace_schema_metadata(about), file)
         return file.getvalue()
 
@@ -474,10 +478,10 @@ class ModelRelease(Release):
     def model(self) -> bytes:
         return self.parameters
 
-    def to_dict(self) -> dict[str, Any]:
+    def head(self) -> dict[str, Any]:
         """Everything but the parameters as plain data."""
         return {
-            **Release.to_dict(self),
+            **Release.head(self),
             "model": {"parameters": self.count, "sha256": self.digest},
             "rate": self.rate,
             "rounds_held": self.rounds_held,

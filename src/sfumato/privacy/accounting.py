@@ -403,6 +403,8 @@ def _renyi(
     gaussian = orders * loss.l2**2 / (2 * variance)
     if loss.noise == "gaussian":  # Canonne, Kamath, Steinke 2020, theorem 14
         return gaussian
+    if loss.noise != "skellam":
+        raise SpecError(f"there is no bound for several items under {loss.noise} noise")
     # Agarwal, Kairouz, Liu 2021, theorem 3.5: integer orders; others take the next integer's
     order = np.ceil(orders)
     gaussian = order * loss.l2**2 / (2 * variance)

@@ -51,7 +51,7 @@ class Dictionary:
     def warnings(self) -> tuple[str, ...]:
         if not self.duplicates:
             return ()
-        return (f"the dictionary lists {self.duplicates:,} items twice; each counts once",)
+        return (f"the dictionary lists items again {self.duplicates:,} times; each counts once",)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -75,10 +75,10 @@ class Seeded:
 class Participation:
     """Who answered a campaign, and what there is to say about it."""
 
-    devices: int  # that were asked, whether they answered or not
-    answered: int  # that answered: those of a local study, whose campaign counts records
-    rounds: int  # in which somebody answered
-    tasks: Sequence[tuple[AnyTask, int]] = ()  # that were asked, and how many devices answered each
+    devices: int  # that were asked; over a network nobody knows, so that it is those that answered
+    answered: int
+    rounds: int  # for the bill: as planned in a simulation, those with answers over a network
+    tasks: Sequence[tuple[AnyTask, int]] = ()  # with the number of devices that answered each
     notes: tuple[str, ...] = ()
 
 
@@ -93,9 +93,11 @@ def drawn_secret(rng: Rng) -> bytes:
 
 
 class Question(Protocol):
-    """A sized question: what a simulation and a collector need to know of it, and nothing else.
+    """A sized question: what a simulation and a collector need to know of it.
 
-    Specs fulfil it; `QuestionDefaults` has what most of them have in common.
+    Specs fulfil it; `QuestionDefaults` has what most of them have in common. What a real device
+    sends follows from its task's sketch and keys (`device/private.py`); `values` is the same for
+    many simulated devices at once.
     """
 
     @property
@@ -127,11 +129,6 @@ class Question(Protocol):
     @property
     def has_secret(self) -> bool:
         """Whether its campaign draws something by itself."""
-        ...
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether its devices must be gone through in one order for a seed to repeat a run."""
         ...
 
     @property
@@ -223,10 +220,6 @@ class QuestionDefaults:
         return False
 
     @property
-    def is_ordered(self) -> bool:
-        return False
-
-    @property
     def may_skip(self) -> bool:
         return False
 
@@ -238,7 +231,7 @@ class QuestionDefaults:
     def wanted(self, task: Any, *, answering: float) -> int:
         """As many as the plan was made for; of a masked round, its whole cohort."""
         if task.is_masked:
-            cohort: int = task.max_count - 1
+            cohort: int = task.max_count - 1  # a masked task leaves room for one more
             return cohort
         return max(1, math.floor(self.cohort_size(task) * answering + 0.5))
 
@@ -268,7 +261,7 @@ class QuestionDefaults:
         raise SpecError("this question trains no model")
 
     def draw(self, study: Study) -> Any:
-        raise SpecError('--plot is for frequencies with trust = "local"')
+        raise SpecError('a plan has a picture if it is of frequencies with trust = "local"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -1,4 +1,4 @@
-"""Many made-up devices, each a real `agent.Device`, that answer a collector over real HTTP.
+"""Many made-up devices, each a real `device.Device`, that answer a collector over real HTTP.
 
 Time is simulated, so that days pass at once: a device records on its day and sends when its records
 are due. Only how long the collector takes to answer is real.

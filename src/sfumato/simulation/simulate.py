@@ -111,7 +111,7 @@ def simulate(
     cohorts = Cohorts.of(planned.study, sized, seeded.seed, devices.devices, exact=alone)
     promised = None if study.is_local else planned.study.epsilon  # a report has its own epsilon
     ledger = ledger or Ledger(Budget(epsilon=promised, delta=planned.study.delta))
-    engine = engine or LocalEngine(workers=1 if sized.is_ordered else None)
+    engine = engine or LocalEngine(workers=None if seed is None else 1)  # in one order
     parts = (devices, cohorts, sized, planned.dictionary, rng, engine, tell)
     fleet = DeviceFleet(*parts, seed=seed, ledger=ledger) if alone else Fleet(*parts)
     campaign = sized.campaign(
@@ -153,6 +153,8 @@ def _population(study: Study, data: Any, columns: Mapping[str, str | None]) -> P
             raise DataError("an array of vectors has no columns of items, devices or counts")
         return Population.of_vectors(vectors.checked(data))
     if isinstance(data, Population):
+        if any(columns.values()):
+            raise DataError("a population has no columns to choose; it was loaded with them")
         return data
     return Population.load(data, **{f"{role}_column": name for role, name in columns.items()})
 

@@ -33,10 +33,10 @@ class TrainedModel(Release):
     rate: float  # model parameters by cells sent
     history: tuple[RoundFigures, ...]  # of the rounds after which the test set was looked at
 
-    def to_dict(self) -> dict[str, Any]:
+    def head(self) -> dict[str, Any]:
         """Everything but the parameters as plain data."""
         return {
-            **Release.to_dict(self),
+            **Release.head(self),
             "accuracy": self.accuracy,
             "loss": self.loss,
             "rate": self.rate,

@@ -6,7 +6,7 @@ chunk is turned by a random number of cells, and the turned chunks are added, ev
 a sign. Coordinate i = q·width + p lands in cell (p + rotations[row, q]) mod width. Two coordinates
 of different chunks meet with probability 1/width, two of one chunk never: no expectation gets
 worse, and memory is streamed. Rotations come from a mixing hash of row and chunk, signs from one of
-row and i // 32 whose word holds 32 of them (`kernels.plain_dense.sign_words`). A linear hash would
+row and i // 32 whose word holds 32 of them (`kernels.dense.plain.sign_words`). A linear hash would
 not do: consecutive chunks would turn in step.
 
 What rotation does to neighbours. The error of coordinate i in a row is a sum of sign(i)·sign(j)·z_j

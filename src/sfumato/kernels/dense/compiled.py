@@ -1,4 +1,4 @@
-"""The loops of dense sketches compiled by numba: as their twins in `plain_dense`, up to rounding.
+"""The loops of dense sketches compiled by numba: as their twins in `plain`, up to rounding.
 
 In wide rows a piece of the vector stays in the first-level cache while every row has its turn. In
 each row it is cut where a chunk ends and where its rotation wraps round; in between, coordinates

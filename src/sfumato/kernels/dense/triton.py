@@ -1,4 +1,4 @@
-"""The loops of dense sketches on a GPU, by Triton: twins of `plain_dense`, equal but for the order
+"""The loops of dense sketches on a GPU, by Triton: twins of `plain`, equal but for the order
 in which floats are added.
 
 Integer arithmetic is what limits them, so the words of signs, one bit a coordinate and row, are

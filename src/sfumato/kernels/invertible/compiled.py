@@ -1,5 +1,5 @@
 """The loops of invertible sketches compiled by numba: same signatures and results as their twins
-in `plain_invertible`, keys in the same order.
+in `plain`, keys in the same order.
 
 Arrays are touched in the kernels alone and never handed to a helper: numba would count references
 to them in the innermost loops, which takes ten times as long as the work.

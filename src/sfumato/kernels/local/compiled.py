@@ -1,4 +1,4 @@
-"""The loops of local privacy compiled by numba: same signatures and results as `plain_local`."""
+"""The loops of local privacy compiled by numba: same signatures and results as `plain`."""
 
 from __future__ import annotations
 

@@ -256,10 +256,6 @@ class MeanDesign(QuestionDefaults):
     def least_noise(self) -> float:
         return self.multiplier / math.sqrt(max(self.shares))
 
-    @property
-    def is_ordered(self) -> bool:
-        return True
-
     def with_seed(self, rng: Rng) -> Seeded:
         seed = public_seed(rng)
         return Seeded(replace(self, seed=seed), seed)
