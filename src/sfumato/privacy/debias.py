@@ -313,6 +313,7 @@ def _aware(tally: Tally, values: U64, raw: F64, sure: float) -> LocalEstimates:
             chosen = np.flatnonzero(listed > SURE * spread)
             chosen = chosen[np.argsort(-listed[chosen], kind="stable")][:most]
         if chosen.size == 0 or np.array_equal(np.sort(before), np.sort(chosen)):
+            chosen = before  # in whose order they were solved for
             break
         solved = _solve(values[chosen], reading[chosen], listed[chosen], hashes, shares, width)
         met = local.collide(both, values[chosen], solved, hashes, shares, width)

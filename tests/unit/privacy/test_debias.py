@@ -615,6 +615,22 @@ def ratio_of_few(oracle: HashedResponse, *, as_before: bool = False) -> float:
     return float(np.mean(ratios))
 
 
+def test_items_that_no_longer_stand_out_once_solved_for_stay_solved_for() -> None:
+    """A second look may find none of those that the first look solved for, or find them in another
+    order; what was solved belongs to them all the same."""
+    oracle = HashedResponse(epsilon=3.6, rows=147, width=38, seed=SEED)
+    items = oracle.values([f"item {place}" for place in range(140)])
+    solved = 0
+    for run in range(300):
+        tally = Tally(oracle)
+        tally.fold(oracle.randomize(items[:36], rng=SeededRng(SEED, run)))
+        found = debias.estimate(tally, items)
+        assert np.isfinite(found.counts).all()
+        assert (found.standard_error > 0).all()
+        solved += "solved for 0 items" not in found.decoder
+    assert 10 < solved < 300  # so that both kinds of looks were met
+
+
 def test_few_records_are_not_solved_for_more_items_than_they_tell_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
