@@ -22,11 +22,13 @@ from sfumato.learn.campaign import TrainingCampaign
 from sfumato.learn.compression import AdaptNorm, FixedRate
 from sfumato.learn.data import Clients, Federated
 from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign
+from sfumato.learn.round_table import RoundNoise, RoundSketch
 from sfumato.learn.training import Training
 from sfumato.privacy import NoiseAtRelease, SeededRng, epsilon_of
 from unit.learn.test_training import parts, shown
 
 F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
 
 CLIENTS, INPUTS, CLASSES = 40, 300, 10
 LENGTH = (INPUTS + 1) * CLASSES
@@ -198,13 +200,10 @@ def ratios(design: TrainingDesign, *, present: bool, smaller: float) -> F64:
     return total
 
 
-def lower_bound(design: TrainingDesign, smaller: float = 1.0) -> float:
-    """An epsilon that the design exceeds, wrong with probability at most FALSE_ALARM: the event is
-    chosen on half of the trainings and counted on the rest (Clopper and Pearson)."""
-    present, absent = (
-        ratios(design, present=is_there, smaller=smaller) for is_there in (True, False)
-    )
-    half = RELEASES // 2
+def exceeded(present: F64, absent: F64) -> float:
+    """An epsilon that was exceeded, wrong with probability at most FALSE_ALARM: the event is chosen
+    on half of the runs and counted on the rest (Clopper and Pearson)."""
+    half = present.size // 2
 
     def bound(part: slice, bar: float) -> float:
         hits, misses = int((present[part] >= bar).sum()), int((absent[part] >= bar).sum())
@@ -217,6 +216,13 @@ def lower_bound(design: TrainingDesign, smaller: float = 1.0) -> float:
     return bound(slice(half, None), float(chosen))
 
 
+def lower_bound(design: TrainingDesign, smaller: float = 1.0) -> float:
+    """An epsilon that the design exceeds."""
+    return exceeded(
+        *(ratios(design, present=is_there, smaller=smaller) for is_there in (True, False))
+    )
+
+
 def test_rounds_with_random_cohorts_do_not_betray_more_than_is_claimed() -> None:
     """False alarm 1e-6 (Clopper-Pearson). Power: see the next test."""
     claim = epsilon_of([AUDITED.loss], DELTA)
@@ -227,3 +233,59 @@ def test_rounds_with_random_cohorts_do_not_betray_more_than_is_claimed() -> None
 def test_a_third_of_the_noise_betrays_more() -> None:
     """The negative control."""
     assert lower_bound(AUDITED, smaller=3.0) > epsilon_of([AUDITED.loss], DELTA)
+
+
+# An audit of all that a round shows: its sum, a norm and a count
+
+TOLD = replace(
+    DESIGN,
+    inputs=2,
+    classes=2,
+    noise_multiplier=2.0,
+    compression=AdaptNorm(),
+    adaptive_clip=AdaptiveClip(noise=2.0),
+)
+ROUNDS = 30_000
+
+
+def scores(mechanism: RoundNoise, table: I64, told: RoundNoise, *, present: bool) -> F64:
+    """The log-likelihood ratios, as `told` has its scales, of ROUNDS releases by `mechanism`: of a
+    client that is alone in the round, or of nobody."""
+    second = told.sketch.second
+    assert second is not None
+    main, other, count = told.sketch.split(table)
+    norm = round(float(np.linalg.norm(other)))
+    shift = np.concatenate([main.reshape(-1), [norm], count]).astype(np.float64)
+    scale = np.full(shift.size, told.scale)
+    scale[-2] = told.second_scale * (1 + 1 / second.rounding.l2)
+    scale[-1] = told.count_scale
+    weights, offset = shift / scale**2, float(np.sum(shift**2 / (2 * scale**2)))
+    rng, total = SeededRng(SEED, int(present)), table if present else np.zeros_like(table)
+    return np.array(
+        [mechanism.at_release(total, count=1, rng=rng) @ weights - offset for _ in range(ROUNDS)]
+    )
+
+
+def test_a_round_that_shows_a_norm_and_a_count_does_not_betray_more_than_is_claimed() -> None:
+    """False alarm 1e-6 (Clopper-Pearson). The control has a third of the noise."""
+    task = TrainingCampaign.begin(TOLD).next_task()
+    assert task is not None
+    told, sketch = task.mechanism, task.sketch
+    assert isinstance(told, RoundNoise)
+    assert isinstance(sketch, RoundSketch)
+    update = np.zeros((1, sketch.main.length))
+    update[0, 0] = TOLD.clip
+    table = sketch.tables(update, rng=SeededRng(SEED))[0]
+    less = replace(
+        told,
+        scale=told.scale / 3,
+        second_scale=told.second_scale / 3,
+        count_scale=told.count_scale / 3,
+    )
+    claim = epsilon_of([task.loss], DELTA)
+    for mechanism, holds in ((told, True), (less, False)):
+        present, absent = (
+            scores(mechanism, table, told, present=is_there) for is_there in (True, False)
+        )
+        found = exceeded(present, absent)
+        assert (0.2 * claim < found <= claim) is holds

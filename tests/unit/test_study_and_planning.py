@@ -42,7 +42,7 @@ def test_a_study_file_is_its_keys_and_its_dictionary_lies_beside_it(tmp_path: Pa
     plan = sfumato.plan(tmp_path / "study.toml")
     assert plan.listed.items.to_pylist() == ["oak", "elm"]
     assert plan.study.epsilon == 2
-    assert any("lists 1 items twice" in warning for warning in plan.warnings)
+    assert any("repeats items (once)" in warning for warning in plan.warnings)
 
 
 def test_a_number_too_large_to_write_is_not_infinite(tmp_path: Path) -> None:

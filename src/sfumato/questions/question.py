@@ -51,7 +51,8 @@ class Dictionary:
     def warnings(self) -> tuple[str, ...]:
         if not self.duplicates:
             return ()
-        return (f"the dictionary lists items again {self.duplicates:,} times; each counts once",)
+        again = "once" if self.duplicates == 1 else f"{self.duplicates:,} times"
+        return (f"the dictionary repeats items ({again}); each counts once",)
 
     def __len__(self) -> int:
         return len(self.items)
