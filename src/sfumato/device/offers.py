@@ -27,7 +27,7 @@ from sfumato.flow.model_terms import ModelTerms
 from sfumato.flow.report import WIRE_VERSION
 from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import WordTask
-from sfumato.privacy import NoiseAtRelease
+from sfumato.privacy import NoNoise
 from sfumato.sketch import CountSketch, OneHot, TextKeys, VectorSketch, WordKeys
 from sfumato.sketch.words import Prefix
 from sfumato.spec import from_json, later, require, spec, to_json
@@ -105,7 +105,9 @@ class Offer:
                 f'got {"a masked" if masked else "an open"} one with trust "{self.trust}"',
             )
             require(
-                not (trust.is_masked and isinstance(self.task.mechanism, NoiseAtRelease)),
+                not trust.is_masked
+                or self.task.mechanism.in_shares
+                or isinstance(self.task.mechanism, NoNoise),
                 "a masked sum must have its noise from devices: noise at the release is the "
                 "collector's to add, who would see the sum without it; use noise in shares",
             )

@@ -95,8 +95,8 @@ class SampledLoss:
         )
         require(self.times >= 1, f"times must be at least 1; got {self.times}")
         require(
-            self.loss.noise != "laplace",
-            "sampled rounds are accounted for Gaussian and Skellam noise; got laplace",
+            self.loss.noise in ("gaussian", "skellam"),
+            f"sampled rounds are accounted for Gaussian and Skellam noise; got {self.loss.noise}",
         )
 
 
