@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,14 @@ from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import Cost, EstimateRelease, NoisedSum
 from sfumato.flow.secure_sum import weights
 from sfumato.flow.task import Task, bits_for, most_devices
-from sfumato.privacy import Mechanism, Rng
+from sfumato.privacy import Mechanism
 from sfumato.questions.answers import check_finished
 from sfumato.questions.question import (
+    EVERYBODY,
     Dictionary,
     Participation,
     Plan,
     QuestionDefaults,
-    Seeded,
-    public_seed,
 )
 from sfumato.sketch import OneHot
 from sfumato.spec import digest, spec
@@ -85,25 +84,15 @@ class MedianDesign(QuestionDefaults):
             mechanism=self.mechanism,
             aggregation=Plain(modulus_bits=bits_for(most)),
             campaign=digest(self),
-            cohort="everybody",
+            cohort=EVERYBODY,
             max_count=most,
         )
 
     def parameters(self) -> dict[str, Any]:
         return {"numbers": NUMBERS}
 
-    def with_seed(self, rng: Rng) -> Seeded:
-        seed = public_seed(rng)
-        return Seeded(replace(self, seed=seed), seed)
-
     def campaign(self, plan: Plan, **context: Any) -> MedianCampaign:
         return MedianCampaign(self)
-
-    def cohorts(self) -> dict[str, float]:
-        return {"everybody": 1.0}
-
-    def cohort_size(self, task: Task) -> float:
-        return self.devices
 
     def values(
         self, task: Task, items: pa.Array, *, dictionary: Dictionary | None, place: tuple[int, int]

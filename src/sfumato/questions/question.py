@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # the layers above
 I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
+EVERYBODY = "everybody"  # the cohort of tasks that all devices answer
 _SECRET_WORDS = 4
 
 
@@ -204,7 +205,7 @@ class Question(Protocol):
 
 
 class QuestionDefaults:
-    """What most designs have in common."""
+    """What most designs have in common: every device is asked, and answers one task."""
 
     __slots__ = ()
 
@@ -238,10 +239,18 @@ class QuestionDefaults:
 
     def cohort_size(self, task: Any) -> float:
         """Devices that a task is asked of."""
-        raise NotImplementedError
+        question: Any = self
+        devices: int = question.devices
+        return devices
 
     def cohorts(self) -> Mapping[str, float]:
-        raise NotImplementedError
+        return {EVERYBODY: 1.0}
+
+    def with_seed(self, rng: Rng) -> Seeded:
+        """With the seed that most designs have as a field."""
+        design: Any = self
+        seed = public_seed(rng)
+        return Seeded(replace(design, seed=seed), seed)
 
     def values(
         self, task: Any, items: Any, *, dictionary: Dictionary | None, place: tuple[int, int]

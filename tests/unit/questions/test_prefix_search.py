@@ -35,7 +35,6 @@ from sfumato.privacy import (
 )
 from sfumato.questions.prefix_search import plan as prefix_plan
 from sfumato.questions.prefix_search.design import (
-    EVERYBODY,
     FoundWords,
     PrefixCampaign,
     PrefixDesign,
@@ -44,6 +43,7 @@ from sfumato.questions.prefix_search.design import (
 )
 from sfumato.questions.prefix_search.plan import predicted_of
 from sfumato.questions.prefix_search.plan import sized as planned
+from sfumato.questions.question import EVERYBODY
 from sfumato.sketch import CountSketch, OneHot, Rounds
 from sfumato.sketch.absent import absent_limit
 from sfumato.sketch.words import Codes, codes_of

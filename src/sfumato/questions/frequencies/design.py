@@ -20,7 +20,7 @@ from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of, weights
 from sfumato.flow.task import Task, bits_for, most_devices
-from sfumato.privacy import Mechanism, NoiseAtRelease, NoiseInShares, Rng
+from sfumato.privacy import Mechanism, NoiseAtRelease, NoiseInShares
 from sfumato.privacy.debias import LEVEL
 from sfumato.privacy.intervals import (
     CONFIDENCE,
@@ -36,8 +36,6 @@ from sfumato.questions.question import (
     Participation,
     Plan,
     QuestionDefaults,
-    Seeded,
-    public_seed,
 )
 from sfumato.sketch import CountSketch, OneHot, Rounds, Sketch, refine
 from sfumato.sketch.absent import surely_held
@@ -132,10 +130,6 @@ class FrequencyDesign(QuestionDefaults):
         tasks = [self.pilot(), *self.tasks()] if self.pilot_devices else self.tasks()
         known = [noise for task in tasks if (noise := task.noise_multiplier) is not None]
         return min(known, default=None)
-
-    def with_seed(self, rng: Rng) -> Seeded:
-        seed = public_seed(rng)
-        return Seeded(replace(self, seed=seed), seed)
 
     def campaign(self, plan: Plan, **context: Any) -> FrequencyCampaign:
         return FrequencyCampaign(self, plan.listed.items)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -38,12 +38,11 @@ from sfumato.privacy import (
 from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.questions.answers import check_finished
 from sfumato.questions.question import (
+    EVERYBODY,
     Dictionary,
     Participation,
     Plan,
     QuestionDefaults,
-    Seeded,
-    public_seed,
 )
 from sfumato.sketch import VectorSketch
 from sfumato.sketch.dense import DenseSketch, top
@@ -56,7 +55,6 @@ if TYPE_CHECKING:  # the layers above
 F64 = npt.NDArray[np.float64]
 Compression = Literal["adapt_norm", "adapt_tail", "fixed", "none"]
 
-EVERYBODY = "everybody"
 ROWS = 15  # of a sketch that is read by means; the paper's
 LEAST_WIDTH = 2
 PILOT_SHARE = 0.1  # of the budget (in 1/variance): the noise of what follows grows by a ninth
@@ -256,18 +254,8 @@ class MeanDesign(QuestionDefaults):
     def least_noise(self) -> float:
         return self.multiplier / math.sqrt(max(self.shares))
 
-    def with_seed(self, rng: Rng) -> Seeded:
-        seed = public_seed(rng)
-        return Seeded(replace(self, seed=seed), seed)
-
     def campaign(self, plan: Plan, *, devices: int | None = None, **context: Any) -> MeanCampaign:
         return MeanCampaign(self, asked=devices)
-
-    def cohorts(self) -> dict[str, float]:
-        return {EVERYBODY: 1.0}
-
-    def cohort_size(self, task: Task) -> float:
-        return self.devices
 
     def bound(
         self, population: Population, *, plan: Plan, rng: Rng, alone: bool

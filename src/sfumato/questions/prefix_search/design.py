@@ -40,12 +40,11 @@ from sfumato.privacy.intervals import NoiseLaw, of_estimates, of_sums
 from sfumato.questions.answers import check_finished, counts_of_discovered, detectable_note
 from sfumato.questions.heavy_hitters.design import items_with_keys
 from sfumato.questions.question import (
+    EVERYBODY,
     Dictionary,
     Participation,
     Plan,
     QuestionDefaults,
-    Seeded,
-    public_seed,
 )
 from sfumato.sketch import CountSketch, OneHot, Rounds, WordKeys, refine
 from sfumato.sketch.absent import absent_limit
@@ -60,7 +59,6 @@ I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 Bool = npt.NDArray[np.bool_]
 
-EVERYBODY = "everybody"  # the one cohort: losses of all levels compose on it
 MOST_CANDIDATES = 5_000_000  # prefixes that a level may be read at
 FAMILY = 0.05  # chance that some word is listed that nobody holds
 SURE = 0.95  # chance with which a word of the detectable count is found
@@ -199,18 +197,8 @@ class PrefixDesign(QuestionDefaults):
     def item_keys(self, task: Task) -> Prefix:
         return self.prefix(self.level_of(task))
 
-    def with_seed(self, rng: Rng) -> Seeded:
-        seed = public_seed(rng)
-        return Seeded(replace(self, seed=seed), seed)
-
     def campaign(self, plan: Plan, **context: Any) -> PrefixCampaign:
         return PrefixCampaign(self)
-
-    def cohorts(self) -> dict[str, float]:
-        return {EVERYBODY: 1.0}
-
-    def cohort_size(self, task: Task) -> float:
-        return self.devices
 
     def bound(
         self, population: Population, *, plan: Plan, rng: Rng, alone: bool
