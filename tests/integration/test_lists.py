@@ -125,7 +125,8 @@ def over_the_network(
         row = studies.create(store, request, key=key, rng=SeededRng(seed), now=time.time)
         study, design = from_json(row.study), from_json(row.design)
         assert isinstance(study, Study)
-        cohorts = Cohorts.of(study, design, design.search().seed, population.devices, exact=True)
+        public = getattr(design, "names", design)  # whose seed deals out the devices
+        cohorts = Cohorts.of(study, design, public.seed, population.devices, exact=True)
         assert collector.address is not None
         with NetworkFleet(
             collector.address,
