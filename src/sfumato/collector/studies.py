@@ -98,7 +98,7 @@ def create(
     planned = plan(study, items=asked.items)
     seeded = planned.design.with_seed(rng)
     planned = replace(planned, design=seeded.question)
-    if dictionary is None and planned.dictionary is not None:  # that the planner made
+    if dictionary is None and planned.dictionary is not None:  # the planner has made one
         body = to_lines(planned.dictionary)
         listed = hashlib.sha256(body).hexdigest()
     terms = Terms(
@@ -321,7 +321,7 @@ def plan_of(tx: Transaction, row: StudyRow) -> Plan:
 
 
 def _design_of(row: StudyRow) -> Question:
-    planner_of(from_json(row.study))  # which knows the kinds of its specs
+    planner_of(from_json(row.study))  # importing it registers the kinds of its specs
     design: Question = from_json(row.design)
     return design
 

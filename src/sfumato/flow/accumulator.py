@@ -68,7 +68,7 @@ class RecordBatch:
     task_id: str
     tallies: list[Tally]
     count: int
-    records: int  # that were counted
+    records: int  # counted, so without the impossible ones
     impossible: int = 0  # records that no device makes, which were left out
 
     def __repr__(self) -> str:  # never the tallies

@@ -3,6 +3,7 @@ records, never a report."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -13,18 +14,18 @@ from sfumato.flow.task import Task
 from sfumato.privacy import Books, Charge, Rng
 
 
-class Campaign:
+class Campaign(ABC):
     """Asks for one task after another, learning from what each gave."""
 
     __slots__ = ()
 
+    @abstractmethod
     def next_task(self) -> Any:
         """What to ask next, or None when there is nothing more to ask."""
-        raise NotImplementedError
 
+    @abstractmethod
     def absorb(self, answer: Any) -> None:
         """Take in what the last task gave: a `NoisedSum`, or the `RecordBatch` of a local task."""
-        raise NotImplementedError
 
     def skip(self) -> None:
         """Go on without an answer to the last task, where a campaign can do without."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -248,21 +249,21 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class EstimateRelease(Release):
+class EstimateRelease(Release, ABC):
     """A release of estimates with intervals, one row each."""
 
     endings: ClassVar[tuple[str, ...]] = ("json", "csv", "parquet", "png")
 
+    @abstractmethod
     def frame(self) -> pa.Table:
         """The estimates as an Arrow table; `.to_pandas()` makes it a data frame."""
-        raise NotImplementedError
 
+    @abstractmethod
     def plot(self, *, top: int = 20, path: str | Path | None = None) -> Any:
         """Bars with error bars for the `top` estimates of largest size; needs `sfumato[plot]`.
 
         Returns the matplotlib figure, and writes it to `path` (PNG, SVG, PDF) if given.
         """
-        raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data; `estimates` lists one record per row of `frame`."""

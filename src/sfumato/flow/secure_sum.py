@@ -167,7 +167,8 @@ def parameters_of(task: Task) -> dict[str, int]:
 
 
 def weights(tasks: Sequence[Task]) -> dict[str, int]:
-    """What a device that answers all these tasks sends, or sends and is told in masked rounds."""
+    """Bytes that pass between a collector and a device that answers all these tasks; of masked
+    rounds, in both directions."""
     if not any(task.is_masked for task in tasks):
         return {"bytes_per_device": sum(report_bytes(task) for task in tasks)}
     up, down = (sum(part) for part in zip(*map(bytes_of, tasks), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 import numpy as np
@@ -259,16 +260,16 @@ class Task:
         )
 
 
-class RecordTask:
+class RecordTask(ABC):
     """What tasks have in common whose devices send randomised records."""
 
     __slots__ = ()
     records_per_report: int
 
     @property
+    @abstractmethod
     def source(self) -> Any:
         """What makes its records: it has an epsilon, a length, and says which are valid."""
-        raise NotImplementedError
 
     @property
     def id(self) -> str:

@@ -137,7 +137,7 @@ class Sketched(_Flattened):
     def postprocess_one_user(
         self, *, stats: MappedVectorStatistics, user_context: UserContext
     ) -> tuple[MappedVectorStatistics, Metrics]:
-        vector = self._vector(stats)  # which knows the layout of the sketch
+        vector = self._vector(stats)  # also learns the layout of the sketch
         table = self.sketch().encode(vector)
         return MappedVectorStatistics({self._key(): _tensor(table)}, weight=stats.weight), Metrics()
 
@@ -204,7 +204,7 @@ class SketchedSum(_Flattened):
                 f"users must be weighted alike, with weight 1; got {stats.weight}: leave out "
                 "what weights them"
             )
-        vector = self._vector(stats)  # which knows the layout of the round
+        vector = self._vector(stats)  # also learns the layout of the round
         round = self.round()
         values = round.values(vector, rng=self.rng)
         table = contribute(round.task, values, devices=1, rng=self.rng)

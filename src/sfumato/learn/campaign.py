@@ -85,7 +85,7 @@ class TrainingCampaign(Campaign):
             state["clip"],
             {name: value.to(device) for name, value in state["memory"].items()},
             done=state["done"],
-            held=state.get("held", state["done"]),  # which was not always kept
+            held=state.get("held", state["done"]),  # older checkpoints lack it
             cells_sent=state["cells_sent"],
         )
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sfumato.errors import ImpossibleError
+from sfumato.errors import ImpossibleError, SpecError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import PARAMETER_BYTES, LocalTraining, ModelTerms, digest_of
 from sfumato.flow.release import Cost, ModelRelease
@@ -215,9 +215,13 @@ class TrainingDesign(QuestionDefaults):
         return Seeded(self, self.seed)
 
     def campaign(self, plan: Plan, **context: Any) -> Campaign:
-        from sfumato.learn.campaign import TrainingCampaign  # which imports this
+        from sfumato.learn.campaign import TrainingCampaign  # imports this module itself
 
         return TrainingCampaign.begin(self)
+
+    def values(self, task: Task, items: Any, **context: Any) -> tuple[Any, None]:
+        """Updates are computed by clients from a model, and not from what they hold alone."""
+        raise SpecError("a model is trained by sfumato.simulation.train.train")
 
     def answer(self, campaign: Any, plan: Plan, participation: Participation) -> ModelRelease:
         """The model after the rounds that were held; those to come were charged nothing."""

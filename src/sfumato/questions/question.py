@@ -77,7 +77,7 @@ class Seeded:
 class Participation:
     """Who answered a campaign, and what there is to say about it."""
 
-    devices: int  # that were asked; over a network nobody knows, so that it is those that answered
+    devices: int  # asked; over a network, where that is not known, as many as answered
     answered: int
     rounds: int  # for the bill: as planned in a simulation, those with answers over a network
     tasks: Sequence[tuple[AnyTask, int]] = ()  # with the number of devices that answered each
@@ -251,11 +251,6 @@ class QuestionDefaults:
         design: Any = self
         seed = public_seed(rng)
         return Seeded(replace(design, seed=seed), seed)
-
-    def values(
-        self, task: Any, items: Any, *, dictionary: Dictionary | None, place: tuple[int, int]
-    ) -> tuple[Any, Bool | None]:
-        raise NotImplementedError
 
     def item_keys(self, task: Any) -> ItemKeys | None:
         return None

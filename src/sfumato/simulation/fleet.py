@@ -47,7 +47,7 @@ class Fleet:
     answered: int = 0
     notes: list[str] = field(default_factory=list)
     tasks: list[tuple[AnyTask, int]] = field(default_factory=list)
-    _cohorts: set[str] = field(default_factory=set)  # that were asked
+    _cohorts: set[str] = field(default_factory=set)  # asked so far
 
     def gather(self, task: Any) -> Batch | RecordBatch:
         """The batch of a task's cohort."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -72,14 +73,14 @@ _LEAST_SINGLES = 0.3
 _TINY = float(np.finfo(np.float64).tiny)
 
 
-class ListDefaults(QuestionDefaults):
+class ListDefaults(QuestionDefaults, ABC):
     """What lists and histograms have in common: items with a key, each once for a device."""
 
     __slots__ = ()
 
+    @abstractmethod
     def search(self) -> HeavyHitterDesign:
         """The search for names."""
-        raise NotImplementedError
 
     @property
     def has_secret(self) -> bool:

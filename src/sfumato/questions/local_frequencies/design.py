@@ -7,6 +7,7 @@ all epochs add up, and so do their variances.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -85,7 +86,7 @@ class LocalCampaign(Campaign):
         return (f"{self.impossible:,} records that no device makes were left out",)
 
 
-class LocalDefaults(QuestionDefaults):
+class LocalDefaults(QuestionDefaults, ABC):
     """What questions have in common whose devices trust nobody."""
 
     __slots__ = ()
@@ -100,8 +101,9 @@ class LocalDefaults(QuestionDefaults):
     def least_noise(self) -> None:
         return None
 
+    @abstractmethod
     def tasks(self) -> list[Any]:
-        raise NotImplementedError
+        """What devices are asked, one task per round."""
 
     def campaign(self, plan: Plan, *, name: str | None = None, **context: Any) -> LocalCampaign:
         tasks = self.tasks()
