@@ -1,4 +1,4 @@
-"""Masks of secure aggregation on one core, against `cryptography` with numpy.
+"""Masks of secure aggregation on one core, against their floors.
 
 The floors add arrays that lie in the cache, and make the key streams without adding them.
 """
@@ -37,7 +37,6 @@ def _race(settings: Settings, case: str, words: int, count: int) -> Line:
     pairs = [(rng.bytes(16), rng.bytes(12) + bytes(4)) for _ in range(count)]
     signs = [1, -1] * (count // 2) or [1]
     total = rng.integers(0, 1 << 32, words, dtype=np.uint32)
-    masks._compiled()  # as in a process that has met large inputs: a quick run's are small
     return race.run(
         race.Race(
             name=NAME,
@@ -45,9 +44,7 @@ def _race(settings: Settings, case: str, words: int, count: int) -> Line:
             sizes={"words": words, "bits": 32, "masks": count},
             seeds=[SEED],
             ours=Contender(partial(masks.add_streams, total, pairs, signs)),
-            peers={
-                "cryptography and numpy": Contender(partial(masks._add_chunks, total, pairs, signs))
-            },
+            peers={},
             floors={
                 "add in cache": Contender(partial(_add_in_cache, words * count)),
                 "cryptography's stream": Contender(partial(_streams, pairs, words * 4)),

@@ -81,7 +81,6 @@ def run(settings: Settings) -> Iterator[Line]:
     )
     if not settings.wants(case.name):
         return
-    masks._compiled()  # as in a process that has met large inputs
     repeats = settings.repeats or (1 if settings.quick else REPETITIONS)
     rounds = [_measured(case) for _ in range(repeats)]
     yield race.run(

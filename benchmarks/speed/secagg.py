@@ -92,7 +92,6 @@ def run(settings: Settings) -> Iterator[Line]:
     python = python_of(ENVIRONMENT)
     flower = Peer(python, SERVER) if python is not None else None
     try:
-        masks._compiled()  # as in a process that has met large inputs: some rounds' are small
         for case in _cases(quick=True):
             _Round(case, _Floor(case)).run()
         for case in _cases(quick=settings.quick):

@@ -1,36 +1,28 @@
 """The masks of secure aggregation: key streams that are added to an accumulator, in place.
 
-A stream is AES-128 in counter mode (NIST SP 800-38A): block k is the cipher of start + k, where
-`start` is sixteen bytes, big-endian, and the sum is modulo 2**128. It is read as little-endian
-words of the accumulator's type, and sums wrap around.
-
-Large inputs are masked by the processor's AES instructions where numba can use them, the rest by
-the `cryptography` package; results are equal bit for bit. Neither takes more or less time for one
-key than for another, if OpenSSL finds such instructions, too.
+A stream is AES-128 in counter mode (NIST SP 800-38A), made by the `cryptography` package: block k
+is the cipher of start + k, where `start` is sixteen bytes, big-endian, and the sum is modulo
+2**128. It is read as little-endian words of the accumulator's type, and sums wrap around.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import SfumatoError, SpecError
-from sfumato.kernels import cores_allowed, is_compiled
+from sfumato.kernels import cores_allowed
 from sfumato.spec import require
 
 Words = npt.NDArray[np.unsignedinteger[Any]]
 
 KEY_BYTES = 16  # of a key, and of a start
-SMALL = 1 << 22  # bytes of streams below which numba is not woken, which takes a second or two
-_WORTH_A_CORE = 1 << 25  # bytes of streams
 CHUNK = 1 << 18  # bytes of a stream that are made before they are added
+_WORTH_A_CORE = 1 << 25  # bytes of streams
 _KINDS = tuple(np.dtype(kind) for kind in (np.uint8, np.uint16, np.uint32, np.uint64))
 
 
@@ -71,11 +63,9 @@ def add_streams(
     if modulus is not None:
         _add_modulo(total, keys_and_starts, signs, modulus)
         return
-    kernels = _compiled() if work >= SMALL or _is_awake() or not _has_cryptography() else None
-    add = _add_chunks if kernels is None else kernels.add_streams
-    cores = min(cores_allowed(), work // _WORTH_A_CORE) if kernels is not None else 1
+    cores = min(cores_allowed(), work // _WORTH_A_CORE)
     if cores < 2:
-        add(total, keys_and_starts, signs)
+        _add_chunks(total, keys_and_starts, signs)
         return
     each = KEY_BYTES // total.itemsize  # cells of a block of the cipher
     blocks = -(-total.size // each)
@@ -83,7 +73,7 @@ def add_streams(
 
     def add_part(first: int, last: int) -> None:
         streams = [(key, _later(start, first)) for key, start in keys_and_starts]
-        add(total[first * each : last * each], streams, signs)
+        _add_chunks(total[first * each : last * each], streams, signs)
 
     with ThreadPoolExecutor(cores) as pool:
         list(pool.map(add_part, cuts[:-1], cuts[1:]))
@@ -168,21 +158,3 @@ def _check(
                 if not isinstance(value, bytes):
                     raise SpecError(f"a {name} must be bytes; got {type(value).__name__}")
                 raise SpecError(f"a {name} must have {KEY_BYTES} bytes; got {len(value)}")
-
-
-def _has_cryptography() -> bool:
-    return importlib.util.find_spec("cryptography") is not None
-
-
-def _is_awake() -> bool:
-    return _compiled.cache_info().currsize > 0
-
-
-@cache
-def _compiled() -> ModuleType | None:
-    """The compiled loop, where numba is here and the processor has instructions for AES."""
-    if not is_compiled():
-        return None
-    from sfumato.kernels import compiled_masks
-
-    return compiled_masks if compiled_masks.WIDTHS else None

@@ -1,16 +1,10 @@
-"""Masks, by the processor's AES instructions and by `cryptography`: equal bit for bit, equal to the
-published vectors, and equal to the cipher of counters that are written out one by one.
-
-The compiled loop is held to it at every width that this processor has.
-"""
+"""Masks: equal to the published vectors, and to the cipher of counters that are written out one by
+one."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import textwrap
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,23 +16,13 @@ from hypothesis import strategies as st
 
 from checks import SEED
 from sfumato.errors import SfumatoError, SpecError
-from sfumato.kernels import compiled_masks, masks
+from sfumato.kernels import masks
 
 Words = npt.NDArray[np.unsignedinteger[Any]]
 Pairs = Sequence[tuple[bytes, bytes]]
-Path = Callable[[Words, Pairs, Sequence[int]], None]
 
-PATHS: dict[str, Path] = {
-    "cryptography": masks._add_chunks,
-    **{
-        f"{width} blocks at once": partial(compiled_masks.add_streams, width=width)
-        for width in compiled_masks.WIDTHS
-    },
-}
 KINDS = (np.uint8, np.uint16, np.uint32, np.uint64)
-GROUP = 512  # bytes of the largest group
 EDGES = [bytes(16), bytes(15) + b"\1", bytes(8) + b"\xff" * 8, b"\xff" * 15 + b"\xf0", b"\xff" * 16]
-every_path = pytest.mark.parametrize("path", PATHS)
 
 
 def counters(start: bytes, count: int) -> bytes:
@@ -73,8 +57,7 @@ def some_pairs(rng: np.random.Generator, count: int) -> list[tuple[bytes, bytes]
 # Published vectors
 
 
-@every_path
-def test_the_stream_is_that_of_sp_800_38a(path: str) -> None:
+def test_the_stream_is_that_of_sp_800_38a() -> None:
     """F.5.1, CTR-AES128.Encrypt: four blocks."""
     plain = bytes.fromhex(
         "6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51"
@@ -87,11 +70,10 @@ def test_the_stream_is_that_of_sp_800_38a(path: str) -> None:
     key = bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c")
     start = bytes.fromhex("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff")
     made = np.zeros(64, dtype=np.uint8)
-    PATHS[path](made, [(key, start)], [1])
+    masks.add_streams(made, [(key, start)], [1])
     assert (made ^ np.frombuffer(plain, np.uint8)).tobytes() == cipher
 
 
-@every_path
 @pytest.mark.parametrize(
     ("key", "plain", "cipher"),
     [
@@ -107,16 +89,15 @@ def test_the_stream_is_that_of_sp_800_38a(path: str) -> None:
         ),
     ],
 )
-def test_a_block_is_that_of_fips_197(path: str, key: str, plain: str, cipher: str) -> None:
+def test_a_block_is_that_of_fips_197(key: str, plain: str, cipher: str) -> None:
     made = np.zeros(16, dtype=np.uint8)
-    PATHS[path](made, [(bytes.fromhex(key), bytes.fromhex(plain))], [1])
+    masks.add_streams(made, [(bytes.fromhex(key), bytes.fromhex(plain))], [1])
     assert made.tobytes().hex() == cipher
 
 
 # Any size, type and start
 
 
-@every_path
 @settings(max_examples=60)
 @given(
     kind=st.sampled_from(KINDS),
@@ -128,7 +109,6 @@ def test_a_block_is_that_of_fips_197(path: str, key: str, plain: str, cipher: st
     seed=st.integers(0, 2**32 - 1),
 )
 def test_a_stream_is_that_of_cryptography(
-    path: str,
     kind: type[np.unsignedinteger[Any]],
     count: int,
     key: bytes,
@@ -140,13 +120,12 @@ def test_a_stream_is_that_of_cryptography(
     theirs = Cipher(algorithms.AES(key), modes.CTR(start)).encryptor().update(bytes(total.nbytes))
     made = np.frombuffer(theirs, total.dtype.newbyteorder("<"))
     summed = total + made if sign > 0 else total - made
-    PATHS[path](total, [(key, start)], [sign])
+    masks.add_streams(total, [(key, start)], [sign])
     assert total.tobytes() == summed.tobytes()
 
 
-@every_path
 @pytest.mark.parametrize("power", [8, 32, 64, 128])
-def test_counters_carry_and_wrap(path: str, power: int) -> None:
+def test_counters_carry_and_wrap(power: int) -> None:
     """A carry into every byte of the counter, at every place of a group."""
     rng = np.random.default_rng([SEED, power])
     key, above = rng.bytes(16), int.from_bytes(rng.bytes(16), "big") >> power << power
@@ -154,13 +133,12 @@ def test_counters_carry_and_wrap(path: str, power: int) -> None:
         start = ((above - before) % 2**128).to_bytes(16, "big")
         total = some_words(rng, 400, np.uint32)
         wanted = expected(total, [(key, start)], [1])
-        PATHS[path](total, [(key, start)], [1])
+        masks.add_streams(total, [(key, start)], [1])
         assert total.tobytes() == wanted.tobytes(), before
 
 
-@every_path
-@pytest.mark.parametrize("around", [16, GROUP, compiled_masks.BLOCK, masks.CHUNK])
-def test_sizes_around_those_that_are_worked_in_are_right(path: str, around: int) -> None:
+@pytest.mark.parametrize("around", [16, 512, masks.CHUNK])
+def test_sizes_around_those_that_are_worked_in_are_right(around: int) -> None:
     """Streams that begin anywhere, and no cell beyond either end is touched."""
     rng = np.random.default_rng([SEED, around])
     for size in (around - 1, around, around + 1, 2 * around + 5):
@@ -169,86 +147,44 @@ def test_sizes_around_those_that_are_worked_in_are_right(path: str, around: int)
         pairs, signs = some_pairs(rng, 3), [1, -1, 1]
         made = [np.frombuffer(stream(*pair, size), np.uint8) for pair in pairs]
         before[100:-100] += made[0] - made[1] + made[2]
-        PATHS[path](total, pairs, signs)
+        masks.add_streams(total, pairs, signs)
         assert held.tobytes() == before.tobytes()
-
-
-AT_THE_END_OF_MEMORY = """
-    import ctypes, mmap
-    import numpy as np
-    from sfumato.kernels import compiled_masks
-
-    page = mmap.PAGESIZE
-    memory = mmap.mmap(-1, 3 * page)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    protect = ctypes.CDLL(None).mprotect
-    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for edge in (0, 2 * page):
-        assert protect(start + edge, page, 0) == 0  # nobody may read these pages
-    for size in (1, 15, 16, 500, 512, 513, page):
-        for offset in (page, 2 * page - size):
-            total = np.frombuffer(memory, dtype=np.uint8, count=size, offset=offset)
-            for first in (0, 1, 31):
-                pair = (bytes(16), first.to_bytes(16, "big"))
-                for width in compiled_masks.WIDTHS:
-                    compiled_masks.add_streams(total, [pair], [1], width)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="pages are protected by another call there")
-def test_nothing_is_read_beyond_the_accumulator() -> None:
-    """It begins or ends where memory does: a read beyond it ends the process (SIGSEGV, −11)."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(AT_THE_END_OF_MEMORY)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 # Sums of streams
 
 
-@every_path
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_added_and_subtracted_is_gone(
-    path: str, kind: type[np.unsignedinteger[Any]]
-) -> None:
+def test_what_is_added_and_subtracted_is_gone(kind: type[np.unsignedinteger[Any]]) -> None:
     rng = np.random.default_rng(SEED)
     total = some_words(rng, 1001, kind)
     before, pairs = total.copy(), some_pairs(rng, 1)
-    PATHS[path](total, pairs, [1])
+    masks.add_streams(total, pairs, [1])
     assert (total != before).any()
-    PATHS[path](total, pairs, [-1])
+    masks.add_streams(total, pairs, [-1])
     assert total.tobytes() == before.tobytes()
 
 
-@every_path
-def test_many_streams_are_as_one_by_one(path: str) -> None:
+def test_many_streams_are_as_one_by_one() -> None:
     """Over several blocks of the cache and chunks; each stream begins elsewhere in its group."""
     rng = np.random.default_rng(SEED)
     total = some_words(rng, masks.CHUNK // 4 * 2 + 77, np.uint32)
     pairs, signs = some_pairs(rng, 9), [1, -1, -1, 1, 1, -1, 1, 1, -1]
     single = total.copy()
     for pair, sign in zip(pairs, signs, strict=True):
-        PATHS[path](single, [pair], [sign])
-    PATHS[path](total, pairs, signs)
+        masks.add_streams(single, [pair], [sign])
+    masks.add_streams(total, pairs, signs)
     assert total.tobytes() == single.tobytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_paths_are_the_same(kind: type[np.unsignedinteger[Any]]) -> None:
+def test_words_of_every_size_are_added(kind: type[np.unsignedinteger[Any]]) -> None:
     rng = np.random.default_rng(SEED)
     total = some_words(rng, 20_000, kind)
     pairs, signs = some_pairs(rng, 20), rng.choice([1, -1], 20).tolist()
-    results = set()
-    for path in PATHS.values():
-        mine = total.copy()
-        path(mine, pairs, signs)
-        results.add(mine.tobytes())
-    assert results == {expected(total, pairs, signs).tobytes()}
+    before = total.copy()
+    masks.add_streams(total, pairs, signs)
+    assert total.tobytes() == expected(before, pairs, signs).tobytes()
 
 
 def test_a_misplaced_accumulator_is_masked_all_the_same() -> None:
@@ -257,65 +193,11 @@ def test_a_misplaced_accumulator_is_masked_all_the_same() -> None:
     total = np.frombuffer(bytearray(rng.bytes(4 * 3000 + 1)), np.uint8)[1:].view(np.uint32)
     assert not total.flags.aligned
     pairs, before = some_pairs(rng, 2), total.copy()
-    for path in list(PATHS)[:2]:  # the widest is enough, and each takes a while to compile
-        total[:] = before
-        PATHS[path](total, pairs, [1, -1])
-        assert total.tobytes() == expected(before, pairs, [1, -1]).tobytes()
+    masks.add_streams(total, pairs, [1, -1])
+    assert total.tobytes() == expected(before, pairs, [1, -1]).tobytes()
 
 
-# Which path is taken
-
-
-@pytest.fixture
-def asleep() -> Any:
-    """As in a fresh process, where no large input has come."""
-    masks._compiled.cache_clear()
-    yield
-    masks._compiled.cache_clear()
-
-
-@pytest.mark.usefixtures("asleep")
-def test_numba_sleeps_until_a_large_input_comes() -> None:
-    rng = np.random.default_rng(SEED)
-    small, large = np.zeros(1000, np.uint32), np.zeros(masks.SMALL // 4, np.uint32)
-    pair = some_pairs(rng, 1)[0]
-    masks.add_stream(small, *pair)
-    assert not masks._is_awake()
-    masks.add_stream(large, *pair)
-    assert masks._is_awake()
-    masks.add_stream(large[:1000], *pair, subtract=True)
-    assert not large[:1000].any()
-    masks.add_stream(small, *pair, subtract=True)
-    assert not small.any()
-
-
-@pytest.mark.usefixtures("asleep")
-def test_a_processor_without_the_instructions_masks_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(compiled_masks, "WIDTHS", ())
-    total = np.zeros(masks.SMALL // 4, np.uint32)
-    pair = some_pairs(np.random.default_rng(SEED), 1)[0]
-    masks.add_stream(total, *pair)
-    assert total[:1000].tobytes() == stream(*pair, 4000)
-    assert total[-4:].tobytes() == stream(*pair, masks.SMALL)[-16:]
-
-
-def test_instructions_are_used_only_where_they_are() -> None:
-    def widths(*features: str) -> tuple[int, ...]:
-        return compiled_masks._widths(",".join(features))
-
-    assert widths("") == ()
-    assert widths("+aes", "+neon") == ()  # the same word on another kind of processor
-    assert widths("+sse2", "-aes", "+avx2") == ()
-    assert widths("+sse2", "+aes", "+avx2", "-vaes", "+avx512f") == (1,)
-    assert widths("+sse2", "+aes", "+avx2", "+vaes", "-avx512f") == (2, 1)
-    assert widths("+sse2", "+aes", "+avx2", "+vaes", "+avx512f") == (4, 2, 1)
-
-
-@pytest.mark.usefixtures("asleep")
-def test_a_machine_with_neither_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_masks, "WIDTHS", ())
+def test_a_machine_without_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
     with pytest.raises(SfumatoError, match="masks need cryptography") as caught:
         masks.add_stream(np.zeros(4, np.uint32), bytes(16), bytes(16))
@@ -385,6 +267,5 @@ def test_several_cores_add_what_one_adds(kind: Any, monkeypatch: pytest.MonkeyPa
     masks.add_streams(one, streams, [1, -1, 1])
     monkeypatch.setattr(masks, "cores_allowed", lambda: 3)
     monkeypatch.setattr(masks, "_WORTH_A_CORE", 1)
-    masks._compiled()
     masks.add_streams(several, streams, [1, -1, 1])
     assert np.array_equal(one, several)
