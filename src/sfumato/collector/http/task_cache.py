@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -16,7 +14,6 @@ from sfumato.collector.http.limits import Bucket
 from sfumato.collector.problems import Problem
 from sfumato.collector.settings import Settings
 from sfumato.collector.store.store import Store, TaskRow
-from sfumato.errors import StoreError
 from sfumato.flow.admission import Admission
 from sfumato.flow.task import Task
 from sfumato.spec import from_json
@@ -47,7 +44,7 @@ class Snapshot:
     read_at: float
 
 
-class OpenTasks:
+class TaskCache:
     """The open tasks of a store, at most a second old. A task that is unknown is looked up at once.
 
     Whether a task is still open is decided again when its upload is stored, in the transaction.
@@ -68,7 +65,6 @@ class OpenTasks:
         self._lock = asyncio.Lock()
         self._closed: set[str] = set()
         self._snapshot: Snapshot | None = None
-        self._renewal: asyncio.Task[None] | None = None  # before what is known is too old
 
     async def snapshot(self, *, fresh: bool = False) -> Snapshot:
         """What is open now; `fresh` reads the store in any case."""
@@ -80,20 +76,6 @@ class OpenTasks:
                     await self._call(self._refresh)
         assert self._snapshot is not None  # `_refresh` returned
         return self._snapshot
-
-    def known(self, task_id: str) -> OpenTask | None:
-        """The open task of this id, if no look into the store is needed to tell."""
-        snapshot = self._snapshot
-        age = math.inf if snapshot is None else self._now() - snapshot.read_at
-        if snapshot is None or age > _FRESH_SECONDS:
-            return None
-        if age > _FRESH_SECONDS / 2 and (self._renewal is None or self._renewal.done()):
-            self._renewal = asyncio.get_running_loop().create_task(self._renewed())
-        return snapshot.tasks.get(task_id)
-
-    async def _renewed(self) -> None:
-        with suppress(StoreError):  # who asks next hears of it
-            await self.snapshot(fresh=True)
 
     async def find(self, task_id: str) -> OpenTask:
         """The open task of this id; Problem if there is none, or it is closed."""
