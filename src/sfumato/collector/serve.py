@@ -71,7 +71,7 @@ class CollectorServer:
                 if with_worker
                 else None
             )
-            service = Service(
+            self.service = Service(
                 self.store,
                 settings,
                 key=self.key,
@@ -81,7 +81,7 @@ class CollectorServer:
                 tables=tables,
                 messages=messages,
             )
-            self._server: Server = make_server(create_app(service, routes), settings)
+            self._server: Server = make_server(create_app(self.service, routes), settings)
             self._socket = listen(settings)
         except BaseException:
             self.store.close()

@@ -30,7 +30,7 @@ class HeadLimits:
     """
 
     def __init__(self, app: ASGIApp, *, seconds: float) -> None:
-        """A connection without a request is closed after `seconds`, and at most twice that."""
+        """A connection is closed if no request is complete `seconds` after the answer before."""
         self._app = app
         self._seconds = seconds
         self._connections: dict[tuple[str, int], _Connection] = {}  # by the client's address
