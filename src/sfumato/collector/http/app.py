@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.routing import BaseRoute, Match
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sfumato.collector.http import admin_routes, device_routes, openapi, round_routes
@@ -23,6 +23,7 @@ from sfumato.collector.problems import ALWAYS, Problem, problem_response
 from sfumato.errors import SfumatoError
 
 ENDPOINTS = (*device_routes.ENDPOINTS, *round_routes.ENDPOINTS)
+_ENDPOINTS = [(route.methods or set(), route.path_regex, route.app) for route in ENDPOINTS]
 
 
 class Application(FastAPI):
@@ -31,11 +32,10 @@ class Application(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            for route in ENDPOINTS:
-                match, parameters = route.matches(scope)
-                if match is Match.FULL:
-                    scope.update(parameters, app=self)
-                    await route.app(scope, receive, send)
+            for methods, path, endpoint in _ENDPOINTS:
+                if scope["method"] in methods and (match := path.match(scope["path"])):
+                    scope.update(app=self, path_params=match.groupdict())
+                    await endpoint(scope, receive, send)
                     return
         await super().__call__(scope, receive, send)
 

@@ -50,9 +50,14 @@ class HeadLimits:
             await self._app(scope, receive, send)
             return
         connection = self._connections[scope["client"]]
-        connection.begin_request(content_length(scope) or 0)
+        head_bytes, body_bytes = len(scope["raw_path"]) + len(scope["query_string"]), 0
+        for name, value in scope["headers"]:
+            head_bytes += len(name) + len(value)
+            if name == b"content-length":
+                body_bytes = _number(value)
+        connection.begin_request(body_bytes)
         try:
-            if _head_bytes(scope) > HEAD_BYTES:
+            if head_bytes > HEAD_BYTES:
                 answer = PlainTextResponse(_HEAD_TOO_LONG, 400, {"Connection": "close"})
                 await answer(scope, receive, send)
             else:
@@ -133,19 +138,9 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
 
-def _head_bytes(scope: Scope) -> int:
-    size = len(scope["raw_path"]) + len(scope["query_string"])
-    for name, value in scope["headers"]:
-        size += len(name) + len(value)
-    return size
-
-
-def content_length(scope: Scope) -> int | None:
-    """The length of a request's body, if its head has one."""
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and len(value) < 16:
-            return int(value)
-    return None
+def _number(value: bytes) -> int:
+    """What a header says; 0 if that is no number."""
+    return int(value) if value.isdigit() and len(value) <= 20 else 0
 
 
 class Bodies:
@@ -159,8 +154,9 @@ class Bodies:
         self, scope: Scope, receive: Receive, *, most_bytes: int, seconds: float
     ) -> bytes:
         """The whole body; one that is too large is refused as soon as that shows."""
-        if (content_length(scope) or 0) > most_bytes:
-            raise _too_large(most_bytes)
+        for name, value in scope["headers"]:
+            if name == b"content-length" and _number(value) > most_bytes:
+                raise _too_large(most_bytes)
         parts: list[bytes] = []
         size, is_more = 0, True
         try:

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -14,6 +15,7 @@ from sfumato.collector.http.limits import Bucket
 from sfumato.collector.problems import Problem
 from sfumato.collector.settings import Settings
 from sfumato.collector.store.store import Store, TaskRow
+from sfumato.errors import StoreError
 from sfumato.flow.admission import Admission
 from sfumato.flow.task import Task
 from sfumato.spec import from_json
@@ -65,17 +67,29 @@ class TaskCache:
         self._lock = asyncio.Lock()
         self._closed: set[str] = set()
         self._snapshot: Snapshot | None = None
+        self._renewal: asyncio.Future[None] | None = None  # before the snapshot is too old
 
     async def snapshot(self, *, fresh: bool = False) -> Snapshot:
         """What is open now; `fresh` reads the store in any case."""
         asked_at = self._now()
         oldest = asked_at if fresh else asked_at - _FRESH_SECONDS
-        if self._snapshot is None or self._snapshot.read_at < oldest:
+        snapshot = self._snapshot
+        if snapshot is None or snapshot.read_at < oldest:
             async with self._lock:
                 if self._snapshot is None or self._snapshot.read_at < oldest:
                     await self._call(self._refresh)
+        elif snapshot.read_at < asked_at - _FRESH_SECONDS / 2 and not self._is_renewing:
+            self._renewal = asyncio.ensure_future(self._renew())  # so that nobody waits for it
         assert self._snapshot is not None  # `_refresh` returned
         return self._snapshot
+
+    @property
+    def _is_renewing(self) -> bool:
+        return self._renewal is not None and not self._renewal.done()
+
+    async def _renew(self) -> None:
+        with suppress(StoreError):  # who asks next hears of it
+            await self.snapshot(fresh=True)
 
     async def find(self, task_id: str) -> OpenTask:
         """The open task of this id; Problem if there is none, or it is closed."""
