@@ -46,7 +46,7 @@ TREES = [
 class Stage:
     """A collector that runs, and what a test does with it from outside."""
 
-    def __init__(self, collector: serve.Collector) -> None:
+    def __init__(self, collector: serve.CollectorServer) -> None:
         self.collector = collector
         self.address = collector.address
         self._rng = SeededRng(7)

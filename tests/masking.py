@@ -14,10 +14,10 @@ from starlette.routing import BaseRoute
 from collecting import Clock
 from serving import settings, wait_for
 from sfumato.collector import studies
-from sfumato.collector.serve import Collector, running
+from sfumato.collector.serve import CollectorServer, running
 from sfumato.collector.store.store import StudyRow
 from sfumato.collector.worker.rounds import Patience
-from sfumato.collector.worker.table_queue import Arrivals
+from sfumato.collector.worker.table_queue import TableQueue
 from sfumato.collector.worker.worker import Worker
 from sfumato.device import Device, Http, Joined, MemoryBox, Part, Send
 from sfumato.flow.release import CountRelease
@@ -32,20 +32,20 @@ PHASE_SECONDS = 60.0
 class Masking:
     """A collector without a worker of its own, and a worker that steps when the test says so."""
 
-    collector: Collector
+    collector: CollectorServer
     clock: Clock = field(default_factory=Clock)
     tries: int = 3
-    arrivals: Arrivals | None = None  # tables that a test puts there
+    tables: TableQueue | None = None  # with what a test puts there
 
     def __post_init__(self) -> None:
-        self.told = 0
+        self.changes = 0
         self.restart()
 
     def restart(self) -> None:
         """Another worker: all that the one before had in memory is gone."""
 
-        def tell() -> None:
-            self.told += 1
+        def notify() -> None:
+            self.changes += 1
 
         self.worker = Worker(
             self.collector.store,
@@ -53,8 +53,8 @@ class Masking:
             now=self.clock,
             log=lambda event, **fields: None,
             patience=Patience(cohort_seconds=600, phase_seconds=PHASE_SECONDS, tries=self.tries),
-            tell=tell,
-            arrivals=self.arrivals,
+            notify=notify,
+            tables=self.tables,
         )
 
     def create(self, devices: int, **keys: Any) -> StudyRow:
@@ -168,10 +168,10 @@ def play(
                 if leaves:
                     masking.wait_out()
                 return
-            told = masking.told
+            changes = masking.changes
             before_step(staying[0].phase)
             masking.work()
-            if masking.told == told:  # somebody is missing
+            if masking.changes == changes:  # somebody is missing
                 masking.wait_out()
     raise AssertionError(f"the round does not end: {[part.phase for part in parts]}")
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.collector.connection import Quick
 from sfumato.collector.http.app import create_app
 from sfumato.collector.http.service import Service
 from sfumato.collector.serve import address_of, listen, make_server
@@ -184,11 +183,9 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 @contextmanager
-def served(service: Service, quick: Quick | None = None) -> Iterator[str]:
+def served(service: Service) -> Iterator[str]:
     """The address of a service that answers, without a worker, while the block lasts."""
-    app = create_app(service)
-    app.state.quick = (quick,) if quick else app.state.quick
-    server = make_server(app, service.settings)
+    server = make_server(create_app(service), service.settings)
     listening, started = listen(service.settings), threading.Event()
     server.on_started = started.set
     thread = threading.Thread(target=server.run, args=([listening],))

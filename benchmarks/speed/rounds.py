@@ -11,8 +11,7 @@ which need not be stored, and their sum through the bare store, in groups of the
 group a commit (`store`); and what the collector must compute (`primitives`): a check of every
 signature, the addition of the tables, every device's secret out of shares, an agreement for each
 mask between a device and one that vanished, the keys of the masks that are still in the sum, and
-these masks. The bare server goes through uvicorn's own layers for each request; a collector may do
-better than that. What is checked of shares, and what is written of phases, is not in the floors.
+these masks. What is checked of shares, and what is written of phases, is not in the floors.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ NAME = "rounds"
 SEED = 1
 REPETITIONS = 3
 CONNECTIONS = 1_000  # one for each device
-MOST_TIMES_FLOOR = 1.3  # the goal, for the largest round
 _PATIENCE_SECONDS = 120.0
 
 
@@ -121,16 +119,6 @@ def table(lines: Sequence[Line]) -> str:
         for kind, key in (("round", "steps"), ("floor", "floor_steps"))
     ]
     return "\n".join([race.table(lines), *parts])
-
-
-def missed(lines: Sequence[Line]) -> list[str]:
-    """What the goal asks and a line does not give."""
-    return [
-        f"{NAME}/{line['case']}: {ratio['median']:.3g} times {name}, not {MOST_TIMES_FLOOR:g}"
-        for line in lines
-        for name, ratio in line["ratio_to_floor"].items()
-        if ratio["median"] > MOST_TIMES_FLOOR
-    ]
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from running import sfumato as run
 from serving import ask, settings, wait_for
 from sfumato.cli.main import main
-from sfumato.collector.serve import Collector, running
+from sfumato.collector.serve import CollectorServer, running
 from sfumato.device.offers import public_key, verify
 from sfumato.flow.contribute import local_report
 from sfumato.flow.report import to_frames
@@ -39,13 +39,13 @@ def create(name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collector]:
+def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorServer]:
     with running(settings(tmp_path_factory.mktemp("collector"))) as collector:
         yield collector
 
 
 @pytest.fixture
-def sfumato(collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sfumato:
+def sfumato(collector: CollectorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sfumato:
     """`sfumato …` in a folder with a study, for the collector that runs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.toml").write_text(STUDY)
@@ -72,7 +72,7 @@ def answer_of(done: Result) -> Any:
     return json.loads(done.stdout)
 
 
-def send(collector: Collector, name: str, categories: list[int]) -> None:
+def send(collector: CollectorServer, name: str, categories: list[int]) -> None:
     """What devices with these items send to a study."""
     envelopes = ask(collector.address, "GET", "/v1/offers").json()["offers"]
     offered = [verify(envelope, public_key(collector.key)) for envelope in envelopes]
@@ -87,7 +87,7 @@ def send(collector: Collector, name: str, categories: list[int]) -> None:
 
 
 def test_a_study_from_its_opening_to_a_file(
-    sfumato: Sfumato, collector: Collector, tmp_path: Path
+    sfumato: Sfumato, collector: CollectorServer, tmp_path: Path
 ) -> None:
     study_id = answer_of(sfumato(*create("Trees"), "--json"))["id"]
     assert answer_of(sfumato(*create("Trees"), "--json"))["id"] == study_id
@@ -213,7 +213,7 @@ def test_settings_are_checked_and_shown_without_secrets(sfumato: Sfumato, tmp_pa
     )
 
 
-def test_an_address_that_is_taken_is_said_to_be(collector: Collector, tmp_path: Path) -> None:
+def test_an_address_that_is_taken_is_said_to_be(collector: CollectorServer, tmp_path: Path) -> None:
     port = collector.address.rpartition(":")[2]
     code, out, err = run("serve", "--port", port, cwd=tmp_path)
     assert (code, out) == (1, "")

@@ -12,12 +12,12 @@ from sfumato.collector.store.round_tables import (
     TAKEN,
     WAITING,
     Join,
-    Joining,
-    Keeping,
+    JoinOutcome,
     Message,
     Place,
     RoundRow,
-    standing,
+    StoreOutcome,
+    accepted_members,
 )
 from sfumato.collector.store.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.errors import StoreError
@@ -32,7 +32,7 @@ def key(number: int) -> bytes:
     return bytes([number]) * 32
 
 
-def join(tx: Transaction, *device: Any) -> Joining:
+def join(tx: Transaction, *device: Any) -> JoinOutcome:
     (joined,) = tx.join_all([Join(*device)])
     return joined
 
@@ -155,7 +155,7 @@ def test_a_round_that_is_given_up_lets_some_wait_again_and_forgets_the_others(
         assert (row.deadline, tx.invitation(ROUND.id)) == (0, "")
 
 
-def keep(tx: Transaction, *message: Any) -> Keeping:
+def keep(tx: Transaction, *message: Any) -> StoreOutcome:
     (kept,) = tx.add_messages([Message(*message)])
     return kept
 
@@ -206,7 +206,7 @@ def test_messages_are_settled_and_may_be_forgotten(formed: Store) -> None:
         assert tx.messages(ROUND.id, "enrol", [1, 2]) == {1: b"\x01" * 9_000, 2: b""}
         tx.settle(ROUND.id, "enrol", {1: TAKEN}, forget=True)
         assert tx.messages(ROUND.id, "enrol", [1]) == {1: b""}
-        assert standing(tx.senders(ROUND.id, "enrol")) == {0, 1, 3}
+        assert accepted_members(tx.senders(ROUND.id, "enrol")) == {0, 1, 3}
         assert tx.senders(ROUND.id, "enrol") == {0: TAKEN, 1: TAKEN, 2: "malformed", 3: WAITING}
         assert tx.checkpoint(ROUND.id) is None
         tx.set_checkpoint(ROUND.id, b"sum")

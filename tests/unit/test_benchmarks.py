@@ -162,15 +162,9 @@ def test_a_coverage_outside_its_limits_is_told(load: Any) -> None:
     assert len(coverage.missed([line | {"covered": 0.929}, line | {"covered": 0.971}])) == 2
 
 
-def test_a_collector_that_is_slow_or_grows_is_told(load: Any) -> None:
+def test_a_collector_that_grows_is_told(load: Any) -> None:
     ingest = load("speed.ingest")
-
-    def raced(times: float) -> dict[str, Any]:
-        ratio = {"bare store": {"median": times, "interval": [times, times]}}
-        return {"case": "made up", "bare": {}, "ratio_to_floor": ratio}
-
-    assert not ingest.missed([raced(1.9), {"case": "memory", "bytes": {"1": 100, "10": 109}}])
-    assert len(ingest.missed([raced(2.1)])) == 1
+    assert not ingest.missed([{"case": "memory", "bytes": {"1": 100, "10": 109}}])
     assert len(ingest.missed([{"case": "memory", "bytes": {"1": 100, "10": 112}}])) == 1
 
 
@@ -203,13 +197,6 @@ def test_what_a_masked_round_misses_is_told(load: Any) -> None:
         slow = line | {"ratio_to_floor": {"a floor": {"median": 1.31}}}
         assert secagg.missed([slow])
         assert not secagg.missed([slow | {"sizes": {"to_the_floor": False}}])
-
-
-def test_what_rounds_over_a_network_miss_is_told(load: Any) -> None:
-    rounds = load("speed.rounds")
-    line = {"case": "made up", "ratio_to_floor": {"a floor": {"median": 1.3}}}
-    assert not rounds.missed([line])
-    assert rounds.missed([line | {"ratio_to_floor": {"a floor": {"median": 1.31}}}])
 
 
 def test_pages_that_are_slow_are_told(load: Any) -> None:

@@ -92,17 +92,9 @@ class Metrics:
 
     def add(self, name: str, by: float = 1, **labels: str) -> None:
         """Count; the labels must be those that the metric has."""
-        self.counter(name, **labels)(by)
-
-    def counter(self, name: str, **labels: str) -> Callable[[float], None]:
-        """What counts with these labels: for whoever counts often."""
         key, values = self._key(name, labels), self._values[name]
-
-        def count(by: float) -> None:
-            with self._lock:
-                values[key] = values.get(key, 0) + by
-
-        return count
+        with self._lock:
+            values[key] = values.get(key, 0) + by
 
     def set(self, name: str, value: float, **labels: str) -> None:
         key = self._key(name, labels)
@@ -138,9 +130,10 @@ class Metrics:
 
     def _key(self, name: str, labels: Mapping[str, str]) -> tuple[str, ...]:
         wanted = KNOWN[name][2]
-        if labels.keys() != set(wanted):
+        key = tuple([labels[label] for label in wanted if label in labels])
+        if not len(key) == len(wanted) == len(labels):
             raise TypeError(f"{name} has the labels {wanted}; got {tuple(labels)}")
-        return tuple(labels[label] for label in wanted)
+        return key
 
 
 def _escaped(text: str) -> str:

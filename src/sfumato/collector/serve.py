@@ -11,29 +11,27 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from queue import SimpleQueue
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
 from sfumato import __version__
 from sfumato.collector import keys, logs
-from sfumato.collector.connection import Connection
 from sfumato.collector.http.app import create_app
+from sfumato.collector.http.limits import HeadLimits
 from sfumato.collector.http.service import Service
-from sfumato.collector.http.waiting import News
-from sfumato.collector.long_bodies import LongBodies
+from sfumato.collector.http.waiting import ChangeNotifier
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.settings import Settings
 from sfumato.collector.store.ledger import set_budget
 from sfumato.collector.store.store import Store
-from sfumato.collector.worker.replay import Spoken
+from sfumato.collector.worker.replay import PhaseMessages
 from sfumato.collector.worker.rounds import Patience
-from sfumato.collector.worker.table_queue import Arrivals
-from sfumato.collector.worker.thread import Background
+from sfumato.collector.worker.table_queue import TableQueue
+from sfumato.collector.worker.thread import WorkerThread
 from sfumato.collector.worker.worker import Worker
 from sfumato.device import offers
 from sfumato.errors import ServiceError, SpecError
@@ -44,7 +42,7 @@ _SWITCH_SECONDS = 0.002
 _LOOPBACK = ("http://127.", "http://[::1]")
 
 
-class Collector:
+class CollectorServer:
     """A collector that is set up and not yet running: the store is open, the address is taken."""
 
     def __init__(
@@ -58,32 +56,32 @@ class Collector:
         self._settings = settings
         self.store, self.key = open_store(settings)
         try:
-            metrics, self._news = Metrics(), News(self.store)
-            arrivals, spoken = Arrivals(settings.queue_bytes), Spoken()
+            metrics, self._changes = Metrics(), ChangeNotifier(self.store)
+            tables, messages = TableQueue(settings.queue_bytes), PhaseMessages()
             self._worker = (
                 worker_of(
                     self.store,
                     settings,
                     self.key,
                     metrics,
-                    tell=self._news.tell,
-                    arrivals=arrivals,
-                    spoken=spoken,
+                    notify=self._changes.notify,
+                    tables=tables,
+                    messages=messages,
                 )
                 if with_worker
                 else None
             )
-            service = Service(
+            self.service = Service(
                 self.store,
                 settings,
                 key=self.key,
                 metrics=metrics,
                 worker=self._worker,
-                news=self._news,
-                arrivals=arrivals,
-                spoken=spoken,
+                changes=self._changes,
+                tables=tables,
+                messages=messages,
             )
-            self._server: Server = make_server(create_app(service, routes), settings)
+            self._server: Server = make_server(create_app(self.service, routes), settings)
             self._socket = listen(settings)
         except BaseException:
             self.store.close()
@@ -116,7 +114,7 @@ class Collector:
     def stop(self, *, at_once: bool = False) -> None:
         """Take no more requests; from any thread. `at_once` waits for none that is under way."""
         self._server.should_exit = True
-        self._news.stop()
+        self._changes.stop()
         self._server.force_exit = self._server.force_exit or at_once
 
 
@@ -138,13 +136,12 @@ def worker_of(
     key: bytes,
     metrics: Metrics | None = None,
     *,
-    tell: Callable[[], None] = lambda: None,
-    arrivals: Arrivals | None = None,
-    spoken: Spoken | None = None,
-) -> Background:
-    """The worker of a store, to run in a thread or in this one; it calls `tell` when there is
-    something new for devices that wait. It adds tables that a server in this process puts among
-    `arrivals`, and such a server tells devices what is `spoken`."""
+    notify: Callable[[], None] = lambda: None,
+    tables: TableQueue | None = None,
+    messages: PhaseMessages | None = None,
+) -> WorkerThread:
+    """The worker of a store, in a thread of its own; it calls `notify` when there is something new
+    for devices that wait. It shares `tables` and `messages` with a server in this process."""
     worker = Worker(
         store,
         key=key,
@@ -155,12 +152,12 @@ def worker_of(
             phase_seconds=settings.phase_seconds,
             tries=settings.round_tries,
         ),
-        tell=tell,
-        arrivals=arrivals,
-        spoken=spoken,
+        notify=notify,
+        tables=tables,
+        messages=messages,
         metrics=metrics,
     )
-    return Background(store, worker.step, pause_seconds=settings.worker_seconds, metrics=metrics)
+    return WorkerThread(store, worker.step, pause_seconds=settings.worker_seconds, metrics=metrics)
 
 
 def serve(
@@ -176,7 +173,7 @@ def serve(
     """
     logs.set_up(settings.log_level)
     sys.setswitchinterval(_SWITCH_SECONDS)
-    collector = Collector(settings, with_worker=with_worker, routes=routes)
+    collector = CollectorServer(settings, with_worker=with_worker, routes=routes)
     gc.freeze()  # what is here stays; to look through it again and again took a tenth of all time
     gc.set_threshold(_GARBAGE, *gc.get_threshold()[1:])
 
@@ -205,12 +202,12 @@ def work(settings: Settings) -> None:
     store, key = open_store(settings)
     try:
         worker = worker_of(store, settings, key)
-        told: SimpleQueue[int] = SimpleQueue()  # which a signal's handler may put into
+        signals: SimpleQueue[int] = SimpleQueue()  # which a signal's handler may put into
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, frame: told.put(number))
+            signal.signal(number, lambda number, frame: signals.put(number))
         worker.start()
         logs.log("started", version=__version__)
-        told.get()
+        signals.get()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)  # a second one does not wait
         _end(worker, settings)
@@ -222,9 +219,9 @@ def work(settings: Settings) -> None:
 @contextmanager
 def running(
     settings: Settings, *, with_worker: bool = True, routes: Sequence[BaseRoute] = ()
-) -> Iterator[Collector]:
+) -> Iterator[CollectorServer]:
     """A collector in a thread of this process, for as long as the block lasts."""
-    collector = Collector(settings, with_worker=with_worker, routes=routes)
+    collector = CollectorServer(settings, with_worker=with_worker, routes=routes)
     started = threading.Event()
     thread = threading.Thread(target=collector.run, args=(started.set,), name="collector")
     thread.start()
@@ -238,13 +235,13 @@ def running(
         thread.join()
 
 
-def _end(worker: Background, settings: Settings) -> None:
+def _end(worker: WorkerThread, settings: Settings) -> None:
     """A step that takes longer is left: what it has not committed is done again."""
     if not worker.stop(settings.shutdown_seconds):
         logs.log("worker-left", level=logging.WARNING, reason="its step takes long")
 
 
-def _say_what_is_unwise(collector: Collector) -> None:
+def _say_what_is_unwise(collector: CollectorServer) -> None:
     with collector.store.reading() as tx:
         tokens = tx.tokens()
     if not tokens:
@@ -279,13 +276,15 @@ class Server(uvicorn.Server):
         yield
 
 
-def make_server(app: FastAPI, settings: Settings) -> Server:
+def make_server(app: ASGIApp, settings: Settings) -> Server:
     """The server; certificates are read now."""
-    quick = getattr(app.state, "quick", ())
+    limited = HeadLimits(app, seconds=settings.idle_seconds)
+    stock = uvicorn.Config(app, http="httptools", log_config=None)
+    stock.load()
     config = uvicorn.Config(
-        app,
+        limited,
         loop="asyncio",
-        http=partial(Connection, quick=quick, long_bodies=LongBodies()),  # type: ignore[arg-type]  # it is only called
+        http=limited.protocol(stock.http_protocol_class),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -107,7 +107,8 @@ async def own_form(request: Request, session: Session | None) -> Form:
         )
     service = service_of(request)
     body = await service.bodies.read(
-        request,
+        request.scope,
+        request.receive,
         most_bytes=service.settings.study_bytes,
         seconds=service.settings.upload_seconds,
     )

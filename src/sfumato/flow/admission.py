@@ -91,7 +91,7 @@ class Admission:
     def admit(self, body: bytes, *, most_reports: int) -> Admitted:
         """What of an upload counts; MismatchError if it is no row of frames, TooManyReportsError
         if it has more than `most_reports`."""
-        if 0 < (count := self.all_good(body)) <= most_reports:
+        if 0 < (count := self._all_good(body)) <= most_reports:
             return Admitted(count, body)
         starts, sizes = frames(body, most_reports)
         data = np.frombuffer(body, dtype=np.uint8)
@@ -110,7 +110,7 @@ class Admission:
         rejected = Counter(_REASONS[verdict] for verdict in verdicts[~kept].tolist())
         return Admitted(len(parts), b"".join(parts), rejected)
 
-    def all_good(self, body: bytes) -> int:
+    def _all_good(self, body: bytes) -> int:
         """How many reports a body has, if they have one length and none is to be rejected; else 0.
 
         That is what nearly every upload is, and quick to see.

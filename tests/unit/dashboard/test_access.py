@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
@@ -189,10 +188,9 @@ def test_pages_hold_no_script_no_style_and_nothing_from_elsewhere(admin: Visitor
 
 
 def test_a_page_does_not_wait_for_what_devices_keep_busy(stage: Stage, admin: Visitor) -> None:
-    app: Any = stage.collector._server.config.app
     gate = threading.Event()
     try:
-        waiting = [app.state.service._pool.submit(gate.wait) for _ in range(8)]
+        waiting = [stage.collector.service._pool.submit(gate.wait) for _ in range(8)]
         pages = ("studies", "ledger", "costs", "studies/new")
         answers = [admin.get(f"/dashboard/{page}").status_code for page in pages]
         assert not any(one.done() for one in waiting)

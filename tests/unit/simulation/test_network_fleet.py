@@ -15,7 +15,7 @@ import pytest
 from running import sfumato
 from serving import PATIENCE_SECONDS, opened, settings, stored, wait_for
 from sfumato.collector import studies
-from sfumato.collector.serve import Collector
+from sfumato.collector.serve import CollectorServer
 from sfumato.device import Response
 from sfumato.errors import ImpossibleError, ServiceError, SpecError
 from sfumato.privacy import SystemRng
@@ -28,8 +28,8 @@ TREES = [f"tree {number}" for number in range(20)]
 
 
 @contextmanager
-def collecting(folder: Path, *, with_worker: bool = True) -> Iterator[Collector]:
-    collector = Collector(settings(folder), with_worker=with_worker)
+def collecting(folder: Path, *, with_worker: bool = True) -> Iterator[CollectorServer]:
+    collector = CollectorServer(settings(folder), with_worker=with_worker)
     started = threading.Event()
     thread = threading.Thread(target=collector.run, args=(started.set,))
     thread.start()
@@ -41,7 +41,7 @@ def collecting(folder: Path, *, with_worker: bool = True) -> Iterator[Collector]
         thread.join()
 
 
-def create(collector: Collector, name: str, **study: object) -> str:
+def create(collector: CollectorServer, name: str, **study: object) -> str:
     request = {
         "name": name,
         "purpose": "Which trees to plant next.",
@@ -55,7 +55,7 @@ def create(collector: Collector, name: str, **study: object) -> str:
     return row.id
 
 
-def released(collector: Collector, study: str) -> dict[str, object]:
+def released(collector: CollectorServer, study: str) -> dict[str, object]:
     def told() -> str | None:
         with collector.store.reading() as tx:
             return tx.release(study)

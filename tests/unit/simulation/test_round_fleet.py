@@ -17,7 +17,7 @@ from checks import SEED
 from serving import settings, wait_for
 from sfumato.cli.main import main
 from sfumato.collector import studies, tokens
-from sfumato.collector.serve import Collector, running
+from sfumato.collector.serve import CollectorServer, running
 from sfumato.collector.store.store import StudyRow
 from sfumato.device import Joined
 from sfumato.errors import SpecError
@@ -34,7 +34,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sfumato.simulation.network_fleet.ROUND_SECONDS", 1.5)
 
 
-def create(collector: Collector, items: list[str] | None = None, **keys: Any) -> StudyRow:
+def create(collector: CollectorServer, items: list[str] | None = None, **keys: Any) -> StudyRow:
     asked = {
         "name": NAME,
         "purpose": "Which trees to plant next.",
@@ -45,7 +45,7 @@ def create(collector: Collector, items: list[str] | None = None, **keys: Any) ->
     return studies.create(collector.store, asked, key=collector.key, rng=SystemRng(), now=time.time)
 
 
-def released(collector: Collector, study: StudyRow) -> dict[str, Any]:
+def released(collector: CollectorServer, study: StudyRow) -> dict[str, Any]:
     over = ("released", "failed")
     wait_for(lambda: studies.state(collector.store, study.id)["state"] in over, "the release")
     with collector.store.reading() as tx:

@@ -245,7 +245,7 @@ async def show_ledger(service: Served) -> Ledger:
 async def _read(request: Request, service: Service, model: type[_Model]) -> _Model:
     limits = service.settings
     body = await service.bodies.read(
-        request, most_bytes=limits.study_bytes, seconds=limits.upload_seconds
+        request.scope, request.receive, most_bytes=limits.study_bytes, seconds=limits.upload_seconds
     )
     return await service.call(_parsed, body, model)
 

@@ -10,19 +10,34 @@ from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.routing import BaseRoute, Match, Route
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sfumato.collector.http import admin_routes, device_routes, openapi, round_routes
 from sfumato.collector.http.admin_routes import Given, Served, needs
+from sfumato.collector.http.endpoint import problem_of
 from sfumato.collector.http.openapi import answers
 from sfumato.collector.http.service import Service
-from sfumato.collector.logs import log_error
 from sfumato.collector.metrics import MEDIA_TYPE
 from sfumato.collector.problems import ALWAYS, Problem, problem_response
-from sfumato.collector.quick_rounds import QuickRounds
-from sfumato.collector.quick_uploads import QuickUploads
 from sfumato.errors import SfumatoError
+
+ENDPOINTS = (*device_routes.ENDPOINTS, *round_routes.ENDPOINTS)
+_ENDPOINTS = [(route.methods or set(), route.path_regex, route.app) for route in ENDPOINTS]
+
+
+class Application(FastAPI):
+    """A FastAPI application that hands requests for `ENDPOINTS` to them at once. They are among its
+    routes, too: for other methods."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            for methods, path, endpoint in _ENDPOINTS:
+                if scope["method"] in methods and (match := path.match(scope["path"])):
+                    scope.update(app=self, path_params=match.groupdict())
+                    await endpoint(scope, receive, send)
+                    return
+        await super().__call__(scope, receive, send)
 
 
 def create_app(service: Service, routes: Sequence[BaseRoute] = ()) -> FastAPI:
@@ -34,18 +49,15 @@ def create_app(service: Service, routes: Sequence[BaseRoute] = ()) -> FastAPI:
         yield
         await service.drain()
 
-    app = FastAPI(
+    app = Application(
         lifespan=lifespan,
         docs_url=None,  # the pages would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
     )
     app.state.service = service
-    app.state.quick = (QuickUploads(service), QuickRounds(service))
-    devices = (*device_routes.ROUTES, *round_routes.ROUTES)
-    app.add_middleware(Shortcut, routes=devices)
     app.add_middleware(Shield)
-    app.router.routes.extend(devices)  # for other methods, and for the description
+    app.router.routes.extend((*device_routes.ROUTES, *ENDPOINTS))
     app.include_router(admin_routes.router)
     app.add_api_route("/health", health, methods=["GET"])
     app.add_api_route("/ready", ready, methods=["GET"], responses=answers(503))
@@ -105,39 +117,13 @@ class Shield:
         except ClientDisconnect:
             pass  # nobody is left to answer
         except Exception as error:
-            log_error("internal", error)
+            problem = problem_of(error)
             if not started:
-                await problem_response(Problem("internal"))(scope, receive, send_with_headers)
-
-
-class Shortcut:
-    """Leads devices to their routes past the layers of the framework, which take longer than most
-    of what devices ask for."""
-
-    def __init__(self, app: ASGIApp, routes: Sequence[Route]) -> None:
-        self._app, self._routes = app, routes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        for route in self._routes if scope["type"] == "http" else ():
-            found, named = route.matches(scope)
-            if found is Match.FULL:
-                scope.update(named)
-                request = Request(scope, receive, send)
-                try:
-                    response = await route.endpoint(request)
-                except SfumatoError as error:
-                    response = await _answer_error(request, error)
-                await response(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+                await problem_response(problem)(scope, receive, send_with_headers)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, SfumatoError)  # registered for nothing else
-    problem = Problem.of(error)
-    if problem is not error and problem.status >= 500:
-        log_error("refused", error, code=problem.code)
-    return problem_response(problem)
+    return problem_response(problem_of(error))
 
 
 async def _answer_http(request: Request, error: Exception) -> Response:

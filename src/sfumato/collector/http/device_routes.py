@@ -10,14 +10,16 @@ import re
 from collections.abc import Callable
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope
 
+from sfumato.collector.http.endpoint import Answer, Endpoint
 from sfumato.collector.http.service import Service, service_of
 from sfumato.collector.http.task_cache import task_closed
 from sfumato.collector.problems import Problem
 from sfumato.collector.store.store import Store
-from sfumato.errors import MismatchError, SfumatoError
+from sfumato.errors import MismatchError
 from sfumato.flow.admission import TooManyReportsError
 
 _LONG_BODY_BYTES = 1 << 16  # admitted in a thread, so that others are answered meanwhile
@@ -56,7 +58,7 @@ async def model(request: Request) -> Response:
     return await _by_digest(request, _model, "application/octet-stream", unknown)
 
 
-async def upload(request: Request) -> Response:
+async def upload(service: Service, scope: Scope, receive: Receive) -> Answer:
     """Store reports for a task; answer when they are on disk.
 
     A device that heard no answer sends the same bytes again: a report counts once. A rejected
@@ -71,59 +73,50 @@ async def upload(request: Request) -> Response:
 
     Who sees what: reports are looked at to see whether they are possible, and stored as they came.
     None is logged or measured; metrics count reports by study and reason only.
-
-    Most uploads are answered before they come here, by `quick_uploads`.
     """
-    service = service_of(request)
-    try:
-        response = await _upload(request, service)
-    except SfumatoError as error:
-        problem = Problem.of(error)
-        service.metrics.add("sfumato_uploads_total", code=str(problem.status))
-        raise problem from None
-    service.metrics.add("sfumato_uploads_total", code=str(response.status_code))
-    return response
-
-
-ROUTES = (
-    Route("/v1/offers", offers, methods=["GET"]),
-    Route("/v1/dictionaries/{digest}", dictionary, methods=["GET"]),
-    Route("/v1/models/{digest}", model, methods=["GET"]),
-    Route("/v1/tasks/{task_id}/reports", upload, methods=["POST"]),
-)
-
-
-async def _upload(request: Request, service: Service) -> Response:
     limits = service.settings
-    task = await service.tasks.find(request.path_params["task_id"])
+    task = await service.tasks.find(scope["path_params"]["task_id"])
     if task.admission is None:
         raise Problem("masked-task", hint="join a round of this task")
-    service.uploads.check_room()
+    service.commits.check_capacity()
     body = await service.bodies.read(
-        request, most_bytes=limits.upload_bytes, seconds=limits.upload_seconds
+        scope, receive, most_bytes=limits.upload_bytes, seconds=limits.upload_seconds
     )
+    admit = task.admission.admit
     try:
         if len(body) > _LONG_BODY_BYTES:
-            admitted = await service.call(
-                task.admission.admit, body, most_reports=limits.upload_reports
-            )
+            admitted = await service.call(admit, body, most_reports=limits.upload_reports)
         else:
-            admitted = task.admission.admit(body, most_reports=limits.upload_reports)
+            admitted = admit(body, most_reports=limits.upload_reports)
     except TooManyReportsError as problem:
         raise Problem("too-large", hint=str(problem)) from problem
     except MismatchError as problem:
         raise Problem("malformed-upload", hint=str(problem)) from problem
     rejected = {str(reason): count for reason, count in admitted.rejected.items()}
     task.bucket.take(admitted.count + sum(rejected.values()))
-    stored = service.uploads.submit(task.id, admitted.count, admitted.body, rejected, wake=False)
-    if not await service.bridge.result(stored):
+    if not await service.commits.add_upload(task.id, admitted.count, admitted.body, rejected):
         raise task_closed()
-    for outcome, count in {"stored": admitted.count, **rejected}.items():
+    for outcome, count in (("stored", admitted.count), *rejected.items()):
         if count:
             service.metrics.add(
                 "sfumato_reports_total", count, study=task.study_id, outcome=outcome
             )
-    return JSONResponse({"rejected": rejected}) if rejected else JSONResponse({}, status_code=201)
+    return Answer.of_json(200, {"rejected": rejected}) if rejected else _STORED
+
+
+_STORED = Answer.of_json(201, {})
+ROUTES = (
+    Route("/v1/offers", offers, methods=["GET"]),
+    Route("/v1/dictionaries/{digest}", dictionary, methods=["GET"]),
+    Route("/v1/models/{digest}", model, methods=["GET"]),
+)
+ENDPOINTS = (
+    Route(
+        "/v1/tasks/{task_id}/reports",
+        Endpoint(upload, counter="sfumato_uploads_total"),
+        methods=["POST"],
+    ),
+)
 
 
 def _model(store: Store, digest: str) -> bytes | None:

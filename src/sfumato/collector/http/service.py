@@ -8,38 +8,35 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import ParamSpec, TypeVar
 
 from starlette.requests import Request
 
 from sfumato import __version__
-from sfumato.collector.bridge import Bridge
-from sfumato.collector.http.commit_queue import Uploads, Writer
-from sfumato.collector.http.limits import Bodies
-from sfumato.collector.http.task_cache import OpenTasks
-from sfumato.collector.http.waiting import News
+from sfumato.collector.http.commit_queue import CommitQueue
+from sfumato.collector.http.limits import Bodies, Turnstile
+from sfumato.collector.http.task_cache import TaskCache
+from sfumato.collector.http.waiting import ChangeNotifier
 from sfumato.collector.logs import log_error
-from sfumato.collector.looks import Looks
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.problems import Problem
 from sfumato.collector.settings import Settings
 from sfumato.collector.store.ledger import work_out
-from sfumato.collector.store.round_tables import Keeping
+from sfumato.collector.store.round_tables import StoreOutcome
 from sfumato.collector.store.store import Store
-from sfumato.collector.worker.replay import Spoken
-from sfumato.collector.worker.round_cache import LiveRounds
-from sfumato.collector.worker.table_queue import Arrival, Arrivals
-from sfumato.collector.worker.thread import Background
+from sfumato.collector.worker.replay import PhaseMessages
+from sfumato.collector.worker.round_cache import RoundCache
+from sfumato.collector.worker.table_queue import QueuedTable, TableQueue
+from sfumato.collector.worker.thread import WorkerThread
 from sfumato.errors import ImpossibleError, SfumatoError
 
 _THREADS = 8  # that wait for the store; as many connections
 _PAGE_THREADS = 3  # the same, for people
 _BUSY_SECONDS = 1.0  # that a masked table waits for a worker which does something else
+_TABLE_BYTES = 32 << 20  # of masked tables that are read and added at a time
 _READY_SECONDS = 1.0  # an answer about readiness is good for so long
 
 _P = ParamSpec("_P")
-_I = TypeVar("_I")
 _T = TypeVar("_T")
 
 
@@ -53,10 +50,10 @@ class Service:
         *,
         key: bytes,
         metrics: Metrics | None = None,
-        worker: Background | None = None,
-        news: News | None = None,
-        arrivals: Arrivals | None = None,
-        spoken: Spoken | None = None,
+        worker: WorkerThread | None = None,
+        changes: ChangeNotifier | None = None,
+        tables: TableQueue | None = None,
+        messages: PhaseMessages | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
@@ -65,31 +62,26 @@ class Service:
         self.metrics = metrics or Metrics()
         self.worker = worker
         self.now = now
-        self.uploads = Uploads(store, settings, self.metrics)
-        if worker is not None:
-            worker.is_more_coming = lambda: self.uploads.has_writes
-        self.bridge = Bridge(self.uploads.wake)
+        self.commits = CommitQueue(store, settings, self.metrics)
         self.planners = Planners()
         self.bodies = Bodies(settings.queue_bytes + settings.study_bytes)
-        self.tasks = OpenTasks(store, settings, self.call)
-        self.spoken = spoken or Spoken()
-        self.rounds = LiveRounds(store, self.call, self.spoken)
-        self.looks = Looks(store, self.call)
-        self.news = news or News(store)
-        self.arrivals = arrivals or Arrivals(0)
-        self._to_worker = Bridge(partial(self.wake_worker, now=True))  # tables wait for it
+        self.tasks = TaskCache(store, settings, self.call)
+        self.rounds = RoundCache(store, self.call, messages)
+        self.changes = changes or ChangeNotifier(store)
+        self.table_turnstile = Turnstile(_TABLE_BYTES)
+        self._tables = tables or TableQueue(0)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="store")
         self._page_pool = ThreadPoolExecutor(_PAGE_THREADS, thread_name_prefix="pages")
         self._ready_until = -1.0
         self.metrics.set("sfumato_build_info", 1, version=__version__)
 
     def start(self) -> None:
-        self.uploads.start()
+        self.commits.start()
         threading.Thread(target=self._work_out_ledger, name="ledger", daemon=True).start()
 
     async def drain(self) -> None:
         """Store what was taken; end the threads. The store stays open."""
-        await asyncio.to_thread(self.uploads.stop)
+        await asyncio.to_thread(self.commits.stop)
         self._pool.shutdown(wait=True)
         self._page_pool.shutdown(wait=True)
 
@@ -107,48 +99,39 @@ class Service:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._page_pool, lambda: function(*arguments, **options))
 
-    async def write(self, size: int, apply: Writer[_I, _T], item: _I) -> _T:
-        """Store an item of about so many bytes in the next commit; what came of it, when it is
-        done."""
-        return await self.bridge.result(self.uploads.write(size, apply, item, wake=False))
-
-    def offer_table(
-        self, round_id: str, member: int, body: bytes, tell: Callable[[Keeping | None], None]
-    ) -> bool:
-        """Whether this process's worker may add a masked table to its round's sum. If so `tell` is
-        called in the loop when it has; or with None if it did not, so that the table is to be
-        stored. A worker that is busy with something else is not waited for."""
+    async def add_table(self, round_id: str, member: int, body: bytes) -> StoreOutcome | None:
+        """Have this process's worker add a masked table to its round's sum. None if it does not, so
+        that the table is to be stored; a worker that is busy with something else is not waited
+        for."""
         loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[StoreOutcome | None] = loop.create_future()
 
-        def settle(kept: Keeping | None) -> None:
+        def settle(result: StoreOutcome | None) -> None:
+            if not outcome.done():  # else nobody waits any more
+                outcome.set_result(result)
+
+        def settle_from_thread(result: StoreOutcome | None) -> None:
+            with suppress(RuntimeError):  # the loop has ended, and nobody waits
+                loop.call_soon_threadsafe(settle, result)
+
+        table = QueuedTable(member, body, settle_from_thread)
+        if not self._tables.offer(round_id, table):
+            return None
+        self.wake_worker()
+        timer = loop.call_later(_BUSY_SECONDS, self._tables.withdraw, round_id, table)
+        try:
+            return await outcome
+        finally:
             timer.cancel()
-            tell(kept)
 
-        arrival = Arrival(member, body, self._to_worker.bring(settle))
-        if not self.arrivals.offer(round_id, arrival):
-            return False
-        timer = loop.call_later(_BUSY_SECONDS, self.arrivals.withdraw, round_id, arrival)
-        return True
-
-    async def add_table(self, round_id: str, member: int, body: bytes) -> Keeping | None:
-        """As `offer_table`, for who waits."""
-        waiter: asyncio.Future[Keeping | None] = asyncio.get_running_loop().create_future()
-
-        def settle(kept: Keeping | None) -> None:
-            if not waiter.done():  # else nobody waits any more
-                waiter.set_result(kept)
-
-        return await waiter if self.offer_table(round_id, member, body, settle) else None
-
-    def wake_worker(self, *, now: bool = False) -> None:
-        """There is something for it to do, and `now` no more is expected with it; one in another
-        process finds out by itself."""
+    def wake_worker(self) -> None:
+        """There is something for it to do; one in another process finds out by itself."""
         if self.worker is not None:
-            self.worker.wake(now=now)
+            self.worker.wake()
 
     async def check_ready(self) -> None:
         """Raise Problem or StoreError unless reports can be stored and the worker does its work."""
-        if not self.uploads.alive:
+        if not self.commits.alive:
             raise Problem("stopping", retry_after_seconds=5)
         if self.worker is not None and not self.worker.healthy:
             raise Problem("worker-failing", retry_after_seconds=5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -47,7 +46,7 @@ class Snapshot:
     read_at: float
 
 
-class OpenTasks:
+class TaskCache:
     """The open tasks of a store, at most a second old. A task that is unknown is looked up at once.
 
     Whether a task is still open is decided again when its upload is stored, in the transaction.
@@ -68,30 +67,27 @@ class OpenTasks:
         self._lock = asyncio.Lock()
         self._closed: set[str] = set()
         self._snapshot: Snapshot | None = None
-        self._renewal: asyncio.Task[None] | None = None  # before what is known is too old
+        self._renewal: asyncio.Future[None] | None = None  # before the snapshot is too old
 
     async def snapshot(self, *, fresh: bool = False) -> Snapshot:
         """What is open now; `fresh` reads the store in any case."""
         asked_at = self._now()
         oldest = asked_at if fresh else asked_at - _FRESH_SECONDS
-        if self._snapshot is None or self._snapshot.read_at < oldest:
+        snapshot = self._snapshot
+        if snapshot is None or snapshot.read_at < oldest:
             async with self._lock:
                 if self._snapshot is None or self._snapshot.read_at < oldest:
                     await self._call(self._refresh)
+        elif snapshot.read_at < asked_at - _FRESH_SECONDS / 2 and not self._is_renewing:
+            self._renewal = asyncio.ensure_future(self._renew())  # so that nobody waits for it
         assert self._snapshot is not None  # `_refresh` returned
         return self._snapshot
 
-    def known(self, task_id: str) -> OpenTask | None:
-        """The open task of this id, if no look into the store is needed to tell."""
-        snapshot = self._snapshot
-        age = math.inf if snapshot is None else self._now() - snapshot.read_at
-        if snapshot is None or age > _FRESH_SECONDS:
-            return None
-        if age > _FRESH_SECONDS / 2 and (self._renewal is None or self._renewal.done()):
-            self._renewal = asyncio.get_running_loop().create_task(self._renewed())
-        return snapshot.tasks.get(task_id)
+    @property
+    def _is_renewing(self) -> bool:
+        return self._renewal is not None and not self._renewal.done()
 
-    async def _renewed(self) -> None:
+    async def _renew(self) -> None:
         with suppress(StoreError):  # who asks next hears of it
             await self.snapshot(fresh=True)
 

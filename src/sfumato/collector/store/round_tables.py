@@ -75,8 +75,8 @@ _STANDING = (WAITING, TAKEN)
 ENDED = ("done", "aborted")
 _TO_DROP = -1  # in place of the deadline of a round that has ended
 
-Joining = Literal["new", "same", "taken", "closed"]
-Keeping = Literal["new", "same", "other", "late"]
+JoinOutcome = Literal["new", "same", "taken", "closed"]
+StoreOutcome = Literal["new", "same", "other", "late"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Message(NamedTuple):
     body: bytes
 
 
-def standing(outcomes: Mapping[int, str]) -> set[int]:
+def accepted_members(outcomes: Mapping[int, str]) -> set[int]:
     """Whose messages were not refused. When a phase is over, those who were asked in it and are
     among them have been taken; of tables it is said when they are."""
     return {member for member, outcome in outcomes.items() if outcome in _STANDING}
@@ -140,7 +140,7 @@ _ROUND = ", ".join(f"round.{field.name}" for field in fields(RoundRow))
 class RoundTables(Statements):
     """What a transaction can do about masked rounds."""
 
-    def join_all(self, joins: Sequence[Join]) -> list[Joining]:
+    def join_all(self, joins: Sequence[Join]) -> list[JoinOutcome]:
         """Let devices wait for rounds of tasks.
 
         "same" if it did so before, "taken" if another ticket has this identity in the campaign (or
@@ -156,7 +156,7 @@ class RoundTables(Statements):
         for (task_id, campaign), some in sorted(alike.items()):  # so that no two wait in a ring
             if task := self._held_open(task_id):
                 fresh |= self._join_alike(task, campaign, some)
-        outcomes: list[Joining] = []
+        outcomes: list[JoinOutcome] = []
         for join in joins:
             outcomes.append("new" if join in fresh else self._joined_before(join))
             fresh.discard(join)  # the same once more is no new one
@@ -177,7 +177,7 @@ class RoundTables(Statements):
         )
         return {given[bytes(identity) + bytes(ticket)] for identity, ticket in rows}
 
-    def _joined_before(self, join: Join) -> Joining:
+    def _joined_before(self, join: Join) -> JoinOutcome:
         """What a join is that was not taken."""
         known = self._run(
             "SELECT task.id FROM joined JOIN task USING (task)"
@@ -305,7 +305,7 @@ class RoundTables(Statements):
             self._round(round_id),
         )
 
-    def add_messages(self, messages: Sequence[Message]) -> list[Keeping]:
+    def add_messages(self, messages: Sequence[Message]) -> list[StoreOutcome]:
         """Keep members' messages, each if its round is open to it.
 
         A message is kept once: "same" if it came before, "other" if another one did. "late" if the
@@ -314,7 +314,7 @@ class RoundTables(Statements):
         alike: dict[tuple[str, str], list[int]] = {}
         for place, message in enumerate(messages):
             alike.setdefault((message.round_id, message.phase), []).append(place)
-        kept: list[Keeping] = ["late"] * len(messages)
+        kept: list[StoreOutcome] = ["late"] * len(messages)
         for (round_id, phase), places in sorted(alike.items()):  # so that no two wait in a ring
             some = [messages[place] for place in places]
             for place, one in zip(places, self._add_alike(round_id, phase, some), strict=True):
@@ -323,7 +323,7 @@ class RoundTables(Statements):
 
     def _add_alike(
         self, round_id: str, phase: str, messages: Sequence[Message]
-    ) -> Iterator[Keeping]:
+    ) -> Iterator[StoreOutcome]:
         rows = self._run(
             f"SELECT round, phase, is_open FROM round WHERE id = ?{self._open.holding}", round_id
         )

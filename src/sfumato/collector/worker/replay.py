@@ -1,8 +1,8 @@
-"""What members are told in a phase: worked out from the messages that are stored, and never stored
-itself.
+"""The collector's messages to members in a phase: derived from the messages that are stored, and
+never stored themselves.
 
-It follows from the messages of the phases before, which nobody changes once a phase has begun; so a
-worker that starts anew, or another process over the same store, works out the same bytes.
+They follow from the members' messages of the phases before, which nobody changes once a phase has
+begun; so a worker that starts anew, or another process over the same store, derives the same bytes.
 """
 
 from __future__ import annotations
@@ -12,82 +12,78 @@ from collections.abc import Callable
 from dataclasses import replace
 from threading import Lock
 
-from sfumato.collector.store.round_tables import RoundRow, RoundTables, standing
+from sfumato.collector.store.round_tables import RoundRow, RoundTables, accepted_members
 from sfumato.errors import DataError
 from sfumato.secagg.coordinator import Coordinator, Phase
 from sfumato.secagg.round import MaskedRound
 from sfumato.spec import from_json
 
-_MOST = 8  # that are worked out and kept; each is megabytes
+_MOST = 8  # phases whose messages are derived and cached; each takes megabytes
 
-Speech = Callable[[int], bytes | None]
-"""What a member is told in a phase; None if it is told nothing, since it was not heard before."""
+MessageFor = Callable[[int], bytes | None]
+"""The message to a member in a phase; None if the member was not heard in the phase before."""
 
 
-class Spoken:
-    """By round and phase. Any thread may say or hear."""
+class PhaseMessages:
+    """Messages to members, by round and phase. Any thread may use them."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._said: dict[tuple[str, str], Speech] = {}  # by this process's worker, in rounds it has
-        self._worked_out: OrderedDict[tuple[str, str], Speech] = OrderedDict()  # here, the last few
+        self._by_worker: dict[tuple[str, str], MessageFor] = {}  # in rounds that it drives here
+        self._derived: OrderedDict[tuple[str, str], MessageFor] = OrderedDict()  # the last few
 
-    def say(self, round_id: str, phase: str, speech: Speech) -> None:
-        """Members are told this when the phase begins."""
+    def put(self, round_id: str, phase: str, message_for: MessageFor) -> None:
+        """Set the messages with which a phase begins."""
         with self._lock:
-            self._said[round_id, phase] = speech
+            self._by_worker[round_id, phase] = message_for
 
-    def heard(self, round_id: str, phase: str) -> Speech | None:
-        """What members are told in a phase of a round, if it is known here."""
-        key = round_id, phase
+    def of_phase(self, tx: RoundTables, row: RoundRow, phase: str) -> MessageFor:
+        """The messages of a phase that has begun."""
+        key = row.id, phase
         with self._lock:
-            if key in self._worked_out:
-                self._worked_out.move_to_end(key)
-            return self._said.get(key) or self._worked_out.get(key)
-
-    def hear(self, tx: RoundTables, row: RoundRow, phase: str) -> Speech:
-        """What members are told in a phase of a round that has begun."""
-        speech = self.heard(row.id, phase)
-        if speech is None:
-            speech = speech_of(replayed(tx, replace(row, phase=phase)))
+            if key in self._derived:
+                self._derived.move_to_end(key)
+            message_for = self._by_worker.get(key) or self._derived.get(key)
+        if message_for is None:
+            message_for = messages_of(replay(tx, replace(row, phase=phase)))
             with self._lock:
-                self._worked_out[row.id, phase] = speech
-                while len(self._worked_out) > _MOST:
-                    self._worked_out.popitem(last=False)
-        return speech
+                self._derived[key] = message_for
+                while len(self._derived) > _MOST:
+                    self._derived.popitem(last=False)
+        return message_for
 
-    def forget(self, round_id: str, phase: str | None = None) -> None:
+    def drop(self, round_id: str, phase: str | None = None) -> None:
         """The phase is over, or the round is."""
         with self._lock:
-            for known in (self._said, self._worked_out):
-                for key in [key for key in known if key[0] == round_id]:
+            for messages in (self._by_worker, self._derived):
+                for key in [key for key in messages if key[0] == round_id]:
                     if phase in (key[1], None):
-                        del known[key]
+                        del messages[key]
 
 
-def speech_of(coordinator: Coordinator) -> Speech:
-    """What is told in the phase that a round is in. Any thread may ask, when the phase is over too:
-    what it follows from was settled before."""
+def messages_of(coordinator: Coordinator) -> MessageFor:
+    """The messages of the phase that a round is in. Any thread may ask, when the phase is over too:
+    what they follow from was settled before."""
     phase = coordinator.phase
     if phase is Phase.SHARE:
-        told, of = set(coordinator.keys), coordinator.roster_for
-        return lambda member: of(member) if member in told else None
+        members, of = set(coordinator.keys), coordinator.roster_for
+        return lambda member: of(member) if member in members else None
     if phase is Phase.MASK:
-        told, of = set(coordinator.boxes), coordinator.boxes_for
-        of(min(told))  # sorts the boxes for all of them
-        return lambda member: of(member) if member in told else None
+        members, of = set(coordinator.boxes), coordinator.boxes_for
+        of(min(members))  # sorts the boxes for all of them
+        return lambda member: of(member) if member in members else None
     if phase is Phase.UNMASK and coordinator.round.mode == "semi_malicious":
-        told, text = set(coordinator.acknowledgements), coordinator.signatures()
+        members, text = set(coordinator.acknowledgements), coordinator.signatures()
     elif phase in (Phase.ACK, Phase.UNMASK):
-        told, text = set(coordinator.survivors), coordinator.survivor_set()
+        members, text = set(coordinator.survivors), coordinator.survivor_set()
     else:
-        told, text = set(), b""
-    return lambda member: text if member in told else None
+        members, text = set(), b""
+    return lambda member: text if member in members else None
 
 
-def replayed(tx: RoundTables, row: RoundRow) -> Coordinator:
-    """A round's coordinator as its rows tell it, at the beginning of its phase; in the phase MASK,
-    with the sum so far. What came in the phase is to be taken."""
+def replay(tx: RoundTables, row: RoundRow) -> Coordinator:
+    """A round's coordinator, made from its rows, at the beginning of its phase; in the phase MASK,
+    with the sum so far. The messages of the phase are still to be added."""
     round: MaskedRound = from_json(row.spec)
     coordinator = Coordinator(round, tuple(bytes(identity) for identity, _ in tx.members(row.id)))
     while True:
@@ -99,13 +95,13 @@ def replayed(tx: RoundTables, row: RoundRow) -> Coordinator:
         if phase is Phase.UNMASK:
             raise DataError(f"there is no phase {row.phase} in round {row.id}")
         if phase is not Phase.MASK:
-            _take_again(tx, row, coordinator)
+            _add_again(tx, row, coordinator)
         if coordinator.close() is Phase.ABORTED:
             raise DataError(f"the messages of round {row.id} are not all there")
 
 
-def asked(coordinator: Coordinator) -> set[int]:
-    """Whose messages the phase waits for."""
+def expected_members(coordinator: Coordinator) -> set[int]:
+    """The members whose messages the phase waits for."""
     acknowledged = coordinator.round.mode == "semi_malicious"
     return {
         Phase.ENROL: set(range(coordinator.round.cohort)),
@@ -116,11 +112,12 @@ def asked(coordinator: Coordinator) -> set[int]:
     }[coordinator.phase]
 
 
-def _take_again(tx: RoundTables, row: RoundRow, coordinator: Coordinator) -> None:
-    """Take the messages of a phase that is over, all that were not refused. Who was not asked may
-    have sent one when the others were all there."""
+def _add_again(tx: RoundTables, row: RoundRow, coordinator: Coordinator) -> None:
+    """Add the messages of a phase that is over, all that were not refused. A member that was not
+    expected to may have sent one when the others were all there."""
     phase = coordinator.phase
-    came = sorted(standing(tx.senders(row.id, str(phase))) & asked(coordinator))
-    for refusal in coordinator.add_all(phase, tx.messages(row.id, str(phase), came)).values():
+    accepted = accepted_members(tx.senders(row.id, str(phase)))
+    senders = sorted(accepted & expected_members(coordinator))
+    for refusal in coordinator.add_all(phase, tx.messages(row.id, str(phase), senders)).values():
         if refusal is not None:
             raise DataError(f"a message that was taken is now refused: {refusal}")

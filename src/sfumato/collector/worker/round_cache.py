@@ -1,57 +1,39 @@
-"""What the endpoints of masked rounds know without asking the store: a round's members and sizes.
-
-Both are settled when a round is formed, so they may be kept for as long as there is room.
-"""
+"""Masked rounds as the endpoints know them, so that most requests need no look into the store."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from sfumato.collector.problems import Problem
-from sfumato.collector.store.store import Store
-from sfumato.collector.worker.replay import Speech, Spoken
+from sfumato.collector.store.round_tables import RoundRow, accepted_members
+from sfumato.collector.store.store import Store, Transaction
+from sfumato.collector.worker.replay import MessageFor, PhaseMessages
 from sfumato.errors import ImpossibleError
-from sfumato.secagg.coordinator import Phase
+from sfumato.secagg.coordinator import Phase, Refusal
 from sfumato.secagg.parameters import COMPLETE_BELOW
 from sfumato.secagg.round import BOX_BYTES, KEYS_BYTES, SHARE_BYTES, SIGNATURE_BYTES, MaskedRound
 from sfumato.spec import from_json
 
-_ORDER = (Phase.ENROL, Phase.SHARE, Phase.MASK, Phase.ACK, Phase.UNMASK)
+_ORDER = (Phase.ENROL, Phase.SHARE, Phase.MASK, Phase.ACK, Phase.UNMASK, Phase.DONE)
 _ROUND_ID = re.compile("[0-9a-f]{32}")
 _MOST_ROUNDS = 64
 _FRESH_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Told:
-    """What members are told in a phase that has begun: all whose message before was taken."""
-
-    speech: Speech
-    news: int  # the number of `News` before this was read
-    read_at: float
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class LiveRound:
-    """A round and who may speak in it."""
+class CachedRound:
+    """A round and its members, which are settled when it is formed."""
 
     spec: MaskedRound
-    members: dict[bytes, int]  # by the digest of their ticket
+    members: Mapping[bytes, int]  # by the digest of their ticket
     invitation: bytes
-    told: dict[Phase, Told] = field(default_factory=dict)  # the last one only
-    alive: dict[int, float] = field(default_factory=dict)  # when it was seen so, by `News.number`
-    came: Counter[Phase] = field(default_factory=Counter)  # messages of each phase
-
-    def is_last(self, phase: Phase) -> bool:
-        """Count a message that came to this process: as many may have come now as are expected."""
-        self.came[phase] += 1
-        before = [self.came[other] for other in _ORDER[: _ORDER.index(phase)] if self.came[other]]
-        return self.came[phase] in (len(self.members), *before[-1:])
 
     def has(self, phase: Phase) -> bool:
         """Whether rounds of its kind have this phase."""
@@ -59,6 +41,26 @@ class LiveRound:
 
     def most_bytes(self, phase: Phase) -> int:
         return most_bytes(self.spec, phase)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CachedAnswer:
+    """The answers to all members of a round that ask for their message of a phase."""
+
+    outcomes: Mapping[int, str] | None  # of their messages of the phase before; None: none is due
+    message_for: MessageFor | None  # None: the phase has not begun
+
+    def message(self, member: int) -> bytes | None:
+        """A member's message; None if the phase has not begun, Problem if there is none for it."""
+        outcome = None if self.outcomes is None else self.outcomes.get(member)
+        if outcome is not None and not accepted_members({member: outcome}):
+            raise Problem("message-refused", outcome)
+        if self.message_for is None:
+            return None
+        body = None if outcome is None else self.message_for(member)
+        if body is None:  # nothing was heard of it before, or not in time
+            raise Problem("message-refused", str(Refusal.LATE))
+        return body
 
 
 def most_bytes(round: MaskedRound, phase: Phase) -> int:
@@ -83,97 +85,78 @@ def _most_neighbours(round: MaskedRound) -> int:
     return min(round.cohort - 1, max(COMPLETE_BELOW, neighbours + neighbours // 4))
 
 
-class LiveRounds:
-    """Rounds by their id, read from the store once."""
+def check_alive(tx: Transaction, round_id: str) -> RoundRow:
+    """The round, if it is still under way; Problem if it is over."""
+    row = tx.round(round_id)
+    if row is None:
+        raise Problem("unknown-round")
+    if row.phase == Phase.ABORTED:
+        raise Problem("round-lost" if row.charged else "round-aborted", row.problem)
+    if row.phase == Phase.DONE:
+        raise Problem("round-over")
+    return row
+
+
+class RoundCache:
+    """Rounds by their id, and the answers of the last second. For one loop."""
 
     def __init__(
         self,
         store: Store,
-        call: Callable[..., Awaitable[object]],
-        spoken: Spoken | None = None,
+        call: Callable[..., Awaitable[Any]],
+        messages: PhaseMessages | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`call(function, *arguments)` runs what blocks, away from the loop."""
         self._store = store
         self._call = call
-        self._spoken = spoken or Spoken()
+        self._messages = messages or PhaseMessages()
         self._now = now
-        self._known: OrderedDict[str, LiveRound] = OrderedDict()
-        self._waiting: dict[str, tuple[float, int]] = {}
+        self._rounds: OrderedDict[str, CachedRound] = OrderedDict()
+        self._answers: dict[tuple[str, Phase], tuple[int, asyncio.Future[CachedAnswer]]] = {}
+        self._waiting: dict[str, tuple[float, int]] = {}  # when they were counted, by task
 
-    def known(self, round_id: str) -> LiveRound | None:
-        """The round of this id, if no look into the store is needed to tell."""
-        return self._known.get(round_id)
-
-    def place(self, ticket: bytes, *, news: int) -> tuple[LiveRound, int] | None:
-        """The round and the member of a ticket, by its digest, if no look into the store is needed
-        to tell. Whose round was given up before it began has another, or none."""
-        for live in reversed(self._known.values()):
-            member = live.members.get(ticket)
-            seen_at = live.alive.get(news, -math.inf)
-            if member is not None and self._now() - seen_at < _FRESH_SECONDS:
-                return live, member
-        return None
-
-    def seen_alive(self, live: LiveRound, *, news: int) -> None:
-        """A look into the store has shown that the round is under way."""
-        live.alive.clear()
-        live.alive[news] = self._now()
-
-    def not_seen_alive(self, round_id: str) -> None:
-        """Somebody was told otherwise, and is not to be invited to it again."""
-        if (live := self._known.get(round_id)) is not None:
-            live.alive.clear()
-            live.told.clear()
-
-    async def find(self, round_id: str) -> LiveRound:
+    async def find(self, round_id: str) -> CachedRound:
         """The round of this id; Problem if there is none."""
-        found = self._known.get(round_id)
-        if found is None and _ROUND_ID.fullmatch(round_id):
-            read = await self._call(self._read, round_id)
-            if isinstance(read, LiveRound):
-                found = self._known[round_id] = read
-                while len(self._known) > _MOST_ROUNDS:
-                    self._known.popitem(last=False)
-        if found is None:
+        cached = self._rounds.get(round_id)
+        if cached is None and _ROUND_ID.fullmatch(round_id):
+            cached = await self._call(self._read, round_id)
+            if cached is not None:
+                self._rounds[round_id] = cached
+                while len(self._rounds) > _MOST_ROUNDS:
+                    self._rounds.popitem(last=False)
+        if cached is None:
             raise Problem("unknown-round", hint="join a task, and ask with the ticket")
-        return found
+        return cached
 
-    def learn(self, live: LiveRound, phase: Phase, *, news: int) -> None:
-        """Know what everybody is told in a phase, since somebody was."""
-        speech = self._spoken.heard(live.spec.nonce, str(phase))
-        if speech is not None:
-            live.told.clear()
-            live.told[phase] = Told(speech, news, self._now())
+    async def answer(self, round: MaskedRound, phase: Phase, *, number: int) -> CachedAnswer:
+        """What members are answered in a phase, as it was within the last second and since the
+        store changed last, which `number` tells; Problem if the round is over.
 
-    def told(self, live: LiveRound, phase: Phase, member: int, *, news: int) -> bytes | None:
-        """What a member is told in a phase, if no look into the store is needed to tell."""
-        known = live.told.get(phase)
-        if known is None or known.news != news or self._now() - known.read_at >= _FRESH_SECONDS:
-            live.told.clear()  # a round that is over need not stay in memory
-            return None
-        return known.speech(member)
+        Members ask together, when a phase begins: one of them reads, and the others wait for it.
+        """
+        key = round.nonce, phase
+        known, answer = self._answers.get(key, (None, None))
+        if answer is None or known != number or not _is_reusable(answer):
+            answer = asyncio.ensure_future(self._call(self._read_answer, round, phase))
+            self._answers[key] = number, answer
+            loop = asyncio.get_running_loop()
+            loop.call_later(_FRESH_SECONDS, self._answers.pop, key, None)
+        return await asyncio.shield(answer)  # whoever leaves takes it from nobody else
 
-    def has_room(self, task_id: str, *, most: int) -> bool:
-        """Whether fewer than so many wait, as far as is known; counted now and then."""
-        read_at, waiting = self._waiting.get(task_id, (-math.inf, 0))
-        return self._now() - read_at < _FRESH_SECONDS and waiting < most
-
-    async def check_room(self, task_id: str, *, most: int) -> None:
+    async def check_capacity(self, task_id: str, *, most: int) -> None:
         """Raise `busy` if so many wait for a round of a task; counted now and then."""
         read_at, waiting = self._waiting.get(task_id, (-math.inf, 0))
         if self._now() - read_at >= _FRESH_SECONDS:
             if len(self._waiting) > _MOST_ROUNDS:
                 self._waiting.clear()
             self._waiting[task_id] = self._now(), waiting  # others need not count meanwhile
-            count = await self._call(self._count, task_id)
-            assert isinstance(count, int)  # as `_count` has it
-            waiting = count
+            waiting = await self._call(self._count, task_id)
             self._waiting[task_id] = self._now(), waiting
         if waiting >= most:
             raise Problem("busy", "enough devices wait for a round", retry_after_seconds=60)
 
-    def _read(self, round_id: str) -> LiveRound | None:
+    def _read(self, round_id: str) -> CachedRound | None:
         with self._store.reading() as tx:
             row = tx.round(round_id)
             if row is None:
@@ -181,8 +164,33 @@ class LiveRounds:
             members = tx.members(round_id)
             invitation = tx.invitation(round_id)
         tickets = {bytes(ticket): member for member, (_, ticket) in enumerate(members)}
-        return LiveRound(from_json(row.spec), tickets, invitation.encode())
+        return CachedRound(from_json(row.spec), tickets, invitation.encode())
+
+    def _read_answer(self, round: MaskedRound, phase: Phase) -> CachedAnswer:
+        before = _before(phase, round.mode == "semi_malicious")
+        with self._store.reading() as tx:
+            row = check_alive(tx, round.nonce)
+            outcomes = None if before is None else tx.senders(round.nonce, str(before))
+            message_for = None
+            if _ORDER.index(Phase(row.phase)) >= _ORDER.index(phase):
+                message_for = self._messages.of_phase(tx, row, str(phase))
+        return CachedAnswer(outcomes, message_for)
 
     def _count(self, task_id: str) -> int:
         with self._store.reading() as tx:
             return tx.waiting(task_id)
+
+
+def _is_reusable(answer: asyncio.Future[CachedAnswer]) -> bool:
+    """Whether it is being read, or has the messages of a phase that has begun, which stay."""
+    return not answer.done() or (
+        answer.exception() is None and answer.result().message_for is not None
+    )
+
+
+def _before(phase: Phase, is_acknowledged: bool) -> Phase | None:
+    """The phase whose message a member must have sent to be answered in this one."""
+    if phase is Phase.ENROL:
+        return None
+    place = _ORDER.index(phase) - 1
+    return _ORDER[place - (phase is Phase.UNMASK and not is_acknowledged)]

@@ -7,10 +7,10 @@ the rows after a restart: so a worker that is killed goes on where it was, and n
     waiting ─▶ enrol ─▶ share ─▶ mask ─▶ [ack ─▶] unmask ─▶ done
     and aborted from any of them: too few are left, or the budget refuses
 
-Masked tables are added in groups, as they arrive (`arrivals`) or from where another process stored
-them. A group is one transaction: the sum so far and whose tables are in it; no table is kept. The
-set of survivors and the charge to the ledger are one, too, before anybody is told; so a round is
-charged once, if its sum could ever have been opened.
+Masked tables are added in groups, as they arrive (`table_queue`) or from where another process
+stored them. A group is one transaction: the sum so far and whose tables are in it; no table is
+kept. The set of survivors and the charge to the ledger are one, too, before anybody is told; so a
+round is charged once, if its sum could ever have been opened.
 """
 
 from __future__ import annotations
@@ -27,11 +27,22 @@ from sfumato.collector import studies
 from sfumato.collector.logs import counted
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.store.ledger import StoreLedger
-from sfumato.collector.store.round_tables import ENDED, TAKEN, Keeping, RoundRow, standing
+from sfumato.collector.store.round_tables import (
+    ENDED,
+    TAKEN,
+    RoundRow,
+    StoreOutcome,
+    accepted_members,
+)
 from sfumato.collector.store.store import Store, StudyRow, TaskRow, Transaction
-from sfumato.collector.worker.replay import Spoken, asked, replayed, speech_of
+from sfumato.collector.worker.replay import (
+    PhaseMessages,
+    expected_members,
+    messages_of,
+    replay,
+)
 from sfumato.collector.worker.round_cache import most_bytes
-from sfumato.collector.worker.table_queue import Arrival, Arrivals
+from sfumato.collector.worker.table_queue import QueuedTable, TableQueue
 from sfumato.device import invitations
 from sfumato.errors import BudgetError, DataError, ImpossibleError, MismatchError
 from sfumato.flow.accumulator import Batch
@@ -65,7 +76,7 @@ class Patience:
     tries: int = 5  # rounds of a task that may be aborted after enough have enrolled
 
 
-class Rounds:
+class RoundDriver:
     """The rounds of all tasks of a store. One worker at a time has them.
 
     Claim: a task's batch is the exact sum of the tables of the survivors of one round, or there is
@@ -81,18 +92,18 @@ class Rounds:
         rng: Rng,
         log: Callable[..., None],
         patience: Patience,
-        tell: Callable[[], None],
+        notify: Callable[[], None],
         forget: Callable[[], None],
-        arrivals: Arrivals | None = None,
-        spoken: Spoken | None = None,
+        tables: TableQueue | None = None,
+        messages: PhaseMessages | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        """`tell` is called when there is something new for members, `forget` when what they sent
-        was deleted; tables that came to this process are among the `arrivals`, and what
-        members are told is `spoken`."""
+        """`notify` is called when there is something new for members, `forget` when what they sent
+        was deleted; `tables` has the masked tables that this process received, and `messages` the
+        messages to members."""
         self._store, self._key, self._now, self._rng, self._log = store, key, now, rng, log
-        self._patience, self._tell, self._forget = patience, tell, forget
-        self._arrivals, self._spoken = arrivals or Arrivals(0), spoken or Spoken()
+        self._patience, self._notify, self._forget = patience, notify, forget
+        self._tables, self._messages = tables or TableQueue(0), messages or PhaseMessages()
         self._metrics = metrics or Metrics()
         self._coordinators: dict[str, Coordinator] = {}  # by round
         self._known: set[str] = set()  # rounds under way that were made, or made again, here
@@ -122,7 +133,7 @@ class Rounds:
         if is_over or (problem is not None and may_skip):
             with self._store.transaction() as tx:
                 conclude(tx, task, None)
-            self._tell()
+            self._notify()
             return True
         if problem is not None:
             raise problem
@@ -198,7 +209,7 @@ class Rounds:
         self._known.add(round.nonce)
         del self._enough_since[task.id]
         self._log("round-formed", study_id=study.id, task_id=task.id, **counted(cohort))
-        self._tell()
+        self._notify()
         return True
 
     def _step(self, study: StudyRow, task: TaskRow, row: RoundRow, conclude: Conclude) -> bool:
@@ -226,11 +237,11 @@ class Rounds:
             self._drop(row.id)
             return True
         if phase is Phase.MASK and row.is_open:
-            self._arrivals.open(row.id)
-            if self._add_arrivals(row, coordinator, outcomes):
+            self._tables.open(row.id)
+            if self._add_tables(row, coordinator, outcomes):
                 return True
-        all_in = asked(coordinator) <= outcomes.keys()
-        came = sorted(standing(outcomes) - answered)
+        all_in = expected_members(coordinator) <= outcomes.keys()
+        came = sorted(accepted_members(outcomes) - answered)
         many = phase is not Phase.MASK or len(came) * coordinator.round.vector_bytes >= _FEW_BYTES
         if came and (many or all_in or not row.is_open):
             self._take(row, coordinator, came)
@@ -266,19 +277,17 @@ class Rounds:
                     tx.set_checkpoint(row.id, coordinator.checkpoint())
         self._say_refused(outcomes.values())
 
-    def _add_arrivals(
-        self, row: RoundRow, coordinator: Coordinator, known: Collection[int]
-    ) -> bool:
+    def _add_tables(self, row: RoundRow, coordinator: Coordinator, known: Collection[int]) -> bool:
         """Add a group of the tables that wait in memory; whether there was one to add.
 
         Whoever is `known` to have sent a table is answered by the store. If anything is in the way,
         none is taken here, and what is in memory is forgotten.
         """
-        arrivals = self._arrivals.take(row.id, GROUP_BYTES)
-        first: dict[int, Arrival] = {}
-        for arrival in arrivals:
-            if arrival.member not in known:
-                first.setdefault(arrival.member, arrival)
+        tables = self._tables.take(row.id, GROUP_BYTES)
+        first: dict[int, QueuedTable] = {}
+        for table in tables:
+            if table.member not in known:
+                first.setdefault(table.member, table)
         is_added = False
         try:
             if first:
@@ -287,16 +296,18 @@ class Rounds:
             if first and not is_added:
                 self._drop(row.id)
             new = set(first.values()) if is_added else set()
-            kept: list[Keeping | None] = ["new" if each in new else None for each in arrivals]
-            self._arrivals.settle(arrivals, kept)
+            outcomes: list[StoreOutcome | None] = [
+                "new" if table in new else None for table in tables
+            ]
+            self._tables.settle(tables, outcomes)
         return bool(first)
 
     def _is_added(
-        self, row: RoundRow, coordinator: Coordinator, arrivals: Collection[Arrival]
+        self, row: RoundRow, coordinator: Coordinator, tables: Collection[QueuedTable]
     ) -> bool:
         """Whether these are in the stored sum now; if not, what is in memory is of no use."""
         before, phase = set(coordinator.survivors), str(Phase.MASK)
-        bodies = {arrival.member: arrival.body for arrival in arrivals}
+        bodies = {table.member: table.body for table in tables}
         outcomes = {
             member: (fingerprint(bodies[member], coordinator.round.salt), str(refusal or TAKEN))
             for member, refusal in coordinator.add_all(Phase.MASK, bodies).items()
@@ -317,13 +328,13 @@ class Rounds:
         refused = sum(outcome != TAKEN for outcome in outcomes)
         if refused:
             self._log("messages-refused", **counted(refused))
-            self._tell()  # who was refused need not wait
+            self._notify()  # who was refused need not wait
 
     def _drop(self, round_id: str) -> None:
         """Forget what is in memory of a round; the store has what counts."""
         self._coordinators.pop(round_id, None)
-        self._arrivals.close(round_id)
-        self._spoken.forget(round_id)
+        self._tables.close(round_id)
+        self._messages.drop(round_id)
 
     def _close(
         self,
@@ -335,7 +346,7 @@ class Rounds:
     ) -> None:
         """End a phase of which everything that came is taken."""
         phase, spec = coordinator.phase, from_json(task.spec)
-        self._arrivals.close(row.id)
+        self._tables.close(row.id)
         if phase is Phase.UNMASK:
             self._finish(study, task, row, coordinator, conclude)
             return
@@ -346,7 +357,7 @@ class Rounds:
             return
         charging = phase is Phase.MASK
         loss = studies.charge_of(study, spec) if charging else None
-        self._spoken.say(row.id, str(coordinator.phase), speech_of(coordinator))
+        self._messages.put(row.id, str(coordinator.phase), messages_of(coordinator))
         try:
             if loss is not None:
                 with self._store.reading() as tx:  # it takes a second, and is remembered
@@ -368,9 +379,9 @@ class Rounds:
         except BudgetError as problem:
             self._abort(study, task, row, "over_budget", str(problem))
             raise
-        self._spoken.forget(row.id, str(phase))
+        self._messages.drop(row.id, str(phase))
         self._log("round-phase", study_id=study.id, task_id=task.id, reason=coordinator.phase)
-        self._tell()
+        self._notify()
 
     def _finish(
         self,
@@ -402,7 +413,7 @@ class Rounds:
         self._drop(row.id)
         self._metrics.add("sfumato_rounds_total", outcome="done")
         self._forget()
-        self._tell()
+        self._notify()
 
     def _abort(
         self,
@@ -427,14 +438,14 @@ class Rounds:
         self._metrics.add("sfumato_rounds_total", outcome=outcome)
         self._log("round-aborted", study_id=study.id, task_id=task.id, reason=problem)
         self._forget()
-        self._tell()
+        self._notify()
 
     def _coordinator(self, row: RoundRow) -> Coordinator:
         """The round's, as its rows tell it. Who was cut off by a restart gets more time."""
         if row.id in self._coordinators:
             return self._coordinators[row.id]
         with self._store.reading() as tx:
-            coordinator = replayed(tx, row)
+            coordinator = replay(tx, row)
             self._check_rows(tx, row, coordinator)
         if row.id not in self._known:
             with self._store.transaction() as tx:
@@ -484,7 +495,7 @@ def _agree(phase: Phase, outcomes: Mapping[int, str], answered: Collection[int])
     rows say so; of any other message, if it was refused."""
     if phase is Phase.MASK:
         return _taken(outcomes) == answered
-    return standing(outcomes).issuperset(answered)
+    return accepted_members(outcomes).issuperset(answered)
 
 
 def _answered(coordinator: Coordinator) -> set[int]:

@@ -1,9 +1,9 @@
 """Masked tables on their way from a connection into a sum, without a detour over the disk.
 
 A table is long, and of use once: to be added. So where the worker of a round is in the process that
-a table came to, the table waits for it here, in memory. The worker adds what waits, stores the new
+receives a table, the table waits for it here, in memory. The worker adds what waits, stores the new
 sum and whose tables are in it in one transaction, and only then are they acknowledged. Whatever is
-not taken so, for whatever reason, is stored as any other message, and added from there.
+not added in this way, for whatever reason, is stored as any other message, and added from there.
 """
 
 from __future__ import annotations
@@ -13,79 +13,76 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from sfumato.collector.store.round_tables import Keeping
+from sfumato.collector.store.round_tables import StoreOutcome
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Arrival:
-    """A member's table; `tell` is called once with what became of it, from any thread. None: it was
-    not taken here, and is to be stored."""
+class QueuedTable:
+    """A member's table; `settle` is called once with what became of it, from any thread. None: it
+    was not added, and is to be stored."""
 
     member: int
     body: bytes
-    tell: Callable[[Keeping | None], None]
+    settle: Callable[[StoreOutcome | None], None]
 
 
-class Arrivals:
+class TableQueue:
     """Tables that wait for this process's worker, by round; at most so many bytes of them.
 
-    Claim: every table that is offered and taken in is told once what became of it.
+    Claim: every table that `offer` accepts is settled once.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._lock = Lock()
-        self._waiting: dict[str, deque[Arrival]] = {}  # of rounds whose tables the worker takes
+        self._waiting: dict[str, deque[QueuedTable]] = {}  # of rounds whose tables the worker adds
         self._bytes = 0  # of those that wait or are being added
 
     def open(self, round_id: str) -> None:
-        """The worker takes tables of this round from now on."""
+        """The worker adds tables of this round from now on."""
         with self._lock:
             self._waiting.setdefault(round_id, deque())
 
     def close(self, round_id: str) -> None:
-        """It takes no more of them."""
+        """It adds no more of them."""
         with self._lock:
-            left = self._waiting.pop(round_id, deque())
-        self.settle(left, [None] * len(left))
+            rest = self._waiting.pop(round_id, deque())
+        self.settle(rest, [None] * len(rest))
 
-    def has_room(self, round_id: str, size: int) -> bool:
-        """Whether tables of this round are taken, and so many bytes of them could wait now."""
-        with self._lock:
-            return round_id in self._waiting and self._bytes + size <= self._most_bytes
-
-    def offer(self, round_id: str, arrival: Arrival) -> bool:
-        """Whether it waits here now, to be told. If not it is still the caller's."""
+    def offer(self, round_id: str, table: QueuedTable) -> bool:
+        """Whether it waits here now, to be settled. If not it is still the caller's."""
         with self._lock:
             waiting = self._waiting.get(round_id)
-            if waiting is None or self._bytes + len(arrival.body) > self._most_bytes:
+            if waiting is None or self._bytes + len(table.body) > self._most_bytes:
                 return False
-            waiting.append(arrival)
-            self._bytes += len(arrival.body)
+            waiting.append(table)
+            self._bytes += len(table.body)
             return True
 
-    def withdraw(self, round_id: str, arrival: Arrival) -> None:
+    def withdraw(self, round_id: str, table: QueuedTable) -> None:
         """Wait no longer, unless it is being added already."""
         with self._lock:
             try:
-                self._waiting.get(round_id, deque()).remove(arrival)
+                self._waiting.get(round_id, deque()).remove(table)
             except ValueError:
                 return
-        self.settle([arrival], [None])
+        self.settle([table], [None])
 
-    def take(self, round_id: str, most_bytes: int) -> list[Arrival]:
+    def take(self, round_id: str, most_bytes: int) -> list[QueuedTable]:
         """Those that came first, about so many bytes; `settle` them."""
-        taken: list[Arrival] = []
+        tables: list[QueuedTable] = []
         with self._lock:
             waiting = self._waiting.get(round_id, deque())
             while waiting and most_bytes > 0:
-                taken.append(waiting.popleft())
-                most_bytes -= len(taken[-1].body)
-        return taken
+                tables.append(waiting.popleft())
+                most_bytes -= len(tables[-1].body)
+        return tables
 
-    def settle(self, arrivals: Sequence[Arrival], kept: Sequence[Keeping | None]) -> None:
-        """Tell what became of them."""
+    def settle(
+        self, tables: Sequence[QueuedTable], outcomes: Sequence[StoreOutcome | None]
+    ) -> None:
+        """Tell those who wait what became of their tables."""
         with self._lock:
-            self._bytes -= sum(len(arrival.body) for arrival in arrivals)
-        for arrival, one in zip(arrivals, kept, strict=True):
-            arrival.tell(one)
+            self._bytes -= sum(len(table.body) for table in tables)
+        for table, outcome in zip(tables, outcomes, strict=True):
+            table.settle(outcome)

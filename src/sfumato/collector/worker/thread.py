@@ -12,11 +12,11 @@ from sfumato.collector.store.store import Store
 
 _FIRST_PAUSE_SECONDS = 1.0  # after an error; doubled by each that follows
 _LONGEST_PAUSE_SECONDS = 60.0
-_GATHER_SECONDS = 0.01  # after being woken, as long as more comes: what comes together is done
-_MOST_GATHER_SECONDS = 0.25  # together; but not for longer than this
+_GATHER_SECONDS = 0.01  # without anything new before a step, so that what comes together is done
+_MOST_GATHER_SECONDS = 0.25  # together; but a step waits no longer than this
 
 
-class Background:
+class WorkerThread:
     """Runs `step` while it does something, and every `pause_seconds` when it has nothing to do.
 
     Several processes may run one over the same store: the others wait until the first is gone.
@@ -33,11 +33,9 @@ class Background:
         self._store = store
         self._step = step
         self._pause_seconds = pause_seconds
-        self.is_more_coming: Callable[[], bool] = lambda: False  # a server in this process knows
         self._metrics = metrics or Metrics()
         self._stop = threading.Event()
         self._woken = threading.Event()
-        self._hurried = threading.Event()
         self._errors = 0  # one after another
         self._succeeded_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
@@ -52,15 +50,13 @@ class Background:
     def stop(self, seconds: float | None = None) -> bool:
         """End after the step under way; whether that was within so many seconds."""
         self._stop.set()
-        self.wake(now=True)
+        self.wake()
         if self._thread.ident is not None:
             self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def wake(self, *, now: bool = False) -> None:
-        """There is something to do: do not wait for the pause to end, nor, if `now`, for more."""
-        if now:
-            self._hurried.set()
+    def wake(self) -> None:
+        """There is something to do: do not wait for the pause to end."""
         self._woken.set()
 
     @property
@@ -89,31 +85,24 @@ class Background:
 
     def _steps(self) -> None:
         """Steps under the lock, until one fails or it is to stop."""
-        busy = in_a_hurry = False
         while True:
-            in_a_hurry = self._hurried.is_set() or (in_a_hurry and busy)
             self._woken.clear()
-            self._hurried.clear()
             if self._stop.is_set():  # after that: who stops it, wakes it
                 return
-            busy = self._step()
+            is_busy = self._step()
             self._succeeded()
-            if not busy:
+            if not is_busy:
                 self._woken.wait(self._pause_seconds)
-            elif in_a_hurry:  # until nothing is left of what could not wait
-                continue
-            if self._woken.is_set() or self.is_more_coming():
+            if self._woken.is_set():
                 self._gather()
 
     def _gather(self) -> None:
-        """Wait until nothing more comes for a moment. Whoever brings it does not wake this thread,
-        which would take the interpreter from the loop each time."""
+        """Wait until nothing more comes for a moment: a step for each message of a round would take
+        the interpreter from the loop each time."""
         until = time.monotonic() + _MOST_GATHER_SECONDS
-        while time.monotonic() < until:
+        while self._woken.is_set() and time.monotonic() < until:
             self._woken.clear()
-            is_hurried = self._hurried.wait(_GATHER_SECONDS)
-            if is_hurried or not (self._woken.is_set() or self.is_more_coming()):
-                return
+            self._stop.wait(_GATHER_SECONDS)
 
     def _succeeded(self) -> None:
         self._errors = 0

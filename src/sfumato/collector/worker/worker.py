@@ -21,9 +21,9 @@ from sfumato.collector.metrics import Metrics
 from sfumato.collector.store.ledger import StoreLedger
 from sfumato.collector.store.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.collector.studies import campaign_of, plan_of
-from sfumato.collector.worker.replay import Spoken
-from sfumato.collector.worker.rounds import Patience, Rounds
-from sfumato.collector.worker.table_queue import Arrivals
+from sfumato.collector.worker.replay import PhaseMessages
+from sfumato.collector.worker.rounds import Patience, RoundDriver
+from sfumato.collector.worker.table_queue import TableQueue
 from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import SfumatoError, StoreError
 from sfumato.flow.accumulator import Batch, accumulator, to_bytes
@@ -62,31 +62,31 @@ class Worker:
         retention_days: int | None = None,
         seal_seconds: float = SEAL_SECONDS,
         patience: Patience | None = None,
-        tell: Callable[[], None] = lambda: None,
-        arrivals: Arrivals | None = None,
-        spoken: Spoken | None = None,
+        notify: Callable[[], None] = lambda: None,
+        tables: TableQueue | None = None,
+        messages: PhaseMessages | None = None,
         metrics: Metrics | None = None,
     ) -> None:
         """`key` signs the offers of tasks that follow others; `retention_days` after its end, all
-        that a study's devices sent is dropped (None: never). `tell` is called when there is
-        something new for the devices of a masked round, for which `patience` waits; the tables of
-        some are among the `arrivals`, and some are told what is `spoken`."""
+        that a study's devices sent is dropped (None: never). `notify` is called when there is
+        something new for the devices of a masked round, for which `patience` waits; `tables` has
+        the tables of some of them, and `messages` the messages to them."""
         self._store, self._key, self._now, self._log = store, key, now, log
         self._rng = rng or SystemRng()
         self._retention_days, self._seal_seconds = retention_days, seal_seconds
         self._sealed_at: dict[str, float] = {}  # by task
         self._campaigns: studies.Memory = {}
-        self._rounds = Rounds(
+        self._rounds = RoundDriver(
             store,
             key=key,
             now=now,
             rng=self._rng,
             log=log,
             patience=patience or Patience(),
-            tell=tell,
+            notify=notify,
             forget=self._forget_soon,
-            arrivals=arrivals,
-            spoken=spoken,
+            tables=tables,
+            messages=messages,
             metrics=metrics,
         )
         self._tidied: set[str] = set()  # studies at their end, of which nothing is left to drop

@@ -19,7 +19,7 @@ from serving import KEY, TASK, Answer, Faulty, ask, body, opened, read, served, 
 from sfumato.collector import tokens
 from sfumato.collector.http.app import create_app
 from sfumato.collector.http.service import Service
-from sfumato.collector.serve import Collector, running
+from sfumato.collector.serve import CollectorServer, running
 from sfumato.collector.tokens import Role
 from sfumato.device.offers import public_key, verify
 from sfumato.errors import StoreUnavailable
@@ -71,7 +71,7 @@ OPEN = {
 class Administered:
     """A collector with its worker, and a token of each role."""
 
-    collector: Collector
+    collector: CollectorServer
     given: dict[str, str]
 
     def ask(self, method: str, path: str, sent: Any = None, *, role: Role = "admin") -> Answer:

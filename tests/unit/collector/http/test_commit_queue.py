@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +22,7 @@ from serving import (
     stored,
     wait_for,
 )
-from sfumato.collector.http.commit_queue import Uploads
+from sfumato.collector.http.commit_queue import CommitQueue
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.problems import Problem
 from sfumato.errors import StoreError, StoreFull, StoreUnavailable
@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> Iterator[Faulty]:
 
 
 @contextmanager
-def started(uploads: Uploads) -> Iterator[Uploads]:
+def started(uploads: CommitQueue) -> Iterator[CommitQueue]:
     uploads.start()
     try:
         yield uploads
@@ -47,24 +47,59 @@ def started(uploads: Uploads) -> Iterator[Uploads]:
         uploads.stop()
 
 
+LOOP = asyncio.new_event_loop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loop() -> Iterator[None]:
+    """The loop in which everybody waits, in a thread of its own."""
+    thread = threading.Thread(target=LOOP.run_forever)
+    thread.start()
+    yield
+    LOOP.call_soon_threadsafe(LOOP.stop)
+    thread.join()
+    LOOP.close()
+
+
+def settle_loop() -> None:
+    """Let the loop do what it was asked to do before."""
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), LOOP).result(PATIENCE_SECONDS)
+
+
+def submit(
+    queue: CommitQueue,
+    task_id: str,
+    count: int,
+    data: bytes,
+    rejected: Mapping[str, int] | None = None,
+) -> Future[bool]:
+    """Hand an upload over; Problem if it is not taken."""
+    adding = queue.add_upload(task_id, count, data, rejected or {})
+    future = asyncio.run_coroutine_threadsafe(adding, LOOP)
+    settle_loop()
+    if future.done() and isinstance(problem := future.exception(), Problem):
+        raise problem
+    return future
+
+
 def outcome(future: Future[bool]) -> bool:
     return future.result(PATIENCE_SECONDS)
 
 
 def test_what_is_true_is_in_the_store(store: Faulty) -> None:
-    with started(Uploads(store)) as uploads:
-        assert outcome(uploads.submit(TASK.id, 3, body(3)))
+    with started(CommitQueue(store)) as uploads:
+        assert outcome(submit(uploads, TASK.id, 3, body(3)))
         assert stored(store) == 3
 
 
 def test_uploads_that_wait_share_one_commit(store: Faulty) -> None:
     metrics = Metrics()
-    with started(Uploads(store, metrics=metrics)) as uploads:
+    with started(CommitQueue(store, metrics=metrics)) as uploads:
         store.gate = threading.Event()
         begun = store.begun
-        first = uploads.submit(TASK.id, 1, body(1))
+        first = submit(uploads, TASK.id, 1, body(1))
         wait_for(lambda: store.begun > begun, "the first commit to begin")
-        others = [uploads.submit(TASK.id, 1, body(1)) for _ in range(50)]
+        others = [submit(uploads, TASK.id, 1, body(1)) for _ in range(50)]
         store.gate.set()
         assert all(map(outcome, [first, *others]))
     assert stored(store) == 51
@@ -72,10 +107,10 @@ def test_uploads_that_wait_share_one_commit(store: Faulty) -> None:
 
 
 def test_nothing_is_acknowledged_before_the_commit(store: Faulty) -> None:
-    with started(Uploads(store)) as uploads:
+    with started(CommitQueue(store)) as uploads:
         store.gate = threading.Event()
         begun = store.begun
-        future = uploads.submit(TASK.id, 1, body(1))
+        future = submit(uploads, TASK.id, 1, body(1))
         wait_for(lambda: store.begun > begun, "the commit to begin")
         assert not future.done()
         assert stored(store) == 0  # another connection sees nothing yet
@@ -87,34 +122,34 @@ def test_nothing_is_acknowledged_before_the_commit(store: Faulty) -> None:
     "problem", [StoreFull("full"), StoreUnavailable("away"), ValueError("bug")]
 )
 def test_a_commit_that_fails_acknowledges_nothing(store: Faulty, problem: Exception) -> None:
-    with started(Uploads(store)) as uploads:
+    with started(CommitQueue(store)) as uploads:
         store.problem = problem
-        future = uploads.submit(TASK.id, 1, body(1))
+        future = submit(uploads, TASK.id, 1, body(1))
         assert future.exception(PATIENCE_SECONDS) is problem
         assert stored(store) == 0
 
 
 def test_all_who_wait_hear_that_the_store_fails_and_later_ones_fare_better(store: Faulty) -> None:
-    with started(Uploads(store)) as uploads:
+    with started(CommitQueue(store)) as uploads:
         store.gate, store.problem = threading.Event(), StoreUnavailable("away")
         begun = store.begun
-        futures = [uploads.submit(TASK.id, 1, body(1))]
+        futures = [submit(uploads, TASK.id, 1, body(1))]
         wait_for(lambda: store.begun > begun, "the first commit to begin")
-        futures += [uploads.submit(TASK.id, 1, body(1)) for _ in range(5)]
+        futures += [submit(uploads, TASK.id, 1, body(1)) for _ in range(5)]
         store.gate.set()
         wait(futures, PATIENCE_SECONDS)
         assert {type(future.exception()) for future in futures} == {StoreUnavailable}
         assert store.begun == begun + 1  # those that waited did not have to try
         store.problem = None
-        assert outcome(uploads.submit(TASK.id, 1, body(1)))
+        assert outcome(submit(uploads, TASK.id, 1, body(1)))
         assert stored(store) == 1
 
 
 def test_a_task_that_was_closed_takes_nothing(store: Faulty) -> None:
     with store.transaction() as tx:
         tx.set_task_state(TASK.id, "closing", expected=["open"])
-    with started(Uploads(store)) as uploads:
-        assert not outcome(uploads.submit(TASK.id, 1, body(1)))
+    with started(CommitQueue(store)) as uploads:
+        assert not outcome(submit(uploads, TASK.id, 1, body(1)))
     assert stored(store) == 0
 
 
@@ -122,10 +157,10 @@ def test_a_task_without_room_is_busy_for_its_own_uploads_only(store: Faulty) -> 
     """And what was left out of an upload is counted when the rest of it is stored."""
     small = replace(TASK, cohort="few")
     opened(store, task=small, name="Few", room=2)
-    with started(Uploads(store)) as uploads:
+    with started(CommitQueue(store)) as uploads:
         store.gate = threading.Event()
         given = [(small.id, 2), (small.id, 1), (TASK.id, 5), (small.id, 3)]
-        futures = [uploads.submit(task, count, b"x", {"impossible": 1}) for task, count in given]
+        futures = [submit(uploads, task, count, b"x", {"impossible": 1}) for task, count in given]
         store.gate.set()
         problem = futures[1].exception(PATIENCE_SECONDS)
         assert [futures[0].result(), futures[2].result(), futures[3].result()] == [
@@ -148,47 +183,47 @@ def test_a_task_without_room_is_busy_for_its_own_uploads_only(store: Faulty) -> 
 def test_a_full_queue_refuses_and_loses_nothing(
     store: Faulty, tmp_path: Path, limit: dict[str, int]
 ) -> None:
-    with started(Uploads(store, settings(tmp_path, **limit))) as uploads:
+    with started(CommitQueue(store, settings(tmp_path, **limit))) as uploads:
         store.gate = threading.Event()
-        taken = [uploads.submit(TASK.id, 1, body(1)) for _ in range(4)]
+        taken = [submit(uploads, TASK.id, 1, body(1)) for _ in range(4)]
         for _ in range(6):
             with pytest.raises(Problem) as caught:
-                uploads.submit(TASK.id, 1, body(1))
+                submit(uploads, TASK.id, 1, body(1))
             assert caught.value.code == "busy"
             assert 1 <= int(caught.value.headers()["Retry-After"]) <= 60
         with pytest.raises(Problem):
-            uploads.check_room()
+            uploads.check_capacity()
         store.gate.set()
         assert all(map(outcome, taken))
-        uploads.check_room()
-        assert outcome(uploads.submit(TASK.id, 1, body(1)))
+        uploads.check_capacity()
+        assert outcome(submit(uploads, TASK.id, 1, body(1)))
     assert stored(store) == 5
 
 
 def test_an_upload_larger_than_the_queue_is_taken_when_nothing_waits(
     store: Faulty, tmp_path: Path
 ) -> None:
-    with started(Uploads(store, settings(tmp_path, queue_bytes=1))) as uploads:
-        assert outcome(uploads.submit(TASK.id, 9, body(9)))
+    with started(CommitQueue(store, settings(tmp_path, queue_bytes=1))) as uploads:
+        assert outcome(submit(uploads, TASK.id, 9, body(9)))
 
 
 def test_the_slower_the_store_the_longer_is_the_wait(store: Faulty, tmp_path: Path) -> None:
     def wait_asked(bytes_per_second: float) -> int:
-        uploads = Uploads(store, settings(tmp_path, queue_bytes=10_000))
+        uploads = CommitQueue(store, settings(tmp_path, queue_bytes=10_000))
         uploads._bytes_per_second = bytes_per_second
-        uploads.submit(TASK.id, 1, bytes(9_744))
+        submit(uploads, TASK.id, 1, bytes(9_744))
         with pytest.raises(Problem) as caught:
-            uploads.submit(TASK.id, 1, bytes(1))
+            submit(uploads, TASK.id, 1, bytes(1))
         return caught.value.retry_after_seconds or 0
 
     assert [wait_asked(speed) for speed in (1e6, 1_000, 1)] == [1, 10, 60]
 
 
 def test_a_stop_stores_what_was_taken_and_takes_no_more(store: Faulty) -> None:
-    uploads = Uploads(store)
+    uploads = CommitQueue(store)
     store.gate = threading.Event()
     uploads.start()
-    futures = [uploads.submit(TASK.id, 1, body(1)) for _ in range(20)]
+    futures = [submit(uploads, TASK.id, 1, body(1)) for _ in range(20)]
     stopper = threading.Thread(target=uploads.stop)
     stopper.start()
     wait_for(lambda: refuses(uploads), "the queue to refuse")
@@ -199,9 +234,9 @@ def test_a_stop_stores_what_was_taken_and_takes_no_more(store: Faulty) -> None:
     assert not uploads.alive
 
 
-def refuses(uploads: Uploads) -> bool:
+def refuses(uploads: CommitQueue) -> bool:
     try:
-        uploads.submit(TASK.id, 0, b"").cancel()
+        submit(uploads, TASK.id, 0, b"").cancel()
     except Problem as problem:
         return problem.code == "stopping"
     return False
@@ -209,48 +244,25 @@ def refuses(uploads: Uploads) -> bool:
 
 def test_an_upload_that_nobody_waits_for_any_more_takes_no_room(store: Faulty) -> None:
     metrics = Metrics()
-    with started(Uploads(store, metrics=metrics)) as uploads:
+    with started(CommitQueue(store, metrics=metrics)) as uploads:
         store.gate = threading.Event()
         begun = store.begun
-        first = uploads.submit(TASK.id, 1, body(1))
+        first = submit(uploads, TASK.id, 1, body(1))
         wait_for(lambda: store.begun > begun, "the first commit to begin")
-        assert uploads.submit(TASK.id, 1, body(1)).cancel()
-        assert uploads._uploads == 2
+        assert submit(uploads, TASK.id, 1, body(1)).cancel()
+        settle_loop()
         store.gate.set()
         assert outcome(first)
-        assert outcome(uploads.submit(TASK.id, 1, body(1)))
-    assert (uploads._uploads, uploads._bytes) == (0, 0)
+        assert outcome(submit(uploads, TASK.id, 1, body(1)))
     assert "sfumato_queue_uploads 0\n" in metrics.text()
     assert "sfumato_queue_bytes 0\n" in metrics.text()
     assert stored(store) == 2
 
 
-@pytest.mark.parametrize("how", ["stored", "failed", "cancelled"])
-def test_it_is_known_while_anything_but_uploads_waits_or_is_stored(store: Faulty, how: str) -> None:
-    with started(Uploads(store)) as uploads:
-        store.gate = threading.Event()
-        store.problem = StoreUnavailable("away") if how == "failed" else None
-        begun = store.begun
-        futures: list[Future[Any]] = [uploads.submit(TASK.id, 1, body(1))]
-        wait_for(lambda: store.begun > begun, "the first commit to begin")
-        known = [uploads.has_writes]  # uploads do not count
-        futures += [uploads.write(1, lambda tx, items: items, each) for each in range(3)]
-        known.append(uploads.has_writes)
-        assert known == [False, True]
-        if how == "cancelled":
-            assert all(future.cancel() for future in futures[1:])
-        store.gate.set()
-        wait(futures, PATIENCE_SECONDS)
-        wait_for(lambda: not uploads.has_writes, "the writes to be over")
-        store.problem = None
-        assert outcome(uploads.submit(TASK.id, 1, body(1)))
-        assert not uploads.has_writes
-
-
 def test_rejections_are_counted_with_what_was_stored(store: Faulty) -> None:
-    with started(Uploads(store)) as uploads:
-        assert outcome(uploads.submit(TASK.id, 1, body(1), {"malformed": 2}))
-        assert outcome(uploads.submit(TASK.id, 0, b"", {"malformed": 1, "impossible": 4}))
+    with started(CommitQueue(store)) as uploads:
+        assert outcome(submit(uploads, TASK.id, 1, body(1), {"malformed": 2}))
+        assert outcome(submit(uploads, TASK.id, 0, b"", {"malformed": 1, "impossible": 4}))
     with store.reading() as tx:
         assert tx.counts(TASK.id) == {"rejected:malformed": 3, "rejected:impossible": 4}
     assert stored(store) == 1
@@ -259,11 +271,11 @@ def test_rejections_are_counted_with_what_was_stored(store: Faulty) -> None:
 def test_many_threads_lose_nothing(store: Faulty, tmp_path: Path) -> None:
     each, threads = 40, 6
     acknowledged = [0] * threads
-    with started(Uploads(store, settings(tmp_path, commit_bytes=2_000))) as uploads:
+    with started(CommitQueue(store, settings(tmp_path, commit_bytes=2_000))) as uploads:
 
         def send(number: int) -> None:
             for _ in range(each):
-                acknowledged[number] += outcome(uploads.submit(TASK.id, 2, body(2)))
+                acknowledged[number] += outcome(submit(uploads, TASK.id, 2, body(2)))
 
         senders = [threading.Thread(target=send, args=(number,)) for number in range(threads)]
         for sender in senders:
@@ -275,8 +287,8 @@ def test_many_threads_lose_nothing(store: Faulty, tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_closed_is_an_error_and_not_a_hang(store: Faulty) -> None:
-    with started(Uploads(store)) as uploads:
+    with started(CommitQueue(store)) as uploads:
         store.close()
         assert isinstance(
-            uploads.submit(TASK.id, 1, body(1)).exception(PATIENCE_SECONDS), StoreError
+            submit(uploads, TASK.id, 1, body(1)).exception(PATIENCE_SECONDS), StoreError
         )

@@ -342,7 +342,7 @@ def test_a_task_has_so_many_reports_a_second(tmp_path: Path) -> None:
         assert (answer.status, answer.code) == (429, "busy")
         assert 2 <= int(answer.headers["retry-after"]) <= 3  # 50 at 20 a second
         assert stored(store) == 50
-    assert not service.uploads.alive
+    assert not service.commits.alive
     store.close()
 
 

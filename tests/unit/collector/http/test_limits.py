@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfumato.collector.http.limits import Bucket
+from sfumato.collector.http.limits import Bucket, Turnstile
 from sfumato.collector.problems import Problem
 
 
@@ -70,3 +72,57 @@ def test_no_more_is_ever_let_through_than_the_rate_and_the_burst_allow(
         clock.now += later
         passed += count * takes(bucket, count)
         assert passed <= 30 + 10 * clock.now + 1e-6
+
+
+def test_a_turnstile_lets_in_what_fits_in_order() -> None:
+    async def run() -> None:
+        turnstile, order = Turnstile(100), list[int]()
+        leave = [asyncio.Event() for _ in range(4)]
+
+        async def enter(number: int, size: int) -> None:
+            async with turnstile.enter(size, seconds=20):
+                order.append(number)
+                await leave[number].wait()
+
+        tasks = [
+            asyncio.create_task(enter(number, size)) for number, size in enumerate((60, 40, 50, 10))
+        ]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert order == [0, 1]
+        leave[1].set()
+        await tasks[1]
+        await asyncio.sleep(0)
+        assert order == [0, 1]  # the last would fit, and comes after the third
+        leave[0].set()
+        await tasks[0]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert order == [0, 1, 2, 3]
+        for event in leave:
+            event.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+
+
+def test_a_turnstile_waits_for_nobody_for_ever_and_counts_who_leaves() -> None:
+    async def run() -> None:
+        turnstile = Turnstile(100)
+        async with turnstile.enter(1_000, seconds=20):  # one always fits
+            async with turnstile.enter(10, seconds=0.01):
+                pass  # it was late
+            leaving = asyncio.create_task(_stay(turnstile))
+            await asyncio.sleep(0.01)
+            leaving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+        async with asyncio.timeout(20), turnstile.enter(100, seconds=60):
+            pass  # nothing of the others is counted any more
+
+    asyncio.run(run())
+
+
+async def _stay(turnstile: Turnstile) -> None:
+    async with turnstile.enter(10, seconds=60):
+        await asyncio.sleep(60)

@@ -18,7 +18,7 @@ from serving import PATIENCE_SECONDS, wait_for
 from sfumato.collector.backup import backup
 from sfumato.collector.store.postgres import Postgres
 from sfumato.collector.store.store import Store, StudyRow, TaskRow
-from sfumato.collector.worker.thread import Background
+from sfumato.collector.worker.thread import WorkerThread
 from sfumato.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 
 STUDY = StudyRow("0a" * 16, "Popular emoji", "Which to offer", "collecting", "{}", "{}", "{}", "{}")
@@ -242,7 +242,7 @@ def test_a_worker_that_lost_its_lock_takes_it_again_and_goes_on(
         upload(store)
         return False
 
-    worker = Background(store, step, pause_seconds=0.01)
+    worker = WorkerThread(store, step, pause_seconds=0.01)
     worker.start()
     try:
         wait_for(lambda: received(store) > 0, "it to work")

@@ -13,8 +13,8 @@ from masking import Masking, devices, go, masking, parts, play, play_on
 from serving import settings
 from sfumato.collector.serve import running
 from sfumato.collector.store.round_tables import RoundRow, RoundTables
-from sfumato.collector.worker import replay as spoken
-from sfumato.collector.worker.replay import Speech, Spoken
+from sfumato.collector.worker import replay
+from sfumato.collector.worker.replay import MessageFor, PhaseMessages
 from sfumato.device import Http
 from sfumato.errors import DataError
 
@@ -27,68 +27,62 @@ def stage(tmp_path: Path) -> Iterator[Masking]:
         yield made
 
 
-def saying(text: bytes) -> Speech:
+def saying(text: bytes) -> MessageFor:
     return lambda member: text
 
 
-def test_what_is_said_is_heard_in_its_round_and_phase_only() -> None:
-    memory, told = Spoken(), saying(b"told")
-    assert memory.heard("a", "share") is None
-    memory.say("a", "share", told)
-    assert memory.heard("a", "share") is told
-    assert memory.heard("a", "mask") is None
-    assert memory.heard("b", "share") is None
-    memory.say("b", "mask", told)
-    memory.forget("a", "mask")
-    assert memory.heard("a", "share") is told
-    memory.forget("a")
-    memory.forget("a")
-    assert memory.heard("a", "share") is None
-    assert memory.heard("b", "mask") is told
-
-
-def test_of_what_is_worked_out_the_last_is_known(
+def test_messages_are_those_of_the_worker_until_they_are_dropped_and_then_derived(
     stage: Masking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the worker says is known as long as it has the round."""
-    memory, again = Spoken(), list[str]()
-    monkeypatch.setattr(spoken, "replayed", lambda tx, row: again.append(row.id))
-    monkeypatch.setattr(spoken, "speech_of", lambda coordinator: saying(b"worked out"))
-    memory.say("mine", "share", saying(b"said"))
+    """Of those that are derived the last are kept."""
+    messages, rounds = PhaseMessages(), list[str]()
+    monkeypatch.setattr(replay, "replay", lambda tx, row: rounds.append(row.id))
+    monkeypatch.setattr(replay, "messages_of", lambda coordinator: saying(b"derived"))
+    messages.put("a", "share", saying(b"the worker's"))
     row = RoundRow("", "", "mask", 1, 1, 1, 0)
     with stage.collector.store.reading() as tx:
-        for number in range(3 * spoken._MOST):
-            memory.hear(tx, replace(row, id=str(number)), "mask")
-            memory.hear(tx, replace(row, id="0"), "mask")
-            told = memory.hear(tx, replace(row, id="mine"), "share")
-            assert told(0) == b"said"
-    assert again == [str(number) for number in range(3 * spoken._MOST)]
-    assert len(memory._worked_out) == spoken._MOST
+
+        def text(round_id: str, phase: str) -> bytes | None:
+            return messages.of_phase(tx, replace(row, id=round_id), phase)(0)
+
+        for number in range(30):
+            assert text(str(number), "mask") == b"derived"
+            assert text("0", "mask") == b"derived"
+            assert text("a", "share") == b"the worker's"
+        assert rounds == [str(number) for number in range(30)]
+        assert text("1", "mask") == b"derived"  # once more, after so many others
+        messages.drop("a", "mask")
+        assert text("a", "share") == b"the worker's"
+        messages.drop("a")
+        messages.drop("a")
+        assert text("a", "share") == b"derived"
+    assert rounds[30:] == ["1", "a"]
+
+
+Told = tuple[PhaseMessages, str, dict[int, bytes | None]]
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Spoken, str, dict[int, bytes | None]]]:
-    """Whatever is said, by whom, in which phase, and to whom."""
-    say, hear, heard = Spoken.say, Spoken.hear, []
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
+    """All messages: of whom, in which phase, and to whom."""
+    put, of_phase, told = PhaseMessages.put, PhaseMessages.of_phase, list[Told]()
 
-    def noted(self: Spoken, round_id: str, phase: str, speech: Speech) -> None:
-        heard.append((self, phase, {member: speech(member) for member in range(99)}))
-        say(self, round_id, phase, speech)
+    def note_put(self: PhaseMessages, round_id: str, phase: str, message_for: MessageFor) -> None:
+        told.append((self, phase, {member: message_for(member) for member in range(99)}))
+        put(self, round_id, phase, message_for)
 
-    def also(self: Spoken, tx: RoundTables, row: RoundRow, phase: str) -> Speech:
-        speech = hear(self, tx, row, phase)
-        heard.append((self, phase, {member: speech(member) for member in range(99)}))
-        return speech
+    def note(self: PhaseMessages, tx: RoundTables, row: RoundRow, phase: str) -> MessageFor:
+        message_for = of_phase(self, tx, row, phase)
+        told.append((self, phase, {member: message_for(member) for member in range(99)}))
+        return message_for
 
-    monkeypatch.setattr(Spoken, "say", noted)
-    monkeypatch.setattr(Spoken, "hear", also)
-    return heard
+    monkeypatch.setattr(PhaseMessages, "put", note_put)
+    monkeypatch.setattr(PhaseMessages, "of_phase", note)
+    return told
 
 
 @pytest.mark.parametrize("mode", ["semi_honest", "semi_malicious"])
-def test_another_process_tells_the_same(
-    stage: Masking, said: list[tuple[Spoken, str, dict[int, bytes | None]]], mode: str
-) -> None:
+def test_another_process_tells_the_same(stage: Masking, told: list[Told], mode: str) -> None:
     """The worker is another process's than the one that devices ask: each works it out."""
     study = stage.create(60, dropout=0.1, collector=mode, corrupt=0.05)
     leaving = {3: "enrol", 7: "share", 11: "mask", 20: "unmask"}
@@ -96,13 +90,13 @@ def test_another_process_tells_the_same(
         made = parts(them, stage.clock)
         play(stage, made, leaving=leaving)
     phases = {"share", "mask", "unmask"} | ({"ack"} if mode == "semi_malicious" else set())
-    assert {phase for _, phase, _ in said} == phases
+    assert {phase for _, phase, _ in told} == phases
     for phase in phases:
-        by_whom = {id(whose): told for whose, at, told in said if at == phase}
+        by_whom = {id(whose): messages for whose, at, messages in told if at == phase}
         assert len(by_whom) == 2, phase
         one, other = by_whom.values()
         assert one == other
-        heard = {member for member, told in one.items() if told is not None}
+        heard = {member for member, message in one.items() if message is not None}
         assert len(heard) == {"share": 59, "mask": 58, "ack": 57, "unmask": 57}[phase]
     assert stage.release(study).counts.sum() == 57
 
@@ -139,13 +133,13 @@ def test_messages_that_are_gone_are_an_error_of_the_store(stage: Masking) -> Non
             ((round_id,),) = tx._run("SELECT id FROM round")
             row = tx.round(round_id)
             assert row is not None
-            assert spoken.replayed(tx, row).boxes
+            assert replay.replay(tx, row).boxes
             tx._run("DELETE FROM round_message WHERE phase = 'share' AND member > 0")
             with pytest.raises(DataError, match="not all there"):
-                spoken.replayed(tx, row)
+                replay.replay(tx, row)
             tx._run("UPDATE round_message SET body = ? WHERE phase = 'enrol'", b"")
             with pytest.raises(DataError, match="taken is now refused: malformed"):
-                spoken.replayed(tx, row)
+                replay.replay(tx, row)
 
 
 def test_a_phase_that_a_round_does_not_have_is_not_found(stage: Masking) -> None:
@@ -168,14 +162,14 @@ def test_a_phase_that_a_round_does_not_have_is_not_found(stage: Masking) -> None
         row = tx.round(round_id)
         assert row is not None
         with pytest.raises(DataError):
-            spoken.replayed(tx, replace(row, phase="ack"))
+            replay.replay(tx, replace(row, phase="ack"))
 
 
 def test_the_process_of_the_worker_works_nothing_out_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again: list[str] = []
-    monkeypatch.setattr(spoken, "replayed", lambda tx, row: again.append(row.phase))
+    monkeypatch.setattr(replay, "replay", lambda tx, row: again.append(row.phase))
     with running(settings(tmp_path, worker_seconds=0.01)) as collector:
         stage = Masking(collector)
         study = stage.create(COUNT)

@@ -488,7 +488,7 @@ def test_a_collector_that_stops_lets_nobody_wait(tmp_path: Path) -> None:
         )
         ticket = {"Authorization": f"Ticket {joined.json()['ticket']}"}
         connection.request("GET", "/v1/tickets", headers=ticket)
-        wait_for(lambda: len(collector._news._waiting) == 1, "the device to wait")
+        wait_for(lambda: len(collector._changes._waiting) == 1, "the device to wait")
         collector.stop()
         assert connection.getresponse().status == 204
         connection.close()

@@ -12,8 +12,7 @@ import pytest
 from serving import PATIENCE_SECONDS, wait_for
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.store.store import Store
-from sfumato.collector.worker import thread as background
-from sfumato.collector.worker.thread import Background
+from sfumato.collector.worker.thread import WorkerThread
 from sfumato.errors import StoreUnavailable
 
 
@@ -26,11 +25,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def start(store: Store) -> Iterator[Callable[..., Background]]:
-    started: list[Background] = []
+def start(store: Store) -> Iterator[Callable[..., WorkerThread]]:
+    started: list[WorkerThread] = []
 
-    def begin(step: Callable[[], bool], metrics: Metrics | None = None) -> Background:
-        worker = Background(store, step, pause_seconds=0.01, metrics=metrics)
+    def begin(
+        step: Callable[[], bool], metrics: Metrics | None = None, *, pause_seconds: float = 0.01
+    ) -> WorkerThread:
+        worker = WorkerThread(store, step, pause_seconds=pause_seconds, metrics=metrics)
         worker.start()
         started.append(worker)
         return worker
@@ -40,7 +41,7 @@ def start(store: Store) -> Iterator[Callable[..., Background]]:
         assert worker.stop(PATIENCE_SECONDS)
 
 
-def test_steps_follow_one_another(start: Callable[..., Background]) -> None:
+def test_steps_follow_one_another(start: Callable[..., WorkerThread]) -> None:
     steps: list[bool] = []
 
     def step() -> bool:
@@ -51,75 +52,29 @@ def test_steps_follow_one_another(start: Callable[..., Background]) -> None:
     wait_for(lambda: len(steps) > 55, "steps, with pauses after the fiftieth")
 
 
-def test_while_more_is_coming_only_who_is_in_a_hurry_begins_a_step(
-    start: Callable[..., Background], monkeypatch: pytest.MonkeyPatch
+def test_what_comes_together_is_done_in_one_step_and_is_not_waited_for_for_ever(
+    start: Callable[..., WorkerThread],
 ) -> None:
-    monkeypatch.setattr(background, "_MOST_GATHER_SECONDS", 10 * PATIENCE_SECONDS)
-    steps: list[bool] = []
-    coming = threading.Event()
-    coming.set()
+    steps: list[float] = []
 
     def step() -> bool:
-        steps.append(True)
-        return len(steps) < 3  # busy or not, it waits
-
-    worker = start(step)
-    worker.is_more_coming = coming.is_set
-
-    def hurry() -> None:
-        before = len(steps)
-        worker.wake(now=True)
-        wait_for(lambda: len(steps) > before, "a step for each hurry")
-
-    for _ in range(5):
-        hurry()
-    done = len(steps)
-    worker.wake()
-    time.sleep(0.2)
-    assert len(steps) <= done + 1  # the last hurry may have come between two steps
-    done = len(steps)
-    coming.clear()
-    wait_for(lambda: len(steps) > done + 1, "steps, now that nothing comes")
-
-
-def test_what_could_not_wait_is_done_to_its_end_whatever_else_comes(
-    start: Callable[..., Background], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three steps, of which each leaves something to do, follow one hurry."""
-    monkeypatch.setattr(background, "_MOST_GATHER_SECONDS", 10 * PATIENCE_SECONDS)
-    steps: list[bool] = []
-    left = 0
-
-    def step() -> bool:
-        nonlocal left
-        steps.append(left > 0)
-        left = max(0, left - 1)
-        return steps[-1]
-
-    worker = start(step)
-    worker.is_more_coming = lambda: True
-    worker.wake(now=True)
-    left = 3
-    worker.wake(now=True)
-    wait_for(lambda: steps.count(True) == 3, "what was in a hurry")
-    assert left == 0
-
-
-def test_it_does_not_wait_for_more_for_ever(start: Callable[..., Background]) -> None:
-    steps: list[bool] = []
-
-    def step() -> bool:
-        steps.append(True)
+        steps.append(time.monotonic())
         return False
 
-    worker = start(step)
-    worker.is_more_coming = lambda: True
-    wait_for(lambda: len(steps) > 2, "steps although there is always more")
-    assert worker.healthy
+    worker = start(step, pause_seconds=PATIENCE_SECONDS)
+    wait_for(lambda: len(steps) == 1, "the first step")
+    begin = time.monotonic()
+    while len(steps) < 3:  # somebody brings something all the time
+        worker.wake()
+        time.sleep(0.001)
+        assert time.monotonic() < begin + PATIENCE_SECONDS
+    assert steps[2] - steps[1] > 0.1  # and not a step for each
+    worker.wake()
+    wait_for(lambda: len(steps) == 4, "a step for the last of it")
 
 
 @pytest.mark.parametrize("problem", [StoreUnavailable("away"), ValueError("a bug")])
-def test_after_an_error_it_goes_on(start: Callable[..., Background], problem: Exception) -> None:
+def test_after_an_error_it_goes_on(start: Callable[..., WorkerThread], problem: Exception) -> None:
     metrics = Metrics()
     steps: list[bool] = []
     fails = threading.Event()
@@ -139,7 +94,7 @@ def test_after_an_error_it_goes_on(start: Callable[..., Background], problem: Ex
     wait_for(lambda: worker.healthy, "it to recover")
 
 
-def test_it_stops_between_steps(start: Callable[..., Background]) -> None:
+def test_it_stops_between_steps(start: Callable[..., WorkerThread]) -> None:
     begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def step() -> bool:
@@ -158,7 +113,7 @@ def test_it_stops_between_steps(start: Callable[..., Background]) -> None:
     assert not worker.healthy
 
 
-def test_of_two_one_works_and_the_other_takes_over(start: Callable[..., Background]) -> None:
+def test_of_two_one_works_and_the_other_takes_over(start: Callable[..., WorkerThread]) -> None:
     steps = {"first": 0, "second": 0}
 
     def step_of(name: str) -> Callable[[], bool]:
@@ -179,7 +134,7 @@ def test_of_two_one_works_and_the_other_takes_over(start: Callable[..., Backgrou
     wait_for(lambda: steps["second"] > 0, "the second to take over")
 
 
-def test_the_age_of_its_last_success_is_measured(start: Callable[..., Background]) -> None:
+def test_the_age_of_its_last_success_is_measured(start: Callable[..., WorkerThread]) -> None:
     metrics = Metrics()
     start(lambda: False, metrics)
 

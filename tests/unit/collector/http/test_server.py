@@ -1,10 +1,10 @@
-"""What a connection takes before an application is asked: heads, bodies, and most uploads."""
+"""What the server does with connections: heads, bodies, pipelined requests, slow clients, stops."""
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,11 +25,8 @@ from serving import (
     stored,
     wait_for,
 )
-from sfumato.collector.connection import Quick
 from sfumato.collector.http.service import Service
-from sfumato.collector.long_bodies import LongBodies
 from sfumato.collector.serve import listen
-from sfumato.collector.usual import SHORT_BYTES
 from sfumato.errors import StoreFull
 from sfumato.flow.report import to_frames
 
@@ -63,13 +60,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 @contextmanager
-def standing_alone(folder: Path, quick: Quick | None = None, **given: Any) -> Iterator[Place]:
+def standing_alone(folder: Path, **given: Any) -> Iterator[Place]:
     """A collector of one test's own, with a task that is open."""
     store = Faulty.open(folder / "collector.db")
     assert isinstance(store, Faulty)
     store.migrate()
     opened(store)
-    with served(Service(store, settings(folder, **given), key=KEY), quick) as url:
+    with served(Service(store, settings(folder, **given), key=KEY)) as url:
         host, port = url.removeprefix("http://").split(":")
         yield Place((host, int(port)), store)
     store.close()
@@ -113,7 +110,7 @@ def upload(data: bytes, *headers: str, task_id: str = TASK.id, version: str = "1
 
 
 def in_chunks(data: bytes, task_id: str = TASK.id) -> bytes:
-    """An upload that does not say how long it is: it goes the long way."""
+    """An upload that does not say how long it is."""
     head = f"POST /v1/tasks/{task_id}/reports HTTP/1.1\r\nHost: collector\r\n"
     chunk = f"{len(data):x}\r\n".encode() + data + b"\r\n" if data else b""
     return head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + chunk + b"0\r\n\r\n"
@@ -185,7 +182,7 @@ def test_small_parts_of_an_answer_do_not_wait_for_one_another(tmp_path: Path) ->
     ],
     ids=["one", "many", "bad", "other", "none", "long", "unknown", "upper", "closed"],
 )
-def test_the_short_way_and_the_long_way_answer_the_same(
+def test_an_upload_is_answered_the_same_whole_or_in_chunks(
     place: Place, sent: list[bytes], task_id: str, status: int
 ) -> None:
     with connected(place) as connection:
@@ -204,7 +201,7 @@ def test_the_short_way_and_the_long_way_answer_the_same(
 
 
 @pytest.mark.parametrize("problem", [StoreFull("canary"), ValueError("canary")])
-def test_what_is_not_stored_is_answered_the_same_both_ways(
+def test_what_is_not_stored_is_answered_the_same_whole_or_in_chunks(
     place: Place, problem: Exception
 ) -> None:
     with connected(place) as connection:
@@ -226,7 +223,7 @@ def test_what_is_not_stored_is_answered_the_same_both_ways(
 
 
 def test_a_body_may_come_after_its_head_at_once_or_late(place: Place) -> None:
-    for seconds in (0.0, 0.5):  # beyond what it is waited for on the short way
+    for seconds in (0.0, 0.5):
         with connected(place) as connection:
             for _ in range(3):
                 head, end, data = upload(body(5)).partition(b"\r\n\r\n")
@@ -310,7 +307,7 @@ def test_an_upload_under_way_is_answered_when_the_collector_stops(tmp_path: Path
 
 
 def test_what_comes_before_the_answer_is_answered_after_it(place: Place) -> None:
-    """Usual requests, each on its own, from somebody who does not wait."""
+    """Requests from somebody who does not wait."""
     with connected(place) as connection:
         connection.sendall(upload(body(1)))
         assert read(connection).status == 201
@@ -366,65 +363,28 @@ def test_a_request_within_anothers_head_is_none(place: Place) -> None:
         assert read(connection).status == 201
 
 
-class Takers:
-    """Two short cuts that go wrong: one application raises, one body is not taken after all."""
-
-    def may_take(self, scope: Mapping[str, Any]) -> bool:
-        return str(scope["path"]).startswith("/v1/wrong") or scope["method"] == "POST"
-
-    def take(
-        self, scope: Mapping[str, Any], body: bytes | bytearray, answer: Callable[..., None]
-    ) -> bool:
-        async def raises(scope: Any, receive: Any, send: Any) -> None:
-            raise RuntimeError("canary")
-
-        if scope["path"] == "/v1/wrong/raises":
-            answer(raises)
-        elif scope["path"] == "/v1/wrong/fails":
-            raise RuntimeError("canary")
-        return bool(scope["path"] == "/v1/wrong/raises")
-
-    def leave(self, scope: Mapping[str, Any]) -> None:
-        pass
-
-
-@pytest.fixture
-def wrong(tmp_path: Path) -> Iterator[Place]:
-    with standing_alone(tmp_path, Takers()) as place:
-        yield place
-
-
-@pytest.mark.parametrize("size", [3, 100_000])
-def test_what_goes_wrong_on_the_short_way_is_answered(wrong: Place, size: int) -> None:
-    for _ in range(2):
-        with connected(wrong) as connection:
-            connection.sendall(request(bytes(size), "/v1/wrong/raises", "PUT"))
-            answer = read(connection)
-            assert answer.status == 500
-            assert b"canary" not in answer.body
-
-
-@pytest.mark.parametrize("count", [1, 2_000])
-def test_a_body_that_is_not_taken_is_the_applications(wrong: Place, count: int) -> None:
-    sent = upload(body(count))
-    assert (len(sent) > SHORT_BYTES) == (count > 1)  # both ways
-    with connected(wrong) as connection:
-        for _ in range(2):
-            connection.sendall(sent)
-            assert read(connection).status == 201
-
-
-def test_memory_for_a_body_comes_back_from_a_taker_that_fails(
-    wrong: Place, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        "Content-Length: {}\r\nContent-Length: 0",
+        "Content-Length: {}\r\nContent-Length: {}",
+        "Content-Length: {}, {}",
+        "Content-Length: +{}",
+        "Content-Length: 0x{}",
+        "Content-Length : {}",
+        "Content-Length: {}\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: chunked, identity\r\nContent-Length: {}",
+        "Transfer-Encoding: xchunked",
+    ],
+)
+def test_a_request_whose_length_can_be_read_in_two_ways_is_refused(
+    place: Place, lengths: str
 ) -> None:
-    lent: list[int] = []
-    give_back = LongBodies.give_back
-
-    def counted(self: LongBodies, body: bytearray) -> None:
-        give_back(self, body)
-        lent.append(self._bytes)
-
-    monkeypatch.setattr(LongBodies, "give_back", counted)
-    with connected(wrong) as connection:
-        connection.sendall(request(bytes(100_000), "/v1/wrong/fails", "PUT"))
-        wait_for(lambda: lent == [0], "the memory to be given back")
+    data, before = body(1), stored(place.store)
+    head = f"POST /v1/tasks/{TASK.id}/reports HTTP/1.1\r\nHost: collector\r\n"
+    head += lengths.format(len(data), len(data)) + "\r\n\r\n"
+    with connected(place) as connection:
+        connection.sendall(head.encode() + data + upload(body(1)))
+        assert read(connection).status == 400
+        assert connection.recv(1) == b""
+    assert stored(place.store) == before
