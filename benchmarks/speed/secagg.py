@@ -50,7 +50,7 @@ ARRIVING = 16  # tables that are added in turn: more than a cache holds
 SAMPLES = 20  # of a step's floor in a round
 
 # The requirements: against Flower, and against the floors of the largest round.
-TIMES_FASTER = {"client": 15.0, "server": 80.0}
+TIMES_FASTER = {"client": 8.0, "server": 40.0}
 MOST_OF_PEERS_BYTES = 0.5
 MOST_TIMES_FLOOR = 1.3
 MOST_BYTES_OVER_VECTOR = 20_000

@@ -104,7 +104,7 @@ async def upload(service: Service, scope: Scope, receive: Receive) -> Answer:
     return Answer.of_json(200, {"rejected": rejected}) if rejected else _STORED
 
 
-_STORED = Answer.of_json(201, {})
+_STORED = Answer(201)  # without a body: uvicorn would send that on its own
 ROUTES = (
     Route("/v1/offers", offers, methods=["GET"]),
     Route("/v1/dictionaries/{digest}", dictionary, methods=["GET"]),

@@ -28,7 +28,9 @@ class Answer:
         self.status, self._body = status, body
         lines = {**ALWAYS, **(headers or {})}
         if status != 204:
-            lines |= {"content-type": media_type, "content-length": str(len(body))}
+            lines["content-length"] = str(len(body))
+        if body:
+            lines["content-type"] = media_type
         self._headers = [(name.encode(), value.encode()) for name, value in lines.items()]
 
     @classmethod

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import cast
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
@@ -82,8 +83,7 @@ class _Connection(asyncio.Protocol):
         self._idle_since = self._loop.time()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # as every server's is
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
         self._client = transport.get_extra_info("peername")[:2]
         self._connections[self._client] = self
         self._timer = self._loop.call_later(self._seconds, self._check_idle)

@@ -139,9 +139,9 @@ def _devices() -> dict[str, Any]:
                     },
                 },
                 "responses": {
-                    201: _json("All are stored", {"type": "object"}),
+                    201: {"description": "All are stored"},
                     200: _json("Some were rejected, the others are stored", rejected),
-                    **answers(400, 404, 408, 410, 413, 429, 503, 507),
+                    **answers(400, 404, 408, 409, 410, 413, 429, 503, 507),
                 },
             }
         },
