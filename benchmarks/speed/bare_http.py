@@ -33,7 +33,7 @@ def main() -> None:
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     print(listening.getsockname()[1], flush=True)
     config = uvicorn.Config(
-        application, http="httptools", loop="asyncio", ws="none", lifespan="off",
+        application, http="h11", loop="asyncio", ws="none", lifespan="off",
         log_config=None, access_log=False, timeout_keep_alive=600,
     )  # fmt: skip
     uvicorn.Server(config).run(sockets=[listening])

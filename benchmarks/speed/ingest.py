@@ -125,7 +125,7 @@ def _race(settings: Settings, case: str, stores: Sequence[str], reports: int) ->
                 ),
                 peers={},
                 floors={"bare store": race.Contender(run_bare, seconds=_seconds_a_report)},
-                packages=("uvicorn", "httptools", "psycopg"),
+                packages=("uvicorn", "h11", "psycopg"),
                 note="seconds are those of one report; the bare store is CommitQueue, with as "
                 "many tasks as there are connections",
                 more=lambda results: {

@@ -179,7 +179,7 @@ def test_what_a_masked_round_misses_is_told(load: Any) -> None:
     client = {
         "case": "made up/client",
         "sizes": {"to_the_floor": True},
-        "ratio_to_peer": {"a peer": {"median": 15.0}},
+        "ratio_to_peer": {"a peer": {"median": 8.0}},
         "ratio_to_floor": {"a floor": {"median": 1.3}},
         "bytes_up": 50,
         "bytes_over_vector": 20_000,
@@ -187,12 +187,12 @@ def test_what_a_masked_round_misses_is_told(load: Any) -> None:
     }
     server = {name: client[name] for name in ("sizes", "ratio_to_floor")} | {
         "case": "made up/server",
-        "ratio_to_peer": {"a peer": {"median": 80.0}},
+        "ratio_to_peer": {"a peer": {"median": 40.0}},
     }
     assert not secagg.missed([client, server])
     assert len(secagg.missed([client | {"bytes_up": 51}])) == 1
     assert len(secagg.missed([client | {"bytes_over_vector": 20_001}])) == 1
-    for line, faster in ((client, 14.9), (server, 79.9)):
+    for line, faster in ((client, 7.9), (server, 39.9)):
         assert secagg.missed([line | {"ratio_to_peer": {"a peer": {"median": faster}}}])
         slow = line | {"ratio_to_floor": {"a floor": {"median": 1.31}}}
         assert secagg.missed([slow])

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from sfumato import __version__
 from sfumato.collector import keys, logs
 from sfumato.collector.http.app import create_app
-from sfumato.collector.http.limits import HeadLimits
+from sfumato.collector.http.limits import HEAD_BYTES, ConnectionLimits
 from sfumato.collector.http.service import Service
 from sfumato.collector.http.waiting import ChangeNotifier
 from sfumato.collector.metrics import Metrics
@@ -259,6 +259,7 @@ def _say_what_is_unwise(collector: CollectorServer) -> None:
 
 
 _BACKLOG = 2048
+_UNREAD_BYTES = 1 << 18  # of an answer, in the kernel's buffer of a connection
 
 
 class Server(uvicorn.Server):
@@ -278,13 +279,17 @@ class Server(uvicorn.Server):
 
 def make_server(app: ASGIApp, settings: Settings) -> Server:
     """The server; certificates are read now."""
-    limited = HeadLimits(app, seconds=settings.idle_seconds)
-    stock = uvicorn.Config(app, http="httptools", log_config=None)
+    limited = ConnectionLimits(
+        app, idle_seconds=settings.idle_seconds, write_seconds=settings.upload_seconds
+    )
+    # Not httptools: with it, the body of a request that asks for an upgrade is read as a request.
+    stock = uvicorn.Config(app, http="h11", log_config=None)
     stock.load()
     config = uvicorn.Config(
         limited,
         loop="asyncio",
         http=limited.protocol(stock.http_protocol_class),
+        h11_max_incomplete_event_size=HEAD_BYTES,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -321,6 +326,8 @@ def listen(settings: Settings) -> socket.socket:
     # Connections inherit it. asyncio sets it on sockets that name their protocol, and this one does
     # not; without, the second part of an answer waits 40 ms for the first to be acknowledged.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # Inherited as well: what a client has not read stays with us, where its deadline sees it.
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
     return listening
 
 

@@ -18,31 +18,33 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sfumato.collector.problems import Problem
 
 HEAD_BYTES = 16 << 10  # of a request's line and headers
-_HEAD_TOO_LONG = "The request's head is too long."
+_PROGRESS_BYTES = 64 << 10  # read by a client within `write_seconds`, unless less was waiting
 
 
-class HeadLimits:
-    """An application whose requests have heads of at most `HEAD_BYTES`, received in time.
+class ConnectionLimits:
+    """An application whose clients send short heads, and send and read in time.
 
-    uvicorn closes a connection that is idle between two requests, but it waits for ever for a first
-    request and for the rest of one that has begun, however long that gets. So each of its
-    connections is put behind a `_Connection`, which counts what arrives while the application has
-    no request of that connection, and for how long that lasts.
+    uvicorn closes a connection that is idle between two requests, but it waits without limit for a
+    first request, for the rest of a head that has begun, and for a client that does not read its
+    answer. So each of its connections is put behind a `_Connection`, which has deadlines for all
+    three.
     """
 
-    def __init__(self, app: ASGIApp, *, seconds: float) -> None:
-        """A connection is closed if no request is complete `seconds` after the answer before."""
+    def __init__(self, app: ASGIApp, *, idle_seconds: float, write_seconds: float) -> None:
+        """A connection is closed if no request is complete `idle_seconds` after the previous
+        answer, or if its client reads hardly anything of an answer for `write_seconds`."""
         self._app = app
-        self._seconds = seconds
+        self._idle_seconds, self._write_seconds = idle_seconds, write_seconds
         self._connections: dict[tuple[str, int], _Connection] = {}  # by the client's address
 
     def protocol(self, stock: type[asyncio.Protocol]) -> type[asyncio.Protocol]:
         """A protocol for uvicorn's option `http`: its own, `stock`, within these limits."""
-        connections, seconds = self._connections, self._seconds
+        connections = self._connections
+        idle_seconds, write_seconds = self._idle_seconds, self._write_seconds
 
         class Limited(_Connection):
             def __init__(self, **options: object) -> None:
-                super().__init__(stock(**options), connections, seconds)
+                super().__init__(stock(**options), connections, idle_seconds, write_seconds)
 
         return Limited
 
@@ -51,89 +53,103 @@ class HeadLimits:
             await self._app(scope, receive, send)
             return
         connection = self._connections[scope["client"]]
-        head_bytes, body_bytes = len(scope["raw_path"]) + len(scope["query_string"]), 0
-        for name, value in scope["headers"]:
-            head_bytes += len(name) + len(value)
-            if name == b"content-length":
-                body_bytes = _number(value)
-        connection.begin_request(body_bytes)
+        connection.begin_request()
         try:
-            if head_bytes > HEAD_BYTES:
-                answer = PlainTextResponse(_HEAD_TOO_LONG, 400, {"Connection": "close"})
-                await answer(scope, receive, send)
-            else:
+            fault = _fault_of_head(scope)
+            if fault is None:
                 await self._app(scope, receive, send)
+            else:
+                answer = PlainTextResponse(fault, 400, {"Connection": "close"})
+                await answer(scope, receive, send)
         finally:
             connection.end_request()
 
 
+def _fault_of_head(scope: Scope) -> str | None:
+    """Why a request is refused for its head. A length and an encoding together are refused because
+    a proxy may have read the other one of them."""
+    size, lengths = len(scope["raw_path"]) + len(scope["query_string"]), 0
+    for name, value in scope["headers"]:
+        size += len(name) + len(value)
+        lengths += name in (b"content-length", b"transfer-encoding")
+    if size > HEAD_BYTES:
+        return "The request's head is too long."
+    return "The request has two lengths." if lengths > 1 else None
+
+
 class _Connection(asyncio.Protocol):
-    """Passes everything on to the protocol inside; closes the connection if no request begins."""
+    """Passes everything on to the protocol inside, and closes the connection when it is late."""
 
     def __init__(
         self,
         inside: asyncio.Protocol,
         connections: dict[tuple[str, int], _Connection],
-        seconds: float,
+        idle_seconds: float,
+        write_seconds: float,
     ) -> None:
-        self._inside, self._connections, self._seconds = inside, connections, seconds
+        self._inside, self._connections = inside, connections
+        self._idle_seconds, self._write_seconds = idle_seconds, write_seconds
         self._loop = asyncio.get_running_loop()
-        self._bytes_left = HEAD_BYTES
-        self._requests = 0  # that the application is answering
+        self._requests = 0  # in progress
         self._idle_since = self._loop.time()
+        self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._client = transport.get_extra_info("peername")[:2]
         self._connections[self._client] = self
-        self._timer = self._loop.call_later(self._seconds, self._check_idle)
+        self._idle_timer = self._loop.call_later(self._idle_seconds, self._check_idle)
         self._inside.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._timer.cancel()
+        self._idle_timer.cancel()
+        self._stop_write_timer()
         del self._connections[self._client]
         self._inside.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._bytes_left -= len(data)
         self._inside.data_received(data)
-        if self._bytes_left < 0 and not self._requests:
-            self._loop.call_soon(self._check_bytes)  # by then a complete request has begun
 
     def eof_received(self) -> bool | None:
         return self._inside.eof_received()
 
     def pause_writing(self) -> None:
+        self._start_write_timer()
         self._inside.pause_writing()
 
     def resume_writing(self) -> None:
+        self._stop_write_timer()
         self._inside.resume_writing()
 
-    def begin_request(self, body_bytes: int) -> None:
-        """A head is complete, and so many bytes belong to its body."""
+    def begin_request(self) -> None:
         self._requests += 1
-        self._bytes_left += body_bytes
 
     def end_request(self) -> None:
-        """The request is answered, though some of its body may still have to come."""
         self._requests -= 1
-        self._bytes_left = max(self._bytes_left, HEAD_BYTES)
         self._idle_since = self._loop.time()
 
-    def _check_bytes(self) -> None:
-        if self._bytes_left < 0 and not (self._requests or self._transport.is_closing()):
-            text = _HEAD_TOO_LONG.encode()
-            head = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-            self._transport.write(head % len(text) + text)
-            self._transport.close()
+    def _start_write_timer(self) -> None:
+        self._unread_bytes = self._transport.get_write_buffer_size()
+        self._write_timer = self._loop.call_later(self._write_seconds, self._check_write)
+
+    def _check_write(self) -> None:
+        if self._unread_bytes - self._transport.get_write_buffer_size() < _PROGRESS_BYTES:
+            self._transport.abort()
+        else:
+            self._start_write_timer()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _check_idle(self) -> None:
-        """To set a timer for every request would cost more."""
-        left = self._idle_since + self._seconds - self._loop.time()
+        """One timer per connection: one per request would cost more."""
+        left = self._idle_since + self._idle_seconds - self._loop.time()
         if self._requests:
-            left = self._seconds
+            left = self._idle_seconds
         if left > 0:
-            self._timer = self._loop.call_later(left, self._check_idle)
+            self._idle_timer = self._loop.call_later(left, self._check_idle)
         else:
             self._transport.close()
 

@@ -88,8 +88,12 @@ def read(connection: socket.socket) -> Answer:
     lines = head.decode().lower().split("\r\n")[1:-2]
     headers = dict(line.split(": ", 1) for line in lines)
     data = b""
-    while len(data) < int(headers["content-length"]):
-        data += connection.recv(int(headers["content-length"]) - len(data))
+    if "content-length" not in headers:  # it ends with the connection
+        while part := connection.recv(1_000):
+            data += part
+    else:
+        while len(data) < int(headers["content-length"]):
+            data += connection.recv(int(headers["content-length"]) - len(data))
     return Answer(int(head.split()[1]), headers, data)
 
 
@@ -301,7 +305,7 @@ def test_an_upload_under_way_is_answered_when_the_collector_stops(tmp_path: Path
     with closing(connection):
         answers.append(read(connection))
         assert connection.recv(1) == b""
-    assert (answers[0].status, answers[0].headers["connection"]) == (201, "close")
+    assert answers[0].status == 201
     assert stored(store) == 2
     store.close()
 
@@ -357,18 +361,15 @@ def test_a_request_within_anothers_head_is_none(place: Place) -> None:
         connection.sendall(upload(body(1)) + b"GET /health HTTP/1.1\r\nHost: a\r\nX: ")
         assert read(connection).status == 201
         connection.sendall(upload(body(1)))  # all of it belongs to the request before
-        assert read(connection).status == 200
+        assert read(connection).status == 400  # which now has two hosts
         assert stored(place.store) == before + 1
-        connection.sendall(upload(body(1)))
-        assert read(connection).status == 201
+        assert connection.recv(1) == b""
 
 
 @pytest.mark.parametrize(
     "lengths",
     [
         "Content-Length: {}\r\nContent-Length: 0",
-        "Content-Length: {}\r\nContent-Length: {}",
-        "Content-Length: {}, {}",
         "Content-Length: +{}",
         "Content-Length: 0x{}",
         "Content-Length : {}",
