@@ -11,7 +11,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 
@@ -20,6 +20,7 @@ from sfumato.collector.http.service import Service
 from sfumato.collector.store.store import Store
 
 PAUSE_SECONDS = 0.1  # between two packets
+CONNECTIONS = 64
 WRITE_SECONDS = 2  # for a client to read something of its answer
 TASK_ID = "0" * 64
 DICTIONARY = b'"tree"\n' * (1 << 20)  # more than the kernel buffers for a connection
@@ -34,7 +35,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int
         with store.transaction() as tx:
             tx.add_dictionary(DIGEST, DICTIONARY)
         service = Service(
-            store, settings(folder, idle_seconds=2, upload_seconds=WRITE_SECONDS), key=KEY
+            store,
+            settings(folder, idle_seconds=2, upload_seconds=WRITE_SECONDS, connections=CONNECTIONS),
+            key=KEY,
         )
         with served(service) as url:
             host, port = url.removeprefix("http://").split(":")
@@ -150,3 +153,10 @@ def test_a_client_that_reads_slowly_gets_all_of_its_answer(address: tuple[str, i
         connection.sendall(request(f"GET /v1/dictionaries/{DIGEST}", "Connection: close"))
         pauses = round(2 * WRITE_SECONDS / PAUSE_SECONDS)
         assert drain(connection, pauses) > len(DICTIONARY)
+
+
+def test_idle_connections_keep_nobody_out(address: tuple[str, int]) -> None:
+    with ExitStack() as stack:
+        for _ in range(2 * CONNECTIONS):
+            stack.enter_context(closing(socket.create_connection(address, timeout=20)))
+        assert statuses(address, [request("GET /health", "Connection: close")]) == [200]

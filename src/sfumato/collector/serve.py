@@ -280,7 +280,10 @@ class Server(uvicorn.Server):
 def make_server(app: ASGIApp, settings: Settings) -> Server:
     """The server; certificates are read now."""
     limited = ConnectionLimits(
-        app, idle_seconds=settings.idle_seconds, write_seconds=settings.upload_seconds
+        app,
+        connections=settings.connections * 7 // 8,
+        idle_seconds=settings.idle_seconds,
+        write_seconds=settings.upload_seconds,
     )
     # Not httptools: with it, the body of a request that asks for an upgrade is read as a request.
     stock = uvicorn.Config(app, http="h11", log_config=None)

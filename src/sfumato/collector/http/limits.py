@@ -22,37 +22,54 @@ _PROGRESS_BYTES = 64 << 10  # read by a client within `write_seconds`, unless le
 
 
 class ConnectionLimits:
-    """An application whose clients send short heads, and send and read in time.
+    """An application whose clients send short heads, send and read in time, and do not keep others
+    out by doing nothing.
 
     uvicorn closes a connection that is idle between two requests, but it waits without limit for a
     first request, for the rest of a head that has begun, and for a client that does not read its
-    answer. So each of its connections is put behind a `_Connection`, which has deadlines for all
-    three.
+    answer; and it refuses new clients while idle ones have all connections. So each of its
+    connections is put behind a `_Connection`, which has deadlines for all three, and of many the
+    one that has been idle for longest gives way to a new one.
     """
 
-    def __init__(self, app: ASGIApp, *, idle_seconds: float, write_seconds: float) -> None:
+    def __init__(
+        self, app: ASGIApp, *, connections: int, idle_seconds: float, write_seconds: float
+    ) -> None:
         """A connection is closed if no request is complete `idle_seconds` after the previous
-        answer, or if its client reads hardly anything of an answer for `write_seconds`."""
-        self._app = app
-        self._idle_seconds, self._write_seconds = idle_seconds, write_seconds
+        answer, if its client reads hardly anything of an answer for `write_seconds`, or if it is
+        idle when there are more than `connections`."""
+        self._app, self._most = app, connections
+        self.idle_seconds, self.write_seconds = idle_seconds, write_seconds
         self._connections: dict[tuple[str, int], _Connection] = {}  # by the client's address
 
     def protocol(self, stock: type[asyncio.Protocol]) -> type[asyncio.Protocol]:
         """A protocol for uvicorn's option `http`: its own, `stock`, within these limits."""
-        connections = self._connections
-        idle_seconds, write_seconds = self._idle_seconds, self._write_seconds
+        limits = self
 
         class Limited(_Connection):
             def __init__(self, **options: object) -> None:
-                super().__init__(stock(**options), connections, idle_seconds, write_seconds)
+                super().__init__(stock(**options), limits)
 
         return Limited
+
+    def add(self, connection: _Connection) -> None:
+        self._connections[connection.client] = connection
+        if len(self._connections) > self._most:
+            idle = [each for each in self._connections.values() if each.is_idle]
+            if idle:
+                min(idle, key=lambda each: each.idle_since).close()
+
+    def discard(self, connection: _Connection) -> None:
+        if self._connections.get(connection.client) is connection:
+            del self._connections[connection.client]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        connection = self._connections[scope["client"]]
+        connection = self._connections.get(scope["client"])
+        if connection is None:
+            return  # closed in the meantime
         connection.begin_request()
         try:
             fault = _fault_of_head(scope)
@@ -80,31 +97,24 @@ def _fault_of_head(scope: Scope) -> str | None:
 class _Connection(asyncio.Protocol):
     """Passes everything on to the protocol inside, and closes the connection when it is late."""
 
-    def __init__(
-        self,
-        inside: asyncio.Protocol,
-        connections: dict[tuple[str, int], _Connection],
-        idle_seconds: float,
-        write_seconds: float,
-    ) -> None:
-        self._inside, self._connections = inside, connections
-        self._idle_seconds, self._write_seconds = idle_seconds, write_seconds
+    def __init__(self, inside: asyncio.Protocol, limits: ConnectionLimits) -> None:
+        self._inside, self._limits = inside, limits
         self._loop = asyncio.get_running_loop()
         self._requests = 0  # in progress
-        self._idle_since = self._loop.time()
+        self.idle_since = self._loop.time()
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._client = transport.get_extra_info("peername")[:2]
-        self._connections[self._client] = self
-        self._idle_timer = self._loop.call_later(self._idle_seconds, self._check_idle)
+        self.client: tuple[str, int] = transport.get_extra_info("peername")[:2]
+        self._idle_timer = self._loop.call_later(self._limits.idle_seconds, self._check_idle)
         self._inside.connection_made(transport)
+        self._limits.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._idle_timer.cancel()
         self._stop_write_timer()
-        del self._connections[self._client]
+        self._limits.discard(self)
         self._inside.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -126,11 +136,19 @@ class _Connection(asyncio.Protocol):
 
     def end_request(self) -> None:
         self._requests -= 1
-        self._idle_since = self._loop.time()
+        self.idle_since = self._loop.time()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._requests
+
+    def close(self) -> None:
+        self._limits.discard(self)
+        self._transport.close()
 
     def _start_write_timer(self) -> None:
         self._unread_bytes = self._transport.get_write_buffer_size()
-        self._write_timer = self._loop.call_later(self._write_seconds, self._check_write)
+        self._write_timer = self._loop.call_later(self._limits.write_seconds, self._check_write)
 
     def _check_write(self) -> None:
         if self._unread_bytes - self._transport.get_write_buffer_size() < _PROGRESS_BYTES:
@@ -145,13 +163,13 @@ class _Connection(asyncio.Protocol):
 
     def _check_idle(self) -> None:
         """One timer per connection: one per request would cost more."""
-        left = self._idle_since + self._idle_seconds - self._loop.time()
+        left = self.idle_since + self._limits.idle_seconds - self._loop.time()
         if self._requests:
-            left = self._idle_seconds
+            left = self._limits.idle_seconds
         if left > 0:
             self._idle_timer = self._loop.call_later(left, self._check_idle)
         else:
-            self._transport.close()
+            self.close()
 
 
 def _number(value: bytes) -> int:
