@@ -109,6 +109,21 @@ def check_order_and_grouping(sketch: Sketch) -> None:
     free()
 
 
+def check_possible_tables(sketch: Sketch) -> None:
+    """What a device can make is possible; more of it, less than nothing, or noise is not."""
+
+    @settings(max_examples=EXAMPLES_EACH)
+    @given(st.sets(st.integers(0, DOMAIN - 1), max_size=4), st.integers(1, 2**20))
+    def told_apart(held: set[int], chance: int) -> None:
+        table, most = sketch.encode(array(sorted(held))), max(len(held), 1)
+        noise = np.random.default_rng(chance).integers(-(2**20), 2**20, table.shape)
+        heavy = (most + 1) * sketch.encode(array([chance % DOMAIN]))
+        tables = np.stack([table, heavy, noise])
+        assert sketch.possible(tables, most).tolist() == [True, False, False]
+
+    told_apart()
+
+
 def check_many_are_one_by_one(sketch: Sketch) -> None:
     """Many values at once are the same values one at a time, encoded and estimated."""
 
@@ -242,6 +257,7 @@ CHECKS: list[Callable[[Sketch], None]] = [
     check_a_lone_value_is_read_exactly,
     check_sensitivity,
     check_sensitivity_is_reached,
+    check_possible_tables,
 ]
 
 
@@ -285,6 +301,9 @@ class Forgetful:
     def estimate(self, table: Any, held: Any) -> npt.NDArray[np.float64]:
         return self._sound.estimate(table, held) * (2 if self._fault == "doubles" else 1)
 
+    def possible(self, tables: I64, count: int) -> npt.NDArray[np.bool_]:
+        return self._sound.possible(tables, count if self._fault != "takes anything" else 2**40)
+
     def sensitivity(self, count: int) -> Any:
         return self._sound.sensitivity(count if self._fault != "understates its reach" else 1)
 
@@ -310,6 +329,7 @@ def no_shrinking() -> Iterator[None]:
         ("writes to its input", check_inputs_are_unchanged),
         ("doubles", check_a_lone_value_is_read_exactly),
         ("understates its reach", check_sensitivity),
+        ("takes anything", check_possible_tables),
     ],
     ids=lambda case: getattr(case, "__name__", case),
 )

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import MismatchError, TaskError
+from sfumato.flow.aggregation import Plain
 from sfumato.flow.report import HEADER_BYTES, LENGTH_BYTES, WIRE_VERSION
 from sfumato.flow.task import RecordTask, Task
 
@@ -23,6 +24,7 @@ U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
+_CELLS_AT_ONCE = 1 << 20  # of tables that are unpacked together
 _ID = slice(HEADER_BYTES - 16, HEADER_BYTES)  # where a report has its id
 
 
@@ -32,7 +34,7 @@ class Rejection(StrEnum):
     MALFORMED = "malformed"  # not the bytes of a report, or of another length than the task's
     WRONG_TASK = "wrong_task"  # it answers another task
     BATCH_FULL = "batch_full"  # one more could wrap the sum
-    IMPOSSIBLE = "impossible"  # a record that the task's randomizer never makes
+    IMPOSSIBLE = "impossible"  # a record or a table that a device of the task never makes
 
 
 class TooManyReportsError(MismatchError):
@@ -66,19 +68,19 @@ class Admission:
         self._head = bytes([WIRE_VERSION]) + bytes.fromhex(task.id)
         self._begins = np.frombuffer(self._head, dtype=np.uint8)
         most_bytes = task.message_bytes
-        self._wrong: Rejection  # of what no device could have said
         self._fits: Callable[[int], bool]
+        self._ends: Callable[[U8], Bool]  # whether bits after the last cell are zero
         self._possible: Callable[[U8], Bool]
         if task.is_masked:
             raise TaskError("a masked task has no reports; its round gives the sum")
         if isinstance(task, Task):
             used = task.cells * task.aggregation.modulus_bits % 8  # bits of the last byte
-            self._wrong = Rejection.MALFORMED
             self._fits = lambda size: size == most_bytes
-            self._possible = lambda messages: messages[:, -1] < (1 << used if used else 256)
+            self._ends = lambda messages: messages[:, -1] < (1 << used if used else 256)
+            self._possible = lambda messages: _possible_tables(task, messages)
         else:
             width, valid = task.record_bytes, task.source.valid
-            self._wrong = Rejection.IMPOSSIBLE
+            self._ends = lambda messages: np.ones(len(messages), dtype=np.bool_)
             self._fits = lambda size: 0 < size <= most_bytes and size % width == 0
 
             def possible(messages: U8) -> Bool:
@@ -126,7 +128,8 @@ class Admission:
         else:
             alike = bool((rows[:, : len(head)] == np.frombuffer(head, dtype=np.uint8)).all())
         messages = rows[:, LENGTH_BYTES + HEADER_BYTES :]
-        return count if alike and self._possible(messages).all() else 0
+        good = alike and self._ends(messages).all() and self._possible(messages).all()
+        return count if good else 0
 
     def _verdicts(self, reports: U8) -> U8:
         """For each of these reports of one length 0, or which of `_REASONS` it is rejected for."""
@@ -141,9 +144,27 @@ class Admission:
         if not self._fits(size - HEADER_BYTES):
             verdicts[ours] = _VERDICTS[Rejection.MALFORMED]
         elif ours.any():
-            possible = self._possible(reports[ours, HEADER_BYTES:])
-            verdicts[ours] = np.where(possible, 0, _VERDICTS[self._wrong])
+            messages, found = reports[ours, HEADER_BYTES:], verdicts[ours]
+            ends = self._ends(messages)
+            found[~ends] = _VERDICTS[Rejection.MALFORMED]
+            found[ends] = np.where(
+                self._possible(messages[ends]), 0, _VERDICTS[Rejection.IMPOSSIBLE]
+            )
+            verdicts[ours] = found
         return verdicts
+
+
+def _possible_tables(task: Task, messages: U8) -> Bool:
+    """Which of these messages are tables that one device of the task can make."""
+    aggregation, possible = task.aggregation, np.empty(len(messages), dtype=np.bool_)
+    assert isinstance(aggregation, Plain)  # a masked task has no reports
+    piece = max(1, _CELLS_AT_ONCE // task.cells)
+    for start in range(0, len(messages), piece):
+        part = slice(start, start + piece)
+        words = [aggregation.unpack(row.tobytes(), task.sketch.shape) for row in messages[part]]
+        tables = aggregation.open(np.stack(words))
+        possible[part] = task.sketch.possible(tables, task.items_per_device)
+    return possible
 
 
 def frames(body: bytes, most: int) -> tuple[I64, I64]:

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from sfumato.errors import MismatchError
+from sfumato.kernels.packed import pack_words, unpack_words
 from sfumato.secagg.parameters import Mode
 from sfumato.spec import require, spec
 
@@ -56,10 +56,12 @@ class Plain:
         return -(-cells * self.modulus_bits // 8)
 
     def seal(self, table: I64) -> bytes:
-        return pack(table, self.modulus_bits)
+        return pack_words(table.reshape(-1).astype(np.uint64), self.modulus_bits)
 
     def unpack(self, message: bytes, shape: tuple[int, ...]) -> I64:
-        return unpack(message, math.prod(shape), self.modulus_bits).reshape(shape)
+        """The residues, 0 .. 2**modulus_bits − 1, of a table."""
+        words = unpack_words(message, math.prod(shape), self.modulus_bits, np.uint64)
+        return words.view(np.int64).reshape(shape)
 
     def open(self, total: I64) -> I64:
         return centred(total, 1 << self.modulus_bits)
@@ -107,32 +109,3 @@ def centred(total: I64, modulus: int) -> I64:
     """
     residue = total % np.int64(modulus)
     return np.where(residue >= (modulus + 1) // 2, residue - modulus, residue)
-
-
-def pack(table: I64, bits: int) -> bytes:
-    """Numbers modulo 2**bits, least significant bit first, with no gaps between them.
-
-    >>> pack(np.array([1, -1, 0]), 4).hex()
-    'f100'
-    """
-    residue = (table.reshape(-1) & np.int64((1 << bits) - 1)).astype(np.uint64)
-    places = np.arange(bits, dtype=np.uint64)
-    digits = (residue[:, None] >> places & np.uint64(1)).astype(np.uint8)
-    return np.packbits(digits.reshape(-1), bitorder="little").tobytes()
-
-
-def unpack(message: bytes, count: int, bits: int) -> I64:
-    """The `count` residues, 0 .. 2**bits − 1, that `pack` wrote."""
-    if len(message) != -(-count * bits // 8):
-        raise MismatchError(
-            f"a message of {count} cells must have {-(-count * bits // 8)} bytes; "
-            f"got {len(message)}"
-        )
-    digits = np.unpackbits(np.frombuffer(message, dtype=np.uint8), bitorder="little")
-    if digits[count * bits :].any():
-        raise MismatchError("the last bits of a message must be zero")
-    places = np.arange(bits, dtype=np.int64)
-    table: I64 = (digits[: count * bits].reshape(count, bits).astype(np.int64) << places).sum(
-        axis=1
-    )
-    return table

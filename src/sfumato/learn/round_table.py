@@ -25,6 +25,7 @@ from sfumato.spec import require, spec
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
 
 
 @spec("round_sketch")
@@ -100,6 +101,11 @@ class RoundSketch:
             l2=math.hypot(*(part.l2 for part in parts)),
             largest=max(part.largest or 0 for part in parts),
         )
+
+    def possible(self, tables: I64, values: int) -> Bool:
+        main, second, count = self.split(tables)
+        possible: Bool = self.main.possible(main, values) & (np.abs(count) <= values).all(axis=1)
+        return possible if self.second is None else possible & self.second.possible(second, values)
 
 
 @spec("round_noise")

@@ -13,6 +13,7 @@ from sfumato.spec import LARGEST_INTEGER, require, spec
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
 F64 = npt.NDArray[np.float64]
 
 ROUNDS_PER_SIGN = 60  # signs that one hash value carries: its bits, one a round
@@ -111,3 +112,9 @@ class CountSketch:
             l2=values * math.sqrt(self.rows),
             unit_cells=self.rows if values == 1 else 0,
         )
+
+    def possible(self, tables: I64, values: int) -> Bool:
+        """A value adds 1 or −1 to one cell of each row, so two can cancel."""
+        weights = np.abs(np.clip(tables, -values - 1, values + 1)).sum(axis=2)  # no sum wraps
+        parities = (weights & 1) == (weights[:, :1] & 1)
+        return np.asarray(((weights <= values) & parities).all(axis=1))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # a device does without
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
 F64 = npt.NDArray[np.float64]
 
 MOST_WORD_BITS = 62  # of the ring that sums are taken in
@@ -227,6 +228,18 @@ class InvertibleSketch:
 
     def sensitivity(self, values: int) -> Norms:
         return Norms(l1=values, l2=math.sqrt(values), unit_cells=values)
+
+    def possible(self, tables: I64, values: int) -> Bool:
+        """Those that list at most `values` keys, each inserted once. Two keys that share a cell in
+        every row cannot be listed, but that has a chance of width**-rows only."""
+        return np.array([self._is_possible(table, values) for table in tables], dtype=np.bool_)
+
+    def _is_possible(self, table: I64, values: int) -> bool:
+        listing = self.list(table)
+        if len(listing) > values or not listing.is_complete or (listing.counts != 1).any():
+            return False
+        mask = np.int64((1 << self.word_bits) - 1)
+        return np.array_equal(self.encode_keys(listing.keys) & mask, table & mask)
 
     def _numbers(self, values: Column) -> U64:
         numbers, fits = self.keys.numbers(values)

@@ -12,6 +12,7 @@ from sfumato.sketch.norms import Norms, check_weights
 from sfumato.spec import require, spec
 
 I64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
 
 
 @spec("one_hot")
@@ -57,6 +58,10 @@ class OneHot:
 
     def sensitivity(self, values: int) -> Norms:
         return Norms(l1=values, l2=values, unit_cells=1 if values == 1 else 0)
+
+    def possible(self, tables: I64, values: int) -> Bool:
+        counts = np.clip(tables, -1, values + 1)  # so that no sum wraps
+        return np.asarray((counts >= 0).all(axis=1) & (counts.sum(axis=1) <= values))
 
     def _checked(self, values: npt.NDArray[np.integer] | Sequence[int]) -> I64:
         category = np.asarray(values)

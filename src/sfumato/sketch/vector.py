@@ -107,10 +107,9 @@ class VectorSketch:
                 f"got {values.dtype} of shape {values.shape}"
             )
         check_weights(weights, len(values))
-        flat = values.reshape(len(values), self.cells)
-        squares = np.einsum("ij,ij->i", flat, flat, dtype=np.float64)
-        if not np.all(squares <= self.rounding.l2**2 * (1 + _SLACK)):
+        if not self.possible(values, 1).all():
             raise SpecError(f"a device's table must have a norm of at most {self.rounding.l2:.6g}")
+        flat = values.reshape(len(values), self.cells)
         if weights is not None:
             flat = flat * weights[:, None]
         total: I64 = flat.sum(axis=0)
@@ -134,6 +133,11 @@ class VectorSketch:
             l2=values * rounding.l2,
             largest=values * rounding.largest,
         )
+
+    def possible(self, tables: I64, values: int) -> Bool:
+        flat = tables.reshape(len(tables), self.cells)
+        squares = np.einsum("ij,ij->i", flat, flat, dtype=np.float64)
+        return np.asarray(squares <= (values * self.rounding.l2) ** 2 * (1 + _SLACK))
 
 
 def headroom(cells: int) -> float:

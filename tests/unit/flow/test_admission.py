@@ -51,9 +51,12 @@ def reason_of(task: LocalTask | Task, data: bytes) -> Rejection | None:
         return Rejection.WRONG_TASK
     message = data[HEADER_BYTES:]
     if isinstance(task, Task):
-        spare = 8 * len(message) - 35  # 5 cells of 7 bits
-        good = len(message) == 5 and message[-1] >> (8 - spare) == 0
-        return None if good else Rejection.MALFORMED
+        number = int.from_bytes(message, "little")
+        if len(message) != 5 or number >> 35:  # 5 cells of 7 bits
+            return Rejection.MALFORMED
+        cells = [number >> 7 * place & 127 for place in range(5)]
+        possible = sorted(cells) in ([0] * 5, [0, 0, 0, 0, 1])
+        return None if possible else Rejection.IMPOSSIBLE
     if not 0 < len(message) <= 2:  # records of one byte, at most two
         return Rejection.MALFORMED
     return None if all(byte < 9 for byte in message) else Rejection.IMPOSSIBLE
@@ -80,7 +83,11 @@ def test_many_are_judged_as_one_by_one(sent: list[bytes]) -> None:
     assert from_frames(admitted.body) == kept
 
 
-@given(st.lists(st.binary(min_size=4, max_size=6), min_size=1, max_size=30))
+lengths = st.binary(min_size=4, max_size=6)
+bits = st.integers(0, 39).map(lambda place: (1 << place).to_bytes(5, "little"))
+
+
+@given(st.lists(lengths | bits, min_size=1, max_size=30))
 def test_tables_are_judged_as_one_by_one(said: list[bytes]) -> None:
     sent = [as_sent(message, TABLE) for message in said]
     one_by_one = [reason for data in sent if (reason := reason_of(TABLE, data)) is not None]

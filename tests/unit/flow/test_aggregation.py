@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from checks import SEED
 from sfumato.errors import MismatchError, SpecError
-from sfumato.flow.aggregation import Plain, pack, unpack
+from sfumato.flow.aggregation import Plain
 from sfumato.spec import from_json, to_json
 
 I64 = npt.NDArray[np.int64]
@@ -32,11 +32,12 @@ def test_every_width_packs_and_unpacks(bits: int) -> None:
     edges = np.array([0, 1, -1, half - 1, -half, half // 2], dtype=np.int64)
     drawn = np.random.default_rng(SEED).integers(-half, half, size=50)
     table = np.concatenate([edges, drawn])
-    message = pack(table, bits)
+    plain = Plain(modulus_bits=bits)
+    message = plain.seal(table)
     assert len(message) == -(-table.size * bits // 8)
-    residues = unpack(message, table.size, bits)
+    residues = plain.unpack(message, table.shape)
     assert np.array_equal(residues, table % (1 << bits))
-    assert np.array_equal(Plain(modulus_bits=bits).open(residues), table)
+    assert np.array_equal(plain.open(residues), table)
 
 
 @given(tables())
@@ -64,8 +65,8 @@ def test_a_sum_of_residues_opens_to_the_sum_wherever_that_fits(
 
 
 def test_bits_are_packed_lowest_first_without_gaps() -> None:
-    assert pack(np.array([1, -1, 0]), 4) == bytes([0xF1, 0x00])
-    assert pack(np.array([1, 2, 3, -4]), 3) == bytes([0b11_010_001, 0b0000_1000])
+    assert Plain(modulus_bits=4).seal(np.array([1, -1, 0])) == bytes([0xF1, 0x00])
+    assert Plain(modulus_bits=3).seal(np.array([1, 2, 3, -4])) == bytes([0b11_010_001, 0b0000_1000])
 
 
 def test_shape_is_restored() -> None:
@@ -77,15 +78,16 @@ def test_shape_is_restored() -> None:
 @pytest.mark.parametrize("length", [0, 3, 5])
 def test_a_message_of_another_length_is_refused(length: int) -> None:
     with pytest.raises(MismatchError, match=f"must have 4 bytes; got {length}"):
-        unpack(bytes(length), 5, 6)
+        Plain(modulus_bits=6).unpack(bytes(length), (5,))
 
 
 @pytest.mark.parametrize("place", [6, 7])
 def test_bits_after_the_last_cell_must_be_zero(place: int) -> None:
-    good = pack(np.array([1, 2, 3, 4, 5]), 6)
-    assert unpack(good, 5, 6).tolist() == [1, 2, 3, 4, 5]
-    with pytest.raises(MismatchError, match="last bits of a message must be zero"):
-        unpack(good[:-1] + bytes([good[-1] | 1 << place]), 5, 6)
+    plain = Plain(modulus_bits=6)
+    good = plain.seal(np.array([1, 2, 3, 4, 5]))
+    assert plain.unpack(good, (5,)).tolist() == [1, 2, 3, 4, 5]
+    with pytest.raises(MismatchError, match="last bits of a packed table must be zero"):
+        plain.unpack(good[:-1] + bytes([good[-1] | 1 << place]), (5,))
 
 
 @pytest.mark.parametrize("bits", [-1, 0, 1, 63, 64])

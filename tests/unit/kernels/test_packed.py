@@ -76,7 +76,7 @@ def test_one_malformed_table_keeps_all_of_them_out(way: str) -> None:
     good = pack_words(drawn(27, (21,)), 27)  # 567 bits: one of the last byte is not used
     total = np.zeros(21, dtype=np.uint32)
     for wrong in (good[:-1], good + b"\0", b"", good[:-1] + bytes([good[-1] | 0x80])):
-        with pytest.raises(MismatchError, match="a masked table"):
+        with pytest.raises(MismatchError, match="a packed table"):
             add_packed(total, [good, wrong], 27)
         assert not total.any()
     add_packed(total, [], 27)

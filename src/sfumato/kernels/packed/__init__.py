@@ -65,24 +65,22 @@ def add_packed(total: Words, tables: Sequence[bytes], bits: int) -> None:
     for data in tables:
         check_packed(data, total.size, bits)
     compiled = _compiled() if total.size >= SMALL and total.itemsize * 8 != bits else None
-    if compiled is None:
-        for data in tables:
+    for data in tables:
+        if compiled is None:
             total += unpack_words(data, total.size, bits, total.dtype.type)
-    elif tables:
-        lying = [np.frombuffer(data, dtype=np.uint8) for data in tables]
-        addresses = np.array([data.ctypes.data for data in lying], dtype=np.uint64)
-        compiled.add(total, addresses, len(tables[0]), bits)
+        else:
+            compiled.add(total, np.frombuffer(data, dtype=np.uint8), bits)
 
 
 def check_packed(data: bytes, cells: int, bits: int) -> None:
     """Raise MismatchError unless these are so many packed words."""
     if len(data) != -(-cells * bits // 8):
         raise MismatchError(
-            f"a masked table must have {-(-cells * bits // 8)} bytes; got {len(data)}"
+            f"a packed table must have {-(-cells * bits // 8)} bytes; got {len(data)}"
         )
     used = cells * bits % 8  # bits of the last byte
     if used and data[-1] >> used:
-        raise MismatchError("the last bits of a masked table must be zero")
+        raise MismatchError("the last bits of a packed table must be zero")
 
 
 @cache
