@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from sfumato.errors import SfumatoError, SpecError
+from sfumato.errors import SpecError
 from sfumato.kernels import cores_allowed
 from sfumato.spec import require
 
@@ -87,12 +88,6 @@ def _later(start: bytes, blocks: int) -> bytes:
 def _add_chunks(
     total: Words, keys_and_starts: Sequence[tuple[bytes, bytes]], signs: Sequence[int]
 ) -> None:
-    try:
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-    except ImportError as problem:
-        raise SfumatoError(
-            "masks need cryptography", hint='pip install "sfumato[secure]"'
-        ) from problem
     streams = [
         Cipher(algorithms.AES(key), modes.CTR(start)).encryptor() for key, start in keys_and_starts
     ]

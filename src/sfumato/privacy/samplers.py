@@ -27,6 +27,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from sfumato.errors import SpecError
 from sfumato.kernels import local
@@ -57,13 +58,12 @@ class SystemRng:
     """The operating system's cryptographic generator: what real devices and releases use.
 
     Many words at once come from AES-128 in counter mode under a fresh key from the system for each
-    call, where the `cryptography` package is installed: ten times as fast, and as good as the key.
+    call: ten times as fast, and as good as the key.
     """
 
     def words(self, count: int) -> U64:
-        if count >= _MANY_WORDS and (stream := _key_stream(8 * count)) is not None:
-            return np.frombuffer(stream, dtype=np.uint64)
-        return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+        generate = os.urandom if count < _MANY_WORDS else _key_stream
+        return np.frombuffer(generate(8 * count), dtype=np.uint64)
 
     def __repr__(self) -> str:
         return "SystemRng()"
@@ -136,11 +136,7 @@ def stream(rng: Rng, label: str) -> Rng:
     return rng.stream(label) if isinstance(rng, SeededRng) else rng
 
 
-def _key_stream(size: int) -> bytes | None:
-    try:
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-    except ImportError:
-        return None
+def _key_stream(size: int) -> bytes:
     secret = os.urandom(32)
     cipher = Cipher(algorithms.AES(secret[:16]), modes.CTR(secret[16:]))
     return cipher.encryptor().update(_ZEROS[:size] if size <= len(_ZEROS) else bytes(size))

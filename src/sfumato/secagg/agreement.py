@@ -27,9 +27,11 @@ from itertools import chain, pairwise
 import numpy as np
 import numpy.typing as npt
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sfumato.errors import MismatchError
 from sfumato.kernels import cores_allowed
@@ -52,8 +54,7 @@ _WORTH_A_CORE = 100  # signatures to be checked, of which each takes a tenth of 
 _END_BYTES = 1 << 12
 _FIELD = 2**255 - 19
 _KEYS = struct.Struct(f"<I{KEY_BYTES}s{KEY_BYTES}s{KEY_BYTES}s{SIGNATURE_BYTES}s")
-_INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
-_INNER_REST, _OUTER_REST = bytes([0x36]) * 32, bytes([0x5C]) * 32  # of a block of 64
+_SHA256 = hashes.SHA256()
 _LOW_ORDER = {
     0,
     1,
@@ -265,16 +266,10 @@ def _mac(key: bytes) -> AESGCM:
     return AESGCM(key)
 
 
-def derive(secret: bytes, salt: bytes, label: bytes, told: bytes, size: int) -> bytes:
-    """HKDF-SHA256 (RFC 5869) of at most one block of 32 bytes; the salt has 32."""
-    return _hmac(_hmac(salt, secret), b"sfumato/1/secagg/" + label + told + b"\x01")[:size]
-
-
-def _hmac(key: bytes, text: bytes) -> bytes:
-    """HMAC-SHA256 (RFC 2104) under a key of 32 bytes: a device needs a hundred, and the standard
-    library's look their hash up each time."""
-    inner = hashlib.sha256(key.translate(_INNER) + _INNER_REST + text).digest()
-    return hashlib.sha256(key.translate(_OUTER) + _OUTER_REST + inner).digest()
+def derive(secret: bytes, salt: bytes, label: bytes, context: bytes, size: int) -> bytes:
+    """HKDF-SHA256 (RFC 5869) of `secret`; label and context are its info."""
+    info = b"sfumato/1/secagg/" + label + context
+    return HKDF(algorithm=_SHA256, length=size, salt=salt, info=info).derive(secret)
 
 
 def stream_of(secret: bytes, salt: bytes, label: bytes, view: bytes) -> tuple[bytes, bytes]:

@@ -3,7 +3,6 @@ one."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checks import SEED
-from sfumato.errors import SfumatoError, SpecError
+from sfumato.errors import SpecError
 from sfumato.kernels import masks
 
 Words = npt.NDArray[np.unsignedinteger[Any]]
@@ -195,13 +194,6 @@ def test_a_misplaced_accumulator_is_masked_all_the_same() -> None:
     pairs, before = some_pairs(rng, 2), total.copy()
     masks.add_streams(total, pairs, [1, -1])
     assert total.tobytes() == expected(before, pairs, [1, -1]).tobytes()
-
-
-def test_a_machine_without_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
-    with pytest.raises(SfumatoError, match="masks need cryptography") as caught:
-        masks.add_stream(np.zeros(4, np.uint32), bytes(16), bytes(16))
-    assert caught.value.hint == 'pip install "sfumato[secure]"'
 
 
 # What is refused

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +20,6 @@ from sfumato.privacy import SeededRng
 from sfumato.secagg import agreement, rehearsal
 from sfumato.secagg.agreement import (
     Keys,
-    derive,
     members_from_bytes,
     members_to_bytes,
 )
@@ -600,11 +597,3 @@ def test_words_are_packed_and_unpacked(bits: int, cells: int, seed: int) -> None
     data = pack_words(words, bits)
     assert len(data) == -(-cells * bits // 8)
     assert np.array_equal(unpack_words(data, cells, bits, lane), words)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.binary(max_size=80), st.binary(min_size=32, max_size=32), st.integers(1, 32))
-def test_keys_are_derived_by_hkdf(secret: bytes, salt: bytes, size: int) -> None:
-    info = b"sfumato/1/secagg/" + b"box" + b"root"
-    library = HKDF(algorithm=hashes.SHA256(), length=size, salt=salt, info=info)
-    assert derive(secret, salt, b"box", b"root", size) == library.derive(secret)
