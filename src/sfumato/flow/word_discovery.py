@@ -426,7 +426,7 @@ def _counts(tally: Tally, keys: I64) -> tuple[F64, debias.Null]:
 def _plain_counts(tally: Tally, points: npt.NDArray[Any]) -> tuple[F64, debias.Null]:
     """Plain means, a piece at a time, and the law of a count that is zero."""
     parts = [
-        debias.estimate(tally, points[start : start + _QUERY], aware=False).counts
+        debias.estimate(tally, points[start : start + _QUERY], collision_aware=False).counts
         for start in range(0, points.size, _QUERY)
     ]
     counts = np.concatenate(parts) if parts else np.empty(0)

@@ -44,7 +44,7 @@ from sfumato.learn.campaign import NAME_DIGITS
 from sfumato.learn.clients import check_fit, updates
 from sfumato.learn.data import Clients, Federated
 from sfumato.learn.training import NoLedger, evaluate
-from sfumato.privacy import Books, Charge, NoiseAtRelease, NoNoise, PlannedLoss, Rng, SeededRng
+from sfumato.privacy import Account, Charge, NoiseAtRelease, NoNoise, PlannedLoss, Rng, SeededRng
 from sfumato.privacy.accounting import (
     AdditiveLoss,
     Loss,
@@ -702,7 +702,7 @@ class SketchedTraining:
     data: Federated
     seed: int  # of cohorts, batches and noise
     delta: float = 1e-5
-    ledger: Books = field(default_factory=NoLedger)
+    ledger: Account = field(default_factory=NoLedger)
     model: nn.Module = field(init=False)
     campaign: SketchCampaign = field(init=False)
     workers: Tensor | None = field(init=False, default=None)  # their own models, with correction

@@ -4,7 +4,7 @@ What a cell holds is set right for the coins (`Randomizer.readings`); what is le
 collisions: an item's cells also hold the devices of other items. Paper 004 subtracts what
 collisions bring on average, and its error then has a part that does not average out: with fixed
 hash functions the same items meet the same ones every day. Here the hash functions are known and so
-is the dictionary, so the collisions are solved for (`aware`, the default): counts f satisfy
+is the dictionary, so the collisions are solved for (`collision_aware`, the default): counts f satisfy
 
     g = G·f + noise,   G[d, d'] = how often d and d' share a cell, less what chance would bring
 
@@ -140,7 +140,7 @@ def estimate(
     tally: Tally,
     values: npt.NDArray[Any],
     *,
-    aware: bool = True,
+    collision_aware: bool = True,
     none: npt.NDArray[Any] | None = None,
 ) -> LocalEstimates:
     """Counts of these values (`Randomizer.values`), with standard errors.
@@ -148,7 +148,7 @@ def estimate(
     `none`, (1,), is the value of devices that have nothing to say, of which there may be many: it
     is solved for with the others, and counted among the unlisted.
 
-    Without `aware`, the paper's plain means: unbiased over the hash functions. With it, collisions
+    Without `collision_aware`, the paper's plain means: unbiased over the hash functions. With it, collisions
     are solved for where they matter, which costs a little of that: an item that is too rare to be
     solved for reads a few per cent low, far within its error (docs/proofs/randomizers.md).
     """
@@ -156,10 +156,12 @@ def estimate(
     if count == 0:
         raise SpecError("there is nothing to estimate from: the tally holds no record")
     if none is not None:
-        return _without_last(estimate(tally, np.concatenate([values, none]), aware=aware))
+        return _without_last(
+            estimate(tally, np.concatenate([values, none]), collision_aware=collision_aware)
+        )
     distinct, places = np.unique(values, return_inverse=True)
     if distinct.size < values.size:  # an item asked about twice is one item, told twice
-        return _repeated(estimate(tally, distinct, aware=aware), places)
+        return _repeated(estimate(tally, distinct, collision_aware=collision_aware), places)
     chance = randomizer.collision
     raw = randomizer.readings(tally.cells, count, values) - chance * count
     counts = raw / (1 - chance)
@@ -168,12 +170,12 @@ def estimate(
     null = float(variance(randomizer, count=count, held=0.0, squares=squares))
     if chance == 0:
         return _with_errors(tally, values, counts, null, "direct")
-    if aware and null < (1 + MATTERS) * sure:  # but who knows what was not listed
+    if collision_aware and null < (1 + MATTERS) * sure:  # but who knows what was not listed
         placebos = randomizer.readings(tally.cells, count, _placebos(values, PLACEBOS))
         seen = float(np.mean((placebos - chance * count) ** 2)) / (1 - chance) ** 2
         if seen < (1 + _SEEN) * sure:
             return _with_errors(tally, values, counts, max(null, seen), "plain means")
-    if not aware:
+    if not collision_aware:
         own = np.clip(counts**2 - sure, 0.0, squares)  # an item does not meet itself
         less = variance(randomizer, count=count, held=0.0, squares=squares - own) - null
         return _with_errors(tally, values, counts, null, "plain means", less)

@@ -80,7 +80,7 @@ class Entry:
     loss: Charge
 
 
-class Books(Protocol):
+class Account(Protocol):
     """Where charges are written down: a `Ledger`, or what a service keeps in its place."""
 
     def charge(self, *, campaign: str, cohort: str, task: str, loss: Charge) -> None:

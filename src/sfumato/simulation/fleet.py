@@ -19,7 +19,7 @@ from sfumato.flow.accumulator import Batch, Collector, RecordBatch, TallyAccumul
 from sfumato.flow.contribute import contribute
 from sfumato.flow.release import charge
 from sfumato.flow.task import AnyTask, Task
-from sfumato.privacy import Books, Rng, SeededRng, SystemRng
+from sfumato.privacy import Account, Rng, SeededRng, SystemRng
 from sfumato.privacy.samplers import below
 from sfumato.questions.question import Dictionary, Participation, Question
 from sfumato.secagg import rehearsal
@@ -135,7 +135,7 @@ class DeviceFleet(Fleet):
     from the system. The fleet's own generator is for all else, and the ledger pays before a masked
     sum is opened."""
 
-    def __init__(self, *fleet: Any, seed: int | None, ledger: Books) -> None:
+    def __init__(self, *fleet: Any, seed: int | None, ledger: Account) -> None:
         Fleet.__init__(self, *fleet)
         self._seed, self._ledger = seed, ledger
         self.population = self.population.expanded()

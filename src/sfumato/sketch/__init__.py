@@ -17,12 +17,13 @@ from sfumato.sketch.keys import IntegerKeys, Keys, TextKeys, WordKeys
 from sfumato.sketch.norms import Norms
 from sfumato.sketch.onehot import OneHot
 from sfumato.sketch.refined import refine
-from sfumato.sketch.rounds import Rounds, Running
+from sfumato.sketch.rounds import DecodedRounds, Running
 from sfumato.sketch.vector import VectorSketch
 from sfumato.sketch.words import Prefix
 
 __all__ = [
     "CountSketch",
+    "DecodedRounds",
     "IntegerKeys",
     "InvertibleSketch",
     "ItemKeys",
@@ -31,7 +32,6 @@ __all__ = [
     "Norms",
     "OneHot",
     "Prefix",
-    "Rounds",
     "Running",
     "Sketch",
     "TextKeys",

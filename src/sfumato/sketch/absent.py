@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.kernels import Decode
-from sfumato.sketch.rounds import Rounds
+from sfumato.sketch.rounds import DecodedRounds
 
 F64 = npt.NDArray[np.float64]
 U64 = npt.NDArray[np.uint64]
@@ -75,7 +75,7 @@ def _median_limit(size: F64, rate: float, *, is_sample: bool = False) -> float:
 
 
 def surely_held(
-    rounds: Rounds, points: U64, *, level: float, shares: F64 | None = None
+    rounds: DecodedRounds, points: U64, *, level: float, shares: F64 | None = None
 ) -> tuple[Bool, float]:
     """Which items somebody holds, at this family-wise level, and the last reading that it took.
 
@@ -103,7 +103,7 @@ def surely_held(
     return found, limit
 
 
-def _medians(rounds: Rounds, points: U64) -> F64:
+def _medians(rounds: DecodedRounds, points: U64) -> F64:
     return np.concatenate(
         [
             np.median(rounds.readings(points[k : k + _PIECE]).sum(axis=0), axis=0)
@@ -112,7 +112,7 @@ def _medians(rounds: Rounds, points: U64) -> F64:
     )
 
 
-def _limit(rounds: Rounds, rate: float) -> float:
+def _limit(rounds: DecodedRounds, rate: float) -> float:
     """What the reading of an item that nobody holds exceeds with a chance of at most `rate`."""
     tables = rounds.tables
     if len(tables) == 1:
@@ -123,7 +123,7 @@ def _limit(rounds: Rounds, rate: float) -> float:
     return _median_limit(readings, rate, is_sample=is_sample) if readings.any() else 0.0
 
 
-def _row_readings(rounds: Rounds, signs: int, is_sample: bool) -> F64:
+def _row_readings(rounds: DecodedRounds, signs: int, is_sample: bool) -> F64:
     """Sizes of readings of each row, (rows, readings), as an item that nobody holds has them: its
     cell, the same in all rounds unless they are fresh, and a fair sign in each round."""
     tables = rounds.tables

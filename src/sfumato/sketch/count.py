@@ -28,7 +28,7 @@ class CountSketch:
 
     A sketch belongs to a round, and the two round numbers say what rounds have in common (paper
     000, section 3): *Shared* (0, 0) keeps cells and signs, *Hybrid* (0, round) keeps the cells and
-    draws new signs, *Fresh* (round, round) draws both anew. `Rounds` decodes them together.
+    draws new signs, *Fresh* (round, round) draws both anew. `DecodedRounds` decodes them together.
 
     Error: for an item chosen without knowledge of `seed`, |estimate − count| exceeds
         3·‖counts‖₂/√width with probability at most exp(−rows/4)  (Chebyshev in a row,
@@ -101,9 +101,9 @@ class CountSketch:
         *,
         decode: kernels.Decode = "median",
     ) -> F64:
-        from sfumato.sketch.rounds import Rounds  # a sketch is one round; Rounds builds on it
+        from sfumato.sketch.rounds import DecodedRounds  # which imports this module
 
-        return Rounds.of([(self, table)]).estimate(self.points(values), decode=decode)
+        return DecodedRounds.of([(self, table)]).estimate(self.points(values), decode=decode)
 
     def sensitivity(self, values: int) -> Norms:
         return Norms(

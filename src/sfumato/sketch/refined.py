@@ -18,7 +18,7 @@ Four guards keep this honest (docs/concepts/refined.md has the table of where it
 - *One table* (a single round, or shared ones) has no rounds to compare, and few readings for a
   median: there the item with the largest mean is peeled, all peeled items are fitted again by
   least squares, and those that no longer stand out are put back, until nothing changes.
-- *Placebos decide.* Errors are measured on items that do not exist (`Rounds.placebos`), on the
+- *Placebos decide.* Errors are measured on items that do not exist (`DecodedRounds.placebos`), on the
   same tables, noise included. They set the thresholds, choose median or mean for the last
   reading, give the intervals, and unless they got clearly better the median is returned.
 """
@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from sfumato import kernels
 from sfumato.kernels.count import plain
-from sfumato.sketch.rounds import GRID, Rounds
+from sfumato.sketch.rounds import GRID, DecodedRounds
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -77,10 +77,10 @@ class _Peeled:
     items: I64  # which of the points were subtracted
     counts: F64  # how much of each in each round, (rounds, items)
     freedom: float  # how many numbers were fitted to the tables: one an item to one a round
-    residual: Rounds  # the tables without them
+    residual: DecodedRounds  # the tables without them
 
 
-def refine(rounds: Rounds, points: U64, *, shares: F64 | None = None) -> Refined:
+def refine(rounds: DecodedRounds, points: U64, *, shares: F64 | None = None) -> Refined:
     """Decode `rounds` for the items with these fingerprints; see the module's docstring.
 
     `shares` says which part of the devices each round had; equal parts if not given.
@@ -135,7 +135,7 @@ def _placebo_error(peeled: _Peeled) -> float:
     return _root_mean_square(peeled.residual.estimate(peeled.residual.placebos()))
 
 
-def _answer(rounds: Rounds, peeled: _Peeled, points: U64, shares: F64) -> Refined:
+def _answer(rounds: DecodedRounds, peeled: _Peeled, points: U64, shares: F64) -> Refined:
     """Read the tables as they are, and what peeling left of them by median and by mean; keep the
     reading that errs least on placebos."""
     both = np.concatenate([points, rounds.placebos()])
@@ -188,7 +188,7 @@ def _freedom(peeled: _Peeled, points: U64) -> float:
     return peeled.freedom * (1 + _SURE[-1] * near / peeled.items.size)
 
 
-def _least_squares(rounds: Rounds, peeled: _Peeled, points: U64, shares: F64) -> _Peeled:
+def _least_squares(rounds: DecodedRounds, peeled: _Peeled, points: U64, shares: F64) -> _Peeled:
     """The totals of the peeled items that leave the least in the tables, by conjugate gradients.
 
     What the mean of an item's readings is to one item, least squares is to all of them together.
@@ -198,7 +198,7 @@ def _least_squares(rounds: Rounds, peeled: _Peeled, points: U64, shares: F64) ->
     chosen = points[peeled.items]
     empty = rounds.with_tables(np.zeros_like(rounds.tables))
 
-    def seen(tables: Rounds) -> F64:
+    def seen(tables: DecodedRounds) -> F64:
         """How much of each item's pattern is in these tables."""
         return np.asarray(np.einsum("r,rli->i", shares, tables.readings(chosen)))
 
@@ -237,7 +237,7 @@ def _gain(median: F64, mean: F64) -> F64:
 
 
 def _pass(
-    rounds: Rounds, peeled: _Peeled, points: U64, pool: I64, shares: F64, sure: float
+    rounds: DecodedRounds, peeled: _Peeled, points: U64, pool: I64, shares: F64, sure: float
 ) -> _Peeled:
     """Drop what no longer stands out, peel what newly does, and estimate all of it again."""
     residual = peeled.residual
@@ -260,7 +260,7 @@ def _pass(
     return _Peeled(items, counts, freedom, rounds.subtract(points[items], counts))
 
 
-def _admit(residual: Rounds, points: U64, threshold: float) -> tuple[I64, F64]:
+def _admit(residual: DecodedRounds, points: U64, threshold: float) -> tuple[I64, F64]:
     """Which candidates to peel, and how much of each: best first, each read after the last."""
     median = residual.estimate(points)
     mean = residual.estimate(points, decode="mean")
@@ -284,7 +284,7 @@ def _admit(residual: Rounds, points: U64, threshold: float) -> tuple[I64, F64]:
     return np.array(admitted, dtype=np.int64), np.array(amounts)
 
 
-def _places(rounds: Rounds, points: U64) -> tuple[I64, F64]:
+def _places(rounds: DecodedRounds, points: U64) -> tuple[I64, F64]:
     """Where items go: flat cell and sign, each (items, rounds, rows)."""
     _, rows, width = rounds.tables.shape
     shape = (points.size, len(rounds.sketches), rows)
@@ -298,7 +298,7 @@ def _places(rounds: Rounds, points: U64) -> tuple[I64, F64]:
     return cells, signs
 
 
-def _per_round(residual: Rounds, points: U64, counts: F64, shares: F64) -> tuple[F64, float]:
+def _per_round(residual: DecodedRounds, points: U64, counts: F64, shares: F64) -> tuple[F64, float]:
     """Counts per round, (rounds, items): pooled where rounds agree, each its own where not.
 
     Also how many free numbers they are: one for an item that is pooled, `rounds` for one that is

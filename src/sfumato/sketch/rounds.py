@@ -22,7 +22,7 @@ GRID = 1 << 20  # counts are subtracted to the millionth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rounds:
+class DecodedRounds:
     """The tables of a campaign's rounds, (rounds, rows, width), and how to read them.
 
     Tables of one spec are added (Shared). Rounds with the same cells and other signs (Hybrid) add
@@ -59,12 +59,14 @@ class Rounds:
     def seed(self) -> int:
         return self.sketches[0].seed
 
-    def with_tables(self, tables: F64) -> Rounds:
+    def with_tables(self, tables: F64) -> DecodedRounds:
         return replace(self, tables=tables)
 
-    def one(self, index: int) -> Rounds:
+    def one(self, index: int) -> DecodedRounds:
         """A single round of these."""
-        return Rounds(sketches=(self.sketches[index],), tables=self.tables[index : index + 1])
+        return DecodedRounds(
+            sketches=(self.sketches[index],), tables=self.tables[index : index + 1]
+        )
 
     def estimate(self, points: U64, *, decode: kernels.Decode = "median") -> F64:
         """Counts of the items with these fingerprints, (n,)."""
@@ -74,7 +76,7 @@ class Rounds:
         """Sign × cell, (rounds, rows, n)."""
         return kernels.readings(points, self.tables, *self._hashes())
 
-    def subtract(self, points: U64, counts: F64) -> Rounds:
+    def subtract(self, points: U64, counts: F64) -> DecodedRounds:
         """What is left of the tables without these items; `counts` is (rounds, n)."""
         tables = self.tables.copy()
         for round, sketch in enumerate(self.sketches):
@@ -113,7 +115,7 @@ class Running:
     """Counts of a known dictionary, kept up to date round by round without keeping the tables.
 
     State is (rows, items) for Shared and Hybrid and (items,) for Fresh, whatever the number of
-    rounds; the answer equals that of `Rounds` over the same tables.
+    rounds; the answer equals that of `DecodedRounds` over the same tables.
     """
 
     def __init__(self, points: U64, *, rows: int, fresh: bool) -> None:
@@ -131,7 +133,7 @@ class Running:
             len(self._sum),
         ):
             raise MismatchError("rounds whose readings are added must share their cells and rows")
-        round = Rounds.of([(sketch, table)])
+        round = DecodedRounds.of([(sketch, table)])
         self._sum += (
             round.estimate(self._points) if self._fresh else round.readings(self._points)[0]
         )

@@ -702,7 +702,7 @@ def test_estimates_are_those_of_the_paper_s_algorithms(count: int) -> None:
         paper = width / (width - 1) * (mean - count / width)
         tally = Tally(randomizer)
         assert tally.fold(records) == 0
-        found = debias.estimate(tally, values, aware=False).counts
+        found = debias.estimate(tally, values, collision_aware=False).counts
         assert np.allclose(found, paper, rtol=1e-9, atol=1e-9 * count)
 
 

@@ -231,7 +231,7 @@ def by_cells(oracle: CountMeanSketch | HashedResponse) -> F64:
 
 
 def numbers_of(tally: Tally, values: npt.NDArray[np.uint64]) -> F64:
-    counts = debias.estimate(tally, values, aware=False).counts
+    counts = debias.estimate(tally, values, collision_aware=False).counts
     return np.concatenate([tally.row_counts, tally.cells.reshape(-1), counts])
 
 

@@ -9,13 +9,13 @@ from scipy import stats
 from checks import SEED
 from sfumato.privacy import SeededRng
 from sfumato.privacy.samplers import discrete_laplace
-from sfumato.sketch import CountSketch, Rounds
+from sfumato.sketch import CountSketch, DecodedRounds
 from sfumato.sketch.absent import surely_held
 
 ITEMS, HELD, RUNS, LEVEL = 1_000, 300, 200, 0.5
 
 
-def tables(mode: str, run: int, rounds: int = 3) -> Rounds:
+def tables(mode: str, run: int, rounds: int = 3) -> DecodedRounds:
     """Counts like a power law, over rounds, with the noise of a release."""
     counts = np.floor(3_000 / np.arange(1, HELD + 1) ** 1.1).astype(np.int64)
     rng = SeededRng(SEED, run)
@@ -30,7 +30,7 @@ def tables(mode: str, run: int, rounds: int = 3) -> Rounds:
         )
         table = sketch.encode(np.arange(HELD), counts)
         pairs.append((sketch, table + discrete_laplace(3.0, table.shape, rng)))
-    return Rounds.of(pairs)
+    return DecodedRounds.of(pairs)
 
 
 @pytest.mark.parametrize("mode", ["one", "hybrid", "fresh"])

@@ -37,7 +37,7 @@ from sfumato.questions.question import (
     Plan,
     QuestionDefaults,
 )
-from sfumato.sketch import CountSketch, OneHot, Rounds, Sketch, refine
+from sfumato.sketch import CountSketch, DecodedRounds, OneHot, Sketch, refine
 from sfumato.sketch.absent import surely_held
 from sfumato.spec import digest, require, spec
 
@@ -324,11 +324,11 @@ class FrequencyCampaign(Campaign):
         rounds, points = self._rounds(), hashing.fingerprint(self.items, self.design.seed)
         return surely_held(rounds, points, level=level, shares=self._shares(rounds))
 
-    def _rounds(self) -> Rounds:
+    def _rounds(self) -> DecodedRounds:
         pairs = [(answer.task.sketch, answer.table) for answer in self._answers]
-        return Rounds.of([(s, t) for s, t in pairs if isinstance(s, CountSketch)])
+        return DecodedRounds.of([(s, t) for s, t in pairs if isinstance(s, CountSketch)])
 
-    def _shares(self, rounds: Rounds) -> F64:
+    def _shares(self, rounds: DecodedRounds) -> F64:
         counts = dict.fromkeys(rounds.sketches, 0)
         for answer in self._answers:
             if isinstance(answer.task.sketch, CountSketch):
@@ -368,7 +368,7 @@ def piloted_width(answer: NoisedSum, items: hashing.Items, design: FrequencyDesi
     sketch = answer.task.sketch
     assert isinstance(sketch, CountSketch)  # `pilot` asks for nothing else
     assert design.target_error is not None  # `check` has seen to it
-    rounds = Rounds.of([(sketch, answer.table)])
+    rounds = DecodedRounds.of([(sketch, answer.table)])
     points = hashing.fingerprint(items, design.seed)
     read = rounds.estimate(np.concatenate([points, rounds.placebos()])) / max(answer.count, 1)
     errors = read[points.size :]
