@@ -1,4 +1,4 @@
-"""Mechanisms, and what they cost: exact samplers, noise, accounting, the ledger."""
+"""Mechanisms and their cost: exact samplers, noise, accounting, the ledger."""
 
 from sfumato.privacy.accounting import (
     AdditiveLoss,

@@ -1,10 +1,10 @@
-"""What mechanisms cost: losses as data, composed and converted by Google's `dp-accounting`.
+"""The privacy cost of mechanisms: losses as data, composed by Google's `dp-accounting`.
 
-A loss says what noise met what contribution. Losses to the same devices compose; losses to disjoint
-cohorts do not add up (the ledger keeps them apart). The neighbouring relation is always zero-out:
-one device's message becomes zero and the number of devices is public. A claim for the replace
-relation is never made from these numbers: it would need up to twice the sensitivity, and √2 times
-it, which is often used, is not enough (docs/proofs/count_sketch.md).
+A loss says which noise covers which contribution. Losses to the same devices compose; losses to
+disjoint cohorts do not add up (the ledger keeps them apart). The neighbouring relation is always
+zero-out: one device's message becomes zero and the number of devices is public. A claim for the
+replace relation is never made from these numbers: it would need up to twice the sensitivity; the
+factor √2 that is often used is not enough (docs/proofs/count_sketch.md).
 
 Where a contribution moves exactly k cells by exactly one, its privacy loss is the k-fold
 composition of a one-dimensional shift by one, which is computed exactly (`unit_cells`); nothing is
@@ -47,7 +47,7 @@ class AdditiveLoss:
     scale: float  # standard deviation (gaussian, skellam) or exponential scale (laplace)
     l1: float
     l2: float
-    unit_cells: int  # that many cells moved by exactly one; 0 if only the norms are known
+    unit_cells: int  # how many cells are moved by exactly one; 0 if only the norms are known
 
     def check(self) -> None:
         require(self.scale > 0, f"scale must be above 0; got {self.scale}")
@@ -63,7 +63,7 @@ class AdditiveLoss:
 
 @spec("approximate_loss")
 class ApproximateLoss:
-    """What is known to be (epsilon, delta)-DP, and no more than that."""
+    """The loss of a mechanism of which only (epsilon, delta)-DP is known."""
 
     epsilon: float
     delta: float
@@ -77,14 +77,14 @@ class ApproximateLoss:
 class SampledLoss:
     """The same loss `times` times, each to a cohort that is drawn at random and kept secret.
 
-    Claim: of Poisson sampling, for the zero-out relation; of cohorts of a fixed size, for it and
-        for replacing a device (which is why it costs more).
+    Claim: Poisson sampling, for the zero-out relation; cohorts of a fixed size, for it and for
+        replacing a device (which is why it costs more).
     Proof: docs/proofs/sampled_rounds.md, from Rényi bounds at whole orders: they hold for discrete
         Gaussian and Skellam noise as for continuous noise.
     """
 
     loss: AdditiveLoss
-    probability: float  # of a device to be in a cohort
+    probability: float  # of a device being in a cohort
     scheme: Literal["poisson", "fixed"]
     times: int
 
@@ -110,15 +110,15 @@ Loss = AdditiveLoss | SampledLoss | ApproximateLoss | NoPrivacy
 
 @spec("planned_loss")
 class PlannedLoss:
-    """The loss of one task of a plan: of a list of losses that was fixed before anything was asked.
+    """The loss of one task of a plan: a list of losses that was fixed before the first task.
 
     A plan is charged as a whole with the first of its tasks, and covers the others.
     """
 
     loss: Loss  # of this task, or an upper bound that the plan has for it
     plan: str  # its name
-    losses: tuple[Loss, ...]  # all that one device meets with
-    times: int = 1  # that it meets with each of them
+    losses: tuple[Loss, ...]  # all losses of one device
+    times: int = 1  # how often each of them occurs
 
     def check(self) -> None:
         require(self.times >= 1, f"times must be at least 1; got {self.times}")
@@ -148,14 +148,14 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
         raise SpecError(f"delta must be at least 0 and below 1; got {delta}")
     if any(isinstance(loss, NoPrivacy) for loss in losses):
         return math.inf
-    # (epsilon, delta) is pure epsilon but for an event of probability delta; events add up.
-    known = [loss for loss in losses if isinstance(loss, ApproximateLoss)]
-    left = delta - sum(loss.delta for loss in known)
+    # (epsilon, delta) is pure epsilon except for an event of probability delta; events add up.
+    approximate = [loss for loss in losses if isinstance(loss, ApproximateLoss)]
+    left = delta - sum(loss.delta for loss in approximate)
     if left < -1e-9 * delta:
         return math.inf
     delta = max(left, 0.0)
     additive = [loss for loss in losses if isinstance(loss, AdditiveLoss)]
-    additive += [_pure(loss.epsilon) for loss in known]
+    additive += [_pure(loss.epsilon) for loss in approximate]
     sampled = [loss for loss in losses if isinstance(loss, SampledLoss)]
     if not additive and not sampled:
         return 0.0
@@ -173,16 +173,16 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
 def filter_epsilon(
     campaigns: Sequence[Collection[Sequence[Loss]]], delta: float, limit: float | None
 ) -> float:
-    """What is spent by the count of a privacy filter for (`limit`, delta): the charges are allowed
-    if and only if this is at most `limit`. It is never less than what they cost as a list that was
-    fixed in advance. Each campaign is a collection of cohorts, and a device is taken to have been
-    in the costliest one.
+    """The epsilon spent according to a privacy filter for (`limit`, delta): the charges are allowed
+    if and only if this is at most `limit`. It is never less than the cost of the same charges as a
+    list fixed in advance. Each campaign is a collection of cohorts, and a device is assumed to have
+    been in the costliest one.
 
     Claim: if charges are allowed by this rule only, all releases together are (limit, delta)-DP,
         even where earlier releases decide what is asked next and with how much noise.
     Proof: docs/proofs/ledger.md.
 
-    With `limit` None they are that list: there is no filter without a limit.
+    Without a limit there is no filter: the charges are priced as such a list.
     """
     losses = [loss for cohorts in campaigns for cohort in cohorts for loss in cohort]
     if any(isinstance(loss, NoPrivacy) for loss in losses):
@@ -203,7 +203,7 @@ def filter_epsilon(
 
 
 def delta_of_lists(campaigns: Sequence[Collection[Sequence[Loss]]]) -> float:
-    """What losses that are pure but for an event of some probability take of delta."""
+    """The part of delta used by losses that are pure except for an event of some probability."""
     return sum(
         max(
             sum(loss.delta for loss in cohort if isinstance(loss, ApproximateLoss))
@@ -216,7 +216,7 @@ def delta_of_lists(campaigns: Sequence[Collection[Sequence[Loss]]]) -> float:
 @lru_cache(maxsize=64)
 def _filter_order(epsilon: float, delta: float) -> tuple[int, float]:
     """The one order that a filter for (epsilon, delta) uses, by its place in `_ORDERS`, and the
-    greatest divergence of that order which implies (epsilon, delta)-DP (Canonne, Kamath, Steinke
+    greatest divergence of that order that implies (epsilon, delta)-DP (Canonne, Kamath, Steinke
     2020, proposition 12). It is the order at which the most Gaussian losses fit."""
     thresholds = (
         epsilon - np.log1p(-1 / _ORDERS) + (math.log(delta) + np.log(_ORDERS)) / (_ORDERS - 1)
@@ -226,7 +226,7 @@ def _filter_order(epsilon: float, delta: float) -> tuple[int, float]:
 
 
 def _pure_epsilon(loss: Loss) -> float:
-    """The epsilon of a loss that is pure, or pure but for an event of some probability."""
+    """The epsilon of a loss that is pure, or pure except for an event of some probability."""
     if isinstance(loss, ApproximateLoss):
         return loss.epsilon
     if isinstance(loss, AdditiveLoss) and loss.noise == "laplace":
@@ -235,7 +235,7 @@ def _pure_epsilon(loss: Loss) -> float:
 
 
 def _all_renyi(losses: Sequence[Loss]) -> npt.NDArray[np.float64]:
-    """Rényi divergence of all of them; of what is pure but for an event, without that event."""
+    """Rényi divergence of all losses; for those pure except for an event, without that event."""
     total = np.zeros(_ORDERS.size)
     for loss in losses:
         if isinstance(loss, SampledLoss):
@@ -243,7 +243,7 @@ def _all_renyi(losses: Sequence[Loss]) -> npt.NDArray[np.float64]:
         elif isinstance(loss, ApproximateLoss):
             total += _renyi(_pure(loss.epsilon))
         else:
-            assert isinstance(loss, AdditiveLoss)  # what has no noise was seen before
+            assert isinstance(loss, AdditiveLoss)  # losses without noise were handled before
             total += _renyi(loss)
     return total
 
@@ -310,7 +310,7 @@ def calibrate(
         _within_sampler(noise, high)
     factor = 0.99
     while (low == high or cost(low) <= epsilon) and low > LEAST_SCALE:
-        low, high, factor = low * factor, low, factor**2  # near the guess first, then in strides
+        low, high, factor = low * factor, low, factor**2  # small steps first, then larger ones
     while high - low > _PRECISION * high:
         middle = (low + high) / 2
         low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
@@ -358,7 +358,7 @@ def _composed_epsilon(losses: Sequence[AdditiveLoss], delta: float) -> float:
 def _composed(losses: Sequence[AdditiveLoss]) -> pld.PrivacyLossDistribution:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    # Rounding up costs at most an interval a cell: keep the sum small, beside the losses as well.
+    # Rounding up costs at most one interval per cell: keep the sum small, also beside the losses.
     cells = sum(loss.unit_cells for loss in losses)
     interval = min(5e-4 / max(cells, 5), *(2e-3 / max(loss.scale, 1) for loss in losses))
     total = None
@@ -405,7 +405,7 @@ def _renyi(
         return gaussian
     if loss.noise != "skellam":
         raise SpecError(f"there is no bound for several items under {loss.noise} noise")
-    # Agarwal, Kairouz, Liu 2021, theorem 3.5: integer orders; others take the next integer's
+    # Agarwal, Kairouz, Liu 2021, theorem 3.5: integer orders; others are rounded up
     order = np.ceil(orders)
     gaussian = order * loss.l2**2 / (2 * variance)
     extra = np.minimum(
@@ -417,16 +417,16 @@ def _renyi(
 
 @lru_cache(maxsize=64)
 def _sampled_renyi(sampled: SampledLoss) -> npt.NDArray[np.float64]:
-    """Rényi divergence at each order of all the rounds; orders between take the next whole one's.
+    """Rényi divergence of all the rounds at each order; fractional orders are rounded up.
 
-    Poisson: Mironov, Talwar and Zhang 2019, with the moments of this noise for a Gaussian's.
+    Poisson: Mironov, Talwar and Zhang 2019, with the moments of this noise instead of a Gaussian's.
     Fixed size: Wang, Balle and Kasiviswanathan 2019, theorem 9, without its pure-DP terms.
     """
     from scipy import special
 
     fixed = sampled.scheme == "fixed"
     loss = sampled.loss
-    if fixed:  # a cohort without a device has another one in its place
+    if fixed:  # in a cohort without a device, another one takes its place
         loss = AdditiveLoss(
             noise=loss.noise, scale=loss.scale, l1=2 * loss.l1, l2=2 * loss.l2, unit_cells=0
         )
@@ -438,7 +438,7 @@ def _sampled_renyi(sampled: SampledLoss) -> npt.NDArray[np.float64]:
         math.log(sampled.probability),
         math.log1p(-sampled.probability) if (sampled.probability < 1) else -math.inf,
     )
-    found = np.empty(_ORDERS.size)
+    divergences = np.empty(_ORDERS.size)
     for place, order in enumerate(np.ceil(_ORDERS)):
         j = whole[: int(order) + 1]
         ways = special.gammaln(order + 1) - special.gammaln(j + 1) - special.gammaln(order - j + 1)
@@ -450,9 +450,9 @@ def _sampled_renyi(sampled: SampledLoss) -> npt.NDArray[np.float64]:
         else:
             stay = np.where(order > j, (order - j) * log_out if log_out > -math.inf else -np.inf, 0)
             terms = ways + j * log_in + stay + moments[: j.size]
-        found[place] = max(special.logsumexp(terms), 0.0) / (order - 1)
-    unsampled = _renyi(loss, np.ceil(_ORDERS))  # sampling never costs more than none
-    return sampled.times * np.minimum(found, unsampled)
+        divergences[place] = max(special.logsumexp(terms), 0.0) / (order - 1)
+    unsampled = _renyi(loss, np.ceil(_ORDERS))  # sampling never adds to the cost
+    return sampled.times * np.minimum(divergences, unsampled)
 
 
 def _log_minus_one(log: float) -> float:

@@ -18,8 +18,8 @@ Four guards keep this honest (docs/concepts/refined.md has the table of where it
 - *One table* (a single round, or shared ones) has no rounds to compare, and few readings for a
   median: there the item with the largest mean is peeled, all peeled items are fitted again by
   least squares, and those that no longer stand out are put back, until nothing changes.
-- *Placebos decide.* Errors are measured on items that do not exist (`DecodedRounds.placebos`), on the
-  same tables, noise included. They set the thresholds, choose median or mean for the last
+- *Placebos decide.* Errors are measured on items that do not exist (`DecodedRounds.placebos`), on
+  the same tables, noise included. They set the thresholds, choose median or mean for the last
   reading, give the intervals, and unless they got clearly better the median is returned.
 """
 

@@ -161,7 +161,7 @@ def test_intervals_ten_per_cent_too_narrow_are_caught() -> None:
 def test_intervals_without_collisions_are_caught() -> None:
     """The negative control: the coins' error alone, around the paper's plain means."""
     result = complete("hashed", False)
-    alone = debias.variance(sized(512)["hashed"], count=DEVICES, held=0.0, squares=0.0)
+    alone = debias.variance(sized(512)["hashed"], count=DEVICES, holders=0.0, squares=0.0)
     with pytest.raises(AssertionError, match="coverage"):
         assert_covers(result.errors / math.sqrt(alone))
 
@@ -180,7 +180,7 @@ def test_the_formula_predicts_the_plain_estimate_s_error(name: str) -> None:
     """Within 5%, from the true counts. False alarm and power: as above."""
     counts = zipf(DEVICES, ITEMS).astype(np.float64)
     others = float(np.sum(counts**2)) - counts**2
-    stated = debias.variance(sized(512)[name], count=DEVICES, held=counts, squares=others)
+    stated = debias.variance(sized(512)[name], count=DEVICES, holders=counts, squares=others)
     size = math.sqrt(float(np.mean(complete(name, False).errors ** 2 / stated)))
     assert size == pytest.approx(1.0, abs=0.05)
 
@@ -226,7 +226,7 @@ def test_an_item_s_own_devices_are_not_taken_for_others_that_it_meets() -> None:
     than a rare item's, and the stated one must be within 10% of the formula's."""
     counts = zipf(DEVICES, ITEMS).astype(np.float64)
     others = float(np.sum(counts**2)) - counts**2
-    stated = debias.variance(sized(512)["hashed"], count=DEVICES, held=counts, squares=others)
+    stated = debias.variance(sized(512)["hashed"], count=DEVICES, holders=counts, squares=others)
     given = np.sqrt(np.mean(complete("hashed", False).standard_errors ** 2, axis=0))
     assert given[0] / math.sqrt(stated[0]) == pytest.approx(1.0, abs=0.1)
 
@@ -244,7 +244,7 @@ def test_plain_estimates_are_unbiased(name: str) -> None:
     stated = debias.variance(
         sized(512)[name],
         count=DEVICES,
-        held=counts,
+        holders=counts,
         squares=0 * others if name == "direct" else others,
     )
     for item in range(ITEMS):
@@ -304,7 +304,7 @@ def test_the_optimum_is_the_known_one_and_is_reached(epsilon: float, golden: str
     assert f"{debias.optimal_variance(epsilon):.4f}" == golden
     width = round(math.exp(epsilon)) + 1
     response = HashedResponse(epsilon=epsilon, rows=1 << 20, width=width, seed=1)
-    alone = debias.variance(response, count=1.0, held=0.0, squares=0.0)
+    alone = debias.variance(response, count=1.0, holders=0.0, squares=0.0)
     assert 1 - 1e-5 < alone / debias.optimal_variance(epsilon) < 1.005
 
 
@@ -322,14 +322,14 @@ def test_the_variance_is_the_paper_s_set_right(epsilon: float, rows: int, width:
         + (1 / (k * m) - 1 / (k * m**2)) * squares
     )
     sketch = CountMeanSketch(epsilon=epsilon, rows=rows, width=width, seed=1)
-    found = debias.variance(sketch, count=n, held=held, squares=squares)
+    found = debias.variance(sketch, count=n, holders=held, squares=squares)
     assert np.allclose(found, paper, rtol=1e-12)
     c = (math.exp(epsilon) + 1) / (math.exp(epsilon) - 1)
     paper = (m / (m - 1)) ** 2 * (
         n * c**2 - held - (n - held) / m**2 + (1 / k) * (1 / m - 1 / m**2) * (squares - (n - held))
     )
     hadamard = HadamardCountMeanSketch(epsilon=epsilon, rows=rows, width=width, seed=1)
-    found = debias.variance(hadamard, count=n, held=held, squares=squares)
+    found = debias.variance(hadamard, count=n, holders=held, squares=squares)
     assert np.allclose(found, paper, rtol=1e-12)
 
 

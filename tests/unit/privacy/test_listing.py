@@ -192,7 +192,7 @@ def test_the_chance_to_be_listed_is_what_happens() -> None:
         rng = SeededRng(SEED)
         _, kept = made.sample(np.zeros(20_000), np.full(20_000, count), rng=rng)
         counts = np.r_[np.asarray(kept), np.zeros(20_000 - len(np.asarray(kept)), dtype=np.int64)]
-        _, told = made.told(counts[counts > 0], rng=rng)
+        _, told = made.release(counts[counts > 0], rng=rng)
         assert_binomial(int(told.sum()), 20_000, made.chance(count))
         with pytest.raises(AssertionError):
             assert_binomial(int(told.sum()), 20_000, made.chance(count) - 0.02)
@@ -233,9 +233,9 @@ def test_threshold_sampling_is_algorithm_one() -> None:
 
 def test_thinning_gives_the_lower_rate() -> None:
     made = best_list(0.1, epsilon=1.0, delta=1e-6)
-    thinned = made.thinned(np.full(2_000, 50), 0.5, rng=SeededRng(SEED))
+    thinned = made.thin(np.full(2_000, 50), 0.5, rng=SeededRng(SEED))
     assert_binomial(int(thinned.sum()), 100_000, 0.2)
-    assert made.thinned(np.array([7]), 0.1, rng=SeededRng(1)).tolist() == [7]
+    assert made.thin(np.array([7]), 0.1, rng=SeededRng(1)).tolist() == [7]
 
 
 def test_the_best_list_has_the_smallest_detectable_count() -> None:

@@ -323,7 +323,7 @@ def test_words_of_a_secret_repeat_for_the_same_purpose_and_data_alone() -> None:
 
 
 def test_words_of_a_secret_are_bound_to_something() -> None:
-    with pytest.raises(SpecError, match="bound to what they are added to"):
+    with pytest.raises(SpecError, match="bound to the data that they are added to"):
         SecretRng(b"1" * 32).words(1)
     assert bound(SecretRng(b"1" * 32), "a").words(1).size == 1
     system = SystemRng()

@@ -13,7 +13,7 @@ from sfumato.privacy.randomizers.randomizer import (
     Moments,
     bytes_for,
     check_sizes,
-    counted,
+    count_by_row,
     from_bytes,
     to_bytes,
 )
@@ -37,8 +37,8 @@ class CountMeanSketch:
 
     A device draws a row, sets the bit of its item's cell there, and flips every bit. "symmetric"
     flips are the paper's: each with probability 1/(1 + e^(epsilon/2)), halved because two items
-    differ in two bits. "optimal" ones tell the truth about the item's own bit half of the time and
-    set another with probability 1/(1 + e^epsilon) (Wang and others 2017, OUE): at epsilon 4 the
+    differ in two bits. "optimal" flips keep the item's own bit half of the time and set another
+    with probability 1/(1 + e^epsilon) (Wang and others 2017, OUE): at epsilon 4 the
     variance is 2.3 times less, in as many bytes.
 
     Claim: epsilon-local differential privacy for one record, neighbours being any two items.
@@ -51,7 +51,7 @@ class CountMeanSketch:
     rows: int
     width: int
     seed: int
-    epoch: int = 0  # a new one draws new hash functions, so that collisions do not stay
+    epoch: int = 0  # a new one draws new hash functions, so that collisions do not persist
     flips: Literal["symmetric", "optimal"] = "symmetric"
 
     check = check_sizes
@@ -70,7 +70,7 @@ class CountMeanSketch:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """How likely a bit is 1 if it is the item's own, and if it is not."""
+        """The probability of a 1 in the item's own bit, and in another bit."""
         flip = self._coin.probability
         return (1 - flip if self.flips == "symmetric" else 0.5), flip
 
@@ -78,8 +78,8 @@ class CountMeanSketch:
     def moments(self) -> Moments:
         own, other = self.rates
         scale = (own - other) ** 2
-        seen, unseen = own * (1 - own) / scale, other * (1 - other) / scale
-        return Moments(own=seen, hit=seen, miss=unseen)
+        hit, miss = own * (1 - own) / scale, other * (1 - other) / scale
+        return Moments(own=hit, hit=hit, miss=miss)
 
     @property
     def support(self) -> float:
@@ -157,8 +157,8 @@ class HadamardCountMeanSketch:
     between two items, so epsilon is not halved.
 
     Claim, proof, assumes: as `CountMeanSketch`.
-    Utility: unbiased; variance about (e^epsilon + 1)²/(e^epsilon − 1)² a device, which no epsilon
-        brings below 1: `HashedResponse` is better in fewer bytes.
+    Utility: unbiased; variance about (e^epsilon + 1)²/(e^epsilon − 1)² per device, which is above 1
+        at every epsilon: `HashedResponse` is better in fewer bytes.
     """
 
     epsilon: float
@@ -214,7 +214,7 @@ class HadamardCountMeanSketch:
 
     def count_rows(self, records: U8, counts: I64) -> Whole:
         shift = (2 * self.width).bit_length() - 1  # a power of two
-        return counted(from_bytes(records) >> shift, counts)
+        return count_by_row(from_bytes(records) >> shift, counts)
 
     def fold(self, records: U8, rows: Whole, cells: Cells) -> None:
         local.add_signs(from_bytes(records), cells.reshape(-1))

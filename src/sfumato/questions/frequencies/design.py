@@ -237,7 +237,7 @@ class Estimates:
     def interval(self, asked: int, *, above: float | None = None) -> tuple[F64, F64]:
         """95% intervals for counts over `asked` devices, of items that are shown from an estimate
         of `above` over those that answered."""
-        people: dict[str, int] = {"asked": asked, "answered": self.answered}
+        people: dict[str, int] = {"devices": asked, "respondents": self.answered}
         people["per_device"] = self.per_device
         if self.noise is None:
             return of_estimates(self.counts, self.half_width / NORMAL_95, above=above, **people)

@@ -483,7 +483,7 @@ class HeavyHitters:
         if not self.answered:
             return np.zeros(0), np.zeros(0)
         return of_sums(
-            self.seen, self.noise, asked=asked, answered=self.answered, rate=self.rate,
+            self.seen, self.noise, devices=asked, respondents=self.answered, rate=self.rate,
             above=self.least_seen,
         )  # fmt: skip
 
@@ -667,10 +667,10 @@ class HeavyHitterCampaign(Campaign):
         """All rounds thinned to one rate; counts that may not be told are zero."""
         told = replace(self.design.mechanism, rate=min(part.rate for part in used))
         coins = self._own("coins")
-        kept = [told.thinned(part.listing.counts, part.rate, rng=coins) for part in used]
+        kept = [told.thin(part.listing.counts, part.rate, rng=coins) for part in used]
         exact = np.bincount(place, np.concatenate(kept), minlength=size).astype(np.int64)
         present = np.flatnonzero(exact)  # what was thinned away is not in the sample
-        noised, may = told.told(exact[present], rng=self._own("counts", exact))
+        noised, may = told.release(exact[present], rng=self._own("counts", exact))
         counts, variances, seen = np.zeros(size), np.zeros(size), np.zeros(size, dtype=np.int64)
         seen[present[may]] = noised[may]
         counts[present[may]] = noised[may] / told.rate

@@ -174,8 +174,8 @@ class LocalDesign(LocalDefaults):
             counts=estimates.counts,
             standard_error=estimates.standard_error,
             interval=lambda above: estimates.interval(
-                asked=max(participation.devices, answered),
-                answered=answered,
+                devices=max(participation.devices, answered),
+                respondents=answered,
                 per_device=self.records_per_device,
                 above=above,
             ),

@@ -92,9 +92,9 @@ def predicted_error(
     chance = randomizer.collision
     shares = np.arange(1, items + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
     counts = records * shares / shares.sum()
-    alone = float(debias.variance(randomizer, count=records, held=0.0, squares=0.0))
+    alone = float(debias.variance(randomizer, count=records, holders=0.0, squares=0.0))
     every = float(np.sum(counts**2))
-    met = float(debias.variance(randomizer, count=records, held=0.0, squares=every))
+    met = float(debias.variance(randomizer, count=records, holders=0.0, squares=every))
     if chance == 0 or not collision_aware or met < (1 + debias.MATTERS) * alone:
         return math.sqrt(met)
     cells = randomizer.rows * randomizer.width
@@ -102,7 +102,7 @@ def predicted_error(
         return math.sqrt(alone / (1 - items / cells))
     left = counts[counts < debias.SURE * math.sqrt(alone)]
     rest = float(np.sum(left**2))
-    return math.sqrt(float(debias.variance(randomizer, count=records, held=0.0, squares=rest)))
+    return math.sqrt(float(debias.variance(randomizer, count=records, holders=0.0, squares=rest)))
 
 
 def options(

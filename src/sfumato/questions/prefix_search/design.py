@@ -290,11 +290,11 @@ class FoundWords:
         """95% intervals for counts over `asked` devices, given that a word is listed."""
         if self.noise is None:
             return of_estimates(
-                self.counts, self.standard_error, asked=asked, answered=self.answered,
+                self.counts, self.standard_error, devices=asked, respondents=self.answered,
                 above=self.limit,
             )  # fmt: skip
         return of_sums(
-            self.counts.astype(np.int64), self.noise, asked=asked, answered=self.answered,
+            self.counts.astype(np.int64), self.noise, devices=asked, respondents=self.answered,
             above=math.floor(self.limit) + 1,
         )  # fmt: skip
 

@@ -178,7 +178,7 @@ def _formulas_4(expected: F64) -> Iterator[Reading]:
     for width in ALL_WIDTHS_4:
         for rows in ROWS_4:
             sketch = _sketch_4(rows, width)
-            spread = debias.variance(sketch, count=DEVICES_4, held=0.0, squares=squares)
+            spread = debias.variance(sketch, count=DEVICES_4, holders=0.0, squares=squares)
             if width in WIDTHS_4:
                 most = bound(EPSILON_4, rows, width, expected)
                 yield Reading("a", f"bound {width}", rows, most)

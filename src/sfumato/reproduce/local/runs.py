@@ -136,7 +136,7 @@ def exact_error(oracle: Randomizer, counts: I64) -> F64:
     """Each item's standard error by the formula."""
     truth = counts.astype(np.float64)
     squares = float(truth @ truth) - truth**2
-    spread = debias.variance(oracle, count=float(truth.sum()), held=truth, squares=squares)
+    spread = debias.variance(oracle, count=float(truth.sum()), holders=truth, squares=squares)
     return np.asarray(np.sqrt(spread))
 
 
