@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Noise = Literal["gaussian", "laplace", "skellam"]
 
 # Ledgers on disk depend on these, too: a filter's order is one of them.
-_ORDERS = np.array([1.25, 1.5, *range(2, 65), *range(72, 520, 8), 1024.0, 2048.0])
+ORDERS = np.array([1.25, 1.5, *range(2, 65), *range(72, 520, 8), 1024.0, 2048.0])
 LISTS_SHARE = 0.25  # of a budget's delta, set aside for lists; ledgers on disk depend on it
 LARGEST_MULTIPLIER = 1e4  # of the noise on a table, by its largest norm
 _PRECISION = 1e-3  # of a calibrated scale or multiplier, relative; it is rounded up
@@ -160,14 +160,14 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
     if not additive and not sampled:
         return 0.0
     if sampled:
-        return _renyi_epsilon([*map(_renyi, additive), *map(_sampled_renyi, sampled)], delta)
+        return _renyi_epsilon([*map(renyi, additive), *map(sampled_renyi, sampled)], delta)
     laplace = all(loss.noise == "laplace" for loss in additive)
     pure = sum(loss.l1 / loss.scale for loss in additive) if laplace else math.inf
     if delta == 0:
         return pure
     if all(loss.unit_cells or loss.noise == "laplace" for loss in additive):
         return min(pure, _composed_epsilon(additive, delta))
-    return _renyi_epsilon([_renyi(loss) for loss in additive], delta)
+    return _renyi_epsilon([renyi(loss) for loss in additive], delta)
 
 
 def filter_epsilon(
@@ -215,13 +215,11 @@ def delta_of_lists(campaigns: Sequence[Collection[Sequence[Loss]]]) -> float:
 
 @lru_cache(maxsize=64)
 def _filter_order(epsilon: float, delta: float) -> tuple[int, float]:
-    """The one order that a filter for (epsilon, delta) uses, by its place in `_ORDERS`, and the
+    """The one order that a filter for (epsilon, delta) uses, by its place in `ORDERS`, and the
     greatest divergence of that order that implies (epsilon, delta)-DP (Canonne, Kamath, Steinke
     2020, proposition 12). It is the order at which the most Gaussian losses fit."""
-    thresholds = (
-        epsilon - np.log1p(-1 / _ORDERS) + (math.log(delta) + np.log(_ORDERS)) / (_ORDERS - 1)
-    )
-    place = int(np.argmax(thresholds / _ORDERS))
+    thresholds = epsilon - np.log1p(-1 / ORDERS) + (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
+    place = int(np.argmax(thresholds / ORDERS))
     return place, float(thresholds[place])
 
 
@@ -236,15 +234,15 @@ def _pure_epsilon(loss: Loss) -> float:
 
 def _all_renyi(losses: Sequence[Loss]) -> npt.NDArray[np.float64]:
     """Rényi divergence of all losses; for those pure except for an event, without that event."""
-    total = np.zeros(_ORDERS.size)
+    total = np.zeros(ORDERS.size)
     for loss in losses:
         if isinstance(loss, SampledLoss):
-            total += _sampled_renyi(loss)
+            total += sampled_renyi(loss)
         elif isinstance(loss, ApproximateLoss):
-            total += _renyi(_pure(loss.epsilon))
+            total += renyi(_pure(loss.epsilon))
         else:
             assert isinstance(loss, AdditiveLoss)  # losses without noise were handled before
-            total += _renyi(loss)
+            total += renyi(loss)
     return total
 
 
@@ -253,7 +251,7 @@ def _renyi_epsilon(divergences: Sequence[npt.NDArray[np.float64]], delta: float)
         return math.inf
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
-    return float(rdp.compute_epsilon(_ORDERS, sum(divergences), delta)[0])
+    return float(rdp.compute_epsilon(ORDERS, sum(divergences), delta)[0])
 
 
 def _pure(epsilon: float) -> AdditiveLoss:
@@ -392,9 +390,7 @@ def _unit_shift(
     return one if cells == 1 else one.self_compose(cells)
 
 
-def _renyi(
-    loss: AdditiveLoss, orders: npt.NDArray[np.float64] = _ORDERS
-) -> npt.NDArray[np.float64]:
+def renyi(loss: AdditiveLoss, orders: npt.NDArray[np.float64] = ORDERS) -> npt.NDArray[np.float64]:
     """Rényi divergence at each order, bounded from the norms."""
     if loss.noise == "laplace":  # pure epsilon: min(epsilon, order·epsilon²/2)
         pure = loss.l1 / loss.scale
@@ -416,7 +412,7 @@ def _renyi(
 
 
 @lru_cache(maxsize=64)
-def _sampled_renyi(sampled: SampledLoss) -> npt.NDArray[np.float64]:
+def sampled_renyi(sampled: SampledLoss) -> npt.NDArray[np.float64]:
     """Rényi divergence of all the rounds at each order; fractional orders are rounded up.
 
     Poisson: Mironov, Talwar and Zhang 2019, with the moments of this noise instead of a Gaussian's.
@@ -430,16 +426,16 @@ def _sampled_renyi(sampled: SampledLoss) -> npt.NDArray[np.float64]:
         loss = AdditiveLoss(
             noise=loss.noise, scale=loss.scale, l1=2 * loss.l1, l2=2 * loss.l2, unit_cells=0
         )
-    most = int(_ORDERS[-1])
+    most = int(ORDERS[-1])
     whole = np.arange(most + 1, dtype=np.float64)
     moments = np.zeros(most + 1)  # log of the j-th moment of the likelihood ratio
-    moments[2:] = (whole[2:] - 1) * _renyi(loss, whole[2:])
+    moments[2:] = (whole[2:] - 1) * renyi(loss, whole[2:])
     log_in, log_out = (
         math.log(sampled.probability),
         math.log1p(-sampled.probability) if (sampled.probability < 1) else -math.inf,
     )
-    divergences = np.empty(_ORDERS.size)
-    for place, order in enumerate(np.ceil(_ORDERS)):
+    divergences = np.empty(ORDERS.size)
+    for place, order in enumerate(np.ceil(ORDERS)):
         j = whole[: int(order) + 1]
         ways = special.gammaln(order + 1) - special.gammaln(j + 1) - special.gammaln(order - j + 1)
         if fixed:
@@ -451,7 +447,7 @@ def _sampled_renyi(sampled: SampledLoss) -> npt.NDArray[np.float64]:
             stay = np.where(order > j, (order - j) * log_out if log_out > -math.inf else -np.inf, 0)
             terms = ways + j * log_in + stay + moments[: j.size]
         divergences[place] = max(special.logsumexp(terms), 0.0) / (order - 1)
-    unsampled = _renyi(loss, np.ceil(_ORDERS))  # sampling never adds to the cost
+    unsampled = renyi(loss, np.ceil(ORDERS))  # sampling never adds to the cost
     return sampled.times * np.minimum(divergences, unsampled)
 
 

@@ -191,7 +191,7 @@ def lists(
     options = []
     for noise in ("none", "laplace", "gaussian"):
         amplification = rate if amplified else 1.0
-        parameters = _least(
+        parameters = least_threshold(
             noise, amplification, items_per_device, epsilon - statistic, delta - unlisted
         )
         if parameters is not None:
@@ -273,16 +273,16 @@ def _delta(
         allowed = _unsampled(rate, epsilon / items)
         if 1 / scale > allowed * (1 + _SLACK):
             return 1.0
-        return items * rate * _tail(noise, scale, threshold - 1)
+        return items * rate * noise_tail(noise, scale, threshold - 1)
     if items > 1:
         rate = 1.0  # no amplification for several items of one device
     return rate * (
         _gaussian_delta(scale, items, _unsampled(rate, epsilon))
-        + items * _tail(noise, scale, threshold - 1)
+        + items * noise_tail(noise, scale, threshold - 1)
     )
 
 
-def _least(
+def least_threshold(
     noise: ListNoise, rate: float, items: int, epsilon: float, delta: float
 ) -> tuple[float, int] | None:
     """The scale and the least threshold that keep a promise, if there are any."""
@@ -338,7 +338,7 @@ def _stddev(noise: ListNoise, scale: float) -> float:
     return float(np.sqrt(((first + np.arange(mass.size)) ** 2 * mass).sum()))
 
 
-def _tail(noise: ListNoise, scale: float, least: int) -> float:
+def noise_tail(noise: ListNoise, scale: float, least: int) -> float:
     """P[noise ≥ least], for a least of 1 or more; never too small."""
     if noise == "laplace":
         return math.exp(-least / scale) / (1 + math.exp(-1 / scale))

@@ -234,23 +234,23 @@ def discrete_gaussian(stddev: float, size: int | tuple[int, ...], rng: Rng) -> I
     >>> discrete_gaussian(10.0, 5, SeededRng(1)).dtype
     dtype('int64')
     """
-    return _sampler("gaussian", float(stddev)).draw(size, rng)
+    return sampler_of("gaussian", float(stddev)).draw(size, rng)
 
 
 def discrete_laplace(scale: float, size: int | tuple[int, ...], rng: Rng) -> I64:
     """Integers x with probability ∝ exp(−|x|/scale)."""
-    return _sampler("laplace", float(scale)).draw(size, rng)
+    return sampler_of("laplace", float(scale)).draw(size, rng)
 
 
 def skellam(stddev: float, size: int | tuple[int, ...], rng: Rng) -> I64:
     """The difference of two Poisson variables of mean stddev²/2 each; adds up over devices."""
-    return _sampler("skellam", float(stddev)).draw(size, rng)
+    return sampler_of("skellam", float(stddev)).draw(size, rng)
 
 
 @lru_cache(maxsize=64)
 def log_mass(kind: str, scale: float) -> tuple[int, npt.NDArray[np.float64]]:
     """The distribution as (first value, log probabilities), to float accuracy, for accounting."""
-    half = _HALF_WEIGHTS[kind](Fraction(scale), 2 * WORD_BITS)
+    half = HALF_WEIGHTS[kind](Fraction(scale), 2 * WORD_BITS)
     total = 2 * sum(half) - half[0]
     logs = [math.log(weight) - math.log(total) for weight in half if weight]
     return 1 - len(logs), np.array(logs[:0:-1] + logs)
@@ -324,13 +324,13 @@ def _cumulative(half: list[int], bits: int) -> tuple[int, list[tuple[int, int]]]
 
 
 @lru_cache(maxsize=64)
-def _sampler(kind: str, scale: float) -> Inversion:
+def sampler_of(kind: str, scale: float) -> Inversion:
     if not LEAST_SCALE <= scale <= LARGEST_SCALE[kind]:
         raise SpecError(
             f"the scale of {kind} noise must be {LEAST_SCALE} to {LARGEST_SCALE[kind]}; got {scale}"
         )
     exact = Fraction(scale)
-    return Inversion.of(lambda bits: _HALF_WEIGHTS[kind](exact, bits))
+    return Inversion.of(lambda bits: HALF_WEIGHTS[kind](exact, bits))
 
 
 _GUARD_BITS = 80  # rounding in a table of up to 2**24 entries stays below one place
@@ -379,7 +379,7 @@ def _skellam_weights(stddev: Fraction, bits: int) -> list[int]:
     return [weight for weight in (w >> shift for w in reversed(weights)) if weight]
 
 
-_HALF_WEIGHTS: dict[str, Callable[[Fraction, int], list[int]]] = {
+HALF_WEIGHTS: dict[str, Callable[[Fraction, int], list[int]]] = {
     "gaussian": _gaussian_weights,
     "laplace": _laplace_weights,
     "skellam": _skellam_weights,

@@ -24,7 +24,7 @@ F64 = npt.NDArray[np.float64]
 
 _PRECISION = 1e-6  # of a numerical epsilon, relative; it is rounded up
 _TAIL = 1e-6  # of delta: set aside for there being very few clones
-_BLOCKS = 4096  # numbers of clones that are evaluated; others are rounded down to one of them
+BLOCKS = 4096  # numbers of clones that are evaluated; others are rounded down to one of them
 _FLOAT = 1e-14  # relative error of a few float operations, and more
 _BINOMIAL = 1e-9  # the same for a binomial probability from scipy; a test finds less than a tenth
 _UNDERFLOW = 1e-290  # bound on the sum of all terms that are too small for a float
@@ -50,7 +50,7 @@ def shuffled_epsilon(local_epsilon: float, count: int, delta: float) -> float:
     """
     _check(local_epsilon, count, delta)
     clone_rate = 2 * math.exp(-local_epsilon) / (1 + math.exp(-local_epsilon))
-    return _numerical_epsilon(local_epsilon, count, delta, clone_rate)
+    return numerical_epsilon(local_epsilon, count, delta, clone_rate)
 
 
 def closed_form_epsilon(local_epsilon: float, count: int, delta: float) -> float:
@@ -86,7 +86,7 @@ def _check(local_epsilon: float, count: int, delta: float) -> None:
         raise SpecError(f"delta must be at least 0 and below 1; got {delta}")
 
 
-def _numerical_epsilon(local_epsilon: float, count: int, delta: float, clone_rate: float) -> float:
+def numerical_epsilon(local_epsilon: float, count: int, delta: float, clone_rate: float) -> float:
     """The least epsilon (to a millionth, rounded up) whose delta is small enough for this rate."""
     if delta == 0 or local_epsilon > _LARGEST_EPSILON:
         return local_epsilon
@@ -123,7 +123,7 @@ def _numbers_of_clones(others: int, clone_rate: float, delta: float) -> tuple[I6
     numbers = np.arange(first, last + 1)
     masses = stats.binom.pmf(numbers, others, rate)
     masses[-1] = stats.binom.sf(last - 1, others, rate)
-    starts = np.arange(0, numbers.size, math.ceil(numbers.size / _BLOCKS))
+    starts = np.arange(0, numbers.size, math.ceil(numbers.size / BLOCKS))
     return numbers[starts], np.add.reduceat(masses, starts)
 
 

@@ -41,19 +41,19 @@ __all__ = [
 ]
 
 ItemKeys: TypeAlias = TextKeys | WordKeys | Prefix
-"""What of an item a table counts, where its sketch does not say."""
+"""The part of an item that a table counts, if its sketch does not say."""
 
 
 @runtime_checkable
 class Sketch(Protocol):
-    """What every sketch does; see `CountSketch` and `OneHot`."""
+    """A linear map from values to tables; see `CountSketch` and `OneHot`."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
     @property
     def word_bits(self) -> int | None:
-        """The ring that its words belong to; None if they are counts, for any that holds them."""
+        """The bits of the ring that its words belong to; None if they are plain counts."""
         ...
 
     def encode(self, values: Any, weights: Any = None) -> npt.NDArray[np.int64]: ...

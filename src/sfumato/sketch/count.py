@@ -34,8 +34,8 @@ class CountSketch:
         3·‖counts‖₂/√width with probability at most exp(−rows/4)  (Chebyshev in a row,
         Hoeffding over rows; docs/proofs/count_sketch.md). One row reads the count without bias
         and with variance (‖counts‖² − count²)/width, exactly.
-    Sensitivity: one item moves one cell a row by one: L1 = rows, L2 = √rows. Several items of one
-        device may meet in one cell with one sign, so `values` of them move L2 by values·√rows.
+    Sensitivity: one item moves one cell per row by one: L1 = rows, L2 = √rows. Several items of one
+        device may collide with equal signs, so `values` of them move L2 by values·√rows.
 
     >>> sketch = CountSketch(rows=5, width=64, seed=1)
     >>> table = sketch.encode([b"oak", b"oak", b"elm"])
@@ -73,7 +73,7 @@ class CountSketch:
     def signs(self) -> U64:
         """Coefficients of the four-wise independent sign hashes, (rows, 4).
 
-        A value has 61 bits and serves sixty rounds, so a known dictionary is hashed once for all.
+        A value has 61 bits, enough for sixty rounds, so a known dictionary is hashed once.
         """
         block = self.sign_round // ROUNDS_PER_SIGN
         return hashing.row_polynomials(self.seed, "sign", block, self.rows, 4)
@@ -101,7 +101,7 @@ class CountSketch:
         *,
         decode: kernels.Decode = "median",
     ) -> F64:
-        from sfumato.sketch.rounds import DecodedRounds  # which imports this module
+        from sfumato.sketch.rounds import DecodedRounds  # rounds imports this module
 
         return DecodedRounds.of([(self, table)]).estimate(self.points(values), decode=decode)
 

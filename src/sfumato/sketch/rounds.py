@@ -18,18 +18,18 @@ I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 
 PLACEBOS = 1 << 14
-GRID = 1 << 20  # counts are subtracted to the millionth
+GRID = 1 << 20  # counts are subtracted to a millionth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedRounds:
-    """The tables of a campaign's rounds, (rounds, rows, width), and how to read them.
+    """The tables of a campaign's rounds, (rounds, rows, width), decoded together.
 
     Tables of one spec are added (Shared). Rounds with the same cells and other signs (Hybrid) add
     their readings row by row and take the median of the sums. Rounds with their own cells (Fresh)
     are decoded one by one and the answers added. Counts are totals over all rounds.
 
-    Hybrid, one row: no bias, and variance Σ over rounds of (‖counts‖² − count²)/width.
+    Hybrid, one row: unbiased, with variance Σ over rounds of (‖counts‖² − count²)/width.
     """
 
     sketches: tuple[CountSketch, ...]
@@ -41,9 +41,9 @@ class DecodedRounds:
         for sketch, table in pairs:
             if table.shape != sketch.shape:
                 raise MismatchError(f"a table must be {sketch.shape}; got {table.shape}")
-            held = sums.get(sketch)
-            added = np.asarray(table, dtype=np.float64)
-            sums[sketch] = added if held is None else held + added
+            total = sums.get(sketch)
+            addend = np.asarray(table, dtype=np.float64)
+            sums[sketch] = addend if total is None else total + addend
         first = next(iter(sums), None)
         if first is None:
             raise MismatchError("rounds must hold at least one table; got none")
@@ -63,7 +63,7 @@ class DecodedRounds:
         return replace(self, tables=tables)
 
     def one(self, index: int) -> DecodedRounds:
-        """A single round of these."""
+        """One of the rounds."""
         return DecodedRounds(
             sketches=(self.sketches[index],), tables=self.tables[index : index + 1]
         )
@@ -77,7 +77,7 @@ class DecodedRounds:
         return kernels.readings(points, self.tables, *self._hashes())
 
     def subtract(self, points: U64, counts: F64) -> DecodedRounds:
-        """What is left of the tables without these items; `counts` is (rounds, n)."""
+        """The tables without these items; `counts` is (rounds, n)."""
         tables = self.tables.copy()
         for round, sketch in enumerate(self.sketches):
             scaled = np.rint(counts[round] * GRID).astype(np.int64)
@@ -85,10 +85,10 @@ class DecodedRounds:
         return self.with_tables(tables)
 
     def placebos(self, count: int = PLACEBOS) -> U64:
-        """Fingerprints that belong to no item: what is read for them is error and nothing else.
+        """Fingerprints that belong to no item: their readings are pure error.
 
-        Under random hashing an absent item is hit by collisions and noise as any other is, so its
-        estimate is a draw from the error of this very table (docs/proofs/placebos.md).
+        Under random hashing an absent item has the same collisions and noise as any other, so its
+        estimate is a draw from the error of this table (docs/proofs/placebos.md).
         """
         return hashing.coefficients(self.seed, "placebo", count=count)
 
@@ -112,7 +112,7 @@ def _distinct(labelled: list[tuple[int, U64]]) -> tuple[U64, I64]:
 
 
 class Running:
-    """Counts of a known dictionary, kept up to date round by round without keeping the tables.
+    """Counts of a known dictionary, updated round by round without keeping the tables.
 
     State is (rows, items) for Shared and Hybrid and (items,) for Fresh, whatever the number of
     rounds; the answer equals that of `DecodedRounds` over the same tables.

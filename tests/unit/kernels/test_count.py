@@ -158,7 +158,7 @@ def test_readings_are_the_same(kind: str, rows: int) -> None:
 @pytest.mark.parametrize("size", range(1, 18))
 def test_the_sorting_network_sorts(size: int) -> None:
     """A network that sorts every sequence of zeros and ones sorts everything (Knuth 5.3.4)."""
-    network = compiled._network(size)
+    network = compiled.sorting_network(size)
     words = np.arange(2**size, dtype=np.int64) if size <= 12 else _some_words(size)
     columns = [(words >> k & 1).astype(np.int8) for k in range(size)]
     for low, high in network:

@@ -258,6 +258,6 @@ def test_several_cores_add_what_one_adds(kind: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(masks, "cores_allowed", lambda: 1)
     masks.add_streams(one, streams, [1, -1, 1])
     monkeypatch.setattr(masks, "cores_allowed", lambda: 3)
-    monkeypatch.setattr(masks, "_WORTH_A_CORE", 1)
+    monkeypatch.setattr(masks, "BYTES_PER_CORE", 1)
     masks.add_streams(several, streams, [1, -1, 1])
     assert np.array_equal(one, several)

@@ -72,7 +72,7 @@ def cells_of(randomizer: Any, value: int) -> tuple[int, ...]:
 
 
 def coin_of(randomizer: Any) -> Fraction:
-    return Fraction(randomizer._coin.numerator, 1 << 256)
+    return Fraction(randomizer.coin.numerator, 1 << 256)
 
 
 def law(randomizer: Any, cells: Sequence[int]) -> Law:
@@ -81,7 +81,7 @@ def law(randomizer: Any, cells: Sequence[int]) -> Law:
     for row, own in enumerate(cells):
         for number, chance in _row_law(randomizer, coin, own):
             if isinstance(randomizer, CountMeanSketch):
-                code = row + (number << 8 * randomizer._row_bytes)
+                code = row + (number << 8 * randomizer.row_bytes)
             elif isinstance(randomizer, HadamardCountMeanSketch):
                 code = row * 2 * randomizer.width + number
             else:
@@ -199,7 +199,7 @@ def test_rates_are_those_of_the_coin(randomizer: Any) -> None:
     elif isinstance(randomizer, HashedResponse):
         assert randomizer.truth == coin
     else:
-        assert randomizer._coin.probability == coin
+        assert randomizer.coin.probability == coin
 
 
 @pytest.mark.parametrize("epsilon", [1e-17, 1e-100])
@@ -627,7 +627,7 @@ def test_golden_numbers_at_epsilon_four() -> None:
     assert f"{bound:.9f}" == "0.182347952"
     assert bound * (1 - 1e-5) < alone < bound  # which leaves out −1/width² and such
     energy = HadamardCountMeanSketch(epsilon=4.0, rows=1024, width=32_768, seed=1)
-    assert f"{energy._coin.probability:.9f}" == "0.017986210"
+    assert f"{energy.coin.probability:.9f}" == "0.017986210"
     assert f"{math.sqrt(energy.moments.miss):.9f}" == "1.037314721"
     small = CountMeanSketch(epsilon=4.0, rows=4, width=8, seed=1)
     squares = float(600**2 + 60**2 + 30**2 + 10**2)

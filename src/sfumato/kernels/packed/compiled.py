@@ -1,6 +1,5 @@
-"""Packed words added to a table without being unpacked first: many tables in one call, from where
-they lie, so that a thread which adds them neither copies them nor asks for the interpreter in
-between."""
+"""Add packed words to a table without unpacking them first: many tables in one call, in place, so
+that a thread neither copies them nor needs the interpreter lock in between."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ _1, _3, _7, _8, _64 = (np.uint64(number) for number in (1, 3, 7, 8, 64))
 def _as_pointer(typing: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
     """For numba: an address as something that `carray` takes."""
 
-    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return builder.inttoptr(given[0], cgutils.voidptr_t)
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
 
     return types.voidptr(types.uint64), generate
 
@@ -34,10 +33,10 @@ _pointer: Any = intrinsic(_as_pointer)
 
 @njit(nogil=True, cache=True)
 def add(total: Words, addresses: U64, size: int, bits: int) -> None:
-    """Tables of so many bytes, each at its address."""
+    """Add tables of `size` bytes, each at its address."""
     step = np.uint64(bits)
-    mask = ((_1 << (step - _1)) << _1) - _1  # by two steps: a shift by 64 is none
-    # Cells with eight more bytes after their first.
+    mask = ((_1 << (step - _1)) << _1) - _1  # in two steps: a shift by 64 is undefined
+    # Cells whose first byte is followed by eight more.
     inner = min(total.size, max(0, 8 * (size - 8) // bits))
     for table in range(addresses.size):
         data = carray(_pointer(addresses[table]), size, np.uint8)

@@ -62,7 +62,7 @@ class CountMeanSketch:
 
     @property
     def record_bytes(self) -> int:
-        return self._row_bytes + -(-self.width // 8)
+        return self.row_bytes + -(-self.width // 8)
 
     @property
     def signed(self) -> bool:
@@ -71,7 +71,7 @@ class CountMeanSketch:
     @property
     def rates(self) -> tuple[float, float]:
         """The probability of a 1 in the item's own bit, and in another bit."""
-        flip = self._coin.probability
+        flip = self.coin.probability
         return (1 - flip if self.flips == "symmetric" else 0.5), flip
 
     @property
@@ -100,7 +100,7 @@ class CountMeanSketch:
         rows = below(self.rows, values.size, rng)
         cells = local.row_cells(values, rows, self.hashes, self.width)
         words = -(-self.width // 64)
-        bits = self._coin.words(values.size * words, rng)
+        bits = self.coin.words(values.size * words, rng)
         own = np.uint64(1) << (cells & 63).astype(np.uint64)
         place = np.arange(0, bits.size, words) + (cells >> 6)
         if self.flips == "symmetric":
@@ -109,37 +109,37 @@ class CountMeanSketch:
             coins = rng.words(-(-values.size // 64)).astype("<u8").view(np.uint8)
             heads = np.unpackbits(coins, bitorder="little")[: values.size].astype(np.bool_)
             bits[place] = np.where(heads, bits[place] | own, bits[place] & ~own)
-        records[:, : self._row_bytes] = to_bytes(rows, self._row_bytes)
+        records[:, : self.row_bytes] = to_bytes(rows, self.row_bytes)
         packed = bits.astype("<u8", copy=False).view(np.uint8).reshape(values.size, -1)
-        records[:, self._row_bytes :] = packed[:, : -(-self.width // 8)]
+        records[:, self.row_bytes :] = packed[:, : -(-self.width // 8)]
         if self.width % 8:
             records[:, -1] &= np.uint8((1 << self.width % 8) - 1)
 
     def valid(self, records: U8) -> Bool:
-        if self.rows == 1 << 8 * self._row_bytes:  # every number is a row
+        if self.rows == 1 << 8 * self.row_bytes:  # every number is a row
             fits = np.ones(records.shape[0], dtype=np.bool_)
         else:
-            fits = from_bytes(records[:, : self._row_bytes]) < self.rows
+            fits = from_bytes(records[:, : self.row_bytes]) < self.rows
         if self.width % 8:
             fits &= records[:, -1] >> np.uint8(self.width % 8) == 0
         return fits
 
     def count_rows(self, records: U8, counts: I64) -> Whole:
-        return local.count_rows(records, self._row_bytes, counts)
+        return local.count_rows(records, self.row_bytes, counts)
 
     def fold(self, records: U8, rows: Whole, cells: Cells) -> None:
-        local.add_bits(rows, records, self._row_bytes, cells)
+        local.add_bits(rows, records, self.row_bytes, cells)
 
     def readings(self, cells: Cells, count: int, values: U64) -> F64:
         own, other = self.rates
         return (local.gather(values, cells, self.hashes) - other * count) / (own - other)
 
     @property
-    def _coin(self) -> Bernoulli:
+    def coin(self) -> Bernoulli:
         return Bernoulli.flip(self.epsilon / 2 if self.flips == "symmetric" else self.epsilon)
 
     @property
-    def _row_bytes(self) -> int:
+    def row_bytes(self) -> int:
         return bytes_for(self.rows)
 
     @property
@@ -199,7 +199,7 @@ class HadamardCountMeanSketch:
 
     def randomize(self, values: U64, *, rng: Rng) -> U8:
         records = np.empty((values.size, self.record_bytes), dtype=np.uint8)
-        flips = self._coin.words(-(-values.size // 64), rng)
+        flips = self.coin.words(-(-values.size // 64), rng)
         for start in range(0, values.size, _PIECE):
             part = slice(start, start + _PIECE)
             places = below(self.rows * self.width, values[part].size, rng)
@@ -224,10 +224,10 @@ class HadamardCountMeanSketch:
 
     @property
     def _scale(self) -> float:
-        return 1 / (1 - 2 * self._coin.probability)
+        return 1 / (1 - 2 * self.coin.probability)
 
     @property
-    def _coin(self) -> Bernoulli:
+    def coin(self) -> Bernoulli:
         return Bernoulli.flip(self.epsilon)
 
     @property

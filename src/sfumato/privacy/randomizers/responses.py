@@ -79,7 +79,7 @@ class HashedResponse:
 
     @property
     def truth(self) -> float:
-        return self._coin.probability
+        return self.coin.probability
 
     def values(self, items: hashing.Items) -> U64:
         return hashing.fingerprint(items, self.seed)
@@ -87,7 +87,7 @@ class HashedResponse:
     def randomize(self, values: U64, *, rng: Rng) -> U8:
         rows = below(self.rows, values.size, rng)
         cells = local.row_cells(values, rows, self.hashes, self.width)
-        answers = _respond(cells, self.width, self._coin, rng)
+        answers = _respond(cells, self.width, self.coin, rng)
         return to_bytes(rows * self.width + answers, self.record_bytes)
 
     def valid(self, records: U8) -> Bool:
@@ -104,7 +104,7 @@ class HashedResponse:
         return (local.gather(values, cells, self.hashes) - lie * count) / (self.truth - lie)
 
     @property
-    def _coin(self) -> Bernoulli:
+    def coin(self) -> Bernoulli:
         return Bernoulli.truth(self.epsilon, self.width - 1)
 
     @property
@@ -154,11 +154,11 @@ class DirectResponse:
 
     @property
     def moments(self) -> Moments:
-        return _response_moments(self._coin.probability, self.width)
+        return _response_moments(self.coin.probability, self.width)
 
     @property
     def support(self) -> float:
-        return (1 - self._coin.probability) / (self.width - 1)
+        return (1 - self.coin.probability) / (self.width - 1)
 
     def values(self, items: Any) -> I64:
         """Categories; anything but 0 .. categories − 1 counts as other."""
@@ -170,7 +170,7 @@ class DirectResponse:
         return np.where(outside, self.categories, category)
 
     def randomize(self, values: I64, *, rng: Rng) -> U8:
-        return to_bytes(_respond(values, self.width, self._coin, rng), self.record_bytes)
+        return to_bytes(_respond(values, self.width, self.coin, rng), self.record_bytes)
 
     def valid(self, records: U8) -> Bool:
         return from_bytes(records) < self.width
@@ -182,7 +182,7 @@ class DirectResponse:
         add_codes(from_bytes(records), cells)
 
     def readings(self, cells: Cells, count: int, values: I64) -> F64:
-        truth = self._coin.probability
+        truth = self.coin.probability
         lie = (1 - truth) / (self.width - 1)
         answers: F64 = cells[0, values].astype(np.float64)
         return (answers - lie * count) / (truth - lie)
@@ -190,7 +190,7 @@ class DirectResponse:
     def set_variance(self, count: float, inside: float, listed: int) -> float:
         """The variance of the number of devices, `inside` of `count`, whose category is not one of
         the `listed` ones: all other categories together are one noisy answer."""
-        truth = self._coin.probability
+        truth = self.coin.probability
         lie = (1 - truth) / (self.width - 1)
         others = self.width - listed
         hit, miss = truth + (others - 1) * lie, others * lie
@@ -199,7 +199,7 @@ class DirectResponse:
         return spread / (truth - lie) ** 2
 
     @property
-    def _coin(self) -> Bernoulli:
+    def coin(self) -> Bernoulli:
         return Bernoulli.truth(self.epsilon, self.width - 1)
 
 

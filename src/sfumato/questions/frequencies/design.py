@@ -38,7 +38,7 @@ from sfumato.questions.question import (
     QuestionDefaults,
 )
 from sfumato.sketch import CountSketch, DecodedRounds, OneHot, Sketch, refine
-from sfumato.sketch.absent import surely_held
+from sfumato.sketch.absent import significant_items
 from sfumato.spec import digest, require, spec
 
 F64 = npt.NDArray[np.float64]
@@ -322,7 +322,7 @@ class FrequencyCampaign(Campaign):
             least = max(noise.exceeded(level / counts.size), 1)
             return counts >= least, float(least)
         rounds, points = self._rounds(), hashing.fingerprint(self.items, self.design.seed)
-        return surely_held(rounds, points, level=level, shares=self._shares(rounds))
+        return significant_items(rounds, points, level=level, shares=self._shares(rounds))
 
     def _rounds(self) -> DecodedRounds:
         pairs = [(answer.task.sketch, answer.table) for answer in self._answers]

@@ -532,7 +532,7 @@ class HeavyHitterCampaign(Campaign):
         assert isinstance(sketch, InvertibleSketch)  # `task` asks for nothing else
         self._absorbed = _digest_of(answer, self._absorbed)  # before anything is drawn
         partial = self.design.partial
-        listing = sketch.list(answer.table, known=self._known if partial else None)
+        listing = sketch.list(answer.table, candidates=self._known if partial else None)
         distinct = self._distinct(listing)
         most = math.inf if self.design.most_keys is None else self.design.most_keys
         self.rounds.append(
@@ -625,7 +625,7 @@ class HeavyHitterCampaign(Campaign):
                 continue
             sketch = part.stuck.task.sketch
             assert isinstance(sketch, InvertibleSketch)  # `task` asks for nothing else
-            listing = sketch.list(part.stuck.table, known=self._known)
+            listing = sketch.list(part.stuck.table, candidates=self._known)
             self._learn(listing)
             stuck = None if listing.is_complete else part.stuck
             self.rounds[place] = replace(part, listing=listing, stuck=stuck)
