@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfumato.secagg import agreement
-from sfumato.secagg.agreement import Claim, derive, sign, verified
+from sfumato.secagg.agreement import Claim, derive, sign, verify_all
 
 
 def claims(count: int) -> list[Claim]:
@@ -36,7 +36,7 @@ def test_good_and_bad_signatures_are_told_apart_in_their_order(
         identity, signature, text = given[place]
         given[place] = (identity, signature, text + b"!")
         expected[place] = False
-    assert verified(given) == expected
+    assert verify_all(given) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_good_and_bad_signatures_are_told_apart_in_their_order(
 def test_what_is_no_signature_or_no_key_is_a_bad_one(changed: object) -> None:
     assert callable(changed)
     good, other = claims(2)
-    assert verified([changed(good), other]) == [False, True]
+    assert verify_all([changed(good), other]) == [False, True]
 
 
 def hkdf(secret: bytes, salt: bytes, info: bytes, size: int) -> bytes:
