@@ -24,7 +24,7 @@ import pyarrow.parquet
 
 from benchmarks.lines import ROOT, Line, Settings, line, markdown
 from sfumato.privacy import SeededRng, calibrate, discrete_gaussian
-from sfumato.sketch import CountSketch, Rounds, refine
+from sfumato.sketch import CountSketch, DecodedRounds, refine
 
 NAME = "refined"
 LAWS = {"i^-1.1": 1.1, "i^-2": 2.0, "i^-5": 5.0}
@@ -115,7 +115,7 @@ def measure(case: Case, size: Size, seed: int) -> Run:
     """Encode, noise and decode once; the seed draws the devices, the hashes and the noise."""
     counts = _counts(case, size, seed)
     points = CountSketch(rows=ROWS, width=2, seed=seed).points(np.arange(counts.shape[1]))
-    rounds = Rounds.of(
+    rounds = DecodedRounds.of(
         (sketch := _sketch(case, seed, round), sketch.encode_points(points[held], part[held]))
         for round, part in enumerate(counts)
         for held in [np.flatnonzero(part)]

@@ -12,7 +12,7 @@ from numba import njit
 from benchmarks import race
 from benchmarks.lines import Line, Settings
 from sfumato import hashing
-from sfumato.sketch import CountSketch, Rounds
+from sfumato.sketch import CountSketch, DecodedRounds
 
 NAME = "decode"
 SEED = 1
@@ -30,7 +30,7 @@ def run(settings: Settings) -> Iterator[Line]:
     cells = chance.integers(0, 1 << WIDTH_BITS, size=items, dtype=np.uint32)
     odd = chance.integers(0, 1 << 63, size=ROWS, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     sketch = CountSketch(rows=ROWS, width=1 << WIDTH_BITS, seed=SEED)
-    rounds = Rounds.of([(sketch, sketch.encode_points(points))])
+    rounds = DecodedRounds.of([(sketch, sketch.encode_points(points))])
     sums = rounds.tables[0]
     read = np.empty(items)
     for cores in race.core_counts():

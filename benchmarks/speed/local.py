@@ -128,7 +128,9 @@ def _estimate_race(
         settings,
         f"{name}/estimate",
         {"items": items, "rows": randomizer.rows, "width": randomizer.width},
-        Contender(lambda: debias.estimate(tally, values, aware=name == "hashed response")),
+        Contender(
+            lambda: debias.estimate(tally, values, collision_aware=name == "hashed response")
+        ),
         _against(peer, "estimate", oracle, items, items=2),
         {
             "hash only": Contender(

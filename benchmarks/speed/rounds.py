@@ -47,7 +47,7 @@ from sfumato.flow.task import Task
 from sfumato.kernels import masks
 from sfumato.kernels.packed import unpack_words
 from sfumato.privacy import SystemRng
-from sfumato.secagg.agreement import agree, sign, stream_of, verified
+from sfumato.secagg.agreement import agree, sign, stream_of, verify_all
 from sfumato.secagg.participant import Participant
 from sfumato.secagg.round import MaskedRound
 from sfumato.secagg.sharing import join_many, split
@@ -427,7 +427,7 @@ def _primitives(case: _Case, course: _Course) -> float:
     keys = [X25519PrivateKey.generate() for _ in range(2)]
     others = keys[1].public_key().public_bytes_raw()
     begun = time.perf_counter()
-    verified([(public, signature, text)] * case.devices)
+    verify_all([(public, signature, text)] * case.devices)
     for place in range(stayed):
         np.add(total, tables[place % len(tables)], out=total)
     opened = join_many(b"".join(shares) * case.devices, np.array([points] * case.devices))

@@ -36,7 +36,7 @@ from benchmarks.peer import Peer, python_of
 from benchmarks.race import Contender
 from sfumato.kernels import masks
 from sfumato.privacy import SystemRng
-from sfumato.secagg.agreement import verified
+from sfumato.secagg.agreement import verify_all
 from sfumato.secagg.coordinator import Coordinator, Phase
 from sfumato.secagg.participant import Participant
 from sfumato.secagg.round import MaskedRound
@@ -389,7 +389,7 @@ class _Floor:
         """One device's part in a phase, and additions as the collector does them meanwhile."""
         self.taken[phase] += 1
         if phase is Phase.SHARE:
-            self.client(phase, verified, self.claims)
+            self.client(phase, verify_all, self.claims)
         if phase in (Phase.SHARE, Phase.MASK):
             self.client(phase, _agree, self.own, self.others)
         if phase is Phase.MASK:
@@ -398,7 +398,7 @@ class _Floor:
 
     def finish(self, pairs: Sequence[int]) -> None:
         """`pairs`: for each device that dropped out, its neighbours that stayed."""
-        self.server(Phase.ENROL, verified, self.claims[:1] * self.case.devices)
+        self.server(Phase.ENROL, verify_all, self.claims[:1] * self.case.devices)
         stayed = self.case.devices - self.case.dropped
         self._add_masks(self.server, "finish", stayed + sum(pairs))
         for count in pairs:

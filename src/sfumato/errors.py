@@ -1,23 +1,23 @@
 """What can go wrong, as one tree.
 
     SfumatoError
-    ├── SpecError          a size, a rate or a field that cannot be
+    ├── SpecError          a size, a rate or a field with an impossible value
     │   ├── TaskError      parts that do not fit together
-    │   └── StudyError     a study that says something it may not
+    │   └── StudyError     a study with an unknown key or a value out of range
     ├── ImpossibleError    a study that cannot be met; says what would make it possible
     ├── DataError          a file or a column that cannot be read as asked
     ├── MismatchError      tables or batches of different tasks that would have been added
-    ├── OfferError         an offer that no device takes: not signed, or not readable
+    ├── OfferError         an offer that devices refuse: not signed, or not readable
     ├── ServiceError       a collector that refuses, or cannot be reached
-    │   └── NotReadyError  what was asked for is not there yet: ask again later
+    │   └── NotReadyError  the answer is not there yet: ask again later
     ├── BudgetError        a charge that the ledger refuses
-    └── StoreError         a collector's store that cannot do what was asked
-        ├── StoreFull          no room is left
-        ├── StoreReadOnly      it may be read only
+    └── StoreError         a collector's store that refuses or fails
+        ├── StoreFull          no space is left
+        ├── StoreReadOnly      it can be read, not written
         └── StoreUnavailable   it cannot be reached now; the same call may work later
 
 A message says what must hold, what was given and what to do: lower case, no full stop, values in
-place. A bad *report* is not an error but a `Rejection` (see `batch`).
+place. A bad *report* is not an error but a `Rejection` (see `flow.admission`).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class SfumatoError(Exception):
 
 
 class SimulationWarning(UserWarning):
-    """What only a simulation can know of its devices, and no release may say."""
+    """A fact about the devices that only a simulation can know, and no release may state."""
 
 
 class SpecError(SfumatoError):
-    """A spec was built from values that cannot be."""
+    """A spec was built from impossible values."""
 
 
 class TaskError(SpecError):
@@ -72,15 +72,15 @@ class ServiceError(SfumatoError):
 
 
 class NotReadyError(ServiceError):
-    """What was asked for is not there yet."""
+    """The answer is not there yet."""
 
 
 class StoreError(SfumatoError):
-    """The store of a collector refuses, or cannot do, what was asked. Nothing of it was kept."""
+    """The store of a collector refuses or fails. Nothing was written."""
 
 
 class StoreFull(StoreError):  # noqa: N818 -- named for what the store is
-    """The store has no room left."""
+    """The store has no space left."""
 
 
 class StoreReadOnly(StoreError):  # noqa: N818 -- named for what the store is

@@ -13,7 +13,7 @@ than a 64-bit multiplication (docs/proofs/hashing.md):
 
 A cell is value × width >> 61 and a sign is the value's lowest bit (odd is +1). Seeds are labelled:
 every coefficient is drawn from SHAKE-128 over the JSON list ["sfumato", 1, seed, label, ...], so
-hash functions with different labels have nothing to do with one another. Golden vectors are in
+hash functions with different labels are unrelated. Golden vectors are in
 tests/vectors.
 """
 
@@ -35,7 +35,7 @@ from sfumato.kernels.count import plain
 from sfumato.kernels.count.plain import PRIME
 from sfumato.spec import FORMAT, canonical
 
-if TYPE_CHECKING:  # a device does without
+if TYPE_CHECKING:  # not installed on devices
     import pyarrow as pa
 
 U64 = npt.NDArray[np.uint64]
@@ -76,13 +76,14 @@ class Polynomial:
 @lru_cache(maxsize=1024)
 def row_polynomials(seed: int, label: str, round: int, rows: int, independence: int) -> U64:
     """The hash functions of a sketch's rows in one round, as coefficients (rows, independence)."""
-    drawn = [coefficients(seed, label, round, row, count=independence) for row in range(rows)]
-    table = np.stack(drawn)
+    table = np.stack(
+        [coefficients(seed, label, round, row, count=independence) for row in range(rows)]
+    )
     table.flags.writeable = False  # cached, so shared
     return table
 
 
-ROW_BLOCK = 256  # rows whose coefficients come from one stream, so that a device draws few
+ROW_BLOCK = 256  # rows per stream of coefficients, so that a device computes few
 
 
 @lru_cache(maxsize=64)
@@ -98,7 +99,7 @@ def row_hashes(seed: int, epoch: int, rows: int) -> U64:
 
 
 def fingerprint(items: Items, seed: int) -> U64:
-    """One field element an item, for strings, bytes or integers; vectorised over Arrow buffers.
+    """One field element per item, for strings, bytes or integers; vectorised over Arrow buffers.
 
     Strings are hashed as their UTF-8 bytes. Nulls are refused: a missing item is not an item.
 
@@ -117,14 +118,14 @@ def fingerprint(items: Items, seed: int) -> U64:
 
 
 def fingerprint_rows(rows: npt.NDArray[np.uint8], seed: int) -> U64:
-    """One field element a row of bytes, (n, size): the same as for the bytes of the row."""
+    """One field element per row of bytes, (n, size): that of the row as a byte string."""
     point = int(coefficients(seed, "fingerprint", count=1)[0])
     offsets = np.arange(rows.shape[0] + 1, dtype=np.int64) * rows.shape[1]
     return kernels.fingerprint_bytes(np.ascontiguousarray(rows).reshape(-1), offsets, point)
 
 
 def _is_arrow(items: Any) -> bool:
-    """Whether this is an Arrow column; whoever has one has imported pyarrow."""
+    """Whether this is an Arrow column; if so, pyarrow has been imported."""
     arrow = sys.modules.get("pyarrow")
     return arrow is not None and isinstance(items, arrow.Array | arrow.ChunkedArray)
 

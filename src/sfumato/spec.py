@@ -3,7 +3,8 @@
 A spec is a frozen dataclass of ints, floats, strings, booleans, tuples and specs. `@spec("kind")`
 makes one and enters it in the registry, which is closed: JSON that names another kind, another
 field or another format is refused, so a program never guesses what it was asked to do. A field that
-a kind got `later` is written only where it is not at its default, so digests of old specs stay.
+was added to a kind `later` is written only if it is not at its default, so digests of old specs
+stay.
 
 Canonical JSON is RFC 8785 (keys sorted, no spaces, numbers as ECMAScript prints them), and
 integers stay below 2**53, so any language computes the same digest from the same spec.
@@ -52,22 +53,22 @@ def spec(kind: str) -> Callable[[type[_T]], type[_T]]:
                 check(self)
 
         cls.__post_init__ = check_itself  # type: ignore[attr-defined]  # dataclass calls it
-        made = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+        spec_class = dataclass(frozen=True, slots=True, kw_only=True)(cls)
         if kind in _KINDS:
             raise SpecError(f"a kind has one meaning; {kind!r} is taken by {_KINDS[kind].__name__}")
-        _KINDS[kind] = made
-        return made
+        _KINDS[kind] = spec_class
+        return spec_class
 
     return make
 
 
 def later(default: Any) -> Any:
-    """A field that a kind did not have at first: one at its default is not in the JSON."""
+    """A field that was added to a kind later: at its default, it is not in the JSON."""
     return field(default=default, metadata={"later": True})
 
 
 def is_silent(value: object, name: str) -> bool:
-    """Whether a field came later and is at its default, so that nothing need be said of it."""
+    """Whether a field was added `later` and is at its default, so that the JSON leaves it out."""
     return any(
         each.name == name and _is_silent(each, getattr(value, name))
         for each in fields(value)  # type: ignore[arg-type]  # specs are dataclasses
@@ -111,10 +112,10 @@ def from_json(text: str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, unless it names a key twice: readers would differ in which they take."""
+    """A JSON object, unless a key appears twice: readers would differ in which value they take."""
     members = dict(pairs)
     if len(members) < len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("a key appears twice in one object")
     return members
 
 
@@ -170,11 +171,11 @@ def _hints(cls: type) -> Mapping[str, Any]:
 def _check_types(value: Any) -> None:
     hints = _hints(type(value))
     for each in fields(value):
-        given = getattr(value, each.name)
-        if not _fits(given, hints[each.name]):
-            wanted = getattr(hints[each.name], "__name__", str(hints[each.name]))
+        member = getattr(value, each.name)
+        if not _fits(member, hints[each.name]):
+            expected = getattr(hints[each.name], "__name__", str(hints[each.name]))
             raise SpecError(
-                f"{each.name} of {type(value).__name__} must be {wanted}; got {given!r}"
+                f"{each.name} of {type(value).__name__} must be {expected}; got {member!r}"
             )
 
 
@@ -194,19 +195,19 @@ def _fits(value: object, hint: Any) -> bool:
         return number and _is_finite(value)  # type: ignore[arg-type]  # number: int or float
     if hint in (str, bool, type(None)):
         return isinstance(value, hint)
-    # A kind of spec, or a protocol that some kinds fulfil.
+    # A kind of spec, or a protocol that some kinds implement.
     return type(value) in _KINDS.values() and isinstance(value, hint)
 
 
 def _is_finite(value: float) -> bool:
-    """Whether a number, which may be an integer beyond all floats, can be a float."""
+    """Whether a number, which may be a very large integer, fits in a float."""
     return abs(value) <= sys.float_info.max
 
 
 def _plain(value: object) -> Any:
     if type(value) in _KINDS.values():
-        given = [(each, getattr(value, each.name)) for each in fields(value)]  # type: ignore[arg-type]  # registered classes are dataclasses
-        members = {each.name: _plain(item) for each, item in given if not _is_silent(each, item)}
+        pairs = [(each, getattr(value, each.name)) for each in fields(value)]  # type: ignore[arg-type]  # registered classes are dataclasses
+        members = {each.name: _plain(item) for each, item in pairs if not _is_silent(each, item)}
         return {"kind": kind_of(value), **members}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]

@@ -41,7 +41,7 @@ def vector(length: int = LENGTH) -> F32:
 @cache
 def readings(placing: Placing, length: int, rows: int, width: int, draws: int = DRAWS) -> F64:
     """decode(encode(vector)) under independent maps, (draws, length)."""
-    dense._compiled()
+    dense.compiled_kernels()
     found = np.empty((draws, length))
     for round in range(draws):
         sketch = DenseSketch(
@@ -88,7 +88,7 @@ def test_one_block_reads_without_bias(placing: Placing) -> None:
 
 def test_without_signs_the_reading_is_seen_to_be_biased(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: what meets is added, a quarter of all."""
-    monkeypatch.setattr(dense, "_pick", lambda work: None)
+    monkeypatch.setattr(dense, "pick_kernels", lambda work: None)
     monkeypatch.setattr(
         plain_dense, "sign_words", lambda keys, count: np.zeros(count, dtype=np.uint32)
     )
@@ -144,7 +144,7 @@ def test_the_two_errors_are_told_apart() -> None:
 @pytest.mark.parametrize("placing", ["rotation", "hashed"])
 def test_noise_of_the_cells_is_noise_of_the_coordinates(placing: Placing) -> None:
     """E‖decode(ξ)‖² = length for a ξ of unit variance. Power: 1.1 times it is 7 deviations."""
-    dense._compiled()
+    dense.compiled_kernels()
     rng, seen = np.random.default_rng([SEED, 5]), np.empty(1000)
     for round in range(seen.size):
         sketch = DenseSketch(
@@ -357,7 +357,7 @@ def test_linear_signs_are_caught() -> None:
 def test_hashed_cells_and_signs_are_uniform_together() -> None:
     width, length = 11, 200_000
     sketch = DenseSketch(length=length, rows=2, width=width, placing="hashed", seed=SEED)
-    every, plus = plain_dense.hashed_cells(sketch._keys[:, 0], length, width)
+    every, plus = plain_dense.hashed_cells(sketch.row_keys[:, 0], length, width)
     for cells, signs in zip(every, plus, strict=True):
         both = 2 * cells + (signs > 0)
         assert_chi_square(np.bincount(both, minlength=2 * width), np.full(2 * width, 0.5 / width))

@@ -17,7 +17,7 @@ import pytest
 
 from checks import SEED, assert_binomial
 from sfumato.privacy import SeededRng, discrete_gaussian
-from sfumato.sketch import CountSketch, Rounds, refine
+from sfumato.sketch import CountSketch, DecodedRounds, refine
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ def shares(law: float, items: int) -> F64:
 
 def tables_of(
     counts: I64, kind: Kind, width: int, seed: int, noise: float = 0.0
-) -> tuple[Rounds, U64]:
+) -> tuple[DecodedRounds, U64]:
     """The rounds of `counts`, (rounds, items), and the items' fingerprints."""
     items = np.arange(counts.shape[1])
     pairs = []
@@ -63,7 +63,7 @@ def tables_of(
         if noise:
             table = table + discrete_gaussian(noise, table.shape, SeededRng(SEED, seed, round))
         pairs.append((sketch, table))
-    return Rounds.of(pairs), pairs[0][0].points(items)
+    return DecodedRounds.of(pairs), pairs[0][0].points(items)
 
 
 @cache

@@ -21,7 +21,7 @@ from scipy import stats
 from checks import SEED, assert_mean
 from sfumato import kernels
 from sfumato.kernels.count import plain
-from sfumato.sketch import CountSketch, Rounds
+from sfumato.sketch import CountSketch, DecodedRounds
 from vectors import reference
 
 U64 = npt.NDArray[np.uint64]
@@ -207,7 +207,7 @@ def test_the_list_decoder_is_the_library_on_real_hashes() -> None:
             for s, c in zip(made, (G1_COUNTS, G2_COUNTS), strict=True)
         ]
         assert [table.tolist() for _, table in pairs] == tables
-        assert Rounds.of(pairs).estimate(points).tolist() == totals
+        assert DecodedRounds.of(pairs).estimate(points).tolist() == totals
 
 
 # --- by simulation
@@ -299,8 +299,8 @@ def test_shared_rounds_equal_one_round_over_the_union_bit_for_bit() -> None:
     items = rng.integers(0, 1000, (10, 500))
     sketch = CountSketch(rows=5, width=100, seed=SEED)
     points = sketch.points(np.arange(1000))
-    rounds = Rounds.of([(sketch, sketch.encode(each)) for each in items])
-    whole = Rounds.of([(sketch, sketch.encode(items.ravel()))])
+    rounds = DecodedRounds.of([(sketch, sketch.encode(each)) for each in items])
+    whole = DecodedRounds.of([(sketch, sketch.encode(items.ravel()))])
     assert rounds.tables.tobytes() == whole.tables.tobytes()
     assert rounds.estimate(points).tobytes() == whole.estimate(points).tobytes()
 
@@ -314,7 +314,7 @@ def own_items(kind: Kind) -> F64:
     for round in range(COHORTS):
         sketch = round_sketch(kind, round, rows=9, width=40, seed=SEED)
         pairs.append((sketch, sketch.encode(np.array([round]), np.array([HEAVY]))))
-    rounds = Rounds.of(pairs)
+    rounds = DecodedRounds.of(pairs)
     counts = rounds.estimate(rounds.sketches[0].points(np.arange(COHORTS)))
     return (counts - HEAVY) / (COHORTS * HEAVY)
 
@@ -365,7 +365,7 @@ def many_errors(kind: Kind, width: int) -> float:
             sketch = round_sketch(kind, round, rows=5, width=width, seed=SEED + seed)
             pairs.append((sketch, sketch.encode(held, count[held])))
         points = pairs[0][0].points(np.arange(DOMAIN))
-        errors = np.abs(Rounds.of(pairs).estimate(points) - counts.sum(axis=0)) / DEVICES
+        errors = np.abs(DecodedRounds.of(pairs).estimate(points) - counts.sum(axis=0)) / DEVICES
         found.append(int((errors > 0.1 / width).sum()))
     return float(np.mean(found))
 

@@ -19,7 +19,7 @@ from sfumato.flow.report import Report, report_bytes
 from sfumato.kernels.count import plain
 from sfumato.kernels.local import plain as plain_local
 from sfumato.privacy import Tally
-from sfumato.sketch import Rounds
+from sfumato.sketch import DecodedRounds
 from sfumato.spec import digest, from_json, to_json
 from vectors import reference
 
@@ -149,7 +149,7 @@ def test_count_sketches_agree_with_the_vectors(case: dict[str, Any]) -> None:
         assert made.tolist() == table
         pairs.append((sketch, made))
     points = pairs[0][0].points([bytes.fromhex(item) for item in case["asked"]])
-    assert Rounds.of(pairs).estimate(points).tolist() == case["estimates"]
+    assert DecodedRounds.of(pairs).estimate(points).tolist() == case["estimates"]
 
 
 @pytest.mark.parametrize("case", read("count_sketch_bad.json"), ids=lambda case: case["why"])

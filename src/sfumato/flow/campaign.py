@@ -11,7 +11,7 @@ from sfumato.errors import SpecError
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.release import NoisedSum, charge, noised_sum
 from sfumato.flow.task import Task
-from sfumato.privacy import Books, Charge, Rng
+from sfumato.privacy import Account, Charge, Rng
 
 
 class Campaign(ABC):
@@ -41,7 +41,7 @@ def step(
     task: Task,
     batch: Batch,
     *,
-    ledger: Books,
+    ledger: Account,
     rng: Rng,
     charge_of: Callable[[Task], Charge] = lambda task: task.loss,
 ) -> NoisedSum:
@@ -55,7 +55,7 @@ def run(
     campaign: Campaign,
     gather: Callable[[Any], Any],
     *,
-    ledger: Books,
+    ledger: Account,
     rng: Rng,
     charge_of: Callable[[Any], Charge] = lambda task: task.loss,
 ) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,9 @@ from sfumato.flow.report import Report
 from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import ListedAbove, Rng
+from sfumato.secagg.participant import Participant
 from sfumato.secagg.round import MaskedRound
 from sfumato.sketch import InvertibleSketch
-
-if TYPE_CHECKING:  # it needs cryptography, which other devices do without
-    from sfumato.secagg.participant import Participant
 
 I64 = npt.NDArray[np.int64]
 
@@ -77,8 +75,6 @@ def join_round(
     `identity` is the device's Ed25519 key, and `roster` the public ones of all members. What
     `contribute` gives for one device goes, flat, to the participant's `mask`.
     """
-    from sfumato.secagg.participant import Participant
-
     if round != task.masked_round(round.cohort, round.nonce):
         raise MismatchError("this round is not what its task asks for; it is not joined")
     return Participant.join(round, member, identity, roster, rng=rng)

@@ -21,7 +21,7 @@ from sfumato.errors import ImpossibleError, MismatchError, SfumatoError, SpecErr
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.model_terms import PARAMETER_BYTES, digest_of
 from sfumato.flow.task import AnyTask, Task
-from sfumato.privacy import Books, Charge, Rng
+from sfumato.privacy import Account, Charge, Rng
 from sfumato.privacy.intervals import NORMAL_95
 
 F64 = npt.NDArray[np.float64]
@@ -45,7 +45,7 @@ class NoisedSum:
         return f"NoisedSum(task={self.task.id[:8]}…, count={self.count})"
 
 
-def charge(task: AnyTask, *, ledger: Books, loss: Charge | None = None) -> None:
+def charge(task: AnyTask, *, ledger: Account, loss: Charge | None = None) -> None:
     """Put what a release of this task costs on the ledger, or raise BudgetError.
 
     `loss` is the task's own, or that loss as part of its design's plan.
@@ -55,7 +55,7 @@ def charge(task: AnyTask, *, ledger: Books, loss: Charge | None = None) -> None:
 
 
 def noised_sum(
-    task: Task, batch: Batch, *, ledger: Books, rng: Rng, loss: Charge | None = None
+    task: Task, batch: Batch, *, ledger: Account, rng: Rng, loss: Charge | None = None
 ) -> NoisedSum:
     """Charge the ledger (`charge`), open the batch and add what noise is due at the release.
 

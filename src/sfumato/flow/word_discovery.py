@@ -73,7 +73,7 @@ class Found:
             return np.empty(0), np.empty(0)
         answered = round(self.estimates.null.records)
         return self.estimates.interval(
-            asked=max(asked, answered), answered=answered, above=self.shown_from
+            devices=max(asked, answered), respondents=answered, above=self.shown_from
         )
 
     def __len__(self) -> int:
@@ -426,16 +426,16 @@ def _counts(tally: Tally, keys: I64) -> tuple[F64, debias.Null]:
 def _plain_counts(tally: Tally, points: npt.NDArray[Any]) -> tuple[F64, debias.Null]:
     """Plain means, a piece at a time, and the law of a count that is zero."""
     parts = [
-        debias.estimate(tally, points[start : start + _QUERY], aware=False).counts
+        debias.estimate(tally, points[start : start + _QUERY], collision_aware=False).counts
         for start in range(0, points.size, _QUERY)
     ]
     counts = np.concatenate(parts) if parts else np.empty(0)
-    alone = float(debias.variance(tally.randomizer, count=tally.count, held=0.0, squares=0.0))
+    alone = float(debias.variance(tally.randomizer, count=tally.count, holders=0.0, squares=0.0))
     met = float(
         debias.variance(
             tally.randomizer,
             count=tally.count,
-            held=0.0,
+            holders=0.0,
             squares=debias.squares_of(tally.randomizer, counts, alone),
         )
     )

@@ -1,9 +1,9 @@
 """The hot loops, over plain arrays: each twice, compiled (`compiled`) and in numpy (`plain`).
 
-The twins have one signature and give equal results, bit for bit; a test holds them to it. Small
-inputs take the numpy path until a large one has come, so a device never compiles or even imports
-numba; large ones take the compiled path, cut into one piece a core (the kernels release the
-interpreter lock).
+The twins have one signature and give equal results, bit for bit, as a test checks. Small inputs
+take the numpy path until the first large one, so a device never compiles or even imports numba;
+large ones take the compiled path, cut into one piece per core (the kernels release the interpreter
+lock).
 
 All arithmetic is over p = 2**61 - 1; `hashing` says what the values mean. `points` is (n,) of
 field elements. `buckets` is (·, rows, 2) and `signs` is (·, rows, 4) of polynomial coefficients,
@@ -29,8 +29,8 @@ I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 Decode = Literal["median", "mean"]
 
-SMALL = 1 << 14  # hash evaluations below which numpy is as quick as waking the compiled twin
-PIECE = 1 << 17  # items a thread takes at a time
+SMALL = 1 << 14  # hash evaluations below which numpy is as fast as loading the compiled twin
+PIECE = 1 << 17  # fewest items per thread
 
 _Result = TypeVar("_Result")
 _Array = TypeVar("_Array", U64, F64)
@@ -97,7 +97,7 @@ def cores_allowed() -> int:
 
 
 def is_compiled() -> bool:
-    """Whether numba is here; without it every loop runs in numpy."""
+    """Whether numba is installed; without it every loop runs in numpy."""
     return importlib.util.find_spec("numba") is not None
 
 
@@ -118,8 +118,8 @@ def _plain() -> ModuleType:
 
 
 def _pick(work: int) -> ModuleType:
-    awake = _compiled.cache_info().currsize > 0
-    return _compiled() if work >= SMALL or awake else _plain()
+    is_loaded = _compiled.cache_info().currsize > 0
+    return _compiled() if work >= SMALL or is_loaded else _plain()
 
 
 def _over_items(size: int, function: Callable[[int, int], _Array]) -> _Array:

@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from sfumato.errors import SfumatoError, SpecError
+from sfumato.errors import SpecError
 from sfumato.kernels import cores_allowed
 from sfumato.spec import require
 
 Words = npt.NDArray[np.unsignedinteger[Any]]
 
-KEY_BYTES = 16  # of a key, and of a start
-CHUNK = 1 << 18  # bytes of a stream that are made before they are added
-_WORTH_A_CORE = 1 << 25  # bytes of streams
+KEY_BYTES = 16  # length of a key, and of a start
+CHUNK = 1 << 18  # bytes of a stream that are made at a time
+BYTES_PER_CORE = 1 << 25  # bytes of streams for which another core is worthwhile
 _KINDS = tuple(np.dtype(kind) for kind in (np.uint8, np.uint16, np.uint32, np.uint64))
 
 
@@ -50,11 +51,11 @@ def add_streams(
     """Add the streams of these keys to `total`, each times its sign, 1 or -1.
 
     `total` is (n,) of uint8, uint16, uint32 or uint64. All streams are added to a part of it that
-    stays in the cache before the next part, so this is quicker than one stream after another.
+    stays in the cache before the next part, so this is faster than one stream after another.
 
     With a `modulus` of 2**b − 1 sums are taken modulo it, and `total` must be below it. The high b
-    bits of a word are the mask; 2**b − 1, which has one chance in 2**b, is taken for zero, so that
-    a mask is uniform but for a distance of 2**−b.
+    bits of a word are the mask; 2**b − 1, which has one chance in 2**b, counts as zero, so that a
+    mask is uniform up to a distance of 2**−b.
     """
     _check(total, keys_and_starts, signs)
     work = total.nbytes * len(signs)
@@ -63,11 +64,11 @@ def add_streams(
     if modulus is not None:
         _add_modulo(total, keys_and_starts, signs, modulus)
         return
-    cores = min(cores_allowed(), work // _WORTH_A_CORE)
+    cores = min(cores_allowed(), work // BYTES_PER_CORE)
     if cores < 2:
         _add_chunks(total, keys_and_starts, signs)
         return
-    each = KEY_BYTES // total.itemsize  # cells of a block of the cipher
+    each = KEY_BYTES // total.itemsize  # cells per block of the cipher
     blocks = -(-total.size // each)
     cuts = [blocks * part // cores for part in range(cores + 1)]
 
@@ -80,33 +81,27 @@ def add_streams(
 
 
 def _later(start: bytes, blocks: int) -> bytes:
-    """The counter so many blocks on."""
+    """The counter after this many blocks."""
     return ((int.from_bytes(start, "big") + blocks) % 2**128).to_bytes(KEY_BYTES, "big")
 
 
 def _add_chunks(
     total: Words, keys_and_starts: Sequence[tuple[bytes, bytes]], signs: Sequence[int]
 ) -> None:
-    try:
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-    except ImportError as problem:
-        raise SfumatoError(
-            "masks need cryptography", hint='pip install "sfumato[secure]"'
-        ) from problem
     streams = [
         Cipher(algorithms.AES(key), modes.CTR(start)).encryptor() for key, start in keys_and_starts
     ]
     size = min(CHUNK, total.nbytes)
     zeros = memoryview(bytes(size))
-    made = np.empty(size + KEY_BYTES, dtype=np.uint8)  # update_into asks for more than it fills
-    words = made[:size].view(total.dtype.newbyteorder("<"))
+    stream_bytes = np.empty(size + KEY_BYTES, dtype=np.uint8)  # update_into requires spare space
+    words = stream_bytes[:size].view(total.dtype.newbyteorder("<"))
     for first in range(0, total.size, CHUNK // total.itemsize):
         part = total[first : first + words.size]
         for stream, sign in zip(streams, signs, strict=True):
-            stream.update_into(zeros[: part.nbytes], made.data)
+            stream.update_into(zeros[: part.nbytes], stream_bytes.data)
             combine = np.add if sign > 0 else np.subtract
             combine(part, words[: part.size], out=part)
-    made.fill(0)
+    stream_bytes.fill(0)
 
 
 def _add_modulo(
@@ -136,7 +131,7 @@ def _add_modulo(
 def _check(
     total: Words, keys_and_starts: Sequence[tuple[bytes, bytes]], signs: Sequence[int]
 ) -> None:
-    """Messages tell sizes and types, never bytes."""
+    """Messages name sizes and types, never bytes."""
     require(isinstance(total, np.ndarray), f"total must be an array; got {type(total).__name__}")
     require(
         total.dtype in _KINDS,

@@ -44,7 +44,7 @@ from sfumato.learn.campaign import NAME_DIGITS
 from sfumato.learn.clients import check_fit, updates
 from sfumato.learn.data import Clients, Federated
 from sfumato.learn.training import NoLedger, evaluate
-from sfumato.privacy import Books, Charge, NoiseAtRelease, NoNoise, PlannedLoss, Rng, SeededRng
+from sfumato.privacy import Account, Charge, NoiseAtRelease, NoNoise, PlannedLoss, Rng, SeededRng
 from sfumato.privacy.accounting import (
     AdditiveLoss,
     Loss,
@@ -56,7 +56,7 @@ from sfumato.privacy.accounting import (
 from sfumato.privacy.rounding import COARSEST, ROUNDING_COST
 from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.sketch.dense import DenseSketch
-from sfumato.sketch.vector import VectorSketch, clipped
+from sfumato.sketch.vector import VectorSketch, clip_rows
 from sfumato.spec import LARGEST_INTEGER, digest, require, spec
 
 F32 = npt.NDArray[np.float32]
@@ -272,7 +272,7 @@ class DiffSketch:
     def tables(self, vectors: F32, *, round: int, chance: np.random.Generator) -> F32:
         """What workers with these vectors (n, length) send, before it is bounded and rounded."""
         if self.clip is not None:
-            vectors = clipped(vectors.astype(np.float64), self.clip).astype(np.float32)
+            vectors = clip_rows(vectors.astype(np.float64), self.clip).astype(np.float32)
         sketch = self.sketch(vectors.shape[1], round)
         if self.mode != "paper":
             return sketch.encode(vectors)
@@ -426,7 +426,7 @@ class BinomialVector:
         return 0.0  # the coins are in the tables
 
     def tables(self, vectors: F32, *, round: int, chance: np.random.Generator) -> F32:
-        values = clipped(vectors.astype(np.float64), self.clip).astype(np.float32)
+        values = clip_rows(vectors.astype(np.float64), self.clip).astype(np.float32)
         if self.rotate:
             signs = self._signs(vectors.shape[1], round)
             values = np.pad(values, ((0, 0), (0, signs.size - vectors.shape[1])))
@@ -702,7 +702,7 @@ class SketchedTraining:
     data: Federated
     seed: int  # of cohorts, batches and noise
     delta: float = 1e-5
-    ledger: Books = field(default_factory=NoLedger)
+    ledger: Account = field(default_factory=NoLedger)
     model: nn.Module = field(init=False)
     campaign: SketchCampaign = field(init=False)
     workers: Tensor | None = field(init=False, default=None)  # their own models, with correction

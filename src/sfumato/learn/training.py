@@ -32,7 +32,7 @@ from sfumato.learn.design import TrainingDesign
 from sfumato.learn.local_update import trainer
 from sfumato.learn.round_table import RoundSketch
 from sfumato.learn.tensors import TensorSketch
-from sfumato.privacy import Books, Charge
+from sfumato.privacy import Account, Charge
 from sfumato.privacy.samplers import Rng, SeededRng, SystemRng
 from sfumato.sketch.vector import VectorSketch
 from sfumato.spec import LARGEST_INTEGER, digest, require
@@ -94,7 +94,7 @@ class Training:
     noise_seed: int | None = None
     protocol: bool = False
     chunk: int = 16
-    ledger: Books = field(default_factory=NoLedger)
+    ledger: Account = field(default_factory=NoLedger)
     model: nn.Module = field(init=False)
     campaign: TrainingCampaign = field(init=False)
     seconds: float = field(init=False, default=0.0)  # of this process

@@ -1,4 +1,4 @@
-"""Mechanisms, and what they cost: exact samplers, noise, accounting, the ledger."""
+"""Mechanisms and their cost: exact samplers, noise, accounting, the ledger."""
 
 from sfumato.privacy.accounting import (
     AdditiveLoss,
@@ -12,7 +12,7 @@ from sfumato.privacy.accounting import (
     epsilon_of,
     gaussian_stddev,
 )
-from sfumato.privacy.ledger import Books, Budget, Entry, Ledger
+from sfumato.privacy.ledger import Account, Budget, Entry, Ledger
 from sfumato.privacy.listing import ListedAbove, best_list
 from sfumato.privacy.noise import Mechanism, NoiseAtRelease, NoiseInShares, NoNoise
 from sfumato.privacy.randomizers import (
@@ -35,9 +35,9 @@ from sfumato.privacy.sampling import bound_contributions, threshold_sample
 from sfumato.privacy.tallies import Tally
 
 __all__ = [
+    "Account",
     "AdditiveLoss",
     "ApproximateLoss",
-    "Books",
     "Budget",
     "Charge",
     "CountMeanSketch",

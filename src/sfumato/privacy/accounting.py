@@ -1,10 +1,10 @@
-"""What mechanisms cost: losses as data, composed and converted by Google's `dp-accounting`.
+"""The privacy cost of mechanisms: losses as data, composed by Google's `dp-accounting`.
 
-A loss says what noise met what contribution. Losses to the same devices compose; losses to disjoint
-cohorts do not add up (the ledger keeps them apart). The neighbouring relation is always zero-out:
-one device's message becomes zero and the number of devices is public. A claim for the replace
-relation is never made from these numbers: it would need up to twice the sensitivity, and √2 times
-it, which is often used, is not enough (docs/proofs/count_sketch.md).
+A loss says which noise covers which contribution. Losses to the same devices compose; losses to
+disjoint cohorts do not add up (the ledger keeps them apart). The neighbouring relation is always
+zero-out: one device's message becomes zero and the number of devices is public. A claim for the
+replace relation is never made from these numbers: it would need up to twice the sensitivity; the
+factor √2 that is often used is not enough (docs/proofs/count_sketch.md).
 
 Where a contribution moves exactly k cells by exactly one, its privacy loss is the k-fold
 composition of a one-dimensional shift by one, which is computed exactly (`unit_cells`); nothing is
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Noise = Literal["gaussian", "laplace", "skellam"]
 
 # Ledgers on disk depend on these, too: a filter's order is one of them.
-_ORDERS = np.array([1.25, 1.5, *range(2, 65), *range(72, 520, 8), 1024.0, 2048.0])
+ORDERS = np.array([1.25, 1.5, *range(2, 65), *range(72, 520, 8), 1024.0, 2048.0])
 LISTS_SHARE = 0.25  # of a budget's delta, set aside for lists; ledgers on disk depend on it
 LARGEST_MULTIPLIER = 1e4  # of the noise on a table, by its largest norm
 _PRECISION = 1e-3  # of a calibrated scale or multiplier, relative; it is rounded up
@@ -47,7 +47,7 @@ class AdditiveLoss:
     scale: float  # standard deviation (gaussian, skellam) or exponential scale (laplace)
     l1: float
     l2: float
-    unit_cells: int  # that many cells moved by exactly one; 0 if only the norms are known
+    unit_cells: int  # how many cells are moved by exactly one; 0 if only the norms are known
 
     def check(self) -> None:
         require(self.scale > 0, f"scale must be above 0; got {self.scale}")
@@ -63,7 +63,7 @@ class AdditiveLoss:
 
 @spec("approximate_loss")
 class ApproximateLoss:
-    """What is known to be (epsilon, delta)-DP, and no more than that."""
+    """The loss of a mechanism of which only (epsilon, delta)-DP is known."""
 
     epsilon: float
     delta: float
@@ -77,14 +77,14 @@ class ApproximateLoss:
 class SampledLoss:
     """The same loss `times` times, each to a cohort that is drawn at random and kept secret.
 
-    Claim: of Poisson sampling, for the zero-out relation; of cohorts of a fixed size, for it and
-        for replacing a device (which is why it costs more).
+    Claim: Poisson sampling, for the zero-out relation; cohorts of a fixed size, for it and for
+        replacing a device (which is why it costs more).
     Proof: docs/proofs/sampled_rounds.md, from Rényi bounds at whole orders: they hold for discrete
         Gaussian and Skellam noise as for continuous noise.
     """
 
     loss: AdditiveLoss
-    probability: float  # of a device to be in a cohort
+    probability: float  # of a device being in a cohort
     scheme: Literal["poisson", "fixed"]
     times: int
 
@@ -110,15 +110,15 @@ Loss = AdditiveLoss | SampledLoss | ApproximateLoss | NoPrivacy
 
 @spec("planned_loss")
 class PlannedLoss:
-    """The loss of one task of a plan: of a list of losses that was fixed before anything was asked.
+    """The loss of one task of a plan: a list of losses that was fixed before the first task.
 
     A plan is charged as a whole with the first of its tasks, and covers the others.
     """
 
     loss: Loss  # of this task, or an upper bound that the plan has for it
     plan: str  # its name
-    losses: tuple[Loss, ...]  # all that one device meets with
-    times: int = 1  # that it meets with each of them
+    losses: tuple[Loss, ...]  # all losses of one device
+    times: int = 1  # how often each of them occurs
 
     def check(self) -> None:
         require(self.times >= 1, f"times must be at least 1; got {self.times}")
@@ -148,41 +148,41 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
         raise SpecError(f"delta must be at least 0 and below 1; got {delta}")
     if any(isinstance(loss, NoPrivacy) for loss in losses):
         return math.inf
-    # (epsilon, delta) is pure epsilon but for an event of probability delta; events add up.
-    known = [loss for loss in losses if isinstance(loss, ApproximateLoss)]
-    left = delta - sum(loss.delta for loss in known)
+    # (epsilon, delta) is pure epsilon except for an event of probability delta; events add up.
+    approximate = [loss for loss in losses if isinstance(loss, ApproximateLoss)]
+    left = delta - sum(loss.delta for loss in approximate)
     if left < -1e-9 * delta:
         return math.inf
     delta = max(left, 0.0)
     additive = [loss for loss in losses if isinstance(loss, AdditiveLoss)]
-    additive += [_pure(loss.epsilon) for loss in known]
+    additive += [_pure(loss.epsilon) for loss in approximate]
     sampled = [loss for loss in losses if isinstance(loss, SampledLoss)]
     if not additive and not sampled:
         return 0.0
     if sampled:
-        return _renyi_epsilon([*map(_renyi, additive), *map(_sampled_renyi, sampled)], delta)
+        return _renyi_epsilon([*map(renyi, additive), *map(sampled_renyi, sampled)], delta)
     laplace = all(loss.noise == "laplace" for loss in additive)
     pure = sum(loss.l1 / loss.scale for loss in additive) if laplace else math.inf
     if delta == 0:
         return pure
     if all(loss.unit_cells or loss.noise == "laplace" for loss in additive):
         return min(pure, _composed_epsilon(additive, delta))
-    return _renyi_epsilon([_renyi(loss) for loss in additive], delta)
+    return _renyi_epsilon([renyi(loss) for loss in additive], delta)
 
 
 def filter_epsilon(
     campaigns: Sequence[Collection[Sequence[Loss]]], delta: float, limit: float | None
 ) -> float:
-    """What is spent by the count of a privacy filter for (`limit`, delta): the charges are allowed
-    if and only if this is at most `limit`. It is never less than what they cost as a list that was
-    fixed in advance. Each campaign is a collection of cohorts, and a device is taken to have been
-    in the costliest one.
+    """The epsilon spent according to a privacy filter for (`limit`, delta): the charges are allowed
+    if and only if this is at most `limit`. It is never less than the cost of the same charges as a
+    list fixed in advance. Each campaign is a collection of cohorts, and a device is assumed to have
+    been in the costliest one.
 
     Claim: if charges are allowed by this rule only, all releases together are (limit, delta)-DP,
         even where earlier releases decide what is asked next and with how much noise.
     Proof: docs/proofs/ledger.md.
 
-    With `limit` None they are that list: there is no filter without a limit.
+    Without a limit there is no filter: the charges are priced as such a list.
     """
     losses = [loss for cohorts in campaigns for cohort in cohorts for loss in cohort]
     if any(isinstance(loss, NoPrivacy) for loss in losses):
@@ -203,7 +203,7 @@ def filter_epsilon(
 
 
 def delta_of_lists(campaigns: Sequence[Collection[Sequence[Loss]]]) -> float:
-    """What losses that are pure but for an event of some probability take of delta."""
+    """The part of delta used by losses that are pure except for an event of some probability."""
     return sum(
         max(
             sum(loss.delta for loss in cohort if isinstance(loss, ApproximateLoss))
@@ -215,18 +215,16 @@ def delta_of_lists(campaigns: Sequence[Collection[Sequence[Loss]]]) -> float:
 
 @lru_cache(maxsize=64)
 def _filter_order(epsilon: float, delta: float) -> tuple[int, float]:
-    """The one order that a filter for (epsilon, delta) uses, by its place in `_ORDERS`, and the
-    greatest divergence of that order which implies (epsilon, delta)-DP (Canonne, Kamath, Steinke
+    """The one order that a filter for (epsilon, delta) uses, by its place in `ORDERS`, and the
+    greatest divergence of that order that implies (epsilon, delta)-DP (Canonne, Kamath, Steinke
     2020, proposition 12). It is the order at which the most Gaussian losses fit."""
-    thresholds = (
-        epsilon - np.log1p(-1 / _ORDERS) + (math.log(delta) + np.log(_ORDERS)) / (_ORDERS - 1)
-    )
-    place = int(np.argmax(thresholds / _ORDERS))
+    thresholds = epsilon - np.log1p(-1 / ORDERS) + (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
+    place = int(np.argmax(thresholds / ORDERS))
     return place, float(thresholds[place])
 
 
 def _pure_epsilon(loss: Loss) -> float:
-    """The epsilon of a loss that is pure, or pure but for an event of some probability."""
+    """The epsilon of a loss that is pure, or pure except for an event of some probability."""
     if isinstance(loss, ApproximateLoss):
         return loss.epsilon
     if isinstance(loss, AdditiveLoss) and loss.noise == "laplace":
@@ -235,16 +233,16 @@ def _pure_epsilon(loss: Loss) -> float:
 
 
 def _all_renyi(losses: Sequence[Loss]) -> npt.NDArray[np.float64]:
-    """Rényi divergence of all of them; of what is pure but for an event, without that event."""
-    total = np.zeros(_ORDERS.size)
+    """Rényi divergence of all losses; for those pure except for an event, without that event."""
+    total = np.zeros(ORDERS.size)
     for loss in losses:
         if isinstance(loss, SampledLoss):
-            total += _sampled_renyi(loss)
+            total += sampled_renyi(loss)
         elif isinstance(loss, ApproximateLoss):
-            total += _renyi(_pure(loss.epsilon))
+            total += renyi(_pure(loss.epsilon))
         else:
-            assert isinstance(loss, AdditiveLoss)  # what has no noise was seen before
-            total += _renyi(loss)
+            assert isinstance(loss, AdditiveLoss)  # losses without noise were handled before
+            total += renyi(loss)
     return total
 
 
@@ -253,7 +251,7 @@ def _renyi_epsilon(divergences: Sequence[npt.NDArray[np.float64]], delta: float)
         return math.inf
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
-    return float(rdp.compute_epsilon(_ORDERS, sum(divergences), delta)[0])
+    return float(rdp.compute_epsilon(ORDERS, sum(divergences), delta)[0])
 
 
 def _pure(epsilon: float) -> AdditiveLoss:
@@ -310,7 +308,7 @@ def calibrate(
         _within_sampler(noise, high)
     factor = 0.99
     while (low == high or cost(low) <= epsilon) and low > LEAST_SCALE:
-        low, high, factor = low * factor, low, factor**2  # near the guess first, then in strides
+        low, high, factor = low * factor, low, factor**2  # small steps first, then larger ones
     while high - low > _PRECISION * high:
         middle = (low + high) / 2
         low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
@@ -358,7 +356,7 @@ def _composed_epsilon(losses: Sequence[AdditiveLoss], delta: float) -> float:
 def _composed(losses: Sequence[AdditiveLoss]) -> pld.PrivacyLossDistribution:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    # Rounding up costs at most an interval a cell: keep the sum small, beside the losses as well.
+    # Rounding up costs at most one interval per cell: keep the sum small, also beside the losses.
     cells = sum(loss.unit_cells for loss in losses)
     interval = min(5e-4 / max(cells, 5), *(2e-3 / max(loss.scale, 1) for loss in losses))
     total = None
@@ -392,9 +390,7 @@ def _unit_shift(
     return one if cells == 1 else one.self_compose(cells)
 
 
-def _renyi(
-    loss: AdditiveLoss, orders: npt.NDArray[np.float64] = _ORDERS
-) -> npt.NDArray[np.float64]:
+def renyi(loss: AdditiveLoss, orders: npt.NDArray[np.float64] = ORDERS) -> npt.NDArray[np.float64]:
     """Rényi divergence at each order, bounded from the norms."""
     if loss.noise == "laplace":  # pure epsilon: min(epsilon, order·epsilon²/2)
         pure = loss.l1 / loss.scale
@@ -405,7 +401,7 @@ def _renyi(
         return gaussian
     if loss.noise != "skellam":
         raise SpecError(f"there is no bound for several items under {loss.noise} noise")
-    # Agarwal, Kairouz, Liu 2021, theorem 3.5: integer orders; others take the next integer's
+    # Agarwal, Kairouz, Liu 2021, theorem 3.5: integer orders; others are rounded up
     order = np.ceil(orders)
     gaussian = order * loss.l2**2 / (2 * variance)
     extra = np.minimum(
@@ -416,30 +412,30 @@ def _renyi(
 
 
 @lru_cache(maxsize=64)
-def _sampled_renyi(sampled: SampledLoss) -> npt.NDArray[np.float64]:
-    """Rényi divergence at each order of all the rounds; orders between take the next whole one's.
+def sampled_renyi(sampled: SampledLoss) -> npt.NDArray[np.float64]:
+    """Rényi divergence of all the rounds at each order; fractional orders are rounded up.
 
-    Poisson: Mironov, Talwar and Zhang 2019, with the moments of this noise for a Gaussian's.
+    Poisson: Mironov, Talwar and Zhang 2019, with the moments of this noise instead of a Gaussian's.
     Fixed size: Wang, Balle and Kasiviswanathan 2019, theorem 9, without its pure-DP terms.
     """
     from scipy import special
 
     fixed = sampled.scheme == "fixed"
     loss = sampled.loss
-    if fixed:  # a cohort without a device has another one in its place
+    if fixed:  # in a cohort without a device, another one takes its place
         loss = AdditiveLoss(
             noise=loss.noise, scale=loss.scale, l1=2 * loss.l1, l2=2 * loss.l2, unit_cells=0
         )
-    most = int(_ORDERS[-1])
+    most = int(ORDERS[-1])
     whole = np.arange(most + 1, dtype=np.float64)
     moments = np.zeros(most + 1)  # log of the j-th moment of the likelihood ratio
-    moments[2:] = (whole[2:] - 1) * _renyi(loss, whole[2:])
+    moments[2:] = (whole[2:] - 1) * renyi(loss, whole[2:])
     log_in, log_out = (
         math.log(sampled.probability),
         math.log1p(-sampled.probability) if (sampled.probability < 1) else -math.inf,
     )
-    found = np.empty(_ORDERS.size)
-    for place, order in enumerate(np.ceil(_ORDERS)):
+    divergences = np.empty(ORDERS.size)
+    for place, order in enumerate(np.ceil(ORDERS)):
         j = whole[: int(order) + 1]
         ways = special.gammaln(order + 1) - special.gammaln(j + 1) - special.gammaln(order - j + 1)
         if fixed:
@@ -450,9 +446,9 @@ def _sampled_renyi(sampled: SampledLoss) -> npt.NDArray[np.float64]:
         else:
             stay = np.where(order > j, (order - j) * log_out if log_out > -math.inf else -np.inf, 0)
             terms = ways + j * log_in + stay + moments[: j.size]
-        found[place] = max(special.logsumexp(terms), 0.0) / (order - 1)
-    unsampled = _renyi(loss, np.ceil(_ORDERS))  # sampling never costs more than none
-    return sampled.times * np.minimum(found, unsampled)
+        divergences[place] = max(special.logsumexp(terms), 0.0) / (order - 1)
+    unsampled = renyi(loss, np.ceil(ORDERS))  # sampling never adds to the cost
+    return sampled.times * np.minimum(divergences, unsampled)
 
 
 def _log_minus_one(log: float) -> float:

@@ -1,18 +1,17 @@
 """95% intervals for counts that were noised, sampled and perhaps listed only above a threshold.
 
-Of each possible truth, the likeliest observations that together have a probability of 95% are
-accepted; an interval holds every truth that accepts what was seen (Sterne 1954). So it covers the
-truth with a probability of at least 95%, whatever the truth is. Noise is on whole numbers, and
-coarse where epsilon is large: the laws are used as they are, not as normal ones, which would cover
-70% in places. Where a law is so wide that its steps do not matter, a normal law of the same
-variance takes its place; its variance is taken at each candidate (a score interval), not at the
-estimate.
+Each possible truth accepts the likeliest observations that together have a probability of 95%; an
+interval holds every truth that accepts the observation (Sterne 1954). So it covers the truth with a
+probability of at least 95%, whatever the truth is. Noise is on whole numbers, and coarse if epsilon
+is large: the exact laws are used, since normal ones would cover 70% in places. Where a law is so
+wide that its steps do not matter, a normal law of the same variance takes its place; its variance
+is taken at each candidate (a score interval), not at the estimate.
 
-Counts that are shown only from a threshold on are partly the lucky ones. Given `above`, laws are
-those of what is shown: given that it reached the threshold.
+Counts that are shown only from a threshold on are biased upwards by selection. Given `above`, the
+laws are conditional on reaching the threshold.
 
 Claim: P(low ≤ truth ≤ high) ≥ 0.95 for every truth, given that the item is shown, where the law is
-    exact; elsewhere to within what a normal law leaves of one with a deviation of ten or more.
+    exact; elsewhere up to the error of a normal approximation at a deviation of ten or more.
 Proof: docs/proofs/intervals.md.
 """
 
@@ -31,16 +30,16 @@ from sfumato.privacy.samplers import log_mass
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 Law = Callable[[I64], tuple[I64, F64]]
-"""For each possible truth (n,): the first value seen, (n,), and the probabilities from there on."""
+"""For each possible truth (n,): the first value, (n,), and the probabilities from there on."""
 
 CONFIDENCE = 0.95
-NORMAL_95 = 1.959964  # a normal variable is within that many deviations 95% of the time
-_WIDE = 100.0  # variance from which a law on whole numbers is taken to be normal
-_WIDE_SHOWN = 1e4  # the same where a threshold cuts into its tail
-_REACH = 9.0  # deviations beyond which a law has nothing to speak of
+NORMAL_95 = 1.959964  # a normal variable is within this many deviations 95% of the time
+_WIDE = 100.0  # variance from which a law on whole numbers is treated as normal
+_WIDE_TRUNCATED = 1e4  # the same where a threshold truncates it
+_REACH = 9.0  # deviations beyond which a law is negligible
 _ROWS = 2048  # laws that are computed together
-_HALVINGS = 60  # of a range in which a bound is looked for
-_ROUNDING = 1e-12  # of a sum of probabilities
+_HALVINGS = 60  # steps of the bisection for a bound
+_ROUNDING = 1e-12  # error of a sum of probabilities
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -72,8 +71,8 @@ class NoiseLaw:
         from scipy import signal
 
         mass = np.maximum(signal.fftconvolve(self.mass, other.mass), 0.0)
-        kept = np.flatnonzero(mass > 1e-18)  # what is less, a convolution does not know
-        edge = min(int(kept[0]), mass.size - 1 - int(kept[-1]))
+        reliable = np.flatnonzero(mass > 1e-18)  # less is rounding error of the convolution
+        edge = min(int(reliable[0]), mass.size - 1 - int(reliable[-1]))
         return NoiseLaw(mass[edge : mass.size - edge])
 
     @property
@@ -92,7 +91,7 @@ class NoiseLaw:
         return np.asarray(np.minimum(tails[places], 1.0))
 
     def exceeded(self, chance: float) -> int:
-        """The least value that is reached with no more than this chance."""
+        """The least value that is reached with at most this chance."""
         tails = np.cumsum(self.mass[::-1])  # P(noise ≥ reach), P(noise ≥ reach − 1), …
         return self.reach + 1 - int(np.searchsorted(tails, chance, side="right"))
 
@@ -102,81 +101,85 @@ class NoiseLaw:
 
 
 def of_sums(
-    seen: I64,
+    sums: I64,
     noise: NoiseLaw,
     *,
-    asked: int,
-    answered: int,
+    devices: int,
+    respondents: int,
     rate: float = 1.0,
     per_device: int = 1,
     above: int | None = None,
 ) -> tuple[F64, F64]:
-    """Bounds on how many of `asked` devices hold each item, from sums over `answered` of them.
+    """Bounds on how many of `devices` devices hold each item, from sums over `respondents` of them.
 
-    `seen` are whole numbers: the holders among those who answered, each counted with probability
+    `sums` are whole numbers: the holders among the respondents, each counted with probability
     `rate`, plus noise. A device may count up to `per_device` times for one item. `above` is the
     least sum that is shown.
     """
-    values, places = np.unique(seen, return_inverse=True)
-    x, share, width = values.astype(np.float64), answered / asked * rate, noise.width()
+    values, places = np.unique(sums, return_inverse=True)
+    x, share, width = values.astype(np.float64), respondents / devices * rate, noise.width()
     sampling = _Sampling(
-        asked=asked, share=share, fixed=rate == 1 and per_device == 1, per_device=per_device
+        devices=devices, share=share, fixed=rate == 1 and per_device == 1, per_device=per_device
     )
     plain = (x - width, x + width) if share == 1 else _score(x, width / NORMAL_95, sampling)
-    likely = np.clip(x / share, 0, asked)
+    likely = np.clip(x / share, 0, devices)
     variance = noise.variance + sampling.variance(likely)
     low, high = _by_law(
         values,
         plain,
-        _sampled_law(noise, asked, answered, rate) if per_device == 1 or share == 1 else None,
+        _sampled_law(noise, devices, respondents, rate) if per_device == 1 or share == 1 else None,
         likely=likely,
         reach=(8 * np.sqrt(variance) + 20) / share + noise.width(1 - 1e-6),
         variance=np.where(share == 1, np.inf, variance),  # then `plain` is exact
-        shown_variance=variance,
-        asked=asked,
+        variance_near=variance,
+        devices=devices,
         above=above,
-        shown=lambda at: _shown_score(x[at], width / NORMAL_95, sampling, above or 0, step=1.0),
+        score_at=lambda at: _truncated_score(
+            x[at], width / NORMAL_95, sampling, above or 0, step=1.0
+        ),
     )
-    # Below nobody there is no truth, but the noise can be: zero would hide it.
+    # No truth is below zero, but the noise can be: a bound of zero would hide it.
     low = np.where((low <= 0) & (share < 1), np.minimum((x - width) / share, 0.0), low)
     return low[places], high[places]
 
 
 def of_support(
-    seen: I64,
+    support: I64,
     *,
     truth: float,
     lie: float,
-    asked: int,
-    answered: int,
+    devices: int,
+    respondents: int,
     above: int | None = None,
 ) -> tuple[F64, F64]:
-    """Bounds on how many of `asked` devices hold each item, from how many of `answered` records
-    speak for it: a holder's with probability `truth`, any other with probability `lie`."""
-    values, places = np.unique(seen, return_inverse=True)
-    share, gain = answered / asked, truth - lie
-    estimates: F64 = (values.astype(np.float64) - lie * answered) / gain
-    likely = np.clip(estimates / share, 0, asked)
-    variance = _support_variance(likely, truth, lie, asked, answered)
+    """Bounds on how many of `devices` devices hold each item, from how many of `respondents`
+    records support it: a holder's with probability `truth`, any other with probability `lie`."""
+    values, places = np.unique(support, return_inverse=True)
+    share, gain = respondents / devices, truth - lie
+    estimates: F64 = (values.astype(np.float64) - lie * respondents) / gain
+    likely = np.clip(estimates / share, 0, devices)
+    variance = _support_variance(likely, truth, lie, devices, respondents)
     sampling = _Sampling(
-        asked=asked,
+        devices=devices,
         share=share,
         fixed=True,
         per_device=1,
         slope=(truth * (1 - truth) - lie * (1 - lie)) / gain**2,
     )
-    error, least = math.sqrt(answered * lie * (1 - lie)) / gain, (above or 0) - lie * answered
+    error, least = math.sqrt(respondents * lie * (1 - lie)) / gain, (above or 0) - lie * respondents
     low, high = _by_law(
         values,
         _score(estimates, error, sampling),
-        _support_law(truth, lie, asked, answered),
+        _support_law(truth, lie, devices, respondents),
         likely=likely,
         reach=(8 * np.sqrt(variance) + 20) / gain / share,
         variance=variance,
-        shown_variance=variance,
-        asked=asked,
+        variance_near=variance,
+        devices=devices,
         above=above,
-        shown=lambda at: _shown_score(estimates[at], error, sampling, least / gain, step=1 / gain),
+        score_at=lambda at: _truncated_score(
+            estimates[at], error, sampling, least / gain, step=1 / gain
+        ),
     )
     low = np.where(low <= 0, np.minimum(estimates / share, 0.0), low)
     return low[places], np.maximum(high, 0.0)[places]
@@ -186,25 +189,25 @@ def of_estimates(
     counts: F64,
     error: F64 | float,
     *,
-    asked: int,
-    answered: int,
+    devices: int,
+    respondents: int,
     rate: float = 1.0,
     per_device: int = 1,
     above: float | None = None,
 ) -> tuple[F64, F64]:
-    """Bounds on how many of `asked` devices hold each item, from estimates over `answered` that err
-    normally, with deviation `error`. They may come from a sample: `rate` is a holder's chance to be
-    in it."""
+    """Bounds on how many of `devices` devices hold each item, from estimates over `respondents`
+    with normal errors of deviation `error`. They may come from a sample: `rate` is a holder's
+    chance to be in it."""
     sampling = _Sampling(
-        asked=asked,
-        share=answered / asked * rate,
+        devices=devices,
+        share=respondents / devices * rate,
         fixed=rate == 1 and per_device == 1,
         per_device=per_device,
     )
     x, deviation = counts * rate, np.broadcast_to(np.asarray(error) * rate, counts.shape)
     if above is None:
         return _score(x, deviation, sampling)
-    return _shown_score(x, deviation, sampling, above * rate, step=0.0)
+    return _truncated_score(x, deviation, sampling, above * rate, step=0.0)
 
 
 def _by_law(
@@ -215,55 +218,57 @@ def _by_law(
     likely: F64,
     reach: F64,
     variance: F64,
-    shown_variance: F64,
-    asked: int,
+    variance_near: F64,
+    devices: int,
     above: int | None,
-    shown: Callable[[I64], tuple[F64, F64]],
+    score_at: Callable[[I64], tuple[F64, F64]],
 ) -> tuple[F64, F64]:
-    """Bounds by the law itself, where it is narrow and, longer, where `above` cuts into it."""
+    """Bounds by the exact law where it is narrow, and up to a larger variance near `above`."""
     low, high = plain
     near = np.zeros(values.size, dtype=np.bool_)
-    if above is not None:  # what is far above it would have been shown anyway
-        near = values <= above + 8 * np.sqrt(shown_variance) + 20
-    wide = near & (shown_variance >= _WIDE_SHOWN) if law is not None else near
+    if above is not None:  # a count far above it is shown with certainty
+        near = values <= above + 8 * np.sqrt(variance_near) + 20
+    wide = near & (variance_near >= _WIDE_TRUNCATED) if law is not None else near
     narrow = (variance < _WIDE) if law is not None else np.zeros(values.size, dtype=np.bool_)
-    for chosen, least, limit in (
+    for mask, least, limit in (
         (~near & narrow, likely - reach, None),
         (near & ~wide, np.zeros(values.size), above),
     ):
-        at = np.flatnonzero(chosen)
+        at = np.flatnonzero(mask)
         if law is None or not at.size:
             continue
-        found = _accepting(values[at], law, least[at], likely[at] + reach[at], asked, limit)
-        low[at] = np.where(np.isnan(found[0]), low[at], found[0])
-        high[at] = np.where(np.isnan(found[1]), high[at], found[1])
+        bounds = _accepting_truths(
+            values[at], law, least[at], likely[at] + reach[at], devices, limit
+        )
+        low[at] = np.where(np.isnan(bounds[0]), low[at], bounds[0])
+        high[at] = np.where(np.isnan(bounds[1]), high[at], bounds[1])
     at = np.flatnonzero(wide)
     if at.size:
-        low[at], high[at] = shown(at)
+        low[at], high[at] = score_at(at)
     return low, high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sampling:
-    """How the number of holders that are counted varies: by who answers, and by coins."""
+    """How the number of counted holders varies: by which devices respond, and by coins."""
 
-    asked: int
-    share: float  # of all holders that are counted, on average
-    fixed: bool  # whether so many devices answer, each counted at most once
+    devices: int
+    share: float  # of all holders, the part that is counted on average
+    fixed: bool  # whether the number of respondents is fixed, each counted at most once
     per_device: int
-    slope: float = 0.0  # variance that a holder who is counted adds by its own coins
+    slope: float = 0.0  # variance that a counted holder adds by its own coins
 
     @property
     def linear(self) -> float:
-        grown = self.asked / max(self.asked - 1, 1) if self.fixed else 1.0
+        grown = self.devices / max(self.devices - 1, 1) if self.fixed else 1.0
         return self.share * (self.per_device * (1 - self.share) * grown + self.slope)
 
     @property
     def square(self) -> float:
-        return self.share * (1 - self.share) / max(self.asked - 1, 1) if self.fixed else 0.0
+        return self.share * (1 - self.share) / max(self.devices - 1, 1) if self.fixed else 0.0
 
-    def variance(self, held: F64) -> F64:
-        return np.maximum(self.linear * held - self.square * held**2, 0.0)
+    def variance(self, holders: F64) -> F64:
+        return np.maximum(self.linear * holders - self.square * holders**2, 0.0)
 
 
 def _score(x: F64, error: F64 | float, sampling: _Sampling) -> tuple[F64, F64]:
@@ -273,18 +278,18 @@ def _score(x: F64, error: F64 | float, sampling: _Sampling) -> tuple[F64, F64]:
     b = 2 * x * share + NORMAL_95**2 * sampling.linear
     root = np.sqrt(np.maximum(b**2 - 4 * a * (x**2 - edge**2), 0.0))
     return (
-        # Who is not there does not vary: below zero there is the noise alone.
+        # Below zero there are no holders, so the noise alone varies.
         np.where(x < edge, (x - edge) / share, (b - root) / (2 * a)),
         np.where(x < -edge, (x + edge) / share, (b + root) / (2 * a)),
     )
 
 
-def _shown_score(
+def _truncated_score(
     x: F64, error: F64 | float, sampling: _Sampling, above: float, *, step: float
 ) -> tuple[F64, F64]:
-    """Every c for which something as far from c·share as x has a chance of more than 5%, given that
-    it is shown: that it is at least `above`, or at least x where x was shown for other reasons.
-    Values are `step` apart."""
+    """Every c for which a value as far from c·share as x has a chance of more than 5%, given that
+    it is shown: that it is at least `above`, or at least x if x was shown for other reasons. Values
+    are `step` apart."""
     from scipy import special
 
     share, edge = sampling.share, np.minimum(above, x) - step / 2
@@ -313,26 +318,26 @@ def _shown_score(
     return bounds[0], bounds[1]
 
 
-def _accepting(
-    x: I64, law: Law, least: F64, most: F64, asked: int, above: int | None
+def _accepting_truths(
+    x: I64, law: Law, least: F64, most: F64, devices: int, above: int | None
 ) -> tuple[F64, F64]:
     """The least and the greatest truth within reach that accepts each x; nan where none does."""
     low, high = np.full(x.size, np.nan), np.full(x.size, np.nan)
-    starts = np.clip(np.floor(least), 0, asked).astype(np.int64)
-    ends = np.clip(np.ceil(most), 0, asked).astype(np.int64)
+    starts = np.clip(np.floor(least), 0, devices).astype(np.int64)
+    ends = np.clip(np.ceil(most), 0, devices).astype(np.int64)
     for part in _pieces(starts, ends):
         first, mass = law(part)
         values = first[:, None] + np.arange(mass.shape[1])
         if above is not None:
             mass = np.where(values >= above, mass, 0.0)
-            shown = mass.sum(axis=1, keepdims=True)
-            mass = np.divide(mass, shown, out=np.zeros_like(mass), where=shown > 0)
+            visible = mass.sum(axis=1, keepdims=True)
+            mass = np.divide(mass, visible, out=np.zeros_like(mass), where=visible > 0)
         order = np.argsort(-mass, axis=1, kind="stable")
         total = np.cumsum(np.take_along_axis(mass, order, axis=1), axis=1)
         needed = (total < CONFIDENCE - _ROUNDING).sum(axis=1, keepdims=True)
-        taken = np.arange(mass.shape[1]) <= needed
-        accepted = np.zeros_like(taken)
-        np.put_along_axis(accepted, order, taken, axis=1)
+        likeliest = np.arange(mass.shape[1]) <= needed
+        accepted = np.zeros_like(likeliest)
+        np.put_along_axis(accepted, order, likeliest, axis=1)
         places = np.clip(np.searchsorted(x, values), 0, x.size - 1)
         rows, columns = np.nonzero(accepted & (mass > 0) & (x[places] == values))
         at = places[rows, columns]
@@ -354,47 +359,51 @@ def _pieces(starts: I64, ends: I64) -> list[I64]:
     return [every[k : k + _ROWS] for k in range(0, every.size, _ROWS)]
 
 
-def _sampled_law(noise: NoiseLaw, asked: int, answered: int, rate: float) -> Law:
-    """Holders among those who answered, by their coins, and the noise."""
-    share = answered / asked * rate
+def _sampled_law(noise: NoiseLaw, devices: int, respondents: int, rate: float) -> Law:
+    """The law of the holders among the respondents, by their coins, plus the noise."""
+    share = respondents / devices * rate
     edge = noise.width(1 - 1e-15)
     tail = noise.mass[noise.reach - edge : noise.reach + edge + 1]
 
-    def law(held: I64) -> tuple[I64, F64]:
+    def law(holders: I64) -> tuple[I64, F64]:
         if share == 1:
-            return held - edge, np.broadcast_to(tail, (held.size, tail.size)).copy()
-        k = _windowed(held, share)
+            return holders - edge, np.broadcast_to(tail, (holders.size, tail.size)).copy()
+        k = _windowed(holders, share)
         counted = (
-            _hypergeometric(k, held[:, None], asked, answered)
+            _hypergeometric(k, holders[:, None], devices, respondents)
             if rate == 1
-            else _binomial(k, held[:, None], share)
+            else _binomial(k, holders[:, None], share)
         )
         return k[:, 0] - edge, _convolved(counted, tail[None, :])
 
     return law
 
 
-def _support_law(truth: float, lie: float, asked: int, answered: int) -> Law:
-    """Records that speak for an item: of its holders, and of others."""
+def _support_law(truth: float, lie: float, devices: int, respondents: int) -> Law:
+    """The law of the records that support an item: of its holders, and of others."""
 
-    def law(held: I64) -> tuple[I64, F64]:
-        spoken = truth * answered / asked  # a holder may not have answered
-        rest = answered - np.rint(held * (answered / asked)).astype(np.int64)
-        own, others = _windowed(held, spoken), _windowed(rest, lie)
+    def law(holders: I64) -> tuple[I64, F64]:
+        chance = truth * respondents / devices  # a holder may not have responded
+        rest = respondents - np.rint(holders * (respondents / devices)).astype(np.int64)
+        own, others = _windowed(holders, chance), _windowed(rest, lie)
         return own[:, 0] + others[:, 0], _convolved(
-            _binomial(own, held[:, None], spoken), _binomial(others, rest[:, None], lie)
+            _binomial(own, holders[:, None], chance), _binomial(others, rest[:, None], lie)
         )
 
     return law
 
 
-def _support_variance(held: F64, truth: float, lie: float, asked: int, answered: int) -> F64:
-    share = answered / asked
-    return held * share * truth * (1 - share * truth) + (answered - held * share) * lie * (1 - lie)
+def _support_variance(
+    holders: F64, truth: float, lie: float, devices: int, respondents: int
+) -> F64:
+    share = respondents / devices
+    return holders * share * truth * (1 - share * truth) + (respondents - holders * share) * lie * (
+        1 - lie
+    )
 
 
 def _windowed(count: I64, share: F64 | float) -> I64:
-    """For each row, the values that a binomial variable may be seen to have."""
+    """For each row, the values that a binomial variable can plausibly take."""
     middle = np.rint(count * share).astype(np.int64)
     widest = float(np.max(count * share * (1 - np.asarray(share)), initial=0.0))
     wide = math.ceil(_REACH * math.sqrt(widest) + 20)
@@ -423,15 +432,17 @@ def _binomial(k: I64, n: I64, share: F64 | float) -> F64:
     return np.where(inside, np.exp(log), 0.0)
 
 
-def _hypergeometric(k: I64, held: I64, asked: int, answered: int) -> F64:
+def _hypergeometric(k: I64, holders: I64, devices: int, respondents: int) -> F64:
     from scipy import special
 
-    inside = (k >= 0) & (k <= held) & (k <= answered) & (answered - k <= asked - held)
+    inside = (k >= 0) & (k <= holders) & (k <= respondents) & (respondents - k <= devices - holders)
     k = np.where(inside, k, 0)
 
     def ways(n: Any, j: Any) -> Any:
         return special.gammaln(n + 1) - special.gammaln(j + 1) - special.gammaln(n - j + 1)
 
     with np.errstate(all="ignore"):  # outside of the law
-        log = ways(held, k) + ways(asked - held, answered - k) - ways(asked, answered)
+        log = (
+            ways(holders, k) + ways(devices - holders, respondents - k) - ways(devices, respondents)
+        )
     return np.where(inside, np.exp(np.where(inside, log, 0.0)), 0.0)

@@ -53,7 +53,7 @@ _SCHEMA = [
 
 @spec("budget")
 class Budget:
-    """What may be spent of one device's privacy, over everything that is ever asked of it.
+    """The total privacy loss allowed to one device, over all tasks.
 
     `epsilon` is None for no limit: losses are recorded, infinite ones too, and none is refused.
     Nothing is promised then.
@@ -72,7 +72,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One charge: which devices (a cohort of a campaign), for which task, what it cost."""
+    """One charge: the devices (a cohort of a campaign), the task and its loss."""
 
     campaign: str
     cohort: str
@@ -80,8 +80,8 @@ class Entry:
     loss: Charge
 
 
-class Books(Protocol):
-    """Where charges are written down: a `Ledger`, or what a service keeps in its place."""
+class Account(Protocol):
+    """Where charges are recorded: a `Ledger`, or the ledger of a service's store."""
 
     def charge(self, *, campaign: str, cohort: str, task: str, loss: Charge) -> None:
         """Record a loss, or raise BudgetError and record nothing."""
@@ -92,11 +92,11 @@ class Ledger:
     """Charges against one budget, in a file or in memory.
 
     The cohorts of one campaign are disjoint, so a device has paid for one of them. Nothing is known
-    about the devices of different campaigns, so a device is taken to have been in the costliest
+    about the devices of different campaigns, so a device is assumed to have been in the costliest
     cohort of each.
 
-    Claim: whatever is charged, and whoever chooses the next study, its noise and its time by what
-        was released before, all releases together are (epsilon, delta)-DP for each device.
+    Claim: whatever is charged, and even if the next study, its noise and its time depend on earlier
+        releases, all releases together are (epsilon, delta)-DP for each device.
     Proof: docs/proofs/ledger.md. A device's first charge, which may be a whole plan
         (`PlannedLoss`), is priced exactly; several are counted by a Rényi filter.
 
@@ -114,11 +114,11 @@ class Ledger:
     """
 
     def __init__(self, budget: Budget | None = None, path: Path | str | None = None) -> None:
-        """Open the ledger at `path`, or make one; `budget` is needed to make one."""
+        """Open the ledger at `path`, or create one, for which `budget` is needed."""
         self._path = ":memory:" if path is None else str(path)
         exists = path is not None and Path(path).exists()
         if not exists and budget is None:
-            raise BudgetError(f"there is no ledger at {path}; give a budget to make one")
+            raise BudgetError(f"there is no ledger at {path}; give a budget to create one")
         with self._as_budget_errors():
             self._connection = sqlite3.connect(self._path, isolation_level=None, timeout=30)
             # EXTRA syncs the folder as well, so that a power cut cannot bring the journal back.
@@ -131,7 +131,7 @@ class Ledger:
             )
 
     def charge(self, *, campaign: str, cohort: str, task: str, loss: Charge) -> None:
-        """Record a loss, or raise BudgetError and record nothing. Return means it is on disk."""
+        """Record a loss durably, or raise BudgetError and record nothing."""
         with self._as_budget_errors(), self._transaction():
             afford(Entry(campaign, cohort, task, loss), self.entries(), self.budget)
             self._connection.execute(
@@ -149,7 +149,7 @@ class Ledger:
         ]
 
     def spent(self) -> float:
-        """What is spent of the budget's epsilon by the device that was asked most."""
+        """The epsilon spent by the device with the largest loss."""
         return spent(self.entries(), self.budget)
 
     def close(self) -> None:
@@ -158,14 +158,14 @@ class Ledger:
     def __repr__(self) -> str:
         return f"Ledger({_words(self.budget)}, spent={self.spent():.4g})"
 
-    def _read_budget(self, given: Budget | None) -> Budget:
-        """The file's budget; a file without one gets the one given, and the tables."""
+    def _read_budget(self, initial: Budget | None) -> Budget:
+        """The budget in the file; an empty file gets the tables and the `initial` one."""
         with self._transaction():
-            known = self._connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-            if known is None and given is not None:
+            table = self._connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+            if table is None and initial is not None:
                 for statement in _SCHEMA:
                     self._connection.execute(statement)
-                self._connection.execute("INSERT INTO budget VALUES (1, ?)", (to_json(given),))
+                self._connection.execute("INSERT INTO budget VALUES (1, ?)", (to_json(initial),))
             row = self._connection.execute("SELECT spec FROM budget").fetchone()
         budget = self._parsed(row[0] if row else "")
         if not isinstance(budget, Budget):
@@ -203,9 +203,9 @@ def afford(
     *,
     spent_by: Callable[[Sequence[Entry], Budget], float] | None = None,
 ) -> None:
-    """Raise BudgetError if this entry after those is more than the budget allows.
+    """Raise BudgetError if adding this entry to `entries` exceeds the budget.
 
-    `spent_by` is `spent`, or what remembers its results.
+    `spent_by` is `spent` or a cached version of it.
     """
     composed = spent_by or spent
     every = [*entries, entry]
@@ -229,7 +229,7 @@ def afford(
 
 
 def spent(entries: Sequence[Entry], budget: Budget) -> float:
-    """The part of a budget's epsilon that is spent; how that is counted is said at `Ledger`.
+    """The part of a budget's epsilon that is spent, counted as `Ledger` describes.
 
     A budget without a limit has no filter: its charges are composed as a list fixed in advance.
     """
@@ -245,15 +245,15 @@ def spent(entries: Sequence[Entry], budget: Budget) -> float:
 
 
 _priced = lru_cache(maxsize=256)(epsilon_of)
-_read = lru_cache(maxsize=1024)(from_json)  # rounds of one training are alike
+_read = lru_cache(maxsize=1024)(from_json)  # the rounds of a training have equal losses
 
 
 def _charges(entries: Sequence[Entry]) -> list[list[list[tuple[Loss, ...]]]]:
-    """Campaigns, their cohorts, and what each cohort was charged: one loss, or a whole plan.
+    """Campaigns, their cohorts, and the charges of each cohort: one loss, or a whole plan.
 
-    A plan says what one device loses by all its tasks, whatever their campaigns and cohorts are,
-    so it is a campaign of its own with one cohort. A task that it does not cover (one that was
-    asked again) is charged besides.
+    A plan bounds the loss of one device by all its tasks, whatever their campaigns and cohorts are,
+    so it is a campaign of its own with one cohort. A task that it does not cover (a repeated one)
+    is charged separately.
     """
     campaigns: dict[object, dict[str, list[tuple[Loss, ...]]]] = {}
     plans: dict[object, _Plan] = {}
@@ -272,21 +272,21 @@ def _charges(entries: Sequence[Entry]) -> list[list[list[tuple[Loss, ...]]]]:
 
 
 class _Plan:
-    """What is left of a plan's losses for a device that met with as many as any device can have."""
+    """The remaining losses of a plan, for the device with the most of them so far."""
 
     def __init__(self, losses: tuple[Loss, ...]) -> None:
         self._left = Counter(losses)
-        self._met: Counter[tuple[str, str, Loss]] = Counter()  # in a cohort of a campaign
+        self._counts: Counter[tuple[str, str, Loss]] = Counter()  # in a cohort of a campaign
         self._most: Counter[tuple[str, Loss]] = Counter()  # in any cohort of a campaign
 
     def covers(self, campaign: str, cohort: str, loss: Loss) -> bool:
-        """Take in one more, unless a device might then have met with more than was planned."""
-        if self._met[campaign, cohort, loss] == self._most[campaign, loss]:
+        """Count one more loss, unless a device might then have more than were planned."""
+        if self._counts[campaign, cohort, loss] == self._most[campaign, loss]:
             if not self._left[loss]:
                 return False
             self._left[loss] -= 1
             self._most[campaign, loss] += 1
-        self._met[campaign, cohort, loss] += 1
+        self._counts[campaign, cohort, loss] += 1
         return True
 
 

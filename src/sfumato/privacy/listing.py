@@ -1,8 +1,8 @@
-"""What may be told of a list of names nobody asked for: those held often enough, no others.
+"""Private lists of names from an open domain: only names that enough devices hold are released.
 
-A decoded table shows every name in it, also one that a single device holds. Here is what makes the
-list that leaves the decoder differentially private: devices send a sample (`rate`), counts get
-noise or not, and names below a threshold stay untold. docs/proofs/listing.md has the proofs.
+A decoded table shows every name in it, even one that a single device holds. The list that leaves
+the decoder is made differentially private: devices send a sample (`rate`), counts may get noise,
+and names below a threshold are not released. docs/proofs/listing.md has the proofs.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 ListNoise = Literal["none", "laplace", "gaussian"]
 
-FOUND = 0.95  # of items with the detectable count are listed
-_COINS = 1 << 20  # tossed together
-_SLACK = 1e-9  # of a claim that is computed again in floating point
+DETECTION_SHARE = 0.95  # chance that an item with the detectable count is listed
+_COINS = 1 << 20  # how many are tossed together
+_SLACK = 1e-9  # relative rounding error of a claim that is computed again
 
 
 @spec("listed_above")
 class ListedAbove:
-    """Names whose count in a sample, with noise, reaches `threshold`; the rest is not told.
+    """List the names whose count in a sample, with noise, reaches `threshold`; release no others.
 
     Each device tosses a coin for each of its items, which takes part with probability `rate`. The
-    sum goes to the decoder, who is trusted with it, counts the items of the sample, adds `noise` to
-    each count and lists what reaches the threshold.
+    sum goes to the decoder, which is trusted with it, counts the items of the sample, adds `noise`
+    to each count and lists those that reach the threshold.
 
     Claim: the list is (epsilon, delta)-DP; neighbours differ by one device's items, at most
-        `items_per_device` different ones, becoming none. `unlisted` is the part of delta that
-        stands for a table that cannot be listed whole, of which nothing is told.
+        `items_per_device` different ones, becoming none. `unlisted` is the part of delta for a
+        table that cannot be listed completely; nothing is released from such a table.
     Proof: docs/proofs/listing.md. Without noise, the coins are the noise (Bharadwaj and Cormode
         2022): delta by enumeration, `sampled_delta`. With it, names held by others are protected
         by the noise, names held by nobody else by the threshold; and if `amplified`, by the coins.
     Assumes: the decoder is trusted; it lists the whole sample or nothing; rates were fixed before
-        the devices answered, if coins are counted on (noise "none", or `amplified`).
+        the devices answered, if privacy relies on the coins (noise "none", or `amplified`).
     Utility: count / rate is unbiased before the threshold; its variance for an item that c devices
         hold is c·(1/rate − 1) + (noise's variance)/rate².
     """
 
     rate: float
     noise: ListNoise
-    scale: float  # of the noise; 0 without
+    scale: float  # of the noise; 0 if there is none
     threshold: int
     items_per_device: int = 1
     amplified: bool = True
@@ -70,14 +70,14 @@ class ListedAbove:
     delta: float
     unlisted: float = 0.0
     statistic: float = 0.0
-    """Part of epsilon for telling how many different items a table had, with Laplace noise."""
+    """Part of epsilon for releasing the number of different items, with Laplace noise."""
 
     def check(self) -> None:
         require(0 < self.rate <= 1, f"rate must be above 0, at most 1; got {self.rate}")
         require(self.threshold >= 1, f"threshold must be at least 1; got {self.threshold}")
         require(
             (self.scale > 0) == (self.noise != "none"),
-            f"noise has a scale and none has not; got {self.noise}, {self.scale}",
+            f"scale must be above 0 with noise and 0 without; got {self.noise}, {self.scale}",
         )
         if self.epsilon is None:
             return
@@ -107,7 +107,7 @@ class ListedAbove:
         return table
 
     def at_release(self, total: I64, *, count: int, rng: Rng) -> I64:
-        """The sum as it is: for the decoder, and nobody else."""
+        """The sum as it is, for the decoder only."""
         return total
 
     def loss(self, contribution: Contribution) -> Loss:
@@ -138,14 +138,14 @@ class ListedAbove:
         """The values that take part, of rows that `weights` devices (one each if None) hold."""
         if self.rate == 1:
             return values, weights
-        kept = _heads(len(values) if weights is None else weights, self.rate, rng)
-        rows = np.flatnonzero(kept)
-        plain = isinstance(values, np.ndarray | Sequence)  # else a column of Arrow
-        chosen = np.asarray(values)[rows] if plain else values.take(rows)
-        return chosen, None if weights is None else kept[rows]
+        counts = _count_heads(len(values) if weights is None else weights, self.rate, rng)
+        rows = np.flatnonzero(counts)
+        plain = isinstance(values, np.ndarray | Sequence)  # otherwise an Arrow column
+        sampled = np.asarray(values)[rows] if plain else values.take(rows)
+        return sampled, None if weights is None else counts[rows]
 
-    def told(self, counts: I64, *, rng: Rng) -> tuple[I64, npt.NDArray[np.bool_]]:
-        """Counts in the sample with their noise, and which of them may be told."""
+    def release(self, counts: I64, *, rng: Rng) -> tuple[I64, npt.NDArray[np.bool_]]:
+        """Counts in the sample with their noise, and which of them may be released."""
         noised = counts
         if self.noise == "laplace":
             noised = counts + samplers.discrete_laplace(self.scale, counts.shape, rng)
@@ -154,15 +154,15 @@ class ListedAbove:
         return noised, noised >= self.threshold
 
     def chance(self, count: int, least: float = 0.0, *, answering: float = 1.0) -> float:
-        """The probability that an item of so many devices is listed, with an estimate over those
-        that answer of at least `least`; each answers with probability `answering`."""
+        """The probability that an item of `count` devices is listed, with an estimate of at least
+        `least` over the devices that answer; each answers with probability `answering`."""
         threshold = max(self.threshold, math.ceil(least * self.rate - 1e-9))
         return _chance(self.noise, self.scale, self.rate * answering, threshold, count)
 
     def detectable(
-        self, least: float = 0.0, share: float = FOUND, *, answering: float = 1.0
+        self, least: float = 0.0, share: float = DETECTION_SHARE, *, answering: float = 1.0
     ) -> int:
-        """The smallest count that is listed with probability `share`, or more."""
+        """The smallest count that is listed with a probability of at least `share`."""
 
         def chance(count: int) -> float:
             return self.chance(count, least, answering=answering)
@@ -172,9 +172,9 @@ class ListedAbove:
             high *= 2
         return bisect_left(range(high), share, key=chance)
 
-    def thinned(self, counts: I64, given: float, *, rng: Rng) -> I64:
-        """Counts of a sample of a higher rate as if it was taken at this one, with new coins."""
-        return counts if given == self.rate else _heads(counts, self.rate / given, rng)
+    def thin(self, counts: I64, rate: float, *, rng: Rng) -> I64:
+        """Thin the counts of a sample taken at a higher `rate` to the rate of this list."""
+        return counts if rate == self.rate else _count_heads(counts, self.rate / rate, rng)
 
 
 def lists(
@@ -187,14 +187,16 @@ def lists(
     statistic: float = 0.0,
     amplified: bool = True,
 ) -> list[ListedAbove]:
-    """Every kind of list at this rate that keeps the promise, each with its least threshold."""
-    found = []
+    """All kinds of list at this rate that keep the promise, each with its least threshold."""
+    options = []
     for noise in ("none", "laplace", "gaussian"):
-        counted_on = rate if amplified else 1.0
-        made = _least(noise, counted_on, items_per_device, epsilon - statistic, delta - unlisted)
-        if made is not None:
-            scale, threshold = made
-            found.append(
+        amplification = rate if amplified else 1.0
+        parameters = least_threshold(
+            noise, amplification, items_per_device, epsilon - statistic, delta - unlisted
+        )
+        if parameters is not None:
+            scale, threshold = parameters
+            options.append(
                 ListedAbove(
                     rate=rate,
                     noise=noise,
@@ -208,26 +210,27 @@ def lists(
                     statistic=statistic,
                 )
             )
-    if not found:
+    if not options:
         raise ImpossibleError(
             f"no list of names is ({epsilon:g}, {delta:g})-private: delta must be above 0",
             hint="set delta to a tenth of one over the number of devices",
         )
-    return found
+    return options
 
 
 def best_list(rate: float, *, least: float = 0.0, **promise: Any) -> ListedAbove:
     """The list at this rate with the smallest detectable count."""
-    return min(lists(rate, **promise), key=lambda made: made.detectable(least))
+    return min(lists(rate, **promise), key=lambda option: option.detectable(least))
 
 
 def sampled_delta(rate: float, threshold: int, epsilon: float) -> float:
-    """The exact delta of counts of a sample, told from `threshold` on, for one item a device.
+    """The exact delta of releasing the counts of a sample that reach `threshold`, if each device
+    has one item.
 
-    The largest over true counts k of the hockey-stick divergence of Bin(k + 1, rate) from
-    Bin(k, rate), all below the threshold being one outcome; the other direction costs nothing, if
-    epsilon is at least −log(1 − rate). Enumerated up to 6·threshold/rate; beyond, the divergence is
-    at most a binomial tail, which falls with k (Chernoff).
+    The largest over true counts k of the hockey-stick divergence of Bin(k + 1, rate) from Bin(k,
+    rate), where all values below the threshold are one outcome; the other direction costs nothing
+    if epsilon is at least −log(1 − rate). Enumerated up to 6·threshold/rate; beyond, the divergence
+    is at most a binomial tail, which falls with k (Chernoff).
 
     >>> f"{sampled_delta(0.1, 8, 1.0):.2g}"
     '2.3e-07'
@@ -243,16 +246,16 @@ def _sampled_delta(rate: float, threshold: int, epsilon: float) -> float:
 
     most = math.ceil(6 * threshold / rate)
     worst, factor = 0.0, math.exp(epsilon)
-    high = 6 * threshold + 12 * math.ceil(math.sqrt(6 * threshold)) + 60  # where all but 1e-20 is
+    high = 6 * threshold + 12 * math.ceil(math.sqrt(6 * threshold)) + 60  # all but 1e-20
     values = np.arange(threshold, min(high, most + 1) + 1)
     for start in range(0, most + 1, 256):
         k = np.arange(start, min(start + 256, most + 1))[:, None]
         with_one, without = stats.binom(k + 1, rate), stats.binom(k, rate)
         more = with_one.pmf(values) - factor * without.pmf(values)
         below = with_one.cdf(threshold - 1) - factor * without.cdf(threshold - 1)
-        beyond = with_one.sf(values[-1])  # all of it counts
-        found = np.maximum(more, 0).sum(axis=1) + (np.maximum(below, 0) + beyond)[:, 0]
-        worst = max(worst, float(found.max()))
+        beyond = with_one.sf(values[-1])  # counted in full
+        divergences = np.maximum(more, 0).sum(axis=1) + (np.maximum(below, 0) + beyond)[:, 0]
+        worst = max(worst, float(divergences.max()))
     # P(k+1; j) > e^epsilon·P(k; j) only for j above (k + 1)·share, and share exceeds the rate.
     share = 1 - (1 - rate) * math.exp(-epsilon)
     distance = share * math.log(share / rate) + (1 - share) * math.log((1 - share) / (1 - rate))
@@ -263,23 +266,23 @@ def _sampled_delta(rate: float, threshold: int, epsilon: float) -> float:
 def _delta(
     noise: ListNoise, scale: float, rate: float, threshold: int, items: int, epsilon: float
 ) -> float:
-    """What a list costs in delta at this epsilon."""
+    """The delta of a list at this epsilon."""
     if noise == "none":
         return items * sampled_delta(rate, threshold, epsilon / items)
     if noise == "laplace":  # item by item: each is a release of its own
         allowed = _unsampled(rate, epsilon / items)
         if 1 / scale > allowed * (1 + _SLACK):
             return 1.0
-        return items * rate * _tail(noise, scale, threshold - 1)
+        return items * rate * noise_tail(noise, scale, threshold - 1)
     if items > 1:
-        rate = 1.0  # coins of several items of a device are not counted on
+        rate = 1.0  # no amplification for several items of one device
     return rate * (
         _gaussian_delta(scale, items, _unsampled(rate, epsilon))
-        + items * _tail(noise, scale, threshold - 1)
+        + items * noise_tail(noise, scale, threshold - 1)
     )
 
 
-def _least(
+def least_threshold(
     noise: ListNoise, rate: float, items: int, epsilon: float, delta: float
 ) -> tuple[float, int] | None:
     """The scale and the least threshold that keep a promise, if there are any."""
@@ -291,10 +294,10 @@ def _least(
     if noise == "laplace":
         scale = math.nextafter(1 / _unsampled(rate, epsilon / items), math.inf)
     if noise == "gaussian":
-        given = rate if items == 1 else 1.0
+        amplification = rate if items == 1 else 1.0
         scale = calibrate(
             "gaussian", l1=float(items), l2=math.sqrt(items), unit_cells=items,
-            epsilon=_unsampled(given, epsilon), delta=min(delta / (2 * given), 0.5),
+            epsilon=_unsampled(amplification, epsilon), delta=min(delta / (2 * amplification), 0.5),
         )  # fmt: skip
 
     def keeps(threshold: int) -> bool:
@@ -309,7 +312,7 @@ def _least(
 
 
 def _unsampled(rate: float, epsilon: float) -> float:
-    """The epsilon that, for those whom a coin of this rate lets in, is this epsilon for all."""
+    """The epsilon of a mechanism that has this epsilon when applied to a sample of this rate."""
     return math.log1p(math.expm1(epsilon) / rate)
 
 
@@ -335,11 +338,11 @@ def _stddev(noise: ListNoise, scale: float) -> float:
     return float(np.sqrt(((first + np.arange(mass.size)) ** 2 * mass).sum()))
 
 
-def _tail(noise: ListNoise, scale: float, least: int) -> float:
-    """P[noise ≥ least], for a least of 1 or more; exact or above."""
+def noise_tail(noise: ListNoise, scale: float, least: int) -> float:
+    """P[noise ≥ least], for a least of 1 or more; never too small."""
     if noise == "laplace":
         return math.exp(-least / scale) / (1 + math.exp(-1 / scale))
-    # A discrete Gaussian's tail: its first term, and a ratio that only falls.
+    # A discrete Gaussian's tail: its first term, and ratios that only fall.
     first = math.exp(-(least**2) / (2 * scale**2))
     ratio = math.exp(-(2 * least + 1) / (2 * scale**2))
     normal = max(math.sqrt(2 * math.pi) * scale, 1.0)  # at most the sum over all whole numbers
@@ -352,37 +355,37 @@ def _chance(noise: ListNoise, scale: float, rate: float, threshold: int, count: 
 
     first, mass = _mass(noise, scale)
     over = np.cumsum(mass[::-1])[::-1]  # P[noise ≥ first + k]
-    held = np.array([count])
+    sampled = np.array([count])
     if rate < 1 and count < 4096:
-        held = np.arange(count + 1)
+        sampled = np.arange(count + 1)
     elif rate < 1:  # all but 2**-60 of a binomial
         middle, wide = count * rate, 10 * math.sqrt(count * rate * (1 - rate)) + 50
-        held = np.arange(max(0, int(middle - wide)), min(count, int(middle + wide)) + 1)
-    weight = stats.binom.pmf(held, count, rate) if rate < 1 else np.ones(1)
-    needed = threshold - held - first
+        sampled = np.arange(max(0, int(middle - wide)), min(count, int(middle + wide)) + 1)
+    weight = stats.binom.pmf(sampled, count, rate) if rate < 1 else np.ones(1)
+    needed = threshold - sampled - first
     reached = np.where(
         needed <= 0, 1.0, np.where(needed < over.size, over[np.clip(needed, 0, over.size - 1)], 0)
     )
     return float((weight * reached).sum())
 
 
-def _heads(weights: I64 | int, rate: float, rng: Rng) -> I64:
-    """How many of each row's coins, which show heads with this probability, do: exactly, since a
-    rate is a multiple of 2**-64 unless it is below 2**-11, where it is rounded down."""
+def _count_heads(weights: I64 | int, rate: float, rng: Rng) -> I64:
+    """How many of each row's coins show heads, each with this probability: exactly, since a rate is
+    a multiple of 2**-64 unless it is below 2**-11, where it is rounded down."""
     limit = np.uint64(min(int(rate * 2**64), 2**64 - 1))
     if isinstance(weights, int):
         return (rng.words(weights) < limit).astype(np.int64)
     ends = np.cumsum(weights)
-    kept = np.zeros(weights.size, dtype=np.int64)
+    counts = np.zeros(weights.size, dtype=np.int64)
     for start in range(0, int(ends[-1]) if ends.size else 0, _COINS):
         stop = min(start + _COINS, int(ends[-1]))
         heads = start + np.flatnonzero(rng.words(stop - start) < limit)
-        np.add.at(kept, np.searchsorted(ends, heads, side="right"), 1)
-    return kept
+        np.add.at(counts, np.searchsorted(ends, heads, side="right"), 1)
+    return counts
 
 
 def without_promise(rate: float, items_per_device: int = 1) -> ListedAbove:
-    """A sample of which everything may be told."""
+    """A sample that may be released as a whole."""
     return ListedAbove(
         rate=rate, noise="none", scale=0.0, threshold=1, items_per_device=items_per_device,
         epsilon=None, delta=0.0,

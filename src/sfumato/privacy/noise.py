@@ -1,6 +1,6 @@
 """Additive integer noise on a table: whole at the release, or in shares on the devices.
 
-A mechanism has one method a station: `at_device` on what devices send, `at_release` on the sum.
+A mechanism has one method per station: `at_device` for reports, `at_release` for the sum.
 Tables are integers and so is the noise, so nothing is rounded and a modular sum stays exact.
 """
 
@@ -37,7 +37,7 @@ class Contribution(Protocol):
 
 @runtime_checkable
 class Mechanism(Protocol):
-    """Privacy, station by station."""
+    """How noise is added, on the device and at the release, and what it costs."""
 
     @property
     def in_shares(self) -> bool:
@@ -46,19 +46,19 @@ class Mechanism(Protocol):
 
     @property
     def least_count(self) -> int:
-        """Devices below which a sum has too little noise to be released."""
+        """The fewest devices whose sum has enough noise to be released."""
         ...
 
     def at_device(self, table: I64, *, devices: int, rng: Rng) -> I64:
-        """What `devices` devices together send for the sum of their tables."""
+        """The sum of the reports of `devices` devices, given the sum of their tables."""
         ...
 
     def at_release(self, total: I64, *, count: int, rng: Rng) -> I64:
-        """What is shown of the sum over `count` devices."""
+        """The release of the sum over `count` devices."""
         ...
 
     def loss(self, contribution: Contribution) -> Loss:
-        """What one release costs a device, as data for the ledger."""
+        """The privacy loss of one release to a device, as data for the ledger."""
         ...
 
     def stddev(self, count: int) -> float:
@@ -70,15 +70,15 @@ class Mechanism(Protocol):
         ...
 
     def reach(self, count: int, cells: int) -> int:
-        """How far devices' noise moves any of `cells` cells of a sum over `count` devices, but for
-        a chance of 2**-40. A sum that wraps is wrong and no less private: a residue is computed
-        from what was private already."""
+        """A bound on the devices' noise in any of `cells` cells of a sum over `count` devices,
+        which fails with a chance of 2**-40. A sum that wraps is wrong but no less private: reducing
+        it is post-processing."""
         ...
 
 
 @spec("no_noise")
 class NoNoise:
-    """The exact sum: for pipelines without a privacy promise, and for measuring what noise costs.
+    """The exact sum: for pipelines without a privacy promise, and for measuring the cost of noise.
 
     Claim: none. The ledger records an infinite loss.
     """
@@ -112,13 +112,13 @@ class NoNoise:
 
 @spec("noise_at_release")
 class NoiseAtRelease:
-    """Discrete Gaussian or Laplace noise, added once to the sum by who holds it.
+    """Discrete Gaussian or Laplace noise, added once to the sum by the collector.
 
     Claim: one release is (epsilon, delta)-DP at the epsilon that `accounting.epsilon_of` gives for
         `loss`; neighbours differ by one device's table becoming zero, the count being public.
     Proof: docs/proofs/noise.md: the loss of a contribution of k cells moved by one is the k-fold
-        composition of a shift by one; else zCDP (Gaussian) or pure DP (Laplace) from its norm.
-    Assumes: who adds the noise is trusted with the sum (trust "central"); each device contributes
+        composition of a shift by one; otherwise zCDP (Gaussian) or pure DP (Laplace) from its norm.
+    Assumes: the collector is trusted with the sum (trust "central"); each device contributes
         within the norms; `rng` is cryptographic.
     Utility: unbiased; every cell has variance scale² (Gaussian, at most that, and to within 3e-7 of
         it for scale ≥ 1) or about 2·scale² (Laplace).
@@ -166,23 +166,23 @@ class NoiseAtRelease:
         return NoiseLaw.of(self.noise, self.scale)
 
     def reach(self, count: int, cells: int) -> int:
-        return 0  # it comes after the sum is opened
+        return 0  # noise is added after the sum is opened
 
 
 @spec("noise_in_shares")
 class NoiseInShares:
     """Skellam noise that devices add in equal shares, so that only a secure sum is protected.
 
-    Skellam variables add exactly, so the sum over `survivors` devices of which at most `colluders`
-    tell their share carries Skellam noise of at least `scale`; more survivors only add noise.
+    Skellam variables add exactly, so the sum over `survivors` devices, at most `colluders` of which
+    reveal their share, carries Skellam noise of at least `scale`; more survivors only add noise.
 
-    Claim, proof: as `NoiseAtRelease`, for what the sum shows to anyone but the colluders.
+    Claim, proof: as `NoiseAtRelease`, for the view of the sum by anyone but the colluders.
     Assumes: nobody sees a summand (the task refuses `Plain`); at least `survivors` devices stay,
         or the release is refused; their generators are cryptographic.
     Utility: unbiased; variance scale²·count/(survivors − colluders).
     """
 
-    scale: float  # standard deviation that the least admissible sum must have
+    scale: float  # standard deviation of the noise in the smallest admissible sum
     survivors: int  # the smallest cohort that may be released
     colluders: int = 0  # survivors whose shares the adversary may know
 
@@ -235,11 +235,11 @@ class NoiseInShares:
         """By Chernoff's bound: Skellam noise of variance v has E[e^(s·X)] = e^(v·(cosh s − 1)), so
         log P[X ≥ t] ≤ √(t² + v²) − v − t·asinh(t/v)."""
         variance = self.stddev(count) ** 2
-        wanted = math.log(2 * cells) + _WRAP_BITS * math.log(2)
+        target = math.log(2 * cells) + _WRAP_BITS * math.log(2)
 
         def is_enough(t: int) -> bool:
-            spent = math.hypot(t, variance) - variance - t * math.asinh(t / variance)
-            return -spent >= wanted
+            log_chance = math.hypot(t, variance) - variance - t * math.asinh(t / variance)
+            return -log_chance >= target
 
         high = 1
         while not is_enough(high):

@@ -1,4 +1,4 @@
-"""Real vectors as whole numbers, and back: what a modular sum can add."""
+"""Real vectors as whole numbers, and back, so that a modular sum can add them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sfumato.spec import require, spec
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
-LARGEST = 2.0**52  # of a scaled cell: beyond it a double has no fractions
-ROUNDING_COST = 0.01  # of the noise's variance, that rounding to whole numbers may add
-COARSEST = 1000.0  # whole numbers to the largest norm of a table, at the least
-_SLACK = 1e-9  # what floating-point norms may differ by
+LARGEST = 2.0**52  # largest scaled cell: beyond it a double has no fractions
+ROUNDING_COST = 0.01  # variance that rounding may add, as a share of the noise's
+COARSEST = 1000.0  # fewest whole numbers in the largest norm of a table
+_SLACK = 1e-9  # relative rounding error of a norm
 
 
 @spec("rounding")
 class Rounding:
-    """Scales a vector and rounds each cell up or down by chance, so that the mean is kept; does it
-    again until the result is no longer than `l2` (Kairouz, Liu and Steinke 2021).
+    """Scale a vector and round each cell up or down at random, so that the mean is kept; repeat
+    until the result is no longer than `l2` (Kairouz, Liu and Steinke 2021).
 
     Claim: whatever the input of norm `clip`, the integers' norms are at most `l1` and `l2`.
-    Proof: of `l2`, it is checked before anything is given out. An integer is at most its square, so
+    Proof: `l2` is checked before anything is returned. An integer is at most its square, so
         l1 ≤ l2²; and l1 ≤ √cells·l2 for every vector.
     Assumes: nothing about `rng`: privacy comes from noise that is calibrated to these norms.
     Utility: an attempt is too long with probability at most `risk`, since the squared norm is below
@@ -35,7 +35,7 @@ class Rounding:
     """
 
     clip: float  # largest L2 norm of a vector
-    scale: float  # whole numbers to a unit
+    scale: float  # whole numbers per unit
     cells: int
     risk: float = 2**-10
 
@@ -51,7 +51,7 @@ class Rounding:
 
     @property
     def l2(self) -> float:
-        """Largest L2 norm of what comes out."""
+        """Largest L2 norm of the integers."""
         long, root = self.scale * self.clip, math.sqrt(self.cells)
         likely = long**2 + self.cells / 4
         likely += math.sqrt(2 * math.log(1 / self.risk)) * (long + root / 2)
@@ -67,7 +67,7 @@ class Rounding:
 
     @property
     def largest(self) -> int:
-        """The largest cell of one vector, as a sum's modulus has to allow for."""
+        """The largest cell of one vector, for which the modulus of a sum must have space."""
         return min(math.floor(self.l2), math.floor(self.scale * self.clip) + 1)
 
     def integers(self, vectors: F64, *, rng: Rng) -> I64:
@@ -81,29 +81,29 @@ class Rounding:
         if vectors.ndim != 2 or vectors.shape[1] != self.cells:
             raise SpecError(f"vectors must be (n, {self.cells}); got {vectors.shape}")
         length = np.linalg.norm(vectors, axis=1)
-        if not np.all(length <= self.clip * (1 + _SLACK)):  # also for what is not a number
+        if not np.all(length <= self.clip * (1 + _SLACK)):  # also refuses NaN
             raise SpecError(f"a vector's norm must be at most {self.clip}: clip it first")
         scaled = vectors * self.scale
         result = np.empty(vectors.shape, dtype=np.int64)
-        waiting = np.arange(vectors.shape[0])
-        while waiting.size:
-            low = np.floor(scaled[waiting])
+        pending = np.arange(vectors.shape[0])
+        while pending.size:
+            low = np.floor(scaled[pending])
             chance = (rng.words(low.size) >> np.uint64(11)).reshape(low.shape) * 2.0**-53
-            drawn = (low + (chance < scaled[waiting] - low)).astype(np.int64)
-            fits = np.einsum("ij,ij->i", drawn, drawn, dtype=np.float64) <= self.l2**2
-            result[waiting[fits]] = drawn[fits]
-            waiting = waiting[~fits]
+            rounded = (low + (chance < scaled[pending] - low)).astype(np.int64)
+            fits = np.einsum("ij,ij->i", rounded, rounded, dtype=np.float64) <= self.l2**2
+            result[pending[fits]] = rounded[fits]
+            pending = pending[~fits]
         return result
 
     def reals(self, total: I64) -> F64:
-        """A sum of integers in the vectors' own unit."""
+        """A sum of integers in the unit of the vectors."""
         return total / self.scale
 
 
 def fineness(cells: int, devices: int, multiplier: float) -> float:
-    """How many whole numbers the largest norm of a table should have, for sums over so many devices
-    with noise of `multiplier` times that norm: so many that rounding costs little beside the noise.
-    It adds at most a quarter per device to a cell's variance, and lengthens a device's table.
+    """How many whole numbers the largest norm of a table should have, for sums over `devices` with
+    noise of `multiplier` times that norm: enough that rounding costs little beside the noise.
+    Rounding adds at most a quarter per device to a cell's variance, and lengthens a device's table.
 
     >>> fineness(300, 10, 1.0), fineness(10_000_000, 10, 1.0)
     (1000.0, 15811.38830084...)

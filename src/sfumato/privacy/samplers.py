@@ -3,13 +3,13 @@
 One method serves all three. A value is drawn by inversion: the number of cumulative probabilities
 that a uniform real U does not reach. U is never rounded: its first word decides unless it ties
 with the first word of a cumulative probability (about one draw in 2**55 at a scale of ten), and
-then more words of U are drawn and compared with the probabilities at as many more bits as it takes.
+then more words of U are drawn and compared with the probabilities at a higher precision.
 So the samples follow the stated distribution exactly, tails included; no float is involved.
 
 Claim: each sample has the stated probability mass function, given uniform independent words.
 Proof: docs/proofs/samplers.md.
-Assumes: the words of `rng` are uniform. Nothing is constant-time: who can measure how long a
-    device computes may learn about its noise.
+Assumes: the words of `rng` are uniform. Nothing is constant-time: the time that a device takes may
+    reveal something about its noise.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from sfumato.errors import SpecError
 from sfumato.kernels import local
@@ -37,16 +38,16 @@ I64 = npt.NDArray[np.int64]
 WORD_BITS = 64
 LARGEST_SCALE = {"gaussian": 1 << 16, "laplace": 1 << 12, "skellam": 1 << 16}
 """Tables grow with the scale: about two million entries at these."""
-PROBABILITY_BITS = 256  # of a Bernoulli probability
-_FINE_BITS = 320  # of the exponentials behind it
-_MANY_WORDS = 1 << 12
+PROBABILITY_BITS = 256  # precision of a Bernoulli probability
+_FINE_BITS = 320  # precision of the exponentials behind it
+_MANY_WORDS = 1 << 12  # from here on, AES is faster than the system's generator
 _PIECE_WORDS = 1 << 13
 _ZEROS = memoryview(bytes(1 << 21))
-LEAST_SCALE = 1e-6  # below, the noise is zero for all that anyone will ever see
+LEAST_SCALE = 1e-6  # below, the noise is zero except with negligible probability
 
 
 class Rng(Protocol):
-    """Where random words come from. Randomness is always an argument."""
+    """A source of random words. Randomness is always an argument."""
 
     def words(self, count: int) -> U64:
         """`count` independent uniform 64-bit words."""
@@ -54,23 +55,22 @@ class Rng(Protocol):
 
 
 class SystemRng:
-    """The operating system's cryptographic generator: what real devices and releases use.
+    """The operating system's cryptographic generator, used by real devices and releases.
 
     Many words at once come from AES-128 in counter mode under a fresh key from the system for each
-    call, where the `cryptography` package is installed: ten times as fast, and as good as the key.
+    call: ten times as fast, and as good as the key.
     """
 
     def words(self, count: int) -> U64:
-        if count >= _MANY_WORDS and (stream := _key_stream(8 * count)) is not None:
-            return np.frombuffer(stream, dtype=np.uint64)
-        return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+        generate = os.urandom if count < _MANY_WORDS else _key_stream
+        return np.frombuffer(generate(8 * count), dtype=np.uint64)
 
     def __repr__(self) -> str:
         return "SystemRng()"
 
 
 class SeededRng:
-    """Words that a seed repeats: for simulations and tests, never for a real release."""
+    """Words that follow from a seed: for simulations and tests, never for a real release."""
 
     def __init__(self, *seed: int) -> None:
         self._seed = seed
@@ -80,7 +80,7 @@ class SeededRng:
         return np.asarray(self._generator.random_raw(count), dtype=np.uint64)
 
     def stream(self, label: str) -> SeededRng:
-        """Words of the same seed for one purpose, whatever else was drawn before."""
+        """Words of the same seed for one purpose, independent of earlier draws."""
         name = hashlib.sha256(label.encode()).digest()[:8]
         return SeededRng(*self._seed, int.from_bytes(name, "little"))
 
@@ -89,14 +89,14 @@ class SeededRng:
 
 
 class SecretRng:
-    """Words that a secret repeats for one purpose over the same data, and for nothing else.
+    """Words that follow from a secret, a purpose and the data that they are added to.
 
     A campaign whose answers are absorbed again after a crash must draw the same noise. The same
-    noise on other data would be taken off by subtracting two releases, as when a copy of a store
-    is restored and goes on. So nothing is drawn before `bound` has named what is noised.
+    noise on other data could be removed by subtracting two releases, for example when a copy of a
+    store is restored and continues. So `bound` must name the data before anything is drawn.
 
-    Claim: words for different purposes or data are independent, to whoever does not know the
-        secret, if HMAC-SHA-256 and SHAKE256 are pseudorandom and SHA-256 has no collisions.
+    Claim: words for different purposes or data are independent, to anyone without the secret, if
+        HMAC-SHA-256 and SHAKE256 are pseudorandom and SHA-256 has no collisions.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -104,43 +104,39 @@ class SecretRng:
         self._key: bytes | None = None
 
     def bound(self, purpose: str, *data: bytes) -> SecretRng:
-        """Words for one purpose over this data, from the first one on."""
+        """Words for one purpose over this data."""
         parts = b"".join(hashlib.sha256(part).digest() for part in (purpose.encode(), *data))
-        made = SecretRng(self._secret)
-        made._key = hmac.digest(self._secret, b"sfumato/2/campaign/" + parts, "sha256")
-        return made
+        child = SecretRng(self._secret)
+        child._key = hmac.digest(self._secret, b"sfumato/2/campaign/" + parts, "sha256")
+        return child
 
     def words(self, count: int) -> U64:
         if self._key is None:
             raise SpecError(
-                "words of a secret must be bound to what they are added to; these are not",
+                "the words of a secret must be bound to the data that they are added to",
                 hint="call `bound` first",
             )
         self._calls += 1
-        drawn = hashlib.shake_256(self._key + self._calls.to_bytes(8, "little")).digest(8 * count)
-        return np.frombuffer(drawn, dtype="<u8").astype(np.uint64)
+        stream = hashlib.shake_256(self._key + self._calls.to_bytes(8, "little")).digest(8 * count)
+        return np.frombuffer(stream, dtype="<u8").astype(np.uint64)
 
     def __repr__(self) -> str:
         return "SecretRng(…)"  # its state is the noise
 
 
 def bound(rng: Rng, purpose: str, *data: bytes) -> Rng:
-    """Randomness for one purpose over this data: where a secret repeats it, it repeats for the same
-    purpose and data alone."""
+    """Randomness for one purpose over this data; words of a secret repeat only for the same purpose
+    and data."""
     return rng.bound(purpose, *data) if isinstance(rng, SecretRng) else rng
 
 
 def stream(rng: Rng, label: str) -> Rng:
-    """Randomness for one purpose: where a seed repeats it, it depends on the purpose alone and not
-    on what was drawn before. A purpose that comes again draws the same, so it must not."""
+    """Randomness for one purpose; with a seed it depends on the purpose and not on earlier draws.
+    The same purpose gives the same words, so each purpose is used once."""
     return rng.stream(label) if isinstance(rng, SeededRng) else rng
 
 
-def _key_stream(size: int) -> bytes | None:
-    try:
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-    except ImportError:
-        return None
+def _key_stream(size: int) -> bytes:
     secret = os.urandom(32)
     cipher = Cipher(algorithms.AES(secret[:16]), modes.CTR(secret[16:]))
     return cipher.encryptor().update(_ZEROS[:size] if size <= len(_ZEROS) else bytes(size))
@@ -148,7 +144,7 @@ def _key_stream(size: int) -> bytes | None:
 
 def below(bound: int, count: int, rng: Rng) -> I64:
     """`count` whole numbers, uniform on 0 .. bound − 1, exactly: words that would favour some
-    are drawn again."""
+    numbers are drawn again."""
     if bound < 1:
         raise SpecError(f"bound must be at least 1; got {bound}")
     words = rng.words(count)
@@ -165,8 +161,8 @@ def below(bound: int, count: int, rng: Rng) -> I64:
 class Bernoulli:
     """Bits that are 1 with a probability of `digits`/2**256, exactly.
 
-    A probability such as 1/(1 + e^epsilon) has no end of binary digits; here it has 256, rounded to
-    the side that adds privacy, so that a claim of epsilon holds exactly.
+    A probability such as 1/(1 + e^epsilon) has infinitely many binary digits; here it has 256,
+    rounded to the side that adds privacy, so that a claim of epsilon holds exactly.
     """
 
     numerator: int  # over 2**256
@@ -191,15 +187,15 @@ class Bernoulli:
 
     def words(self, count: int, rng: Rng) -> U64:
         """`count` words of 64 such bits."""
-        # Leading zeros cost one word each: a lane is 1 only if all of them are. The rest of the
-        # digits is for the few lanes that are left, brought together into words of their own.
+        # Leading zeros cost one word each: a lane is 1 only if all of them are. The other digits
+        # are for the few lanes that are left, which are packed into words of their own.
         digits = self._digits()
         zeros = int(np.argmax(digits)) if digits.any() else digits.size
         out = np.empty(count, dtype=np.uint64)
-        for start in range(0, count, _PIECE_WORDS):  # what a piece takes stays in the cache
+        for start in range(0, count, _PIECE_WORDS):  # a piece fits in the cache
             part = out[start : start + _PIECE_WORDS]
-            drawn = rng.words(zeros * part.size).reshape(zeros, part.size)
-            np.bitwise_and.reduce(drawn, axis=0, out=part)  # of none, all ones
+            leading = rng.words(zeros * part.size).reshape(zeros, part.size)
+            np.bitwise_and.reduce(leading, axis=0, out=part)  # all ones if there are none
             left = int(np.bitwise_count(part).sum(dtype=np.uint32))
             local.deposit(self._biased(digits[zeros:], -(-left // WORD_BITS), rng), part)
         return out
@@ -207,13 +203,13 @@ class Bernoulli:
     @staticmethod
     def _biased(digits: npt.NDArray[np.uint8], count: int, rng: Rng) -> U64:
         out = np.empty(count, dtype=np.uint64)
-        given = rng.words(count * 19 // 2 + 64)
-        done, used = local.biased_words(digits, given, out)
+        words = rng.words(count * 19 // 2 + 64)
+        done, used = local.biased_words(digits, words, out)
         while done < count:
-            # A block whose words ran out begins with the same ones again: drawing it anew would
-            # favour the lanes that are decided early.
-            given = np.concatenate([given[used:], rng.words((count - done) * 19 // 2 + 64)])
-            filled, used = local.biased_words(digits, given, out[done:])
+            # A block that ran out of words starts again with the same ones: new ones would favour
+            # lanes that are decided early.
+            words = np.concatenate([words[used:], rng.words((count - done) * 19 // 2 + 64)])
+            filled, used = local.biased_words(digits, words, out[done:])
             done += filled
         return out
 
@@ -228,7 +224,7 @@ class Bernoulli:
 
 
 def _exp_below(epsilon: float) -> int:
-    """A little less than e^epsilon × 2**_FINE_BITS: the decimal it comes from may be rounded up."""
+    """A little less than e^epsilon × 2**_FINE_BITS: the decimal behind it may be rounded up."""
     return _exp(Fraction(epsilon), _FINE_BITS) - 1
 
 
@@ -238,23 +234,23 @@ def discrete_gaussian(stddev: float, size: int | tuple[int, ...], rng: Rng) -> I
     >>> discrete_gaussian(10.0, 5, SeededRng(1)).dtype
     dtype('int64')
     """
-    return _sampler("gaussian", float(stddev)).draw(size, rng)
+    return sampler_of("gaussian", float(stddev)).draw(size, rng)
 
 
 def discrete_laplace(scale: float, size: int | tuple[int, ...], rng: Rng) -> I64:
     """Integers x with probability ∝ exp(−|x|/scale)."""
-    return _sampler("laplace", float(scale)).draw(size, rng)
+    return sampler_of("laplace", float(scale)).draw(size, rng)
 
 
 def skellam(stddev: float, size: int | tuple[int, ...], rng: Rng) -> I64:
     """The difference of two Poisson variables of mean stddev²/2 each; adds up over devices."""
-    return _sampler("skellam", float(stddev)).draw(size, rng)
+    return sampler_of("skellam", float(stddev)).draw(size, rng)
 
 
 @lru_cache(maxsize=64)
 def log_mass(kind: str, scale: float) -> tuple[int, npt.NDArray[np.float64]]:
     """The distribution as (first value, log probabilities), to float accuracy, for accounting."""
-    half = _HALF_WEIGHTS[kind](Fraction(scale), 2 * WORD_BITS)
+    half = HALF_WEIGHTS[kind](Fraction(scale), 2 * WORD_BITS)
     total = 2 * sum(half) - half[0]
     logs = [math.log(weight) - math.log(total) for weight in half if weight]
     return 1 - len(logs), np.array(logs[:0:-1] + logs)
@@ -265,8 +261,8 @@ class Inversion:
     """Draws from a symmetric distribution on the integers, given its weights to any precision.
 
     `half_weights(bits)` lists integers proportional to the probabilities of 0, 1, 2, …: each is
-    within 2**-bits of its true share of the whole, and so is all that it leaves out.
-    `word_bits` is 64; tests make it small, so that ties come often.
+    within 2**-bits of its true share of the whole, and so is the sum of those left out.
+    `word_bits` is 64; tests make it small, so that ties are frequent.
     """
 
     half_weights: Callable[[int], list[int]]
@@ -294,7 +290,8 @@ class Inversion:
         return values.reshape(shape)
 
     def _settle(self, prefix: int, rng: Rng) -> int:
-        """The value for a U that begins with `prefix`: more words, more bits, until it is sure."""
+        """The value for a U that begins with `prefix`: add words and precision until it is
+        certain."""
         bits = self.word_bits
         while True:
             word = int(rng.words(1)[0]) >> (WORD_BITS - self.word_bits)
@@ -311,13 +308,13 @@ class Inversion:
 def _cumulative(half: list[int], bits: int) -> tuple[int, list[tuple[int, int]]]:
     """From half the weights: a value, and bounds on cumulative probabilities × 2**bits from it up.
 
-    A pair holds the true number between its members, both included. The first is for all that
-    the table leaves out below, which is less than a place: without it, a table of few values
-    could not tell that a U is above what it leaves out.
+    Each pair is a lower and an upper bound, both inclusive. The first pair is for the values below
+    the table, which together have less than one place: without it, a table of few values could not
+    decide that a U is above them.
     """
     weights = half[:0:-1] + half
     total = sum(weights)
-    slack = len(weights) + 2  # each weight, and what was left out, is off by at most one place
+    slack = len(weights) + 2  # each weight, and the part left out, is off by at most one place
     bounds, running = [(0, slack)], 0
     for weight in weights:
         running += weight
@@ -327,13 +324,13 @@ def _cumulative(half: list[int], bits: int) -> tuple[int, list[tuple[int, int]]]
 
 
 @lru_cache(maxsize=64)
-def _sampler(kind: str, scale: float) -> Inversion:
+def sampler_of(kind: str, scale: float) -> Inversion:
     if not LEAST_SCALE <= scale <= LARGEST_SCALE[kind]:
         raise SpecError(
             f"the scale of {kind} noise must be {LEAST_SCALE} to {LARGEST_SCALE[kind]}; got {scale}"
         )
     exact = Fraction(scale)
-    return Inversion.of(lambda bits: _HALF_WEIGHTS[kind](exact, bits))
+    return Inversion.of(lambda bits: HALF_WEIGHTS[kind](exact, bits))
 
 
 _GUARD_BITS = 80  # rounding in a table of up to 2**24 entries stays below one place
@@ -382,7 +379,7 @@ def _skellam_weights(stddev: Fraction, bits: int) -> list[int]:
     return [weight for weight in (w >> shift for w in reversed(weights)) if weight]
 
 
-_HALF_WEIGHTS: dict[str, Callable[[Fraction, int], list[int]]] = {
+HALF_WEIGHTS: dict[str, Callable[[Fraction, int], list[int]]] = {
     "gaussian": _gaussian_weights,
     "laplace": _laplace_weights,
     "skellam": _skellam_weights,

@@ -1,4 +1,4 @@
-"""What of a device's values counts: bounds on their number, and samples of them."""
+"""Bounds on the number of values a device contributes, and samples of them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ I64 = npt.NDArray[np.int64]
 def bound_contributions(devices: I64, limit: int, *, rng: Rng) -> I64:
     """Which values to keep so that no device has more than `limit`: sorted indices into `devices`.
 
-    `devices` names the owner of each value. A device's values are chosen uniformly at random among
-    its own; one that holds at most `limit` keeps them all. Nothing else about them matters, so the
-    bound holds whatever a device holds.
+    `devices` names the owner of each value. A device's values are chosen uniformly at random; a
+    device with at most `limit` keeps them all. Nothing else about them matters, so the bound holds
+    for any values.
 
     >>> from sfumato.privacy import SeededRng
-    >>> kept = bound_contributions(np.array([7, 7, 7, 8]), 1, rng=SeededRng(1))
-    >>> len(kept), kept[-1]
+    >>> indices = bound_contributions(np.array([7, 7, 7, 8]), 1, rng=SeededRng(1))
+    >>> len(indices), indices[-1]
     (2, np.int64(3))
     """
     if limit < 1:
@@ -36,7 +36,7 @@ def bound_contributions(devices: I64, limit: int, *, rng: Rng) -> I64:
 
 def threshold_sample(counts: I64, threshold: float, *, rng: Rng) -> npt.NDArray[np.float64]:
     """Paper 001's algorithm 1: counts from `threshold` on stay; a smaller one becomes the threshold
-    with probability count/threshold, and else nothing. Without bias; the variance of a smaller
+    with probability count/threshold, and zero otherwise. Unbiased; the variance of a smaller
     count is count·(threshold − count).
 
     (The paper's text has lost the line that sets a kept count to the threshold.)
@@ -50,8 +50,8 @@ def threshold_sample(counts: I64, threshold: float, *, rng: Rng) -> npt.NDArray[
     if counts.size and counts.min() < 0:
         raise SpecError("counts must be at least 0")
     share = np.minimum(counts / threshold, 1.0)
-    kept = rng.words(counts.size).reshape(counts.shape) < np.minimum(
+    survives = rng.words(counts.size).reshape(counts.shape) < np.minimum(
         share * 2.0**64, np.nextafter(2.0**64, 0)
     ).astype(np.uint64)
     large = counts >= threshold
-    return np.where(large, counts.astype(np.float64), np.where(kept, threshold, 0.0))
+    return np.where(large, counts.astype(np.float64), np.where(survives, threshold, 0.0))

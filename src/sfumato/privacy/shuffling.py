@@ -1,10 +1,10 @@
-"""What shuffling adds to local privacy: a second epsilon, against those who see shuffled reports.
+"""Amplification by shuffling: a second epsilon, against observers of shuffled reports.
 
-Each device randomizes its value on its own, and a trusted shuffler forgets who sent what. Then a
-report hides among the others that might as well have been sent for the same value: its clones.
-The neighbouring relation is replace: one device's value becomes another, the number of devices is
-public. The local epsilon goes on to hold against everyone, the shuffler included; what is computed
-here stands beside it and never in its place.
+Each device randomizes its value on its own, and a trusted shuffler removes the senders. Then a
+report hides among the others that could have been sent for the same value: its clones. The
+neighbouring relation is replace: one device's value becomes another, the number of devices is
+public. The local epsilon still holds against everyone, the shuffler included; the epsilon computed
+here is stated beside it and never replaces it.
 
 Both functions give upper bounds for every randomizer of this local epsilon. The numerical one is
 several times smaller; the closed form is for reading and for checking.
@@ -24,10 +24,10 @@ F64 = npt.NDArray[np.float64]
 
 _PRECISION = 1e-6  # of a numerical epsilon, relative; it is rounded up
 _TAIL = 1e-6  # of delta: set aside for there being very few clones
-_BLOCKS = 4096  # numbers of clones that are looked at; those between count as the next fewer
+BLOCKS = 4096  # numbers of clones that are evaluated; others are rounded down to one of them
 _FLOAT = 1e-14  # relative error of a few float operations, and more
-_BINOMIAL = 1e-9  # the same of a binomial probability from scipy; a test finds it below a tenth
-_UNDERFLOW = 1e-290  # what all that is too small for a float may add up to
+_BINOMIAL = 1e-9  # the same for a binomial probability from scipy; a test finds less than a tenth
+_UNDERFLOW = 1e-290  # bound on the sum of all terms that are too small for a float
 _LARGEST_COUNT = 10**9  # more devices hide no worse, and binomials were compared up to here
 _LARGEST_EPSILON = 100.0  # above, nobody has a clone
 
@@ -38,9 +38,9 @@ def shuffled_epsilon(local_epsilon: float, count: int, delta: float) -> float:
     Claim: if each of `count` devices sends one report through the same randomizer, which is
         local_epsilon-DP, then the reports without their order are (epsilon, delta)-DP, neighbours
         differing in one device's value. Never above local_epsilon; rounded up, never down.
-    Proof: docs/proofs/shuffling.md. No randomizer shows more than one under which each other
+    Proof: docs/proofs/shuffling.md. No randomizer reveals more than one under which each other
         report is, with probability 2/(exp(local_epsilon) + 1), a clone: a fair bit. Its delta is
-        summed over the number of clones; what the sum leaves out counts as lost.
+        summed over the number of clones; terms left out of the sum count in full.
     Assumes: the shuffler is honest and shows reports without order, time or sender; a device
         sends one report; `count` leaves out reports that the observer knows or made; binomial
         probabilities from scipy are right to nine digits (a test compares them).
@@ -50,17 +50,17 @@ def shuffled_epsilon(local_epsilon: float, count: int, delta: float) -> float:
     """
     _check(local_epsilon, count, delta)
     clone_rate = 2 * math.exp(-local_epsilon) / (1 + math.exp(-local_epsilon))
-    return _numerical_epsilon(local_epsilon, count, delta, clone_rate)
+    return numerical_epsilon(local_epsilon, count, delta, clone_rate)
 
 
 def closed_form_epsilon(local_epsilon: float, count: int, delta: float) -> float:
-    """The same promise from a formula: easy to read, and several times as large.
+    """The same bound from a formula: easy to read, and several times as large.
 
     Claim: as for `shuffled_epsilon`. The formula holds for
         local_epsilon ≤ ln(count/(16·ln(2/delta))); beyond, and where the formula gives more,
         local_epsilon itself is returned.
     Proof: Feldman, McMillan, Talwar 2021 ("Hiding among the clones"), theorem 3.1.
-    Assumes: the same of devices and shuffler.
+    Assumes: the same about devices and shuffler.
 
     >>> round(closed_form_epsilon(4.0, 100_000, 1e-8), 2)
     0.59
@@ -86,7 +86,7 @@ def _check(local_epsilon: float, count: int, delta: float) -> None:
         raise SpecError(f"delta must be at least 0 and below 1; got {delta}")
 
 
-def _numerical_epsilon(local_epsilon: float, count: int, delta: float, clone_rate: float) -> float:
+def numerical_epsilon(local_epsilon: float, count: int, delta: float, clone_rate: float) -> float:
     """The least epsilon (to a millionth, rounded up) whose delta is small enough for this rate."""
     if delta == 0 or local_epsilon > _LARGEST_EPSILON:
         return local_epsilon
@@ -108,10 +108,10 @@ def _numerical_epsilon(local_epsilon: float, count: int, delta: float, clone_rat
 
 
 def _numbers_of_clones(others: int, clone_rate: float, delta: float) -> tuple[I64, F64]:
-    """How many of the others may be clones, and how likely that is.
+    """Possible numbers of clones among the others, and their probabilities.
 
     Each number stands for all up to the next, the last for all above: more clones hide no worse.
-    There being fewer than the first has probability at most _TAIL·delta.
+    The probability of fewer clones than the first is at most _TAIL·delta.
     """
     from scipy import stats
 
@@ -123,16 +123,16 @@ def _numbers_of_clones(others: int, clone_rate: float, delta: float) -> tuple[I6
     numbers = np.arange(first, last + 1)
     masses = stats.binom.pmf(numbers, others, rate)
     masses[-1] = stats.binom.sf(last - 1, others, rate)
-    starts = np.arange(0, numbers.size, math.ceil(numbers.size / _BLOCKS))
+    starts = np.arange(0, numbers.size, math.ceil(numbers.size / BLOCKS))
     return numbers[starts], np.add.reduceat(masses, starts)
 
 
 def _delta_given(clones: I64, local_epsilon: float, epsilon: float) -> F64:
-    """What a bit among so many clones loses at this epsilon, rounded up; one value a number.
+    """The delta of a bit among this many clones at this epsilon, rounded up; one per number.
 
-    The bit is 0 with probability t = e^e0/(e^e0 + 1) by one hypothesis and 1 − t by the other;
-    clones are fair. With c clones, the best test asks whether more than m = ⌊share·(c + 1)⌋ of all
-    bits are 0 (docs/proofs/shuffling.md); with B ~ Bin(c, ½) it gains
+    The bit is 0 with probability t = e^e0/(e^e0 + 1) under one hypothesis and 1 − t under the
+    other; clones are fair. With c clones, the best test asks whether more than m = ⌊share·(c + 1)⌋
+    of all bits are 0 (docs/proofs/shuffling.md); with B ~ Bin(c, ½) it gains
         (t − e^e·(1 − t))·P(B = m) − (e^e − 1)·P(B > m)
     A float may miss m by one: it is rounded down, m + 1 is tried too, and the larger gain is right.
     """

@@ -1,4 +1,4 @@
-"""Integer counts of randomised records: they add, they travel, they survive a crash.
+"""Integer counts of randomised records: they can be added, saved and loaded.
 
 Cells are as narrow as the records so far allow, sixteen bits at first, so that the largest sketch
 of paper 004 (65,536 rows of 1,024 cells) takes 128 MiB, and twice that when a row has more than
@@ -24,7 +24,7 @@ I64 = npt.NDArray[np.int64]
 Cells = npt.NDArray[np.integer]
 
 _FORMAT = 1
-_PIECE_BYTES = 1 << 29  # of records folded together: many a row, so that adding them is quick
+_PIECE_BYTES = 1 << 29  # records folded together: many per row, so that adding them is quick
 
 
 @dataclass(slots=True, repr=False)
@@ -45,7 +45,7 @@ class Tally:
         return int(self.row_counts.sum())
 
     def fold(self, records: U8) -> int:
-        """Add the records that are valid, (n, record_bytes); tells how many were not."""
+        """Add the records that are valid, (n, record_bytes); return how many were not."""
         if records.ndim != 2 or records.shape[1] != self.randomizer.record_bytes:
             raise MismatchError(
                 f"records must have {self.randomizer.record_bytes} bytes; got {records.shape}"
@@ -61,7 +61,7 @@ class Tally:
             part = np.ascontiguousarray(part)
             counts = self.row_counts.copy()
             rows = self.randomizer.count_rows(part, counts)
-            self._make_room(counts)
+            self._widen(counts)
             self.randomizer.fold(part, rows, self.cells)
             self.row_counts = counts
         return rejected
@@ -77,7 +77,7 @@ class Tally:
         return total
 
     def save(self, path: Path | str) -> None:
-        """Write a snapshot that is either whole or not there: a crash leaves the one before."""
+        """Write a snapshot atomically: a crash leaves the previous one."""
         path = Path(path)
         partial = path.with_name(path.name + ".partial")
         with partial.open("wb") as file:
@@ -99,30 +99,30 @@ class Tally:
 
     @classmethod
     def load(cls, randomizer: Randomizer, path: Path | str) -> Tally:
-        """The snapshot at `path`; one of another randomizer, or a damaged one, is refused."""
+        """Read the snapshot at `path`; one of another randomizer, or a damaged one, is refused."""
         try:
-            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as held:
-                found = {name: held[name] for name in held.files}
+            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
         except OSError as problem:
             raise DataError(f"the tally {path} cannot be read: {problem.strerror}") from problem
         except (ValueError, EOFError, zipfile.BadZipFile) as problem:
             raise DataError(f"the tally {path} is damaged") from problem
-        if set(found) != {"format", "randomizer", "cells", "row_counts"} or found["format"] != (
+        if set(arrays) != {"format", "randomizer", "cells", "row_counts"} or arrays["format"] != (
             _FORMAT
         ):
             raise DataError(f"the tally {path} is not of format {_FORMAT}")
-        if found["randomizer"].tobytes().hex() != digest(randomizer):
+        if arrays["randomizer"].tobytes().hex() != digest(randomizer):
             raise MismatchError(f"the tally {path} is of another randomizer")
         tally = cls(randomizer)
-        if found["cells"].shape != tally.cells.shape:
+        if arrays["cells"].shape != tally.cells.shape:
             raise DataError(f"the tally {path} is damaged")
-        tally.cells, tally.row_counts = found["cells"], found["row_counts"]
+        tally.cells, tally.row_counts = arrays["cells"], arrays["row_counts"]
         return tally
 
     def __repr__(self) -> str:  # never the cells
         return f"Tally({type(self.randomizer).__name__}, count={self.count})"
 
-    def _make_room(self, counts: I64) -> None:
+    def _widen(self, counts: I64) -> None:
         kind = self._width_for(int(counts.max()))
         if kind != self.cells.dtype:
             self.cells = self.cells.astype(kind)

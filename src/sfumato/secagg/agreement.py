@@ -1,16 +1,16 @@
-"""What all devices of a masked round must have in common, and the keys that follow from it.
+"""The facts that all devices of a masked round must agree on, and the keys that follow from them.
 
-Everything that shapes a round is in `MaskedRound`, and its digest salts every key. Devices that
-were told different things derive different masks, which then do not cancel: what a collector gets
-for lying is noise, not somebody's table.
+Everything that shapes a round is in `MaskedRound`, and its digest salts every key. Devices with
+different facts derive different masks, which then do not cancel: a collector that lies gets noise,
+not a device's table.
 
     box key    HKDF-SHA256(X25519(own box key, neighbour's), salt = digest, "box" + root)
     pair key   HKDF-SHA256(X25519(own mask key, neighbour's), salt = digest, "mask" + both + view)
     self key   HKDF-SHA256(seed, salt = digest, "self" + view)
 
 A mask is the AES-128-CTR stream of 16 bytes of key and 12 of counter start, both from HKDF. `root`
-is the hash of all enrolled keys, and `view` that of the roster, of the root, of who enrolled and of
-who shared: a device that was told otherwise has other masks, with everybody.
+is the hash of all enrolled keys, and `view` that of the roster, the root, the enrolled members and
+the members that shared: a device that was told otherwise has other masks, with every neighbour.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from itertools import chain, pairwise
 import numpy as np
 import numpy.typing as npt
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sfumato.errors import MismatchError
 from sfumato.kernels import cores_allowed
@@ -46,14 +48,13 @@ from sfumato.spec import require
 
 Words = npt.NDArray[np.unsignedinteger]
 Claim = tuple[bytes, bytes, bytes]
-"""Identity, signature and message: that the one has signed the other."""
+"""Identity, signature and message: that the identity has signed the message."""
 
-_WORTH_A_CORE = 100  # signatures to be checked, of which each takes a tenth of a millisecond
+SIGNATURES_PER_CORE = 100  # fewest for another core; each takes a tenth of a millisecond
 _END_BYTES = 1 << 12
 _FIELD = 2**255 - 19
 _KEYS = struct.Struct(f"<I{KEY_BYTES}s{KEY_BYTES}s{KEY_BYTES}s{SIGNATURE_BYTES}s")
-_INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
-_INNER_REST, _OUTER_REST = bytes([0x36]) * 32, bytes([0x5C]) * 32  # of a block of 64
+_SHA256 = hashes.SHA256()
 _LOW_ORDER = {
     0,
     1,
@@ -65,7 +66,7 @@ _LOW_ORDER = {
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What a member enrols with: two public keys and a commitment, signed by its identity.
+    """A member's enrolment: two public keys and a commitment, signed by its identity.
 
     bytes 0–3 member, 4–35 box key, 36–67 mask key, 68–99 SHA-256 of the seed, 100–163 signature.
     """
@@ -76,12 +77,12 @@ class Keys:
     commitment: bytes
     signature: bytes
 
-    def signed(self, salt: bytes) -> bytes:
+    def signed_text(self, salt: bytes) -> bytes:
         return b"sfumato/1/secagg/keys/" + salt + self.to_bytes()[:-SIGNATURE_BYTES]
 
     def claim(self, identity: bytes, salt: bytes) -> Claim:
-        """That they are of this identity."""
-        return identity, self.signature, self.signed(salt)
+        """The claim that these keys belong to this identity."""
+        return identity, self.signature, self.signed_text(salt)
 
     def to_bytes(self) -> bytes:
         return _KEYS.pack(self.member, self.box, self.mask, self.commitment, self.signature)
@@ -94,10 +95,10 @@ class Keys:
 
 
 def root_of(keys: dict[int, Keys]) -> bytes:
-    """The hash of all that enrolled, in the order of members.
+    """The hash of all enrolled keys, in the order of members.
 
-    A device cannot tell whether the root it is told is this hash, so a collector may try as many as
-    it can compute, and keep the ring that it likes best.
+    A device cannot check that the root it receives is this hash, so a collector may try as many
+    roots as it can compute, and choose the most useful ring.
     """
     every = hashlib.sha256(b"sfumato/1/secagg/enrolled/")
     for member in sorted(keys):
@@ -106,26 +107,27 @@ def root_of(keys: dict[int, Keys]) -> bytes:
 
 
 def commitment(salt: bytes, owner: int, holder: int, label: bytes, share: bytes) -> bytes:
-    """What an owner says of a share beside the box: the holder checks it, and so does the collector
-    when the share comes back. To whom fewer than the threshold are known the others are uniform, so
-    a hash says nothing about them. Six bytes tell who lied, but for who tries 2**48 lies."""
-    text = committing(salt, owner, label) + holder.to_bytes(4, "little") + share
+    """An owner's commitment to a share, beside the box: the holder checks it, and so does the
+    collector when the share comes back. To anyone with fewer shares than the threshold the others
+    are uniform, so a hash reveals nothing about them. Six bytes identify a liar, except one that
+    tries 2**48 lies."""
+    text = commitment_prefix(salt, owner, label) + holder.to_bytes(4, "little") + share
     return hashlib.sha256(text).digest()[:COMMITMENT_BYTES]
 
 
-def committing(salt: bytes, owner: int, label: bytes) -> bytes:
-    """What an owner's commitments begin with, whoever holds the share."""
+def commitment_prefix(salt: bytes, owner: int, label: bytes) -> bytes:
+    """The beginning of an owner's commitments, the same for all holders."""
     return b"sfumato/1/secagg/share/" + label + salt + owner.to_bytes(4, "little")
 
 
 def commitments(owners: Iterable[bytes], holder: int, shares: bytes) -> bytes:
-    """What owners say of the shares of one holder, one after another; each owner as `committing`
-    has it. A collector needs tens of thousands."""
-    who, starts = holder.to_bytes(4, "little"), range(0, len(shares), SHARE_BYTES)
+    """The commitments of owners to the shares of one holder, concatenated; `owners` are their
+    `commitment_prefix`. A collector needs tens of thousands."""
+    name, starts = holder.to_bytes(4, "little"), range(0, len(shares), SHARE_BYTES)
     sha256 = hashlib.sha256
     return b"".join(
         [
-            sha256(owner + who + shares[start : start + SHARE_BYTES]).digest()[:COMMITMENT_BYTES]
+            sha256(owner + name + shares[start : start + SHARE_BYTES]).digest()[:COMMITMENT_BYTES]
             for owner, start in zip(owners, starts, strict=True)
         ]
     )
@@ -138,21 +140,19 @@ def view_of(
     enrolled: Set[int],
     shared: Set[int],
 ) -> bytes:
-    """The hash of what a device was told before it masked."""
-    told = (members_to_bytes(members, round.cohort) for members in (enrolled, shared))
+    """The hash of all that a device was told before it masked."""
+    sets = (members_to_bytes(members, round.cohort) for members in (enrolled, shared))
     members = hashlib.sha256(b"".join(roster)).digest()
-    return hashlib.sha256(b"sfumato/1/secagg/view/" + members + root + b"".join(told)).digest()
+    return hashlib.sha256(b"sfumato/1/secagg/view/" + members + root + b"".join(sets)).digest()
 
 
-def holds_together(
-    round: MaskedRound, root: bytes, enrolled: Set[int], survivors: Set[int]
-) -> bool:
-    """Whether enough survive of every half neighbourhood that honest ones do (`parameters`)."""
+def is_connected(round: MaskedRound, root: bytes, enrolled: Set[int], survivors: Set[int]) -> bool:
+    """Whether enough members of every half neighbourhood survive to include honest ones."""
     window = round.parameters(len(enrolled)).window
     if window == 0:
         return True
     listed = tuple(sorted(enrolled))
-    ring = _ring(round, root, listed)
+    ring = ring_of(round, root, listed)
     places = {place for place, member in enumerate(listed) if member in survivors}
     return ring.fewest(places, ring.degree // 2) >= window
 
@@ -160,9 +160,9 @@ def holds_together(
 def neighbours_of(
     round: MaskedRound, root: bytes, enrolled: Iterable[int], members: Iterable[int]
 ) -> dict[int, list[int]]:
-    """The neighbours of these members among those that enrolled, in the order of members."""
+    """The neighbours of these members among the enrolled ones, in the order of members."""
     listed = tuple(sorted(enrolled))
-    ring = _ring(round, root, listed)
+    ring = ring_of(round, root, listed)
     return {
         member: [listed[other] for other in ring.neighbours(bisect_left(listed, member))]
         for member in members
@@ -170,11 +170,11 @@ def neighbours_of(
 
 
 @lru_cache(maxsize=4)
-def _ring(round: MaskedRound, root: bytes, listed: tuple[int, ...]) -> Ring:
-    # The set is hashed as well: were it not, a collector could choose it so that certain members
-    # come to stand next to each other, in an order that it knows.
-    who = members_to_bytes(set(listed), round.cohort)
-    seed = hashlib.sha256(b"sfumato/1/secagg/graph/" + round.salt + root + who).digest()
+def ring_of(round: MaskedRound, root: bytes, listed: tuple[int, ...]) -> Ring:
+    # The set is hashed as well: otherwise a collector could choose it so that certain members are
+    # next to each other, in an order that it knows.
+    members = members_to_bytes(set(listed), round.cohort)
+    seed = hashlib.sha256(b"sfumato/1/secagg/graph/" + round.salt + root + members).digest()
     return Ring.draw(seed, len(listed), degree=round.parameters(len(listed)).neighbours)
 
 
@@ -194,31 +194,31 @@ def members_from_bytes(data: bytes, cohort: int) -> set[int]:
     return set(np.flatnonzero(flags).tolist())
 
 
-def acknowledged(salt: bytes, view: bytes, survivors: bytes) -> bytes:
-    """What a device signs when it has been told the survivors."""
+def acknowledgement_text(salt: bytes, view: bytes, survivors: bytes) -> bytes:
+    """The text that a device signs to acknowledge the survivors."""
     return b"sfumato/1/secagg/survivors/" + salt + view + survivors
 
 
-def verified(claims: Sequence[Claim]) -> list[bool]:
-    """Which of these signatures are good. Many are shared out among the cores."""
-    cores = max(1, min(cores_allowed(), len(claims) // _WORTH_A_CORE))
+def verify_all(claims: Sequence[Claim]) -> list[bool]:
+    """Which of these signatures are valid; many are checked on several cores."""
+    cores = max(1, min(cores_allowed(), len(claims) // SIGNATURES_PER_CORE))
     if cores == 1:
-        return _verified(claims)
+        return _verify_part(claims)
     cuts = [len(claims) * part // cores for part in range(cores + 1)]
     parts = [claims[first:last] for first, last in pairwise(cuts)]
     with ThreadPoolExecutor(cores) as pool:
-        return list(chain.from_iterable(pool.map(_verified, parts)))
+        return list(chain.from_iterable(pool.map(_verify_part, parts)))
 
 
-def _verified(claims: Sequence[Claim]) -> list[bool]:
-    found = []
+def _verify_part(claims: Sequence[Claim]) -> list[bool]:
+    results = []
     for identity, signature, message in claims:
         try:
             Ed25519PublicKey.from_public_bytes(identity).verify(signature, message)
-            found.append(True)
+            results.append(True)
         except (InvalidSignature, ValueError):
-            found.append(False)
-    return found
+            results.append(False)
+    return results
 
 
 def sign(identity: bytes, message: bytes) -> bytes:
@@ -230,7 +230,7 @@ def public_of(private: X25519PrivateKey) -> bytes:
 
 
 def private_key(private: bytes) -> X25519PrivateKey:
-    """To load a key takes as long as to agree on a secret, so it is loaded once."""
+    """Loading a key takes as long as agreeing on a secret, so it is done once."""
     return X25519PrivateKey.from_private_bytes(private)
 
 
@@ -244,15 +244,15 @@ def agree(private: X25519PrivateKey, public: bytes) -> bytes:
 
 def is_low_order(public: bytes) -> bool:
     """Whether a public key agrees on zero with everybody: of order 1, 2, 4 or 8 (RFC 7748)."""
-    return int.from_bytes(bare(public), "little") % _FIELD in _LOW_ORDER
+    return int.from_bytes(canonical_key(public), "little") % _FIELD in _LOW_ORDER
 
 
 def fingerprint(message: bytes, salt: bytes) -> bytes:
-    """Tells a message from another one, at ten times the speed of a hash (GMAC); of a long one, by
-    its length and its ends.
+    """Distinguishes messages, ten times as fast as a hash (GMAC); long ones by their length and
+    ends.
 
-    Who knows the salt can make two messages with one fingerprint: it is for finding what came
-    twice, where the first stands, and to be mistaken for one's own first message gains nothing.
+    Anyone with the salt can make two messages with one fingerprint: it is for finding duplicates,
+    where the first message counts, and passing for one's own first message gains nothing.
     """
     ends = message
     if len(message) > 2 * _END_BYTES:
@@ -265,37 +265,32 @@ def _mac(key: bytes) -> AESGCM:
     return AESGCM(key)
 
 
-def derive(secret: bytes, salt: bytes, label: bytes, told: bytes, size: int) -> bytes:
-    """HKDF-SHA256 (RFC 5869) of at most one block of 32 bytes; the salt has 32."""
-    return _hmac(_hmac(salt, secret), b"sfumato/1/secagg/" + label + told + b"\x01")[:size]
-
-
-def _hmac(key: bytes, text: bytes) -> bytes:
-    """HMAC-SHA256 (RFC 2104) under a key of 32 bytes: a device needs a hundred, and the standard
-    library's look their hash up each time."""
-    inner = hashlib.sha256(key.translate(_INNER) + _INNER_REST + text).digest()
-    return hashlib.sha256(key.translate(_OUTER) + _OUTER_REST + inner).digest()
+def derive(secret: bytes, salt: bytes, label: bytes, context: bytes, size: int) -> bytes:
+    """HKDF-SHA256 (RFC 5869) of `secret`; label and context are its info."""
+    info = b"sfumato/1/secagg/" + label + context
+    return HKDF(algorithm=_SHA256, length=size, salt=salt, info=info).derive(secret)
 
 
 def stream_of(secret: bytes, salt: bytes, label: bytes, view: bytes) -> tuple[bytes, bytes]:
     """A mask's AES key and its first counter block."""
-    made = derive(secret, salt, label, view, 28)
-    return made[:16], made[16:] + bytes(4)
+    material = derive(secret, salt, label, view, 28)
+    return material[:16], material[16:] + bytes(4)
 
 
-def bare(public: bytes) -> bytes:
-    """A public key as X25519 reads it, which ignores the highest bit."""
+def canonical_key(public: bytes) -> bytes:
+    """A public key as X25519 reads it, without the highest bit, which is ignored."""
     return public[:-1] + bytes([public[-1] & 0x7F])
 
 
 def pair_label(member: int, neighbour: int) -> bytes:
-    """What a pair's mask is derived under: no other pair has it, whoever copies whose key."""
+    """The label from which a pair's mask is derived: unique to the pair, even if keys are
+    copied."""
     low, high = sorted((member, neighbour))
     return b"mask" + low.to_bytes(4, "little") + high.to_bytes(4, "little")
 
 
 def sign_of(member: int, neighbour: int) -> int:
-    """Of two neighbours the lower one adds their mask, the higher one subtracts it."""
+    """The lower of two neighbours adds their mask, the higher one subtracts it."""
     return 1 if member < neighbour else -1
 
 
@@ -305,20 +300,20 @@ _SPARE_WORDS = 8
 
 
 def permutation(seed: bytes, cohort: int) -> tuple[int, ...]:
-    """The members 0 .. cohort − 1 in the order that `seed` gives.
+    """The members 0 .. cohort − 1 in an order that follows from `seed`.
 
     >>> permutation(b"a public seed", 5)
     (3, 2, 4, 1, 0)
     """
     require(1 <= cohort <= LARGEST_COHORT, f"cohort must be 1 to {LARGEST_COHORT}; got {cohort}")
-    return _shuffle(_words(seed, cohort), cohort)
+    return shuffle(stream_words(seed, cohort), cohort)
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """The graph in which each member is joined to `degree` others: half before it, half after.
+    """The graph in which each member has `degree` neighbours: half before it, half after.
 
-    `order` is the members as they stand on the ring. `degree` is even, or joins all with all.
+    `order` is the members in the order of the ring. `degree` is even, or joins all with all.
 
     >>> Ring((3, 2, 4, 1, 0), degree=2).neighbours(3)
     [0, 2]
@@ -341,15 +336,15 @@ class Ring:
         places = [0] * cohort
         for place, member in enumerate(self.order):
             places[member] = place
-        object.__setattr__(self, "_places", tuple(places))  # the way of a frozen class
+        object.__setattr__(self, "_places", tuple(places))  # the class is frozen
 
     @classmethod
     def draw(cls, seed: bytes, cohort: int, *, degree: int) -> Ring:
-        """The ring that a public seed gives."""
+        """The ring of a public seed."""
         return cls(permutation(seed, cohort), degree)
 
     def neighbours(self, member: int) -> list[int]:
-        """The members that share with this one, in ascending order."""
+        """The neighbours of this member, in ascending order."""
         cohort = len(self.order)
         require(0 <= member < cohort, f"member must be 0 to {cohort - 1}; got {member}")
         if self.degree == cohort - 1:
@@ -359,7 +354,7 @@ class Ring:
         return sorted(self.order[(place + step) % cohort] for step in steps)
 
     def fewest(self, members: Set[int], run: int) -> int:
-        """How many of these there are at least among `run` in a row, anywhere on the ring.
+        """The fewest of these members among `run` in a row, anywhere on the ring.
 
         >>> Ring((3, 2, 4, 1, 0), degree=2).fewest({3, 2, 1}, 2)
         1
@@ -369,8 +364,8 @@ class Ring:
         return int((sums[run : run + flags.size] - sums[: flags.size]).min())
 
 
-def _shuffle(words: Iterator[int], cohort: int, word_bits: int = WORD_BITS) -> tuple[int, ...]:
-    """`word_bits` is 32; tests make it small, to go through every sequence of words."""
+def shuffle(words: Iterator[int], cohort: int, word_bits: int = WORD_BITS) -> tuple[int, ...]:
+    """`word_bits` is 32; tests make it small, to enumerate every sequence of words."""
     order, span = list(range(cohort)), 1 << word_bits
     for place in range(cohort - 1, 0, -1):
         limit = span - span % (place + 1)
@@ -381,10 +376,10 @@ def _shuffle(words: Iterator[int], cohort: int, word_bits: int = WORD_BITS) -> t
     return tuple(order)
 
 
-def _words(seed: bytes, cohort: int) -> Iterator[int]:
-    """The stream's words without end; at least those that a cohort needs come in one piece."""
-    stream, count, given = hashlib.shake_128(LABEL + seed), cohort + _SPARE_WORDS, 0
+def stream_words(seed: bytes, cohort: int) -> Iterator[int]:
+    """An endless stream of words; those that a cohort needs are computed in one piece."""
+    stream, count, start = hashlib.shake_128(LABEL + seed), cohort + _SPARE_WORDS, 0
     while True:
         words = struct.unpack(f"<{count}I", stream.digest(4 * count))
-        yield from words[given:]
-        count, given = 2 * count, count
+        yield from words[start:]
+        count, start = 2 * count, count

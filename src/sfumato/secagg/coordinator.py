@@ -1,16 +1,16 @@
-"""The collector's side of a masked round: it adds what it cannot read.
+"""The collector's side of a masked round: it adds tables that it cannot read.
 
     ENROL ─close─▶ SHARE ─close─▶ MASK ─close─▶ [ACK ─close─▶] UNMASK ─finish─▶ DONE
     and ABORTED from any of them; ACK only in "semi_malicious" rounds
 
-Messages are admitted with `add`, which answers with a `Refusal` or None and never raises for what a
-device sent; the same message twice is one message. Closing a phase below its floor aborts the
-round. Masked tables are added as they come and not kept.
+Messages are admitted with `add`, which returns a `Refusal` or None and never raises for a bad
+message; a repeated message counts once. Closing a phase below its floor aborts the round. Masked
+tables are added as they arrive and not kept.
 
-The state can be saved after every step (`to_bytes`, `from_bytes`), the sum so far and whose tables
-are in it together: save it before a message is acknowledged, before a phase's outcome is told, and
-a collector that dies goes on where it was. Restored from an older copy it asks again for what it
-has forgotten, gets the same bytes, and adds each table once.
+The state can be saved after every step (`to_bytes`, `from_bytes`), the sum so far and its members
+together: save it before acknowledging a message and before announcing the outcome of a phase, and
+a collector that crashes continues where it was. Restored from an older copy it asks again for the
+messages it has lost, gets the same bytes, and adds each table once.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from sfumato.kernels.packed import add_packed, check_packed, unpack_words
 from sfumato.secagg.agreement import (
     Keys,
     Words,
-    acknowledged,
+    acknowledgement_text,
     agree,
-    bare,
+    canonical_key,
+    commitment_prefix,
     commitments,
-    committing,
     fingerprint,
     is_low_order,
     members_from_bytes,
@@ -48,7 +48,7 @@ from sfumato.secagg.agreement import (
     root_of,
     sign_of,
     stream_of,
-    verified,
+    verify_all,
     view_of,
 )
 from sfumato.secagg.round import (
@@ -62,7 +62,7 @@ from sfumato.secagg.sharing import are_shares, join_many
 from sfumato.spec import from_json, to_json
 
 VERSION = 1
-_ADDRESSED = 4 + BOX_BYTES  # with its source before it
+_ADDRESSED = 4 + BOX_BYTES  # a box after its source
 
 
 class Phase(StrEnum):
@@ -76,54 +76,54 @@ class Phase(StrEnum):
 
 
 class Refusal(StrEnum):
-    """Why a message was not taken."""
+    """Why a message was not accepted."""
 
-    UNKNOWN = "unknown"  # no such member, or one that is not asked in this phase
+    UNKNOWN = "unknown"  # no such member, or it has no part in this phase
     LATE = "late"  # the phase is over, or has not begun
     MALFORMED = "malformed"  # not the bytes of this phase's message
     UNSIGNED = "unsigned"  # keys or survivors that this member did not sign for this round
     COPIED = "copied"  # another member's mask key
-    FALSE = "false"  # a share other than the one that was given to it
-    EQUIVOCATING = "equivocating"  # another message than the one it sent before
+    FALSE = "false"  # a share other than the one it received
+    EQUIVOCATING = "equivocating"  # differs from the message it sent before
 
 
 @dataclass(slots=True, repr=False)
 class Coordinator:
-    """One round, as the collector sees it."""
+    """The collector's state of one round."""
 
     round: MaskedRound
     roster: tuple[bytes, ...]  # Ed25519 public keys of the members
     phase: Phase = Phase.ENROL
     keys: dict[int, Keys] = field(default_factory=dict)
     root: bytes = b""
-    view: bytes = b""  # what devices are told before they mask, hashed
+    view: bytes = b""  # hash of all that devices are told before they mask
     neighbours: dict[int, list[int]] = field(default_factory=dict)
     boxes: dict[int, bytes] = field(default_factory=dict)  # by source, in the order of neighbours
     survivors: set[int] = field(default_factory=set)
     acknowledgements: dict[int, bytes] = field(default_factory=dict)
     answers: dict[int, bytes] = field(default_factory=dict)  # by source, for those that shared
-    liars: set[int] = field(default_factory=set)  # who sent wrong shares, or shared a wrong secret
-    _total: Words = field(init=False)
-    _said: dict[tuple[Phase, int], bytes] = field(default_factory=dict)
+    liars: set[int] = field(default_factory=set)  # members with wrong shares or a wrong secret
+    total_words: Words = field(init=False)
+    fingerprints: dict[tuple[Phase, int], bytes] = field(default_factory=dict)
     _mask_keys: set[bytes] = field(default_factory=set)
     _key_bytes: dict[int, bytes] = field(default_factory=dict)
-    _sets: dict[tuple[Phase, int], bytes] = field(default_factory=dict)  # as they are told
+    _sets: dict[tuple[Phase, int], bytes] = field(default_factory=dict)  # as they are sent
     _tables: list[bytes] = field(default_factory=list)  # to be added, within `add_all`
-    _signers: set[int] = field(default_factory=set)  # of what they say, within `add_all`
-    _addressed: dict[int, bytes] = field(default_factory=dict)  # boxes, by whom they are for
-    _committing: dict[int, bytes] = field(default_factory=dict)  # by owner, in UNMASK
+    _signers: set[int] = field(default_factory=set)  # of messages, within `add_all`
+    _addressed: dict[int, bytes] = field(default_factory=dict)  # boxes by receiver
+    _commitment_prefixes: dict[int, bytes] = field(default_factory=dict)  # by owner, in UNMASK
 
     def __post_init__(self) -> None:
         if len(self.roster) != self.round.cohort:
             raise SpecError(f"the roster must list {self.round.cohort} members")
-        self._total = np.zeros(self.round.cells, dtype=self.round.lane)
+        self.total_words = np.zeros(self.round.cells, dtype=self.round.lane)
 
     def add(self, phase: Phase, member: int, message: bytes) -> Refusal | None:
-        """Take a member's message of a phase, unless there is something against it."""
+        """Accept a member's message of a phase, or say why not."""
         return self.add_all(phase, {member: message})[member]
 
     def add_all(self, phase: Phase, messages: Mapping[int, bytes]) -> dict[int, Refusal | None]:
-        """Take messages of a phase by member; tables are added together, which is quicker."""
+        """Accept messages of a phase by member; tables are added together, which is faster."""
         takes = {
             Phase.ENROL: self._enrol,
             Phase.SHARE: self._share,
@@ -138,31 +138,31 @@ class Coordinator:
             if not 0 <= member < self.round.cohort:
                 refusals[member] = Refusal.UNKNOWN
                 continue
-            said = fingerprint(message, salt)
-            before = self._said.get((phase, member))
+            digest = fingerprint(message, salt)
+            before = self.fingerprints.get((phase, member))
             if before is not None:
-                refusals[member] = None if before == said else Refusal.EQUIVOCATING
+                refusals[member] = None if before == digest else Refusal.EQUIVOCATING
                 continue
             refusals[member] = take(member, message) if phase is self.phase else Refusal.LATE
             if refusals[member] is None:
-                self._said[phase, member] = said
+                self.fingerprints[phase, member] = digest
         if self._tables:
-            add_packed(self._total, self._tables, self.round.modulus_bits)
+            add_packed(self.total_words, self._tables, self.round.modulus_bits)
             self._tables.clear()
         return refusals
 
     def close(self) -> Phase:
-        """End the phase: the next one, or ABORTED if too few answered."""
+        """End the phase; return the next one, or ABORTED if too few answered."""
         least = self.round.least_survivors
-        answered = {
+        counts = {
             Phase.ENROL: (len(self.keys), least),
             Phase.SHARE: (len(self.boxes), least),
             Phase.MASK: (len(self.survivors), least),
             Phase.ACK: (len(self.acknowledgements), self.round.quorum),
         }
-        if self.phase not in answered:
-            raise SpecError(f"the phase {self.phase} is not one to close")
-        count, floor = answered[self.phase]
+        if self.phase not in counts:
+            raise SpecError(f"the phase {self.phase} cannot be closed")
+        count, floor = counts[self.phase]
         if count < floor:
             self.phase = Phase.ABORTED
             return self.phase
@@ -182,36 +182,36 @@ class Coordinator:
         return self.phase
 
     def roster_for(self, member: int) -> bytes:
-        """Who enrolled, the root, and the keys of this member's neighbours."""
+        """The enrolled members, the root, and the keys of this member's neighbours."""
         keys = [self._key_bytes[other] for other in self.neighbours[member]]
         return self._set_of(self.keys) + self.root + b"".join(keys)
 
     def boxes_for(self, member: int) -> bytes:
-        """Who shared, and the boxes that neighbours addressed to this member."""
+        """The members that shared, and the boxes of neighbours for this member."""
         return self._set_of(self.boxes) + self._addressed_to(member)
 
     def survivor_set(self) -> bytes:
-        """Whose tables are in the sum: the same for everybody, once the phase MASK is over."""
+        """The members whose tables are in the sum, once the phase MASK is over."""
         if self.phase not in (Phase.ACK, Phase.UNMASK, Phase.DONE):
             raise SpecError("the survivors are known when masking is over")
         return self._set_of(self.survivors)
 
     def signatures(self) -> bytes:
-        """What a quorum of devices signed: the same for everybody."""
+        """The signatures of a quorum of devices, the same for all receivers."""
         signers = sorted(self.acknowledgements)[: self.round.quorum]
         return b"".join(
             member.to_bytes(4, "little") + self.acknowledgements[member] for member in signers
         )
 
     def finish(self) -> Words:
-        """The sum over the survivors as residues of the modulus, with the masks off.
+        """The sum over the survivors as residues of the modulus, without masks.
 
-        Secrets are checked against what was committed to: who shared another one is in `liars`,
-        and the round is over. (Who sent a wrong share is there already.) Asked again, it gives the
-        same.
+        Secrets are checked against their commitments: a member that shared another one is in
+        `liars`, and the round is over. (Members that sent a wrong share are there already.) Called
+        again, it returns the same.
         """
         if self.phase is Phase.DONE:
-            return self._total
+            return self.total_words
         if self.phase is not Phase.UNMASK:
             raise SpecError(f"a round is finished after unmasking; it is in {self.phase}")
         try:
@@ -220,28 +220,28 @@ class Coordinator:
             self.phase = Phase.ABORTED
             raise
         modulus = self.round.modulus if self.round.prime else None
-        masks.add_streams(self._total, streams, [-sign for sign in signs], modulus=modulus)
-        if modulus is None and 8 * self._total.itemsize > self.round.modulus_bits:
-            self._total &= self.round.lane(self.round.modulus - 1)
+        masks.add_streams(self.total_words, streams, [-sign for sign in signs], modulus=modulus)
+        if modulus is None and 8 * self.total_words.itemsize > self.round.modulus_bits:
+            self.total_words &= self.round.lane(self.round.modulus - 1)
         self.phase = Phase.DONE
-        return self._total
+        return self.total_words
 
     def checkpoint(self) -> bytes:
-        """Whose tables are in the sum so far, and the sum: what `restore` needs beside the messages
-        of the phases before, when tables were not kept."""
-        total = self._total.astype(self._total.dtype.newbyteorder("<"), copy=False)
+        """The survivors and the sum so far, which `restore` needs beside the messages of the
+        earlier phases, if tables were not kept."""
+        total = self.total_words.astype(self.total_words.dtype.newbyteorder("<"), copy=False)
         return members_to_bytes(self.survivors, self.round.cohort) + total.tobytes()
 
     def restore(self, checkpoint: bytes) -> None:
-        """Go on in the phase MASK with a sum that `checkpoint` wrote."""
+        """Continue the phase MASK with a sum that `checkpoint` wrote."""
         size = -(-self.round.cohort // 8)
-        if self.phase is not Phase.MASK or len(checkpoint) != size + self._total.nbytes:
-            raise SpecError("a sum is restored in the phase mask of its own round")
+        if self.phase is not Phase.MASK or len(checkpoint) != size + self.total_words.nbytes:
+            raise SpecError("a sum must be restored in the phase mask of its own round")
         survivors = members_from_bytes(checkpoint[:size], self.round.cohort)
         if not survivors <= self.boxes.keys():
             raise SpecError("a sum must be of devices that have shared")
-        total = np.frombuffer(checkpoint[size:], dtype=self._total.dtype.newbyteorder("<"))
-        self._total[:] = total
+        total = np.frombuffer(checkpoint[size:], dtype=self.total_words.dtype.newbyteorder("<"))
+        self.total_words[:] = total
         self.survivors = survivors
 
     def to_bytes(self) -> bytes:
@@ -252,14 +252,16 @@ class Coordinator:
             "roster": [key.hex() for key in self.roster],
             "phase": self.phase,
             "keys": [self.keys[member].to_bytes().hex() for member in sorted(self.keys)],
-            "boxes": {m: given.hex() for m, given in self.boxes.items()},
+            "boxes": {m: message.hex() for m, message in self.boxes.items()},
             "survivors": sorted(self.survivors),
-            "acknowledgements": {m: sent.hex() for m, sent in self.acknowledgements.items()},
-            "answers": {m: given.hex() for m, given in self.answers.items()},
+            "acknowledgements": {
+                m: signature.hex() for m, signature in self.acknowledgements.items()
+            },
+            "answers": {m: message.hex() for m, message in self.answers.items()},
             "liars": sorted(self.liars),
-            "said": [[phase, m, said.hex()] for (phase, m), said in self._said.items()],
+            "said": [[phase, m, digest.hex()] for (phase, m), digest in self.fingerprints.items()],
         }
-        total = self._total.astype(self._total.dtype.newbyteorder("<"), copy=False)
+        total = self.total_words.astype(self.total_words.dtype.newbyteorder("<"), copy=False)
         return json.dumps(data).encode() + b"\n" + total.tobytes()
 
     @classmethod
@@ -269,35 +271,47 @@ class Coordinator:
             state: dict[str, Any] = json.loads(head)
             if state.get("version") != VERSION:
                 raise SpecError(f"a coordinator's state must be of version {VERSION}")
-            return cls._loaded(state, rest)
+            return cls._from_state(state, rest)
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
             raise SpecError("this is not the state of a coordinator, or it is damaged") from None
 
     @classmethod
-    def _loaded(cls, state: dict[str, Any], rest: bytes) -> Coordinator:
-        made = cls(from_json(state["round"]), tuple(bytes.fromhex(key) for key in state["roster"]))
-        made._total[:] = np.frombuffer(rest, dtype=made._total.dtype.newbyteorder("<"))
-        made.phase = Phase(state["phase"])
+    def _from_state(cls, state: dict[str, Any], rest: bytes) -> Coordinator:
+        coordinator = cls(
+            from_json(state["round"]), tuple(bytes.fromhex(key) for key in state["roster"])
+        )
+        coordinator.total_words[:] = np.frombuffer(
+            rest, dtype=coordinator.total_words.dtype.newbyteorder("<")
+        )
+        coordinator.phase = Phase(state["phase"])
         keys = [Keys.from_bytes(bytes.fromhex(key)) for key in state["keys"]]
-        made.keys = {key.member: key for key in keys}
-        made._mask_keys = {bare(key.mask) for key in keys}
-        made._key_bytes = {key.member: key.to_bytes() for key in keys}
-        if made.phase is not Phase.ENROL:
-            made.root = root_of(made.keys)
-            made.neighbours = neighbours_of(made.round, made.root, made.keys, made.keys)
-        for name in ("boxes", "answers"):
-            given = {int(member): bytes.fromhex(text) for member, text in state[name].items()}
-            getattr(made, name).update(given)
-        if made.phase not in (Phase.ENROL, Phase.SHARE):
-            made.view = view_of(
-                made.round, made.roster, made.root, made.keys.keys(), made.boxes.keys()
+        coordinator.keys = {key.member: key for key in keys}
+        coordinator._mask_keys = {canonical_key(key.mask) for key in keys}
+        coordinator._key_bytes = {key.member: key.to_bytes() for key in keys}
+        if coordinator.phase is not Phase.ENROL:
+            coordinator.root = root_of(coordinator.keys)
+            coordinator.neighbours = neighbours_of(
+                coordinator.round, coordinator.root, coordinator.keys, coordinator.keys
             )
-        made.survivors, made.liars = set(state["survivors"]), set(state["liars"])
-        made.acknowledgements = {
-            int(member): bytes.fromhex(sent) for member, sent in state["acknowledgements"].items()
+        for name in ("boxes", "answers"):
+            messages = {int(member): bytes.fromhex(text) for member, text in state[name].items()}
+            getattr(coordinator, name).update(messages)
+        if coordinator.phase not in (Phase.ENROL, Phase.SHARE):
+            coordinator.view = view_of(
+                coordinator.round,
+                coordinator.roster,
+                coordinator.root,
+                coordinator.keys.keys(),
+                coordinator.boxes.keys(),
+            )
+        coordinator.survivors, coordinator.liars = set(state["survivors"]), set(state["liars"])
+        coordinator.acknowledgements = {
+            int(member): bytes.fromhex(text) for member, text in state["acknowledgements"].items()
         }
-        made._said = {(Phase(p), m): bytes.fromhex(said) for p, m, said in state["said"]}
-        return made
+        coordinator.fingerprints = {
+            (Phase(p), m): bytes.fromhex(digest) for p, m, digest in state["said"]
+        }
+        return coordinator
 
     def __repr__(self) -> str:  # never the sum
         return f"Coordinator({self.phase}, {len(self.keys)} enrolled, {len(self.survivors)} masked)"
@@ -313,9 +327,9 @@ class Coordinator:
             return Refusal.UNSIGNED
         if is_low_order(keys.box) or is_low_order(keys.mask):  # every neighbour would refuse
             return Refusal.MALFORMED
-        if bare(keys.mask) in self._mask_keys:
+        if canonical_key(keys.mask) in self._mask_keys:
             return Refusal.COPIED
-        self._mask_keys.add(bare(keys.mask))
+        self._mask_keys.add(canonical_key(keys.mask))
         self._key_bytes[member] = message
         self.keys[member] = keys
         return None
@@ -331,7 +345,7 @@ class Coordinator:
     def _mask(self, member: int, message: bytes) -> Refusal | None:
         if member not in self.boxes:
             return Refusal.UNKNOWN
-        if member in self.survivors:  # restored without its message, whose table is in the sum
+        if member in self.survivors:  # restored from a checkpoint: its table is in the sum
             return None
         try:
             if self.round.prime:
@@ -340,7 +354,9 @@ class Coordinator:
                 )
                 if (words >= self.round.modulus).any():
                     return Refusal.MALFORMED
-                self._total = ((self._total + words) % self.round.modulus).astype(self.round.lane)
+                self.total_words = ((self.total_words + words) % self.round.modulus).astype(
+                    self.round.lane
+                )
             else:
                 check_packed(message, self.round.cells, self.round.modulus_bits)
                 self._tables.append(message)
@@ -358,83 +374,89 @@ class Coordinator:
         return None
 
     def _signers_of(self, phase: Phase, messages: Mapping[int, bytes]) -> set[int]:
-        """Of those that say something new in a phase of signed messages, who signed it."""
+        """The members with a new message and a valid signature, in phases of signed messages."""
         if phase is not self.phase or phase not in (Phase.ENROL, Phase.ACK):
             return set()
-        new = {
+        unseen = {
             member: message
             for member, message in messages.items()
-            if 0 <= member < self.round.cohort and (phase, member) not in self._said
+            if 0 <= member < self.round.cohort and (phase, member) not in self.fingerprints
         }
         if phase is Phase.ENROL:
-            given = {m: Keys.from_bytes(sent) for m, sent in new.items() if len(sent) == KEYS_BYTES}
+            enrolments = {
+                m: Keys.from_bytes(message)
+                for m, message in unseen.items()
+                if len(message) == KEYS_BYTES
+            }
             claims = {
                 member: keys.claim(self.roster[member], self.round.salt)
-                for member, keys in given.items()
+                for member, keys in enrolments.items()
                 if keys.member == member
             }
         else:
-            said = acknowledged(self.round.salt, self.view, self.survivor_set())
+            text = acknowledgement_text(self.round.salt, self.view, self.survivor_set())
             claims = {
-                member: (self.roster[member], sent, said)
-                for member, sent in new.items()
+                member: (self.roster[member], message, text)
+                for member, message in unseen.items()
                 if member in self.survivors
             }
-        good = verified(list(claims.values()))
+        good = verify_all(list(claims.values()))
         return {member for member, is_good in zip(claims, good, strict=True) if is_good}
 
     def _unmask(self, member: int, message: bytes) -> Refusal | None:
         if member not in self.survivors:
             return Refusal.UNKNOWN
-        if not self._committing:
-            self._committing = {
-                owner: committing(self.round.salt, owner, _label(owner in self.survivors))
+        if not self._commitment_prefixes:
+            self._commitment_prefixes = {
+                owner: commitment_prefix(self.round.salt, owner, _label(owner in self.survivors))
                 for owner in self.boxes
             }
         owners = self._owners(member)
         if len(message) != SHARE_BYTES * len(owners) or not are_shares(message):
             return Refusal.MALFORMED
-        if not self._were_given(member, owners, message):
+        if not self.are_committed_shares(member, owners, message):
             self.liars.add(member)
             return Refusal.FALSE
-        self.liars.discard(member)  # whoever spoke in its name before
+        self.liars.discard(member)  # the wrong share may have come from an impostor
         self.answers[member] = message
         return None
 
-    def _were_given(self, member: int, owners: list[int], shares: bytes) -> bool:
-        """Whether a member's shares of its neighbours' secrets are what the owners committed to,
-        and the member found in their boxes."""
+    def are_committed_shares(self, member: int, owners: list[int], shares: bytes) -> bool:
+        """Whether a member's shares of its neighbours' secrets match the owners' commitments in
+        their boxes for this member."""
         boxes = np.frombuffer(self._addressed_to(member), np.uint8).reshape(-1, _ADDRESSED)
         seeds, keys = (
             boxes[:, -2 * COMMITMENT_BYTES : -COMMITMENT_BYTES],
             boxes[:, -COMMITMENT_BYTES:],
         )
         alive = np.array([owner in self.survivors for owner in owners], dtype=bool)
-        said = np.where(alive[:, np.newaxis], seeds, keys).tobytes()
-        return said == commitments([self._committing[owner] for owner in owners], member, shares)
+        expected = np.where(alive[:, np.newaxis], seeds, keys).tobytes()
+        return expected == commitments(
+            [self._commitment_prefixes[owner] for owner in owners], member, shares
+        )
 
     def _addressed_to(self, member: int) -> bytes:
-        """Source and box of each neighbour that shared, for one member. Sorted for all of them at
-        once when sharing is over, which takes a fraction of the time of one by one."""
+        """Source and box of each neighbour that shared, for one member. Sorted for all members at
+        once when sharing is over, which is much faster than one by one."""
         if self.phase in (Phase.ENROL, Phase.SHARE):
-            raise SpecError("boxes are handed out when sharing is over")
+            raise SpecError("boxes are sent when sharing is over")
         if not self._addressed:
             addressed: dict[int, list[bytes]] = {member: [] for member in self.keys}
             for source in sorted(self.boxes):
-                name, message = source.to_bytes(4, "little"), self.boxes[source]
+                sender, message = source.to_bytes(4, "little"), self.boxes[source]
                 starts = range(0, len(message), BOX_BYTES)
                 for other, start in zip(self.neighbours[source], starts, strict=True):
-                    addressed[other].append(name + message[start : start + BOX_BYTES])
+                    addressed[other].append(sender + message[start : start + BOX_BYTES])
             self._addressed = {member: b"".join(boxes) for member, boxes in addressed.items()}
         return self._addressed[member]
 
     def _owners(self, member: int) -> list[int]:
-        """The neighbours of which a member holds shares."""
+        """The neighbours whose shares a member holds."""
         return [other for other in self.neighbours[member] if other in self.boxes]
 
     def _set_of(self, members: Collection[int]) -> bytes:
-        """Members as bytes, worked out once. Survivors have shared, and who shared has enrolled, so
-        two of these sets that have one size are one."""
+        """Members as bytes, computed once. Survivors have shared, and members that shared have
+        enrolled, so two of these sets with equal sizes are equal."""
         key = (self.phase, len(members))
         if key not in self._sets:
             self._sets[key] = members_to_bytes(set(members), self.round.cohort)
@@ -445,7 +467,7 @@ class Coordinator:
         return self.round.parameters(len(self.keys)).threshold
 
     def _masks_left(self) -> tuple[list[tuple[bytes, bytes]], list[int]]:
-        """The streams that are still in the sum, and with which sign."""
+        """The streams that are still in the sum, and their signs."""
         salt, view = self.round.salt, self.view
         streams, signs = [], []
         for member, secret in self._secrets().items():
@@ -462,22 +484,22 @@ class Coordinator:
         return streams, signs
 
     def _secrets(self) -> dict[int, bytes]:
-        """Of each member that shared, its seed if it survived and its mask key if not."""
+        """For each member that shared, its seed if it survived and its mask key if not."""
         members = sorted(self.boxes)
         opened: dict[int, bytes] = {}
         for member, secret in zip(members, join_many(*self._shares_of(members)), strict=True):
-            if secret is None or not self._is_committed(member, secret):
+            if secret is None or not self.is_committed_secret(member, secret):
                 self.liars.add(member)
                 raise ImpossibleError(
-                    f"the secret of member {member} is not what it committed to",
+                    f"the secret of member {member} does not match its commitment",
                     hint="ask again in a new round without it",
                 )
             opened[member] = secret
         return opened
 
     def _shares_of(self, members: list[int]) -> tuple[bytes, npt.NDArray[np.int64]]:
-        """For each of these members, shares of its secret that neighbours gave, as many as it takes
-        and by the lowest of them; and their points, a row for each member."""
+        """For each of these members, as many shares of its secret as the threshold, from the lowest
+        neighbours; and their points, one row per member."""
         sources, threshold = sorted(self.answers), self._threshold
         owners = [self._owners(source) for source in sources]
         counts = [len(some) for some in owners]
@@ -486,28 +508,28 @@ class Coordinator:
         shares = np.frombuffer(b"".join(self.answers[s] for s in sources), f"V{SHARE_BYTES}")
         order = np.argsort(owner, kind="stable")
         first, end = (np.searchsorted(owner[order], members, side) for side in ("left", "right"))
-        for member, held in zip(members, (end - first).tolist(), strict=True):
-            self._check_enough(member, held)
-        chosen = order[first[:, np.newaxis] + np.arange(threshold)]
-        return shares[chosen].tobytes(), 1 + source[chosen]
+        for member, count in zip(members, (end - first).tolist(), strict=True):
+            self._check_enough(member, count)
+        picks = order[first[:, np.newaxis] + np.arange(threshold)]
+        return shares[picks].tobytes(), 1 + source[picks]
 
-    def _check_enough(self, member: int, held: int) -> None:
-        if held < self._threshold:
+    def _check_enough(self, member: int, count: int) -> None:
+        if count < self._threshold:
             raise ImpossibleError(
                 f"{self._threshold} neighbours must give a share for every device; "
-                f"of member {member} there are {held}",
+                f"of member {member} there are {count}",
                 hint="ask again in a new round, with new keys; what corrupt devices kept back may "
                 "have opened this one, so it stays charged",
             )
 
-    def _is_committed(self, member: int, secret: bytes) -> bool:
+    def is_committed_secret(self, member: int, secret: bytes) -> bool:
         if member in self.survivors:
             return hashlib.sha256(secret).digest() == self.keys[member].commitment
         return public_of(private_key(secret)) == self.keys[member].mask
 
 
 def _label(alive: bool) -> bytes:
-    """What of an owner its neighbours give shares of."""
+    """The secret of an owner of which its neighbours send shares."""
     return b"seed" if alive else b"key"
 
 

@@ -2,20 +2,20 @@
 
     enrol() ─▶ share(roster) ─▶ mask(boxes, table) ─▶ [acknowledge(survivors)] ─▶ unmask(survivors)
 
-Every step checks what it is told before it says anything, and refuses by raising: a roster below
-the round's floor, neighbours that the ring does not give, keys that no enrolled identity signed for
-this round, boxes that do not open, a set of survivors below the floor or other than the first one
-that it answered. A refused step changes nothing. Steps repeat: the same message gives the same
+Every step checks its input before it answers, and refuses by raising: a roster below the round's
+floor, neighbours other than those of the ring, keys that no enrolled identity signed for this
+round, boxes that do not open, a set of survivors below the floor or other than the first one that
+it answered. A refused step changes nothing. Steps can be repeated: the same message gives the same
 answer, byte for byte, also from a state that was saved and loaded (`to_json`, `from_json`).
 
-Claim: the collector learns the sum over the survivors and nothing else, but for the probability
-    that `parameters.find` was asked for, if at most `corrupt` of the cohort work with it. In
+Claim: the collector learns the sum over the survivors and nothing else, except with the probability
+    that was given to `parameters.find`, if at most `corrupt` of the cohort work with it. In
     "semi_honest" rounds it and they follow the protocol; in "semi_malicious" ones they may send
-    anything, and it may say that anybody dropped out.
+    anything, and it may claim that any device dropped out.
 Proof: docs/proofs/secure_aggregation.md. Nobody outside the project has checked it.
 Assumes: the roster lists different devices; a device joins a round once, and as many rounds of a
-    campaign as its promise counts with; the state is saved before every answer leaves and never
-    restored from an older copy; the round is the task's (`contribute.join_round` sees to that).
+    campaign as its promise allows for; the state is saved before every answer is sent and never
+    restored from an older copy; the round is the task's (`contribute.join_round` checks that).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from sfumato.secagg.agreement import (
     Claim,
     Keys,
     Words,
-    acknowledged,
+    acknowledgement_text,
     agree,
-    bare,
+    canonical_key,
     commitment,
     derive,
     fingerprint,
-    holds_together,
+    is_connected,
     members_from_bytes,
     members_to_bytes,
     neighbours_of,
@@ -55,7 +55,7 @@ from sfumato.secagg.agreement import (
     sign,
     sign_of,
     stream_of,
-    verified,
+    verify_all,
     view_of,
 )
 from sfumato.secagg.round import (
@@ -71,12 +71,12 @@ from sfumato.secagg.sharing import are_shares, split_many
 from sfumato.spec import from_json, to_json
 
 VERSION = 1
-_PART = 1 << 16  # cells that stay in the cache
+_PART = 1 << 16  # cells that fit in the cache
 
 
 @dataclass(slots=True, repr=False)
 class Participant:
-    """One device in one round. Holds its secrets: keep it on the device."""
+    """One device in one round. It holds secrets: keep it on the device."""
 
     round: MaskedRound
     member: int
@@ -85,17 +85,19 @@ class Participant:
     box_key: bytes
     mask_key: bytes
     seed: bytes
-    sharing_seed: bytes  # what the shares are drawn from, so that they can be made again
+    sharing_seed: bytes  # randomness of the shares, so that they can be made again
     root: bytes = b""
-    enrolled_bits: bytes = b""  # sets of members, a bit each: a set of numbers takes 500 times that
+    enrolled_bits: bytes = b""  # one bit per member: a set of integers takes 500 times as much
     neighbours: dict[int, Keys] = field(default_factory=dict)
-    view: bytes = b""  # hash of what it was told before it masked
+    view: bytes = b""  # hash of all that it was told before it masked
     shared_bits: bytes = b""
-    held: dict[int, bytes] = field(default_factory=dict)  # shares of neighbours, seed and key
-    masked: bytes = b""  # hash of what was sent
-    survivors: bytes = b""  # the set that was answered; there is no second
-    _ciphers: dict[int, ChaCha20Poly1305] = field(default_factory=dict)  # no part of the state
-    _own: dict[bytes, X25519PrivateKey] = field(default_factory=dict)  # nor are these
+    neighbour_shares: dict[int, bytes] = field(
+        default_factory=dict
+    )  # shares of neighbours, seed and key
+    masked: bytes = b""  # fingerprint of the masked table
+    survivors: bytes = b""  # the only set that it answers
+    _ciphers: dict[int, ChaCha20Poly1305] = field(default_factory=dict)  # not part of the state
+    _own: dict[bytes, X25519PrivateKey] = field(default_factory=dict)  # not part of the state
 
     @classmethod
     def join(
@@ -107,7 +109,7 @@ class Participant:
         *,
         rng: Rng,
     ) -> Participant:
-        """A device that takes part, with fresh secrets."""
+        """Take part in a round, with fresh secrets."""
         if len(roster) != round.cohort or not 0 <= member < round.cohort:
             raise SpecError(
                 f"the roster must list the cohort's {round.cohort} members, this one among them; "
@@ -120,15 +122,15 @@ class Participant:
 
     def enrol(self) -> bytes:
         """Public keys and the commitment to the seed, signed."""
-        made = Keys(
+        keys = Keys(
             self.member,
             public_of(self._key(self.box_key)),
             public_of(self._key(self.mask_key)),
             hashlib.sha256(self.seed).digest(),
             bytes(64),
         )
-        signature = sign(self.identity, made.signed(self.round.salt))
-        return Keys(made.member, made.box, made.mask, made.commitment, signature).to_bytes()
+        signature = sign(self.identity, keys.signed_text(self.round.salt))
+        return Keys(keys.member, keys.box, keys.mask, keys.commitment, signature).to_bytes()
 
     def share(self, roster: bytes) -> bytes:
         """Boxes for the neighbours, each with a share of the seed and of the mask key.
@@ -136,8 +138,8 @@ class Participant:
         `roster`: the set of enrolled members, the root, then the neighbours' keys.
         """
         enrolled, root, keys = self._read_roster(roster)
-        told = (root, self._bits(enrolled), keys)
-        if self.root and (self.root, self.enrolled_bits, self.neighbours) != told:
+        facts = (root, self._bits(enrolled), keys)
+        if self.root and (self.root, self.enrolled_bits, self.neighbours) != facts:
             raise MismatchError("this device has answered another roster of this round")
         threshold = self.round.parameters(len(enrolled)).threshold
         members = sorted(keys)
@@ -145,19 +147,19 @@ class Participant:
             [self.seed, self.mask_key],
             threshold=threshold,
             points=[1 + member for member in members],
-            rng=_Drawn(self.sharing_seed + root),
+            rng=_SharingRng(self.sharing_seed + root),
         )
-        self._ciphers = self._agreed(keys, root)
+        self._ciphers = self._box_ciphers(keys, root)
         context = self.round.salt + root
         boxes = []
         for member, text in zip(members, shares, strict=True):
-            sealed = self._ciphers[member].encrypt(_nonce(self.member, member), text, context)
-            boxes.append(sealed + self._commitments(self.member, member, text))
-        self.root, self.enrolled_bits, self.neighbours = told
+            sealed = self._ciphers[member].encrypt(box_nonce(self.member, member), text, context)
+            boxes.append(sealed + self.share_commitments(self.member, member, text))
+        self.root, self.enrolled_bits, self.neighbours = facts
         return b"".join(boxes)
 
     def mask(self, boxes: bytes, table: npt.NDArray[np.integer]) -> bytes:
-        """The table under its masks, packed.
+        """The masked table, packed.
 
         `boxes`: the set of members that shared, then member and box of each neighbour among them.
         """
@@ -166,31 +168,33 @@ class Participant:
         if table.shape != (self.round.cells,):
             raise SpecError(f"the table must have {self.round.cells} cells; got {table.shape}")
         modulus = self.round.modulus
-        shared, held = self._open(boxes)
+        shared, shares = self.open_boxes(boxes)
         view = view_of(self.round, self.roster, self.root, self.enrolled, shared)
         total = self._residues(table)
         streams = [stream_of(self.seed, self.round.salt, b"self", view)]
         signs = [1]
         own, salt = self._key(self.mask_key), self.round.salt
-        for member in sorted(held):
+        for member in sorted(shares):
             secret = agree(own, self.neighbours[member].mask)
             label = pair_label(self.member, member)
             streams.append(stream_of(secret, salt, label, view))
             signs.append(sign_of(self.member, member))
         masks.add_streams(total, streams, signs, modulus=modulus if self.round.prime else None)
         message = pack_words(total, self.round.modulus_bits)
-        digest = fingerprint(message, self.sharing_seed)  # which is never opened
-        if self.masked and (self.masked != digest or self.held != held or self.view != view):
+        digest = fingerprint(message, self.sharing_seed)  # this seed is never revealed
+        if self.masked and (
+            self.masked != digest or self.neighbour_shares != shares or self.view != view
+        ):
             raise MismatchError("this device has masked another table, or for other neighbours")
-        self.masked, self.held, self.view = digest, held, view
+        self.masked, self.neighbour_shares, self.view = digest, shares, view
         self.shared_bits, self._ciphers = self._bits(shared), {}
         return message
 
     def acknowledge(self, survivors: bytes) -> bytes:
-        """A signature on the set of survivors: what "semi_malicious" rounds compare notes with."""
-        self._admit(survivors)
+        """Sign the set of survivors, so that devices of "semi_malicious" rounds can compare it."""
+        self.check_survivors(survivors)
         self.survivors = survivors
-        return sign(self.identity, acknowledged(self.round.salt, self.view, survivors))
+        return sign(self.identity, acknowledgement_text(self.round.salt, self.view, survivors))
 
     def unmask(self, survivors: bytes, acknowledgements: bytes = b"") -> bytes:
         """For each neighbour that shared, in the order of members: a share of its seed if it
@@ -198,31 +202,36 @@ class Participant:
 
         `acknowledgements`: member and signature of a quorum, in "semi_malicious" rounds.
         """
-        alive = self._admit(survivors)
+        alive = self.check_survivors(survivors)
         if self.round.mode == "semi_malicious":
-            self._count(survivors, acknowledgements)
+            self.check_acknowledgements(survivors, acknowledgements)
         self.survivors = survivors
         answer = b""
-        for member in sorted(self.held):
-            seed, key = self.held[member][:SHARE_BYTES], self.held[member][SHARE_BYTES:]
+        for member in sorted(self.neighbour_shares):
+            seed, key = (
+                self.neighbour_shares[member][:SHARE_BYTES],
+                self.neighbour_shares[member][SHARE_BYTES:],
+            )
             answer += seed if member in alive else key
         return answer
 
     def forget_table(self) -> None:
-        """What was masked has arrived: drop all that could take the masks off it, or tell by trying
-        what was under them. It masks no more; it acknowledges and unmasks as before."""
+        """The masked table has arrived: delete everything that could remove its masks, or confirm a
+        guess of the table. Masking is over; acknowledging and unmasking work as before."""
         self.box_key = self.mask_key = self.seed = self.sharing_seed = bytes(KEY_BYTES)
         self._own.clear()
 
     def to_json(self) -> str:
-        """The whole state, secrets included, to be kept where only this device reads it."""
+        """The whole state, secrets included; store it where only this device can read it."""
         data = {
             "version": VERSION,
             "round": to_json(self.round),
             "member": self.member,
             "roster": [key.hex() for key in self.roster],
             "neighbours": [self.neighbours[m].to_bytes().hex() for m in sorted(self.neighbours)],
-            "held": {str(member): share.hex() for member, share in sorted(self.held.items())},
+            "held": {
+                str(member): share.hex() for member, share in sorted(self.neighbour_shares.items())
+            },
         }
         return json.dumps(data | {name: getattr(self, name).hex() for name in _SECRETS})
 
@@ -232,24 +241,24 @@ class Participant:
             data: dict[str, Any] = json.loads(text)
             if data.get("version") != VERSION:
                 raise SpecError(f"a participant's state must be of version {VERSION}")
-            return cls._loaded(data)
+            return cls._from_state(data)
         except (ValueError, LookupError, TypeError, AttributeError):
             # Not from the problem itself, which would show the state and its secrets.
             raise SpecError("this is not the state of a participant, or it is damaged") from None
 
     @classmethod
-    def _loaded(cls, data: dict[str, Any]) -> Participant:
+    def _from_state(cls, data: dict[str, Any]) -> Participant:
         secrets = {name: bytes.fromhex(data[name]) for name in _SECRETS}
         for name, size in _SIZES.items():
             if len(secrets[name]) not in size:
                 raise SpecError("this is not the state of a participant, or it is damaged")
-        keys = [Keys.from_bytes(bytes.fromhex(held)) for held in data["neighbours"]]
+        keys = [Keys.from_bytes(bytes.fromhex(text)) for text in data["neighbours"]]
         return cls(
             round=from_json(data["round"]),
             member=data["member"],
             roster=tuple(bytes.fromhex(key) for key in data["roster"]),
             neighbours={key.member: key for key in keys},
-            held={int(m): bytes.fromhex(share) for m, share in data["held"].items()},
+            neighbour_shares={int(m): bytes.fromhex(share) for m, share in data["held"].items()},
             identity=secrets["identity"],
             box_key=secrets["box_key"],
             mask_key=secrets["mask_key"],
@@ -283,7 +292,7 @@ class Participant:
         return self.round.parameters(enrolled).threshold
 
     def _residues(self, table: npt.NDArray[np.integer]) -> Words:
-        """The table modulo the round's, a part after another, so that it passes by once."""
+        """The table modulo the round's modulus, part by part, so that it is read once."""
         total = np.empty(table.size, dtype=self.round.lane)
         modulus = self.round.modulus
         for start in range(0, table.size, _PART):
@@ -297,7 +306,7 @@ class Participant:
             total[start : start + _PART] = part.astype(np.int64, copy=False).view(np.uint64)
         return total
 
-    def _commitments(self, owner: int, holder: int, shares: bytes) -> bytes:
+    def share_commitments(self, owner: int, holder: int, shares: bytes) -> bytes:
         seed, key, salt = shares[:SHARE_BYTES], shares[SHARE_BYTES:], self.round.salt
         return commitment(salt, owner, holder, b"seed", seed) + commitment(
             salt, owner, holder, b"key", key
@@ -308,8 +317,8 @@ class Participant:
             self._own[private] = private_key(private)
         return self._own[private]
 
-    def _agreed(self, keys: dict[int, Keys], root: bytes) -> dict[int, ChaCha20Poly1305]:
-        """What locks and opens the boxes to and from these."""
+    def _box_ciphers(self, keys: dict[int, Keys], root: bytes) -> dict[int, ChaCha20Poly1305]:
+        """The ciphers of the boxes to and from these neighbours."""
         own, salt = self._key(self.box_key), self.round.salt
         return {
             member: ChaCha20Poly1305(derive(agree(own, key.box), salt, b"box", root, KEY_BYTES))
@@ -329,23 +338,28 @@ class Participant:
                 f"at least {self.round.least_survivors} devices must have enrolled; "
                 f"got {len(enrolled)}"
             )
-        wanted = neighbours_of(self.round, root, enrolled, [self.member])[self.member]
-        given = [
+        expected = neighbours_of(self.round, root, enrolled, [self.member])[self.member]
+        neighbours = [
             Keys.from_bytes(rest[start : start + KEYS_BYTES])
             for start in range(0, len(rest), KEYS_BYTES)
         ]
-        if [keys.member for keys in given] != wanted:
-            raise MismatchError("the neighbours must be those that the ring gives")
-        signed = verified([keys.claim(self.roster[keys.member], self.round.salt) for keys in given])
-        for keys, good in zip(given, signed, strict=True):
+        if [keys.member for keys in neighbours] != expected:
+            raise MismatchError("the neighbours must be those of the ring")
+        signed = verify_all(
+            [keys.claim(self.roster[keys.member], self.round.salt) for keys in neighbours]
+        )
+        for keys, good in zip(neighbours, signed, strict=True):
             if not good:
                 raise MismatchError(f"member {keys.member}'s keys must be signed for this round")
         own = public_of(self._key(self.mask_key))
-        if len({bare(keys.mask) for keys in given} | {bare(own)}) != len(given) + 1:
+        if (
+            len({canonical_key(keys.mask) for keys in neighbours} | {canonical_key(own)})
+            != len(neighbours) + 1
+        ):
             raise MismatchError("no two devices may have the same mask key")
-        return enrolled, root, {keys.member: keys for keys in given}
+        return enrolled, root, {keys.member: keys for keys in neighbours}
 
-    def _open(self, boxes: bytes) -> tuple[set[int], dict[int, bytes]]:
+    def open_boxes(self, boxes: bytes) -> tuple[set[int], dict[int, bytes]]:
         size = -(-self.round.cohort // 8)
         shared, boxes = members_from_bytes(boxes[:size], self.round.cohort), boxes[size:]
         if len(boxes) % (4 + BOX_BYTES):
@@ -356,35 +370,35 @@ class Participant:
             raise MismatchError(
                 f"at least {self.round.least_survivors} devices must have shared; got {len(shared)}"
             )
-        held: dict[int, bytes] = {}
-        self._ciphers = self._ciphers or self._agreed(self.neighbours, self.root)
+        shares: dict[int, bytes] = {}
+        self._ciphers = self._ciphers or self._box_ciphers(self.neighbours, self.root)
         context = self.round.salt + self.root
         for start in range(0, len(boxes), 4 + BOX_BYTES):
             member = int.from_bytes(boxes[start : start + 4], "little")
-            if member not in self.neighbours or member in held:
+            if member not in self.neighbours or member in shares:
                 raise MismatchError(f"a box of member {member} was not expected")
             box = boxes[start + 4 : start + 4 + BOX_BYTES]
-            sealed, said = box[:SEALED_BYTES], box[SEALED_BYTES:]
-            nonce = _nonce(member, self.member)
+            sealed, expected = box[:SEALED_BYTES], box[SEALED_BYTES:]
+            nonce = box_nonce(member, self.member)
             try:
-                held[member] = self._ciphers[member].decrypt(nonce, sealed, context)
+                shares[member] = self._ciphers[member].decrypt(nonce, sealed, context)
             except InvalidTag as problem:
                 raise MismatchError(f"the box of member {member} does not open") from problem
-            if self._commitments(member, self.member, held[member]) != said:
-                raise MismatchError(f"the box of member {member} holds other shares than it says")
-        if not are_shares(b"".join(held.values())):
-            wrong = next(member for member, text in held.items() if not are_shares(text))
-            raise MismatchError(f"the box of member {wrong} holds no shares")
+            if self.share_commitments(member, self.member, shares[member]) != expected:
+                raise MismatchError(f"the box of member {member} does not match its commitments")
+        if not are_shares(b"".join(shares.values())):
+            wrong = next(member for member, text in shares.items() if not are_shares(text))
+            raise MismatchError(f"the box of member {wrong} does not hold shares")
         threshold = self._threshold
-        if len(held) < threshold:
+        if len(shares) < threshold:
             raise MismatchError(
-                f"at least {threshold} neighbours must have shared; got {len(held)}"
+                f"at least {threshold} neighbours must have shared; got {len(shares)}"
             )
-        if held.keys() != shared & self.neighbours.keys():
+        if shares.keys() != shared & self.neighbours.keys():
             raise MismatchError("there must be a box of every neighbour that shared, and no other")
-        return shared, held
+        return shared, shares
 
-    def _admit(self, survivors: bytes) -> set[int]:
+    def check_survivors(self, survivors: bytes) -> set[int]:
         if not self.masked:
             raise SpecError("a device unmasks after it has masked")
         if self.survivors and survivors != self.survivors:
@@ -392,31 +406,33 @@ class Participant:
         alive = members_from_bytes(survivors, self.round.cohort)
         if not alive <= self.shared:
             raise MismatchError("survivors must have shared")
-        if self.member not in alive:  # who is called dropped must not help to open the others
+        if self.member not in alive:  # a device reported as dropped must not help
             raise MismatchError("this device has masked its table and must be among the survivors")
         threshold = self._threshold
-        if len(alive & self.held.keys()) < threshold:
+        if len(alive & self.neighbour_shares.keys()) < threshold:
             raise MismatchError(f"at least {threshold} neighbours must survive")
         if len(alive) < self.round.least_survivors:
             raise MismatchError(
                 f"at least {self.round.least_survivors} devices must survive; got {len(alive)}"
             )
-        if not holds_together(self.round, self.root, self.enrolled, alive):
-            raise MismatchError("too many next to each other on the ring are said to have vanished")
+        if not is_connected(self.round, self.root, self.enrolled, alive):
+            raise MismatchError(
+                "too many next to each other on the ring are reported as dropped out"
+            )
         return alive
 
-    def _count(self, survivors: bytes, acknowledgements: bytes) -> None:
+    def check_acknowledgements(self, survivors: bytes, acknowledgements: bytes) -> None:
         whole, rest = divmod(len(acknowledgements), ACKNOWLEDGEMENT_BYTES)
         if rest or whole > self.round.cohort:
-            raise MismatchError("acknowledgements must be whole, and one of a member at most")
-        said = acknowledged(self.round.salt, self.view, survivors)
+            raise MismatchError("acknowledgements must be whole, and at most one per member")
+        text = acknowledgement_text(self.round.salt, self.view, survivors)
         claims: list[tuple[int, Claim]] = []
         for start in range(0, len(acknowledgements), ACKNOWLEDGEMENT_BYTES):
             one = acknowledgements[start : start + ACKNOWLEDGEMENT_BYTES]
             member = int.from_bytes(one[:4], "little")
             if member < self.round.cohort:
-                claims.append((member, (self.roster[member], one[4:], said)))
-        signed = verified([claim for _, claim in claims])
+                claims.append((member, (self.roster[member], one[4:], text)))
+        signed = verify_all([claim for _, claim in claims])
         good = {member for (member, _), is_good in zip(claims, signed, strict=True) if is_good}
         if len(good) < self.round.quorum:
             raise MismatchError(
@@ -425,15 +441,15 @@ class Participant:
             )
 
 
-class _Drawn:
-    """Words that a secret seed repeats: asked again, a device makes the same shares."""
+class _SharingRng:
+    """Words that follow from a secret seed, so that a device can make the same shares again."""
 
     def __init__(self, seed: bytes) -> None:
-        self._text, self._count = b"sfumato/1/secagg/shares/" + seed, 0
+        self._text, self.check_acknowledgements = b"sfumato/1/secagg/shares/" + seed, 0
 
     def words(self, count: int) -> npt.NDArray[np.uint64]:
-        self._count += 1
-        stream = hashlib.shake_256(self._text + self._count.to_bytes(4, "little"))
+        self.check_acknowledgements += 1
+        stream = hashlib.shake_256(self._text + self.check_acknowledgements.to_bytes(4, "little"))
         return np.frombuffer(stream.digest(8 * count), dtype="<u8").astype(np.uint64)
 
 
@@ -458,5 +474,5 @@ _SIZES = {
 }
 
 
-def _nonce(source: int, target: int) -> bytes:
+def box_nonce(source: int, target: int) -> bytes:
     return source.to_bytes(6, "little") + target.to_bytes(6, "little")

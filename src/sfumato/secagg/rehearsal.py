@@ -1,7 +1,7 @@
 """A whole masked round in one process: every message of both roles, and no network.
 
-Tables are asked for one at a time and added as they come, so memory holds one table, the sum, and
-what the protocol keeps for each device (about 30 kB with 60 neighbours).
+Tables are made one at a time and added as they arrive, so memory holds one table, the sum, and the
+state of each device (about 30 kB with 60 neighbours).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STEPS = (Phase.ENROL, Phase.SHARE, Phase.MASK, Phase.ACK, Phase.UNMASK)
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Outcome:
-    """What a round gave, and what it cost."""
+    """The sum of a round, and its cost."""
 
     total: I64  # residues, over the survivors
     survivors: int
@@ -52,8 +52,8 @@ def run(
 ) -> Outcome:
     """Sum the tables of a cohort; member m sends nothing from the phase `leaving[m]` on.
 
-    `before_unmask` is called when the sum is about to be opened; what it raises ends the round.
-    Raises ImpossibleError if so many leave that the round ends without a sum.
+    `before_unmask` is called just before the sum is opened; an exception from it ends the round.
+    Raises ImpossibleError if too many leave for a sum.
     """
     identities = [rng.words(4).tobytes() for _ in range(round.cohort)]
     roster = tuple(_public(identity) for identity in identities)
@@ -61,7 +61,7 @@ def run(
         Participant.join(round, member, identity, roster, rng=rng)
         for member, identity in enumerate(identities)
     ]
-    course = _Course(Coordinator(round, roster), devices, table_of, leaving or {})
+    course = _RunningRound(Coordinator(round, roster), devices, table_of, leaving or {})
     for number, phase in enumerate(_STEPS):
         if phase is not course.collector.phase:  # ACK is not in every round
             continue
@@ -73,8 +73,8 @@ def run(
     return course.outcome()
 
 
-class _Course:
-    """A round under way, and its bill."""
+class _RunningRound:
+    """A round under way, and its cost so far."""
 
     def __init__(
         self,
@@ -90,21 +90,21 @@ class _Course:
         self.device_seconds = self.collector_seconds = 0.0
 
     def run(self, phase: Phase) -> None:
-        """Every device that is still there is told what it needs, answers, and is heard."""
-        for member in self._asked(phase):
-            started = time.perf_counter()
-            told = self._told(phase, member)
-            asked = time.perf_counter()
+        """Exchange one message and answer with every remaining device."""
+        for member in self._members_of(phase):
+            start = time.perf_counter()
+            message = self._message_for(phase, member)
+            message_time = time.perf_counter()
             table = self.table_of(member) if phase is Phase.MASK else None
-            given = time.perf_counter()
-            sent = self._answer(phase, self.devices[member], told, table)
-            answered = time.perf_counter()
-            refusal = self.collector.add(phase, member, sent)
-            self.collector_seconds += asked - started + time.perf_counter() - answered
-            self.device_seconds += answered - given
+            table_time = time.perf_counter()
+            answer = self._answer(phase, self.devices[member], message, table)
+            answer_time = time.perf_counter()
+            refusal = self.collector.add(phase, member, answer)
+            self.collector_seconds += message_time - start + time.perf_counter() - answer_time
+            self.device_seconds += answer_time - table_time
             assert refusal is None, refusal  # both roles are ours
-            self.down[member] += len(told)
-            self.up[member] += len(sent)
+            self.down[member] += len(message)
+            self.up[member] += len(answer)
         if phase is Phase.UNMASK:
             return
         started = time.perf_counter()
@@ -129,7 +129,7 @@ class _Course:
             collector_seconds=self.collector_seconds,
         )
 
-    def _asked(self, phase: Phase) -> list[int]:
+    def _members_of(self, phase: Phase) -> list[int]:
         collector = self.collector
         takes = {
             Phase.ENROL: range(collector.round.cohort),
@@ -147,7 +147,7 @@ class _Course:
             or _STEPS.index(phase) < _STEPS.index(self.leaving[member])
         ]
 
-    def _told(self, phase: Phase, member: int) -> bytes:
+    def _message_for(self, phase: Phase, member: int) -> bytes:
         collector = self.collector
         if phase is Phase.ENROL:
             return b""
@@ -163,21 +163,21 @@ class _Course:
         self,
         phase: Phase,
         device: Participant,
-        told: bytes,
+        message: bytes,
         table: npt.NDArray[np.integer] | None,
     ) -> bytes:
         if phase is Phase.ENROL:
             return device.enrol()
         if phase is Phase.SHARE:
-            return device.share(told)
+            return device.share(message)
         if phase is Phase.MASK:
-            assert table is not None  # as `run` has asked for it
-            return device.mask(told, table)
+            assert table is not None  # `run` has made it
+            return device.mask(message, table)
         if phase is Phase.ACK:
-            return device.acknowledge(told)
-        if device.round.mode == "semi_malicious":  # it knows the survivors: it signed them
-            return device.unmask(device.survivors, told)
-        return device.unmask(told)
+            return device.acknowledge(message)
+        if device.round.mode == "semi_malicious":  # it has signed the survivors already
+            return device.unmask(device.survivors, message)
+        return device.unmask(message)
 
 
 def _public(identity: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""One secure sum, as data: of what, over whom, and what is assumed of them."""
+"""One secure sum as data: its tables, its devices and the assumptions about them."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ SIGNATURE_BYTES = 64
 KEYS_BYTES = 4 + 3 * KEY_BYTES + SIGNATURE_BYTES
 SHARE_BYTES = 36
 ACKNOWLEDGEMENT_BYTES = 4 + SIGNATURE_BYTES
-COMMITMENT_BYTES = 6  # to a share; it is there to tell who lied
+COMMITMENT_BYTES = 6  # commitment to a share, which identifies liars
 SEALED_BYTES = 2 * SHARE_BYTES + 16
 BOX_BYTES = SEALED_BYTES + 2 * COMMITMENT_BYTES
 LANES = ((8, np.uint8), (16, np.uint16), (32, np.uint32), (64, np.uint64))
-PRIMES = (61,)  # Mersenne primes of so many bits: a mask is uniform but for 2**-bits a cell
+PRIMES = (61,)  # bits of Mersenne primes: a mask is uniform up to 2**-bits per cell
 
 
 @spec("masked_round")
 class MaskedRound:
-    """One secure sum: of what, over whom, and what is assumed of them."""
+    """One secure sum: its tables, its devices and the assumptions about them."""
 
-    task: str  # whose tables are added
+    task: str  # the task of the tables
     cells: int
     modulus_bits: int
     cohort: int  # devices invited; members are 0 .. cohort − 1 of the roster
     corrupt: float  # share of them that may work with the collector
-    dropout: float  # share that may vanish
+    dropout: float  # share that may drop out
     mode: Mode
-    nonce: str  # no two rounds have the same
-    security_bits: int = 80  # 40, and 40 more for a collector that tries graphs
+    nonce: str  # unique to the round
+    security_bits: int = 80  # 40, and 40 more against a collector that tries graphs
     prime: bool = False  # add modulo 2**modulus_bits − 1, a prime, in place of 2**modulus_bits
 
     def check(self) -> None:
@@ -57,8 +57,8 @@ class MaskedRound:
         )
         require(
             self.least_survivors >= self.quorum,
-            f"{self.quorum} devices must sign the survivors of a semi_malicious round, so as many "
-            f"must stay; got a floor of {self.least_survivors}: lower dropout or corrupt",
+            f"{self.quorum} devices must sign the survivors of a semi_malicious round and must "
+            f"therefore stay; got a floor of {self.least_survivors}: lower dropout or corrupt",
         )
         require(
             self.security_bits >= 40, f"security_bits must be at least 40; got {self.security_bits}"
@@ -70,21 +70,21 @@ class MaskedRound:
 
     @property
     def least_survivors(self) -> int:
-        """Devices below which a phase is not closed and nothing is opened."""
+        """The fewest devices with which a phase is closed and a sum opened."""
         return math.ceil((1 - self.dropout) * self.cohort - 1e-9)
 
     def parameters(self, enrolled: int) -> Parameters:
-        """Neighbours and threshold for as many devices; every device works them out itself.
+        """Neighbours and threshold for this many devices; every device computes them itself.
 
-        All corrupt members of the cohort may be among them, and as many may still vanish as the
+        All corrupt members of the cohort may be among them, and as many may still drop out as the
         floor allows.
         """
         return _parameters(self, enrolled)
 
     @property
     def quorum(self) -> int:
-        """Devices that must have signed the same survivors: no two sets can have so many, since
-        only corrupt devices sign both. None in a "semi_honest" round."""
+        """How many devices must sign the same survivors: no two sets can have this many signatures,
+        since only corrupt devices sign both. 0 in a "semi_honest" round."""
         if self.mode == "semi_honest":
             return 0
         return (self.cohort + self._corrupt) // 2 + 1
@@ -99,17 +99,17 @@ class MaskedRound:
 
     @property
     def vector_bytes(self) -> int:
-        """What a masked table weighs."""
+        """The size of a masked table."""
         return -(-self.cells * self.modulus_bits // 8)
 
     def bytes_up(self, enrolled: int) -> int:
-        """All that a device sends, if nobody vanishes."""
+        """How many bytes a device sends, if none drops out."""
         degree = self.parameters(enrolled).neighbours
         signed = SIGNATURE_BYTES if self.mode == "semi_malicious" else 0
         return KEYS_BYTES + degree * (BOX_BYTES + SHARE_BYTES) + self.vector_bytes + signed
 
     def bytes_down(self, enrolled: int) -> int:
-        """All that a device is told, if nobody vanishes."""
+        """How many bytes a device receives, if none drops out."""
         degree, members = self.parameters(enrolled).neighbours, -(-self.cohort // 8)
         signed = self.quorum * ACKNOWLEDGEMENT_BYTES
         return 3 * members + KEY_BYTES + degree * (KEYS_BYTES + 4 + BOX_BYTES) + signed

@@ -1,7 +1,7 @@
-"""Shamir's secret sharing: `threshold` shares rebuild a secret, and fewer say nothing about it.
+"""Shamir's secret sharing: `threshold` shares recover a secret, and fewer reveal nothing about it.
 
 A secret of 32 bytes is read as a little-endian number and cut into nine limbs of 30 bits, lowest
-first. (Limbs of 31 bits would not do: one of all ones is the prime itself, and would come back as
+first. (Limbs of 31 bits would not work: one of all ones is the prime itself, and would be read as
 zero.) Each limb is the value at 0 of its own random polynomial of degree threshold − 1 over the
 prime field of p = 2**31 − 1. The share at a point is the nine values there, each in four bytes,
 little-endian: 36 bytes.
@@ -10,9 +10,8 @@ Claim: fewer than `threshold` shares have the same distribution for every secret
 Proof: for threshold − 1 points other than 0, coefficients and shares determine one another whatever
     the secret is, as one polynomial of degree threshold − 1 goes through threshold points; the
     coefficients are uniform, so the shares are.
-Assumes: the words of `rng` are uniform. One changed share is not seen to be wrong: it rebuilds
-    another secret, or none, never the right one; keep a hash of the secret to tell. Nothing is
-    constant-time.
+Assumes: the words of `rng` are uniform. A changed share is not detected: it yields another secret,
+    or none, never the right one; keep a hash of the secret to check. Nothing is constant-time.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ SECRET_BYTES = 32
 LIMBS = 9
 LIMB_BITS = 30
 SHARE_BYTES = 4 * LIMBS
-_MOST_FACTORS = 1 << 20  # in memory at once, when many secrets are joined
-MOST_SHARES = 4096  # of one secret; `_times` adds up to so many terms
-_BROKEN = b"\xff" * SHARE_BYTES  # stands for a share of another length: no field elements either
+_MOST_FACTORS = 1 << 20  # most factors in memory when many secrets are joined
+MOST_SHARES = 4096  # of one secret; `multiply_matrices` adds up to this many terms
+_BROKEN = b"\xff" * SHARE_BYTES  # stands for a share of another length: not field elements
 _P = np.uint64(PRIME)
 _HALF, _LOW_HALF = np.uint64(16), np.uint64(2**16 - 1)
 _BITS_OF_LIMBS = np.array([LIMB_BITS] * 8 + [8 * SECRET_BYTES - LIMB_BITS * 8], dtype=np.uint64)
 
 
 def split(secret: bytes, *, threshold: int, points: Sequence[int], rng: Rng) -> list[bytes]:
-    """One share of `secret` for each of `points`; any `threshold` of them rebuild it.
+    """One share of `secret` for each of `points`; any `threshold` of them recover it.
 
     >>> from sfumato.privacy.samplers import SystemRng
     >>> secret = bytes(range(32))
@@ -73,16 +72,16 @@ def split_many(
     random = below(PRIME, (threshold - 1) * width, rng).astype(np.uint64)
     limbs = np.concatenate([_limbs(secret) for secret in secrets])
     coefficients = np.vstack([limbs, random.reshape(threshold - 1, width)])
-    data = _times(_powers(points, threshold), coefficients).astype("<u4").tobytes()
+    data = multiply_matrices(_powers(points, threshold), coefficients).astype("<u4").tobytes()
     size = SHARE_BYTES * len(secrets)
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 def join(shares: Mapping[int, bytes], *, threshold: int) -> bytes:
-    """The secret that `shares`, by their points, came from.
+    """Recover the secret of `shares`, a mapping from points.
 
-    All of them are checked for their form; those at the `threshold` lowest points are used. Raises
-    MismatchError if there are fewer, one is malformed, or they are no shares of one secret.
+    The form of all shares is checked; those at the `threshold` lowest points are used. Raises
+    MismatchError if there are fewer, one is malformed, or they are not shares of one secret.
     """
     points = sorted(shares)
     _check(points, threshold)
@@ -94,8 +93,8 @@ def join(shares: Mapping[int, bytes], *, threshold: int) -> bytes:
             f"a share must be {LIMBS} field elements of 4 bytes, below {PRIME}; the share at "
             f"{points[malformed[0]]} is not"
         )
-    chosen = np.array([points[:threshold]], dtype=np.uint64)
-    (secret,) = _rebuild(values[np.newaxis, :threshold], chosen)
+    lowest = np.array([points[:threshold]], dtype=np.uint64)
+    (secret,) = _rebuild(values[np.newaxis, :threshold], lowest)
     if secret is None:
         raise MismatchError(
             f"the shares at {points[:threshold]} are not of one secret of {SECRET_BYTES} bytes; "
@@ -108,8 +107,8 @@ def join_many(shares: bytes, points: I64) -> list[bytes | None]:
     """As `join` for many secrets at once: much faster than one by one.
 
     `points` is (secrets, threshold), each row the points of one secret; `shares` holds a share for
-    each of them, one after another. A secret is None where a share is malformed or they are no
-    shares of one secret; the others are not disturbed.
+    each of them, one after another. A secret is None if a share is malformed or they are not shares
+    of one secret; the others are not affected.
     """
     threshold, ordered = points.shape[1], np.sort(points, axis=1)
     wrong = (ordered <= 0).any(axis=1) | (ordered >= PRIME).any(axis=1)
@@ -121,16 +120,17 @@ def join_many(shares: bytes, points: I64) -> list[bytes | None]:
             f"secrets need {points.size} shares of {SHARE_BYTES} bytes; got {len(shares)} bytes"
         )
     values = np.frombuffer(shares, dtype="<u4").reshape(*points.shape, LIMBS)
-    found: list[bytes | None] = []
+    secrets: list[bytes | None] = []
     at_once = max(1, _MOST_FACTORS // threshold**2)
     for start in range(0, len(points), at_once):
         some = slice(start, start + at_once)
-        found += _rebuild(values[some], points[some].astype(np.uint64))
-    return found
+        secrets += _rebuild(values[some], points[some].astype(np.uint64))
+    return secrets
 
 
 def are_shares(data: bytes) -> bool:
-    """Whether `data` has the form of shares in a row; a collector asks before it keeps them."""
+    """Whether `data` has the form of concatenated shares; a collector checks before storing
+    them."""
     if len(data) % SHARE_BYTES:
         return False
     return bool((np.frombuffer(data, dtype="<u4") < PRIME).all())
@@ -149,15 +149,15 @@ def _check(points: Sequence[int], threshold: int) -> None:
 
 
 def _values(shares: Sequence[bytes]) -> U32:
-    """Shares as rows of field elements; what is malformed has a number that is not below p."""
+    """Shares as rows of field elements; malformed ones have a number that is not below p."""
     data = b"".join([share if len(share) == SHARE_BYTES else _BROKEN for share in shares])
     return np.frombuffer(data, dtype="<u4").reshape(len(shares), LIMBS)
 
 
 def _rebuild(values: U32, points: U64) -> list[bytes | None]:
-    """The secrets of shares (secrets, points, limbs), where there are any."""
-    weights = _weights(points)
-    limbs = _times(weights[:, np.newaxis], values.astype(np.uint64))[:, 0]
+    """The secrets of shares (secrets, points, limbs); None where there is none."""
+    weights = lagrange_weights(points)
+    limbs = multiply_matrices(weights[:, np.newaxis], values.astype(np.uint64))[:, 0]
     sound = (values < PRIME).all(axis=(1, 2)) & (limbs >> _BITS_OF_LIMBS == 0).all(axis=1)
     packed = _pack(limbs)
     return [
@@ -166,10 +166,10 @@ def _rebuild(values: U32, points: U64) -> list[bytes | None]:
     ]
 
 
-def _times(matrix: U64, values: U64) -> U64:
+def multiply_matrices(matrix: U64, values: U64) -> U64:
     """The matrix product over the field, of at most 2**12 terms.
 
-    The matrix goes in two halves, so that a term is below 2**48 and a sum below 2**60.
+    The matrix is split into two halves, so that a term is below 2**48 and a sum below 2**60.
     """
     high = (matrix >> _HALF) @ values % _P
     return ((high << _HALF) + (matrix & _LOW_HALF) @ values) % _P
@@ -185,21 +185,21 @@ def _powers(points: Sequence[int], count: int) -> U64:
     return powers[:, :count]
 
 
-def _weights(points: U64) -> U64:
-    """Lagrange's, for each row of points: the value at 0 is the sum of weight × value at each.
+def lagrange_weights(points: U64) -> U64:
+    """Lagrange weights for each row of points: the value at 0 is the sum of weight × value.
 
     The weight of x is the product of y/(y − x) over the other points y.
     """
     count = points.shape[1]
     factors = (points[:, np.newaxis] + _P - points[:, :, np.newaxis]) % _P
     every = np.arange(count)
-    factors[:, every, every] = points  # in place of y − x = 0, what the numerator has too much
+    factors[:, every, every] = points  # y − x = 0 here; cancels y = x in the numerator
     numerator = _product(points)[:, np.newaxis]
     return numerator * _inverse(_product(factors)) % _P
 
 
 def _inverse(values: U64) -> U64:
-    """Of field elements but 0, by Fermat: the power p − 2."""
+    """The inverses of nonzero field elements, by Fermat: the power p − 2."""
     result, power = np.ones_like(values), values
     for bit in range(31):
         if (PRIME - 2) >> bit & 1:
@@ -224,7 +224,7 @@ def _limbs(secret: bytes) -> U64:
 
 
 def _pack(limbs: U64) -> bytes:
-    """Rows of limbs as secrets, one after the other; bits beyond a limb's or a secret's go."""
+    """Rows of limbs as concatenated secrets; excess bits of a limb or a secret are dropped."""
     each = limbs.astype("<u4").view(np.uint8).reshape(len(limbs), LIMBS, 4)
     bits = np.unpackbits(each, axis=2, bitorder="little")[..., :LIMB_BITS]
     joined = bits.reshape(len(limbs), LIMBS * LIMB_BITS)[:, : 8 * SECRET_BYTES]

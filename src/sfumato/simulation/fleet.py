@@ -14,14 +14,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sfumato.errors import SfumatoError
+from sfumato.device import private
 from sfumato.flow.accumulator import Batch, Collector, RecordBatch, TallyAccumulator
 from sfumato.flow.contribute import contribute
 from sfumato.flow.release import charge
 from sfumato.flow.task import AnyTask, Task
-from sfumato.privacy import Books, Rng, SeededRng, SystemRng
+from sfumato.privacy import Account, Rng, SeededRng, SystemRng
 from sfumato.privacy.samplers import below
 from sfumato.questions.question import Dictionary, Participation, Question
+from sfumato.secagg import rehearsal
+from sfumato.secagg.coordinator import Phase
 from sfumato.simulation.engines import Engine
 from sfumato.simulation.population import Cohorts, Population, Shard
 
@@ -133,16 +135,9 @@ class DeviceFleet(Fleet):
     from the system. The fleet's own generator is for all else, and the ledger pays before a masked
     sum is opened."""
 
-    def __init__(self, *fleet: Any, seed: int | None, ledger: Books) -> None:
-        try:
-            from sfumato.device import private
-        except ImportError as problem:
-            raise SfumatoError(
-                "devices that answer one by one need cryptography",
-                hint='pip install "sfumato[secure]"',
-            ) from problem
+    def __init__(self, *fleet: Any, seed: int | None, ledger: Account) -> None:
         Fleet.__init__(self, *fleet)
-        self._private, self._seed, self._ledger = private, seed, ledger
+        self._seed, self._ledger = seed, ledger
         self.population = self.population.expanded()
         listed = None if self.dictionary is None else self.dictionary.items.to_pylist()
         self._places = listed and {item: place for place, item in enumerate(listed)}
@@ -165,7 +160,7 @@ class DeviceFleet(Fleet):
         for start in range(0, len(present), _PIECE):
             self._say(task, start / len(present), ": reports")
             collector.add(
-                self._private.table_report(task, keys, self._value(device), self._places)(
+                private.table_report(task, keys, self._value(device), self._places)(
                     self._chance(device)
                 ).to_bytes()
                 for device in present[start : start + _PIECE]
@@ -175,15 +170,12 @@ class DeviceFleet(Fleet):
 
     def _in_round(self, task: Task, asked: int, present: list[_Present]) -> Batch:
         """A masked round, message by message; who does not answer vanishes at some step of it."""
-        from sfumato.secagg import rehearsal
-        from sfumato.secagg.coordinator import Phase
-
         round = task.masked_round(asked, self.rng.words(2).tobytes().hex())
         keys = self.question.item_keys(task)
 
         def table_of(member: int) -> I64:
             device = present[member]
-            make = self._private.table(task, keys, self._value(device), self._places)
+            make = private.table(task, keys, self._value(device), self._places)
             table: I64 = make(self._chance(device))
             return table
 

@@ -17,7 +17,7 @@ from sfumato import files
 from sfumato.errors import DataError, SimulationWarning
 from sfumato.privacy import Rng, bound_contributions
 from sfumato.questions.question import Question
-from sfumato.sketch.vector import fit
+from sfumato.sketch.vector import is_finite
 from sfumato.study import Study
 
 I64 = npt.NDArray[np.int64]
@@ -50,7 +50,9 @@ class Population:
         """The devices whose vectors are finite, by their place in the data; others abstain."""
         step = max(1, _PIECE // vectors.shape[1])
         starts = range(0, len(vectors), step)
-        kept = [start + np.flatnonzero(fit(vectors[start : start + step])) for start in starts]
+        kept = [
+            start + np.flatnonzero(is_finite(vectors[start : start + step])) for start in starts
+        ]
         chunks = tuple(pa.array(part) for part in kept if part.size)
         if not chunks:
             raise DataError("no vector in the data is finite, so there is nobody to ask")

@@ -17,12 +17,13 @@ from sfumato.sketch.keys import IntegerKeys, Keys, TextKeys, WordKeys
 from sfumato.sketch.norms import Norms
 from sfumato.sketch.onehot import OneHot
 from sfumato.sketch.refined import refine
-from sfumato.sketch.rounds import Rounds, Running
+from sfumato.sketch.rounds import DecodedRounds, Running
 from sfumato.sketch.vector import VectorSketch
 from sfumato.sketch.words import Prefix
 
 __all__ = [
     "CountSketch",
+    "DecodedRounds",
     "IntegerKeys",
     "InvertibleSketch",
     "ItemKeys",
@@ -31,7 +32,6 @@ __all__ = [
     "Norms",
     "OneHot",
     "Prefix",
-    "Rounds",
     "Running",
     "Sketch",
     "TextKeys",
@@ -41,19 +41,19 @@ __all__ = [
 ]
 
 ItemKeys: TypeAlias = TextKeys | WordKeys | Prefix
-"""What of an item a table counts, where its sketch does not say."""
+"""The part of an item that a table counts, if its sketch does not say."""
 
 
 @runtime_checkable
 class Sketch(Protocol):
-    """What every sketch does; see `CountSketch` and `OneHot`."""
+    """A linear map from values to tables; see `CountSketch` and `OneHot`."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
     @property
     def word_bits(self) -> int | None:
-        """The ring that its words belong to; None if they are counts, for any that holds them."""
+        """The bits of the ring that its words belong to; None if they are plain counts."""
         ...
 
     def encode(self, values: Any, weights: Any = None) -> npt.NDArray[np.int64]: ...

@@ -1,4 +1,4 @@
-"""Items that nobody holds: how high a sketch reads them, and so which ones somebody must hold."""
+"""Readings of items that nobody holds, and so which items are significantly above zero."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.kernels import Decode
-from sfumato.sketch.rounds import Rounds
+from sfumato.sketch.rounds import DecodedRounds
 
 F64 = npt.NDArray[np.float64]
 U64 = npt.NDArray[np.uint64]
 Bool = npt.NDArray[np.bool_]
 
 _GRID = 1 << 18  # places at which the law of a mean of readings is computed
-_LOOKS = 3  # each at tables without what the last one found
-_FITS = 3  # readings of what was found, each without what the others explain
-_DRAWS = 1 << 16  # readings that stand for the law of a row of several rounds
-_EXACT_SIGNS = 256  # ways to sign the rounds that are all tried
+_PASSES = 3  # each over tables without the items of the last one
+_FITS = 3  # readings of the significant items, each without the counts of the others
+_DRAWS = 1 << 16  # size of the sample of readings of one row over several rounds
+_EXACT_SIGNS = 256  # up to this many combinations of signs, all are enumerated
 _PIECE = 1 << 16  # items that are read together
 
 
 def absent_limit(table: F64, decode: Decode, rate: float) -> float:
-    """What an item that nobody holds is read above with a chance of at most `rate`.
+    """The reading that an item that nobody holds exceeds with a chance of at most `rate`.
 
-    Such an item has, in each row of the table (rows, width), a cell drawn evenly and a fair sign,
-    all independent. So the law of a row's reading is that of the table's own cells with both signs,
+    Such an item has, in each row of the table (rows, width), a uniform cell and a fair sign, all
+    independent. So the law of a row's reading is that of the table's own cells with both signs,
     noise and collisions included, and that of the mean or median of rows follows exactly (for even
     rows the median's is bounded). A normal law of the same variance is not enough at a level of one
     in millions: one collision shifts a reading, and shifted readings fill the far tail.
@@ -38,7 +38,7 @@ def absent_limit(table: F64, decode: Decode, rate: float) -> float:
 
 
 def _mean_limit(size: F64, rate: float) -> float:
-    """Rows' laws, on a grid, are multiplied as spectra; what the grid rounds off is added."""
+    """Convolve the laws of the rows on a grid, by spectra, and add the rounding of the grid."""
     rows, width = size.shape
     step = float(size.max(axis=1).sum()) / (_GRID // 2 - rows)
     spectrum = np.ones(_GRID // 2 + 1, dtype=np.complex128)
@@ -52,58 +52,58 @@ def _mean_limit(size: F64, rate: float) -> float:
 
 
 def _median_limit(size: F64, rate: float, *, is_sample: bool = False) -> float:
-    """The median exceeds what half of the rows, or one more than half, exceed.
+    """The median exceeds a height if half of the rows, or one more than half, exceed it.
 
-    Chances that come from a sample of readings are bounded from above, but for one in 10**5.
+    Chances from a sample of readings are replaced by an upper bound that fails once in 10**5.
     """
     rows, width = size.shape
-    held = np.sort(size, axis=1)
-    heights = np.unique(held)
+    rows_sorted = np.sort(size, axis=1)
+    heights = np.unique(rows_sorted)
 
     def is_enough(height: float) -> bool:
-        exceed = np.zeros(rows + 1)  # chances that so many rows do
-        exceed[0] = 1.0
-        for row in held:
+        chances = np.zeros(rows + 1)  # chance of each number of rows to exceed it
+        chances[0] = 1.0
+        for row in rows_sorted:
             chance = (width - np.searchsorted(row, height, side="right")) / (2 * width)
             if is_sample:
                 chance = min(chance + 5 * (chance / width) ** 0.5 + 13 / width, 0.5)
-            exceed[1:] = exceed[1:] * (1 - chance) + exceed[:-1] * chance
-            exceed[0] *= 1 - chance
-        return bool(exceed[-(-rows // 2) :].sum() <= rate)
+            chances[1:] = chances[1:] * (1 - chance) + chances[:-1] * chance
+            chances[0] *= 1 - chance
+        return bool(chances[-(-rows // 2) :].sum() <= rate)
 
     return float(heights[bisect_left(heights, True, key=is_enough)])
 
 
-def surely_held(
-    rounds: Rounds, points: U64, *, level: float, shares: F64 | None = None
+def significant_items(
+    rounds: DecodedRounds, points: U64, *, level: float, shares: F64 | None = None
 ) -> tuple[Bool, float]:
-    """Which items somebody holds, at this family-wise level, and the last reading that it took.
+    """Which items somebody holds, at this family-wise level, and the threshold of the last pass.
 
-    An item is read as the median over rows of what the rounds' readings add up to. What stands out
-    is taken off the tables, and the rest is read again.
+    An item's reading is the median over rows of the sum over rounds. Significant items are
+    subtracted from the tables, and the rest is read again.
 
-    Claim: some item that nobody holds is among them with probability `level` at most, if hash
+    Claim: some item that nobody holds is among them with probability at most `level`, if hash
         functions are random and the items were listed without knowledge of them.
-    Proof: docs/proofs/intervals.md. Each look has its share of the level. Until an item that nobody
-        holds is found, what is taken off the tables depends on items that somebody holds, and the
-        cells and signs of one that nobody holds are independent of them.
+    Proof: docs/proofs/intervals.md. Each pass has its share of the level. Until an item that nobody
+        holds is called significant, the subtracted tables depend on held items only, and the cells
+        and signs of an item that nobody holds are independent of them.
     """
     parts = np.full(len(rounds.sketches), 1 / len(rounds.sketches)) if shares is None else shares
-    found, counts = np.zeros(points.size, dtype=np.bool_), np.zeros(points.size)
+    significant, counts = np.zeros(points.size, dtype=np.bool_), np.zeros(points.size)
     residual, limit = rounds, 0.0
-    for _ in range(_LOOKS):
-        limit = _limit(residual, level / _LOOKS / points.size)
-        fresh = ~found & (_medians(residual, points) > limit)
+    for _ in range(_PASSES):
+        limit = _limit(residual, level / _PASSES / points.size)
+        fresh = ~significant & (_medians(residual, points) > limit)
         if not fresh.any():
             break
-        found |= fresh
+        significant |= fresh
         for _ in range(_FITS):
-            counts[found] += _medians(residual, points[found])
-            residual = rounds.subtract(points[found], parts[:, None] * counts[found])
-    return found, limit
+            counts[significant] += _medians(residual, points[significant])
+            residual = rounds.subtract(points[significant], parts[:, None] * counts[significant])
+    return significant, limit
 
 
-def _medians(rounds: Rounds, points: U64) -> F64:
+def _medians(rounds: DecodedRounds, points: U64) -> F64:
     return np.concatenate(
         [
             np.median(rounds.readings(points[k : k + _PIECE]).sum(axis=0), axis=0)
@@ -112,8 +112,8 @@ def _medians(rounds: Rounds, points: U64) -> F64:
     )
 
 
-def _limit(rounds: Rounds, rate: float) -> float:
-    """What the reading of an item that nobody holds exceeds with a chance of at most `rate`."""
+def _limit(rounds: DecodedRounds, rate: float) -> float:
+    """The reading that an item that nobody holds exceeds with a chance of at most `rate`."""
     tables = rounds.tables
     if len(tables) == 1:
         return absent_limit(tables[0], "median", rate)
@@ -123,19 +123,19 @@ def _limit(rounds: Rounds, rate: float) -> float:
     return _median_limit(readings, rate, is_sample=is_sample) if readings.any() else 0.0
 
 
-def _row_readings(rounds: Rounds, signs: int, is_sample: bool) -> F64:
-    """Sizes of readings of each row, (rows, readings), as an item that nobody holds has them: its
-    cell, the same in all rounds unless they are fresh, and a fair sign in each round."""
+def _row_readings(rounds: DecodedRounds, signs: int, is_sample: bool) -> F64:
+    """Absolute readings of an item that nobody holds, for each row, (rows, readings): its cell is
+    the same in all rounds unless they are fresh, and it has a fair sign in each round."""
     tables = rounds.tables
     count, rows, width = tables.shape
     chance = np.random.Generator(np.random.Philox(rounds.seed))
     if rounds.fresh:
-        drawn = np.zeros((rows, _DRAWS))
+        readings = np.zeros((rows, _DRAWS))
         for table in tables:
             cells = chance.integers(0, width, (rows, _DRAWS))
             coins = chance.integers(0, 2, (rows, _DRAWS)) * 2 - 1
-            drawn += coins * np.take_along_axis(table, cells, axis=1)
-        return np.abs(drawn)
+            readings += coins * np.take_along_axis(table, cells, axis=1)
+        return np.abs(readings)
     if is_sample:
         ways = chance.integers(0, 2, (-(-_DRAWS // width), count)) * 2 - 1
     else:  # the first round's sign makes no difference to a size

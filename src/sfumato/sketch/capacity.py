@@ -1,14 +1,14 @@
 """How many keys an invertible sketch lists, and how many it held when listing got stuck.
 
 The table has `rows` × `width` cells, and a key lies in one random cell of every row. Listing peels:
-a key alone in a cell is read there and taken out everywhere, again and again. It fails exactly if
-some keys form a *stopping set*: every cell that one of them touches, another touches too. Two keys
-that share all their cells are the smallest.
+a key alone in a cell is read there and removed from its other cells, again and again. It fails
+exactly if some keys form a *stopping set*: every cell that one of them touches, another touches
+too. Two keys that share all their cells are the smallest.
 
-Two ways to size a table. `sized` keeps a promise: a bound on the chance of failure, for any number
-of keys up to the one given. `typical_cells` is the habit of paper 001: a table that lists most of
-the time. Large tables need 1.5 cells a key for the first, if one in a hundred may fail, and 1.3 for
-the second; below 1.22 (`threshold_load`) almost none lists.
+There are two ways to size a table. `sized` guarantees a bound on the chance of failure, for any
+number of keys up to the given one. `typical_cells` is the rule of paper 001: a table that lists
+most of the time. Large tables need 1.5 cells per key for the first, if one in a hundred may fail,
+and 1.3 for the second; below 1.22 (`threshold_load`) almost none lists.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from sfumato.spec import require
 
 F64 = npt.NDArray[np.float64]
 
-EXACT = 512  # sets of up to so many keys are counted exactly, larger ones bounded
+EXACT = 512  # sets of up to this many keys are counted exactly, larger ones bounded
 ROUNDING = 1e-6  # relative; floats lose less: logarithms of factorials of 100,000 are 1e6 ± 1e-9
-TYPICAL = ((99, 20), (300, 15), (1000, 14), (math.inf, 13))  # up to cells; cells for ten keys
-SMALL_CORE = 2 / 3  # keys for a cell of a small core: two that share three cells
-SATURATED = 3.5  # keys for a cell, at least, where no cell is left empty
+TYPICAL = ((99, 20), (300, 15), (1000, 14), (math.inf, 13))  # most cells; cells per ten keys
+SMALL_CORE = 2 / 3  # keys per cell of a small core: two that share three cells
+SATURATED = 3.5  # least keys per cell if no cell is empty
 
 
 @functools.lru_cache(maxsize=4096)
 def failure_bound(keys: int, rows: int, width: int) -> float:
-    """An upper bound on the chance that so many distinct keys cannot all be listed.
+    """An upper bound on the chance that `keys` distinct keys cannot all be listed.
 
     The expected number of stopping sets, summed over their sizes: C(keys, size)·P(size)^rows, where
-    P(size) is the chance that so many keys leave none of them alone in a row (`log_none_alone`).
+    P(size) is the chance that none of `size` keys is alone in a row (`log_none_alone`).
     Assumes cells that are uniform and independent between keys and rows, chosen without knowledge
     of the keys.
 
-    It is nearly tight where the table is not crowded: then pairs make it, keys²/2/width^rows. It
-    rises steeply to one, and says nothing, below some 1.51 cells a key in three rows (1.59 in four,
-    1.75 in five), although large tables list down to 1.22 (1.29, 1.42): a crowded table that fails
-    has very many stopping sets, so their mean is far above the chance of one.
+    It is nearly tight if the table is not crowded: then pairs dominate, keys²/2/width^rows. It
+    rises steeply to one, and says nothing, below about 1.51 cells per key in three rows (1.59 in
+    four, 1.75 in five), although large tables list down to 1.22 (1.29, 1.42): a crowded table that
+    fails has very many stopping sets, so their mean is far above the chance of one.
 
     >>> round(failure_bound(150, 3, 100), 4)  # of 100,000 simulated tables 1.1% failed
     0.0118
@@ -69,21 +69,21 @@ def failure_bound(keys: int, rows: int, width: int) -> float:
 def log_none_alone(most: int, width: int) -> F64:
     """Logarithm of P(size) for sizes 2 .. most: no key is alone in a row of `width` cells.
 
-    P(size) = size!/width^size · [z^size] (e^z − z)^width. Exact up to `EXACT` keys, but for
-    rounding. Beyond, an upper bound: [z^size] F is at most F(z)/z^size at any z > 0, and we take
-    nearly the best; it is too high by a factor of up to about √(4π·size).
+    P(size) = size!/width^size · [z^size] (e^z − z)^width. Exact up to `EXACT` keys, except
+    for rounding. Beyond, an upper bound: [z^size] F is at most F(z)/z^size at any z > 0, and we
+    take nearly the best; it is too high by a factor of up to about √(4π·size).
     """
     from scipy import special  # slow to import, and only sizing needs it
 
     size = np.arange(2, most + 1, dtype=np.float64)
     logs: F64 = special.gammaln(size + 1) - size * math.log(width)  # of size!/width^size
-    counted = min(most, EXACT) - 1
-    logs[:counted] += _log_coefficients(counted + 1, width)
-    large = size[counted:]
+    exact = min(most, EXACT) - 1
+    logs[:exact] += _log_coefficients(exact + 1, width)
+    large = size[exact:]
     if large.size:
         point = _saddle(large / width)
         log_cell = point + np.log1p(-point * np.exp(-point))  # of e^z − z
-        logs[counted:] += width * log_cell - large * np.log(point)
+        logs[exact:] += width * log_cell - large * np.log(point)
     return np.minimum(logs, 0.0)
 
 
@@ -140,7 +140,7 @@ def least_width(keys: int, rows: int, failure: float) -> int:
     require(0 < failure < 1, f"failure must be above 0 and below 1; got {failure}")
     if keys < 2:
         return 1
-    # Too narrow for sure: fewer cells than keys, or so many pairs that they alone fail too often.
+    # Certainly too narrow: fewer cells than keys, or pairs alone make it fail too often.
     pairs = int((math.comb(keys, 2) / failure) ** (1 / rows))
     narrow = max((keys - 1) // rows, pairs - 1)
     wide = 2 * narrow + 1
@@ -154,10 +154,10 @@ def least_width(keys: int, rows: int, failure: float) -> int:
 
 @functools.lru_cache(maxsize=256)
 def sized(keys: int, failure: float, *, most_rows: int = 6) -> tuple[int, int]:
-    """The (rows, width) of fewest cells that lists `keys` keys but with probability `failure`.
+    """The (rows, width) of fewest cells that fails to list `keys` keys with probability `failure`.
 
-    Two keys that share all their cells are as rare as rows are many. So rare failures and small
-    tables ask for more rows, and large tables that may fail once in a hundred times for three.
+    More rows make it rarer that two keys share all their cells. So rare failures and small tables
+    need more rows, and large tables that may fail once in a hundred times need three.
 
     >>> sized(1000, 0.01), sized(1000, 1e-6)
     ((3, 516), (5, 362))
@@ -172,7 +172,7 @@ def sized(keys: int, failure: float, *, most_rows: int = 6) -> tuple[int, int]:
 
 
 def threshold_load(rows: int) -> float:
-    """Keys for a cell at which large tables stop listing: below nearly all do, above none.
+    """Keys per cell at which large tables stop listing: below nearly all list, above none.
 
     The least of x/(rows·(1 − e^−x)^(rows−1)) over x > 0 (Molloy 2005).
 
@@ -184,22 +184,22 @@ def threshold_load(rows: int) -> float:
 
 
 def typical_cells(keys: int, rows: int = 3) -> int:
-    """The cells, in whole rows, of a table that lists so many keys most of the time.
+    """The cells, in whole rows, of a table that lists this many keys most of the time.
 
-    Paper 001 takes 1.3 cells a key, which small tables fail with. Measured for three rows: 2.0
+    Paper 001 takes 1.3 cells per key, with which small tables fail. Measured for three rows: 2.0
     below 100 cells, 1.5 up to 300, 1.4 up to 1000, then 1.3; for other rows more, in the
-    proportion of their `threshold_load`. Nothing is promised here: that is what `sized` does.
+    proportion of their `threshold_load`. This is no guarantee; `sized` gives one.
 
     >>> typical_cells(150), typical_cells(1000), typical_cells(1000, rows=4)
     (225, 1302, 1380)
     """
     require(keys >= 1, f"keys must be at least 1; got {keys}")
-    widths = range(2 * keys + 1)  # the last is enough: 2·rows cells a key
+    widths = range(2 * keys + 1)  # the last is enough: 2·rows cells per key
     return rows * bisect_left(widths, keys, key=lambda width: typical_keys(rows * width, rows))
 
 
 def typical_keys(cells: int, rows: int = 3) -> int:
-    """The most keys that a table of so many cells lists most of the time; see `typical_cells`.
+    """The most keys that a table of `cells` lists most of the time; see `typical_cells`.
 
     >>> typical_keys(225), typical_keys(1302)
     (150, 1001)
@@ -212,21 +212,21 @@ def typical_keys(cells: int, rows: int = 3) -> int:
 
 
 def keys_of_core(left: int, cells: int, *, peeled: int = 0) -> float:
-    """How many keys a table of three rows held, of which `left` cells stay full after peeling.
+    """How many keys a table of three rows held, if `left` cells stay full after peeling.
 
     Equation (3) of paper 001, after Molloy (2005): with left/cells = 1 − e^−x·(1 + x) there were
     cells/6 · 2x/(1 − e^−x)² keys, those that could be listed included. Their number, `peeled`, is
     used only where the equation does not hold:
 
-    - Below 0.3577 of the cells. A large table has a larger core or none, so this one is of few
-      keys that share all their cells: there were `peeled`, and about two for three cells left.
-    - Where all cells are left. The answer is a floor: 3.5 keys for a cell, or the answer at one
-      cell fewer if that is more. Read it as "at least"; it is where a table of 3000 cells expects
-      to be saturated, and a smaller one is so with fewer keys.
+    - Below 0.3577 of the cells. A large table has a larger core or none, so this core consists of
+      few keys that share all their cells: there were `peeled`, and about two per three cells left.
+    - If all cells are left. The answer is a lower bound: 3.5 keys per cell, or the answer at one
+      cell fewer if that is more. At this load a table of 3000 cells is expected to be saturated;
+      smaller ones are saturated with fewer keys.
 
-    Error: its root mean square, measured, is at most 1.2% of the keys with 3000 cells and a key for
-        each, 2.7% with two, 4% with 300 cells and a key for each. Fewer empty cells tell less: it
-        is 7% and 14% at three keys for a cell.
+    Error: the measured root mean square is at most 1.2% of the keys with 3000 cells and one key per
+        cell, 2.7% with two, 4% with 300 cells and one key per cell. With fewer empty cells it is
+        larger: 7% and 14% at three keys per cell.
 
     >>> round(keys_of_core(500, 1000), 3), keys_of_core(6, 1000, peeled=700)
     (845.746, 704.0)
@@ -238,15 +238,15 @@ def keys_of_core(left: int, cells: int, *, peeled: int = 0) -> float:
         return max(SATURATED * cells, keys_of_core(cells - 1, cells))
     if left < _core_share(_threshold_rate(3)) * cells:
         return peeled + SMALL_CORE * left
-    gone = -math.log((cells - left) / cells)  # equals x − log(1 + x), and x < gone + √(2·gone)
-    rate = _solve(lambda x: x - math.log1p(x), gone, 0.0, gone + math.sqrt(2 * gone))
+    log_empty = -math.log((cells - left) / cells)  # equals x − log(1 + x), and x < gone + √(2·gone)
+    rate = _solve(lambda x: x - math.log1p(x), log_empty, 0.0, log_empty + math.sqrt(2 * log_empty))
     return cells * _load(rate, 3)
 
 
 def core_of_keys(keys: float, cells: int) -> float:
     """The share of cells expected to stay full after peeling; the inverse of `keys_of_core`.
 
-    Zero below the threshold load of 0.818469 keys for a cell, where a large table has no core.
+    Zero below the threshold load of 0.818469 keys per cell, where a large table has no core.
 
     >>> round(core_of_keys(1000, 1000), 6), core_of_keys(800, 1000)
     (0.72274, 0.0)
@@ -265,7 +265,7 @@ def _threshold_rate(rows: int) -> float:
 
 
 def _load(rate: float, rows: int) -> float:
-    """Keys for a cell of the table, if peeling leaves a Poisson `rate` of them in a cell."""
+    """Keys per cell of the table, if peeling leaves a Poisson `rate` of them in a cell."""
     return rate / (rows * (-math.expm1(-rate)) ** (rows - 1))
 
 

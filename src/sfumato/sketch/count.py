@@ -29,14 +29,14 @@ class CountSketch:
 
     A sketch belongs to a round, and the two round numbers say what rounds have in common (paper
     000, section 3): *Shared* (0, 0) keeps cells and signs, *Hybrid* (0, round) keeps the cells and
-    draws new signs, *Fresh* (round, round) draws both anew. `Rounds` decodes them together.
+    draws new signs, *Fresh* (round, round) draws both anew. `DecodedRounds` decodes them together.
 
     Error: for an item chosen without knowledge of `seed`, |estimate − count| exceeds
         3·‖counts‖₂/√width with probability at most exp(−rows/4)  (Chebyshev in a row,
         Hoeffding over rows; docs/proofs/count_sketch.md). One row reads the count without bias
         and with variance (‖counts‖² − count²)/width, exactly.
-    Sensitivity: one item moves one cell a row by one: L1 = rows, L2 = √rows. Several items of one
-        device may meet in one cell with one sign, so `values` of them move L2 by values·√rows.
+    Sensitivity: one item moves one cell per row by one: L1 = rows, L2 = √rows. Several items of one
+        device may collide with equal signs, so `values` of them move L2 by values·√rows.
 
     >>> sketch = CountSketch(rows=5, width=64, seed=1)
     >>> table = sketch.encode([b"oak", b"oak", b"elm"])
@@ -74,7 +74,7 @@ class CountSketch:
     def signs(self) -> U64:
         """Coefficients of the four-wise independent sign hashes, (rows, 4).
 
-        A value has 61 bits and serves sixty rounds, so a known dictionary is hashed once for all.
+        A value has 61 bits, enough for sixty rounds, so a known dictionary is hashed once.
         """
         block = self.sign_round // ROUNDS_PER_SIGN
         return hashing.row_polynomials(self.seed, "sign", block, self.rows, 4)
@@ -102,9 +102,9 @@ class CountSketch:
         *,
         decode: kernels.Decode = "median",
     ) -> F64:
-        from sfumato.sketch.rounds import Rounds  # a sketch is one round; Rounds builds on it
+        from sfumato.sketch.rounds import DecodedRounds  # rounds imports this module
 
-        return Rounds.of([(self, table)]).estimate(self.points(values), decode=decode)
+        return DecodedRounds.of([(self, table)]).estimate(self.points(values), decode=decode)
 
     def sensitivity(self, values: int) -> Norms:
         return Norms(

@@ -4,22 +4,23 @@ A row of `placing="hashed"` hashes every coordinate to a cell, as a count sketch
 `placing="rotation"` does not scatter: the vector is cut into chunks of `width` coordinates, each
 chunk is turned by a random number of cells, and the turned chunks are added, every coordinate with
 a sign. Coordinate i = q·width + p lands in cell (p + rotations[row, q]) mod width. Two coordinates
-of different chunks meet with probability 1/width, two of one chunk never: no expectation gets
+of different chunks collide with probability 1/width, two of one chunk never: no expectation gets
 worse, and memory is streamed. Rotations come from a mixing hash of row and chunk, signs from one of
 row and i // 32 whose word holds 32 of them (`kernels.dense.plain.sign_words`). A linear hash would
-not do: consecutive chunks would turn in step.
+not do: consecutive chunks would turn together.
 
-What rotation does to neighbours. The error of coordinate i in a row is a sum of sign(i)·sign(j)·z_j
-over the j that it meets, one in each other chunk. If i meets j then i + 1 meets j + 1 (but where a
-chunk ends). The two errors have four different signs, so they are uncorrelated; they are not
-independent, for their sizes are those of neighbouring z_j. Hence:
+The effect of rotation on neighbours. The error of coordinate i in a row is a sum of
+sign(i)·sign(j)·z_j over the j in the same cell, one in each other chunk. If i collides with j then
+i + 1 collides with j + 1 (except where a chunk ends). The two errors have four different signs, so
+they are uncorrelated; they are not independent, for their sizes are those of neighbouring z_j.
+Hence:
 
-- Coordinates, medians. What coordinate i meets is independent from chunk to chunk, row to row and
-  block to block. Its variance, and every bound for the mean over rows or the median over blocks of
-  one coordinate, is that of a hashed sketch or better; a bound for all coordinates that adds up
-  their chances holds whatever the dependence.
+- Coordinates, medians. The collisions of coordinate i are independent from chunk to chunk, row to
+  row and block to block. Its variance, and every bound for the mean over rows or the median over
+  blocks of one coordinate, is that of a hashed sketch or better; a bound for all coordinates that
+  adds up their chances holds whatever the dependence.
 - Norms. Mean and variance of a squared norm involve pairs of coordinates alone, so they are no
-  larger. Higher moments may be: two runs of m equal entries in different chunks meet more rarely
+  larger. Higher moments may be: two runs of m equal entries in different chunks collide more rarely
   than if hashed, and then many entries at once; where that is rare, the fourth moment of a row's
   error is about m times larger (a test has it exactly). Rows and blocks average that out. Bounds by
   Chebyshev's inequality hold.
@@ -49,7 +50,7 @@ U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 Reals = npt.NDArray[np.floating[Any]] | npt.NDArray[np.integer[Any]]
 
-LONGEST = 1 << 31  # of a vector and of a row
+LONGEST = 1 << 31  # longest vector and row
 MOST_ROWS = 1 << 20  # in all blocks together
 
 
@@ -57,20 +58,20 @@ MOST_ROWS = 1 << 20  # in all blocks together
 class DenseSketch:
     """Compress real vectors into `blocks` × `rows` × `width` cells by a random linear map.
 
-    A row is a count sketch: each coordinate goes to one cell with a sign, and what meets there is
-    added. The rows of a block are independent and divided by √rows, so that a block keeps the
-    squared norm in expectation and its transpose reads the vector back without bias: a count-mean
-    sketch. With several blocks a coordinate's reading is the median over them. Tables of one spec
-    add, as their vectors do, up to float32 rounding. `seed` is public; a new `round` is a new map,
-    and it must not be chosen after the vectors are known.
+    A row is a count sketch: each coordinate is added to one cell with a sign. The rows of a block
+    are independent and divided by √rows, so that a block keeps the squared norm in expectation and
+    its transpose reads the vector back without bias: a count-mean sketch. With several blocks a
+    coordinate's reading is the median over them. Tables of one spec add, as their vectors do, up to
+    float32 rounding. `seed` is public; a new `round` is a new map, and it must not be chosen after
+    the vectors are known.
 
     Error: with one block, decode(encode(z)) is z in the mean, and its expected squared distance
         from z is (length − 1)/(rows·width)·‖z‖² if hashed, and with rotations no more: the sum over
         chunks z_q of ‖z_q‖²·(length − |z_q|)/(rows·width), nothing if there is one chunk. norm² is
         ‖z‖² in the mean, with variance 2·(‖z‖⁴ − Σ‖z_q‖⁴)/(blocks·rows·width); if hashed, Σ z_i⁴
         in place of Σ‖z_q‖⁴. Noise of variance 1 in every cell of one block becomes noise of
-        variance 1 in every coordinate. All that is for vectors chosen without knowledge of `seed`,
-        and takes the signs for four-wise independent, which is tested and not proved.
+        variance 1 in every coordinate. All this is for vectors chosen without knowledge of `seed`,
+        and assumes that the signs are four-wise independent, which is tested and not proved.
     Sensitivity: a table is longer than its vector about half the time: clip tables, not vectors
         alone. Clipped blocks of norm B each make a table of norm √blocks·B.
 
@@ -94,8 +95,8 @@ class DenseSketch:
 
     def check(self) -> None:
         for name in ("length", "width"):
-            given = getattr(self, name)
-            require(1 <= given <= LONGEST, f"{name} must be 1 to 2**31; got {given}")
+            size = getattr(self, name)
+            require(1 <= size <= LONGEST, f"{name} must be 1 to 2**31; got {size}")
         for name in ("rows", "blocks"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1")
         require(
@@ -107,7 +108,7 @@ class DenseSketch:
 
     @classmethod
     def within(cls, cells: int, *, length: int, rows: int, seed: int, round: int) -> DenseSketch:
-        """The widest sketch with at most so many cells, and with fewer rows if they are fewer.
+        """The widest sketch with at most `cells`, and with fewer rows if there are fewer cells.
 
         >>> DenseSketch.within(100, length=1000, rows=15, seed=1, round=0).shape
         (15, 6)
@@ -130,54 +131,54 @@ class DenseSketch:
 
     @property
     def sign_keys(self) -> U32:
-        """What the signs of each row are drawn by, (blocks × rows, 2)."""
-        return self._keys[:, 1:].astype(np.uint32)  # the low 32 bits
+        """The keys from which the signs of each row follow, (blocks × rows, 2)."""
+        return self.row_keys[:, 1:].astype(np.uint32)  # the low 32 bits
 
     def encode(self, vectors: Reals) -> F32:
         """The table of a vector (length,), of shape `shape`; or of each of (n, length)."""
-        given = _float32(vectors, "vectors")
-        if given.ndim not in (1, 2) or given.shape[-1] != self.length:
+        reals = _float32(vectors, "vectors")
+        if reals.ndim not in (1, 2) or reals.shape[-1] != self.length:
             raise SpecError(
-                f"vectors must be ({self.length},) or (n, {self.length}); got {given.shape}"
+                f"vectors must be ({self.length},) or (n, {self.length}); got {reals.shape}"
             )
-        each = given.reshape(-1, self.length)
+        each = reals.reshape(-1, self.length)
         scale = 1 / math.sqrt(self.rows)
         if self.placing == "hashed":
             tables = np.empty((len(each), *self.shape), dtype=np.float32)
             for vector, table in zip(each, tables, strict=True):
-                table[:] = plain_dense.encode_hashed(vector, self._keys[:, 0], self.width, scale)
+                table[:] = plain_dense.encode_hashed(vector, self.row_keys[:, 0], self.width, scale)
         else:
             tables = kernels.encode(each, self.rotations, self.sign_keys, self.width, scale)
         _require_finite(tables, "vectors")
-        return tables.reshape(*given.shape[:-1], *self.shape)
+        return tables.reshape(*reals.shape[:-1], *self.shape)
 
     def decode(self, table: Reals) -> F32:
-        """An estimate of the vector whose table this is, (length,): without bias if `blocks` is 1,
-        else the median over blocks, coordinate by coordinate."""
-        given = self._table(table)
+        """An estimate of the vector with this table, (length,): unbiased if `blocks` is 1,
+        otherwise the median over blocks, coordinate by coordinate."""
+        cells = self._table(table)
         scale = 1 / math.sqrt(self.rows)
         if self.placing == "hashed":
-            keys = self._keys[:, 0]
-            return plain_dense.decode_hashed(given, keys, self.length, self.blocks, scale)
+            keys = self.row_keys[:, 0]
+            return plain_dense.decode_hashed(cells, keys, self.length, self.blocks, scale)
         return kernels.decode(
-            given, self.rotations, self.sign_keys, self.length, self.blocks, scale
+            cells, self.rotations, self.sign_keys, self.length, self.blocks, scale
         )
 
     def norm(self, table: Reals) -> float:
-        """An estimate of the vector's L2 norm; its square is without bias."""
-        given = self._table(table).reshape(-1)
-        return math.sqrt(float(np.einsum("i,i->", given, given, dtype=np.float64)) / self.blocks)
+        """An estimate of the vector's L2 norm; its square is unbiased."""
+        cells = self._table(table).reshape(-1)
+        return math.sqrt(float(np.einsum("i,i->", cells, cells, dtype=np.float64)) / self.blocks)
 
     @property
-    def _keys(self) -> U64:
+    def row_keys(self) -> U64:
         return hashing.row_polynomials(self.seed, "dense", self.round, self.shape[0], 3)
 
     def _table(self, table: Reals) -> F32:
-        given = _float32(table, "a table")
-        if given.shape != self.shape:
-            raise SpecError(f"a table must have the shape {self.shape}; got {given.shape}")
-        _require_finite(given, "a table")
-        return given
+        cells = _float32(table, "a table")
+        if cells.shape != self.shape:
+            raise SpecError(f"a table must have the shape {self.shape}; got {cells.shape}")
+        _require_finite(cells, "a table")
+        return cells
 
 
 def top(vector: F32, k: int) -> F32:
@@ -193,29 +194,29 @@ def top(vector: F32, k: int) -> F32:
         return vector.copy()
     result = np.zeros_like(vector)
     if k > 0:
-        kept = np.argpartition(np.abs(vector), -k)[-k:]
-        result[kept] = vector[kept]
+        largest = np.argpartition(np.abs(vector), -k)[-k:]
+        result[largest] = vector[largest]
     return result
 
 
-@lru_cache(maxsize=4)  # of narrow rows they are as large as a vector
+@lru_cache(maxsize=4)  # if rows are narrow, they are as large as a vector
 def _rotations(seed: int, round: int, rows: int, length: int, width: int) -> I32:
     keys = hashing.row_polynomials(seed, "dense", round, rows, 3)
-    drawn = plain_dense.rotations_of(keys[:, 0], -(-length // width), width)
-    drawn.flags.writeable = False  # cached, so shared
-    return drawn
+    rotations = plain_dense.rotations_of(keys[:, 0], -(-length // width), width)
+    rotations.flags.writeable = False  # cached, so shared
+    return rotations
 
 
 def _float32(values: Reals, name: str) -> F32:
-    given = np.asarray(values)
-    if given.dtype.kind not in "fiu":
-        raise SpecError(f"{name} must be of real numbers; got {given.dtype}")
-    with np.errstate(over="ignore"):  # too large a number becomes infinite, and is refused later
-        return np.ascontiguousarray(given, dtype=np.float32)
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiu":
+        raise SpecError(f"{name} must be of real numbers; got {array.dtype}")
+    with np.errstate(over="ignore"):  # too large numbers become infinite, and are refused later
+        return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def _require_finite(table: F32, name: str) -> None:
-    """One sum finds what is not a number: every coordinate has gone into every row."""
+    """One sum suffices to find NaN: every coordinate is in every row."""
     with np.errstate(invalid="ignore"):
         total = float(np.sum(table, dtype=np.float64))
     if not math.isfinite(total):

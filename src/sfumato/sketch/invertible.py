@@ -1,4 +1,4 @@
-"""The invertible sketch (IBLT) of paper 001: a table that gives back the keys that went into it."""
+"""The invertible sketch (IBLT) of paper 001: a table from which its keys can be listed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sfumato.sketch.keys import Column, Keys
 from sfumato.sketch.norms import Norms, check_weights
 from sfumato.spec import LARGEST_INTEGER, require, spec
 
-if TYPE_CHECKING:  # a device does without
+if TYPE_CHECKING:  # not installed on devices
     import pyarrow as pa
 
 U64 = npt.NDArray[np.uint64]
@@ -25,20 +25,20 @@ I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 F64 = npt.NDArray[np.float64]
 
-MOST_WORD_BITS = 62  # of the ring that sums are taken in
-_PART_BITS = 60  # of a key, in one word: below the prime of the hashes
+MOST_WORD_BITS = 62  # largest ring for the sums
+_PART_BITS = 60  # most bits of a key in one word: below the prime of the hashes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Listing:
-    """What could be read from a table: each key once, and how much stayed in it."""
+    """The keys listed from a table, each once, and how much is left in it."""
 
     items: pa.Array
     counts: I64  # insertions of each
-    values: I64  # the sum of what was inserted with each; its count if the table keeps no values
-    keys: U64  # the items' numbers, for `known` of another listing
-    cells_left: int  # that are not empty: 0 if every key was listed
-    inserted: int  # insertions that the table holds in all, listed or not
+    values: I64  # the sum of the values inserted with each; its count if there are no values
+    keys: U64  # the items' numbers, for `candidates` of another listing
+    cells_left: int  # cells that are not empty: 0 if every key was listed
+    inserted: int  # total insertions in the table, listed or not
     keys_estimate: float  # distinct keys in the table; exact if every one was listed
 
     @property
@@ -48,38 +48,39 @@ class Listing:
     def __len__(self) -> int:
         return len(self.counts)
 
-    def __repr__(self) -> str:  # never what was listed
+    def __repr__(self) -> str:  # never the items
         return f"Listing({len(self)} keys, {self.cells_left} cells left)"
 
 
 @spec("invertible_sketch")
 class InvertibleSketch:
-    """Sum up keys of an open domain, and list them: no dictionary is asked for.
+    """Sum keys of an open domain, and list them without a dictionary.
 
-    A key lands in one cell of each row. A cell is a few words of one ring, modulo 2**word_bits, and
-    adds up, for each insertion: a one (`count_bits`), the key, a check of it (`check_bits` at the
-    top of every word) and, where wanted, a value. A cell in which one key was inserted c times
-    holds c times that key's content, so the key is read off, its check proves it, and it leaves its
-    other cells; and so on, until every key is listed or those left hold each other in every cell.
+    A key goes to one cell of each row. A cell is a few words of one ring, modulo 2**word_bits, and
+    each insertion adds: a one (`count_bits`), the key, a check of it (`check_bits` at the top of
+    every word) and optionally a value. A cell in which one key was inserted c times holds c times
+    that key's content, so the key is read, verified by its check, and removed from its other cells;
+    and so on, until every key is listed or the remaining keys share all their cells.
 
-    Differs from the paper: where the paper divides by c in a prime field of 31 bits, one field a
-    sum, here c = 2**v · odd is divided out in the ring of the secure sum. That leaves the top v
-    bits of a word unknown, so the check is on top: v bits of it are lost (`wrong_keys` counts with
-    that) and none of the key, which is read in whatever number it came. A cell is as wide as
-    its fields, 48 bits for the paper's words against its eight words a key. Each row has cells of
-    its own. A key must lie in the cell that it is read from, and be in its others often enough.
+    Differs from the paper: the paper divides by c in a prime field of 31 bits, one field per sum;
+    here c = 2**v · odd is divided out in the ring of the secure sum. That leaves the top v bits of
+    a word unknown, so the check is on top: v bits of it are lost (`wrong_keys` allows for that) and
+    none of the key, however often it was inserted. A cell is as wide as its fields, 48 bits for the
+    paper's words against its eight words per key. Each row has cells of its own. A key must belong
+    to the cell that it is read from, and its other cells must hold it often enough.
 
-    Error: none in what is listed, but for wrong keys, as few as `wrong_keys` says. All of `keys`
-        keys are listed with probability at least 1 − capacity.failure_bound(keys, rows, width).
-    Sensitivity: of what is listed when all is: one device with `values` keys moves as many counts
-        by one. The table itself takes no noise: a key with noise on it is not that key any more.
+    Error: listed counts are exact, except for wrong keys, whose number `wrong_keys` bounds. All of
+        `keys` keys are listed with probability at least 1 − capacity.failure_bound(keys, rows,
+        width).
+    Sensitivity: of a complete listing: one device with `values` keys moves as many counts by one.
+        The table itself takes no noise: with noise on it, a key is not that key any more.
 
     >>> from sfumato.sketch.keys import TextKeys
     >>> sketch = InvertibleSketch(keys=TextKeys(length=8), rows=3, width=8, count_bits=8,
     ...                           check_bits=20, seed=1)
     >>> table = sketch.encode(["oak", "elm"]) + sketch.encode(["oak"])
-    >>> found = sketch.list(table)
-    >>> sorted(zip(found.items.to_pylist(), found.counts.tolist()))
+    >>> listing = sketch.list(table)
+    >>> sorted(zip(listing.items.to_pylist(), listing.counts.tolist()))
     [('elm', 1), ('oak', 2)]
     """
 
@@ -87,8 +88,8 @@ class InvertibleSketch:
     rows: int = 3
     width: int  # cells of each row
     count_bits: int  # cells must not hold 2**count_bits insertions
-    value_bits: int = 0  # values of a cell must add up to less than 2**value_bits; 0: none are kept
-    check_bits: int  # of each word
+    value_bits: int = 0  # values of a cell must add up to less than 2**value_bits; 0: no values
+    check_bits: int  # in each word
     seed: int
     round: int = 0
 
@@ -100,26 +101,26 @@ class InvertibleSketch:
         require(
             max(2, self.count_bits - 1) <= self.check_bits <= 44,
             f"check_bits must be {max(2, self.count_bits - 1)} to 44, so that a key can be read "
-            f"however often it comes; got {self.check_bits}",
+            f"however often it is inserted; got {self.check_bits}",
         )
         require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
         require(self.round >= 0, f"round must be at least 0; got {self.round}")
         require(
             self.value_bits + self.count_bits + self.check_bits < MOST_WORD_BITS,
-            "value_bits, count_bits and check_bits must leave room for a key in "
+            "value_bits, count_bits and check_bits must leave space for a key in "
             f"{MOST_WORD_BITS} bits",
         )
 
     @property
     def words(self) -> int:
-        """Words of a cell."""
-        room = min(_PART_BITS, MOST_WORD_BITS - self.check_bits)
+        """How many words a cell has."""
+        available = min(_PART_BITS, MOST_WORD_BITS - self.check_bits)
         needed = self.value_bits + self.count_bits + self.keys.bits
-        return max(1, -(-needed // room))
+        return max(1, -(-needed // available))
 
     @property
     def word_bits(self) -> int:
-        """The ring that sums must be taken in: modulo 2**word_bits."""
+        """Sums must be taken modulo 2**word_bits."""
         least = self.value_bits + self.count_bits
         return max(least, -(-(least + self.keys.bits) // self.words)) + self.check_bits
 
@@ -132,18 +133,18 @@ class InvertibleSketch:
         return (self.rows, self.width, self.words)
 
     def encode(self, values: Column, weights: I64 | None = None, amounts: I64 | None = None) -> I64:
-        """The table of these items, each inserted `weights` times (once if not given), with what
-        is to be added to their values: `amounts` in all. Items without a key are refused."""
+        """The table of these items, each inserted `weights` times (once if not given); `amounts`
+        are the totals to be added to their values. Items without a key are refused."""
         return self.encode_keys(self._numbers(values), weights, amounts)
 
     def distinct(self, values: Column) -> pa.Array:
-        """The items that these are keys for, each once."""
+        """The items of the keys of these values, each once."""
         return self.keys.items(np.unique(self._numbers(values), axis=0))[0]
 
     def encode_keys(
         self, numbers: U64, weights: I64 | None = None, amounts: I64 | None = None
     ) -> I64:
-        """The same for keys that are numbers already, (n, limbs)."""
+        """The same for keys given as numbers, (n, limbs)."""
         count = len(numbers)
         check_weights(weights, count)
         check_weights(amounts, count)
@@ -155,13 +156,13 @@ class InvertibleSketch:
             amounts = ones if self.value_bits else nothing
         times = nothing if weights is None else weights
         table = np.zeros((self.rows * self.width, self.words), dtype=np.uint64)
-        kernels.insert(table, self._parts(numbers), times, amounts, *self._hashes, self._layout)
+        kernels.insert(table, self.parts(numbers), times, amounts, *self.hashes, self.layout)
         return table.view(np.int64).reshape(self.shape)
 
     def list(
-        self, table: npt.NDArray[np.integer], *, known: U64 | None = None, signed: bool = False
+        self, table: npt.NDArray[np.integer], *, candidates: U64 | None = None, signed: bool = False
     ) -> Listing:
-        """What the table gives away. `known` keys, of earlier listings, help where it is stuck.
+        """List the keys of a table. `candidates`, keys of earlier listings, help if it gets stuck.
 
         With `signed` the table is a difference of two, and counts may be negative.
         """
@@ -169,22 +170,24 @@ class InvertibleSketch:
             raise SpecError(f"a table must have the shape {self.shape}; got {table.shape}")
         mask = np.uint64((1 << self.word_bits) - 1)
         left = (table.astype(np.int64, copy=False).view(np.uint64) & mask).reshape(-1, self.words)
-        if (signed or known is not None) and self.value_bits:
-            raise SpecError("only tables without values are split by known keys, or signed")
+        if (signed or candidates is not None) and self.value_bits:
+            raise SpecError("candidates and signed tables must be without values")
         inserted = self._inserted(left)
-        seen = (
-            np.zeros((0, keys.limbs(self.keys.bits)), dtype=np.uint64) if known is None else known
+        candidate_keys = (
+            np.zeros((0, keys.limbs(self.keys.bits)), dtype=np.uint64)
+            if candidates is None
+            else candidates
         )
         parts, counts, values = kernels.peel(
-            left, self._parts(seen), *self._hashes, self._layout, signed
+            left, self.parts(candidate_keys), *self.hashes, self.layout, signed
         )
         numbers = self._joined(parts)
         items, valid = self.keys.items(numbers)
         valid &= parts[:, -1] >> np.uint64(self._last_bits) == 0
-        for word in range(1, self.words):  # by columns: much quicker than along short rows
+        for word in range(1, self.words):  # by columns: much faster than along short rows
             left[:, 0] |= left[:, word]
         cells_left = int(np.count_nonzero(left[:, 0]))
-        if not valid.all():  # a damaged table: what it gave is no key, so not all of it was listed
+        if not valid.all():  # a damaged table: some numbers are not keys, so the list is incomplete
             items, numbers, counts, values = (
                 items.filter(valid), numbers[valid], counts[valid], values[valid],
             )  # fmt: skip
@@ -200,31 +203,31 @@ class InvertibleSketch:
         )
 
     def wrong_keys(self, keys: int, insertions: int) -> float:
-        """How many wrong keys are read from a table at most, in expectation, whatever so many keys
-        with so many insertions are (docs/proofs/listing.md).
+        """A bound on the expected number of wrong keys read from a table with this many keys and
+        insertions, whatever they are (docs/proofs/listing.md).
 
-        A cell of several keys is looked at no more often than it has keys. If 2**v divides its
-        count, it passes for one key with a chance of 2**-(check_bits − v) a word, and that key lies
-        there with a chance of 1/width; cells with 2**v insertions are as few as Markov's inequality
-        says.
+        A cell of several keys is examined at most once per key. If 2**v divides its count, it
+        passes for one key with a chance of 2**-(check_bits − v) per word, and that key belongs
+        there with a chance of 1/width; Markov's inequality bounds the number of cells with 2**v
+        insertions.
         """
         expected = 0.0
         for twos in range(self.count_bits):
-            looks = min(float(keys), insertions * (1 + keys / self.width) / 2**twos)
+            examinations = min(float(keys), insertions * (1 + keys / self.width) / 2**twos)
             chance = 2.0 ** -(self.words * max(self.check_bits - twos, 0)) / self.width
-            expected += self.rows * looks * chance
+            expected += self.rows * examinations * chance
         return expected
 
     def collisions(self, keys: int) -> float:
-        """The chance that two of so many keys have one fingerprint, and so the same cells."""
+        """The chance that two of `keys` keys have one fingerprint, and so the same cells."""
         return keys**2 / 2 * max(self.words - 1, 0) / 2.0**61
 
     def estimate(self, table: npt.NDArray[np.integer], values: Column) -> F64:
         """The counts of these items, zero for those not listed."""
-        found = self.list(table)
+        listing = self.list(table)
         numbers, _ = self.keys.numbers(values)
-        held = dict(zip(map(bytes, found.keys), found.counts.tolist(), strict=True))
-        return np.array([held.get(bytes(row), 0) for row in numbers], dtype=np.float64)
+        counts = dict(zip(map(bytes, listing.keys), listing.counts.tolist(), strict=True))
+        return np.array([counts.get(bytes(row), 0) for row in numbers], dtype=np.float64)
 
     def sensitivity(self, values: int) -> Norms:
         return Norms(l1=values, l2=math.sqrt(values), unit_cells=values)
@@ -243,14 +246,14 @@ class InvertibleSketch:
 
     def _numbers(self, values: Column) -> U64:
         numbers, fits = self.keys.numbers(values)
-        if not fits.all():  # never say which
+        if not fits.all():  # never name them
             raise SpecError(
                 f"items must be keys of this task ({self.keys}); {int((~fits).sum())} are not"
             )
         return numbers
 
     def _inserted(self, table: U64) -> int:
-        """Insertions in all: the counts of a row, if no cell is over its count_bits."""
+        """Total insertions: the counts of a row, if no cell is over its count_bits."""
         first = table.reshape(self.shape)[0, :, 0] >> np.uint64(self.value_bits)
         return int((first & np.uint64((1 << self.count_bits) - 1)).sum())
 
@@ -263,29 +266,29 @@ class InvertibleSketch:
         return max(float(listed), capacity.keys_of_core(cells_left, cells))
 
     @property
-    def _layout(self) -> tuple[int, int, int, int]:
+    def layout(self) -> tuple[int, int, int, int]:
         return (self.value_bits, self.count_bits, self.check_bits, self.word_bits)
 
     @property
-    def _hashes(self) -> tuple[int, U64, U64, int]:
+    def hashes(self) -> tuple[int, U64, U64, int]:
         point = hashing.row_polynomials(self.seed, "key", self.round, 1, 1)
         buckets = hashing.row_polynomials(self.seed, "key cell", self.round, self.rows, 3)
         checks = hashing.row_polynomials(self.seed, "key check", self.round, self.words, 3)
         return int(point[0, 0]), buckets, checks, self.width
 
     def _part_sizes(self) -> tuple[int, ...]:
-        """Bits of a key in each word."""
+        """How many bits of a key each word has."""
         each = self.word_bits - self.check_bits
         first = each - self.value_bits - self.count_bits
         return (first, *[each] * (self.words - 1))
 
     @property
     def _last_bits(self) -> int:
-        """Bits of a key in the last word, which may have room for more."""
+        """How many bits of a key the last word has; it may have space for more."""
         return self.keys.bits - sum(self._part_sizes()[:-1])
 
-    def _parts(self, numbers: U64) -> U64:
-        """Keys as words hold them; the last may be short of bits."""
+    def parts(self, numbers: U64) -> U64:
+        """Keys cut into the parts that words hold; the last may be shorter."""
         parts, start = np.zeros((len(numbers), self.words), dtype=np.uint64), 0
         for word, size in enumerate(self._part_sizes()):
             size = min(size, self.keys.bits - start)

@@ -1,7 +1,7 @@
 """Keys of an invertible sketch: items as numbers of a fixed number of bits, and back.
 
-A key is (limbs,) little-endian 64-bit words; a column of them is (n, limbs). What comes out of a
-damaged table need not be a key at all, so reading says which rows are.
+A key is (limbs,) little-endian 64-bit words; a column of them is (n, limbs). A number from a
+damaged table need not be a key, so reading says which rows are.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from sfumato.kernels import invertible as kernels
 from sfumato.sketch.words import Bool, Codes, check_alphabet, codes_of, words_of
 from sfumato.spec import require, spec
 
-if TYPE_CHECKING:  # a device that holds no such keys does without
+if TYPE_CHECKING:  # needed only on devices with such keys
     import pyarrow as pa
 
 U64 = npt.NDArray[np.uint64]
 U8 = npt.NDArray[np.uint8]
 Column: TypeAlias = "pa.Array | pa.ChunkedArray | npt.NDArray[np.integer] | Sequence[str]"
 
-MOST_BYTES = 256  # of a text key
+MOST_BYTES = 256  # longest text key
 _LIMB = 64
 _MOST_RADIX = 1 << 62  # so that a group of characters is one number
 
@@ -39,19 +39,19 @@ class Keys(Protocol):
         ...
 
     def numbers(self, items: Column) -> tuple[U64, Bool]:
-        """The key of each item, (n, limbs), and which items have one; the others' are zero."""
+        """The key of each item, (n, limbs), and which items have one; otherwise it is zero."""
         ...
 
     def items(self, keys: U64) -> tuple[pa.Array, Bool]:
-        """The item of each key, and which rows are a key; the others' item is null."""
+        """The item of each key, and which rows are a key; otherwise the item is null."""
         ...
 
 
 @spec("text_keys")
 class TextKeys:
-    """Strings of at most `length` bytes of UTF-8, in a bit more than as many bytes.
+    """Strings of at most `length` bytes of UTF-8, in one bit more than that many bytes.
 
-    A one after the last byte tells where a string ends, so that no string is another one's padding.
+    A one after the last byte marks the end of a string, so that padded strings stay distinct.
 
     >>> keys, _ = TextKeys(length=8).numbers(["oak"])
     >>> hex(int(keys[0, 0])), TextKeys(length=8).items(keys)[0].to_pylist()
@@ -74,8 +74,8 @@ class TextKeys:
         _, offsets, data = column.buffers()
         ends = np.frombuffer(offsets, dtype=np.int64)[column.offset :][: len(column) + 1]
         ends = ends if len(column) else np.zeros(1, dtype=np.int64)
-        held = np.frombuffer(data, dtype=np.uint8) if data else np.empty(0, dtype=np.uint8)
-        return kernels.text_keys(held, ends, self.length, limbs(self.bits))
+        text = np.frombuffer(data, dtype=np.uint8) if data else np.empty(0, dtype=np.uint8)
+        return kernels.text_keys(text, ends, self.length, limbs(self.bits))
 
     def items(self, keys: U64) -> tuple[pa.Array, Bool]:
         import pyarrow as pa
@@ -84,9 +84,9 @@ class TextKeys:
         size = rows.shape[1]
         last = size - 1 - np.argmax(rows[:, ::-1] != 0, axis=1)
         valid = (rows[np.arange(len(rows)), last] == 1) & (last <= self.length)
-        found = [row[:end].tobytes() for row, end in zip(rows, last.tolist(), strict=True)]
+        encoded = [row[:end].tobytes() for row, end in zip(rows, last.tolist(), strict=True)]
         texts: list[str | None] = []
-        for place, text in enumerate(found):
+        for place, text in enumerate(encoded):
             try:
                 texts.append(text.decode() if valid[place] else None)
             except UnicodeDecodeError:
@@ -97,9 +97,9 @@ class TextKeys:
 
 @spec("word_keys")
 class WordKeys:
-    """Words of at most `length` characters of a known alphabet, in as few bits as there are.
+    """Words of at most `length` characters of a known alphabet, in as few bits as possible.
 
-    Longer words are cut; a word with another character, and the empty one, has no key.
+    Longer words are cut; the empty word and words with other characters have no key.
 
     >>> WordKeys(alphabet="abcd", length=3).bits
     7
@@ -150,7 +150,7 @@ class WordKeys:
         return len(self.alphabet) + 1
 
     def _groups(self) -> list[tuple[int, int]]:
-        """Characters that make one number, and its bits."""
+        """Groups of characters that form one number: their sizes and bits."""
         most = 1
         while self._radix ** (most + 1) <= _MOST_RADIX:
             most += 1
@@ -191,14 +191,14 @@ class IntegerKeys:
 def take(words: U64, start: int, size: int) -> U64:
     """Bits start .. start + size − 1 of each row, at most 64 of them."""
     limb, shift = divmod(start, _LIMB)
-    found = words[:, limb] >> np.uint64(shift)
+    bits = words[:, limb] >> np.uint64(shift)
     if shift + size > _LIMB:
-        found = found | (words[:, limb + 1] << np.uint64(_LIMB - shift))
-    return found if size == _LIMB else found & np.uint64((1 << size) - 1)
+        bits = bits | (words[:, limb + 1] << np.uint64(_LIMB - shift))
+    return bits if size == _LIMB else bits & np.uint64((1 << size) - 1)
 
 
 def put(words: U64, start: int, size: int, values: U64) -> None:
-    """Set those bits, which are zero, to the values of each row."""
+    """Set these bits, which must be zero, to the values of each row."""
     limb, shift = divmod(start, _LIMB)
     words[:, limb] |= values << np.uint64(shift)
     if shift + size > _LIMB:
@@ -206,7 +206,7 @@ def put(words: U64, start: int, size: int, values: U64) -> None:
 
 
 def limbs(bits: int) -> int:
-    """Words of 64 bits that hold so many."""
+    """How many words of 64 bits hold this many."""
     return -(-bits // _LIMB)
 
 

@@ -1,4 +1,4 @@
-"""What goes into a table: how far one device can move it, and with what weights."""
+"""Contributions to a table: bounds on one device's, and checks of weights."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sfumato.errors import SpecError
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """Bounds on one device's contribution to a table, in every norm that noise asks for.
+    """Bounds on one device's contribution to a table, in every norm that noise needs.
 
-    `unit_cells` says more than a bound where it can: the contribution is exactly that many cells,
-    each moved by exactly one (0 if no such thing is known). It makes accounting exact. `largest` is
-    the most that a cell moves, where that is not the number of values.
+    `unit_cells` is more than a bound: the contribution is exactly that many cells, each moved by
+    exactly one (0 if that is not known). It makes accounting exact. `largest` is the most that a
+    cell moves, if that is not the number of values.
     """
 
     l1: float
@@ -26,7 +26,7 @@ class Norms:
 
 
 def check_weights(weights: npt.NDArray[np.int64] | None, count: int) -> None:
-    """Raise unless there is one whole weight a value: kernels do not look."""
+    """Raise unless there is one whole weight per value: kernels do not check."""
     if weights is None:
         return
     if weights.shape != (count,) or weights.dtype != np.int64:

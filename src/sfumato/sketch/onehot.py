@@ -1,4 +1,4 @@
-"""A known domain, one cell a category: exact, and the smallest table when the domain is small."""
+"""A known domain, one cell per category: exact, and the smallest table for a small domain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Bool = npt.NDArray[np.bool_]
 class OneHot:
     """Count the categories 0 .. categories - 1 of a known domain, each in its own cell.
 
-    Error: none; what noise is added to the table is the whole error.
+    Error: none but the noise that is added to the table.
     Sensitivity: one value moves one cell by one. `values` of them move the table by at most
         L1 = values and, when they are all one category, L2 = values.
 
@@ -65,7 +65,7 @@ class OneHot:
 
     def _checked(self, values: npt.NDArray[np.integer] | Sequence[int]) -> I64:
         category = np.asarray(values)
-        if category.size and category.dtype.kind not in "iu":  # never say which value it was
+        if category.size and category.dtype.kind not in "iu":  # never name the value
             raise SpecError("categories must be whole numbers")
         category = category.astype(np.int64)
         if category.size and not 0 <= category.min() <= category.max() < self.categories:

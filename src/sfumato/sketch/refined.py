@@ -1,25 +1,23 @@
 """A decoder better than the median: peel the heavy items off the tables, then read the rest.
 
 Beyond paper 000. The decoder knows the hash functions, so once it knows that a heavy item is there
-it can subtract it from every cell it went to, and no other item collides with it any more. What is
-left is lighter, so more items stand out; repeat.
+it can subtract it from all its cells, and no other item collides with it any more. The rest is
+lighter, so more items stand out; repeat.
 
-Four guards keep this honest (docs/concepts/refined.md has the table of where it helps):
+Four rules prevent overfitting (docs/concepts/refined.md has a table of where it helps):
 
-- *Sure, and agreed.* An item is peeled only when its count stands at least four standard
-  deviations out of the error, and when the mean of its readings agrees with their median: an item
-  that merely collides with a heavy one in a majority of rows has its median but not its mean.
-  Candidates are taken best first and read again after each one, so what a heavy item explains is
-  not taken twice.
-- *Rounds may differ.* Where there are several tables, each item has a count per round, drawn from
-  the pooled count towards the round's own reading as far as rounds are seen to disagree (a
-  variance ratio). Rounds that are alike lend one another strength; rounds with nothing in common
-  are peeled each on its own.
+- *Significant and consistent.* An item is peeled only if its count is at least four standard
+  deviations of the error, and if the mean of its readings agrees with their median: an item that
+  merely collides with a heavy one in a majority of rows has its median but not its mean. Candidates
+  are taken best first and read again after each one, so a heavy item is not counted twice.
+- *Rounds may differ.* With several tables, each item has a count per round, moved from the pooled
+  count towards the round's own reading as far as rounds disagree (a variance ratio). Similar
+  rounds are pooled; rounds with nothing in common are peeled each on its own.
 - *One table* (a single round, or shared ones) has no rounds to compare, and few readings for a
   median: there the item with the largest mean is peeled, all peeled items are fitted again by
   least squares, and those that no longer stand out are put back, until nothing changes.
-- *Placebos decide.* Errors are measured on items that do not exist (`Rounds.placebos`), on the
-  same tables, noise included. They set the thresholds, choose median or mean for the last
+- *Placebos decide.* Errors are measured on items that do not exist (`DecodedRounds.placebos`), on
+  the same tables, noise included. They set the thresholds, choose median or mean for the last
   reading, give the intervals, and unless they got clearly better the median is returned.
 """
 
@@ -32,41 +30,41 @@ import numpy.typing as npt
 
 from sfumato import kernels
 from sfumato.kernels.count import plain
-from sfumato.sketch.rounds import GRID, Rounds
+from sfumato.sketch.rounds import GRID, DecodedRounds
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 
-_SURE = (10.0, 8.0, 6.4, 5.1, 4.5, 4.5, 4.0, 4.0)
-"""Standard deviations of the error at which an item counts as found: one look at the whole
-dictionary each, the surest first, since every item peeled makes the next ones surer."""
+_THRESHOLDS = (10.0, 8.0, 6.4, 5.1, 4.5, 4.5, 4.0, 4.0)
+"""Standard deviations of the error from which an item is peeled, one pass over the dictionary for
+each; the most significant first, since every peeled item makes the next ones more significant."""
 
 _AGREE = 0.75  # share of its median that an item's mean must reach; colliders stay nearer 1/2
 _BETTER = 0.95  # the placebo error must fall below this share of the simpler reading's
-_PASSES = 6  # passes over the most promising items after each look
-_FIT, _STEPS = 1e-4, 30  # how closely, and in how many steps at most, least squares are reached
-_PURSUIT = 200  # steps of a pursuit at most
-_NEAR = 0.7  # share of the largest reading that the items of one step have at least
+_PASSES = 6  # passes over the most promising items for each threshold
+_FIT, _STEPS = 1e-4, 30  # precision and most steps of least squares
+_PURSUIT = 200  # most steps of a pursuit
+_NEAR = 0.7  # least reading of the items of one step, as a share of the largest
 _KEEP = 0.8  # share of the threshold below which an item is put back
-_SMALLEST = 0.5  # counts are whole: less than half an item is nobody
+_SMALLEST = 0.5  # counts are whole: less than half is zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refined:
-    """Counts (n,), the errors of placebo items (placebos,), and how they were come by."""
+    """Counts (n,), the errors of placebo items (placebos,), and how they were computed."""
 
     counts: F64
     placebo_errors: F64
     decode: kernels.Decode
-    peeled: I64  # items subtracted, as indices; none where the plain median was as good
+    peeled: I64  # indices of the subtracted items; none if the plain median was as good
     inflation: float
-    """How much more a peeled item errs than a placebo. Peeling fits numbers to the tables, and each
-    takes a share of the noise with it: what is left looks quieter than it was, and what was fitted
-    errs by what is missing (docs/proofs/placebos.md)."""
+    """The error of a peeled item relative to a placebo. Peeling fits numbers to the tables, and
+    each absorbs a share of the noise: the residual has less noise than the tables, and the fitted
+    counts have the rest (docs/proofs/placebos.md)."""
 
     def widen(self, error: float) -> F64:
-        """A placebo's error as every item's: (n,)."""
+        """The error of every item, (n,), from that of a placebo."""
         errors = np.full(self.counts.size, error)
         errors[self.peeled] *= self.inflation
         return errors
@@ -74,16 +72,16 @@ class Refined:
 
 @dataclass(frozen=True, slots=True)
 class _Peeled:
-    items: I64  # which of the points were subtracted
+    items: I64  # indices of the subtracted points
     counts: F64  # how much of each in each round, (rounds, items)
-    freedom: float  # how many numbers were fitted to the tables: one an item to one a round
-    residual: Rounds  # the tables without them
+    freedom: float  # number of values fitted to the tables: one per item up to one per round
+    residual: DecodedRounds  # the tables without them
 
 
-def refine(rounds: Rounds, points: U64, *, shares: F64 | None = None) -> Refined:
+def refine(rounds: DecodedRounds, points: U64, *, shares: F64 | None = None) -> Refined:
     """Decode `rounds` for the items with these fingerprints; see the module's docstring.
 
-    `shares` says which part of the devices each round had; equal parts if not given.
+    `shares` are the rounds' shares of the devices; equal if not given.
     """
     count = len(rounds.sketches)
     part = np.full(count, 1 / count) if shares is None else shares
@@ -91,12 +89,12 @@ def refine(rounds: Rounds, points: U64, *, shares: F64 | None = None) -> Refined
     if count == 1:
         return _answer(rounds, _pursue(peeled, points), points, part)
     error = _placebo_error(best)
-    for sure in _SURE:
+    for sure in _THRESHOLDS:
         pool = _promising(peeled, points)
         for _ in range(_PASSES):
-            held = peeled.items
+            before = peeled.items
             peeled = _pass(rounds, peeled, points, pool, part, sure)
-            if np.array_equal(held, peeled.items):
+            if np.array_equal(before, peeled.items):
                 break
         reached = _placebo_error(peeled)
         if reached < error:
@@ -106,21 +104,21 @@ def refine(rounds: Rounds, points: U64, *, shares: F64 | None = None) -> Refined
 
 def _pursue(peeled: _Peeled, points: U64) -> _Peeled:
     """Peel one table by orthogonal matching pursuit with items put back (after Pati, Rezaiifar and
-    Krishnaprasad 1993): the largest mean readings go in, and all that is in is fitted anew."""
+    Krishnaprasad 1993): the largest mean readings are added, and all items are fitted again."""
     table, alone = peeled.residual, np.ones(1)
     limit = table.tables.size // 2  # more unknowns than equations explain anything
-    at_once = max(8, table.tables.shape[2] // 16)  # so few seldom share a cell
+    at_once = max(8, table.tables.shape[2] // 16)  # this few rarely share a cell
     for _ in range(_PURSUIT):
         residual = peeled.residual
         spread = _spread(residual.estimate(residual.placebos(2048), decode="mean"))
-        threshold = max(_SURE[-1] * spread, _SMALLEST)
+        threshold = max(_THRESHOLDS[-1] * spread, _SMALLEST)
         stay = peeled.counts[0] > _KEEP * threshold
         read = residual.estimate(points, decode="mean")
         read[peeled.items] = 0
         fresh = np.flatnonzero(read > max(threshold, _NEAR * read.max()))
         fresh = fresh[np.argsort(-read[fresh], kind="stable")][:at_once]
         if not stay.all():
-            fresh = fresh[:0]  # first see what is left without them
+            fresh = fresh[:0]  # first read the tables without them
         elif fresh.size == 0 or peeled.items.size + fresh.size > limit:
             break
         items = np.concatenate([peeled.items[stay], fresh])
@@ -135,9 +133,9 @@ def _placebo_error(peeled: _Peeled) -> float:
     return _root_mean_square(peeled.residual.estimate(peeled.residual.placebos()))
 
 
-def _answer(rounds: Rounds, peeled: _Peeled, points: U64, shares: F64) -> Refined:
-    """Read the tables as they are, and what peeling left of them by median and by mean; keep the
-    reading that errs least on placebos."""
+def _answer(rounds: DecodedRounds, peeled: _Peeled, points: U64, shares: F64) -> Refined:
+    """Read the tables, and their residual by median and by mean; keep the reading with the least
+    error on placebos."""
     both = np.concatenate([points, rounds.placebos()])
     read = rounds.estimate(both)
     best = Refined(
@@ -173,57 +171,57 @@ def _answer(rounds: Rounds, peeled: _Peeled, points: U64, shares: F64) -> Refine
 
 
 def _freedom(peeled: _Peeled, points: U64) -> float:
-    """How many numbers were fitted, the choice of what to fit included.
+    """How many numbers were fitted, the choice of items included.
 
-    Choosing whom to peel fits, too: by Stein's identity a hard threshold adds, for every item, its
-    density at the threshold times the height of the step, both in standard deviations.
+    Choosing the items is fitting, too: by Stein's identity a hard threshold adds, for every item,
+    its density at the threshold times the height of the step, both in standard deviations.
     """
     if peeled.items.size == 0:
         return 0.0
     residual = peeled.residual
     read = residual.estimate(np.concatenate([points, residual.placebos(2048)]))
     read[peeled.items] += peeled.counts.sum(axis=0)
-    height = read[: points.size] / max(_spread(read[points.size :]), _SMALLEST / _SURE[-1])
-    near = np.count_nonzero(np.abs(height - _SURE[-1]) < 0.5)
-    return peeled.freedom * (1 + _SURE[-1] * near / peeled.items.size)
+    height = read[: points.size] / max(_spread(read[points.size :]), _SMALLEST / _THRESHOLDS[-1])
+    near = np.count_nonzero(np.abs(height - _THRESHOLDS[-1]) < 0.5)
+    return peeled.freedom * (1 + _THRESHOLDS[-1] * near / peeled.items.size)
 
 
-def _least_squares(rounds: Rounds, peeled: _Peeled, points: U64, shares: F64) -> _Peeled:
+def _least_squares(rounds: DecodedRounds, peeled: _Peeled, points: U64, shares: F64) -> _Peeled:
     """The totals of the peeled items that leave the least in the tables, by conjugate gradients.
 
-    What the mean of an item's readings is to one item, least squares is to all of them together.
+    For a single item, least squares is the mean of its readings.
     """
     if peeled.items.size == 0:
         return peeled
-    chosen = points[peeled.items]
+    peeled_points = points[peeled.items]
     empty = rounds.with_tables(np.zeros_like(rounds.tables))
 
-    def seen(tables: Rounds) -> F64:
-        """How much of each item's pattern is in these tables."""
-        return np.asarray(np.einsum("r,rli->i", shares, tables.readings(chosen)))
+    def projection(tables: DecodedRounds) -> F64:
+        """The projection of these tables onto each item's pattern."""
+        return np.asarray(np.einsum("r,rli->i", shares, tables.readings(peeled_points)))
 
-    step = np.zeros(chosen.size)
-    gap = seen(peeled.residual)
+    step = np.zeros(peeled_points.size)
+    gap = projection(peeled.residual)
     direction, size = gap.copy(), float(gap @ gap)
     goal = size * _FIT**2
     for _ in range(_STEPS):
         if size <= goal:
             break
-        moved = seen(empty.subtract(chosen, -shares[:, None] * direction))
-        curvature = float(direction @ moved)
+        image = projection(empty.subtract(peeled_points, -shares[:, None] * direction))
+        curvature = float(direction @ image)
         if curvature <= 0:  # the direction is finer than the grid: nothing is left to fit
             break
         length = size / curvature
         step += length * direction
-        gap -= length * moved
+        gap -= length * image
         size, last = float(gap @ gap), size
         direction = gap + size / last * direction
     counts = peeled.counts + _on_grid(shares[:, None] * step)
-    return replace(peeled, counts=counts, residual=rounds.subtract(chosen, counts))
+    return replace(peeled, counts=counts, residual=rounds.subtract(peeled_points, counts))
 
 
 def _promising(peeled: _Peeled, points: U64) -> I64:
-    """The items that subtracting would gain most from, best first."""
+    """The items whose subtraction would gain most, best first."""
     median = peeled.residual.estimate(points)
     gain = _gain(median, peeled.residual.estimate(points, decode="mean"))
     size = min(points.size, max(2048, 8 * peeled.residual.tables.shape[2]))
@@ -232,14 +230,14 @@ def _promising(peeled: _Peeled, points: U64) -> I64:
 
 
 def _gain(median: F64, mean: F64) -> F64:
-    """How much of the tables' energy goes, per reading, when an item's median is subtracted."""
+    """How much subtracting an item's median reduces the tables' energy, per reading."""
     return np.where(median > 0, median * (2 * mean - median), 0.0)
 
 
 def _pass(
-    rounds: Rounds, peeled: _Peeled, points: U64, pool: I64, shares: F64, sure: float
+    rounds: DecodedRounds, peeled: _Peeled, points: U64, pool: I64, shares: F64, sure: float
 ) -> _Peeled:
-    """Drop what no longer stands out, peel what newly does, and estimate all of it again."""
+    """Drop items below the threshold, peel those newly above, and estimate all of them again."""
     residual = peeled.residual
     placebos = residual.placebos(2048)
     threshold = max(sure * _spread(residual.estimate(placebos)), _SMALLEST)
@@ -260,8 +258,8 @@ def _pass(
     return _Peeled(items, counts, freedom, rounds.subtract(points[items], counts))
 
 
-def _admit(residual: Rounds, points: U64, threshold: float) -> tuple[I64, F64]:
-    """Which candidates to peel, and how much of each: best first, each read after the last."""
+def _admit(residual: DecodedRounds, points: U64, threshold: float) -> tuple[I64, F64]:
+    """Which candidates to peel, and their counts: best first, each read after the last."""
     median = residual.estimate(points)
     mean = residual.estimate(points, decode="mean")
     likely = np.flatnonzero((median > threshold) & (mean > median / 2))
@@ -284,8 +282,8 @@ def _admit(residual: Rounds, points: U64, threshold: float) -> tuple[I64, F64]:
     return np.array(admitted, dtype=np.int64), np.array(amounts)
 
 
-def _places(rounds: Rounds, points: U64) -> tuple[I64, F64]:
-    """Where items go: flat cell and sign, each (items, rounds, rows)."""
+def _places(rounds: DecodedRounds, points: U64) -> tuple[I64, F64]:
+    """The cells of items, as flat indices, and their signs, each (items, rounds, rows)."""
     _, rows, width = rounds.tables.shape
     shape = (points.size, len(rounds.sketches), rows)
     cells, signs = np.empty(shape, dtype=np.int64), np.empty(shape)
@@ -298,11 +296,11 @@ def _places(rounds: Rounds, points: U64) -> tuple[I64, F64]:
     return cells, signs
 
 
-def _per_round(residual: Rounds, points: U64, counts: F64, shares: F64) -> tuple[F64, float]:
-    """Counts per round, (rounds, items): pooled where rounds agree, each its own where not.
+def _per_round(residual: DecodedRounds, points: U64, counts: F64, shares: F64) -> tuple[F64, float]:
+    """Counts per round, (rounds, items): pooled if rounds agree, separate if not.
 
-    Also how many free numbers they are: one for an item that is pooled, `rounds` for one that is
-    not, and what lies between for one in between.
+    Also the degrees of freedom: one for a pooled item, `rounds` for a separate one, and a number
+    in between for others.
     """
     total = residual.estimate(points) + counts.sum(axis=0)
     pooled = shares[:, None] * total
@@ -314,7 +312,7 @@ def _per_round(residual: Rounds, points: U64, counts: F64, shares: F64) -> tuple
         one = residual.one(round)
         own[round] = one.estimate(points) + counts[round]
         noise[round] = _root_mean_square(one.estimate(placebos)) ** 2
-    sampling = np.maximum(pooled, 0)  # devices fall into rounds by chance: Poisson
+    sampling = np.maximum(pooled, 0)  # devices are assigned to rounds at random: Poisson
     disagreement = np.mean((own - pooled) ** 2 - noise, axis=0)
     between = np.maximum(sampling, disagreement)
     trust = between / np.maximum(between + noise, np.finfo(float).tiny)
@@ -328,7 +326,7 @@ def _on_grid(counts: F64) -> F64:
 
 
 def _spread(errors: F64) -> float:
-    """A standard deviation that a few colliding placebos do not inflate."""
+    """A standard deviation that is robust to a few colliding placebos."""
     return float(np.quantile(np.abs(errors), 0.95)) / 1.96
 
 

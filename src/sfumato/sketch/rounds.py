@@ -18,18 +18,18 @@ I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 
 PLACEBOS = 1 << 14
-GRID = 1 << 20  # counts are subtracted to the millionth
+GRID = 1 << 20  # counts are subtracted to a millionth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rounds:
-    """The tables of a campaign's rounds, (rounds, rows, width), and how to read them.
+class DecodedRounds:
+    """The tables of a campaign's rounds, (rounds, rows, width), decoded together.
 
     Tables of one spec are added (Shared). Rounds with the same cells and other signs (Hybrid) add
     their readings row by row and take the median of the sums. Rounds with their own cells (Fresh)
     are decoded one by one and the answers added. Counts are totals over all rounds.
 
-    Hybrid, one row: no bias, and variance Σ over rounds of (‖counts‖² − count²)/width.
+    Hybrid, one row: unbiased, with variance Σ over rounds of (‖counts‖² − count²)/width.
     """
 
     sketches: tuple[CountSketch, ...]
@@ -41,9 +41,9 @@ class Rounds:
         for sketch, table in pairs:
             if table.shape != sketch.shape:
                 raise MismatchError(f"a table must be {sketch.shape}; got {table.shape}")
-            held = sums.get(sketch)
-            added = np.asarray(table, dtype=np.float64)
-            sums[sketch] = added if held is None else held + added
+            total = sums.get(sketch)
+            addend = np.asarray(table, dtype=np.float64)
+            sums[sketch] = addend if total is None else total + addend
         first = next(iter(sums), None)
         if first is None:
             raise MismatchError("rounds must hold at least one table; got none")
@@ -59,12 +59,14 @@ class Rounds:
     def seed(self) -> int:
         return self.sketches[0].seed
 
-    def with_tables(self, tables: F64) -> Rounds:
+    def with_tables(self, tables: F64) -> DecodedRounds:
         return replace(self, tables=tables)
 
-    def one(self, index: int) -> Rounds:
-        """A single round of these."""
-        return Rounds(sketches=(self.sketches[index],), tables=self.tables[index : index + 1])
+    def one(self, index: int) -> DecodedRounds:
+        """One of the rounds."""
+        return DecodedRounds(
+            sketches=(self.sketches[index],), tables=self.tables[index : index + 1]
+        )
 
     def estimate(self, points: U64, *, decode: kernels.Decode = "median") -> F64:
         """Counts of the items with these fingerprints, (n,)."""
@@ -74,8 +76,8 @@ class Rounds:
         """Sign × cell, (rounds, rows, n)."""
         return kernels.readings(points, self.tables, *self._hashes())
 
-    def subtract(self, points: U64, counts: F64) -> Rounds:
-        """What is left of the tables without these items; `counts` is (rounds, n)."""
+    def subtract(self, points: U64, counts: F64) -> DecodedRounds:
+        """The tables without these items; `counts` is (rounds, n)."""
         tables = self.tables.copy()
         for round, sketch in enumerate(self.sketches):
             scaled = np.rint(counts[round] * GRID).astype(np.int64)
@@ -83,10 +85,10 @@ class Rounds:
         return self.with_tables(tables)
 
     def placebos(self, count: int = PLACEBOS) -> U64:
-        """Fingerprints that belong to no item: what is read for them is error and nothing else.
+        """Fingerprints that belong to no item: their readings are pure error.
 
-        Under random hashing an absent item is hit by collisions and noise as any other is, so its
-        estimate is a draw from the error of this very table (docs/proofs/placebos.md).
+        Under random hashing an absent item has the same collisions and noise as any other, so its
+        estimate is a draw from the error of this table (docs/proofs/placebos.md).
         """
         return hashing.coefficients(self.seed, "placebo", count=count)
 
@@ -110,10 +112,10 @@ def _distinct(labelled: list[tuple[int, U64]]) -> tuple[U64, I64]:
 
 
 class Running:
-    """Counts of a known dictionary, kept up to date round by round without keeping the tables.
+    """Counts of a known dictionary, updated round by round without keeping the tables.
 
     State is (rows, items) for Shared and Hybrid and (items,) for Fresh, whatever the number of
-    rounds; the answer equals that of `Rounds` over the same tables.
+    rounds; the answer equals that of `DecodedRounds` over the same tables.
     """
 
     def __init__(self, points: U64, *, rows: int, fresh: bool) -> None:
@@ -131,7 +133,7 @@ class Running:
             len(self._sum),
         ):
             raise MismatchError("rounds whose readings are added must share their cells and rows")
-        round = Rounds.of([(sketch, table)])
+        round = DecodedRounds.of([(sketch, table)])
         self._sum += (
             round.estimate(self._points) if self._fresh else round.readings(self._points)[0]
         )

@@ -20,22 +20,23 @@ I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 Reals = npt.NDArray[np.floating[Any]]
 
-MOST_HEADROOM = 1.2  # beyond which a sketch's length is not followed
-_DEVIATIONS = 4.0  # of a sketch's squared length, within which it is
-_SLACK = 1e-9  # what floating-point norms may differ by
+MOST_HEADROOM = 1.2  # largest headroom
+_DEVIATIONS = 4.0  # deviations of a sketch's squared length that are not clipped
+_SLACK = 1e-9  # relative rounding error of a norm
 
 
 @spec("vector_sketch")
 class VectorSketch:
     """Sum real vectors: each is clipped, sketched, clipped again and rounded to whole numbers.
 
-    Without a `dense` sketch a vector has a cell a coordinate. `tables` is the device's part: what
-    one device adds to the sum; `encode` adds such tables, and refuses one that is too long.
+    Without a `dense` sketch a vector has one cell per coordinate. `tables` runs on the device: it
+    makes one device's contribution to the sum; `encode` adds such tables, and refuses one that is
+    too long.
 
-    Error: without bias, but for the second clip. The sketch of a vector is longer than itself half
-        of the time; `headroom` leaves room for four deviations of that (at most for a fifth).
-    Sensitivity: the second clip bounds what is rounded, and rounding is repeated until the whole
-        numbers are no longer than `Rounding.l2`, so the norms hold whatever the vector is.
+    Error: unbiased, except for the second clip. The sketch of a vector is longer than the vector
+        half of the time; `headroom` allows for four deviations of that (at most for a fifth).
+    Sensitivity: the second clip bounds the vector that is rounded, and rounding is repeated until
+        the integers are no longer than `Rounding.l2`, so the norms hold whatever the vector is.
 
     >>> from sfumato.privacy import SeededRng
     >>> sketch = VectorSketch(length=2, clip=1.0, bound=1.0, scale=100.0)
@@ -47,7 +48,7 @@ class VectorSketch:
     length: int  # of the vectors
     clip: float  # largest L2 norm of a vector
     bound: float  # largest L2 norm of its sketch, all blocks together; of a whole vector, `clip`
-    scale: float  # whole numbers to a unit
+    scale: float  # whole numbers per unit
     dense: DenseSketch | None = None
 
     def check(self) -> None:
@@ -63,7 +64,7 @@ class VectorSketch:
                 self.dense.length == self.length,
                 f"the sketch must be of {self.length} coordinates; got {self.dense.length}",
             )
-        _ = self.rounding  # which checks itself
+        _ = self.rounding  # checks itself
 
     @property
     def rounding(self) -> Rounding:
@@ -82,22 +83,22 @@ class VectorSketch:
         return None
 
     def tables(self, vectors: Reals, *, rng: Rng) -> I64:
-        """What devices with these vectors (n, length) add to the sum, (n, *shape)."""
-        given = np.asarray(vectors)
-        if given.ndim != 2 or given.shape[1] != self.length or given.dtype.kind != "f":
+        """The contributions of devices with these vectors (n, length) to the sum, (n, *shape)."""
+        array = np.asarray(vectors)
+        if array.ndim != 2 or array.shape[1] != self.length or array.dtype.kind != "f":
             raise SpecError(
                 f"vectors must be real numbers of shape (n, {self.length}); "
-                f"got {given.dtype} of shape {given.shape}"
+                f"got {array.dtype} of shape {array.shape}"
             )
         with np.errstate(over="ignore"):  # a longer float may become infinite, and is refused
-            held = given.astype(np.float64)
-        if not fit(held).all():
+            reals = array.astype(np.float64)
+        if not is_finite(reals).all():
             raise SpecError("a vector must hold finite numbers; a device without one abstains")
-        short = clipped(held, self.clip)
+        short = clip_rows(reals, self.clip)
         if self.dense is not None:
             sketched = self.dense.encode(short).astype(np.float64)
-            short = clipped(sketched.reshape(len(given), self.cells), self.bound)
-        return self.rounding.integers(short, rng=rng).reshape(len(given), *self.shape)
+            short = clip_rows(sketched.reshape(len(array), self.cells), self.bound)
+        return self.rounding.integers(short, rng=rng).reshape(len(array), *self.shape)
 
     def encode(self, values: I64, weights: I64 | None = None) -> I64:
         """The sum of devices' tables (n, *shape), each counted `weights` times."""
@@ -123,7 +124,7 @@ class VectorSketch:
         return mean if self.dense is None else self.dense.decode(mean).astype(np.float64)
 
     def estimate(self, table: npt.NDArray[np.number[Any]], values: npt.ArrayLike) -> F64:
-        """The sum's coordinates of these numbers, 0 .. length − 1."""
+        """The sum's coordinates at these positions, 0 .. length − 1."""
         return self.decode(table, 1)[np.asarray(values, dtype=np.int64)]
 
     def sensitivity(self, values: int) -> Norms:
@@ -141,11 +142,11 @@ class VectorSketch:
 
 
 def headroom(cells: int) -> float:
-    """How much longer than its vector a sketch of so many cells may be before it is clipped.
+    """How much longer than its vector a sketch of `cells` may be before it is clipped.
 
-    The squared length of a sketch has a relative variance of at most 2/cells; four deviations of
-    it, but a fifth of the length at most: a small sketch is clipped a little now and then, since
-    room is paid for in noise.
+    The squared length of a sketch has a relative variance of at most 2/cells. The headroom is four
+    deviations of it, but at most a fifth of the length: small sketches are clipped now and then,
+    since headroom costs noise.
 
     >>> round(headroom(60), 3), round(headroom(1_500), 3), round(headroom(100_000), 3)
     (1.2, 1.071, 1.009)
@@ -153,13 +154,13 @@ def headroom(cells: int) -> float:
     return min(MOST_HEADROOM, math.sqrt(1 + _DEVIATIONS * math.sqrt(2 / cells)))
 
 
-def fit(vectors: Reals) -> Bool:
+def is_finite(vectors: Reals) -> Bool:
     """Which rows of (n, length) hold finite numbers only."""
     return np.asarray(np.isfinite(vectors).all(axis=1))
 
 
-def clipped(vectors: F64, clip: float) -> F64:
-    """Rows that are longer, scaled down to the norm `clip`; others as they are. All are finite."""
+def clip_rows(vectors: F64, clip: float) -> F64:
+    """Scale rows that are longer than `clip` down to that norm. All numbers must be finite."""
     largest = np.max(np.abs(vectors), axis=1, keepdims=True, initial=0.0)
     unit = np.divide(vectors, largest, out=np.zeros_like(vectors), where=largest > 0)
     length = np.linalg.norm(unit, axis=1, keepdims=True)  # 1 to √cells: no square overflows

@@ -13,7 +13,7 @@ from sfumato.sketch.count import CountSketch
 from sfumato.sketch.onehot import OneHot
 from sfumato.spec import require, spec
 
-if TYPE_CHECKING:  # a device does without
+if TYPE_CHECKING:  # not installed on devices
     import pyarrow as pa
 
 I64 = npt.NDArray[np.int64]
@@ -25,18 +25,18 @@ LATIN = "abcdefghijklmnopqrstuvwxyz"
 
 
 def codes_of(words: Words, alphabet: str, length: int) -> tuple[Codes, Bool]:
-    """Words as rows of codes, (n, length), and which of them have characters of the alphabet only.
+    """Words as rows of codes, (n, length), and which of them have only characters of the alphabet.
 
     >>> codes_of(["bad", "é"], "abcd", 4)[0].tolist()
     [[2, 1, 4, 0], [0, 0, 0, 0]]
     """
-    held = words if isinstance(words, Sequence) else words.to_numpy(zero_copy_only=False)
-    held = np.asarray(held).astype(f"<U{length}")  # numpy cuts longer ones
-    points = np.ascontiguousarray(held).view(np.uint32).reshape(len(words), length)
+    text = words if isinstance(words, Sequence) else words.to_numpy(zero_copy_only=False)
+    text = np.asarray(text).astype(f"<U{length}")  # numpy cuts longer ones
+    points = np.ascontiguousarray(text).view(np.uint32).reshape(len(words), length)
     order = np.argsort([ord(character) for character in alphabet])
-    known = np.array([0, *sorted(map(ord, alphabet))], dtype=np.uint32)
-    place = np.minimum(np.searchsorted(known, points), known.size - 1)
-    listed = known[place] == points
+    code_points = np.array([0, *sorted(map(ord, alphabet))], dtype=np.uint32)
+    place = np.minimum(np.searchsorted(code_points, points), code_points.size - 1)
+    listed = code_points[place] == points
     code = np.r_[0, order + 1][place].astype(np.uint16)
     gap = ((points[:, :-1] == 0) & (points[:, 1:] != 0)).any(axis=1)  # a zero inside a word
     fits = listed.all(axis=1) & (points[:, 0] != 0) & ~gap
@@ -45,7 +45,7 @@ def codes_of(words: Words, alphabet: str, length: int) -> tuple[Codes, Bool]:
 
 
 def words_of(codes: Codes, alphabet: str) -> pa.Array:
-    """The words that rows of codes stand for."""
+    """The words of these rows of codes."""
     import pyarrow as pa
 
     characters = np.array(["", *alphabet])
@@ -56,14 +56,14 @@ def check_alphabet(length: int, alphabet: str) -> None:
     require(1 <= length <= 64, f"length must be 1 to 64 characters; got {length}")
     require(
         len(set(alphabet)) == len(alphabet) >= 1,
-        "alphabet must name each of its characters once",
+        "alphabet must have each character once",
     )
-    require("\0" not in alphabet, "alphabet must not hold the zero character, which pads")
+    require("\0" not in alphabet, "alphabet must not contain the zero character, which is padding")
 
 
 @spec("prefix")
 class Prefix:
-    """The first `size` characters of words of at most `length` of an alphabet; longer are cut.
+    """The first `size` characters of words of at most `length` characters; longer words are cut.
 
     >>> prefix = Prefix(alphabet="ab", length=3, size=2)
     >>> prefix.values(OneHot(categories=9), np.array([[2, 1, 1]], dtype=np.uint16))
@@ -83,7 +83,7 @@ class Prefix:
         return len(self.alphabet) + 1
 
     def values(self, sketch: OneHot | CountSketch, codes: Codes) -> I64:
-        """What a sketch encodes of words, which are rows of codes (n, length)."""
+        """The values that a sketch encodes for words, given as rows of codes (n, length)."""
         prefix = codes[:, : self.size]
         if isinstance(sketch, OneHot):
             places = self.radix ** np.arange(prefix.shape[1], dtype=np.int64)[::-1]

@@ -28,7 +28,7 @@ from sfumato.integrations.rounds import (
 )
 from sfumato.privacy import AdditiveLoss, NoPrivacy, Rng, SeededRng, epsilon_of
 from sfumato.privacy.accounting import SampledLoss
-from sfumato.privacy.ledger import Books, Budget, Ledger
+from sfumato.privacy.ledger import Account, Budget, Ledger
 from sfumato.secagg import rehearsal
 from sfumato.secagg.coordinator import Phase
 
@@ -62,7 +62,9 @@ def mean_of(told: UpdateRound, total: Any, count: int) -> np.ndarray[Any, Any]:
     return told.sketch.decode(opened(told, total, count).table, count)
 
 
-def charge_rounds(books: Books, told: UpdateRound, times: int, share: float | None = None) -> None:
+def charge_rounds(
+    books: Account, told: UpdateRound, times: int, share: float | None = None
+) -> None:
     """Charge as many rounds like this one, to everybody or to cohorts of a share of the clients."""
     sampling: Any = "all" if share is None else "fixed"
     design = UpdateDesign(clip=1.0, sampling=sampling, seed=1)

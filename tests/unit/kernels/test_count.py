@@ -158,7 +158,7 @@ def test_readings_are_the_same(kind: str, rows: int) -> None:
 @pytest.mark.parametrize("size", range(1, 18))
 def test_the_sorting_network_sorts(size: int) -> None:
     """A network that sorts every sequence of zeros and ones sorts everything (Knuth 5.3.4)."""
-    network = compiled._network(size)
+    network = compiled.sorting_network(size)
     words = np.arange(2**size, dtype=np.int64) if size <= 12 else _some_words(size)
     columns = [(words >> k & 1).astype(np.int8) for k in range(size)]
     for low, high in network:
@@ -280,12 +280,12 @@ SAME_WORK = """
     import numpy as np
     import sfumato
     from sfumato import kernels
-    from sfumato.sketch import CountSketch, Rounds, Running, refine
+    from sfumato.sketch import CountSketch, DecodedRounds, Running, refine
 
     items = np.arange(4_000)
     counts = np.floor(50_000 / np.arange(1, 4_001) ** 1.3).astype(np.int64)
     sketches = [CountSketch(rows=3, width=50, seed=1, sign_round=m) for m in range(3)]
-    rounds = Rounds.of([(s, s.encode(items, counts)) for s in sketches])
+    rounds = DecodedRounds.of([(s, s.encode(items, counts)) for s in sketches])
     points = sketches[0].points(items)
     words = sketches[0].points([str(i) for i in items])
     refined = refine(rounds.one(0), points)

@@ -227,7 +227,7 @@ def test_bits_are_scattered_without_the_instruction_for_it() -> None:
     rng = np.random.default_rng(SEED)
     for mask in (0, 1, 1 << 63, (1 << 64) - 1, *all_words(rng, 50).tolist()):
         bits = int(all_words(rng, 1)[0])
-        found = compiled_local._scatter_slowly(np.uint64(bits), np.uint64(mask))
+        found = compiled_local.scatter_slowly(np.uint64(bits), np.uint64(mask))
         words = np.array([mask], dtype=np.uint64)
         assert int(found) == slow_deposit(np.array([bits], dtype=np.uint64), words)[0]
 

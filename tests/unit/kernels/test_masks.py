@@ -3,7 +3,6 @@ one."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checks import SEED
-from sfumato.errors import SfumatoError, SpecError
+from sfumato.errors import SpecError
 from sfumato.kernels import masks
 
 Words = npt.NDArray[np.unsignedinteger[Any]]
@@ -197,13 +196,6 @@ def test_a_misplaced_accumulator_is_masked_all_the_same() -> None:
     assert total.tobytes() == expected(before, pairs, [1, -1]).tobytes()
 
 
-def test_a_machine_without_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
-    with pytest.raises(SfumatoError, match="masks need cryptography") as caught:
-        masks.add_stream(np.zeros(4, np.uint32), bytes(16), bytes(16))
-    assert caught.value.hint == 'pip install "sfumato[secure]"'
-
-
 # What is refused
 
 CANARY = b"canary-0f1e2d3c4"  # sixteen bytes
@@ -266,6 +258,6 @@ def test_several_cores_add_what_one_adds(kind: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(masks, "cores_allowed", lambda: 1)
     masks.add_streams(one, streams, [1, -1, 1])
     monkeypatch.setattr(masks, "cores_allowed", lambda: 3)
-    monkeypatch.setattr(masks, "_WORTH_A_CORE", 1)
+    monkeypatch.setattr(masks, "BYTES_PER_CORE", 1)
     masks.add_streams(several, streams, [1, -1, 1])
     assert np.array_equal(one, several)

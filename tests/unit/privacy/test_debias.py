@@ -89,13 +89,13 @@ class Seen:
 
 
 def seen(
-    randomizer: Any, counts: I64, listed: int, *, aware: bool, runs: int, first: int = 0
+    randomizer: Any, counts: I64, listed: int, *, collision_aware: bool, runs: int, first: int = 0
 ) -> Seen:
     """Estimates of the first `listed` items, over runs with hash functions of their own."""
     parts, solved = [], 0.0
     for run in range(first, first + runs):
         tally, values = tallied(randomizer, counts, run)
-        found = debias.estimate(tally, values[:listed], aware=aware)
+        found = debias.estimate(tally, values[:listed], collision_aware=collision_aware)
         unlisted = found.unlisted - float(counts[listed:].sum())
         parts.append(
             (found.counts - counts[:listed], found.standard_error, unlisted, found.unlisted_error)
@@ -112,18 +112,18 @@ UNLISTED = np.array([30_000, 20_000, 10_000])
 
 
 @cache
-def complete(name: str, aware: bool) -> Seen:
+def complete(name: str, collision_aware: bool) -> Seen:
     """A dictionary that lists everything. Aware with 64 rows; plain with 512, since with 64 an item
     meets the most common one once or twice, which no normal interval describes."""
-    randomizer = sized(64 if aware else 512)[name]
-    return seen(randomizer, zipf(DEVICES, ITEMS), ITEMS, aware=aware, runs=RUNS)
+    randomizer = sized(64 if collision_aware else 512)[name]
+    return seen(randomizer, zipf(DEVICES, ITEMS), ITEMS, collision_aware=collision_aware, runs=RUNS)
 
 
 @cache
 def with_unlisted(name: str) -> Seen:
     """30% of the devices hold one of three items that nobody listed."""
     counts = np.r_[zipf(DEVICES - int(UNLISTED.sum()), ITEMS), UNLISTED]
-    return seen(sized(256)[name], counts, ITEMS, aware=True, runs=RUNS)
+    return seen(sized(256)[name], counts, ITEMS, collision_aware=True, runs=RUNS)
 
 
 def assert_covers(deviations: F64) -> None:
@@ -140,10 +140,10 @@ def assert_covers(deviations: F64) -> None:
 # Intervals
 
 
-@pytest.mark.parametrize("aware", [True, False], ids=["aware", "plain"])
+@pytest.mark.parametrize("collision_aware", [True, False], ids=["aware", "plain"])
 @pytest.mark.parametrize("name", NAMES)
-def test_intervals_cover(name: str, aware: bool) -> None:
-    assert_covers(complete(name, aware).deviations)
+def test_intervals_cover(name: str, collision_aware: bool) -> None:
+    assert_covers(complete(name, collision_aware).deviations)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -161,17 +161,17 @@ def test_intervals_ten_per_cent_too_narrow_are_caught() -> None:
 def test_intervals_without_collisions_are_caught() -> None:
     """The negative control: the coins' error alone, around the paper's plain means."""
     result = complete("hashed", False)
-    alone = debias.variance(sized(512)["hashed"], count=DEVICES, held=0.0, squares=0.0)
+    alone = debias.variance(sized(512)["hashed"], count=DEVICES, holders=0.0, squares=0.0)
     with pytest.raises(AssertionError, match="coverage"):
         assert_covers(result.errors / math.sqrt(alone))
 
 
-@pytest.mark.parametrize("aware", [True, False], ids=["aware", "plain"])
+@pytest.mark.parametrize("collision_aware", [True, False], ids=["aware", "plain"])
 @pytest.mark.parametrize("name", NAMES)
-def test_standard_errors_are_as_large_as_errors(name: str, aware: bool) -> None:
+def test_standard_errors_are_as_large_as_errors(name: str, collision_aware: bool) -> None:
     """Within 5%, which is seven standard errors of a root mean square of 12,000 (0.65%; 0.9% with
     the fourth moments of collisions). Power: 10% off is missed with probability below 1e-6."""
-    size = math.sqrt(float(np.mean(complete(name, aware).deviations ** 2)))
+    size = math.sqrt(float(np.mean(complete(name, collision_aware).deviations ** 2)))
     assert size == pytest.approx(1.0, abs=0.05)
 
 
@@ -180,7 +180,7 @@ def test_the_formula_predicts_the_plain_estimate_s_error(name: str) -> None:
     """Within 5%, from the true counts. False alarm and power: as above."""
     counts = zipf(DEVICES, ITEMS).astype(np.float64)
     others = float(np.sum(counts**2)) - counts**2
-    stated = debias.variance(sized(512)[name], count=DEVICES, held=counts, squares=others)
+    stated = debias.variance(sized(512)[name], count=DEVICES, holders=counts, squares=others)
     size = math.sqrt(float(np.mean(complete(name, False).errors ** 2 / stated)))
     assert size == pytest.approx(1.0, abs=0.05)
 
@@ -203,7 +203,7 @@ def test_a_few_listed_items_are_not_sure_of_themselves_beside_a_common_one_that_
     False alarm below 1e-6: of 3000 intervals at 95%, 92% is seven standard errors away.
     """
     counts = np.r_[np.full(30, 100), 60_000, np.full(1370, 100)]
-    result = seen(sized(512)["hashed"], counts, 30, aware=True, runs=100)
+    result = seen(sized(512)["hashed"], counts, 30, collision_aware=True, runs=100)
     assert result.coverage >= 0.92
 
 
@@ -214,7 +214,9 @@ def test_plain_errors_do_not_grow_with_the_dictionary(items: int) -> None:
     or more deviations is known to 1%)."""
     runs = 9000 // items + 2
     counts = zipf(DEVICES, items)
-    result = seen(sized(64)["hashed"], counts, items, aware=False, runs=max(runs, 6), first=500)
+    result = seen(
+        sized(64)["hashed"], counts, items, collision_aware=False, runs=max(runs, 6), first=500
+    )
     size = math.sqrt(float(np.mean(result.deviations**2)))
     assert size == pytest.approx(1.0, abs=0.1)
 
@@ -224,7 +226,7 @@ def test_an_item_s_own_devices_are_not_taken_for_others_that_it_meets() -> None:
     than a rare item's, and the stated one must be within 10% of the formula's."""
     counts = zipf(DEVICES, ITEMS).astype(np.float64)
     others = float(np.sum(counts**2)) - counts**2
-    stated = debias.variance(sized(512)["hashed"], count=DEVICES, held=counts, squares=others)
+    stated = debias.variance(sized(512)["hashed"], count=DEVICES, holders=counts, squares=others)
     given = np.sqrt(np.mean(complete("hashed", False).standard_errors ** 2, axis=0))
     assert given[0] / math.sqrt(stated[0]) == pytest.approx(1.0, abs=0.1)
 
@@ -242,7 +244,7 @@ def test_plain_estimates_are_unbiased(name: str) -> None:
     stated = debias.variance(
         sized(512)[name],
         count=DEVICES,
-        held=counts,
+        holders=counts,
         squares=0 * others if name == "direct" else others,
     )
     for item in range(ITEMS):
@@ -254,7 +256,7 @@ def test_plain_estimates_are_unbiased(name: str) -> None:
 def test_collisions_solved_for_leave_no_bias(name: str) -> None:
     """150 items, all of them solved for. False alarm 1e-6 in all; power as above."""
     counts = zipf(DEVICES, 150)
-    result = seen(sized(64)[name], counts, 150, aware=True, runs=25, first=1000)
+    result = seen(sized(64)[name], counts, 150, collision_aware=True, runs=25, first=1000)
     assert result.solved == 150
     for item in range(150):
         assert_mean(result.deviations[:, item], 0.0, 1.0, false_alarm=1e-6 / 150)
@@ -288,9 +290,9 @@ def test_solving_for_collisions_is_near_the_optimum_where_plain_means_are_far_fr
     counts = zipf(1_000_000, 1000)
     optimal = debias.optimal_variance(4.0) * counts.sum()
     ratios = {}
-    for aware in (True, False):
-        result = seen(randomizer, counts, 1000, aware=aware, runs=8, first=2000)
-        ratios[aware] = float(np.mean(result.errors[:, 200:] ** 2)) / optimal
+    for collision_aware in (True, False):
+        result = seen(randomizer, counts, 1000, collision_aware=collision_aware, runs=8, first=2000)
+        ratios[collision_aware] = float(np.mean(result.errors[:, 200:] ** 2)) / optimal
     assert ratios[True] < 1.08
     assert ratios[False] > 10
 
@@ -302,7 +304,7 @@ def test_the_optimum_is_the_known_one_and_is_reached(epsilon: float, golden: str
     assert f"{debias.optimal_variance(epsilon):.4f}" == golden
     width = round(math.exp(epsilon)) + 1
     response = HashedResponse(epsilon=epsilon, rows=1 << 20, width=width, seed=1)
-    alone = debias.variance(response, count=1.0, held=0.0, squares=0.0)
+    alone = debias.variance(response, count=1.0, holders=0.0, squares=0.0)
     assert 1 - 1e-5 < alone / debias.optimal_variance(epsilon) < 1.005
 
 
@@ -320,14 +322,14 @@ def test_the_variance_is_the_paper_s_set_right(epsilon: float, rows: int, width:
         + (1 / (k * m) - 1 / (k * m**2)) * squares
     )
     sketch = CountMeanSketch(epsilon=epsilon, rows=rows, width=width, seed=1)
-    found = debias.variance(sketch, count=n, held=held, squares=squares)
+    found = debias.variance(sketch, count=n, holders=held, squares=squares)
     assert np.allclose(found, paper, rtol=1e-12)
     c = (math.exp(epsilon) + 1) / (math.exp(epsilon) - 1)
     paper = (m / (m - 1)) ** 2 * (
         n * c**2 - held - (n - held) / m**2 + (1 / k) * (1 / m - 1 / m**2) * (squares - (n - held))
     )
     hadamard = HadamardCountMeanSketch(epsilon=epsilon, rows=rows, width=width, seed=1)
-    found = debias.variance(hadamard, count=n, held=held, squares=squares)
+    found = debias.variance(hadamard, count=n, holders=held, squares=squares)
     assert np.allclose(found, paper, rtol=1e-12)
 
 
@@ -524,11 +526,11 @@ def test_a_tally_without_records_is_refused(name: str) -> None:
         debias.estimate(Tally(randomizer), randomizer.values(np.arange(3)))
 
 
-@pytest.mark.parametrize("aware", [True, False])
+@pytest.mark.parametrize("collision_aware", [True, False])
 @pytest.mark.parametrize("name", NAMES)
-def test_asking_about_nothing_gives_nothing(name: str, aware: bool) -> None:
+def test_asking_about_nothing_gives_nothing(name: str, collision_aware: bool) -> None:
     tally, values = tallied(sized(8)[name], np.array([50, 50]), 1)
-    found = debias.estimate(tally, values[:0], aware=aware)
+    found = debias.estimate(tally, values[:0], collision_aware=collision_aware)
     assert found.counts.shape == found.standard_error.shape == (0,)
 
 
@@ -594,7 +596,9 @@ def test_intervals_cover_over_many_more_runs(name: str) -> None:
     counts = zipf(DEVICES, ITEMS)
     outside = np.r_[zipf(DEVICES - int(UNLISTED.sum()), ITEMS), UNLISTED]
     for population in (counts, outside):
-        result = seen(sized(512)[name], population, ITEMS, aware=True, runs=300, first=5000)
+        result = seen(
+            sized(512)[name], population, ITEMS, collision_aware=True, runs=300, first=5000
+        )
         assert 0.945 <= result.coverage <= 0.955
 
 

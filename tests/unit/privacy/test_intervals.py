@@ -77,7 +77,7 @@ def test_sums_are_covered_whatever_the_truth(name: str, share: float) -> None:
     for truth in range(asked + 1):
         counted = stats.hypergeom(asked, truth, answered).pmf(np.arange(truth + 1))
         values, mass = seen_law(noise, counted)
-        low, high = of_sums(values, noise, asked=asked, answered=answered)
+        low, high = of_sums(values, noise, devices=asked, respondents=answered)
         assert covered(values, mass, low, high, truth, None) >= CONFIDENCE - ROUNDING
         accepted = mass[(low <= truth) & (truth <= high) & (mass > 0)]
         likelier = accepted[accepted > accepted.min() * (1 + ROUNDING)]  # ties go together
@@ -90,7 +90,7 @@ def test_normal_quantiles_do_not_cover_coarse_noise() -> None:
     values = np.arange(-noise.reach, noise.reach + 1)
     inside = np.abs(values) <= NORMAL_95 * np.sqrt(noise.variance)
     assert noise.mass[inside].sum() < 0.83
-    low, high = of_sums(values, noise, asked=1, answered=1)
+    low, high = of_sums(values, noise, devices=1, respondents=1)
     assert noise.mass[(low <= 0) & (high >= 0)].sum() >= 0.95
     few, answered = 2, 42  # devices that hold an item, of 60
     counted = stats.hypergeom(60, few, answered).pmf(np.arange(few + 1))
@@ -109,7 +109,7 @@ def test_what_is_listed_above_a_threshold_is_covered(name: str, rate: float) -> 
         values, mass = seen_law(noise, counted)
         if mass[values >= above].sum() < 1e-9:
             continue
-        low, high = of_sums(values, noise, asked=asked, answered=asked, rate=rate, above=above)
+        low, high = of_sums(values, noise, devices=asked, respondents=asked, rate=rate, above=above)
         assert covered(values, mass, low, high, truth, above) >= CONFIDENCE - ROUNDING
 
 
@@ -117,9 +117,9 @@ def test_intervals_that_forget_the_threshold_miss_what_is_listed() -> None:
     """The control: an item of six devices, listed from nine on."""
     noise, truth, above = LAWS["laplace, epsilon 0.5"], 6, 9
     values, mass = seen_law(noise, np.eye(truth + 1)[truth])
-    low, high = of_sums(values, noise, asked=80, answered=80)
+    low, high = of_sums(values, noise, devices=80, respondents=80)
     assert covered(values, mass, low, high, truth, above) < 0.9
-    low, high = of_sums(values, noise, asked=80, answered=80, above=above)
+    low, high = of_sums(values, noise, devices=80, respondents=80, above=above)
     assert covered(values, mass, low, high, truth, above) >= 0.95
 
 
@@ -133,7 +133,7 @@ def test_local_reports_are_covered_whatever_the_truth(devices: int, epsilon: flo
         rest = stats.binom(devices - held, lie).pmf(np.arange(devices - held + 1))
         mass = np.convolve(own, rest)
         low, high = of_support(
-            np.arange(devices + 1), truth=truth, lie=lie, asked=devices, answered=devices
+            np.arange(devices + 1), truth=truth, lie=lie, devices=devices, respondents=devices
         )
         assert mass[(low <= held) & (held <= high)].sum() >= CONFIDENCE - ROUNDING
 
@@ -144,28 +144,28 @@ def test_wide_laws_are_covered_to_within_a_per_cent() -> None:
     for truth in (420, 700, 2_000, 3_700):
         counted = stats.hypergeom(asked, truth, answered).pmf(np.arange(truth + 1))
         values, mass = seen_law(noise, counted)
-        low, high = of_sums(values, noise, asked=asked, answered=answered)
+        low, high = of_sums(values, noise, devices=asked, respondents=answered)
         assert 0.94 <= covered(values, mass, low, high, truth, None) <= 0.96
 
 
 def test_estimates_have_the_sampling_of_the_truth_in_them() -> None:
     counts = np.array([-30.0, 0.0, 50.0, 700.0])
-    low, high = of_estimates(counts, 10.0, asked=1_000, answered=1_000)
+    low, high = of_estimates(counts, 10.0, devices=1_000, respondents=1_000)
     assert low == pytest.approx(counts - 10 * NORMAL_95)
     assert high == pytest.approx(counts + 10 * NORMAL_95)
-    low, high = of_estimates(counts, 10.0, asked=1_000, answered=700)
+    low, high = of_estimates(counts, 10.0, devices=1_000, respondents=700)
     assert (low[1:] < counts[1:] / 0.7).all()
     assert (high > counts / 0.7).all()
     assert (high - counts / 0.7)[2] > (counts / 0.7 - low)[2]  # more holders vary more
-    everybody = of_estimates(np.array([700.0]), 10.0, asked=1_000, answered=700)
-    nobody = of_estimates(np.array([0.0]), 10.0, asked=1_000, answered=700)
+    everybody = of_estimates(np.array([700.0]), 10.0, devices=1_000, respondents=700)
+    nobody = of_estimates(np.array([0.0]), 10.0, devices=1_000, respondents=700)
     assert (everybody[1] - everybody[0])[0] == pytest.approx((nobody[1] - nobody[0])[0], rel=0.15)
 
 
 def test_empty_input_gives_empty_bounds() -> None:
     none = np.zeros(0, dtype=np.int64)
     for low, high in (
-        of_sums(none, LAWS["skellam"], asked=9, answered=7),
-        of_estimates(none.astype(np.float64), 1.0, asked=9, answered=7),
+        of_sums(none, LAWS["skellam"], devices=9, respondents=7),
+        of_estimates(none.astype(np.float64), 1.0, devices=9, respondents=7),
     ):
         assert low.size == high.size == 0

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -289,13 +289,24 @@ def test_entries_and_the_budget_cannot_be_changed_from_outside(path: Path, chang
     assert Ledger(path=path).budget == ONE
 
 
-def test_a_charge_waits_for_the_disk_and_its_directory(path: Path) -> None:
-    """Deleting the journal is what commits: the directory must be synced, too (EXTRA is 3), unless
-    the journal stays (a write-ahead log with FULL, 2)."""
-    connection = Ledger(ONE, path)._connection
+def test_a_charge_waits_for_the_disk_and_its_directory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleting the journal commits: the directory must be synced, too (EXTRA is 3), unless the
+    journal stays (a write-ahead log with FULL, 2)."""
+    connect, connections = sqlite3.connect, list[sqlite3.Connection]()
+
+    def recording_connect(*args: Any, **options: Any) -> sqlite3.Connection:
+        connections.append(connect(*args, **options))
+        return connections[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", recording_connect)
+    ledger = Ledger(ONE, path)
+    (connection,) = connections
     (level,) = connection.execute("PRAGMA synchronous").fetchone()
     (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
     assert level == 3 or (level == 2 and journal == "wal")
+    ledger.close()
 
 
 # Crashes and races

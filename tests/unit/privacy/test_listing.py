@@ -29,9 +29,9 @@ from sfumato.privacy import (
     threshold_sample,
 )
 from sfumato.privacy.listing import (
-    _least,
-    _tail,
+    least_threshold,
     lists,
+    noise_tail,
     sampled_delta,
     without_promise,
 )
@@ -50,7 +50,9 @@ def test_the_least_thresholds_of_a_sample_without_noise() -> None:
     }
     for times, (at_6, at_8) in table.items():
         for delta, expected in ((1e-6, at_6), (1e-8, at_8)):
-            made = [_least("none", 1 / times, 1, epsilon, delta) for epsilon in (0.5, 1.0, 2.0)]
+            made = [
+                least_threshold("none", 1 / times, 1, epsilon, delta) for epsilon in (0.5, 1.0, 2.0)
+            ]
             assert [threshold for _, threshold in filter(None, made)] == expected
 
 
@@ -101,9 +103,9 @@ def test_tails_are_those_of_the_noise_or_above(noise: Any) -> None:
     mass = np.exp(logs)
     for least in range(1, 12):
         exact = mass[least - first :].sum()
-        assert exact <= _tail(noise, 2.5, least) * (1 + 1e-12)
+        assert exact <= noise_tail(noise, 2.5, least) * (1 + 1e-12)
         if least >= 5:  # two deviations out, where thresholds are, it is not far above
-            assert _tail(noise, 2.5, least) <= 1.2 * exact
+            assert noise_tail(noise, 2.5, least) <= 1.2 * exact
 
 
 def _released(made: ListedAbove, holders: int) -> dict[int, float]:
@@ -192,7 +194,7 @@ def test_the_chance_to_be_listed_is_what_happens() -> None:
         rng = SeededRng(SEED)
         _, kept = made.sample(np.zeros(20_000), np.full(20_000, count), rng=rng)
         counts = np.r_[np.asarray(kept), np.zeros(20_000 - len(np.asarray(kept)), dtype=np.int64)]
-        _, told = made.told(counts[counts > 0], rng=rng)
+        _, told = made.release(counts[counts > 0], rng=rng)
         assert_binomial(int(told.sum()), 20_000, made.chance(count))
         with pytest.raises(AssertionError):
             assert_binomial(int(told.sum()), 20_000, made.chance(count) - 0.02)
@@ -233,9 +235,9 @@ def test_threshold_sampling_is_algorithm_one() -> None:
 
 def test_thinning_gives_the_lower_rate() -> None:
     made = best_list(0.1, epsilon=1.0, delta=1e-6)
-    thinned = made.thinned(np.full(2_000, 50), 0.5, rng=SeededRng(SEED))
+    thinned = made.thin(np.full(2_000, 50), 0.5, rng=SeededRng(SEED))
     assert_binomial(int(thinned.sum()), 100_000, 0.2)
-    assert made.thinned(np.array([7]), 0.1, rng=SeededRng(1)).tolist() == [7]
+    assert made.thin(np.array([7]), 0.1, rng=SeededRng(1)).tolist() == [7]
 
 
 def test_the_best_list_has_the_smallest_detectable_count() -> None:

@@ -72,7 +72,7 @@ def cells_of(randomizer: Any, value: int) -> tuple[int, ...]:
 
 
 def coin_of(randomizer: Any) -> Fraction:
-    return Fraction(randomizer._coin.numerator, 1 << 256)
+    return Fraction(randomizer.coin.numerator, 1 << 256)
 
 
 def law(randomizer: Any, cells: Sequence[int]) -> Law:
@@ -81,7 +81,7 @@ def law(randomizer: Any, cells: Sequence[int]) -> Law:
     for row, own in enumerate(cells):
         for number, chance in _row_law(randomizer, coin, own):
             if isinstance(randomizer, CountMeanSketch):
-                code = row + (number << 8 * randomizer._row_bytes)
+                code = row + (number << 8 * randomizer.row_bytes)
             elif isinstance(randomizer, HadamardCountMeanSketch):
                 code = row * 2 * randomizer.width + number
             else:
@@ -199,7 +199,7 @@ def test_rates_are_those_of_the_coin(randomizer: Any) -> None:
     elif isinstance(randomizer, HashedResponse):
         assert randomizer.truth == coin
     else:
-        assert randomizer._coin.probability == coin
+        assert randomizer.coin.probability == coin
 
 
 @pytest.mark.parametrize("epsilon", [1e-17, 1e-100])
@@ -527,7 +527,7 @@ def formula(kind: str, epsilon: float, rows: int, width: int, held: list[int], q
         debias.variance(
             made(kind, epsilon, rows, width),
             count=len(held),
-            held=float(held.count(query)),
+            holders=float(held.count(query)),
             squares=float(sum(count**2 for count in others)),
         )
     )
@@ -622,16 +622,16 @@ def test_golden_numbers_at_epsilon_four() -> None:
     own, other = emoji.rates
     assert f"{other:.9f}" == "0.119202922"
     assert f"{1 / (own - other):.9f}" == "1.313035285"
-    alone = float(debias.variance(emoji, count=1.0, held=0.0, squares=0.0))
+    alone = float(debias.variance(emoji, count=1.0, holders=0.0, squares=0.0))
     bound = (emoji.moments.own + 1 / 1024) * (1024 / 1023) ** 2  # theorem 4.2, for one device
     assert f"{bound:.9f}" == "0.182347952"
     assert bound * (1 - 1e-5) < alone < bound  # which leaves out −1/width² and such
     energy = HadamardCountMeanSketch(epsilon=4.0, rows=1024, width=32_768, seed=1)
-    assert f"{energy._coin.probability:.9f}" == "0.017986210"
+    assert f"{energy.coin.probability:.9f}" == "0.017986210"
     assert f"{math.sqrt(energy.moments.miss):.9f}" == "1.037314721"
     small = CountMeanSketch(epsilon=4.0, rows=4, width=8, seed=1)
     squares = float(600**2 + 60**2 + 30**2 + 10**2)
-    assert round(debias.variance(small, count=1000, held=300.0, squares=squares)) == 13_333
+    assert round(debias.variance(small, count=1000, holders=300.0, squares=squares)) == 13_333
 
 
 def test_a_bit_reads_as_the_paper_s_debiased_bit() -> None:
@@ -667,7 +667,7 @@ def test_over_seeds_estimates_have_the_stated_mean_and_variance(kind: str) -> No
         found[repeat] = (one.readings(cells, 1000, values[1:]) - 1000 / 8) * 8 / 7
     held = np.r_[POPULATION[1:], np.zeros(4)].astype(np.float64)
     others = float((POPULATION**2).sum()) - held**2
-    stated = debias.variance(randomizer, count=1000, held=held, squares=others)
+    stated = debias.variance(randomizer, count=1000, holders=held, squares=others)
     deviations = (found - held) / np.sqrt(stated)
     for item in range(8):
         assert_mean(deviations[:, item], 0.0, 1.0, false_alarm=6e-7)
@@ -702,7 +702,7 @@ def test_estimates_are_those_of_the_paper_s_algorithms(count: int) -> None:
         paper = width / (width - 1) * (mean - count / width)
         tally = Tally(randomizer)
         assert tally.fold(records) == 0
-        found = debias.estimate(tally, values, aware=False).counts
+        found = debias.estimate(tally, values, collision_aware=False).counts
         assert np.allclose(found, paper, rtol=1e-9, atol=1e-9 * count)
 
 

@@ -26,7 +26,7 @@ DELTA = 1e-6
 CLIENTS = 1000
 SETTINGS = [(0.01, 100), (0.1, 50), (0.3, 5)]  # probability and rounds
 ROUNDING = 1e-9  # of sums of logarithms, relative
-ORDERS = [float(order) for order in accounting._ORDERS]
+ORDERS = [float(order) for order in accounting.ORDERS]
 WHOLE = [order for order in ORDERS if order.is_integer()]
 LOW = [order for order in WHOLE if order <= 64]  # the best ones here; others take it a minute
 
@@ -124,22 +124,22 @@ def test_sampling_never_costs_more_than_none(
         # A multiplier of 0.3 wants orders below two, which sampled losses do not have.
         assert sampled < everybody or multiplier < 1
     assert np.all(
-        accounting._sampled_renyi(poisson(loss, probability, times))
-        <= times * accounting._renyi(loss, np.ceil(accounting._ORDERS)) * (1 + ROUNDING)
+        accounting.sampled_renyi(poisson(loss, probability, times))
+        <= times * accounting.renyi(loss, np.ceil(accounting.ORDERS)) * (1 + ROUNDING)
     )
     twice = accounting.AdditiveLoss(
         noise=noise, scale=loss.scale, l1=2 * loss.l1, l2=2 * loss.l2, unit_cells=0
     )
     assert np.all(
-        accounting._sampled_renyi(fixed(loss, probability, times))
-        <= times * accounting._renyi(twice, np.ceil(accounting._ORDERS)) * (1 + ROUNDING)
+        accounting.sampled_renyi(fixed(loss, probability, times))
+        <= times * accounting.renyi(twice, np.ceil(accounting.ORDERS)) * (1 + ROUNDING)
     )
 
 
 def test_everybody_every_time_is_no_sampling() -> None:
-    everybody = np.array(accounting._sampled_renyi(poisson(table(1.0), 1.0, 7)))
+    everybody = np.array(accounting.sampled_renyi(poisson(table(1.0), 1.0, 7)))
     assert np.allclose(
-        everybody, 7 * accounting._renyi(table(1.0), np.ceil(accounting._ORDERS)), rtol=ROUNDING
+        everybody, 7 * accounting.renyi(table(1.0), np.ceil(accounting.ORDERS)), rtol=ROUNDING
     )
 
 
@@ -203,7 +203,7 @@ def test_at_whole_orders_the_divergence_is_exact_and_the_other_way_round_is_no_l
     multiplier: float, probability: float
 ) -> None:
     loss = table(multiplier, length=float(STEP))
-    claimed = accounting._sampled_renyi(poisson(loss, probability))
+    claimed = accounting.sampled_renyi(poisson(loss, probability))
     with_it, without = mixtures("gaussian", multiplier * STEP, probability)
     for order in range(2, 9):
         found = claimed[ORDERS.index(order)]
@@ -213,7 +213,7 @@ def test_at_whole_orders_the_divergence_is_exact_and_the_other_way_round_is_no_l
 
 def test_half_the_probability_is_caught_at_every_order() -> None:
     """The negative control."""
-    claimed = accounting._sampled_renyi(poisson(table(1.0, length=float(STEP)), 0.1))
+    claimed = accounting.sampled_renyi(poisson(table(1.0, length=float(STEP)), 0.1))
     with_it, without = mixtures("gaussian", 1.0 * STEP, 0.2)
     for order in range(2, 9):
         assert renyi(with_it, without, order) > 1.5 * claimed[ORDERS.index(order)]
@@ -222,7 +222,7 @@ def test_half_the_probability_is_caught_at_every_order() -> None:
 @pytest.mark.parametrize("probability", [0.05, 0.3])
 @pytest.mark.parametrize("multiplier", [1.0, 2.0])
 def test_skellam_divergences_are_bounded_both_ways(multiplier: float, probability: float) -> None:
-    claimed = accounting._sampled_renyi(
+    claimed = accounting.sampled_renyi(
         poisson(table(multiplier, "skellam", float(STEP)), probability)
     )
     with_it, without = mixtures("skellam", multiplier * STEP, probability)

@@ -17,14 +17,14 @@ from checks import SEED
 from sfumato.errors import SpecError
 from sfumato.privacy import SeededRng, SystemRng, discrete_gaussian, discrete_laplace, skellam
 from sfumato.privacy.samplers import (
-    _HALF_WEIGHTS,
+    HALF_WEIGHTS,
     LARGEST_SCALE,
     WORD_BITS,
     Inversion,
     SecretRng,
-    _sampler,
     bound,
     log_mass,
+    sampler_of,
     stream,
 )
 from unit.privacy import exact
@@ -54,7 +54,7 @@ class Script:
 
 
 def small_words(noise: str, scale: float, bits: int) -> Inversion:
-    weights, number = _HALF_WEIGHTS[noise], Fraction(scale)
+    weights, number = HALF_WEIGHTS[noise], Fraction(scale)
     return Inversion.of(lambda precision: weights(number, precision), word_bits=bits)
 
 
@@ -118,7 +118,7 @@ class Law:
 def test_weights_are_within_the_stated_error_of_the_closed_form(
     noise: str, scale: float, bits: int
 ) -> None:
-    half = _HALF_WEIGHTS[noise](Fraction(scale), bits)
+    half = HALF_WEIGHTS[noise](Fraction(scale), bits)
     total = 2 * sum(half) - half[0]
     error = Fraction(1, 1 << bits)
     oracle = [as_fraction(exact.mass(noise, scale, x, bits=bits + 100)) for x in range(len(half))]
@@ -210,7 +210,7 @@ def test_ties_are_settled_with_words_of_their_own() -> None:
 @pytest.mark.parametrize("noise", NOISES)
 def test_tails_beyond_the_first_table_are_reached(noise: str) -> None:
     """Four words of ones put U within 2**-256 of one: past the end of the first table."""
-    sampler, law = _sampler(noise, 3.0), Law(noise, 3.0)
+    sampler, law = sampler_of(noise, 3.0), Law(noise, 3.0)
     upper = int(sampler.draw(1, Script([ONES] * 4 + [0]))[0])
     lower = int(sampler.draw(1, Script([0] * 4 + [ONES]))[0])
     assert upper > -sampler.first
@@ -221,7 +221,7 @@ def test_tails_beyond_the_first_table_are_reached(noise: str) -> None:
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_a_word_next_to_a_cumulative_probability_is_not_decided_alone(noise: str) -> None:
-    sampler = _sampler(noise, 2.0)
+    sampler = sampler_of(noise, 2.0)
     edge = int(sampler.cumulative[sampler.cumulative.size // 2])
     for word in (edge, edge + 1):
         with pytest.raises(WantsMoreError):
@@ -323,7 +323,7 @@ def test_words_of_a_secret_repeat_for_the_same_purpose_and_data_alone() -> None:
 
 
 def test_words_of_a_secret_are_bound_to_something() -> None:
-    with pytest.raises(SpecError, match="bound to what they are added to"):
+    with pytest.raises(SpecError, match="bound to the data that they are added to"):
         SecretRng(b"1" * 32).words(1)
     assert bound(SecretRng(b"1" * 32), "a").words(1).size == 1
     system = SystemRng()

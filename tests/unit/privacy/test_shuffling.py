@@ -33,7 +33,7 @@ JUST_BELOW = 1 - 1e-4  # an epsilon is found to 1e-6, at a delta of which 1e-6 i
 
 def epsilon_of_2021(local_epsilon: float, count: int, delta: float) -> float:
     """The reduction of 2021: another report is a clone with probability e^−local_epsilon."""
-    return shuffling._numerical_epsilon(local_epsilon, count, delta, math.exp(-local_epsilon))
+    return shuffling.numerical_epsilon(local_epsilon, count, delta, math.exp(-local_epsilon))
 
 
 # Oracles
@@ -161,7 +161,7 @@ def test_epsilon_is_never_below_that_of_the_pair_and_just_above(
 ) -> None:
     rates = {2 / (math.exp(local_epsilon) + 1), math.exp(-local_epsilon)}
     for rate in rates:
-        epsilon = shuffling._numerical_epsilon(local_epsilon, count, delta, rate)
+        epsilon = shuffling.numerical_epsilon(local_epsilon, count, delta, rate)
         lost = delta_of_pair(local_epsilon, count, rate, epsilon)
         assert lost + LEFT_OUT <= delta
         if epsilon > 0:
@@ -217,7 +217,7 @@ def test_half_of_epsilon_would_be_caught_and_so_would_too_many_clones() -> None:
         half += true_delta(first, second, epsilon / 2) > delta
         if local_epsilon >= 2 and len(next(iter(first))) == 4:
             rate = 4 / (math.exp(local_epsilon) + 1)
-            wrong = shuffling._numerical_epsilon(local_epsilon, count, delta, rate)
+            wrong = shuffling.numerical_epsilon(local_epsilon, count, delta, rate)
             many += true_delta(first, second, wrong) > delta
     assert half > len(FLEETS) * len(DELTAS) / 2
     assert many > 0
@@ -300,7 +300,7 @@ def test_devices_beyond_a_billion_are_not_counted() -> None:
 
 def test_fewer_blocks_cost_more(monkeypatch: pytest.MonkeyPatch) -> None:
     fine = shuffled_epsilon(4.0, 10**6, 1e-6)
-    monkeypatch.setattr(shuffling, "_BLOCKS", 20)
+    monkeypatch.setattr(shuffling, "BLOCKS", 20)
     assert fine < shuffled_epsilon(4.0, 10**6, 1e-6) < 1.05 * fine
 
 

@@ -27,7 +27,7 @@ from sfumato.questions.frequencies.design import (
     piloted_width,
 )
 from sfumato.questions.question import Dictionary
-from sfumato.sketch import CountSketch, OneHot, Rounds
+from sfumato.sketch import CountSketch, DecodedRounds, OneHot
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
@@ -163,7 +163,7 @@ def test_estimates_are_those_of_the_decoder_with_an_error_each(
     assert found.decoder.startswith(decode)
     if decode != "refined":
         assert isinstance(task.sketch, CountSketch)
-        rounds = Rounds.of([(task.sketch, answer(task, counts).table)])
+        rounds = DecodedRounds.of([(task.sketch, answer(task, counts).table)])
         points = hashing.fingerprint(np.arange(ITEMS), SEED)
         assert np.array_equal(found.counts, rounds.estimate(points, decode=decode))
         errors = rounds.estimate(rounds.placebos(), decode=decode)

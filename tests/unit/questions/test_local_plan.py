@@ -103,7 +103,9 @@ def test_plain_means_would_be_far_from_it() -> None:
     best = local_plan.options(epsilon=4.0, items=1_000, records=10_000_000)[0].randomizer
     assert isinstance(best, HashedResponse)
     counts = zipf(1_000, 10_000_000)
-    found = debias.estimate(tally_of(best, counts, 0), best.values(np.arange(1_000)), aware=False)
+    found = debias.estimate(
+        tally_of(best, counts, 0), best.values(np.arange(1_000)), collision_aware=False
+    )
     optimal = debias.optimal_variance(4.0) * 10_000_000
     assert np.mean((found.counts - counts) ** 2) / optimal > 10
 

@@ -50,7 +50,7 @@ from sfumato.questions.mean.design import (
 from sfumato.simulation.vectors import load
 from sfumato.sketch import Norms, VectorSketch
 from sfumato.sketch.dense import DenseSketch
-from sfumato.sketch.vector import clipped, fit, headroom
+from sfumato.sketch.vector import clip_rows, headroom, is_finite
 
 F64 = npt.NDArray[np.float64]
 
@@ -118,7 +118,7 @@ def test_whatever_a_vector_holds_its_table_is_within_the_norms(
 def test_a_sketch_longer_than_its_vector_is_clipped_again() -> None:
     """Half of all sketches are longer than their vector; without the second clip some would be
     longer than the bound."""
-    vectors = clipped(np.random.default_rng(SEED).standard_normal((500, 50)), 2.0)
+    vectors = clip_rows(np.random.default_rng(SEED).standard_normal((500, 50)), 2.0)
     assert SKETCH.dense is not None
     free = np.linalg.norm(SKETCH.dense.encode(vectors).reshape(500, -1), axis=1)
     assert (free > SKETCH.bound).sum() > 20
@@ -128,7 +128,7 @@ def test_a_sketch_longer_than_its_vector_is_clipped_again() -> None:
 
 def test_short_vectors_are_not_clipped() -> None:
     vectors = np.array([[0.3, -0.4], [0.0, 0.0], [3.0, 4.0], [3e300, 4e300], [5e-324, 0.0]])
-    found = clipped(vectors, 1.0)
+    found = clip_rows(vectors, 1.0)
     assert np.allclose(found[[0, 1, 4]], vectors[[0, 1, 4]], rtol=1e-15, atol=0)
     assert np.allclose(found[[2, 3]], [[0.6, 0.8]] * 2, rtol=1e-15)
 
@@ -136,7 +136,7 @@ def test_short_vectors_are_not_clipped() -> None:
 def test_who_has_no_finite_vector_abstains() -> None:
     vectors = np.ones((4, 50))
     vectors[1, 3], vectors[2, 0] = math.nan, -math.inf
-    assert fit(vectors).tolist() == [True, False, False, True]
+    assert is_finite(vectors).tolist() == [True, False, False, True]
     with pytest.raises(SpecError, match="abstains"):
         SKETCH.tables(vectors, rng=SeededRng(1))
 
@@ -174,7 +174,7 @@ def test_vectors_of_another_shape_are_refused(wrong: npt.NDArray[Any]) -> None:
 
 def test_a_whole_vector_is_read_back_but_for_rounding() -> None:
     sketch = VectorSketch(length=4, clip=1.0, bound=1.0, scale=1e6)
-    vectors = clipped(np.random.default_rng(SEED).standard_normal((30, 4)), 1.0)
+    vectors = clip_rows(np.random.default_rng(SEED).standard_normal((30, 4)), 1.0)
     table = sketch.encode(sketch.tables(vectors, rng=SeededRng(1)))
     assert np.abs(sketch.decode(table, 30) - vectors.mean(axis=0)).max() <= 1e-6
     assert sketch.estimate(table, [2, 0]).tolist() == sketch.decode(table, 1)[[2, 0]].tolist()

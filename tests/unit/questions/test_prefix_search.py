@@ -44,7 +44,7 @@ from sfumato.questions.prefix_search.design import (
 from sfumato.questions.prefix_search.plan import predicted_of
 from sfumato.questions.prefix_search.plan import sized as planned
 from sfumato.questions.question import EVERYBODY
-from sfumato.sketch import CountSketch, OneHot, Rounds
+from sfumato.sketch import CountSketch, DecodedRounds, OneHot
 from sfumato.sketch.absent import absent_limit
 from sfumato.sketch.words import Codes, codes_of
 from sfumato.spec import from_json, to_json
@@ -330,12 +330,12 @@ def test_the_ledger_lets_one_search_through_and_no_second_one() -> None:
 # --- what nobody holds
 
 
-def crowded() -> tuple[Rounds, float]:
+def crowded() -> tuple[DecodedRounds, float]:
     """A table with noise and a few items, and the error of an absent one."""
     sketch = CountSketch(rows=5, width=512, seed=SEED)
     noise = np.random.default_rng(SEED).normal(0, 10, size=sketch.shape)
     table = sketch.encode(np.arange(40), np.full(40, 120)) + np.rint(noise).astype(np.int64)
-    rounds = Rounds.of([(sketch, table)])
+    rounds = DecodedRounds.of([(sketch, table)])
     return rounds, float(np.sqrt(np.mean(rounds.estimate(rounds.placebos(), decode="mean") ** 2)))
 
 

@@ -45,7 +45,7 @@ def test_the_bound_has_the_known_values(size: tuple[int, int], known: float) -> 
     assert abs(bound(2.0, rows, width, counts) - known) < 1
     sketch = CountMeanSketch(epsilon=2.0, rows=rows, width=width, seed=0)
     squares = float(counts @ counts)
-    exact = math.sqrt(debias.variance(sketch, count=1e8, held=0.0, squares=squares))
+    exact = math.sqrt(debias.variance(sketch, count=1e8, holders=0.0, squares=squares))
     assert 0.98 * known < exact <= known + 1  # the bound leaves in what the exact formula does not
 
 
@@ -231,7 +231,7 @@ def by_cells(oracle: CountMeanSketch | HashedResponse) -> F64:
 
 
 def numbers_of(tally: Tally, values: npt.NDArray[np.uint64]) -> F64:
-    counts = debias.estimate(tally, values, aware=False).counts
+    counts = debias.estimate(tally, values, collision_aware=False).counts
     return np.concatenate([tally.row_counts, tally.cells.reshape(-1), counts])
 
 

@@ -168,7 +168,9 @@ class Stage:
 
     def share(self, source: int, owner: int) -> bytes:
         """What one member gave of another's secrets, as it was heard."""
-        return pieces(self.heard[Phase.UNMASK, source], self.devices[source].held)[owner]
+        return pieces(self.heard[Phase.UNMASK, source], self.devices[source].neighbour_shares)[
+            owner
+        ]
 
     def words_of(self, victim: int) -> Words:
         """A victim's masked table, as it was heard."""
@@ -218,7 +220,7 @@ class Stage:
             public = self.collector.keys[member].mask
             pairs = {
                 other: agree(known[other], public)
-                for other in self.devices[member].held
+                for other in self.devices[member].neighbour_shares
                 if other in known
             }
             total += self.read(member, seed=seeds[member], pairs=pairs)
@@ -241,13 +243,13 @@ class Haul:
         except MismatchError:
             return False
         alive = members_from_bytes(survivors, self.stage.round.cohort)
-        for owner, share in pieces(answer, device.held).items():
+        for owner, share in pieces(answer, device.neighbour_shares).items():
             self.given[owner in alive].setdefault(owner, {})[member] = share
         return True
 
     def corrupt(self, member: int) -> None:
         """A corrupt device gives all that it has."""
-        for owner, both in self.stage.devices[member].held.items():
+        for owner, both in self.stage.devices[member].neighbour_shares.items():
             self.given[True].setdefault(owner, {})[member] = both[:SHARE_BYTES]
             self.given[False].setdefault(owner, {})[member] = both[SHARE_BYTES:]
 

@@ -1,12 +1,16 @@
-"""Signatures checked together: which are good does not depend on how many cores look."""
+"""Signatures checked together, on any number of cores, and keys derived as RFC 5869 says."""
 
 from __future__ import annotations
 
+import hmac
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sfumato.secagg import agreement
-from sfumato.secagg.agreement import Claim, sign, verified
+from sfumato.secagg.agreement import Claim, derive, sign, verify_all
 
 
 def claims(count: int) -> list[Claim]:
@@ -32,7 +36,7 @@ def test_good_and_bad_signatures_are_told_apart_in_their_order(
         identity, signature, text = given[place]
         given[place] = (identity, signature, text + b"!")
         expected[place] = False
-    assert verified(given) == expected
+    assert verify_all(given) == expected
 
 
 @pytest.mark.parametrize(
@@ -47,4 +51,38 @@ def test_good_and_bad_signatures_are_told_apart_in_their_order(
 def test_what_is_no_signature_or_no_key_is_a_bad_one(changed: object) -> None:
     assert callable(changed)
     good, other = claims(2)
-    assert verified([changed(good), other]) == [False, True]
+    assert verify_all([changed(good), other]) == [False, True]
+
+
+def hkdf(secret: bytes, salt: bytes, info: bytes, size: int) -> bytes:
+    """HKDF-SHA256 as RFC 5869, section 2, writes it."""
+    key, block, stream = hmac.digest(salt, secret, "sha256"), b"", b""
+    for counter in range(1, -(-size // 32) + 1):
+        block = hmac.digest(key, block + info + bytes([counter]), "sha256")
+        stream += block
+    return stream[:size]
+
+
+def test_the_reference_gives_the_vectors_of_rfc_5869() -> None:
+    """Test cases 1 and 2 of its appendix."""
+    first = hkdf(b"\x0b" * 22, bytes(range(13)), bytes(range(0xF0, 0xFA)), 42)
+    assert first.hex() == (
+        "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865"
+    )
+    second = hkdf(bytes(range(80)), bytes(range(0x60, 0xB0)), bytes(range(0xB0, 0x100)), 82)
+    assert second.hex() == (
+        "b11e398dc80327a1c8e7f78c596a49344f012eda2d4efad8a050cc4c19afa97c59045a99cac7827271cb41c65e59"
+        "0e09da3275600c2f09b8367793a9aca3db71cc30c58179ec3e87c14c01d5c1f3434f1d87"
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.binary(max_size=80), st.binary(min_size=32, max_size=32), st.integers(1, 64))
+def test_keys_are_derived_by_hkdf(secret: bytes, salt: bytes, size: int) -> None:
+    expected = hkdf(secret, salt, b"sfumato/1/secagg/" + b"box" + b"root", size)
+    assert derive(secret, salt, b"box", b"root", size) == expected
+
+
+def test_a_derived_key_never_changes() -> None:
+    key = derive(b"\x0b" * 22, bytes(range(32)), b"box", b"root", 32)
+    assert key.hex() == "9153f47ac30e7ca967a67de80e992876f0715d11696e5f3ab493e6d5c0ab9165"

@@ -39,8 +39,7 @@ from sfumato.secagg import coordinator as collector_side
 from sfumato.secagg import participant as device_side
 from sfumato.secagg.agreement import (
     Keys,
-    _ring,
-    acknowledged,
+    acknowledgement_text,
     agree,
     commitment,
     derive,
@@ -48,9 +47,10 @@ from sfumato.secagg.agreement import (
     neighbours_of,
     private_key,
     public_of,
+    ring_of,
     sign,
     stream_of,
-    verified,
+    verify_all,
 )
 from sfumato.secagg.coordinator import Coordinator, Phase, Refusal
 from sfumato.secagg.parameters import Parameters, find
@@ -63,7 +63,7 @@ from sfumato.secagg.round import (
     SHARE_BYTES,
     MaskedRound,
 )
-from sfumato.secagg.sharing import PRIME, _weights
+from sfumato.secagg.sharing import PRIME, lagrange_weights
 from sfumato.sketch import OneHot
 from unit.secagg.stage import (
     ROUND,
@@ -106,7 +106,7 @@ def shares_of(stage: Stage, victim: int, sets: Mapping[int, bytes]) -> dict[bool
         answer = ask(stage, member, survivors)
         if answer is not None:
             alive = victim in members_from_bytes(survivors, stage.round.cohort)
-            given[alive][member] = pieces(answer, stage.devices[member].held)[victim]
+            given[alive][member] = pieces(answer, stage.devices[member].neighbour_shares)[victim]
     return given
 
 
@@ -124,8 +124,16 @@ class AnswersLists(Participant):
 
     def answer_lists(self, active: Iterable[int], dead: Iterable[int]) -> dict[str, Any]:
         return {
-            "active": {m: self.held[m][:SHARE_BYTES] for m in active if m in self.held},
-            "dead": {m: self.held[m][SHARE_BYTES:] for m in dead if m in self.held},
+            "active": {
+                m: self.neighbour_shares[m][:SHARE_BYTES]
+                for m in active
+                if m in self.neighbour_shares
+            },
+            "dead": {
+                m: self.neighbour_shares[m][SHARE_BYTES:]
+                for m in dead
+                if m in self.neighbour_shares
+            },
         }
 
 
@@ -135,8 +143,8 @@ def test_1_one_answer_never_holds_both_secrets_of_a_device() -> None:
     survivors = stage.collector.survivor_set()
     for device in (stage.devices[member] for member in stage.collector.survivors):
         answer = device.unmask(survivors)
-        assert len(answer) == SHARE_BYTES * len(device.held)
-        for both in device.held.values():
+        assert len(answer) == SHARE_BYTES * len(device.neighbour_shares)
+        for both in device.neighbour_shares.values():
             assert (both[:SHARE_BYTES] in answer) != (both[SHARE_BYTES:] in answer)
 
 
@@ -157,9 +165,9 @@ def test_1_a_device_that_answers_two_lists_is_read() -> None:
 class BoundToNoSet(Participant):
     """Forgets which survivors it has answered."""
 
-    def _admit(self, survivors: bytes) -> set[int]:
+    def check_survivors(self, survivors: bytes) -> set[int]:
         self.survivors = b""
-        return super()._admit(survivors)
+        return super().check_survivors(survivors)
 
 
 def twice(stage: Stage, between: Callable[[Stage], None]) -> dict[bool, dict[int, bytes]]:
@@ -211,9 +219,9 @@ def test_1_devices_restored_from_older_copies_are_read() -> None:
 CORRUPT = (0, 1)
 
 
-def ring_of(stage: Stage) -> tuple[int, ...]:
+def ring_order(stage: Stage) -> tuple[int, ...]:
     """Members as they stand on the ring, if all have enrolled."""
-    return _ring(stage.round, stage.collector.root, tuple(range(stage.round.cohort))).order
+    return ring_of(stage.round, stage.collector.root, tuple(range(stage.round.cohort))).order
 
 
 def two_halves(stage: Stage) -> Haul:
@@ -257,7 +265,7 @@ def read_from_two_halves(stage: Stage) -> I64 | None:
 class ComparesNoNotes(Participant):
     """Answers whatever others have signed."""
 
-    def _count(self, survivors: bytes, acknowledgements: bytes) -> None:
+    def check_acknowledgements(self, survivors: bytes, acknowledgements: bytes) -> None:
         pass
 
 
@@ -309,7 +317,7 @@ def sum_below_the_floor(stage: Stage, gone: set[int]) -> I64 | None:
     room = round.cohort - round.least_survivors
     everybody, signed = set(range(round.cohort)), dict[bytes, dict[int, bytes]]()
     for member in range(round.cohort):
-        near = [other for other in stage.devices[member].held if other in gone]
+        near = [other for other in stage.devices[member].neighbour_shares if other in gone]
         missing = sorted(near, key=lambda other: votes[other])[:room]
         for other in missing:
             votes[other] += 1
@@ -358,7 +366,7 @@ def two_arcs(kind: type[Participant]) -> tuple[Stage, I64 | None]:
     but a few at the ends has enough neighbours who signed the same. Together twenty of 100 are
     called gone, where ten may be, and no corrupt device takes part."""
     stage = masked(ARCS, kind=kind)
-    order, everybody = ring_of(stage), set(range(100))
+    order, everybody = ring_order(stage), set(range(100))
     gone = set[int]()
     haul = Haul(stage)
     for arc in (order[:50], order[50:]):
@@ -378,13 +386,13 @@ def two_arcs(kind: type[Participant]) -> tuple[Stage, I64 | None]:
 class CountsNeighbours(Participant):
     """Is content if as many of its neighbours have signed as it takes shares to open a secret."""
 
-    def _count(self, survivors: bytes, acknowledgements: bytes) -> None:
-        said = acknowledged(self.round.salt, self.view, survivors)
+    def check_acknowledgements(self, survivors: bytes, acknowledgements: bytes) -> None:
+        said = acknowledgement_text(self.round.salt, self.view, survivors)
         good = 0
         for start in range(0, len(acknowledgements), ACKNOWLEDGEMENT_BYTES):
             one = acknowledgements[start : start + ACKNOWLEDGEMENT_BYTES]
             member = int.from_bytes(one[:4], "little")
-            (is_good,) = verified([(self.roster[member], one[4:], said)])
+            (is_good,) = verify_all([(self.roster[member], one[4:], said)])
             good += is_good and member in self.neighbours
         if good < self.round.parameters(len(self.enrolled)).threshold:
             raise MismatchError("too few neighbours have signed")
@@ -399,7 +407,7 @@ def test_2_two_arcs_that_are_told_different_sets_give_no_sum_below_the_floor() -
 
 def test_2_devices_that_ask_their_neighbours_alone_give_a_sum_below_the_floor() -> None:
     stage, total = two_arcs(CountsNeighbours)
-    order = ring_of(stage)
+    order = ring_order(stage)
     left = set(order) - {*order[20:29], order[32], *order[70:79], order[82]}
     assert (len(left), stage.round.least_survivors) == (80, 90)
     assert total is not None
@@ -441,11 +449,11 @@ def test_3_without_a_mask_of_its_own_it_is_read(monkeypatch: Patch) -> None:
 class HelpsWhenDropped(Participant):
     """Gives shares although it is told that itself has dropped out."""
 
-    def _admit(self, survivors: bytes) -> set[int]:
+    def check_survivors(self, survivors: bytes) -> set[int]:
         own = self.member
         self.member = min(members_from_bytes(survivors, self.round.cohort))
         try:
-            return super()._admit(survivors)
+            return super().check_survivors(survivors)
         finally:
             self.member = own
 
@@ -558,7 +566,7 @@ def surrounded(stage: Stage, friends: list[Participant], told: bytes) -> I64:
 def test_4_neighbours_other_than_the_rings_are_refused() -> None:
     stage = Stage()
     stage.until(Phase.SHARE)
-    with pytest.raises(MismatchError, match="those that the ring gives"):
+    with pytest.raises(MismatchError, match="those of the ring"):
         stage.devices[VICTIM].share(friendly_roster(stage, [0, 1]))
 
 
@@ -596,7 +604,7 @@ def test_4_keys_that_no_enrolled_identity_signed_are_refused() -> None:
 def test_4_a_device_that_checks_no_signatures_is_read(monkeypatch: Patch) -> None:
     stage = Stage()
     stage.until(Phase.SHARE)
-    monkeypatch.setattr(device_side, "verified", lambda claims: [True] * len(claims))
+    monkeypatch.setattr(device_side, "verify_all", lambda claims: [True] * len(claims))
     made, told = impostors(stage)
     assert np.array_equal(surrounded(stage, made, told), stage.tables[VICTIM])
 
@@ -615,7 +623,7 @@ class CopiesAKey(Participant):
             mask=public_of(private_key(other.mask_key)),
             signature=bytes(64),
         )
-        signature = sign(self.identity, copied.signed(self.round.salt))
+        signature = sign(self.identity, copied.signed_text(self.round.salt))
         return replace(copied, signature=signature).to_bytes()
 
 
@@ -624,7 +632,9 @@ def copied_keys(monkeypatch: Patch, *, labels: bool) -> tuple[Stage, I64]:
     subtracts those with the others; nobody looks for copies."""
     unique = itertools.count()
     for side in (device_side, collector_side):
-        monkeypatch.setattr(side, "bare", lambda public: next(unique).to_bytes(8, "little"))
+        monkeypatch.setattr(
+            side, "canonical_key", lambda public: next(unique).to_bytes(8, "little")
+        )
         if not labels:
             monkeypatch.setattr(side, "pair_label", lambda member, neighbour: b"mask")
     stage = Stage(FIVE, kinds={3: CopiesAKey, 4: CopiesAKey})
@@ -642,7 +652,7 @@ def test_4_a_copied_mask_key_is_refused_by_both_sides(monkeypatch: Patch) -> Non
     assert stage.collector.add(Phase.ENROL, 3, copied) is Refusal.COPIED
     unique = itertools.count()
     with monkeypatch.context() as careless:  # a collector that does not look
-        careless.setattr(collector_side, "bare", lambda public: next(unique))
+        careless.setattr(collector_side, "canonical_key", lambda public: next(unique))
         assert stage.collector.add(Phase.ENROL, 3, copied) is None
         stage.collector.add(Phase.ENROL, 4, stage.devices[4].enrol())
         stage.collector.close()
@@ -721,7 +731,7 @@ def test_5_nothing_from_another_round_is_taken() -> None:
 def test_5_signatures_that_name_no_round_are_replayed(monkeypatch: Patch) -> None:
     """All are told other survivors than anybody has signed in this round, and unmask."""
     for side in (device_side, collector_side):
-        monkeypatch.setattr(side, "acknowledged", lambda salt, view, survivors: survivors)
+        monkeypatch.setattr(side, "acknowledgement_text", lambda salt, view, survivors: survivors)
     earlier = masked(SEMI_MALICIOUS, leave={9: Phase.MASK})
     claimed = earlier.collector.survivor_set()
     signatures = {m: earlier.devices[m].acknowledge(claimed) for m in range(24) if m != 9}
@@ -730,7 +740,9 @@ def test_5_signatures_that_name_no_round_are_replayed(monkeypatch: Patch) -> Non
     for member in later.neighbours(9):
         device = later.devices[member]
         answer = device.unmask(claimed, signed_by(signatures, range(24)))
-        assert pieces(answer, device.held)[9] == device.held[9][SHARE_BYTES:]
+        assert (
+            pieces(answer, device.neighbour_shares)[9] == device.neighbour_shares[9][SHARE_BYTES:]
+        )
 
 
 def test_5_the_same_secrets_in_two_rounds_give_different_masks() -> None:
@@ -789,11 +801,11 @@ def test_6_reflected_and_rerouted_boxes_do_not_open() -> None:
 def test_6_where_boxes_name_no_direction_a_device_gives_its_own_secrets(monkeypatch: Patch) -> None:
     """It holds its own shares for its neighbours', and gives those of its seed for the living and
     those of its mask key for the dead: one answer, and both its secrets are open."""
-    monkeypatch.setattr(device_side, "_nonce", lambda source, target: bytes(12))
+    monkeypatch.setattr(device_side, "box_nonce", lambda source, target: bytes(12))
     stage = Stage()
     stage.until(Phase.MASK)
     device = stage.devices[VICTIM]
-    with pytest.raises(MismatchError, match="holds other shares than it says"):
+    with pytest.raises(MismatchError, match="does not match its commitments"):
         device.mask(reflected(stage), stage.tables[VICTIM])  # commitments name who gave to whom
     monkeypatch.setattr(
         device_side,
@@ -806,7 +818,7 @@ def test_6_where_boxes_name_no_direction_a_device_gives_its_own_secrets(monkeypa
     stage.heard[Phase.MASK, VICTIM] = device.mask(reflected(stage), stage.tables[VICTIM])
     dead = set(stage.neighbours(VICTIM)[:4])
     answer = device.unmask(stage.set_of(set(range(24)) - dead))
-    shares = pieces(answer, device.held)
+    shares = pieces(answer, device.neighbour_shares)
     seed = opened({m: share for m, share in shares.items() if m not in dead}, stage.threshold)
     key = opened({m: shares[m] for m in dead}, stage.threshold)
     assert np.array_equal(stage.read(VICTIM, seed=seed, key=key), stage.tables[VICTIM])
@@ -860,7 +872,7 @@ def test_7_a_device_that_is_told_another_round_does_not_get_into_the_sum(field: 
 class OpensAnything(Participant):
     """Takes the boxes that an attacker made up for it."""
 
-    def _open(self, boxes: bytes) -> tuple[set[int], dict[int, bytes]]:
+    def open_boxes(self, boxes: bytes) -> tuple[set[int], dict[int, bytes]]:
         return set(self.enrolled), dict.fromkeys(self.neighbours, bytes(2 * SHARE_BYTES))
 
 
@@ -895,7 +907,7 @@ def test_7_without_a_salt_the_odd_device_is_read_from_the_sum(monkeypatch: Patch
 
 def weights_at(points: Sequence[int]) -> list[int]:
     """Of each share in the secret."""
-    return [int(weight) for weight in _weights(np.array([points], dtype=np.uint64))[0]]
+    return [int(weight) for weight in lagrange_weights(np.array([points], dtype=np.uint64))[0]]
 
 
 def one_more(stage: Stage, liar: int, owner: int, share: bytes) -> bytes:
@@ -912,7 +924,7 @@ def with_a_liar(stage: Stage, refusal: Refusal | None) -> tuple[int, I64]:
     stage.until(Phase.UNMASK)
     liar = stage.neighbours(VICTIM)[0]
     for member in stage.takes(Phase.UNMASK):
-        shares = pieces(stage.answer(Phase.UNMASK, member), stage.devices[member].held)
+        shares = pieces(stage.answer(Phase.UNMASK, member), stage.devices[member].neighbour_shares)
         if member == liar:
             shares[VICTIM] = one_more(stage, liar, VICTIM, shares[VICTIM])
         said = stage.collector.add(Phase.UNMASK, member, b"".join(shares.values()))
@@ -931,10 +943,10 @@ def test_8_where_secrets_are_not_checked_a_false_share_falsifies_the_sum(
     monkeypatch: Patch,
 ) -> None:
     """Two checks: of each share, and of the secret. Either alone is enough."""
-    monkeypatch.setattr(Coordinator, "_were_given", lambda *args: True)
-    with pytest.raises(ImpossibleError, match="is not what it committed to"):
+    monkeypatch.setattr(Coordinator, "are_committed_shares", lambda *args: True)
+    with pytest.raises(ImpossibleError, match="does not match its commitment"):
         with_a_liar(Stage(), None)
-    monkeypatch.setattr(Coordinator, "_is_committed", lambda self, member, secret: True)
+    monkeypatch.setattr(Coordinator, "is_committed_secret", lambda self, member, secret: True)
     stage = Stage()
     _, total = with_a_liar(stage, None)
     assert_hidden(total, stage.expected())
@@ -944,7 +956,7 @@ def unmasked(stage: Stage, shifts: Mapping[int, int]) -> None:
     """Some neighbours of the victim add to the first limb of their share of its seed."""
     stage.until(Phase.UNMASK)
     for member in stage.takes(Phase.UNMASK):
-        shares = pieces(stage.answer(Phase.UNMASK, member), stage.devices[member].held)
+        shares = pieces(stage.answer(Phase.UNMASK, member), stage.devices[member].neighbour_shares)
         if member in shifts:
             limbs = np.frombuffer(shares[VICTIM], dtype="<u4").copy()
             limbs[0] = (int(limbs[0]) + shifts[member]) % PRIME
@@ -1024,12 +1036,12 @@ def test_8_a_device_that_gives_false_shares_does_not_frame_its_neighbours() -> N
     stage = Stage(kinds={VICTIM: GivesFalseShares})
     stage.until(Phase.MASK)
     target = min(stage.neighbours(VICTIM))
-    with pytest.raises(MismatchError, match=f"box of member {VICTIM} holds other shares"):
+    with pytest.raises(MismatchError, match=f"box of member {VICTIM} does not match"):
         stage.answer(Phase.MASK, target)
 
 
 def test_8_who_does_not_look_is_named_for_anothers_lie(monkeypatch: Patch) -> None:
-    held = Participant._commitments
+    held = Participant.share_commitments
 
     def unseen(self: Participant, owner: int, holder: int, shares: bytes) -> bytes:
         if owner == VICTIM and holder == self.member:  # what it is told, whatever it holds
@@ -1040,7 +1052,7 @@ def test_8_who_does_not_look_is_named_for_anothers_lie(monkeypatch: Patch) -> No
 
     stage = Stage(kinds={VICTIM: GivesFalseShares})
     stage.until(Phase.MASK)
-    monkeypatch.setattr(Participant, "_commitments", unseen)
+    monkeypatch.setattr(Participant, "share_commitments", unseen)
     stage.until(Phase.UNMASK)
     target = min(stage.neighbours(VICTIM))
     assert (
@@ -1058,14 +1070,14 @@ class CommitsToAnother(Participant):
             Keys.from_bytes(super().enrol()), commitment=hashlib.sha256(bytes(32)).digest()
         )
         return replace(
-            false, signature=sign(self.identity, false.signed(self.round.salt))
+            false, signature=sign(self.identity, false.signed_text(self.round.salt))
         ).to_bytes()
 
 
 def test_8_a_false_commitment_ends_the_round_and_names_the_device() -> None:
     stage = Stage(kinds={VICTIM: CommitsToAnother})
     with pytest.raises(
-        ImpossibleError, match=f"secret of member {VICTIM} is not what it committed"
+        ImpossibleError, match=f"secret of member {VICTIM} does not match its commitment"
     ):
         stage.finish()
     assert stage.collector.phase is Phase.ABORTED
@@ -1086,7 +1098,7 @@ LOW_ORDER = (
 def with_keys(device: Participant, **keys: bytes) -> bytes:
     changed: dict[str, Any] = dict(keys)
     made = replace(Keys.from_bytes(Participant.enrol(device)), **changed)
-    signature = sign(device.identity, made.signed(device.round.salt))
+    signature = sign(device.identity, made.signed_text(device.round.salt))
     return replace(made, signature=signature).to_bytes()
 
 
@@ -1368,10 +1380,10 @@ def test_12_a_collector_that_forgets_who_spoke_adds_a_table_twice() -> None:
     stage.run(Phase.MASK)
     collector, sent = stage.collector, stage.heard[Phase.MASK, VICTIM]
     collector.phase = Phase.MASK
-    before = collector._total.copy()
+    before = collector.total_words.copy()
     assert collector.add(Phase.MASK, VICTIM, sent) is None
-    assert np.array_equal(collector._total, before)  # ours does not
-    collector._said.clear()
+    assert np.array_equal(collector.total_words, before)  # ours does not
+    collector.fingerprints.clear()
     collector.survivors.discard(VICTIM)
     assert collector.add(Phase.MASK, VICTIM, sent) is None
     collector.close()
@@ -1482,7 +1494,7 @@ def test_13_both_rounds_are_charged_to_who_may_have_been_in_both() -> None:
 def fewer(stage: Stage) -> set[int]:
     """Every third on the ring, 34 of 100, where ten may vanish: nobody has more than nine of them
     among its neighbours."""
-    return set(ring_of(stage)[::3])
+    return set(ring_order(stage)[::3])
 
 
 def without_boxes(stage: Stage, member: int, claim: Callable[[set[int]], set[int]]) -> bytes:
@@ -1533,7 +1545,7 @@ def sum_of_fewer(stage: Stage) -> I64 | None:
 class CountsNoBoxes(Participant):
     """Masks with those whose boxes it was given, whoever is said to have shared."""
 
-    def _open(self, boxes: bytes) -> tuple[set[int], dict[int, bytes]]:
+    def open_boxes(self, boxes: bytes) -> tuple[set[int], dict[int, bytes]]:
         every, size = self.neighbours, -(-self.round.cohort // 8)
         given = {
             int.from_bytes(boxes[start : start + 4], "little")
@@ -1541,7 +1553,7 @@ class CountsNoBoxes(Participant):
         }
         self.neighbours = {member: every[member] for member in given}
         try:
-            return super()._open(boxes)
+            return super().open_boxes(boxes)
         finally:
             self.neighbours = every
 
@@ -1621,7 +1633,7 @@ class Gaps:
 def gaps(stage: Stage, corrupt: tuple[int, int]) -> Gaps:
     """As many corrupt devices in each. They are where the ring leaves them: the tests put them
     there, which is not more than what a good ring may do (docs/proofs/secure_aggregation.md)."""
-    order, half = ring_of(stage), stage.round.parameters(80).neighbours // 2
+    order, half = ring_order(stage), stage.round.parameters(80).neighbours // 2
     first, second = order[:half], order[40 : 40 + half]
     bad = {*first[: corrupt[0]], *second[: corrupt[1]]}
     arcs = set(order[half:40]), set(order[40 + half :])
@@ -1640,7 +1652,7 @@ def cut_in_two(monkeypatch: Patch) -> tuple[Stage, Gaps, list[I64 | None]]:
     assert len(ring.dropped) == 80 - CUT.least_survivors
     for near in (set(stage.neighbours(member)) for member in range(80)):  # a good ring
         assert len(near & ring.corrupt) <= 2 * TOY.threshold - TOY.neighbours - 1
-    order = ring_of(stage)
+    order = ring_order(stage)
     for place in range(80):
         run = {order[(place + step) % 80] for step in range(TOY.neighbours // 2)}
         assert len(run & ring.corrupt) < TOY.window
@@ -1648,7 +1660,7 @@ def cut_in_two(monkeypatch: Patch) -> tuple[Stage, Gaps, list[I64 | None]]:
     survivors, haul, signed = stage.set_of(alive), Haul(stage), dict[int, bytes]()
     for member in ring.corrupt:
         haul.corrupt(member)
-        said = acknowledged(stage.round.salt, stage.devices[member].view, survivors)
+        said = acknowledgement_text(stage.round.salt, stage.devices[member].view, survivors)
         signed[member] = sign(stage.devices[member].identity, said)
     for member in alive - ring.corrupt:
         with contextlib.suppress(MismatchError):
@@ -1673,7 +1685,7 @@ def test_15_chosen_dropouts_do_not_cut_the_ring(monkeypatch: Patch) -> None:
 
 def test_15_where_no_run_is_looked_at_they_do(monkeypatch: Patch) -> None:
     """Two sums of 34 devices, where 72 must survive, with one set of survivors that all signed."""
-    monkeypatch.setattr(device_side, "holds_together", lambda *told: True)
+    monkeypatch.setattr(device_side, "is_connected", lambda *told: True)
     stage, ring, sums = cut_in_two(monkeypatch)
     for arc, total in zip(ring.between, sums, strict=True):
         assert len(arc) == 34
@@ -1686,11 +1698,11 @@ def test_15_where_all_corrupt_devices_may_be_neighbours_the_threshold_alone_prev
 ) -> None:
     """With 80 bits, four of 80: next to a gap stay k/2 and the corrupt in it, and t − k/2 > c/2
     are needed in either gap, together more than there are. Nobody looks at runs here."""
-    monkeypatch.setattr(device_side, "holds_together", lambda *told: True)
+    monkeypatch.setattr(device_side, "is_connected", lambda *told: True)
     stage = masked(CUT)
     found = CUT.parameters(80)
     assert 2 * (found.threshold - found.neighbours // 2) > 4
-    order, half = ring_of(stage), found.neighbours // 2
+    order, half = ring_order(stage), found.neighbours // 2
     for corrupt in ((2, 2), (1, 3), (0, 4)):
         ring = gaps(stage, corrupt)
         survivors = stage.set_of(set(range(80)) - ring.dropped)
@@ -1737,7 +1749,7 @@ def test_16_who_is_left_out_does_not_decide_who_stands_next_to_whom() -> None:
     corrupt = set(chance.choice(others, 1_000, replace=False).tolist())
     floor, root = round.least_survivors, bytes(32)
     found = round.parameters(floor)
-    known = _ring(round, root, tuple(range(floor)))
+    known = ring_of(round, root, tuple(range(floor)))
     listed = surrounding(10_000, floor, corrupt, known.neighbours(VICTIM))
     assert len(listed) == floor
     assert listed[VICTIM] == VICTIM

@@ -281,17 +281,17 @@ def assert_sound(
         boxes = {good[start : start + size] for start in range(first, len(good), size)}
         given = [told[start : start + size] for start in range(first, len(told), size)]
         assert set(given) <= boxes
-        assert len(set(given)) == len(given) == len(device.held)
+        assert len(set(given)) == len(given) == len(device.neighbour_shares)
         shared, really = (members_from_bytes(text[:first], 24) for text in (told, good))
-        assert device.held.keys() == shared & device.neighbours.keys()
+        assert device.neighbour_shares.keys() == shared & device.neighbours.keys()
         assert len(shared) >= device.round.least_survivors
         known = view_of(device.round, device.roster, device.root, device.enrolled, really)
         assert (device.view == known) == (shared == really), "who is lied to masks with nobody"
     elif phase is Phase.UNMASK:
         alive = members_from_bytes(device.survivors, device.round.cohort)
-        assert len(answer) == SHARE_BYTES * len(device.held)
-        for owner, share in pieces(answer, device.held).items():
-            both = device.held[owner]
+        assert len(answer) == SHARE_BYTES * len(device.neighbour_shares)
+        for owner, share in pieces(answer, device.neighbour_shares).items():
+            both = device.neighbour_shares[owner]
             assert share == (both[:SHARE_BYTES] if owner in alive else both[SHARE_BYTES:])
             assert (both[:SHARE_BYTES] in answer) != (both[SHARE_BYTES:] in answer)
         assert len(alive) >= device.round.least_survivors

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from checks import SEED, assert_chi_square
 from sfumato.errors import SpecError
-from sfumato.secagg.agreement import WORD_BITS, Ring, _shuffle, _words, permutation
+from sfumato.secagg.agreement import WORD_BITS, Ring, permutation, shuffle, stream_words
 from sfumato.secagg.parameters import LARGEST_COHORT
 
 SEEDS = 20_000
@@ -48,19 +48,19 @@ def test_every_order_comes_from_as_many_sequences_of_words(cohort: int, bits: in
     """All sequences of words that are taken, one for each place: each order has its equal part."""
     span = 1 << bits
     taken = [range(span - span % (place + 1)) for place in range(cohort - 1, 0, -1)]
-    orders = Counter(_shuffle(iter(words), cohort, bits) for words in itertools.product(*taken))
+    orders = Counter(shuffle(iter(words), cohort, bits) for words in itertools.product(*taken))
     assert orders.keys() == set(itertools.permutations(range(cohort)))
     assert len(set(orders.values())) == 1
 
 
 def test_words_that_would_favour_some_orders_are_skipped() -> None:
     largest = 2**WORD_BITS - 1  # 2**32 is one more than a multiple of 3
-    assert _shuffle(iter([largest, largest, 1, 0]), 3) == _shuffle(iter([1, 0]), 3)
-    assert _shuffle(iter([largest - 1, 0]), 3) == _shuffle(iter([2, 0]), 3)
+    assert shuffle(iter([largest, largest, 1, 0]), 3) == shuffle(iter([1, 0]), 3)
+    assert shuffle(iter([largest - 1, 0]), 3) == shuffle(iter([2, 0]), 3)
 
 
 def test_the_stream_goes_on_where_it_stopped() -> None:
-    words = itertools.islice(_words(b"seed", 1), 100)
+    words = itertools.islice(stream_words(b"seed", 1), 100)
     data = b"".join(word.to_bytes(4, "little") for word in words)
     assert data == hashlib.shake_128(b"sfumato/1/secagg/ring/seed").digest(400)
 

@@ -18,14 +18,14 @@ from sfumato.secagg.parameters import (
     COMPLETE_BELOW,
     LARGEST_COHORT,
     MOST_NEIGHBOURS,
+    MarkedNeighbours,
     Mode,
     Parameters,
-    _bounds,
-    _Most,
-    _question,
-    _search,
     check,
     find,
+    requirements_of,
+    search,
+    threshold_bounds,
 )
 
 MODES: tuple[Mode, Mode] = ("semi_honest", "semi_malicious")
@@ -135,7 +135,7 @@ def test_a_search_from_scratch_finds_the_same(cohort: int, mode: Mode) -> None:
 def test_the_most_marked_neighbours_are_those_of_all_draws(bits: int, strict: bool) -> None:
     cohort = 9
     for marked in range(cohort + 1):
-        most = _Most(cohort, marked, bits=bits, strict=strict)
+        most = MarkedNeighbours(cohort, marked, bits=bits, strict=strict)
         for drawn in range(1, cohort):
             most.draw()
             hits = [
@@ -153,14 +153,14 @@ def test_the_most_marked_neighbours_are_those_of_all_draws(bits: int, strict: bo
 
 def test_a_probability_at_the_bound_counts_as_rare_only_where_it_may() -> None:
     """Two marked of nine: both are drawn in two draws with probability 1/36 = 2^−2/9."""
-    loose, strict = (_Most(9, 2, bits=2, strict=strict) for strict in (False, True))
+    loose, strict = (MarkedNeighbours(9, 2, bits=2, strict=strict) for strict in (False, True))
     for most in (loose, strict):
         most.draw()
         most.draw()
     assert (loose.most, strict.most) == (1, 2)
     # Two of 33 are both drawn with probability 2^−4/33, two of 65 with probability 2^−5/65.
-    secret = list(_bounds(_question(33, 2 / 33, 0, "semi_honest", 3, 20)))
-    recoverable = list(_bounds(_question(65, 0, 2 / 65, "semi_honest", 40, 5)))
+    secret = list(threshold_bounds(requirements_of(33, 2 / 33, 0, "semi_honest", 3, 20)))
+    recoverable = list(threshold_bounds(requirements_of(65, 0, 2 / 65, "semi_honest", 40, 5)))
     assert (secret[1].neighbours, secret[1].least) == (2, 2)
     assert (recoverable[1].neighbours, recoverable[1].most) == (2, 0)
 
@@ -272,20 +272,20 @@ def test_a_threshold_is_at_least_two_and_can_be_met() -> None:
     for cohort in range(3, 60):
         found = find(cohort, corrupt=0.0, dropout=0.2, mode="semi_honest")
         assert found.threshold == 2
-        question = _question(cohort, 0.0, 0.2, "semi_honest", 40, 20)
-        bounds = {bounds.neighbours: bounds for bounds in _bounds(question)}
+        question = requirements_of(cohort, 0.0, 0.2, "semi_honest", 40, 20)
+        bounds = {bounds.neighbours: bounds for bounds in threshold_bounds(question)}
         assert bounds[found.neighbours].most >= 2
 
 
 def test_a_rate_means_the_decimal_that_it_prints_as() -> None:
     assert math.floor(0.29 * 100) == 28  # what a float makes of it
-    question = _question(100, 0.29, 0.57, "semi_honest", 40, 20)
+    question = requirements_of(100, 0.29, 0.57, "semi_honest", 40, 20)
     assert (question.adversaries, question.droppers) == (29, 57)
-    assert _question(10**6, 1e-05, 0, "semi_honest", 40, 20).adversaries == 10
+    assert requirements_of(10**6, 1e-05, 0, "semi_honest", 40, 20).adversaries == 10
 
 
 def test_a_large_cohort_is_quick() -> None:
-    _search.cache_clear()
+    search.cache_clear()
     start = time.process_time()
     find(10_000, corrupt=0.2, dropout=0.2, mode="semi_malicious")
     assert time.process_time() - start < 1  # hundredths of a second, in fact
@@ -300,7 +300,7 @@ def test_what_cannot_be_says_what_could() -> None:
     for cohort in (0, 1, 2):
         with pytest.raises(ImpossibleError, match="ask at least 3 devices"):
             find(cohort, corrupt=0.0, dropout=0.0, mode="semi_honest")
-    with pytest.raises(ImpossibleError, match="may not hold them together"):
+    with pytest.raises(ImpossibleError, match="may not connect them"):
         find(10**6, corrupt=0.0, dropout=0.99, mode="semi_honest")
 
 
@@ -382,8 +382,8 @@ def test_what_no_ring_has_is_refused() -> None:
 def test_with_more_neighbours_the_conditions_on_secrecy_only_tighten_or_hold() -> None:
     """What `check` relies on: connected stays so, and the least threshold never falls."""
     for mode in MODES:
-        question = _question(300, 0.1, 0.1, mode, 40, 20)
-        bounds = list(_bounds(question))
+        question = requirements_of(300, 0.1, 0.1, mode, 40, 20)
+        bounds = list(threshold_bounds(question))
         assert sorted(bounds, key=lambda each: (each.connected, each.least)) == bounds
 
 

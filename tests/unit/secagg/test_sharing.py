@@ -23,10 +23,10 @@ from sfumato.secagg.sharing import (
     PRIME,
     SECRET_BYTES,
     SHARE_BYTES,
-    _times,
     are_shares,
     join,
     join_many,
+    multiply_matrices,
     split,
     split_many,
 )
@@ -273,7 +273,7 @@ def test_the_longest_sums_do_not_wrap() -> None:
     """The largest terms there can be, as many as there can be; malformed shares have 32 bits."""
     matrix = np.full(MOST_SHARES, PRIME - 1, dtype=np.uint64)
     for value in (PRIME - 1, 2**32 - 1):
-        product = _times(matrix, np.full((MOST_SHARES, 1), value, dtype=np.uint64))
+        product = multiply_matrices(matrix, np.full((MOST_SHARES, 1), value, dtype=np.uint64))
         assert int(product[0]) == MOST_SHARES * (PRIME - 1) * value % PRIME
 
 

@@ -9,13 +9,13 @@ from scipy import stats
 from checks import SEED
 from sfumato.privacy import SeededRng
 from sfumato.privacy.samplers import discrete_laplace
-from sfumato.sketch import CountSketch, Rounds
-from sfumato.sketch.absent import surely_held
+from sfumato.sketch import CountSketch, DecodedRounds
+from sfumato.sketch.absent import significant_items
 
 ITEMS, HELD, RUNS, LEVEL = 1_000, 300, 200, 0.5
 
 
-def tables(mode: str, run: int, rounds: int = 3) -> Rounds:
+def tables(mode: str, run: int, rounds: int = 3) -> DecodedRounds:
     """Counts like a power law, over rounds, with the noise of a release."""
     counts = np.floor(3_000 / np.arange(1, HELD + 1) ** 1.1).astype(np.int64)
     rng = SeededRng(SEED, run)
@@ -30,7 +30,7 @@ def tables(mode: str, run: int, rounds: int = 3) -> Rounds:
         )
         table = sketch.encode(np.arange(HELD), counts)
         pairs.append((sketch, table + discrete_laplace(3.0, table.shape, rng)))
-    return Rounds.of(pairs)
+    return DecodedRounds.of(pairs)
 
 
 @pytest.mark.parametrize("mode", ["one", "hybrid", "fresh"])
@@ -41,7 +41,7 @@ def test_items_that_nobody_holds_are_seldom_found(mode: str) -> None:
     for run in range(RUNS if mode == "one" else RUNS // 8):
         rounds = tables(mode, run)
         points = rounds.sketches[0].points(np.arange(ITEMS))
-        held, limit = surely_held(rounds, points, level=LEVEL)
+        held, limit = significant_items(rounds, points, level=LEVEL)
         false += bool(held[HELD:].any())
         found += int(held[:HELD].sum())
         assert limit > 0
@@ -66,7 +66,7 @@ def test_a_normal_quantile_would_find_items_that_nobody_holds() -> None:
 def test_looking_again_finds_what_the_heaviest_hid() -> None:
     rounds = tables("one", 0)
     points = rounds.sketches[0].points(np.arange(ITEMS))
-    held, _ = surely_held(rounds, points, level=0.05)
+    held, _ = significant_items(rounds, points, level=0.05)
     heights = np.median(rounds.readings(points).sum(axis=0), axis=0)
     first = heights > 0.5 * heights.max()
     assert held[first].all()
@@ -76,6 +76,6 @@ def test_looking_again_finds_what_the_heaviest_hid() -> None:
 def test_an_empty_table_finds_nothing() -> None:
     rounds = tables("hybrid", 1)
     rounds = rounds.with_tables(np.zeros_like(rounds.tables))
-    held, limit = surely_held(rounds, rounds.sketches[0].points(np.arange(9)), level=0.05)
+    held, limit = significant_items(rounds, rounds.sketches[0].points(np.arange(9)), level=0.05)
     assert not held.any()
     assert limit == 0

@@ -133,7 +133,7 @@ def test_known_keys_unlock_a_table_that_is_stuck() -> None:
     assert not stuck.is_complete
     assert len(stuck) < 150
     known, _ = sketch.keys.numbers(keys[::2])
-    found = sketch.list(table, known=known)
+    found = sketch.list(table, candidates=known)
     assert found.is_complete
     assert sorted(found.items.to_pylist()) == sorted(keys.tolist())
 
@@ -142,7 +142,7 @@ def test_keys_that_are_not_in_the_table_unlock_nothing() -> None:
     keys, sketch = random_keys(315, 3), sketch_of(width=100)
     table = sketch.encode(keys)
     others, _ = sketch.keys.numbers(random_keys(2_000, 4))
-    found = sketch.list(table, known=others)
+    found = sketch.list(table, candidates=others)
     assert set(found.items.to_pylist()) <= set(keys.tolist())
     assert found.cells_left == sketch.list(table).cells_left
 
@@ -224,8 +224,8 @@ def test_the_compiled_loops_equal_the_plain_ones(data: st.DataObject) -> None:
     count = draw(st.integers(0, sketch.rows * sketch.width))
     keys = chance.integers(0, 1 << min(sketch.keys.bits, 62), count)
     weights = chance.integers(1, 4, count)
-    parts = sketch._parts(sketch.keys.numbers(keys)[0])
-    point, buckets, checks, width = sketch._hashes
+    parts = sketch.parts(sketch.keys.numbers(keys)[0])
+    point, buckets, checks, width = sketch.hashes
     signed = draw(st.booleans()) and not values
     known = parts[chance.random(count) < 0.5] if not (values or signed) else parts[:0]
     damaged = chance.integers(0, sketch.rows * sketch.width, draw(st.integers(0, 5)))
@@ -233,7 +233,7 @@ def test_the_compiled_loops_equal_the_plain_ones(data: st.DataObject) -> None:
     for loops in (plain_invertible, compiled_invertible):
         table = np.zeros((sketch.rows * sketch.width, sketch.words), dtype=np.uint64)
         amounts = weights if values else np.zeros_like(weights)
-        hashes = (np.uint64(point), buckets, checks, width, sketch._layout)
+        hashes = (np.uint64(point), buckets, checks, width, sketch.layout)
         loops.insert(table, parts, weights, amounts, *hashes)
         tables.append(table.copy())
         table[damaged, 0] ^= np.uint64(1 << sketch.value_bits)
@@ -269,7 +269,7 @@ def test_what_is_no_key_of_the_task_is_refused_and_not_shown() -> None:
         ({"width": 0}, "width must be"),
         ({"count_bits": 0}, "count_bits must be"),
         ({"count_bits": 12, "check_bits": 8}, "check_bits must be 11 to 44"),
-        ({"value_bits": 40}, "leave room for a key"),
+        ({"value_bits": 40}, "leave space for a key"),
         ({"seed": -1}, "seed must be"),
     ],
 )

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from checks import SEED
-from sfumato.sketch import CountSketch, Rounds, refine
+from sfumato.sketch import CountSketch, DecodedRounds, refine
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -15,7 +15,7 @@ I64 = npt.NDArray[np.int64]
 
 def rounds_of(
     counts: I64, *, width: int = 50, rows: int = 5, fresh: bool = False
-) -> tuple[Rounds, U64]:
+) -> tuple[DecodedRounds, U64]:
     """Tables of `counts`, (rounds, items), and the items' fingerprints."""
     items = np.arange(counts.shape[1])
     made = [
@@ -23,7 +23,7 @@ def rounds_of(
         for m in range(counts.shape[0])
     ]
     pairs = [(sketch, sketch.encode(items, c)) for sketch, c in zip(made, counts, strict=True)]
-    return Rounds.of(pairs), made[0].points(items)
+    return DecodedRounds.of(pairs), made[0].points(items)
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -104,5 +104,5 @@ def test_what_is_already_fitted_to_the_grid_is_left_alone(seed: int) -> None:
         CountSketch(rows=5, width=50, seed=seed, bucket_round=m, sign_round=m) for m in range(3)
     ]
     pairs = [(sketch, sketch.encode(items, c)) for sketch, c in zip(made, counts, strict=True)]
-    refined = refine(Rounds.of(pairs), made[0].points(items))
+    refined = refine(DecodedRounds.of(pairs), made[0].points(items))
     assert np.array_equal(np.rint(refined.counts), counts.sum(axis=0))

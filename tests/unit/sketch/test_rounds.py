@@ -11,7 +11,7 @@ import pytest
 from checks import SEED, assert_binomial
 from sfumato.errors import MismatchError
 from sfumato.kernels.count import plain
-from sfumato.sketch import CountSketch, Rounds, Running
+from sfumato.sketch import CountSketch, DecodedRounds, Running
 from sfumato.sketch.rounds import GRID
 from vectors import reference
 
@@ -51,7 +51,7 @@ def test_running_counts_equal_those_of_all_the_tables(kind: Kind, rows: int) -> 
     running = Running(points(), rows=rows, fresh=kind == "fresh")
     for step, (made, table) in enumerate(pairs, start=1):
         running.add(made, table)
-        whole = Rounds.of(pairs[:step]).estimate(points())
+        whole = DecodedRounds.of(pairs[:step]).estimate(points())
         assert np.array_equal(running.estimate(), whole)
 
 
@@ -76,7 +76,7 @@ def test_rounds_are_decoded_as_the_reference_does(kind: Kind) -> None:
         for made, _ in pairs
     ]
     tables = [table.tolist() for _, table in pairs]
-    found = Rounds.of(pairs).estimate(points()[:40])
+    found = DecodedRounds.of(pairs).estimate(points()[:40])
     assert found.tolist() == [reference.estimate(described, tables, item) for item in range(40)]
 
 
@@ -84,10 +84,10 @@ def test_rounds_are_decoded_as_the_reference_does(kind: Kind) -> None:
 def test_shared_rounds_are_one_round_over_everybody(decode: Literal["median", "mean"]) -> None:
     """Bit for bit: a table of one spec is added to the others, whatever the number of rounds."""
     pairs = campaign("shared", 6)
-    together = Rounds.of(pairs)
+    together = DecodedRounds.of(pairs)
     assert together.tables.shape == (1, 5, 40)
     union = np.sum([table for _, table in pairs], axis=0)
-    alone = Rounds.of([(pairs[0][0], union)])
+    alone = DecodedRounds.of([(pairs[0][0], union)])
     assert together.tables.tobytes() == alone.tables.tobytes()
     first = together.estimate(points(), decode=decode)
     assert first.tobytes() == alone.estimate(points(), decode=decode).tobytes()
@@ -96,7 +96,7 @@ def test_shared_rounds_are_one_round_over_everybody(decode: Literal["median", "m
 def test_tables_of_one_spec_are_added_wherever_they_come() -> None:
     pairs = campaign("hybrid", 3)
     doubled = [*pairs, *reversed(pairs)]
-    rounds = Rounds.of(doubled)
+    rounds = DecodedRounds.of(doubled)
     assert rounds.sketches == tuple(made for made, _ in pairs)
     assert np.array_equal(rounds.tables, 2 * np.stack([table for _, table in pairs]))
 
@@ -104,7 +104,7 @@ def test_tables_of_one_spec_are_added_wherever_they_come() -> None:
 def test_rounds_leave_the_tables_they_are_given_alone() -> None:
     pairs = campaign("shared", 3)
     kept = [table.copy() for _, table in pairs]
-    rounds = Rounds.of(pairs)
+    rounds = DecodedRounds.of(pairs)
     rounds.estimate(points())
     rounds.subtract(points(), np.ones((1, ITEMS)))
     assert all(np.array_equal(table, copy) for (_, table), copy in zip(pairs, kept, strict=True))
@@ -113,8 +113,8 @@ def test_rounds_leave_the_tables_they_are_given_alone() -> None:
 def test_the_order_of_rounds_does_not_matter() -> None:
     for kind in KINDS:
         pairs = campaign(kind, 5)
-        there = Rounds.of(pairs).estimate(points())
-        assert np.array_equal(there, Rounds.of(pairs[::-1]).estimate(points()))
+        there = DecodedRounds.of(pairs).estimate(points())
+        assert np.array_equal(there, DecodedRounds.of(pairs[::-1]).estimate(points()))
 
 
 @pytest.mark.parametrize(
@@ -129,28 +129,28 @@ def test_the_order_of_rounds_does_not_matter() -> None:
 def test_rounds_of_different_campaigns_are_refused(other: CountSketch) -> None:
     first = campaign("hybrid", 1)
     with pytest.raises(MismatchError, match="share rows, width and seed"):
-        Rounds.of([*first, (other, other.encode(np.arange(ITEMS)))])
+        DecodedRounds.of([*first, (other, other.encode(np.arange(ITEMS)))])
 
 
 def test_a_table_of_another_shape_and_no_table_at_all_are_refused() -> None:
     ((made, table),) = campaign("shared", 1)
     with pytest.raises(MismatchError, match="must be"):
-        Rounds.of([(made, table[:, :-1])])
+        DecodedRounds.of([(made, table[:, :-1])])
     with pytest.raises(MismatchError, match="at least one"):
-        Rounds.of([])
+        DecodedRounds.of([])
 
 
 def test_only_rounds_with_their_own_cells_are_fresh() -> None:
-    assert [Rounds.of(campaign(kind, 3)).fresh for kind in KINDS] == [False, False, True]
-    assert not Rounds.of(campaign("fresh", 1)).fresh
+    assert [DecodedRounds.of(campaign(kind, 3)).fresh for kind in KINDS] == [False, False, True]
+    assert not DecodedRounds.of(campaign("fresh", 1)).fresh
 
 
 def test_one_round_of_several_is_that_round_alone() -> None:
     for kind in ("hybrid", "fresh"):
         pairs = campaign(kind, 4)
-        rounds = Rounds.of(pairs)
+        rounds = DecodedRounds.of(pairs)
         for index, pair in enumerate(pairs):
-            alone = Rounds.of([pair]).estimate(points())
+            alone = DecodedRounds.of([pair]).estimate(points())
             assert np.array_equal(rounds.one(index).estimate(points()), alone)
 
 
@@ -163,7 +163,7 @@ def test_subtracting_every_item_leaves_nothing(kind: Kind) -> None:
         (s, s.encode(np.arange(ITEMS), np.rint(c * GRID).astype(np.int64)) / GRID)
         for s, c in zip(made, counts, strict=True)
     ]
-    rounds = Rounds.of(whole)
+    rounds = DecodedRounds.of(whole)
     taken = counts.sum(axis=0, keepdims=True) if kind == "shared" else counts
     assert not rounds.subtract(points(), taken).tables.any()
     assert rounds.tables.any()
@@ -171,7 +171,7 @@ def test_subtracting_every_item_leaves_nothing(kind: Kind) -> None:
 
 def test_readings_are_sign_times_cell() -> None:
     pairs = campaign("hybrid", 2, rows=3)
-    readings = Rounds.of(pairs).readings(points())
+    readings = DecodedRounds.of(pairs).readings(points())
     assert readings.shape == (2, 3, ITEMS)
     for round, (made, table) in enumerate(pairs):
         for row in range(3):
@@ -181,7 +181,7 @@ def test_readings_are_sign_times_cell() -> None:
 
 
 def test_placebos_are_other_points_than_the_items() -> None:
-    rounds = Rounds.of(campaign("hybrid", 2))
+    rounds = DecodedRounds.of(campaign("hybrid", 2))
     placebos = rounds.placebos()
     assert len(np.unique(placebos)) == len(placebos) == 1 << 14
     assert not np.isin(placebos, points()).any()
@@ -200,7 +200,7 @@ def test_seventy_rounds_of_hybrid_signs_count_a_lone_item_exactly() -> None:
         pairs.append((made, made.encode(np.array([0]), np.array([round + 1]))))
         running.add(*pairs[-1])
     total = MANY * (MANY + 1) / 2
-    assert Rounds.of(pairs).estimate(points()[:1]).tolist() == [total]
+    assert DecodedRounds.of(pairs).estimate(points()[:1]).tolist() == [total]
     assert running.estimate().tolist() == [total]
 
 

@@ -155,7 +155,7 @@ def _encode(
 ) -> None:
     rows, width = table.shape
     width8 = np.uint64(width) << _3
-    for row in range(rows):  # row by row: one row stays in the cache while the points stream by
+    for row in range(rows):  # row by row: one row stays in the cache while the points are streamed
         b0, b1 = buckets[row, 0], buckets[row, 1]
         s0, s1, s2, s3 = signs[row, 0], signs[row, 1], signs[row, 2], signs[row, 3]
         line = table[row]
@@ -173,8 +173,8 @@ def _encode(
 
 def encode(points: U64, weights: I64 | None, buckets: U64, signs: U64, bit: int, width: int) -> I64:
     table = np.zeros((signs.shape[0], width), dtype=np.int64)
-    given = np.empty(0, dtype=np.int64) if weights is None else weights
-    _encode(points, given, weights is not None, buckets, signs, np.uint64(bit), table)
+    factors = np.empty(0, dtype=np.int64) if weights is None else weights
+    _encode(points, factors, weights is not None, buckets, signs, np.uint64(bit), table)
     return table
 
 
@@ -267,7 +267,7 @@ def decode(
     points: U64, tables: F64, buckets: U64, signs: U64, rounds: I64, mean: bool, fresh: bool
 ) -> F64:
     result = np.zeros(points.size)
-    comparators = _network(tables.shape[1])
+    comparators = sorting_network(tables.shape[1])
     _decode(points, tables, buckets, signs, rounds, mean, fresh, comparators, result)
     return result
 
@@ -296,7 +296,7 @@ def readings(points: U64, tables: F64, buckets: U64, signs: U64, rounds: I64) ->
 
 
 @cache
-def _network(size: int) -> I64:
+def sorting_network(size: int) -> I64:
     """Batcher's odd-even merge sort as comparators (low, high): (count, 2)."""
     pairs = []
     p = 1

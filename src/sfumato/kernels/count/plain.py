@@ -10,10 +10,10 @@ I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 
 PRIME = (1 << 61) - 1
-CHUNK_BYTES = 7  # seven bytes are below the prime whatever they hold
+CHUNK_BYTES = 7  # any seven bytes are below the prime
 
 MIXER = np.uint64(0x9E3779B97F4A7C15)  # odd: 2**64 over the golden ratio
-MIXED_PRIME = np.uint64(0x1016B07DE0B583EB)  # where p goes
+MIXED_PRIME = np.uint64(0x1016B07DE0B583EB)  # the image of p
 
 _P = np.uint64(PRIME)
 _LOW29, _LOW32 = np.uint64((1 << 29) - 1), np.uint64((1 << 32) - 1)
@@ -49,7 +49,7 @@ def evaluate(coefficients: U64, points: U64) -> U64:
 
 
 def cells(values: U64, width: int) -> I64:
-    """value × width >> 61: cells 0 .. width - 1, each hit by p/width values, give or take two."""
+    """value × width >> 61: cells 0 .. width - 1, each for p/width values, give or take two."""
     high, low = (values >> _32) * np.uint64(width), (values & _LOW32) * np.uint64(width)
     return ((high + (low >> _32)) >> _29).astype(np.int64)
 
@@ -60,10 +60,10 @@ def sign_of(values: U64, bit: int) -> I64:
 
 
 def mix(values: U64) -> U64:
-    """Scatter field elements, one to one: what falls on p, which is none, goes once more.
+    """Scatter field elements, one to one; p, which is not an element, is mapped once more.
 
     A fingerprint is linear in an item's digits, so that items in sequence ("id 1", "id 2", …) would
-    reach the cells of a pairwise independent hash at even steps and collide in clumps.
+    reach the cells of a pairwise independent hash at even steps and collide in clusters.
     """
     values = values ^ (values >> _32)
     values = (values * MIXER) & _P
@@ -78,7 +78,7 @@ def fingerprint_integers(items: I64, point: np.uint64) -> U64:
 
 
 def fingerprint_bytes(data: npt.NDArray[np.uint8], offsets: I64, point: np.uint64) -> U64:
-    """One step a chunk position, over the items that reach it."""
+    """One step per chunk position, over the items that reach it."""
     starts, lengths = offsets[:-1], np.diff(offsets)
     value = np.zeros(lengths.size, dtype=np.uint64)
     active = np.flatnonzero(lengths > 0)

@@ -1,7 +1,7 @@
-"""The hot loops of dense sketches; as in `kernels`, each is there twice.
+"""The hot loops of dense sketches; as in `kernels`, each exists twice.
 
-The twins add in another order and precision, so they are equal up to float32 rounding. Either
-gives the same bits each time, on however many cores.
+The twins add in another order and precision, so they are equal up to float32 rounding. Each gives
+the same bits every time, on any number of cores.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from sfumato.kernels import cores_allowed, is_compiled
 from sfumato.kernels.dense import plain as plain_dense
 from sfumato.kernels.dense.plain import F32, I32, U32
 
-SMALL = 1 << 20  # coordinates times rows below which numba is not woken
-_WORTH_A_CORE = 1 << 21  # coordinates times rows
+SMALL = 1 << 20  # coordinates times rows below which numba is not loaded
+WORK_PER_CORE = 1 << 21  # coordinates times rows for which another core is worthwhile
 
 
 def encode(vectors: F32, rotations: I32, sign_keys: U32, width: int, scale: float) -> F32:
     """The tables of vectors (n, length) times `scale`, (n, rows, width)."""
     rows = len(rotations)
     tables = np.zeros((len(vectors), rows, width), dtype=np.float32)
-    kernels = _pick(vectors.size * rows)
+    kernels = pick_kernels(vectors.size * rows)
     if kernels is None:
         for vector, table in zip(vectors, tables, strict=True):
             table[:] = plain_dense.encode(vector, rotations, sign_keys, width, scale)
@@ -56,7 +56,7 @@ def decode(
 ) -> F32:
     """The adjoint of `encode` for each block of rows, and the median over blocks, (length,)."""
     rows, width = table.shape
-    kernels = _pick(length * rows)
+    kernels = pick_kernels(length * rows)
     if kernels is None:
         return plain_dense.decode(table, rotations, sign_keys, length, blocks, scale)
     vector, flat = np.empty(length, dtype=np.float32), table.reshape(-1)
@@ -74,8 +74,8 @@ def decode(
 
 
 def _in_parts(part: Callable[[int, int], None], size: int, work: int, step: int = 1) -> None:
-    """part(first, last) over all of `size`, cut at multiples of `step` into one part a core."""
-    cores = max(1, min(cores_allowed(), work // _WORTH_A_CORE))
+    """part(first, last) over all of `size`, cut at multiples of `step` into one part per core."""
+    cores = max(1, min(cores_allowed(), work // WORK_PER_CORE))
     cuts = sorted({size * core // cores // step * step for core in range(cores)} | {size})
     if len(cuts) == 2:
         part(0, size)
@@ -85,7 +85,7 @@ def _in_parts(part: Callable[[int, int], None], size: int, work: int, step: int 
 
 
 @cache
-def _compiled() -> ModuleType | None:
+def compiled_kernels() -> ModuleType | None:
     if not is_compiled():
         return None
     from sfumato.kernels.dense import compiled as compiled_dense
@@ -93,7 +93,7 @@ def _compiled() -> ModuleType | None:
     return compiled_dense
 
 
-def _pick(work: int) -> ModuleType | None:
+def pick_kernels(work: int) -> ModuleType | None:
     """The compiled twin, where there is one and it is worth waking; else none."""
-    awake = _compiled.cache_info().currsize > 0
-    return _compiled() if work >= SMALL or awake else None
+    is_loaded = compiled_kernels.cache_info().currsize > 0
+    return compiled_kernels() if work >= SMALL or is_loaded else None

@@ -1,8 +1,8 @@
 """The loops of dense sketches compiled by numba: as their twins in `plain`, up to rounding.
 
-In wide rows a piece of the vector stays in the first-level cache while every row has its turn. In
-each row it is cut where a chunk ends and where its rotation wraps round; in between, coordinates
-and cells lie side by side and are taken 32 at a time, with the 32 signs that start there. In rows
+In wide rows a piece of the vector stays in the first-level cache while every row is processed. In
+each row it is cut where a chunk ends and where its rotation wraps around; in between, coordinates
+and cells are contiguous and are taken 32 at a time, with the 32 signs that start there. In rows
 of at most 32 cells a chunk is taken at once: chunks are added up by how far they turn, and turned
 at the end. Sums are taken in float32, in one order whatever the number of threads.
 """
@@ -23,12 +23,12 @@ from numba.extending import intrinsic
 
 from sfumato.kernels.dense.plain import F32, FIRST, I32, SECOND, U32
 
-LANES = 32  # numbers taken at a time; wider rows are wide
-PIECE = 4096  # coordinates worked on together
-_WORDS = PIECE // LANES + 2  # of signs: a piece may start within one, and the last is read with one
+LANES = 32  # numbers taken at a time; rows with more cells are wide
+PIECE = 4096  # coordinates processed together
+_WORDS = PIECE // LANES + 2  # words of signs: a piece may start inside one, and one more is read
 _STRIDE = PIECE + LANES  # from block to block: a power of two would crowd one part of the cache
 _LINE = 16  # numbers in a line of the cache
-_COPIES = 4  # of the sums of a narrow row, so that none waits for the last one's
+_COPIES = 4  # copies of the sums of a narrow row, so that additions do not wait for each other
 _FIRST, _SECOND = np.uint32(FIRST), np.uint32(SECOND)
 _1, _15, _16, _31 = (np.uint32(k) for k in (1, 15, 16, 31))
 
@@ -67,7 +67,7 @@ def _add_some(
     begin: Any,
     count: Any,
 ) -> Any:
-    """The same for at most 31 numbers: no others are read or written."""
+    """The same for at most 31 numbers; no others are read or written."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _FLOATS.as_pointer()
@@ -103,8 +103,8 @@ def _add_first(
     begin: Any,
     count: Any,
 ) -> Any:
-    """The same for the first `count` of 32 numbers, all of which are there: zeros are added for
-    the others. No mask touches memory, so that the next addition need not wait."""
+    """The same for the first `count` of 32 numbers, all of which exist: zeros are added for the
+    others. No masked store is needed, so that the next addition need not wait."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         to = _address(context, builder, signature, args, 0)
@@ -149,13 +149,13 @@ def _raise_largest(context: Any, sums: Any, place: Any, stride: Any, last: Any) 
 
 
 def _address(context: Any, builder: Any, signature: Any, args: Any, which: int) -> Any:
-    """Where 32 numbers of a flat array are: argument `which`, from the next one on."""
+    """The address of 32 numbers of a flat array: argument `which`, from the offset after it."""
     array = context.make_array(signature.args[which])(context, builder, args[which])
     return builder.bitcast(builder.gep(array.data, [args[which + 1]]), _FLOATS.as_pointer())
 
 
 def _signs_at(context: Any, builder: Any, signature: Any, args: Any, which: int) -> Any:
-    """32 bits of an array of words: argument `which`, from the bit that the next one says."""
+    """32 bits of an array of words: argument `which`, from the bit in the argument after it."""
     array = context.make_array(signature.args[which])(context, builder, args[which])
     place = builder.gep(array.data, [builder.lshr(args[which + 1], _PAIR(5))])
     pair = builder.load(builder.bitcast(place, _PAIR.as_pointer()), align=4)
@@ -170,8 +170,8 @@ def _first_lanes(builder: Any, count: Any) -> Any:
 
 
 def _named(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
-    found = builder.module.globals.get(name)
-    return found or ir.Function(builder.module, ir.FunctionType(result, arguments), name)
+    existing = builder.module.globals.get(name)
+    return existing or ir.Function(builder.module, ir.FunctionType(result, arguments), name)
 
 
 @njit(inline="always")
@@ -311,7 +311,9 @@ def decode_narrow(
     """The same for rows of at most 32 cells, and from chunk `first` to chunk `last`."""
     count = rotations.shape[0]
     rows, stride = count // blocks, 3 * LANES
-    ringed = np.zeros(count * stride, dtype=np.float32)  # rows twice over: no rotation wraps round
+    ringed = np.zeros(
+        count * stride, dtype=np.float32
+    )  # each row twice, so that no rotation wraps around
     for row in range(count):
         for cell in range(2 * width):
             ringed[row * stride + cell] = table[row * width + cell % width]
@@ -335,7 +337,7 @@ def decode_narrow(
                     turn = row * stride + rotations[row, chunk]
                     _add_32(total, 0, ringed, turn, signs, begin)
                 to = block * _STRIDE + (chunk - piece) * width
-                for k in range(LANES):  # what is beyond the chunk is written over by the next
+                for k in range(LANES):  # the next chunk overwrites the excess
                     sums[to + k] = total[k]
         end = min(stop * width, vector.size)
         _write_medians(vector, start, end, sums, blocks, scale)
@@ -345,9 +347,9 @@ def decode_narrow(
 def _write_medians(
     vector: F32, start: int, stop: int, sums: F32, blocks: int, scale: float
 ) -> None:
-    """The median over blocks of what each has added up, into the vector; `sums` is used up."""
+    """Write the median over blocks of their sums into the vector; overwrites `sums`."""
     count = stop - start
-    for begin in range(0, count, 2 * LANES):  # in twos, so that neither waits for its last one
+    for begin in range(0, count, 2 * LANES):  # in pairs, so that neither waits for its last step
         for last in range(blocks - 1, (blocks - 1) // 2 - 1, -1):
             _raise_largest(sums, begin, _STRIDE, last)
     low, high = (blocks - 1) // 2 * _STRIDE, blocks // 2 * _STRIDE

@@ -1,8 +1,8 @@
-"""The loops of dense sketches in numpy: what a device runs, and the compiled twins' oracle.
+"""The loops of dense sketches in numpy: used on devices, and to test the compiled twins.
 
 A row of a table is a count sketch of a real vector, (length,), in `width` cells. `rotations` is
 (rows, chunks) of int32 and `sign_keys` is (rows, 2) of uint32; `sketch.dense` says what they mean.
-Results are multiplied by `scale`. Sums are taken in float64 and given as float32.
+Results are multiplied by `scale`. Sums are taken in float64 and returned as float32.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ def decode(
     sums = np.zeros((blocks, length), dtype=np.float64)
     for row, (turns, keys) in enumerate(zip(rotations, sign_keys, strict=True)):
         if width < NARROW:
-            found = table[row, rotated_cells(turns, length, width)]
+            cells_read = table[row, rotated_cells(turns, length, width)]
         else:
-            found = np.empty(length, dtype=np.float32)
+            cells_read = np.empty(length, dtype=np.float32)
             for part, cell in _slices(turns, length, width):
-                found[part] = table[row, cell]
-        sums[row // rows] += _signed(found, keys)
+                cells_read[part] = table[row, cell]
+        sums[row // rows] += _signed(cells_read, keys)
     return _median(sums, scale)
 
 
 def encode_hashed(vector: F32, keys: U64, width: int, scale: float) -> F32:
-    """The same where every coordinate has a cell of its own choice; `keys` is (rows,)."""
+    """The same if every coordinate is hashed to a cell; `keys` is (rows,)."""
     table = np.empty((keys.size, width), dtype=np.float32)
     for rows in _groups(0, keys.size, vector.size):
         cells, signs = hashed_cells(keys[rows], vector.size, width)
@@ -84,7 +84,7 @@ def decode_hashed(table: F32, keys: U64, length: int, blocks: int, scale: float)
 
 
 def rotations_of(keys: U64, chunks: int, width: int) -> I32:
-    """How far each row turns each chunk, (rows, chunks): uniform but for 2**-33 of its chance."""
+    """How far each row turns each chunk, (rows, chunks): uniform up to a relative 2**-33."""
     steps = np.arange(1, chunks + 1, dtype=np.uint64)
     return np.stack([_below(_scattered(key, steps), width).astype(np.int32) for key in keys])
 
@@ -104,7 +104,7 @@ def hashed_cells(keys: U64, length: int, width: int) -> tuple[I64, F32]:
 
 
 def sign_words(keys: U32, count: int) -> U32:
-    """The signs of 32 coordinates in each word: a bit that is set says minus.
+    """The signs of 32 coordinates in each word: a set bit means minus.
 
     One to one for every key, and uniform over the second: the bits of a word are independent.
     """
@@ -126,7 +126,7 @@ def _signed(vector: F32, keys: U32) -> F32:
 
 
 def _slices(turns: I32, length: int, width: int) -> Iterator[tuple[slice, slice]]:
-    """Stretches of a vector and the cells where they lie, in order: one or two a chunk."""
+    """Stretches of a vector and their cells, in order: one or two per chunk."""
     for chunk, turn in enumerate(turns.tolist()):
         start, stop = chunk * width, min((chunk + 1) * width, length)
         split = min(start + width - turn, stop)
@@ -136,14 +136,14 @@ def _slices(turns: I32, length: int, width: int) -> Iterator[tuple[slice, slice]
 
 
 def _groups(first: int, last: int, length: int) -> Iterator[slice]:
-    """Rows that are worked on together, so that short vectors take few steps."""
+    """Rows that are processed together, so that short vectors take few steps."""
     step = max(1, TOGETHER // length)
     for start in range(first, last, step):
         yield slice(start, min(start + step, last))
 
 
 def _median(sums: F64, scale: float) -> F32:
-    """The median over blocks of what each has added up."""
+    """The median over blocks of their sums."""
     middle = sums[0] if len(sums) == 1 else np.median(sums, axis=0)
     return np.asarray(middle * scale, dtype=np.float32)
 

@@ -1,10 +1,10 @@
-"""The loops of dense sketches on a GPU, by Triton: twins of `plain`, equal but for the order
+"""The loops of dense sketches on a GPU, by Triton: twins of `plain`, equal except for the order
 in which floats are added.
 
-Integer arithmetic is what limits them, so the words of signs, one bit a coordinate and row, are
-worked out first and read back. After that a program streams: on the way in it owns cells of one row
-and adds up what lands there, chunk after chunk; on the way out it owns coordinates of one chunk and
-adds up their readings, row after row.
+They are limited by integer arithmetic, so the words of signs, one bit per coordinate and row, are
+computed first and read back. After that a program streams: to encode, it owns cells of one row and
+sums their coordinates, chunk after chunk; to decode, it owns coordinates of one chunk and sums
+their readings, row after row.
 """
 
 # ruff: noqa: N803  # Triton writes constants in capitals
@@ -61,9 +61,9 @@ def encode(
     for q in range(tl.maximum(first, whole), last):
         place = (cell - tl.load(rotations + q)).to(tl.uint32)  # below zero becomes very large
         i = tl.minimum(place, place + width).to(tl.int32) + q * width
-        held = inside & (i < length)
-        value = tl.load(vector + i, mask=held, other=0.0)
-        total += _signed(value, tl.load(words + (i >> 5), mask=held, other=0), i)
+        valid = inside & (i < length)
+        value = tl.load(vector + i, mask=valid, other=0.0)
+        total += _signed(value, tl.load(words + (i >> 5), mask=valid, other=0), i)
     target = table + row.to(tl.int64) * width + cell
     if ATOMIC:
         tl.atomic_add(target, total * scale, mask=inside, sem="relaxed")

@@ -1,4 +1,4 @@
-"""The hot loops of invertible sketches; as in `kernels`, each is there twice."""
+"""The hot loops of invertible sketches; as in `kernels`, each exists twice."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from sfumato.kernels.invertible.plain import Layout, Listed
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
-SMALL = 1 << 10  # keys below which numba is not woken
+SMALL = 1 << 10  # keys below which numba is not loaded
 
 
 def text_keys(
     data: npt.NDArray[np.uint8], offsets: I64, length: int, limbs: int
 ) -> tuple[U64, npt.NDArray[np.bool_]]:
-    """Byte strings as numbers, a one after the last byte; and which are short enough to be."""
-    found: tuple[U64, npt.NDArray[np.bool_]] = _pick(offsets.size).text_keys(
+    """Byte strings as numbers, a one after the last byte; and which are short enough."""
+    keys_and_fits: tuple[U64, npt.NDArray[np.bool_]] = _pick(offsets.size).text_keys(
         data, offsets, length, limbs
     )
-    return found
+    return keys_and_fits
 
 
 def insert(
@@ -45,7 +45,7 @@ def insert(
 
 def peel(
     table: U64,
-    known: U64,
+    candidates: U64,
     point: int,
     buckets: U64,
     checks: U64,
@@ -53,10 +53,10 @@ def peel(
     layout: Layout,
     signed: bool,
 ) -> Listed:
-    """Take every key that can be read out of the table, in place: parts, counts and values. No
-    device does that, so it is always compiled where it can be."""
+    """Remove every key that can be read from the table, in place: parts, counts and values. Devices
+    never do this, so it is compiled if numba is installed."""
     listed: Listed = _compiled().peel(
-        table, known, np.uint64(point), buckets, checks, width, layout, signed
+        table, candidates, np.uint64(point), buckets, checks, width, layout, signed
     )
     return listed
 
@@ -78,5 +78,5 @@ def _plain() -> ModuleType:
 
 
 def _pick(work: int) -> ModuleType:
-    awake = _compiled.cache_info().currsize > 0
-    return _compiled() if work >= SMALL or awake else _plain()
+    is_loaded = _compiled.cache_info().currsize > 0
+    return _compiled() if work >= SMALL or is_loaded else _plain()

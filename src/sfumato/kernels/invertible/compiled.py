@@ -1,8 +1,8 @@
 """The loops of invertible sketches compiled by numba: same signatures and results as their twins
 in `plain`, keys in the same order.
 
-Arrays are touched in the kernels alone and never handed to a helper: numba would count references
-to them in the innermost loops, which takes ten times as long as the work.
+Arrays are used in the kernels only and never passed to a helper: numba would count references to
+them in the innermost loops, which takes ten times as long as the work.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Layout = tuple[int, int, int, int]
 Listed = tuple[U64, I64, I64]
 
 _0, _1, _2, _3, _61 = (np.uint64(k) for k in (0, 1, 2, 3, 61))
-_BLOCK = 64  # keys worked on together: what is known of them stays in the first-level cache
+_BLOCK = 64  # keys processed together: their state stays in the first-level cache
 
 
 @njit(inline="always")
 def _low(bits: Any) -> Any:
-    """A mask of that many bits, at most 63."""
+    """A mask of this many bits, at most 63."""
     return (_1 << np.uint64(bits)) - _1
 
 
@@ -41,7 +41,7 @@ def _twos(count: Any) -> Any:
 
 @njit(inline="always")
 def _inverse(odd: Any) -> Any:
-    """One over an odd number modulo 2**64: right to five bits at first, each step doubles them."""
+    """The inverse of an odd number modulo 2**64: five bits at first, doubled by each step."""
     inverse = (odd * _3) ^ _2
     for _ in range(4):
         inverse *= _2 - odd * inverse
@@ -103,7 +103,7 @@ def insert(
 @njit(nogil=True, cache=True)
 def peel_singles(
     table: U64,
-    found: U64,
+    keys_read: U64,
     counts: I64,
     values: I64,
     point: np.uint64,
@@ -112,11 +112,11 @@ def peel_singles(
     width: int,
     layout: Layout,
 ) -> int:
-    """The first and longest stretch of `peel`, without signs: cells with one insertion, and what
-    becomes one, until none is left. How many keys it found.
+    """The first and longest part of `peel`, without signs: cells that have, or come to have, one
+    insertion, until none is left. Returns the number of keys.
 
-    Cells wait in a ring, first come first served. Those of a block are read and hashed together, so
-    that the processor works on many at once, and then leave one by one.
+    Cells wait in a ring, first come, first served. Those of a block are read and hashed together,
+    so that the processor works on many at once, and then removed one by one.
     """
     value_bits, count_bits, check_bits, bits = layout
     size, words = table.shape
@@ -144,10 +144,10 @@ def peel_singles(
             place = waiting[head]
             places[many], slots[many] = place, head
             head = head + 1 if head < size else 0
-            # One that was emptied meanwhile stays so, and is passed over.
-            held = (table[place, 0] >> value_shift) & count_mask != _0
-            is_waiting[place] = held
-            many += held
+            # A cell that was emptied meanwhile stays empty, and is skipped.
+            is_full = (table[place, 0] >> value_shift) & count_mask != _0
+            is_waiting[place] = is_full
+            many += is_full
         for word in range(words):
             shift = first if word == 0 else _0
             part_mask = _low(np.uint64(bits - check_bits) - shift)
@@ -174,12 +174,12 @@ def peel_singles(
                 )
         for i in range(many):
             place, same, lies = places[i], True, False
-            if (table[place, 0] >> value_shift) & count_mask == _0:  # its key left meanwhile
+            if (table[place, 0] >> value_shift) & count_mask == _0:  # its key was removed meanwhile
                 is_waiting[place] = False
                 continue
             for word in range(words):
                 same &= table[place, word] == cell[word, i]
-            if not same or listed == limit:  # of a damaged table: read it again
+            if not same or listed == limit:  # a damaged table: read it again
                 head = slots[i]
                 break
             is_waiting[place] = False
@@ -190,14 +190,14 @@ def peel_singles(
             if not (whole and lies):
                 continue
             for word in range(words):
-                found[listed, word] = parts[word, i]
+                keys_read[listed, word] = parts[word, i]
             counts[listed], values[listed] = 1, np.int64(cell[0, i] & value_mask)
             listed += 1
             for row in range(rows):
                 other = cells[row, i]
                 for word in range(words):
                     table[other, word] = (table[other, word] - cell[word, i]) & mask
-                # Without branches: which way a cell goes cannot be foretold.
+                # Without branches, since they could not be predicted.
                 single = (table[other, 0] >> value_shift) & count_mask == _1
                 waiting[tail] = other
                 tail += single & ~is_waiting[other]
@@ -209,7 +209,7 @@ def peel_singles(
 @njit(nogil=True, cache=True)
 def peel(
     table: U64,
-    known: U64,
+    candidates: U64,
     point: np.uint64,
     buckets: U64,
     checks: U64,
@@ -217,18 +217,18 @@ def peel(
     layout: Layout,
     signed: bool,
 ) -> Listed:
-    """Take out of the table, in place, every key that can be read.
+    """Remove every key that can be read from the table, in place.
 
-    A cell with one key alone gives it away; then the key leaves its other cells, and so on. Cells
-    with one insertion come first: they hold one key for sure, while most others do not. Of what is
-    then stuck, a cell that holds a `known` key and one more is split: for each number of times that
-    the known key may be there, the rest is looked at as if it were alone.
+    A cell with a single key reveals it; then the key is removed from its other cells, and so on.
+    Cells with one insertion come first: they certainly hold one key, while most others do not. Once
+    that is stuck, a cell that holds one of the `candidates` and one more key is split: for each
+    number of times that the candidate may be there, the rest is read as if it were alone.
 
     With `signed`, for the difference of two tables, counts from half of their range are negative.
     """
     value_bits, count_bits, check_bits, bits = layout
     size, words = table.shape
-    rows, many = buckets.shape[0], known.shape[0]
+    rows, many = buckets.shape[0], candidates.shape[0]
     x8, mask, width8 = point << _3, _low(bits), np.uint64(width) << _3
     check_shift, top_shift = np.uint64(61 - check_bits), np.uint64(bits - check_bits)
     first, one_count = np.uint64(value_bits + count_bits), _1 << np.uint64(value_bits)
@@ -238,39 +238,42 @@ def peel(
     part_bits[0] -= first
     part_masks = (_1 << part_bits) - _1
     limit = 2 * size  # only a damaged table has more
-    found = np.empty((limit + 2, words), dtype=np.uint64)
+    keys_read = np.empty((limit + 2, words), dtype=np.uint64)
     counts = np.empty(limit + 2, dtype=np.int64)
     values = np.empty(limit + 2, dtype=np.int64)
     cell, parts = np.empty(words, dtype=np.uint64), np.empty(words, dtype=np.uint64)
     tails, content = np.empty(words, dtype=np.uint64), np.empty(words, dtype=np.uint64)
     cells = np.empty(rows, dtype=np.int64)
-    known_cells = np.empty((many, rows), dtype=np.int64)
-    known_content = np.empty((many, words), dtype=np.uint64)
+    candidate_cells = np.empty((many, rows), dtype=np.int64)
+    candidate_content = np.empty((many, words), dtype=np.uint64)
     for key in range(many):
         point8 = _0
         for word in range(words):
-            point8 = _reduce(_fold(point8, x8) + known[key, word])
+            point8 = _reduce(_fold(point8, x8) + candidates[key, word])
         point8 = _mix(point8) << _3
         for word in range(words):
             check = (
                 _hashed(point8, checks[word, 0], checks[word, 1], checks[word, 2]) >> check_shift
             )
-            held = (known[key, word] << first) + one_count if word == 0 else known[key, word]
-            known_content[key, word] = held + (check << top_shift)
+            part = candidates[key, word]
+            low = (part << first) + one_count if word == 0 else part
+            candidate_content[key, word] = low + (check << top_shift)
         for row in range(rows):
-            known_cells[key, row] = row * width + np.int64(
+            candidate_cells[key, row] = row * width + np.int64(
                 _multiply_high(
                     _hashed(point8, buckets[row, 0], buckets[row, 1], buckets[row, 2]),
                     width8,
                 )
             )
-    # Cells with one insertion wait in a ring, first come first served: the next one seldom depends
-    # on the last, so that the processor works on several. The others are known to have changed.
+    # Cells with one insertion wait in a ring, first come, first served: the next one rarely depends
+    # on the last, so that the processor works on several. The others are marked as changed.
     waiting, head, tail = np.empty(size + 1, dtype=np.int64), 0, 0
     is_waiting, changed = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
     changes, scan, listed = 0, 0, 0
     if not signed:
-        listed = peel_singles(table, found, counts, values, point, buckets, checks, width, layout)
+        listed = peel_singles(
+            table, keys_read, counts, values, point, buckets, checks, width, layout
+        )
     for place in range(size):
         count = (table[place, 0] >> value_shift) & count_mask
         if count == _1 or (signed and count == count_mask):
@@ -282,7 +285,7 @@ def peel(
             changes += 1
     key, row_of_key, times, most, progress = 0, 0, _0, _0, False
     while listed < limit:
-        # The next cell to look at; when none is left, one with a known key taken out of it.
+        # The next cell to read; if none is left, one without a candidate.
         negative = False
         splits = head == tail and changes == 0
         if not splits:
@@ -303,27 +306,27 @@ def peel(
                 for word in range(words):
                     cell[word] = (_0 - cell[word]) & mask
         else:
-            if times == most:  # the next known key in the next of its cells
+            if times == most:  # the next candidate in the next of its cells
                 if key == many:
                     if not progress:
                         break
                     key, progress = 0, False
                     continue
-                place = known_cells[key, row_of_key]
+                place = candidate_cells[key, row_of_key]
                 times, most = _0, (table[place, 0] >> value_shift) & count_mask
                 most = most - _1 if most > _0 else _0
                 for row in range(rows):
-                    held = (table[known_cells[key, row], 0] >> value_shift) & count_mask
-                    most = min(most, held)
+                    count = (table[candidate_cells[key, row], 0] >> value_shift) & count_mask
+                    most = min(most, count)
                 if most == _0:
                     row_of_key += 1
                     if row_of_key == rows:
                         key, row_of_key = key + 1, 0
                     continue
-            place = known_cells[key, row_of_key]
+            place = candidate_cells[key, row_of_key]
             times += _1
             for word in range(words):
-                cell[word] = (table[place, word] - known_content[key, word] * times) & mask
+                cell[word] = (table[place, word] - candidate_content[key, word] * times) & mask
             split_key, split_times = key, times
             if times == most:
                 row_of_key += 1
@@ -339,9 +342,9 @@ def peel(
         pure = True
         if count == _1:
             for word in range(words):
-                held = cell[word] >> (first if word == 0 else _0)
-                parts[word] = held & part_masks[word]
-                tails[word] = held >> part_bits[word]
+                bits_left = cell[word] >> (first if word == 0 else _0)
+                parts[word] = bits_left & part_masks[word]
+                tails[word] = bits_left >> part_bits[word]
         else:
             pure = (cell[0] >> value_shift) & _low(twos) == _0
             for word in range(1, words):
@@ -350,11 +353,11 @@ def peel(
                 continue
             inverse, lost = _inverse(count >> np.uint64(twos)), np.uint64(twos)
             for word in range(words):
-                held, room = cell[word], np.uint64(bits)
+                bits_left, space = cell[word], np.uint64(bits)
                 if word == 0:
-                    held >>= value_shift
-                    room -= value_shift
-                one = ((held >> lost) * inverse) & _low(room - lost)
+                    bits_left >>= value_shift
+                    space -= value_shift
+                one = ((bits_left >> lost) * inverse) & _low(space - lost)
                 if word == 0:
                     pure = one & count_mask == _1
                     one >>= np.uint64(count_bits)
@@ -371,8 +374,8 @@ def peel(
                 _hashed(point8, checks[word, 0], checks[word, 1], checks[word, 2]) >> check_shift
             )
             pure &= tails[word] == check & _low(check_bits - twos)
-            held = (parts[word] << first) + one_count if word == 0 else parts[word]
-            content[word] = held + (check << top_shift)
+            low = (parts[word] << first) + one_count if word == 0 else parts[word]
+            content[word] = low + (check << top_shift)
         if not pure:
             continue
         pure = False
@@ -388,23 +391,23 @@ def peel(
             pure &= signed or (table[cells[row], 0] >> value_shift) & count_mask >= count
         if not pure:
             continue
-        # It does: the key leaves its cells.
+        # It does: remove the key from its cells.
         value = cell[0] & value_mask
         if negative:
             count = _0 - count
         for word in range(words):
             content[word] *= count
-            found[listed, word] = parts[word]
+            keys_read[listed, word] = parts[word]
         content[0] += value
         counts[listed], values[listed] = np.int64(count), np.int64(value)
         listed += 1
         if splits:
             for word in range(words):
-                found[listed, word] = known[split_key, word]
+                keys_read[listed, word] = candidates[split_key, word]
             counts[listed], values[listed] = np.int64(split_times), 0
             listed += 1
             progress = True
-            if times != most:  # no more of this key in this cell
+            if times != most:  # no more copies of this key in this cell
                 row_of_key += 1
                 if row_of_key == rows:
                     key, row_of_key = key + 1, 0
@@ -415,12 +418,12 @@ def peel(
                 for word in range(words):
                     table[other, word] = (table[other, word] - content[word]) & mask
             else:
-                other = known_cells[split_key, step - rows]
+                other = candidate_cells[split_key, step - rows]
                 for word in range(words):
-                    taken = known_content[split_key, word] * split_times
-                    table[other, word] = (table[other, word] - taken) & mask
+                    removed = candidate_content[split_key, word] * split_times
+                    table[other, word] = (table[other, word] - removed) & mask
             count = (table[other, 0] >> value_shift) & count_mask
-            # Without branches: which way a cell goes cannot be foretold.
+            # Without branches, since they could not be predicted.
             single = (count == _1) | (signed & (count == count_mask))
             more = (count != _0) & ~single
             waiting[tail] = other
@@ -429,7 +432,7 @@ def peel(
             is_waiting[other] |= single
             changes += int(more) - int(changed[other])
             changed[other] = more
-    return found[:listed], counts[:listed], values[:listed]
+    return keys_read[:listed], counts[:listed], values[:listed]
 
 
 @njit(nogil=True, cache=True)

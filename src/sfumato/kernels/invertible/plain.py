@@ -1,4 +1,4 @@
-"""The loops of invertible sketches in numpy: what a device runs, and the compiled twins' oracle.
+"""The loops of invertible sketches in numpy: used on devices, and to test the compiled twins.
 
 A cell is `words` residues modulo 2**bits. `layout` is (value_bits, count_bits, check_bits, bits);
 `sketch.invertible` says what they mean. `parts` is (n, words): the bits of each key that go into
@@ -27,7 +27,7 @@ def text_keys(
     data: npt.NDArray[np.uint8], offsets: I64, length: int, limbs: int
 ) -> tuple[U64, npt.NDArray[np.bool_]]:
     """The bytes data[offsets[i]:offsets[i + 1]] and a one after them, (n, limbs); and which of them
-    have at most `length` bytes, the others' being zero."""
+    have at most `length` bytes; the others are zero."""
     lengths = np.diff(offsets)
     fits = lengths <= length
     rows = np.zeros((lengths.size, 8 * limbs), dtype=np.uint8)
@@ -50,17 +50,19 @@ def places(parts: U64, point: np.uint64, buckets: U64, checks: U64, width: int) 
     rows = [
         row * width + cells(evaluate(buckets[row], value), width) for row in range(len(buckets))
     ]
-    found = [evaluate(hash_, value) for hash_ in checks]
-    return np.stack(rows, axis=1), np.stack(found, axis=1)
+    check_values = [evaluate(hash_, value) for hash_ in checks]
+    return np.stack(rows, axis=1), np.stack(check_values, axis=1)
 
 
 def contents(parts: U64, checks: U64, layout: Layout) -> U64:
-    """What one insertion of each key adds to its cells, but for its value: (n, words)."""
+    """The words that one insertion of each key adds to its cells, without its value: (n, words)."""
     value_bits, count_bits, check_bits, bits = layout
-    found = parts.copy()
-    found[:, 0] = (found[:, 0] << np.uint64(value_bits + count_bits)) + np.uint64(1 << value_bits)
+    content = parts.copy()
+    content[:, 0] = (content[:, 0] << np.uint64(value_bits + count_bits)) + np.uint64(
+        1 << value_bits
+    )
     top = checks >> np.uint64(FIELD_BITS - check_bits)
-    return found + (top << np.uint64(bits - check_bits))
+    return content + (top << np.uint64(bits - check_bits))
 
 
 def insert(
@@ -76,19 +78,19 @@ def insert(
 ) -> None:
     """Add each key to its cells `weights` times (once if there are none), and its value once."""
     cell, check = places(parts, point, buckets, checks, width)
-    added = contents(parts, check, layout)
+    content = contents(parts, check, layout)
     if weights.size:
-        added *= weights.astype(np.uint64)[:, None]
+        content *= weights.astype(np.uint64)[:, None]
     if values.size:
-        added[:, 0] += values.astype(np.uint64)
+        content[:, 0] += values.astype(np.uint64)
     for row in range(cell.shape[1]):
-        np.add.at(table, cell[:, row], added)
+        np.add.at(table, cell[:, row], content)
     table &= np.uint64((1 << layout[3]) - 1)
 
 
 def peel(
     table: U64,
-    known: U64,
+    candidates: U64,
     point: np.uint64,
     buckets: U64,
     checks: U64,
@@ -96,8 +98,8 @@ def peel(
     layout: Layout,
     signed: bool,
 ) -> Listed:
-    """Take out of the table, in place, every key that can be read; see the compiled twin."""
-    reader = _Reader(table, known, point, buckets, checks, width, layout, signed)
+    """Remove every key that can be read from the table, in place; see the compiled twin."""
+    reader = _Reader(table, candidates, point, buckets, checks, width, layout, signed)
     reader.run()
     parts = np.array(reader.parts, dtype=np.uint64).reshape(-1, table.shape[1])
     return (
@@ -108,12 +110,12 @@ def peel(
 
 
 class _Reader:
-    """One cell at a time, in whole numbers: slow and plain."""
+    """Reads one cell at a time, in Python integers: slow and simple."""
 
     def __init__(
         self,
         table: U64,
-        known: U64,
+        candidates: U64,
         point: np.uint64,
         buckets: U64,
         checks: U64,
@@ -121,7 +123,7 @@ class _Reader:
         layout: Layout,
         signed: bool,
     ) -> None:
-        self.table, self.known, self.layout, self.signed = table, known, layout, signed
+        self.table, self.candidates, self.layout, self.signed = table, candidates, layout, signed
         self.hashes: tuple[Any, ...] = (point, buckets, checks, width)
         self.waiting: deque[int] = deque()
         self.changed: set[int] = set()
@@ -132,21 +134,21 @@ class _Reader:
 
     def run(self) -> None:
         for place in range(len(self.table)):
-            self._look_at(place)
+            self._enqueue(place)
         self._drain()
-        if not len(self.known):
+        if not len(self.candidates):
             return
-        cell, check = places(self.known, *self.hashes)
-        content = contents(self.known, check, self.layout)
+        cell, check = places(self.candidates, *self.hashes)
+        content = contents(self.candidates, check, self.layout)
         progress = True
         while progress:
             progress = False
-            for key in range(len(self.known)):
+            for key in range(len(self.candidates)):
                 for place in cell[key].tolist():
                     progress |= self._split(place, key, cell, content)
 
-    def _look_at(self, place: int) -> None:
-        """A cell to look at: at once if it has one insertion, when nothing else is left if more."""
+    def _enqueue(self, place: int) -> None:
+        """Queue a cell: first if it has one insertion, after all of these if it has more."""
         count = self._count(place)
         self.changed.discard(place)
         if count == 1 or (self.signed and count == (1 << self.layout[1]) - 1):
@@ -171,11 +173,11 @@ class _Reader:
             negative = self.signed and cell[0] >> value_bits + count_bits - 1 & 1
             if negative:
                 cell = [-word % (1 << self.layout[3]) for word in cell]
-            found = self._pure(cell, place)
-            if found is not None:
-                parts, count, value = found
+            key = self._pure(cell, place)
+            if key is not None:
+                parts, count, value = key
                 for other in self._take(parts, -count if negative else count, value):
-                    self._look_at(other)
+                    self._enqueue(other)
 
     def _cell(self, place: int) -> list[int]:
         return [int(word) for word in self.table[place]]
@@ -221,30 +223,30 @@ class _Reader:
     def _take(self, parts: list[int], count: int, value: int) -> list[int]:
         row = np.array([parts], dtype=np.uint64)
         at, check = places(row, *self.hashes)
-        added = contents(row, check, self.layout)[0] * np.uint64(count % (1 << 64))
-        added[0] += np.uint64(value)
+        content = contents(row, check, self.layout)[0] * np.uint64(count % (1 << 64))
+        content[0] += np.uint64(value)
         mask = np.uint64((1 << self.layout[3]) - 1)
         for place in at[0]:
-            self.table[place] = (self.table[place] - added) & mask
+            self.table[place] = (self.table[place] - content) & mask
         self.parts.append(parts)
         self.counts.append(count)
         self.values.append(value)
         return [int(place) for place in at[0]]
 
     def _split(self, place: int, key: int, cell: I64, content: U64) -> bool:
-        """Whether a cell holds this known key and one more, which are then taken out."""
+        """Whether a cell holds this candidate and one more key, which are then removed."""
         total = self._count(place)
         mask = np.uint64((1 << self.layout[3]) - 1)
         most = min(total - 1, *(self._count(int(other)) for other in cell[key]))
         for count in range(1, most + 1):
             rest = (self.table[place] - content[key] * np.uint64(count)) & mask
-            found = self._pure([int(word) for word in rest], place)
-            if found is None:
+            rest_key = self._pure([int(word) for word in rest], place)
+            if rest_key is None:
                 continue
-            for other in self._take(*found):
-                self._look_at(other)
-            for other in self._take([int(part) for part in self.known[key]], count, 0):
-                self._look_at(other)
+            for other in self._take(*rest_key):
+                self._enqueue(other)
+            for other in self._take([int(part) for part in self.candidates[key]], count, 0):
+                self._enqueue(other)
             self._drain()
             return True
         return False

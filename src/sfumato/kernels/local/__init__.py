@@ -23,7 +23,7 @@ F64 = npt.NDArray[np.float64]
 U8 = npt.NDArray[np.uint8]
 Whole = npt.NDArray[np.integer]
 Cells = npt.NDArray[np.integer] | F64
-_LOOKUPS = 1 << 23  # cells read by one core before another is worth waking
+_LOOKUPS = 1 << 23  # cells read per core for which another is worthwhile
 _Counts = TypeVar("_Counts", bound="npt.NDArray[np.integer]")
 
 
@@ -45,9 +45,9 @@ def biased_words(digits: npt.NDArray[np.uint8], words: U64, out: U64) -> tuple[i
     """Fill `out` with bits that are 1 with the probability of these binary digits.
 
     Each of the 64 lanes of a word compares its own uniform number with the probability, digit by
-    digit, and the lanes of four words go on together: about nine random words a word. Words run out
-    at times, so it tells how many of `out` are done and how many of `words` are used up; call again
-    for the rest.
+    digit, and the lanes of four words proceed together: about nine random words per word. Words may
+    run out, so it returns how many of `out` are done and how many of `words` are used up; call
+    again for the rest.
     """
     return _twin(out.size * 64).biased_words(digits, words, out)  # type: ignore[no-any-return]
 
@@ -58,7 +58,7 @@ def deposit(bits: U64, words: U64) -> None:
 
 
 def count_rows(records: U8, row_bytes: int, counts: I64) -> Whole:
-    """The row at the beginning of every record, (n,); counts those that there are, in place."""
+    """The row at the beginning of every record, (n,); counts valid ones in `counts`, in place."""
     return _twin(records.shape[0]).count_rows(records, row_bytes, counts)  # type: ignore[no-any-return]
 
 
@@ -97,8 +97,8 @@ def gather_hadamard(points: U64, table: npt.NDArray[np.integer], hashes: U64) ->
 
 
 def collide(points: U64, others: U64, weights: F64, hashes: U64, shares: F64, width: int) -> F64:
-    """How much of `weights`, held by `others`, each point meets: beyond what chance would bring,
-    in each row, averaged over rows with `shares`: (n,)."""
+    """The weights of `others` that collide with each point: in excess of the mean over cells, in
+    each row, averaged over rows with `shares`: (n,)."""
     kernels = _twin((points.size + others.size + 64) * hashes.shape[0])
     return kernels.collide(points, others, weights, hashes, shares, width)  # type: ignore[no-any-return]
 
@@ -119,7 +119,7 @@ def _twin(work: int) -> ModuleType:
 
 
 def _in_pieces(size: int, function: Callable[[int, int], F64], cores: int) -> list[F64]:
-    """function(start, stop) over `size` rows or points, on as many cores as are worth waking."""
+    """function(start, stop) over `size` rows or points, on as many cores as are worthwhile."""
     count = min(cores, cores_allowed(), size)
     if count < 2:
         return [function(0, size)]

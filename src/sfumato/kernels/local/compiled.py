@@ -25,11 +25,11 @@ _0, _1, _3 = np.uint64(0), np.uint64(1), np.uint64(3)
 _ALL = np.uint64((1 << 64) - 1)
 _WORD = ir.IntType(64)
 _HAS_SCATTER = bool(llvmlite.binding.get_host_cpu_features().get("bmi2"))
-_POINTS = 1024  # points whose cells are worked out together, and stay in the cache
+_POINTS = 1024  # points whose cells are computed together, and stay in the cache
 _LANES = 8  # points that are hashed by the same instructions
 _WORDS = 4  # words that are added together
 _PLANES, _FULL = 6, 63  # planes of carries, and the number of vectors that they can count
-_AHEAD = 8  # vectors whose planes are asked for before they are needed
+_AHEAD = 8  # how many vectors ahead planes are prefetched
 
 
 @intrinsic
@@ -42,7 +42,7 @@ def _count_bits(context: Any, word: Any) -> Any:
 
 @intrinsic
 def _prefetch(context: Any, data: Any, offset: Any) -> Any:
-    """Ask for the cache line at this place of a flat array, without waiting for it."""
+    """Prefetch the cache line at this place of a flat array."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])
@@ -59,7 +59,7 @@ def _prefetch(context: Any, data: Any, offset: Any) -> Any:
 @intrinsic
 def _ripple(context: Any, planes: Any, place: Any, data: Any, offset: Any) -> Any:
     """Add a group of words, at `offset` of the bytes, to the planes at `place`: one vector register
-    a plane, which the compiler does not find by itself."""
+    per plane, which the compiler does not find by itself."""
     vector = ir.VectorType(ir.IntType(64), _WORDS)
 
     def at(builder: Any, start: Any, step: int) -> Any:
@@ -73,9 +73,9 @@ def _ripple(context: Any, planes: Any, place: Any, data: Any, offset: Any) -> An
         first = builder.gep(counts.data, [args[1]])
         for plane in range(_PLANES):
             address = at(builder, first, plane * _WORDS)
-            held = builder.load(address, align=8)
-            builder.store(builder.xor(held, carry), address, align=8)
-            carry = builder.and_(held, carry)
+            word = builder.load(address, align=8)
+            builder.store(builder.xor(word, carry), address, align=8)
+            carry = builder.and_(word, carry)
         return context.get_dummy_value()
 
     return types.void(planes, types.int64, data, types.int64), generate
@@ -120,21 +120,26 @@ def biased_words(digits: U8, words: U64, out: U64) -> tuple[int, int]:
     while place + BLOCK <= out.size:
         a = b = c = d = _ALL  # lanes not yet decided
         w = x = y = z = _0  # ones
-        taken = used
+        position = used
         for k in range(digits.size):
             if a | b | c | d == _0:
                 break
-            if taken + BLOCK > words.size:
+            if position + BLOCK > words.size:
                 return place, used
-            e, f, g, h = words[taken], words[taken + 1], words[taken + 2], words[taken + 3]
-            taken += BLOCK
+            e, f, g, h = (
+                words[position],
+                words[position + 1],
+                words[position + 2],
+                words[position + 3],
+            )
+            position += BLOCK
             if digits[k]:
                 w, x, y, z = w | (a & ~e), x | (b & ~f), y | (c & ~g), z | (d & ~h)
                 a, b, c, d = a & e, b & f, c & g, d & h
             else:
                 a, b, c, d = a & ~e, b & ~f, c & ~g, d & ~h
         out[place], out[place + 1], out[place + 2], out[place + 3] = w, x, y, z
-        place, used = place + BLOCK, taken
+        place, used = place + BLOCK, position
     return _last_words(digits, words, out, place, used)
 
 
@@ -144,43 +149,43 @@ def _last_words(digits: U8, words: U64, out: U64, place: int, used: int) -> tupl
     size = out.size - place
     if size == 0:
         return place, used
-    taken = used
+    position = used
     lanes = np.full(size, _ALL)
     ones = np.zeros(size, dtype=np.uint64)
     for k in range(digits.size):
         if not lanes.any():
             break
-        if taken + size > words.size:
+        if position + size > words.size:
             return place, used
         for i in range(size):
-            word = words[taken + i]
+            word = words[position + i]
             if digits[k]:
                 ones[i] |= lanes[i] & ~word
                 lanes[i] &= word
             else:
                 lanes[i] &= ~word
-        taken += size
+        position += size
     out[place:] = ones
-    return out.size, taken
+    return out.size, position
 
 
 @intrinsic
 def _scatter_bits(context: Any, bits: Any, mask: Any) -> Any:
-    """The lowest bits at the places of the mask: one instruction on newer x86, else a loop."""
+    """The lowest bits at the places of the mask: one instruction on newer x86, otherwise a loop."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if _HAS_SCATTER:
             kind = ir.FunctionType(_WORD, [_WORD, _WORD])
             name = "llvm.x86.bmi.pdep.64"
-            found = builder.module.globals.get(name)
-            function = found or ir.Function(builder.module, kind, name)
+            existing = builder.module.globals.get(name)
+            function = existing or ir.Function(builder.module, kind, name)
             return builder.call(function, args)
-        return context.compile_internal(builder, _scatter_slowly, signature, args)
+        return context.compile_internal(builder, scatter_slowly, signature, args)
 
     return types.uint64(types.uint64, types.uint64), generate
 
 
-def _scatter_slowly(bits: Any, mask: Any) -> Any:
+def scatter_slowly(bits: Any, mask: Any) -> Any:
     result = _0
     while mask != _0:
         lowest = mask & (~mask + _1)
@@ -193,16 +198,16 @@ def _scatter_slowly(bits: Any, mask: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def deposit(bits: U64, words: U64) -> None:
-    place, used = 0, np.uint64(0)  # the next bit: a word, and how many of its bits are gone
+    place, used = 0, np.uint64(0)  # the next bit: a word, and how many of its bits are used
     for i in range(words.size):
         mask = words[i]
         count: Any = _count_bits(mask)
         if count == _0:
             continue
-        given = bits[place] >> used
+        values = bits[place] >> used
         if used + count > np.uint64(64):
-            given |= bits[place + 1] << (np.uint64(64) - used)
-        words[i] = _scatter_bits(given, mask)
+            values |= bits[place + 1] << (np.uint64(64) - used)
+        words[i] = _scatter_bits(values, mask)
         used += count
         if used >= np.uint64(64):
             used -= np.uint64(64)
@@ -227,14 +232,14 @@ def add_bits(rows: Whole, records: U8, skip: int, table: Whole) -> None:
     if rows.size < 2 * table.shape[0]:
         _add_each(rows, records, skip, table)
         return
-    # A group of the last vectors may reach beyond the records, so these go by themselves.
+    # A group of the last vectors may reach beyond the records, so these are added one by one.
     size = records.shape[1]
     safe = max(0, (records.size - skip - 8 * _WORDS * groups) // size + 1)
     safe = min(safe, rows.size)
     _add_each(rows[safe:], records[safe:], skip, table)
     planes = np.zeros(table.shape[0] * _PLANES * groups * _WORDS, dtype=np.uint64)
-    held = np.zeros(table.shape[0], dtype=np.uint8)
-    _add_in_planes(rows[:safe], records.reshape(-1), size, skip, groups, planes, held, table)
+    fill = np.zeros(table.shape[0], dtype=np.uint8)
+    _add_in_planes(rows[:safe], records.reshape(-1), size, skip, groups, planes, fill, table)
 
 
 @njit(nogil=True, cache=True)
@@ -247,10 +252,10 @@ def _add_each(rows: Whole, records: U8, skip: int, table: Whole) -> None:
 
 @njit(nogil=True, cache=True)
 def _add_in_planes(
-    rows: Whole, data: U8, size: int, skip: int, groups: int, planes: U64, held: U8, table: Whole
+    rows: Whole, data: U8, size: int, skip: int, groups: int, planes: U64, fill: U8, table: Whole
 ) -> None:
-    """A row's vectors are added by full adders over whole words, which keep the count of every lane
-    in six planes; 63 vectors fill them, and then they are spread over the row's cells."""
+    """Add a row's vectors by full adders over whole words, which keep the count of every lane in
+    six planes; 63 vectors fill them, and then they are spread over the row's cells."""
     each = _PLANES * groups * _WORDS
     counts = np.empty(64, dtype=np.uint8)
     for i in range(rows.size):
@@ -262,12 +267,12 @@ def _add_in_planes(
         start, at = np.int64(row) * each, i * size + skip
         for group in range(groups):
             _ripple(planes, start + _PLANES * _WORDS * group, data, at + 8 * _WORDS * group)
-        held[row] += np.uint8(1)
-        if held[row] == _FULL:
+        fill[row] += np.uint8(1)
+        if fill[row] == _FULL:
             _spread(planes[start : start + each], counts, table[row])
-            held[row] = 0
-    for row in range(held.size):
-        if held[row]:
+            fill[row] = 0
+    for row in range(fill.size):
+        if fill[row]:
             _spread(planes[np.int64(row) * each : (np.int64(row) + 1) * each], counts, table[row])
 
 
@@ -277,12 +282,12 @@ def _count_lanes(context: Any, planes: Any, place: Any, counts: Any) -> Any:
     lanes, flags = ir.VectorType(ir.IntType(8), 64), ir.VectorType(ir.IntType(1), 64)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        held = context.make_array(signature.args[0])(context, builder, args[0])
+        source = context.make_array(signature.args[0])(context, builder, args[0])
         out = context.make_array(signature.args[2])(context, builder, args[2])
         total = ir.Constant(lanes, [0] * 64)
-        for plane in reversed(range(_PLANES)):  # twice what is above, and this one
+        for plane in reversed(range(_PLANES)):  # twice the planes above, plus this one
             step = ir.Constant(ir.IntType(64), plane * _WORDS)
-            word = builder.load(builder.gep(held.data, [builder.add(args[1], step)]))
+            word = builder.load(builder.gep(source.data, [builder.add(args[1], step)]))
             digit = builder.zext(builder.bitcast(word, flags), lanes)
             total = builder.add(builder.add(total, total), digit)
         builder.store(total, builder.bitcast(out.data, lanes.as_pointer()), align=1)
@@ -293,7 +298,8 @@ def _count_lanes(context: Any, planes: Any, place: Any, counts: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _spread(planes: U64, counts: U8, line: Whole) -> None:
-    """Add the count of every lane to its cell, and clear the planes; `counts` is room for 64."""
+    """Add the count of every lane to its cell, and clear the planes; `counts` is a buffer for
+    64."""
     for first in range(0, line.size, 64):
         group, word = divmod(first // 64, _WORDS)
         _count_lanes(planes, _PLANES * _WORDS * group + word, counts)
@@ -326,7 +332,7 @@ def _hash_eight(
 
     In limbs of 31 bits, whose products are one instruction each. With 2**62 ≡ 2 the sum of all
     stays below 2**64: less than 2**63 from the low products and the carries of the middle ones,
-    2**62 from the high ones, and 2**61 each from the rest and c. (Left to itself, the compiler
+    2**62 from the high ones, and 2**61 each from the rest and c. (On its own, the compiler
     multiplies whole words, at half the speed.)
     """
     vector, narrow = ir.VectorType(_WORD, _LANES), ir.VectorType(ir.IntType(32), _LANES)
@@ -369,8 +375,8 @@ def _hash_eight(
         cells = spread(args[6])
         low, high = limbs(value)
         scaled = add(times(high, cells), shift(times(low, cells), all_are(31)))
-        found = builder.trunc(shift(scaled, all_are(30)), narrow)
-        builder.store(found, address(7, narrow), align=4)
+        result = builder.trunc(shift(scaled, all_are(30)), narrow)
+        builder.store(result, address(7, narrow), align=4)
         return context.get_dummy_value()
 
     word, place = types.uint64, types.int64
@@ -401,7 +407,8 @@ def gather(points: U64, table: npt.NDArray[np.integer] | F64, hashes: U64) -> F6
 def _add_rows(
     points: U64, squares: U64, lines: npt.NDArray[np.integer] | F64, hashes: U64, total: F64
 ) -> None:
-    """Add what one row holds of each point, or two: so points and totals pass by half as often."""
+    """Add the cells of each point in one row, or two: so points and totals are read half as
+    often."""
     width = lines.shape[1]
     cells = np.empty((2, _POINTS), dtype=np.uint32)
     for start in range(0, points.size, _POINTS):
@@ -423,7 +430,7 @@ def _add_two(first: Any, cells: U32, second: Any, others: U32, total: F64) -> No
 
 
 def gather_hadamard(points: U64, table: npt.NDArray[np.integer], hashes: U64) -> F64:
-    # What a row adds up to, whatever the signs, is at most the number of its records.
+    # The sum of a row, whatever the signs, is at most the number of its records.
     wide = table.dtype.itemsize == 8
     lines: npt.NDArray[np.integer] = np.zeros((2, table.shape[1]), np.int64 if wide else np.int32)
     return _gather_hadamard(points, table, hashes, lines)

@@ -1,4 +1,4 @@
-"""The loops of local privacy in numpy: what a device runs, and what the compiled twins equal."""
+"""The loops of local privacy in numpy: used on devices, and equal to the compiled twins."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ BLOCK = 4  # words whose lanes are decided together
 
 
 def row_cells(points: U64, rows: I64, hashes: U64, width: int) -> I64:
-    chosen = hashes[rows]
-    value = chosen[:, 0]
+    coefficients = hashes[rows]
+    value = coefficients[:, 0]
     for degree in (1, 2):
-        value = add_mod(multiply_mod(value, points), chosen[:, degree])
+        value = add_mod(multiply_mod(value, points), coefficients[:, degree])
     return cells(value, width)
 
 
@@ -39,29 +39,31 @@ def biased_words(digits: U8, words: U64, out: U64) -> tuple[int, int]:
     while place < out.size:
         size = min(BLOCK, out.size - place)
         every = (1 << 64 * size) - 1
-        undecided, ones, taken = every, 0, used
+        undecided, ones, position = every, 0, used
         for digit in digits.tolist():
             if not undecided:
                 break
-            if taken + size > words.size:
+            if position + size > words.size:
                 return place, used
-            drawn = int.from_bytes(words[taken : taken + size].astype("<u8").tobytes(), "little")
-            taken += size
+            random = int.from_bytes(
+                words[position : position + size].astype("<u8").tobytes(), "little"
+            )
+            position += size
             if digit:
-                ones |= undecided & ~drawn  # these lanes are below the probability
-                undecided &= drawn
+                ones |= undecided & ~random  # these lanes are below the probability
+                undecided &= random
             else:
-                undecided &= ~drawn  # the lanes that go are above it
+                undecided &= ~random  # the removed lanes are above it
         out[place : place + size] = np.frombuffer(ones.to_bytes(8 * size, "little"), dtype="<u8")
-        place, used = place + size, taken
+        place, used = place + size, position
     return place, used
 
 
 def deposit(bits: U64, words: U64) -> None:
     places = np.unpackbits(words.astype("<u8").view(np.uint8), bitorder="little")
-    given = np.unpackbits(bits.astype("<u8").view(np.uint8), bitorder="little")
+    values = np.unpackbits(bits.astype("<u8").view(np.uint8), bitorder="little")
     at = np.flatnonzero(places)
-    places[at] = given[: at.size]
+    places[at] = values[: at.size]
     words[:] = np.packbits(places, bitorder="little").view("<u8")
 
 

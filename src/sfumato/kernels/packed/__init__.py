@@ -1,8 +1,7 @@
-"""Tables of words of a few bits, without gaps, as they travel: in, out, and straight into a sum.
+"""Tables of words of a few bits, packed without gaps: packing, unpacking, and adding to a sum.
 
-Word k takes the bits k·b to k·b + b − 1 of the message, lowest first (little-endian). What is added
-goes compiled (`compiled_packed`) where the table is large and numba is there, else by numpy; sums
-are equal.
+Word k takes the bits k·b to k·b + b − 1 of the message, lowest first (little-endian). Large tables
+are added by compiled code if numba is installed, others by numpy; sums are equal.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from sfumato.kernels import is_compiled
 
 Words = npt.NDArray[np.unsignedinteger[Any]]
 
-SMALL = 1 << 14  # words below which numba is not woken
+SMALL = 1 << 14  # words below which numba is not loaded
 
 
 def pack_words(words: Words, bits: int) -> bytes:
-    """Words modulo 2**bits, lowest bit first, with no gaps."""
+    """Words modulo 2**bits, lowest bit first, without gaps."""
     if bits in (8, 16, 32, 64) and words.dtype.itemsize * 8 == bits:
         return words.astype(words.dtype.newbyteorder("<"), copy=False).tobytes()
     wide = words.astype("<u8").view(np.uint8).reshape(words.size, 8)
@@ -40,22 +39,22 @@ def unpack_words(data: bytes, cells: int, bits: int, lane: type[np.unsignedinteg
         return np.frombuffer(data, dtype=kind.newbyteorder("<")).astype(kind, copy=False)
     # Eight words take `bits` bytes, so the k-th of each eight begins at every `bits`-th byte.
     eights = max(1, -(-cells // 8))
-    held = np.zeros(eights * bits + 9, dtype=np.uint8)
-    held[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+    padded = np.zeros(eights * bits + 9, dtype=np.uint8)
+    padded[: len(data)] = np.frombuffer(data, dtype=np.uint8)
     words = np.empty((eights, 8), dtype=kind)
     for place in range(8):
         first, shift = divmod(place * bits, 8)
-        found = np.ndarray(eights, "<u8", held.data, first, (bits,)) >> np.uint64(shift)
+        values = np.ndarray(eights, "<u8", padded.data, first, (bits,)) >> np.uint64(shift)
         if shift + bits > 64:
-            above = np.ndarray(eights, np.uint8, held.data, first + 8, (bits,)).astype(np.uint64)
-            found |= above << np.uint64(64 - shift)
-        words[:, place] = found & np.uint64((1 << bits) - 1)
+            above = np.ndarray(eights, np.uint8, padded.data, first + 8, (bits,)).astype(np.uint64)
+            values |= above << np.uint64(64 - shift)
+        words[:, place] = values & np.uint64((1 << bits) - 1)
     return words.reshape(-1)[:cells]
 
 
 def add_packed(total: Words, tables: Sequence[bytes], bits: int) -> None:
-    """Add tables of packed words to `total`, whose words have as many bits or more; sums wrap
-    around. One that is malformed raises MismatchError, and then none is added.
+    """Add tables of packed words to `total`, whose words have at least as many bits; sums wrap
+    around. A malformed table raises MismatchError, and then none is added.
 
     >>> total = np.array([1, 2, 3], dtype=np.uint8)
     >>> add_packed(total, [pack_words(np.array([1, 0, 7], dtype=np.uint8), 3)] * 2, 3)
@@ -64,7 +63,7 @@ def add_packed(total: Words, tables: Sequence[bytes], bits: int) -> None:
     """
     for data in tables:
         check_packed(data, total.size, bits)
-    compiled = _compiled() if total.size >= SMALL and total.itemsize * 8 != bits else None
+    compiled = compiled_kernels() if total.size >= SMALL and total.itemsize * 8 != bits else None
     for data in tables:
         if compiled is None:
             total += unpack_words(data, total.size, bits, total.dtype.type)
@@ -73,7 +72,7 @@ def add_packed(total: Words, tables: Sequence[bytes], bits: int) -> None:
 
 
 def check_packed(data: bytes, cells: int, bits: int) -> None:
-    """Raise MismatchError unless these are so many packed words."""
+    """Raise MismatchError unless these are `cells` packed words."""
     if len(data) != -(-cells * bits // 8):
         raise MismatchError(
             f"a packed table must have {-(-cells * bits // 8)} bytes; got {len(data)}"
@@ -84,7 +83,7 @@ def check_packed(data: bytes, cells: int, bits: int) -> None:
 
 
 @cache
-def _compiled() -> ModuleType | None:
+def compiled_kernels() -> ModuleType | None:
     if not is_compiled():
         return None
     from sfumato.kernels.packed import compiled as compiled_packed

@@ -1,4 +1,4 @@
-"""Local differential privacy: what a device may say about its item so that nobody need be trusted.
+"""Local differential privacy: devices randomize their items, so that nobody need be trusted.
 
 A randomizer turns items into records, a few bytes each, and folds records into a tally: an integer
 table that adds. Four of them, all over the same rows of hash functions (paper 004, and beyond):
@@ -6,7 +6,7 @@ table that adds. Four of them, all over the same rows of hash functions (paper 0
     CountMeanSketch          a whole row of noisy bits: CMS, or with better flips ("optimal")
     HadamardCountMeanSketch  one noisy bit of the row's Walsh–Hadamard transform: HCMS
     HashedResponse           one noisy cell of the row: the least variance, in three bytes
-    DirectResponse           one noisy category of a short list, with no hashing at all
+    DirectResponse           one noisy category of a short list, without hashing
 
 Records have a fixed length, so their size says nothing. Privacy comes from the coins alone: it
 holds for any hash functions, whoever chose them. `debias` reads tallies.

@@ -4,8 +4,8 @@
      "records": ["2034,a1b2…", …]}
 
 A record is the row's number and the m flipped bits in hexadecimal, the first cell in the highest
-bit of the first digit. Whoever imports must know the hash functions of the devices: here they are
-those of `CountMeanSketch` under a seed.
+bit of the first digit. Reading them requires the hash functions of the devices: here those of
+`CountMeanSketch` under a seed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ U8 = npt.NDArray[np.uint8]
 def read_apple_records(text: str, *, seed: int) -> tuple[str, CountMeanSketch, U8]:
     """The key, the sketch that the parameters name, and its records as `Tally.fold` takes them.
 
-    Anything amiss is a DataError that says what must hold; nothing is read in part.
+    Anything else raises a DataError that says what must hold; nothing is read in part.
 
     >>> text = '{"key": "k", "parameters": {"epsilon": 4, "k": 2, "m": 8}, "records": ["1,80"]}'
     >>> key, sketch, records = read_apple_records(text, seed=1)
@@ -49,8 +49,7 @@ def read_apple_records(text: str, *, seed: int) -> tuple[str, CountMeanSketch, U
 
 
 def _sketch(parameters: Any, seed: int) -> CountMeanSketch:
-    wanted = {"epsilon", "k", "m"}
-    if not isinstance(parameters, dict) or set(parameters) != wanted:
+    if not isinstance(parameters, dict) or set(parameters) != {"epsilon", "k", "m"}:
         raise DataError("parameters must be exactly epsilon, k and m")
     whole = [parameters["k"], parameters["m"]]
     if not all(isinstance(value, int) and not isinstance(value, bool) for value in whole):

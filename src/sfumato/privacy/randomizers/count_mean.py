@@ -13,7 +13,7 @@ from sfumato.privacy.randomizers.randomizer import (
     Moments,
     bytes_for,
     check_sizes,
-    counted,
+    count_by_row,
     from_bytes,
     to_bytes,
 )
@@ -37,8 +37,8 @@ class CountMeanSketch:
 
     A device draws a row, sets the bit of its item's cell there, and flips every bit. "symmetric"
     flips are the paper's: each with probability 1/(1 + e^(epsilon/2)), halved because two items
-    differ in two bits. "optimal" ones tell the truth about the item's own bit half of the time and
-    set another with probability 1/(1 + e^epsilon) (Wang and others 2017, OUE): at epsilon 4 the
+    differ in two bits. "optimal" flips keep the item's own bit half of the time and set another
+    with probability 1/(1 + e^epsilon) (Wang and others 2017, OUE): at epsilon 4 the
     variance is 2.3 times less, in as many bytes.
 
     Claim: epsilon-local differential privacy for one record, neighbours being any two items.
@@ -51,7 +51,7 @@ class CountMeanSketch:
     rows: int
     width: int
     seed: int
-    epoch: int = 0  # a new one draws new hash functions, so that collisions do not stay
+    epoch: int = 0  # a new one draws new hash functions, so that collisions do not persist
     flips: Literal["symmetric", "optimal"] = "symmetric"
 
     check = check_sizes
@@ -62,7 +62,7 @@ class CountMeanSketch:
 
     @property
     def record_bytes(self) -> int:
-        return self._row_bytes + -(-self.width // 8)
+        return self.row_bytes + -(-self.width // 8)
 
     @property
     def signed(self) -> bool:
@@ -70,16 +70,16 @@ class CountMeanSketch:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """How likely a bit is 1 if it is the item's own, and if it is not."""
-        flip = self._coin.probability
+        """The probability of a 1 in the item's own bit, and in another bit."""
+        flip = self.coin.probability
         return (1 - flip if self.flips == "symmetric" else 0.5), flip
 
     @property
     def moments(self) -> Moments:
         own, other = self.rates
         scale = (own - other) ** 2
-        seen, unseen = own * (1 - own) / scale, other * (1 - other) / scale
-        return Moments(own=seen, hit=seen, miss=unseen)
+        hit, miss = own * (1 - own) / scale, other * (1 - other) / scale
+        return Moments(own=hit, hit=hit, miss=miss)
 
     @property
     def support(self) -> float:
@@ -100,7 +100,7 @@ class CountMeanSketch:
         rows = below(self.rows, values.size, rng)
         cells = local.row_cells(values, rows, self.hashes, self.width)
         words = -(-self.width // 64)
-        bits = self._coin.words(values.size * words, rng)
+        bits = self.coin.words(values.size * words, rng)
         own = np.uint64(1) << (cells & 63).astype(np.uint64)
         place = np.arange(0, bits.size, words) + (cells >> 6)
         if self.flips == "symmetric":
@@ -109,37 +109,37 @@ class CountMeanSketch:
             coins = rng.words(-(-values.size // 64)).astype("<u8").view(np.uint8)
             heads = np.unpackbits(coins, bitorder="little")[: values.size].astype(np.bool_)
             bits[place] = np.where(heads, bits[place] | own, bits[place] & ~own)
-        records[:, : self._row_bytes] = to_bytes(rows, self._row_bytes)
+        records[:, : self.row_bytes] = to_bytes(rows, self.row_bytes)
         packed = bits.astype("<u8", copy=False).view(np.uint8).reshape(values.size, -1)
-        records[:, self._row_bytes :] = packed[:, : -(-self.width // 8)]
+        records[:, self.row_bytes :] = packed[:, : -(-self.width // 8)]
         if self.width % 8:
             records[:, -1] &= np.uint8((1 << self.width % 8) - 1)
 
     def valid(self, records: U8) -> Bool:
-        if self.rows == 1 << 8 * self._row_bytes:  # every number is a row
+        if self.rows == 1 << 8 * self.row_bytes:  # every number is a row
             fits = np.ones(records.shape[0], dtype=np.bool_)
         else:
-            fits = from_bytes(records[:, : self._row_bytes]) < self.rows
+            fits = from_bytes(records[:, : self.row_bytes]) < self.rows
         if self.width % 8:
             fits &= records[:, -1] >> np.uint8(self.width % 8) == 0
         return fits
 
     def count_rows(self, records: U8, counts: I64) -> Whole:
-        return local.count_rows(records, self._row_bytes, counts)
+        return local.count_rows(records, self.row_bytes, counts)
 
     def fold(self, records: U8, rows: Whole, cells: Cells) -> None:
-        local.add_bits(rows, records, self._row_bytes, cells)
+        local.add_bits(rows, records, self.row_bytes, cells)
 
     def readings(self, cells: Cells, count: int, values: U64) -> F64:
         own, other = self.rates
         return (local.gather(values, cells, self.hashes) - other * count) / (own - other)
 
     @property
-    def _coin(self) -> Bernoulli:
+    def coin(self) -> Bernoulli:
         return Bernoulli.flip(self.epsilon / 2 if self.flips == "symmetric" else self.epsilon)
 
     @property
-    def _row_bytes(self) -> int:
+    def row_bytes(self) -> int:
         return bytes_for(self.rows)
 
     @property
@@ -157,8 +157,8 @@ class HadamardCountMeanSketch:
     between two items, so epsilon is not halved.
 
     Claim, proof, assumes: as `CountMeanSketch`.
-    Utility: unbiased; variance about (e^epsilon + 1)²/(e^epsilon − 1)² a device, which no epsilon
-        brings below 1: `HashedResponse` is better in fewer bytes.
+    Utility: unbiased; variance about (e^epsilon + 1)²/(e^epsilon − 1)² per device, which is above 1
+        at every epsilon: `HashedResponse` is better in fewer bytes.
     """
 
     epsilon: float
@@ -199,7 +199,7 @@ class HadamardCountMeanSketch:
 
     def randomize(self, values: U64, *, rng: Rng) -> U8:
         records = np.empty((values.size, self.record_bytes), dtype=np.uint8)
-        flips = self._coin.words(-(-values.size // 64), rng)
+        flips = self.coin.words(-(-values.size // 64), rng)
         for start in range(0, values.size, _PIECE):
             part = slice(start, start + _PIECE)
             places = below(self.rows * self.width, values[part].size, rng)
@@ -214,7 +214,7 @@ class HadamardCountMeanSketch:
 
     def count_rows(self, records: U8, counts: I64) -> Whole:
         shift = (2 * self.width).bit_length() - 1  # a power of two
-        return counted(from_bytes(records) >> shift, counts)
+        return count_by_row(from_bytes(records) >> shift, counts)
 
     def fold(self, records: U8, rows: Whole, cells: Cells) -> None:
         local.add_signs(from_bytes(records), cells.reshape(-1))
@@ -224,10 +224,10 @@ class HadamardCountMeanSketch:
 
     @property
     def _scale(self) -> float:
-        return 1 / (1 - 2 * self._coin.probability)
+        return 1 / (1 - 2 * self.coin.probability)
 
     @property
-    def _coin(self) -> Bernoulli:
+    def coin(self) -> Bernoulli:
         return Bernoulli.flip(self.epsilon)
 
     @property

@@ -1,4 +1,4 @@
-"""What every randomizer does, and the checks and bytes that they share."""
+"""The interface of randomizers, and the checks and encodings that they share."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Bool = npt.NDArray[np.bool_]
 Cells = npt.NDArray[np.integer]
 Whole = npt.NDArray[np.integer]
 
-LEAST_EPSILON = 1e-6  # below, the truth and a lie are the same to a float
+LEAST_EPSILON = 1e-6  # below, floats cannot distinguish the truth from a lie
 LARGEST_EPSILON = 32.0
 MOST_CELLS = 1 << 31
-_NO_TEXT = b"\xff"  # which no UTF-8 has
+_NO_TEXT = b"\xff"  # not valid UTF-8
 
 
 class Moments(NamedTuple):
-    """Variances of what one record adds to the reading of an item, before collisions are set right:
-    by a device that holds it, by one whose item is in its cell, by one whose item is not."""
+    """Variances of one record's contribution to the reading of an item, before the correction for
+    collisions: of a device that holds it, of one whose item is in its cell, of any other."""
 
     own: float
     hit: float
@@ -37,7 +37,7 @@ class Moments(NamedTuple):
 
 @runtime_checkable
 class Randomizer(Protocol):
-    """What every randomizer does."""
+    """Turns items into noisy records, and tallies of records into readings."""
 
     @property
     def epsilon(self) -> float: ...
@@ -66,8 +66,8 @@ class Randomizer(Protocol):
 
     @property
     def support(self) -> float:
-        """How likely a record speaks for an item that its device does not hold, over all hash
-        functions; 1/2 where records speak for and against."""
+        """The probability that a record supports an item that its device does not hold, over all
+        hash functions; 1/2 if records count for and against an item."""
         ...
 
     def values(self, items: Any) -> npt.NDArray[Any]:
@@ -83,7 +83,7 @@ class Randomizer(Protocol):
         ...
 
     def count_rows(self, records: U8, counts: I64) -> Whole:
-        """The row of every valid record, (n,); adds to the number of records of each, in place."""
+        """The row of every valid record, (n,); adds the records of each row to `counts`."""
         ...
 
     def fold(self, records: U8, rows: Whole, cells: Cells) -> None:
@@ -91,14 +91,14 @@ class Randomizer(Protocol):
         ...
 
     def readings(self, cells: Cells, count: int, values: npt.NDArray[Any]) -> F64:
-        """For each value the unbiased number of devices in its cells, over all rows: its own and
-        those that collide with it."""
+        """For each value, an unbiased estimate of the devices in its cells, over all rows: its own
+        and those that collide with it."""
         ...
 
 
 @runtime_checkable
 class Hashed(Randomizer, Protocol):
-    """A randomizer over rows of hash functions, which a seed and its epoch draw."""
+    """A randomizer over rows of hash functions, which follow from a seed and an epoch."""
 
     @property
     def seed(self) -> int: ...
@@ -132,17 +132,17 @@ def check_sizes(self: Any) -> None:
 
 
 def add_codes(codes: Whole, cells: Cells) -> None:
-    counted = np.bincount(codes, minlength=cells.size)
-    cells += counted.reshape(cells.shape).astype(cells.dtype)
+    counts = np.bincount(codes, minlength=cells.size)
+    cells += counts.reshape(cells.shape).astype(cells.dtype)
 
 
-def counted(rows: Whole, counts: I64) -> Whole:
+def count_by_row(rows: Whole, counts: I64) -> Whole:
     counts += np.bincount(rows, minlength=counts.size)
     return rows
 
 
 def bytes_for(codes: int) -> int:
-    """Bytes that hold the numbers 0 .. codes − 1."""
+    """How many bytes hold the numbers 0 .. codes − 1."""
     return max(1, math.ceil((codes - 1).bit_length() / 8))
 
 
@@ -164,9 +164,8 @@ def from_bytes(data: U8) -> Whole:
 
 
 def no_item(randomizer: Randomizer) -> npt.NDArray[Any]:
-    """The value, (1,), that stands for "none" in a record of a device that has no item to send: no
-    text has its bytes, and among categories it is one of the others.
-    """
+    """The value, (1,), that stands for "none" in the record of a device without an item: no text
+    has its bytes, and among categories it is one of the others."""
     return randomizer.values([_NO_TEXT] if isinstance(randomizer, Hashed) else [-1])
 
 

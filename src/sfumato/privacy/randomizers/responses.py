@@ -17,7 +17,7 @@ from sfumato.privacy.randomizers.randomizer import (
     bytes_for,
     check_epsilon,
     check_sizes,
-    counted,
+    count_by_row,
     from_bytes,
     to_bytes,
 )
@@ -43,8 +43,8 @@ class HashedResponse:
     or three bytes.
 
     Claim: epsilon-local differential privacy for one record, neighbours being any two items.
-    Proof: docs/proofs/randomizers.md: a row is drawn without looking at the item; a cell is sent
-        with probability `truth` or (1 − truth)/(width − 1), and their ratio is e^epsilon at most.
+    Proof: docs/proofs/randomizers.md: the row does not depend on the item; a cell is sent with
+        probability `truth` or (1 − truth)/(width − 1), and their ratio is at most e^epsilon.
     Assumes: as `CountMeanSketch`.
     Utility: unbiased over the hash seed; `debias.variance` is exact.
     """
@@ -79,7 +79,7 @@ class HashedResponse:
 
     @property
     def truth(self) -> float:
-        return self._coin.probability
+        return self.coin.probability
 
     def values(self, items: hashing.Items) -> U64:
         return hashing.fingerprint(items, self.seed)
@@ -87,14 +87,14 @@ class HashedResponse:
     def randomize(self, values: U64, *, rng: Rng) -> U8:
         rows = below(self.rows, values.size, rng)
         cells = local.row_cells(values, rows, self.hashes, self.width)
-        sent = _respond(cells, self.width, self._coin, rng)
-        return to_bytes(rows * self.width + sent, self.record_bytes)
+        answers = _respond(cells, self.width, self.coin, rng)
+        return to_bytes(rows * self.width + answers, self.record_bytes)
 
     def valid(self, records: U8) -> Bool:
         return from_bytes(records) < self.rows * self.width
 
     def count_rows(self, records: U8, counts: I64) -> Whole:
-        return counted(from_bytes(records) // self.width, counts)
+        return count_by_row(from_bytes(records) // self.width, counts)
 
     def fold(self, records: U8, rows: Whole, cells: Cells) -> None:
         add_codes(from_bytes(records), cells)
@@ -104,7 +104,7 @@ class HashedResponse:
         return (local.gather(values, cells, self.hashes) - lie * count) / (self.truth - lie)
 
     @property
-    def _coin(self) -> Bernoulli:
+    def coin(self) -> Bernoulli:
         return Bernoulli.truth(self.epsilon, self.width - 1)
 
     @property
@@ -116,7 +116,7 @@ class HashedResponse:
 class DirectResponse:
     """Randomised response on the item itself, for a short list: `categories` and one for others.
 
-    Better than any hashing where the list is shorter than about 3e^epsilon + 2.
+    Better than any hashing if the list is shorter than about 3e^epsilon + 2.
 
     Claim, proof, assumes: as `HashedResponse`, with one row and no hash function.
     Utility: unbiased; no collisions.
@@ -154,14 +154,14 @@ class DirectResponse:
 
     @property
     def moments(self) -> Moments:
-        return _response_moments(self._coin.probability, self.width)
+        return _response_moments(self.coin.probability, self.width)
 
     @property
     def support(self) -> float:
-        return (1 - self._coin.probability) / (self.width - 1)
+        return (1 - self.coin.probability) / (self.width - 1)
 
     def values(self, items: Any) -> I64:
-        """Categories; what is not 0 .. categories − 1 counts as other."""
+        """Categories; anything but 0 .. categories − 1 counts as other."""
         category = np.asarray(items)
         if category.size and category.dtype.kind not in "iu":
             raise SpecError("a direct response takes categories: whole numbers")
@@ -170,41 +170,41 @@ class DirectResponse:
         return np.where(outside, self.categories, category)
 
     def randomize(self, values: I64, *, rng: Rng) -> U8:
-        return to_bytes(_respond(values, self.width, self._coin, rng), self.record_bytes)
+        return to_bytes(_respond(values, self.width, self.coin, rng), self.record_bytes)
 
     def valid(self, records: U8) -> Bool:
         return from_bytes(records) < self.width
 
     def count_rows(self, records: U8, counts: I64) -> Whole:
-        return counted(np.zeros(records.shape[0], dtype=np.int64), counts)
+        return count_by_row(np.zeros(records.shape[0], dtype=np.int64), counts)
 
     def fold(self, records: U8, rows: Whole, cells: Cells) -> None:
         add_codes(from_bytes(records), cells)
 
     def readings(self, cells: Cells, count: int, values: I64) -> F64:
-        truth = self._coin.probability
+        truth = self.coin.probability
         lie = (1 - truth) / (self.width - 1)
-        told: F64 = cells[0, values].astype(np.float64)
-        return (told - lie * count) / (truth - lie)
+        answers: F64 = cells[0, values].astype(np.float64)
+        return (answers - lie * count) / (truth - lie)
 
-    def set_variance(self, count: float, inside: float, asked: int) -> float:
-        """The variance of the number of devices, `inside` of `count`, whose category is none of
-        those `asked` about: all other categories together are one noisy answer."""
-        truth = self._coin.probability
+    def set_variance(self, count: float, inside: float, listed: int) -> float:
+        """The variance of the number of devices, `inside` of `count`, whose category is not one of
+        the `listed` ones: all other categories together are one noisy answer."""
+        truth = self.coin.probability
         lie = (1 - truth) / (self.width - 1)
-        others = self.width - asked
-        seen, unseen = truth + (others - 1) * lie, others * lie
-        held = min(max(inside, 0.0), count)
-        spread = held * seen * (1 - seen) + (count - held) * unseen * (1 - unseen)
+        others = self.width - listed
+        hit, miss = truth + (others - 1) * lie, others * lie
+        holders = min(max(inside, 0.0), count)
+        spread = holders * hit * (1 - hit) + (count - holders) * miss * (1 - miss)
         return spread / (truth - lie) ** 2
 
     @property
-    def _coin(self) -> Bernoulli:
+    def coin(self) -> Bernoulli:
         return Bernoulli.truth(self.epsilon, self.width - 1)
 
 
 def _respond(cells: I64, width: int, coin: Bernoulli, rng: Rng) -> I64:
-    """Each cell with the coin's probability, else another one, all alike."""
+    """Each cell with the coin's probability, otherwise another one, uniformly."""
     honest = coin.bits(cells.size, rng)
     step = 1 + below(width - 1, cells.size, rng)  # never 0: a lie is never the truth
     return np.where(honest, cells, (cells + step) % width)
@@ -213,5 +213,5 @@ def _respond(cells: I64, width: int, coin: Bernoulli, rng: Rng) -> I64:
 def _response_moments(truth: float, width: int) -> Moments:
     lie = (1 - truth) / (width - 1)
     scale = (truth - lie) ** 2
-    seen = truth * (1 - truth) / scale
-    return Moments(own=seen, hit=seen, miss=lie * (1 - lie) / scale)
+    hit = truth * (1 - truth) / scale
+    return Moments(own=hit, hit=hit, miss=lie * (1 - lie) / scale)

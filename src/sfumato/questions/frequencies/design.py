@@ -37,8 +37,8 @@ from sfumato.questions.question import (
     Plan,
     QuestionDefaults,
 )
-from sfumato.sketch import CountSketch, OneHot, Rounds, Sketch, refine
-from sfumato.sketch.absent import surely_held
+from sfumato.sketch import CountSketch, DecodedRounds, OneHot, Sketch, refine
+from sfumato.sketch.absent import significant_items
 from sfumato.spec import digest, require, spec
 
 F64 = npt.NDArray[np.float64]
@@ -237,7 +237,7 @@ class Estimates:
     def interval(self, asked: int, *, above: float | None = None) -> tuple[F64, F64]:
         """95% intervals for counts over `asked` devices, of items that are shown from an estimate
         of `above` over those that answered."""
-        people: dict[str, int] = {"asked": asked, "answered": self.answered}
+        people: dict[str, int] = {"devices": asked, "respondents": self.answered}
         people["per_device"] = self.per_device
         if self.noise is None:
             return of_estimates(self.counts, self.half_width / NORMAL_95, above=above, **people)
@@ -322,13 +322,13 @@ class FrequencyCampaign(Campaign):
             least = max(noise.exceeded(level / counts.size), 1)
             return counts >= least, float(least)
         rounds, points = self._rounds(), hashing.fingerprint(self.items, self.design.seed)
-        return surely_held(rounds, points, level=level, shares=self._shares(rounds))
+        return significant_items(rounds, points, level=level, shares=self._shares(rounds))
 
-    def _rounds(self) -> Rounds:
+    def _rounds(self) -> DecodedRounds:
         pairs = [(answer.task.sketch, answer.table) for answer in self._answers]
-        return Rounds.of([(s, t) for s, t in pairs if isinstance(s, CountSketch)])
+        return DecodedRounds.of([(s, t) for s, t in pairs if isinstance(s, CountSketch)])
 
-    def _shares(self, rounds: Rounds) -> F64:
+    def _shares(self, rounds: DecodedRounds) -> F64:
         counts = dict.fromkeys(rounds.sketches, 0)
         for answer in self._answers:
             if isinstance(answer.task.sketch, CountSketch):
@@ -368,7 +368,7 @@ def piloted_width(answer: NoisedSum, items: hashing.Items, design: FrequencyDesi
     sketch = answer.task.sketch
     assert isinstance(sketch, CountSketch)  # `pilot` asks for nothing else
     assert design.target_error is not None  # `check` has seen to it
-    rounds = Rounds.of([(sketch, answer.table)])
+    rounds = DecodedRounds.of([(sketch, answer.table)])
     points = hashing.fingerprint(items, design.seed)
     read = rounds.estimate(np.concatenate([points, rounds.placebos()])) / max(answer.count, 1)
     errors = read[points.size :]

@@ -483,7 +483,7 @@ class HeavyHitters:
         if not self.answered:
             return np.zeros(0), np.zeros(0)
         return of_sums(
-            self.seen, self.noise, asked=asked, answered=self.answered, rate=self.rate,
+            self.seen, self.noise, devices=asked, respondents=self.answered, rate=self.rate,
             above=self.least_seen,
         )  # fmt: skip
 
@@ -532,7 +532,7 @@ class HeavyHitterCampaign(Campaign):
         assert isinstance(sketch, InvertibleSketch)  # `task` asks for nothing else
         self._absorbed = _digest_of(answer, self._absorbed)  # before anything is drawn
         partial = self.design.partial
-        listing = sketch.list(answer.table, known=self._known if partial else None)
+        listing = sketch.list(answer.table, candidates=self._known if partial else None)
         distinct = self._distinct(listing)
         most = math.inf if self.design.most_keys is None else self.design.most_keys
         self.rounds.append(
@@ -625,7 +625,7 @@ class HeavyHitterCampaign(Campaign):
                 continue
             sketch = part.stuck.task.sketch
             assert isinstance(sketch, InvertibleSketch)  # `task` asks for nothing else
-            listing = sketch.list(part.stuck.table, known=self._known)
+            listing = sketch.list(part.stuck.table, candidates=self._known)
             self._learn(listing)
             stuck = None if listing.is_complete else part.stuck
             self.rounds[place] = replace(part, listing=listing, stuck=stuck)
@@ -667,10 +667,10 @@ class HeavyHitterCampaign(Campaign):
         """All rounds thinned to one rate; counts that may not be told are zero."""
         told = replace(self.design.mechanism, rate=min(part.rate for part in used))
         coins = self._own("coins")
-        kept = [told.thinned(part.listing.counts, part.rate, rng=coins) for part in used]
+        kept = [told.thin(part.listing.counts, part.rate, rng=coins) for part in used]
         exact = np.bincount(place, np.concatenate(kept), minlength=size).astype(np.int64)
         present = np.flatnonzero(exact)  # what was thinned away is not in the sample
-        noised, may = told.told(exact[present], rng=self._own("counts", exact))
+        noised, may = told.release(exact[present], rng=self._own("counts", exact))
         counts, variances, seen = np.zeros(size), np.zeros(size), np.zeros(size, dtype=np.int64)
         seen[present[may]] = noised[may]
         counts[present[may]] = noised[may] / told.rate

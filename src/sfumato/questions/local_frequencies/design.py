@@ -166,7 +166,7 @@ class LocalDesign(LocalDefaults):
         tallies = [batch.tallies[0] for batch in campaign.batches]
         if not any(tally.count for tally in tallies):
             raise ImpossibleError(NOBODY)
-        estimates = estimates_of(tallies, plan.listed, aware=self.aware)
+        estimates = estimates_of(tallies, plan.listed, collision_aware=self.aware)
         records, answered = [tally.count for tally in tallies], participation.answered
         return counts_of_listed(
             plan,
@@ -174,8 +174,8 @@ class LocalDesign(LocalDefaults):
             counts=estimates.counts,
             standard_error=estimates.standard_error,
             interval=lambda above: estimates.interval(
-                asked=max(participation.devices, answered),
-                answered=answered,
+                devices=max(participation.devices, answered),
+                respondents=answered,
                 per_device=self.records_per_device,
                 above=above,
             ),
@@ -229,14 +229,14 @@ def values_of(randomizer: Randomizer, items: hashing.Items, dictionary: Any) -> 
 
 
 def estimates_of(
-    tallies: Sequence[Tally], dictionary: Any, *, aware: bool = True
+    tallies: Sequence[Tally], dictionary: Any, *, collision_aware: bool = True
 ) -> LocalEstimates:
     """Counts over all epochs; epochs nobody answered in add nothing."""
     parts = [
         debias.estimate(
             tally,
             values_of(tally.randomizer, dictionary.items, dictionary),
-            aware=aware,
+            collision_aware=collision_aware,
             none=no_item(tally.randomizer) if isinstance(tally.randomizer, Hashed) else None,
         )
         for tally in tallies

@@ -68,13 +68,17 @@ class Option:
         }
 
 
-def option(randomizer: Randomizer, *, items: int, records: int, aware: bool = True) -> Option:
+def option(
+    randomizer: Randomizer, *, items: int, records: int, collision_aware: bool = True
+) -> Option:
     """What this randomizer would give for a dictionary of this size and this many records."""
     cells = randomizer.rows * randomizer.width
     lookups = (items + debias.PLACEBOS) * randomizer.rows
     return Option(
         randomizer=randomizer,
-        standard_error=predicted_error(randomizer, items=items, records=records, aware=aware),
+        standard_error=predicted_error(
+            randomizer, items=items, records=records, collision_aware=collision_aware
+        ),
         record_bytes=randomizer.record_bytes,
         table_bytes=cells * (2 if records / randomizer.rows < 60_000 else 4),
         server_seconds=records / _FOLDS + lookups / _LOOKUPS,
@@ -82,23 +86,23 @@ def option(randomizer: Randomizer, *, items: int, records: int, aware: bool = Tr
 
 
 def predicted_error(
-    randomizer: Randomizer, *, items: int, records: int, aware: bool = True
+    randomizer: Randomizer, *, items: int, records: int, collision_aware: bool = True
 ) -> float:
     """The standard error of an item that few hold, by the formulas of `debias`."""
     chance = randomizer.collision
     shares = np.arange(1, items + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
     counts = records * shares / shares.sum()
-    alone = float(debias.variance(randomizer, count=records, held=0.0, squares=0.0))
+    alone = float(debias.variance(randomizer, count=records, holders=0.0, squares=0.0))
     every = float(np.sum(counts**2))
-    met = float(debias.variance(randomizer, count=records, held=0.0, squares=every))
-    if chance == 0 or not aware or met < (1 + debias.MATTERS) * alone:
+    met = float(debias.variance(randomizer, count=records, holders=0.0, squares=every))
+    if chance == 0 or not collision_aware or met < (1 + debias.MATTERS) * alone:
         return math.sqrt(met)
     cells = randomizer.rows * randomizer.width
     if items <= debias.MOST * cells:
         return math.sqrt(alone / (1 - items / cells))
     left = counts[counts < debias.SURE * math.sqrt(alone)]
     rest = float(np.sum(left**2))
-    return math.sqrt(float(debias.variance(randomizer, count=records, held=0.0, squares=rest)))
+    return math.sqrt(float(debias.variance(randomizer, count=records, holders=0.0, squares=rest)))
 
 
 def options(
@@ -178,7 +182,7 @@ def sized(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
     most = None if limit is None else (limit - HEADER_BYTES) // per_device
     if study.paper_mode:
         sketch = CountMeanSketch(epsilon=study.epsilon, rows=PAPER_ROWS, width=PAPER_WIDTH, seed=0)
-        found = [option(sketch, items=items, records=records, aware=False)]
+        found = [option(sketch, items=items, records=records, collision_aware=False)]
         found = [one for one in found if most is None or one.record_bytes <= most]
     else:
         found = options(epsilon=study.epsilon, items=items, records=records, most_bytes=most)
@@ -236,9 +240,10 @@ def draw(study: Study, items: int) -> Any:
     axes = figure.add_subplot()
     records, epsilon = study.devices, study.epsilon
 
-    def curve(oracles: list[Randomizer], aware: bool, label: str, **look: Any) -> None:
+    def curve(oracles: list[Randomizer], collision_aware: bool, label: str, **look: Any) -> None:
         errors = [
-            predicted_error(oracle, items=items, records=records, aware=aware) for oracle in oracles
+            predicted_error(oracle, items=items, records=records, collision_aware=collision_aware)
+            for oracle in oracles
         ]
         axes.plot([oracle.rows * oracle.width for oracle in oracles], errors, label=label, **look)
 

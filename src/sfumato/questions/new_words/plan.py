@@ -43,7 +43,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         final, share = search.prefix, 1 / len(search.lengths)
     design = WordDesign(discoverer=search, devices=study.devices, records_per_device=per_device)
     last = records * share
-    error = math.sqrt(float(debias.variance(final, count=last, held=0.0, squares=0.0))) / share
+    error = math.sqrt(float(debias.variance(final, count=last, holders=0.0, squares=0.0))) / share
     candidates = 1_000_000  # about what is asked about at the end
     level = debias.Null(error, last, final.support).threshold(candidates)
     predicted = {

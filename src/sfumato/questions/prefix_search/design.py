@@ -46,7 +46,7 @@ from sfumato.questions.question import (
     Plan,
     QuestionDefaults,
 )
-from sfumato.sketch import CountSketch, OneHot, Rounds, WordKeys, refine
+from sfumato.sketch import CountSketch, DecodedRounds, OneHot, WordKeys, refine
 from sfumato.sketch.absent import absent_limit
 from sfumato.sketch.words import Codes, Prefix, check_alphabet, codes_of, words_of
 from sfumato.spec import digest, require, spec
@@ -290,11 +290,11 @@ class FoundWords:
         """95% intervals for counts over `asked` devices, given that a word is listed."""
         if self.noise is None:
             return of_estimates(
-                self.counts, self.standard_error, asked=asked, answered=self.answered,
+                self.counts, self.standard_error, devices=asked, respondents=self.answered,
                 above=self.limit,
             )  # fmt: skip
         return of_sums(
-            self.counts.astype(np.int64), self.noise, asked=asked, answered=self.answered,
+            self.counts.astype(np.int64), self.noise, devices=asked, respondents=self.answered,
             above=math.floor(self.limit) + 1,
         )  # fmt: skip
 
@@ -453,7 +453,7 @@ def _sketched(sketch: CountSketch, table: I64, points: U64, rate: float) -> _Rea
     For the same reason the limit is taken twice: what was peeled and does not pass the first one is
     put back, since some of it is noise, and the second limit is of a table with all of its noise.
     """
-    rounds, deviations = Rounds.of([(sketch, table)]), -_STANDARD.inv_cdf(rate)
+    rounds, deviations = DecodedRounds.of([(sketch, table)]), -_STANDARD.inv_cdf(rate)
     counts, error = rounds.estimate(points), _spread(rounds.estimate(rounds.placebos()))
     chosen = np.array([np.argmax(counts)])  # `refine` takes one at least
     for _ in range(_LOOKS):

@@ -19,7 +19,7 @@ from sfumato.privacy import NoNoise
 from sfumato.questions import sizing
 from sfumato.questions.frequencies.design import FrequencyDesign, piloted_width
 from sfumato.reproduce.frequencies.data import PILOT_DEVICES, ROUNDS, Source
-from sfumato.sketch import CountSketch, Rounds, refine
+from sfumato.sketch import CountSketch, DecodedRounds, refine
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -48,7 +48,7 @@ def item_points(items: int, seed: int) -> U64:
 
 def encode_rounds(
     mode: Mode, counts: I64, points: U64, *, rows: int, width: int, seed: int
-) -> Rounds:
+) -> DecodedRounds:
     """The tables of rounds with these counts, (rounds, items); Shared ones come added up."""
     design = _design(mode=mode, items=points.size, rows=rows, width=width, seed=seed)
     tables = counts.sum(axis=0, keepdims=True) if mode == "shared" else counts
@@ -58,7 +58,7 @@ def encode_rounds(
         assert isinstance(sketch, CountSketch)  # every mode but one-hot gives one
         some = np.flatnonzero(count)
         pairs.append((sketch, sketch.encode_points(points[some], count[some])))
-    return Rounds.of(pairs)
+    return DecodedRounds.of(pairs)
 
 
 def errors(mode: Mode, counts: I64, points: U64, *, rows: int, width: int, seed: int) -> F64:

@@ -134,7 +134,7 @@ def figure_4(size: Size4) -> Experiment:
         counts = rng.multinomial(DEVICES_4, shares)
         values = oracle.values(item_names(ITEMS_4, job.seed))
         tally = runs.simulated_tally(oracle, values, counts, rng)
-        estimates = debias.estimate(tally, values, aware=series == "ours")
+        estimates = debias.estimate(tally, values, collision_aware=series == "ours")
         rare = slice(ITEMS_4 // 2, None)  # whose own devices add nothing to speak of
         error = runs.root_mean_square((estimates.counts - counts)[rare])
         yield Reading("a", series, oracle.rows, error)
@@ -178,7 +178,7 @@ def _formulas_4(expected: F64) -> Iterator[Reading]:
     for width in ALL_WIDTHS_4:
         for rows in ROWS_4:
             sketch = _sketch_4(rows, width)
-            spread = debias.variance(sketch, count=DEVICES_4, held=0.0, squares=squares)
+            spread = debias.variance(sketch, count=DEVICES_4, holders=0.0, squares=squares)
             if width in WIDTHS_4:
                 most = bound(EPSILON_4, rows, width, expected)
                 yield Reading("a", f"bound {width}", rows, most)
@@ -300,7 +300,7 @@ def use_case(case: Case, size: data.UseSize) -> Experiment:
         series = job.workload
         oracle = in_epoch(oracles[series], 0, job.seed)
         ours = series == "ours"
-        estimates = runs.estimates(oracle, source, counts, job.seed, job.tell, aware=ours)
+        estimates = runs.estimates(oracle, source, counts, job.seed, job.tell, collision_aware=ours)
         predicted = estimates.standard_error if ours else runs.exact_error(oracle, counts)
         name = NAMES[oracle_of(oracle)]
         measured = runs.measure(series, name, job.seed, oracle, counts, estimates, predicted)

@@ -118,7 +118,7 @@ def estimates(
     seed: int,
     tell: Callable[[float], None] = lambda share: None,
     *,
-    aware: bool,
+    collision_aware: bool,
 ) -> LocalEstimates:
     """Make every device's record, fold all of them and read the tally."""
     direct = isinstance(oracle, DirectResponse)
@@ -129,14 +129,14 @@ def estimates(
         tell(start / items.size / 2)
         tally.fold(oracle.randomize(values[items[start : start + PIECE]], rng=rng))
     tell(0.5)
-    return debias.estimate(tally, values, aware=aware)
+    return debias.estimate(tally, values, collision_aware=collision_aware)
 
 
 def exact_error(oracle: Randomizer, counts: I64) -> F64:
     """Each item's standard error by the formula."""
     truth = counts.astype(np.float64)
     squares = float(truth @ truth) - truth**2
-    spread = debias.variance(oracle, count=float(truth.sum()), held=truth, squares=squares)
+    spread = debias.variance(oracle, count=float(truth.sum()), holders=truth, squares=squares)
     return np.asarray(np.sqrt(spread))
 
 
