@@ -133,6 +133,11 @@ class DenseSketch:
         """What the signs of each row are drawn by, (blocks × rows, 2)."""
         return self._keys[:, 1:].astype(np.uint32)  # the low 32 bits
 
+    @property
+    def placing_keys(self) -> U64:
+        """The keys of each row's cells where `placing` is "hashed", (blocks × rows,)."""
+        return self._keys[:, 0]
+
     def encode(self, vectors: Reals) -> F32:
         """The table of a vector (length,), of shape `shape`; or of each of (n, length)."""
         given = _float32(vectors, "vectors")
@@ -145,7 +150,7 @@ class DenseSketch:
         if self.placing == "hashed":
             tables = np.empty((len(each), *self.shape), dtype=np.float32)
             for vector, table in zip(each, tables, strict=True):
-                table[:] = plain_dense.encode_hashed(vector, self._keys[:, 0], self.width, scale)
+                table[:] = plain_dense.encode_hashed(vector, self.placing_keys, self.width, scale)
         else:
             tables = kernels.encode(each, self.rotations, self.sign_keys, self.width, scale)
         _require_finite(tables, "vectors")
@@ -157,7 +162,7 @@ class DenseSketch:
         given = self._table(table)
         scale = 1 / math.sqrt(self.rows)
         if self.placing == "hashed":
-            keys = self._keys[:, 0]
+            keys = self.placing_keys
             return plain_dense.decode_hashed(given, keys, self.length, self.blocks, scale)
         return kernels.decode(
             given, self.rotations, self.sign_keys, self.length, self.blocks, scale
