@@ -36,6 +36,7 @@ from sfumato.integrations.rounds import (
     finite,
     most_cells,
 )
+from sfumato.kernels import F64
 from sfumato.privacy.samplers import Rng, SystemRng
 from sfumato.sketch.dense import DenseSketch
 from sfumato.spec import LARGEST_INTEGER, require
@@ -51,8 +52,6 @@ from pfl.internal.ops.selector import get_default_framework_module
 from pfl.metrics import Metrics, StringMetricName, Weighted
 from pfl.postprocessor.base import Postprocessor
 from pfl.stats import MappedVectorStatistics
-
-F64 = npt.NDArray[np.float64]
 
 
 class _TableSum(Postprocessor):  # type: ignore[misc]  # pfl is not there for mypy

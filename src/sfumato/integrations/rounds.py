@@ -28,6 +28,7 @@ from sfumato.flow.accumulator import Batch
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.secure_sum import SecureSum
 from sfumato.flow.task import Task, bits_for
+from sfumato.kernels import F64, I64
 from sfumato.privacy import AdditiveLoss, Charge, Loss, NoiseAtRelease, NoNoise, epsilon_of
 from sfumato.privacy.accounting import LARGEST_MULTIPLIER, SampledLoss, least_multiplier
 from sfumato.privacy.ledger import Budget, Entry, spent
@@ -37,8 +38,6 @@ from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch
 from sfumato.spec import LARGEST_INTEGER, canonical, from_json, require, to_json
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 VERSION = 2  # of the messages; a change of meaning is a new number

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import DataError, SpecError
+from sfumato.kernels import I64
 from sfumato.spec import require
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-I64 = npt.NDArray[np.int64]
 
 IGNORED = -1  # a target that counts for nothing
 PAD, BEGIN, END, UNKNOWN = range(4)  # symbols that are neither characters nor words

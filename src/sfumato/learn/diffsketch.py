@@ -26,7 +26,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -35,9 +34,10 @@ from sfumato.flow.accumulator import Batch
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign, step
 from sfumato.flow.contribute import contribute
-from sfumato.flow.model_terms import LocalTraining
+from sfumato.flow.model_terms import F32, LocalTraining
 from sfumato.flow.release import NoisedSum
 from sfumato.flow.task import Task, bits_for, largest_cell
+from sfumato.kernels import F64
 from sfumato.kernels.dense import plain as plain_dense
 from sfumato.learn import models
 from sfumato.learn.campaign import NAME_DIGITS
@@ -58,9 +58,6 @@ from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch, clipped
 from sfumato.spec import LARGEST_INTEGER, digest, require, spec
-
-F32 = npt.NDArray[np.float32]
-F64 = npt.NDArray[np.float64]
 
 NOT_PRIVATE = "no DP guarantee"
 IN_THEORY = "if noise were secret; here it is drawn from a seed, for experiments only"

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import SpecError
+from sfumato.kernels import F64, I64
 from sfumato.privacy import Rng
 from sfumato.privacy.accounting import AdditiveLoss, Loss
 from sfumato.privacy.noise import Contribution, NoiseAtRelease
@@ -22,9 +23,6 @@ from sfumato.privacy.samplers import discrete_gaussian
 from sfumato.sketch.norms import Norms
 from sfumato.sketch.vector import Reals, VectorSketch
 from sfumato.spec import require, spec
-
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
 
 
 @spec("round_sketch")
