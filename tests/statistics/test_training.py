@@ -251,7 +251,7 @@ ROUNDS = 30_000
 
 
 def scores(mechanism: RoundNoise, table: I64, model: RoundNoise, *, present: bool) -> F64:
-    """The log-likelihood ratios, with the scales of `model`, of ROUNDS releases by `mechanism`, with
+    """The log-likelihood ratios, with the scales of `model`, of ROUNDS releases by `mechanism` with
     one client in the round or with none."""
     second = model.sketch.second
     assert second is not None

@@ -62,7 +62,10 @@ def test_examples_move_and_offsets_stay() -> None:
     [
         ({"offsets": torch.tensor([0, 3, 2, 6])}, "never decrease"),
         ({"offsets": torch.tensor([1, 6])}, "start at 0"),
-        ({"offsets": torch.tensor([0, 5])}, "inputs must have the last offset.s number of examples, 5"),
+        (
+            {"offsets": torch.tensor([0, 5])},
+            "inputs must have the last offset.s number of examples, 5",
+        ),
         ({"offsets": torch.tensor([0.0, 6.0])}, "int64"),
         ({"inputs": torch.zeros(5, 2)}, "inputs must have"),
         ({"targets": torch.zeros(5).long()}, "targets must have"),

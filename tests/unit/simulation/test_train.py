@@ -162,8 +162,7 @@ def test_a_trusted_server_keeps_cohorts_secret_and_the_statement_says_so() -> No
         privacy = plan(study(devices=24, sampling=sampling)).privacy
         assert privacy.neighbours.startswith(relation)
         assert any(
-            "stay secret: the trusted server knows them" in each
-            for each in privacy.assumptions
+            "stay secret: the trusted server knows them" in each for each in privacy.assumptions
         )
 
 
