@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from sfumato.spec import require, spec
+
+Asks: TypeAlias = Literal["nothing", "norm", "error"]  # what a round measures
 
 MAIN_SHARE = 0.9  # the updates' share of 1/σ² where a second query takes the rest
 SLACK = math.sqrt(20)  # deviations σ that algorithm 3 adds to a norm: √2 of the query's own
@@ -60,9 +62,7 @@ class Sizing:
 class NoCompression:
     """Whole vectors."""
 
-    @property
-    def asks(self) -> Literal["nothing", "norm", "error"]:
-        return "nothing"
+    asks: ClassVar[Asks] = "nothing"
 
     def start(self, length: int, largest: float) -> Sizing:
         return Sizing(cells=length)
@@ -75,14 +75,12 @@ class NoCompression:
 class FixedRate:
     """A sketch `rate` times smaller than the vector, in every round: the paper's Genie grid."""
 
+    asks: ClassVar[Asks] = "nothing"
+
     rate: float
 
     def check(self) -> None:
         require(self.rate >= 1, f"rate must be at least 1; got {self.rate}")
-
-    @property
-    def asks(self) -> Literal["nothing", "norm", "error"]:
-        return "nothing"
 
     def start(self, length: int, largest: float) -> Sizing:
         return Sizing(cells=max(1, math.floor(length / self.rate)))
@@ -98,6 +96,8 @@ class AdaptNorm:
     The first round has `first` cells for lack of a norm; the paper does not say what it took.
     """
 
+    asks: ClassVar[Asks] = "norm"
+
     error: float = 0.1  # compression's share of the noise's variance
     first: int | None = None  # cells; None for whole vectors
 
@@ -106,10 +106,6 @@ class AdaptNorm:
         require(
             self.first is None or self.first >= 1, f"first must be at least 1; got {self.first}"
         )
-
-    @property
-    def asks(self) -> Literal["nothing", "norm", "error"]:
-        return "norm"
 
     def start(self, length: int, largest: float) -> Sizing:
         return Sizing(cells=length if self.first is None else min(self.first, length))
@@ -133,16 +129,14 @@ class AdaptNorm:
 class TwoStage:
     """Algorithm 4: `warm_up` rounds of whole vectors, whose mean norm sizes every round after."""
 
+    asks: ClassVar[Asks] = "norm"
+
     error: float = 0.1
     warm_up: int = 75
 
     def check(self) -> None:
         require(self.error > 0, f"error must be above 0; got {self.error}")
         require(self.warm_up >= 1, f"warm_up must be at least 1; got {self.warm_up}")
-
-    @property
-    def asks(self) -> Literal["nothing", "norm", "error"]:
-        return "norm"
 
     def start(self, length: int, largest: float) -> Sizing:
         return Sizing(cells=length)
@@ -171,6 +165,8 @@ class AdaptTail:
     units corrected, could never be met); it is why the paper saw accuracy lost.
     """
 
+    asks: ClassVar[Asks] = "error"
+
     error: float = 0.1
     step: float = 0.2
     first: int | None = None
@@ -186,10 +182,6 @@ class AdaptTail:
             self.paper_target is None or self.paper_target >= 1,
             f"paper_target must be at least 1; got {self.paper_target}",
         )
-
-    @property
-    def asks(self) -> Literal["nothing", "norm", "error"]:
-        return "error"
 
     def start(self, length: int, largest: float) -> Sizing:
         return Sizing(cells=max(1, length // 10) if self.first is None else min(self.first, length))
@@ -220,6 +212,8 @@ class FreeNorm:
     round. Early sums are the longest, so that is where cells are saved.
     """
 
+    asks: ClassVar[Asks] = "nothing"
+
     error: float = 0.1  # compression's share of the noise's variance, in the last round
     early: float = 4.0  # how many times larger that share is in the first round
     memory: float = 0.9
@@ -228,10 +222,6 @@ class FreeNorm:
         require(self.error > 0, f"error must be above 0; got {self.error}")
         require(self.early >= 1, f"early must be at least 1; got {self.early}")
         require(0 <= self.memory < 1, f"memory must be at least 0, below 1; got {self.memory}")
-
-    @property
-    def asks(self) -> Literal["nothing", "norm", "error"]:
-        return "nothing"
 
     def start(self, length: int, largest: float) -> Sizing:
         return Sizing(cells=_whole(largest / (self.early * self.error), length))
