@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     folder = options.out or (None if options.quick else RESULTS)
     complaints = []
-    for name in _chosen(options.names):
+    for name in _benchmarks(options.names):
         module = _module(name)
         lines = []
         for result in module.run(settings):
@@ -51,13 +51,13 @@ def main(arguments: list[str] | None = None) -> int:
             if folder is not None:
                 append(folder / f"{name}.jsonl", result)
         if not lines:
-            print(f"\n## {name}\n\nno case is called {options.only}")
+            print(f"\n## {name}\n\nno case matches {options.only}")
             continue
         print(f"\n## {name}\n\n{module.table(lines)}", flush=True)
         if folder is not None and hasattr(module, "report"):
             path = folder / f"{name}.md"
             path.write_text(module.report(latest(folder / f"{name}.jsonl")), encoding="utf-8")
-        if not options.quick and hasattr(module, "missed"):  # tiny sizes are not what is required
+        if not options.quick and hasattr(module, "missed"):  # tiny sizes have no requirements
             complaints += module.missed(lines)
     if complaints:
         print("\n!!! REQUIREMENTS MISSED !!!\n" + "\n".join(complaints))
@@ -71,15 +71,13 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"{', '.join(names)}, or a group: {', '.join(GROUPS)}; all if none is given",
+        help=f"{', '.join(names)}, or a group: {', '.join(GROUPS)}; default: all",
     )
     parser.add_argument("--quick", action="store_true", help="tiny sizes; nothing is kept")
     parser.add_argument("--repeats", type=int, help="repetitions or runs of each case")
     parser.add_argument("--only", default="*", help="a pattern on cases: 'i^-2/*/hybrid/*'")
-    parser.add_argument("--processes", type=int, help="for accuracy; one a core if not given")
-    parser.add_argument(
-        "--out", type=Path, help="folder of results; benchmarks/results if not given"
-    )
+    parser.add_argument("--processes", type=int, help="for accuracy; default: one per core")
+    parser.add_argument("--out", type=Path, help="folder of results; default: benchmarks/results")
     options = parser.parse_args(arguments)
     unknown = set(options.names) - {*names, *GROUPS}
     if unknown:
@@ -87,9 +85,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def _chosen(names: list[str]) -> list[str]:
-    wanted = names or list(GROUPS)
-    return [name for given in wanted for name in GROUPS.get(given, (given,))]
+def _benchmarks(names: list[str]) -> list[str]:
+    groups = names or list(GROUPS)
+    return [name for each in groups for name in GROUPS.get(each, (each,))]
 
 
 def _module(name: str) -> ModuleType:

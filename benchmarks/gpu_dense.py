@@ -17,7 +17,7 @@ from sfumato.learn.tensors import TensorSketch
 from sfumato.sketch.dense import DenseSketch
 
 LENGTH = 100_000_000
-CASES = ((5, 50), (15, 50), (15, 1000))  # rows, parameters to a cell
+CASES = ((5, 50), (15, 50), (15, 1000))  # rows, parameters per cell
 
 
 def main() -> None:
@@ -43,10 +43,10 @@ def line(vector: Tensor, other: Tensor, copy: float, rows: int, rate: int) -> st
     scatter = rows * timed(lambda: row.zero_().scatter_add_(0, cells, vector * signs))
     gather = rows * timed(lambda: other.add_(row[cells] * signs))
     return (
-        f"{rows} rows, {rate} to a cell: encode {encode:.3f} ms, {encode / copy:.1f} copies, "
+        f"{rows} rows, {rate} per cell: encode {encode:.3f} ms, {encode / copy:.1f} copies, "
         f"{scatter / encode:.1f} times faster than scatter_add; decode {decode:.3f} ms, "
         f"{decode / copy:.1f} copies, {gather / decode:.1f} times faster than gather; squared "
-        f"error {error:.2f} a coordinate, {rate} expected"
+        f"error {error:.2f} per coordinate, {rate} expected"
     )
 
 

@@ -1,4 +1,4 @@
-"""A result is one JSON line: what was measured, on what, from which code."""
+"""Results as JSON lines, with their sizes, machine and code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a benchmark is to run."""
+    """How a benchmark runs."""
 
     quick: bool = False  # tiny sizes, one repetition: shows that it runs, measures nothing
     repeats: int | None = None  # each benchmark has its own default
@@ -51,7 +51,7 @@ def line(
     packages: Sequence[str] = (),
     **measured: Any,
 ) -> Line:
-    """A result with where it comes from; `packages` are the peers whose versions matter."""
+    """A result with its origin; `packages` are peers whose versions are recorded."""
     return {
         "name": name,
         "case": case,
@@ -66,14 +66,14 @@ def line(
 
 
 def append(path: Path, result: Line) -> None:
-    """Add a line to a file of results; what was there stays."""
+    """Append a line to a file of results."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(result, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def latest(path: Path) -> list[Line]:
-    """The last line of each case in a file of results, in the order in which cases first came."""
+    """The last line of each case in a file of results, in the order of the cases' first lines."""
     if not path.exists():
         return []
     every = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
@@ -81,7 +81,7 @@ def latest(path: Path) -> list[Line]:
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table that is Markdown and, columns being padded, plain text as well."""
+    """A Markdown table whose columns are padded, so that it is readable as plain text."""
     table = [list(header), *(list(row) for row in rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
     texts = [
@@ -122,7 +122,7 @@ def _committed(commit: str) -> dict[str, bytes]:
 
 
 def _git(*arguments: str) -> bytes:
-    """What git prints; nothing where there is no git or no repository."""
+    """The output of git; empty without git or a repository."""
     command = ["git", "--no-optional-locks", *arguments]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True)
@@ -142,10 +142,10 @@ def _cpu() -> str:
 
 
 def _versions(packages: Sequence[str]) -> dict[str, str | None]:
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in packages:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+            versions[package] = None
+    return versions

@@ -1,4 +1,4 @@
-"""A peer that cannot live with us: in an environment and a process of its own (`scripts/peers`)."""
+"""Peers that run in their own environment and process (`scripts/peers`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.lines import ROOT
 
 
 class Peer:
-    """A server of `benchmarks/peers`, which answers a task a line."""
+    """A server of `benchmarks/peers`, which reads one task per line and answers with one line."""
 
     def __init__(self, python: Path, server: str) -> None:
         self.process = subprocess.Popen(
@@ -38,6 +38,6 @@ class Peer:
 
 
 def python_of(environment: str) -> Path | None:
-    """The interpreter of `.venv-…`, if that has been made."""
+    """The interpreter of `.venv-…`, if that exists."""
     path = ROOT / environment / "bin" / "python"
     return path if path.exists() else None

@@ -1,8 +1,8 @@
-"""Timing as a race: all contenders in turn, again and again, so that all meet the same weather.
+"""Timing as a race: all contenders in turn, repeatedly, so that all have the same conditions.
 
-A machine's speed drifts with its load and its clock. Two numbers taken minutes apart cannot be
-divided; two taken one after the other can. So every repetition times ours, the peers and the
-floors, and the ratio is formed within the repetition.
+A machine's speed drifts with its load and its clock. Two times that were measured minutes apart
+cannot be compared; two in a row can. So every repetition times ours, the peers and the floors, and
+the ratio is computed within the repetition.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REPETITIONS = 7
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Something to time; `scale` is how many times its work the full work is."""
+    """Something to time; `scale` is the full work divided by its own."""
 
     run: Callable[[], object]
     scale: float = 1.0
@@ -41,15 +41,15 @@ class Race:
     ours: Contender
     peers: Mapping[str, Contender]
     floors: Mapping[str, Contender]
-    packages: Sequence[str] = ()  # whose versions matter
-    cores: int | None = None  # None: all there are
+    packages: Sequence[str] = ()  # their versions are recorded
+    cores: int | None = None  # None: all
     note: str = ""
     more: Callable[[list[object]], Mapping[str, Any]] = field(default=lambda results: {})
     warm_up: bool = True
 
 
 def run(race: Race, settings: Settings) -> Line:
-    """Time everything in turn; medians over repetitions, intervals from least to largest."""
+    """Time everything in turn; medians over repetitions, intervals from smallest to largest."""
     repetitions = settings.repeats or (1 if settings.quick else REPETITIONS)
     contenders = {"ours": race.ours, **race.peers, **race.floors}
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -62,10 +62,10 @@ def run(race: Race, settings: Settings) -> Line:
             for name, contender in contenders.items():
                 started = time.perf_counter()
                 result = contender.run()
-                taken = time.perf_counter() - started
+                seconds = time.perf_counter() - started
                 if contender.seconds is not None:
-                    taken = contender.seconds(result)
-                times[name].append(taken * contender.scale)
+                    seconds = contender.seconds(result)
+                times[name].append(seconds * contender.scale)
                 if name == "ours":
                     results.append(result)
     ours = times["ours"]
@@ -79,7 +79,7 @@ def run(race: Race, settings: Settings) -> Line:
         packages=race.packages,
         unit="seconds",
         **_summary(ours),
-        seconds={name: statistics.median(taken) for name, taken in times.items()},
+        seconds={name: statistics.median(seconds) for name, seconds in times.items()},
         ratio_to_peer={
             name: _summary([peer / own for peer, own in zip(times[name], ours, strict=True)])
             for name in race.peers
@@ -94,7 +94,7 @@ def run(race: Race, settings: Settings) -> Line:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Times faster than the peers and times the floors' time: median (least to largest)."""
+    """Times faster than the peers and times the floors' time: median (smallest to largest)."""
     rows = [
         [
             f"{result['name']}/{result['case']}",
@@ -109,7 +109,7 @@ def table(lines: Sequence[Line]) -> str:
 
 @contextmanager
 def on_cores(count: int | None) -> Iterator[None]:
-    """Keep this process on `count` cores, where the system can; sfumato asks for all it sees."""
+    """Keep this process on `count` cores, where the system can; sfumato uses all that it sees."""
     if count is None or not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -122,7 +122,7 @@ def on_cores(count: int | None) -> Iterator[None]:
 
 
 def in_parts(function: Callable[[int, int], object], size: int, cores: int) -> Callable[[], object]:
-    """function(start, stop) over `size` items, one part a core: floors use what we may use."""
+    """function(start, stop) over `size` items, one part per core: floors use as many as we may."""
     if cores == 1:
         return lambda: function(0, size)
     cuts = [size * part // cores for part in range(cores + 1)]

@@ -1,4 +1,4 @@
-"""Every figure of the papers so small that it takes seconds, and without a data file."""
+"""Every figure of the papers, small enough to take seconds, and without data files."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ EXPERIMENTS: Mapping[str, Callable[[], Experiment]] = {
         Frequencies(repeats=1, widths=(100,), targets=(0.0012, 0.02))
     ),
     "000-fig2": lambda: frequencies.figure_2(Frequencies(repeats=2, widths=(50, 1000))),
-    # Three seeds, as the bands of its claims were worked out for.
+    # Three seeds, for which the bands of its claims were computed.
     "000-fig3": lambda: frequencies.figure_3(Frequencies(repeats=3, widths=(200, 600, 1200))),
     "001-fig1": lambda: heavy_hitters.figure_2(HeavyHitters(repeats=1, along=(5_000,), rows=(5,))),
     "001-fig2": lambda: heavy_hitters.figure_2(

@@ -1,1 +1,1 @@
-"""Errors and intervals, against the plain decoder and against what was promised."""
+"""Errors and intervals, against the plain decoder and against the promises."""

@@ -20,16 +20,16 @@ from sfumato import Plan, plan, simulate
 NAME = "coverage"
 RUNS = 200
 EXPONENT = 1.1
-COMMON = 20  # the most common items, looked at on their own as well
+COMMON = 20  # the most common items, also reported separately
 LEAST, MOST = 0.93, 0.97  # the requirement on the share of (item, run) pairs covered
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A study: how private, in how many rounds, how large.
+    """A study: its epsilon, rounds and sizes.
 
-    A plan noises all rounds once if it may, so rounds differ from one round only where nothing is
-    noised or each round is shown.
+    A plan noises all rounds once if possible, so many rounds differ from one only where there is no
+    noise or each round is released.
     """
 
     epsilon: float
@@ -41,8 +41,8 @@ class Case:
 
     @property
     def label(self) -> str:
-        shown = "/each shown" if self.publish == "rounds" else ""
-        return f"epsilon={self.epsilon:g}/rounds={self.rounds}{shown}"
+        suffix = "/each shown" if self.publish == "rounds" else ""
+        return f"epsilon={self.epsilon:g}/rounds={self.rounds}{suffix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class Run:
 
 
 def run(settings: Settings) -> Iterator[Line]:
-    chosen = [case for case in cases(settings.quick) if settings.wants(case.label)]
+    selection = [case for case in cases(settings.quick) if settings.wants(case.label)]
     seeds = range(settings.repeats or (2 if settings.quick else RUNS))
-    jobs = [(case, seed) for case in chosen for seed in seeds]
+    jobs = [(case, seed) for case in selection for seed in seeds]
     with ProcessPoolExecutor(settings.processes, mp_context=get_context("spawn")) as pool:
         runs = map(_job, jobs) if settings.processes == 1 else pool.map(_job, jobs, chunksize=10)
-        for case in chosen:
+        for case in selection:
             yield _line(settings, case, list(itertools.islice(runs, len(seeds))))
 
 
@@ -74,7 +74,7 @@ def cases(quick: bool = False) -> list[Case]:
 
 
 def measure(case: Case, seed: int) -> Run:
-    """Draw the devices, ask them, and compare."""
+    """Draw the devices, simulate the study, and compare."""
     planned = _plan(case)
     shares = np.arange(1, case.items + 1, dtype=np.float64) ** -EXPONENT
     truth = np.random.default_rng(seed).multinomial(case.devices, shares / shares.sum())
@@ -92,7 +92,7 @@ def measure(case: Case, seed: int) -> Run:
 
 
 def missed(lines: Sequence[Line]) -> list[str]:
-    """What the requirement asks and these lines do not give."""
+    """The requirements that these lines miss."""
     return [
         f"coverage/{result['case']}: {result['covered']:.4f} of the pairs are covered, not "
         f"{LEAST:g} to {MOST:g}; seeds {result['seeds'][0]} to {result['seeds'][-1]}"

@@ -1,9 +1,9 @@
 """The refined decoder against the median: largest error over the dictionary, by data and mode.
 
 Laws have 100,000 items and 150,000 devices in ten rounds; `permuted` gives every round its own
-order of the items, so that rounds have nothing in common. Real data, where it is at hand, lies in
-`shared/data` beside the repository: Gowalla check-ins in cells of a grid (17,500 a round, drawn
-without replacement) and Sentiment-140 words (one word a user, each user in one round).
+order of the items, so that rounds have nothing in common. Real data, where available, is in
+`shared/data` beside the repository: Gowalla check-ins in cells of a grid (17,500 per round, drawn
+without replacement) and Sentiment-140 words (one word per user, each user in one round).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WIDTHS = (50, 200, 1000)
 ROWS, ROUNDS = 5, 10
 EPSILON, DELTA = 1.0, 1e-6
 GRID_CELLS = 175_000  # of the Gowalla grid, occupied or not
-GOWALLA_DEVICES = 17_500  # a round, as in the paper
+GOWALLA_DEVICES = 17_500  # per round, as in the paper
 REPEATS = 6
 
 AT_LEAST = 10.0  # times better on the laws, rounds alike, no noise, at these widths:
@@ -67,16 +67,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large the laws are."""
+    """The size of the laws."""
 
     items: int = 100_000
-    devices: int = 15_000  # a round
+    devices: int = 15_000  # per round
     rounds: int = ROUNDS
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One seed: largest errors as shares of the devices, and how the refined decoder fared."""
+    """One seed: largest errors as shares of the devices, and details of the refined decoder."""
 
     seed: int
     median_error: float
@@ -89,25 +89,26 @@ class Run:
 def run(settings: Settings) -> Iterator[Line]:
     size = Size(items=2_000, devices=500, rounds=2) if settings.quick else Size()
     seeds = range(settings.repeats or (1 if settings.quick else REPEATS))
-    chosen = [case for case in cases(settings.quick) if settings.wants(case.label)]
-    jobs = [(case, size, seed) for case in chosen for seed in seeds]
+    selection = [case for case in cases(settings.quick) if settings.wants(case.label)]
+    jobs = [(case, size, seed) for case in selection for seed in seeds]
     with ProcessPoolExecutor(settings.processes, mp_context=get_context("spawn")) as pool:
         runs = map(_job, jobs) if settings.processes == 1 else pool.map(_job, jobs)
-        for case in chosen:
+        for case in selection:
             yield _line(settings, case, size, list(itertools.islice(runs, len(seeds))))
 
 
 def cases(quick: bool = False) -> list[Case]:
-    """Every row of the table; data that is not at hand has none."""
+    """Every row of the table; missing data has none."""
     laws = [
         Case(*key) for key in itertools.product(LAWS, WIDTHS, MODES, (False, True), (False, True))
     ]
     if quick:
         narrow = [case for case in laws if case.data == "i^-2" and case.width == 50]
         return [case for case in narrow if case.noised == case.permuted]
-    held = [data for data in FILES if _path(data).exists()]
+    available = [data for data in FILES if _path(data).exists()]
     return laws + [
-        Case(*key, permuted=False) for key in itertools.product(held, WIDTHS, MODES, (False, True))
+        Case(*key, permuted=False)
+        for key in itertools.product(available, WIDTHS, MODES, (False, True))
     ]
 
 
@@ -116,11 +117,11 @@ def measure(case: Case, size: Size, seed: int) -> Run:
     counts = _counts(case, size, seed)
     points = CountSketch(rows=ROWS, width=2, seed=seed).points(np.arange(counts.shape[1]))
     rounds = DecodedRounds.of(
-        (sketch := _sketch(case, seed, round), sketch.encode_points(points[held], part[held]))
+        (sketch := _sketch(case, seed, round), sketch.encode_points(points[items], part[items]))
         for round, part in enumerate(counts)
-        for held in [np.flatnonzero(part)]
+        for items in [np.flatnonzero(part)]
     )
-    if case.noised:  # a table a sketch: one for shared rounds, one a round for the others
+    if case.noised:  # one table per sketch: one for shared rounds, one per round for the others
         noise = discrete_gaussian(noise_scale(), rounds.tables.shape, SeededRng(seed, 1))
         rounds = rounds.with_tables(rounds.tables + noise)
     truth, devices = counts.sum(axis=0), counts.sum()
@@ -151,8 +152,8 @@ def noise_scale() -> float:
 
 
 def missed(lines: Sequence[Line]) -> list[str]:
-    """What the requirements ask and these lines do not give."""
-    found = []
+    """The requirements that these lines miss."""
+    complaints = []
     for result in lines:
         case, median, refined = (
             result["parameters"],
@@ -162,20 +163,20 @@ def missed(lines: Sequence[Line]) -> list[str]:
         promised = case["data"] in LAWS and case["width"] in NARROW
         promised &= not case["noised"] and not case["permuted"]
         if promised and median < AT_LEAST * refined:
-            found.append(
+            complaints.append(
                 f"refined/{result['case']}: {median / refined:.2f} times better, not "
                 f"{AT_LEAST:g}; seeds {result['seeds']}"
             )
         if _hurts(result):
-            found.append(
+            complaints.append(
                 f"refined/{result['case']}: mean error {refined:.3g} is more than "
                 f"{AT_MOST_WORSE:g} times the median's {median:.3g}; seeds {result['seeds']}"
             )
-    return found
+    return complaints
 
 
 def table(lines: Sequence[Line]) -> str:
-    """One row a case, and a line that says where refining does not help."""
+    """One row per case, and a line that says where refining does not help."""
     rows = [
         [
             result["parameters"]["data"],
@@ -278,12 +279,12 @@ def _sketch(case: Case, seed: int, round: int) -> CountSketch:
 
 
 def _counts(case: Case, size: Size, seed: int) -> I64:
-    """Devices with each item in each round, (rounds, items)."""
+    """The number of devices with each item in each round, (rounds, items)."""
     chance = np.random.default_rng(seed)
     if case.data == "gowalla":
         return _gowalla_counts(chance)
     if case.data == "sentiment-140":
-        return _sentiment_counts(chance)
+        return sentiment_counts(chance)
     shares = np.arange(1, size.items + 1, dtype=np.float64) ** -LAWS[case.data]
     shares /= shares.sum()
     return np.stack(
@@ -300,27 +301,27 @@ def _gowalla_counts(chance: np.random.Generator) -> I64:
     cells, left = _gowalla()
     counts = np.zeros((ROUNDS, GRID_CELLS), dtype=np.int64)
     for round in range(ROUNDS):
-        drawn = chance.multivariate_hypergeometric(left, GOWALLA_DEVICES)
-        counts[round, cells] = drawn
-        left = left - drawn
+        devices = chance.multivariate_hypergeometric(left, GOWALLA_DEVICES)
+        counts[round, cells] = devices
+        left = left - devices
     return counts
 
 
-def _sentiment_counts(chance: np.random.Generator) -> I64:
-    """One word a user, by how often they wrote it; each user falls into one of ten equal rounds."""
-    user, word, weight, words = _sentiment()
-    # The least of exponential times, each at the rate of its weight, is the word that is drawn.
+def sentiment_counts(chance: np.random.Generator) -> I64:
+    """One word per user, by its frequency; each user is in one of ten equal rounds."""
+    user, word, weight, words = _sentiment(_path("sentiment-140"))
+    # The smallest of exponential times, whose rates are the weights, draws the word.
     order = np.lexsort((chance.exponential(size=weight.size) / weight, user))
     first = np.r_[True, np.diff(user[order]) > 0]
-    drawn = chance.permutation(word[order[first]])
-    each = drawn.size // ROUNDS
-    rounds = drawn[: each * ROUNDS].reshape(ROUNDS, each)
+    words_of_users = chance.permutation(word[order[first]])
+    each = words_of_users.size // ROUNDS
+    rounds = words_of_users[: each * ROUNDS].reshape(ROUNDS, each)
     return np.stack([np.bincount(part, minlength=words) for part in rounds])
 
 
 @cache
 def _gowalla() -> tuple[I64, I64]:
-    """Occupied cells and the check-ins in each."""
+    """Occupied cells and their numbers of check-ins."""
     read = pyarrow.parquet.read_table(_path("gowalla"), columns=["us_cell", "count"])
     total = np.bincount(read["us_cell"].to_numpy(), weights=read["count"].to_numpy())
     cells = np.flatnonzero(total)
@@ -328,9 +329,9 @@ def _gowalla() -> tuple[I64, I64]:
 
 
 @cache
-def _sentiment() -> tuple[I64, I64, F64, int]:
-    """User, word and count of every row, and how many words there are."""
-    read = pyarrow.parquet.read_table(_path("sentiment-140"))
+def _sentiment(path: Path) -> tuple[I64, I64, F64, int]:
+    """User, word and count of every row, and the number of words."""
+    read = pyarrow.parquet.read_table(path)
     words = read["word"].combine_chunks().dictionary_encode()
     return (
         read["user"].to_numpy().astype(np.int64),
@@ -343,7 +344,7 @@ def _sentiment() -> tuple[I64, I64, F64, int]:
 def _data_sizes(data: str) -> dict[str, Any]:
     if data == "gowalla":
         return {"items": GRID_CELLS, "devices": ROUNDS * GOWALLA_DEVICES, "rounds": ROUNDS}
-    user, *_, words = _sentiment()
+    user, *_, words = _sentiment(_path(data))
     each = np.unique(user).size // ROUNDS
     return {"items": words, "devices": each * ROUNDS, "rounds": ROUNDS}
 

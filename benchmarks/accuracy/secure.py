@@ -1,9 +1,9 @@
-"""Frequencies under trust "secure" on real data: is the error what the plan said?
+"""Frequencies under trust "secure" on real data: is the error as planned?
 
 The question of paper 000 with epsilon 1, 5% of the devices vanishing and 10% that may be corrupt.
-The error is the root of the mean squared difference, over all items, from the devices' own counts;
-beside it the intervals' coverage, and the epsilon that the ledger shows in the end. Where
-`shared/data` is missing, laws take the place of the data.
+The error is the root mean square, over all items, of the difference from the devices' own counts;
+beside it are the intervals' coverage, and the ledger's epsilon at the end. Where `shared/data` is
+missing, power laws replace the data.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run(settings: Settings) -> Iterator[Line]:
 
 
 def missed(lines: Sequence[Line]) -> list[str]:
-    """What the requirement asks and these lines do not give."""
+    """The requirements that these lines miss."""
     return [
         f"secure/{result['case']}: the error is {result['ratio']:.3f} times what was predicted, "
         f"epsilon {result['spent']:.4f}; seeds {result['seeds'][0]} to {result['seeds'][-1]}"
@@ -78,11 +78,11 @@ def table(lines: Sequence[Line]) -> str:
 
 def _line(settings: Settings, case: str, source: Source, rounds: int) -> Line:
     devices = (300 if settings.quick else min(source.per_round, 9_000)) * min(rounds, 6)
-    held = source.draw(devices, np.random.default_rng(devices))
+    holdings = source.draw(devices, np.random.default_rng(devices))
     items = pa.array([str(item) for item in range(source.categories)])
     planned = plan(STUDY | {"devices": devices, "rounds": rounds}, items=items)
     seeds = range(settings.repeats or (1 if settings.quick else RUNS))
-    runs = [_measure(planned, items, held, seed) for seed in seeds]
+    runs = [_measure(planned, items, holdings, seed) for seed in seeds]
     ratios = [run.ratio for run in runs]
     return line(
         NAME,
@@ -103,10 +103,10 @@ def _line(settings: Settings, case: str, source: Source, rounds: int) -> Line:
     )
 
 
-def _measure(planned: Plan, items: pa.Array, held: np.ndarray, seed: int) -> Run:
-    counts = np.bincount(held, minlength=len(items))
+def _measure(planned: Plan, items: pa.Array, holdings: np.ndarray, seed: int) -> Run:
+    counts = np.bincount(holdings, minlength=len(items))
     books = Ledger(Budget(epsilon=planned.study.epsilon, delta=planned.study.delta))
-    data = pa.table({"item": items.take(pa.array(held))})
+    data = pa.table({"item": items.take(pa.array(holdings))})
     release = simulate(planned, data, seed=seed, ledger=books)
     truth = counts[release.items.cast(pa.int64()).to_numpy()]
     errors = release.counts - truth

@@ -1,12 +1,12 @@
-"""Flower's simulation of clients in a process of its own: reads a round a line, answers seconds.
+"""Flower's simulation of clients in its own process: one round per line, answered with seconds.
 
-Run by the interpreter of `.venv-flower`; it imports nothing of ours. With the first line Flower
-starts Ray, with as many nodes and actors as it says, and keeps it. A round is one message to every
-node and its answer, an update that the client has clipped; the server app adds them up, which is
-less than any of Flower's strategies does.
+Run by the interpreter of `.venv-flower`; it imports nothing of ours. The first line says how many
+nodes and actors Flower starts with Ray, and keeps. A round is one message to every node and its
+answer, an update that the client has clipped; the server app adds them up, which is less than any
+of Flower's strategies does.
 
-Seconds are on the wall, from the first message to the sum; clients keep the examples that they have
-read. `sum` is the file for the sum, to be compared.
+Seconds are wall time, from the first message to the sum; clients keep the examples that they have
+read. `sum` is a file for the sum, to be compared.
 """
 
 import functools
@@ -20,9 +20,9 @@ from importlib import metadata
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"  # before flwr is imported
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-# Actors have no less of a busy machine than others. Ray reads it in small letters.
+# Actors have the same priority as other processes. Ray reads the name in lower case.
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
-# Ray listens on the machine's own address, whatever it is told, unless this says otherwise.
+# Without this, Ray always listens on the machine's own address.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 import numpy as np
@@ -52,7 +52,7 @@ def perceptron(inputs, hidden, classes):
 
 @client_app.train()
 def train(message, context):
-    """A few steps on all examples of the client, then clipped."""
+    """A few steps on all examples of the client; the update is clipped."""
     task = message.content["task"]
     inputs, targets = (part[context.node_config["partition-id"]] for part in examples(task["path"]))
     start = message.content["parameters"].to_torch_state_dict()
@@ -78,13 +78,13 @@ def run(task, grid):
         start = {name: torch.from_numpy(file[name]) for name in NAMES}
     started = time.perf_counter()
     parameters = ArrayRecord(start)
-    told = ConfigRecord({name: task[name] for name in ("path", "clip", "learning_rate", "steps")})
-    asked = [
-        Message(RecordDict({"parameters": parameters, "task": told}), node, MessageType.TRAIN)
+    config = ConfigRecord({name: task[name] for name in ("path", "clip", "learning_rate", "steps")})
+    messages = [
+        Message(RecordDict({"parameters": parameters, "task": config}), node, MessageType.TRAIN)
         for node in nodes
     ]
     total = [np.zeros(start[name].shape, dtype=np.float32) for name in NAMES]
-    for answer in grid.send_and_receive(asked):
+    for answer in grid.send_and_receive(messages):
         update = answer.content["update"]
         for place, name in zip(total, NAMES, strict=True):
             place += update[name].numpy()
@@ -105,10 +105,10 @@ def serving(first, answers):
 
 
 if __name__ == "__main__":
-    import flower_clients_server  # actors import it, and so keep what it has read
+    import flower_clients_server  # actors import it, and so keep the examples
 
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray and Flower say things, too
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray and Flower print as well
     logging.getLogger("flwr").setLevel(logging.ERROR)
     first = sys.stdin.readline()
     if not first:

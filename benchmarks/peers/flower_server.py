@@ -1,11 +1,10 @@
-"""Flower's SecAgg+ in a process of its own: reads a round a line, answers with what it cost.
+"""Flower's SecAgg+ in its own process: reads one round per line, answers with its cost.
 
-The workflow of the server and the mod of the clients are Flower's; between them, in place of a
-network, is a loop. Run by the interpreter of `.venv-flower`; it imports nothing of ours.
+The workflow of the server and the mod of the clients are Flower's; a loop between them replaces the
+network. Run by the interpreter of `.venv-flower`; it imports nothing of ours.
 
-Seconds are on the wall, from the bytes of a message to the bytes of its answer, and with
-Flower's quantizing, which its SecAgg+ cannot do without. Training and the strategy's average are
-left out.
+Seconds are wall time, from the bytes of a message to the bytes of its answer, including Flower's
+quantizing, which its SecAgg+ requires. Training and the strategy's average are left out.
 """
 
 import importlib
@@ -41,13 +40,13 @@ from flwr.supercore.task_identity import TaskIdentity
 device_side = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
 server_side = importlib.import_module("flwr.server.workflow.secure_aggregation.secaggplus_workflow")
 
-EXAMPLES = 1000  # as many as Flower's largest weight: tables are added as they are
+EXAMPLES = 1000  # Flower's largest weight, so that tables are added unscaled
 STAGES = 4
 NOTHING = Parameters([], "numpy.ndarray")
 
 
 class Watch:
-    """Seconds, less those of functions that are set aside."""
+    """Seconds, without those of functions that are left out."""
 
     def __init__(self):
         self.aside = 0.0
@@ -97,17 +96,17 @@ class Fleet:
 
     def _answer(self, message):
         node = message.metadata.dst_node_id
-        asked = self.watch.now()
-        told = to_bytes(message.content)
+        arrival = self.watch.now()
+        request = to_bytes(message.content)
         started = self.watch.now()
-        heard = Message(from_bytes(told), node, message.metadata.message_type, group_id="1")
-        answer = device_side.secaggplus_mod(heard, self.contexts[node], self.train)
-        sent = to_bytes(answer.content)
-        answered = self.watch.now()
-        answer.content = from_bytes(sent)
-        self.server_seconds += self.watch.now() - answered + started - asked
-        self.seconds[node] += answered - started
-        self.bytes_up[node] += len(sent)
+        received = Message(from_bytes(request), node, message.metadata.message_type, group_id="1")
+        answer = device_side.secaggplus_mod(received, self.contexts[node], self.train)
+        response = to_bytes(answer.content)
+        finish = self.watch.now()
+        answer.content = from_bytes(response)
+        self.server_seconds += self.watch.now() - finish + started - arrival
+        self.seconds[node] += finish - started
+        self.bytes_up[node] += len(response)
         return answer
 
     def _train(self, message, context):
@@ -117,7 +116,7 @@ class Fleet:
 
 
 class Once(FedAvg):
-    """Asks all nodes, and takes the sum as it is."""
+    """Asks all nodes, and returns the sum unchanged."""
 
     def __init__(self, nodes):
         super().__init__()
@@ -152,8 +151,8 @@ def run(task):
     started = watch.now()
     workflow(grid, context)
     server_seconds = watch.now() - started + fleet.server_seconds
-    found = parameters_to_ndarrays(strategy.result)[0]
-    assert np.allclose(found, fleet.expected(), atol=1e-4), "Flower's sum is not the sum"
+    mean = parameters_to_ndarrays(strategy.result)[0]
+    assert np.allclose(mean, fleet.expected(), atol=1e-4), "Flower's sum is not the sum"
     stayed = [node for node in fleet.nodes if node not in fleet.gone]
     return {
         "version": metadata.version("flwr"),
@@ -163,7 +162,7 @@ def run(task):
     }
 
 
-TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # every message says who asks
+TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # the sender of every message
 logging.getLogger("flwr").setLevel(logging.ERROR)
 for request in sys.stdin:
     print(json.dumps(run(json.loads(request))), flush=True)

@@ -1,11 +1,11 @@
-"""pfl-research's simulated clients in a process of its own: reads a task a line, answers seconds.
+"""pfl-research's simulated clients in their own process: one task per line, answered with seconds.
 
 Run by the interpreter of `.venv-pfl`; it imports nothing of ours. A round is one call of pfl's
 `SimulatedBackend`: its federated averaging trains every client, its clipping bounds each update,
-its aggregator adds them. What the server does with the sum is left out. Examples are tensors, cut
-into batches before the clock starts. One thread runs, on the first core if the system can pin it.
+its aggregator adds them. The server's step is left out. Examples are tensors, cut into batches
+before the clock starts. One thread runs, on the first core if the system can pin it.
 
-Seconds are on the wall, of one round. `sum` is the file for the sum, to be compared.
+Seconds are the wall time of one round. `sum` is a file for the sum, to be compared.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from pfl.hyperparam.base import NNTrainHyperParams
 from pfl.model.pytorch import PyTorchModel
 from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism, NormClippingOnly
 
-held = {}
+prepared = {}
 
 
 class Perceptron(torch.nn.Sequential):
@@ -43,34 +43,34 @@ class Perceptron(torch.nn.Sequential):
 
 
 def prepare(path):
-    """The model and the clients of a file, made once."""
-    if path not in held:
-        held.clear()
+    """The model and the clients of a file, which are cached."""
+    if path not in prepared:
+        prepared.clear()
         with np.load(path) as file:
-            given = {name: torch.from_numpy(file[name]) for name in file.files}
-        hidden, inputs = given["0.weight"].shape
+            arrays = {name: torch.from_numpy(file[name]) for name in file.files}
+        hidden, inputs = arrays["0.weight"].shape
         module = Perceptron(
             torch.nn.Linear(inputs, hidden),
             torch.nn.ReLU(),
-            torch.nn.Linear(hidden, len(given["2.bias"])),
+            torch.nn.Linear(hidden, len(arrays["2.bias"])),
         )
-        module.load_state_dict({name: given[name] for name in module.state_dict()})
+        module.load_state_dict({name: arrays[name] for name in module.state_dict()})
         model = PyTorchModel(
             model=module,
             local_optimizer_create=torch.optim.SGD,
             central_optimizer=torch.optim.SGD(module.parameters(), 1.0),
         )
-        batch = given["inputs"].shape[1]
+        batch = arrays["inputs"].shape[1]
         datasets = [
             Dataset((inputs, targets), user_id=str(client))
             for client, (inputs, targets) in enumerate(
-                zip(given["inputs"], given["targets"], strict=True)
+                zip(arrays["inputs"], arrays["targets"], strict=True)
             )
         ]
         for dataset in datasets:
-            list(dataset.iter(batch))  # it keeps them
-        held[path] = (model, datasets, batch)
-    return held[path]
+            list(dataset.iter(batch))  # the dataset caches its batches
+        prepared[path] = (model, datasets, batch)
+    return prepared[path]
 
 
 def run(task):

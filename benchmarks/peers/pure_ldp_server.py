@@ -1,4 +1,4 @@
-"""pure-ldp in a process of its own: reads a task a line, answers with the seconds it took.
+"""pure-ldp in its own process: reads one task per line, answers with its seconds.
 
 Run by the interpreter of `.venv-peers`; it imports nothing of ours.
 """
@@ -9,17 +9,17 @@ import time
 
 from pure_ldp.frequency_oracles.apple_cms import CMSClient, CMSServer
 
-held = {}
+prepared = {}
 
 
 def prepare(kind, epsilon, rows, width, records):
-    """A server, a client and privatised records, made once."""
+    """A server, a client and privatised records, which are cached."""
     key = (kind, epsilon, rows, width)
-    if key not in held:
+    if key not in prepared:
         server = CMSServer(epsilon, rows, width, is_hadamard=kind == "hcms")
         client = CMSClient(epsilon, server.get_hash_funcs(), width, is_hadamard=kind == "hcms")
-        held[key] = (server, client, [client.privatise(item % 1000) for item in range(records)])
-    return held[key]
+        prepared[key] = (server, client, [client.privatise(item % 1000) for item in range(records)])
+    return prepared[key]
 
 
 def run(task):

@@ -1,12 +1,12 @@
-"""TensorFlow Federated's IBLT in a process of its own: reads a task a line, answers with seconds.
+"""TensorFlow Federated's IBLT in its own process: one task per line, answered with seconds.
 
 Run by the interpreter of `.venv-tff`; it imports nothing of ours. The three files of TFF are
-unmodified, in `.peers/tff_iblt` (`scripts/peers` says where they come from); what they import but
-the default chunker never calls is left empty here.
+unmodified, in `.peers/tff_iblt` (`scripts/peers` says where they come from); imports that the
+default chunker never calls are replaced by empty modules.
 
-Seconds are on the wall. Every repeat has strings of its own, a table that the peer sizes for
-them, and `listed`: whether what came out is what went in. TensorFlow traces before the clock
-starts, once for a number of keys, and runs on one thread.
+Seconds are wall time. Every repeat has its own strings, a table that the peer sizes for them, and
+`listed`: whether exactly these strings were listed. TensorFlow traces before the clock starts, once
+per number of keys, and runs on one thread.
 """
 
 import importlib
@@ -36,7 +36,7 @@ iblt_lib = importlib.import_module(
 )
 
 LENGTH = 10
-held = {}
+prepared = {}
 
 
 def draw(keys, chance):
@@ -45,16 +45,16 @@ def draw(keys, chance):
 
 
 def prepare(keys):
-    """An encoder, a decoder and the table between them, traced once."""
-    if keys not in held:
+    """An encoder, a decoder and the table between them, traced and cached."""
+    if keys not in prepared:
         encoder = iblt_lib.IbltEncoder(keys, LENGTH)
         table = tf.Variable(
             encoder.compute_iblt(tf.constant(draw(keys, np.random.default_rng(keys))))
         )
         decoder = iblt_lib.IbltDecoder(table, keys, LENGTH)
         decoder.get_freq_estimates()
-        held[keys] = (encoder, table, decoder)
-    return held[keys]
+        prepared[keys] = (encoder, table, decoder)
+    return prepared[keys]
 
 
 def run(task):
@@ -69,9 +69,9 @@ def run(task):
         answer["insert_seconds"].append(time.perf_counter() - started)
         table.assign(inserted)
         started = time.perf_counter()
-        found = decoder.get_freq_estimates()
+        counts = decoder.get_freq_estimates()
         answer["list_seconds"].append(time.perf_counter() - started)
-        answer["listed"].append(found == dict.fromkeys(strings, 1))
+        answer["listed"].append(counts == dict.fromkeys(strings, 1))
     return answer
 
 

@@ -1,5 +1,5 @@
-"""An HTTP server that does nothing: it reads what is sent, and answers as many bytes as it is asked
-for. What it takes, no collector over HTTP can leave out.
+"""An HTTP server that does nothing: it reads requests and answers with the number of bytes that
+they ask for. No collector over HTTP can be faster.
 
     python -m benchmarks.speed.bare_http    # prints its port
 """
@@ -18,9 +18,9 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
     """`GET /?bytes=n` is answered with n bytes, anything else with none."""
     while (await receive()).get("more_body"):
         pass
-    asked = scope["query_string"].rpartition(b"=")[2]
-    body = bytes(_ANSWER[: int(asked)]) if asked else b""
-    status = 200 if asked else 201
+    length_text = scope["query_string"].rpartition(b"=")[2]
+    body = bytes(_ANSWER[: int(length_text)]) if length_text else b""
+    status = 200 if length_text else 201
     length = str(len(body)).encode()
     await send(
         {"type": "http.response.start", "status": status, "headers": [(b"content-length", length)]}

@@ -1,13 +1,12 @@
 """A round of a hundred simulated clients on one core: against pfl-research, Flower and a loop.
 
 A client trains a perceptron of 784, 128 and 62 units on a batch of 20; its update is clipped; the
-updates are added. Ours is a whole round of `Training` in floats, server and all. A peer leaves out
-what the server does with the sum. pfl and the loop have the core to themselves in turn with us;
-Flower has an actor on every core there is. They run in environments and processes of their own
-(`scripts/peers`), where those have been made.
+updates are added. Ours is a whole round of `Training` in floats, including the server's step, which
+peers leave out. pfl, the loop and ours have the core to themselves in turn; Flower has an actor on
+every core. Peers run in their own environments and processes (`scripts/peers`), where those exist.
 
 Before they race, all sums are compared with one in double precision. A client holds one batch, so
-that no order of examples matters, and half of the updates are clipped.
+that the order of examples does not matter, and half of the updates are clipped.
 
 The last line is another question: by how much sketching lengthens a round of the convolutional
 network of paper 002. A few clients are timed, and scaled to a hundred.
@@ -45,17 +44,17 @@ from sfumato.learn.training import Training
 NAME = "clients"
 SEED = 1
 BATCH = 20
-CHUNK = 16  # clients whose products the floor makes together, as we do
-ROUNDS = 3  # in a stretch of work, of all but Flower
+CHUNK = 16  # clients whose products the floor computes together, as we do
+ROUNDS = 3  # per measurement, of all but Flower
 LEARNING_RATE = 0.1
 LEAST = {"pfl": 3.0, "Flower": 20.0}  # times faster than a peer, with one step
-# Rounding of the longest sum of products in single precision, 784 terms, at its worst.
+# Worst rounding error of the longest sum of products in single precision, 784 terms.
 CLOSE = 784 * 2.0**-24
 
 # Sketching of paper 002's network.
 COHORT = 100
 TIMED = 4  # clients of the cohort
-EXAMPLES = 140  # of a writer of F-EMNIST in LEAF's sample, on average
+EXAMPLES = 140  # per writer of F-EMNIST in LEAF's sample, on average
 RATE = 50
 MOST_TIMES_WITHOUT = 1.05
 
@@ -80,9 +79,9 @@ def run(settings: Settings) -> Iterator[Line]:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """The race, and clients a second."""
+    """The race, and clients per second."""
     rates = [
-        f"{line['case']}, clients a second: "
+        f"{line['case']}, clients per second: "
         + ", ".join(
             f"{name} {line['sizes']['clients'] / seconds:,.0f}"
             for name, seconds in line["seconds"].items()
@@ -93,7 +92,7 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def missed(lines: Sequence[Line]) -> list[str]:
-    """What the requirements ask and a line does not give."""
+    """The requirements that these lines miss."""
     return [f"{NAME}/{line['case']}: {text}" for line in lines for text in _complaints(line)]
 
 
@@ -109,7 +108,7 @@ def _complaints(line: Line) -> Iterator[str]:
 
 
 class _Peers:
-    """Those that are there, and the examples that all read."""
+    """The peers that are installed, and the examples that all read."""
 
     def __init__(self, folder: Path, clients: int) -> None:
         chance = np.random.default_rng(SEED)
@@ -120,8 +119,8 @@ class _Peers:
         self.model = models.make("mlp", seed=SEED)
         parts = [part.detach().numpy() for part in self.model.parameters()]
         names = ("0.weight", "0.bias", "2.weight", "2.bias")
-        held = dict(zip(names, parts, strict=True)) | {"inputs": inputs, "targets": targets}
-        np.savez(folder / "clients.npz", **held)  # type: ignore[arg-type]  # none is an option
+        arrays = dict(zip(names, parts, strict=True)) | {"inputs": inputs, "targets": targets}
+        np.savez(folder / "clients.npz", **arrays)  # type: ignore[arg-type]  # none is an option
         pfl, flower = python_of(".venv-pfl"), python_of(".venv-flower")
         self.there: dict[str, Peer] = {}
         if pfl is not None:
@@ -150,8 +149,8 @@ class _Peers:
         return self.there[name].ask(task)
 
     def sum(self, name: str) -> F32:
-        found: F32 = np.load(self.folder / f"{name}.npy")
-        return found
+        result: F32 = np.load(self.folder / f"{name}.npy")
+        return result
 
     def close(self) -> None:
         for peer in self.there.values():
@@ -203,7 +202,7 @@ def _rounds(settings: Settings, peers: _Peers, steps: int) -> Iterator[Line]:
 
 
 def _round(clients: Clients, local: LocalTraining, clip: float) -> Callable[[], Tensor]:
-    """A round of our training, always from the same model; gives the sum."""
+    """A round of our training, always from the same model; returns the sum."""
     count = len(clients)
     design = TrainingDesign(
         model="mlp",
@@ -254,14 +253,14 @@ def _loop(peers: _Peers, model: nn.Module, steps: int, clip: float) -> tuple[Ten
     return torch.cat([each.ravel() for each in total]), norms
 
 
-def _compare(who: str, found: Tensor, truth: Tensor) -> None:
-    off = float(torch.linalg.vector_norm(found.double() - truth) / torch.linalg.vector_norm(truth))
+def _compare(who: str, result: Tensor, truth: Tensor) -> None:
+    off = float(torch.linalg.vector_norm(result.double() - truth) / torch.linalg.vector_norm(truth))
     assert off <= CLOSE, f"the sum of {who} is off by {off:.3g} of its norm"
 
 
 @torch.no_grad()
 def _products(peers: _Peers) -> Tensor:
-    """One step's matrix products for all clients, and the weighted sum where each has an update."""
+    """One step's matrix products for all clients, and the weighted sum of their updates."""
     first, _, second, _ = peers.model.parameters()
     total = torch.zeros(first.numel() + second.numel())
     state = torch.empty(CHUNK, total.numel())
@@ -270,16 +269,16 @@ def _products(peers: _Peers) -> Tensor:
         hidden = inputs @ first.mT
         out = hidden @ second.mT
         back = out @ second
-        held = state[: len(inputs)]
-        below, above = held[:, : first.numel()], held[:, first.numel() :]
+        updates_of_chunk = state[: len(inputs)]
+        below, above = updates_of_chunk[:, : first.numel()], updates_of_chunk[:, first.numel() :]
         torch.bmm(back.mT, inputs, out=below.view(-1, *first.shape))
         torch.bmm(out.mT, hidden, out=above.view(-1, *second.shape))
-        total += torch.ones(len(inputs)) @ held
+        total += torch.ones(len(inputs)) @ updates_of_chunk
     return total
 
 
 def _again(work: Work) -> Contender:
-    def stretch() -> None:  # a race keeps what ours gives
+    def stretch() -> None:  # returns nothing, since a race keeps our results
         for _ in range(ROUNDS):
             work()
 

@@ -1,4 +1,4 @@
-"""A million counts out of a sketch of 16 × 65,536: against numpy and sixteen gathers an item."""
+"""A million counts out of a sketch of 16 × 65,536: against numpy and sixteen gathers per item."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(settings: Settings) -> Iterator[Line]:
 
 
 def gather_median(points: U64, odd: U64, sums: F64) -> F64:
-    """The peer: a numpy user's count sketch; `odd` has a multiplier a row."""
+    """The peer: a numpy user's count sketch; `odd` has one multiplier per row."""
     readings = np.empty((odd.size, points.size))
     for row, multiplier in enumerate(odd):
         hashed = points * multiplier

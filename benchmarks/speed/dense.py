@@ -1,10 +1,9 @@
 """Ten million parameters into a dense sketch and out of it again, on two cores: against two peers.
 
-PyTorch is given its hashes: `scatter_add` fills a table, a gather and a mean read it. csvec is the
-count sketch of FetchSGD, on PyTorch with hashes that it keeps; it reads by the median over rows, so
-it races against as many blocks of one row. It takes part where `.peers` holds it (`scripts/peers`
-says how to get it). A floor is what any sketch of a vector must do: pass over it once; the copy
-reads it and writes it.
+PyTorch gets its hashes beforehand: `scatter_add` fills a table, a gather and a mean decode it.
+csvec is the count sketch of FetchSGD, on PyTorch with stored hashes; it decodes by the median over
+rows, so it races against blocks of one row. It takes part where `.peers` has it (`scripts/peers`
+says how to get it). Any sketch of a vector must pass over it once, so a copy is the floor.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from sfumato.sketch.dense import DenseSketch
 
 NAME = "dense"
 SEED = 1
-COMPRESSION = 50  # coordinates to a cell of a row
+COMPRESSION = 50  # coordinates per cell of a row
 CSVEC = ROOT / ".peers" / "csvec" / "csvec.py"
 LEAST = {"csvec": 20.0, "torch": 8.0}  # times faster than a peer
 table = race.table
@@ -42,7 +41,7 @@ def run(settings: Settings) -> Iterator[Line]:
 
 
 def missed(lines: Sequence[Line]) -> list[str]:
-    """The requirements that these lines do not meet."""
+    """The requirements that these lines miss."""
     return [
         f"{line['name']}/{line['case']}: {ratio['median']:.3g} times faster than {peer}, "
         f"not {LEAST[peer]:g}"
@@ -65,22 +64,22 @@ def _torch_cases(
     decodes: dict[str, Callable[[], object]] = {}
     if torch is not None:
         chance = torch.Generator().manual_seed(SEED)
-        given = torch.from_numpy(vector)
+        tensor = torch.from_numpy(vector)
         cells = torch.randint(0, sketch.width, (rows, vector.size), generator=chance)
         signs = torch.randint(0, 2, (rows, vector.size), generator=chance).float() * 2 - 1
         read_from = torch.from_numpy(filled)
 
         def scatter() -> object:
-            found = torch.zeros(rows, sketch.width)
+            result = torch.zeros(rows, sketch.width)
             for row in range(rows):
-                found[row].scatter_add_(0, cells[row], signs[row] * given)
-            return found
+                result[row].scatter_add_(0, cells[row], signs[row] * tensor)
+            return result
 
         def gather() -> object:
-            found = torch.zeros(vector.size)
+            result = torch.zeros(vector.size)
             for row in range(rows):
-                found += read_from[row].gather(0, cells[row]) * signs[row]
-            return found / rows
+                result += read_from[row].gather(0, cells[row]) * signs[row]
+            return result / rows
 
         encodes, decodes = {"torch": scatter}, {"torch": gather}
     if settings.wants(cases["encode"]):
@@ -99,13 +98,13 @@ def _csvec_cases(settings: Settings, vector: F32, rows: int, torch: ModuleType) 
     sketch = DenseSketch(
         length=vector.size, rows=1, blocks=rows, width=vector.size // COMPRESSION, seed=SEED
     )
-    filled, given = sketch.encode(vector), torch.from_numpy(vector)
+    filled, tensor = sketch.encode(vector), torch.from_numpy(vector)
     module = _csvec()
     peer = module.CSVec(d=vector.size, c=sketch.width, r=rows, device="cpu")
 
     def accumulate() -> object:
         peer.zero()
-        peer.accumulateVec(given)
+        peer.accumulateVec(tensor)
         return peer.table
 
     encodes: dict[str, Callable[[], object]] = {"csvec": accumulate}
@@ -118,7 +117,7 @@ def _csvec_cases(settings: Settings, vector: F32, rows: int, torch: ModuleType) 
         yield _line(
             settings, cases["median"], sketch, vector, lambda: sketch.decode(filled), decodes
         )
-    module.cache.clear()  # it keeps its hashes, gigabytes of them
+    module.cache.clear()  # gigabytes of hashes
 
 
 def _line(
@@ -132,7 +131,7 @@ def _line(
     cores = race.core_counts()[-1]
     copy = np.empty_like(vector)
 
-    def copied(first: int, last: int) -> None:
+    def copy_part(first: int, last: int) -> None:
         copy[first:last] = vector[first:last]
 
     return race.run(
@@ -141,11 +140,9 @@ def _line(
             case=case,
             sizes={"length": sketch.length, "rows": sketch.shape[0], "width": sketch.width},
             seeds=[SEED],
-            ours=Contender(
-                lambda: ours() is None
-            ),  # a race keeps what ours gives, and memory fills up
+            ours=Contender(lambda: ours() is None),  # a race keeps our results, which are large
             peers={name: Contender(work) for name, work in peers.items()},
-            floors={"copy": Contender(race.in_parts(copied, vector.size, cores))},
+            floors={"copy": Contender(race.in_parts(copy_part, vector.size, cores))},
             packages=("torch",),
             cores=cores,
             note="hashes of the peers are drawn before; ours are computed on the way",

@@ -70,7 +70,7 @@ def run(settings: Settings) -> Iterator[Line]:
 
 
 def count_min(items: list[int]) -> object:
-    """The peer has one update a call and a minimum in place of signs."""
+    """The peer has one update per call and a minimum in place of signs."""
     sketch = count_min_sketch(ROWS, 1 << WIDTH_BITS)
     for item in items:
         sketch.update(item)
@@ -78,7 +78,7 @@ def count_min(items: list[int]) -> object:
 
 
 def bincount(points: U64, odd: U64) -> npt.NDArray[np.float64]:
-    """A count sketch in numpy alone; `odd` has a multiplier a row."""
+    """A count sketch in numpy alone; `odd` has one multiplier per row."""
     sums = np.empty((odd.size, 1 << WIDTH_BITS))
     for row, multiplier in enumerate(odd):
         hashed = points * multiplier

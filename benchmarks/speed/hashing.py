@@ -43,7 +43,7 @@ def strings(count: int, length: int) -> tuple[pa.Array, npt.NDArray[np.uint8]]:
 
 
 def one_by_one(encoded: list[bytes]) -> list[int]:
-    """The peer: a call an item."""
+    """The peer: one call per item."""
     return [xxhash.xxh64_intdigest(item) for item in encoded]
 
 
@@ -55,7 +55,7 @@ def _race(
     encoded: list[bytes],
     cores: int,
 ) -> Line:
-    """Ours on the items, the peer on the same as `encoded`, the floor on all bytes at once."""
+    """Ours on the items, the peer on their bytes in `encoded`, the floor on all bytes at once."""
     target = np.empty_like(data)
 
     def copy(start: int, stop: int) -> None:

@@ -1,11 +1,11 @@
 """Reports that a collector acknowledges, each on disk by then, against its store without HTTP.
 
-Ours is `sfumato serve`, a process of its own, asked over 32 connections that stay open by another
-(`uploading`). The floor is the bare store: uploads of the same length handed to the same group
-commit (`collector.http.commit_queue`), over a store of the same kind, by 32 tasks, each of which
+Ours is `sfumato serve` in its own process; another process (`uploading`) sends to it over 32
+persistent connections. The floor is the bare store: uploads of the same length go to the same group
+commit (`collector.http.commit_queue`), over a store of the same kind, from 32 tasks, each of which
 waits until its upload is committed; `python -m benchmarks.speed.ingest STORE FILE SECONDS` is that
-process. The worker rests in both. `--only memory` keeps a collector with a worker that works under
-load for ten minutes, and looks at its memory.
+process. The worker is idle in both. `--only memory` keeps a collector with an active worker under
+load for ten minutes, and measures its memory.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ NAME = "ingest"
 REPETITIONS = 5
 CONNECTIONS = 32
 SECONDS = 5.0  # of each contender in a repetition
-MINUTES = (1, 5, 10)  # at which memory is looked at
-MOST_GROWTH = 1.1  # the requirement: what a collector has then, over what it had at first
-KEY = bytes(range(32))  # signs the offer, which nobody takes
+MINUTES = (1, 5, 10)  # when memory is measured
+MOST_GROWTH = 1.1  # the requirement: the last memory size over the first
+KEY = bytes(range(32))  # signs the offer, which nobody uses
 STUDY = {
     "name": "Street trees",
     "purpose": "Which to plant next.",
@@ -49,7 +49,7 @@ STUDY = {
     "study": {"question": "frequencies", "trust": "local", "epsilon": 4.0, "devices": 10**9},
 }
 _RESTING = {"worker_seconds": 3_600, "seal_seconds": 3_600}
-_BODIES = 64  # that the bare store is given in turn
+_BODIES = 64  # uploads that the bare store gets in turn
 
 
 def run(settings: Settings) -> Iterator[Line]:
@@ -59,9 +59,11 @@ def run(settings: Settings) -> Iterator[Line]:
     )
     for kind in ("sqlite", "postgresql")[: 1 if settings.quick else None]:
         cases = {f"{kind}/{reports} an upload": reports for reports in (1, 100)}
-        wanted = [case for case in cases if settings.wants(case)][: 1 if settings.quick else None]
-        for case in wanted:
-            # Its own stores: a worker does not rest over what another case left to be sealed.
+        selection = [case for case in cases if settings.wants(case)][
+            : 1 if settings.quick else None
+        ]
+        for case in selection:
+            # Separate stores: a worker is not idle if another case left something to be sealed.
             with _stores(kind) as stores:
                 if stores:
                     yield _race(timed, case, stores, cases[case])
@@ -70,9 +72,9 @@ def run(settings: Settings) -> Iterator[Line]:
 
 
 def table(lines: list[Line]) -> str:
-    """The race, and what it means in reports; or what memory there was."""
+    """The race in reports per second, or the memory."""
     raced = [each for each in lines if "bare" in each]
-    told = [
+    texts = [
         f"{each['case']}: {each['reports_per_second']:,.0f} reports/s acknowledged (bare store "
         f"{each['bare']['reports_per_second']:,.0f}); answered within "
         f"{1e3 * each['p50_seconds']:.1f} ms (p50), {1e3 * each['p99_seconds']:.1f} ms (p99); "
@@ -83,12 +85,12 @@ def table(lines: list[Line]) -> str:
     for each in lines:
         if "bytes" in each:
             sizes = [f"{size / 1e6:,.0f} MB after {when}" for when, size in each["bytes"].items()]
-            told.append(f"memory: {', '.join(sizes)}; {each['reports_per_second']:,.0f} reports/s")
-    return "\n".join([race.table(raced), *told] if raced else told)
+            texts.append(f"memory: {', '.join(sizes)}; {each['reports_per_second']:,.0f} reports/s")
+    return "\n".join([race.table(raced), *texts] if raced else texts)
 
 
 def missed(lines: list[Line]) -> list[str]:
-    """What the requirement asks and a line does not give."""
+    """The requirements that these lines miss."""
     complaints = []
     for each in lines:
         sizes = list(each.get("bytes", {"": 0}).values())
@@ -100,9 +102,9 @@ def missed(lines: list[Line]) -> list[str]:
 def _race(settings: Settings, case: str, stores: Sequence[str], reports: int) -> Line:
     seconds = 0.3 if settings.quick else SECONDS
     bare: list[Any] = []
-    load = os.getloadavg()[0]  # who else is busy; ours takes three processes, the bare store one
+    load = os.getloadavg()[0]  # of other processes; ours has three, the bare store one
     with _collector(stores[0], **_RESTING) as (collector, folder):
-        file = _written(folder, stores[0], reports)
+        file = _write_upload(folder, stores[0], reports)
 
         def run_bare() -> object:
             module = "benchmarks.speed.ingest"
@@ -121,10 +123,10 @@ def _race(settings: Settings, case: str, stores: Sequence[str], reports: int) ->
                 },
                 seeds=[],
                 ours=race.Contender(
-                    lambda: _uploaded(collector, file, seconds), seconds=_seconds_a_report
+                    lambda: _upload(collector, file, seconds), seconds=_seconds_per_report
                 ),
                 peers={},
-                floors={"bare store": race.Contender(run_bare, seconds=_seconds_a_report)},
+                floors={"bare store": race.Contender(run_bare, seconds=_seconds_per_report)},
                 packages=("uvicorn", "h11", "psycopg"),
                 note="seconds are those of one report; the bare store is CommitQueue, with as "
                 "many tasks as there are connections",
@@ -140,17 +142,17 @@ def _race(settings: Settings, case: str, stores: Sequence[str], reports: int) ->
 
 
 def _memory(settings: Settings) -> Line:
-    """What a collector has resident after minutes of load, one report an upload."""
+    """A collector's resident memory after minutes of load, with one report per upload."""
     seconds = 60.0 * MINUTES[-1]
     sizes: dict[str, int] = {}
     results: list[Any] = []
     with _stores("sqlite") as stores, _collector(stores[0]) as (collector, folder):
-        file = _written(folder, stores[0], 1)
-        load = threading.Thread(target=lambda: results.append(_uploaded(collector, file, seconds)))
-        begun = time.monotonic()
+        file = _write_upload(folder, stores[0], 1)
+        load = threading.Thread(target=lambda: results.append(_upload(collector, file, seconds)))
+        start = time.monotonic()
         load.start()
         for minute in MINUTES:
-            load.join(begun + 60 * minute - time.monotonic())
+            load.join(start + 60 * minute - time.monotonic())
             sizes[f"{minute} min"] = _resident_bytes(collector.pid)
         load.join()
     return line(
@@ -166,7 +168,7 @@ def _memory(settings: Settings) -> Line:
 
 
 def _find_tests() -> None:
-    """A study, a collector and a database server are borrowed from the tests."""
+    """Make the tests importable: they have a study, a collector and a database server."""
     folder = str(ROOT / "tests")
     if folder not in sys.path:
         sys.path.append(folder)
@@ -174,7 +176,7 @@ def _find_tests() -> None:
 
 @contextmanager
 def _stores(kind: str) -> Iterator[list[str]]:
-    """Two stores of a kind, with a study that is open; none where no server can be had."""
+    """Two stores of a kind, with an open study; none where there is no server."""
     from databases import Server
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -182,12 +184,12 @@ def _stores(kind: str) -> Iterator[list[str]]:
         if kind == "sqlite":
             urls = [f"sqlite:///{folder}/{name}.db" for name in ("ours", "bare")]
         else:
-            found = subprocess.run([ROOT / "scripts/postgres"], capture_output=True, text=True)
-            if found.returncode != 0:
-                print(f"postgresql is left out: {found.stderr}", file=sys.stderr)
+            program = subprocess.run([ROOT / "scripts/postgres"], capture_output=True, text=True)
+            if program.returncode != 0:
+                print(f"postgresql is left out: {program.stderr}", file=sys.stderr)
                 yield []
                 return
-            server = Server(Path(found.stdout.strip()), Path(folder))
+            server = Server(Path(program.stdout.strip()), Path(folder))
             server.start()
             urls = [server.empty_database() for _ in range(2)]
         try:
@@ -217,7 +219,7 @@ def _collector(store: str, **settings: Any) -> Iterator[tuple[Any, Path]]:
 
 
 def _task(store_url: str) -> LocalTask:
-    """The task that is open."""
+    """The open task."""
     with closing(Store.open(store_url)) as store, store.reading() as tx:
         (row,) = tx.open_tasks()
     task = from_json(row.spec)
@@ -225,18 +227,18 @@ def _task(store_url: str) -> LocalTask:
     return task
 
 
-def _written(folder: Path, store_url: str, reports: int) -> Path:
-    """A file with an upload of so many reports."""
+def _write_upload(folder: Path, store_url: str, reports: int) -> Path:
+    """Write a file with an upload of `reports` reports."""
     from integration.serving import telling
 
-    told = telling(_task(store_url))
+    report_of = telling(_task(store_url))
     file = folder / "upload"
-    file.write_bytes(to_frames(told(number) for number in range(reports)))
+    file.write_bytes(to_frames(report_of(number) for number in range(reports)))
     return file
 
 
-def _uploaded(collector: Any, file: Path, seconds: float) -> Any:
-    """How uploads over HTTP went; all of them must have been stored."""
+def _upload(collector: Any, file: Path, seconds: float) -> Any:
+    """Upload over HTTP and return statistics; all uploads must be stored."""
     task_id = _task(collector.store).id
     arguments = [collector.address, task_id, str(file), str(CONNECTIONS), str(seconds)]
     before = _cpu_seconds(collector.pid)
@@ -256,48 +258,48 @@ def _in_process(module: str, *arguments: str) -> Any:
 
 
 def _bare(store_url: str, file: Path, seconds: float) -> dict[str, Any]:
-    """Hand uploads to the group commit from many tasks, each waiting for its own."""
-    made = uploading.Uploads(b"", file.read_bytes())
-    bodies = [made.next() for _ in range(_BODIES)]
-    taken: list[list[float]] = [[] for _ in range(CONNECTIONS)]
+    """Give uploads to the group commit from many tasks, each of which waits for its own."""
+    uploads = uploading.Uploads(b"", file.read_bytes())
+    bodies = [uploads.next() for _ in range(_BODIES)]
+    seconds_by_task: list[list[float]] = [[] for _ in range(CONNECTIONS)]
     task_id, store = _task(store_url).id, Store.open(store_url)
     queue = CommitQueue(store)
     queue.start()
-    begun, cpu = time.perf_counter(), time.process_time()
+    start, cpu = time.perf_counter(), time.process_time()
 
     async def submit(task: int) -> None:
         at = time.perf_counter()
-        while at < begun + seconds:
-            body = bodies[(task + len(taken[task])) % _BODIES]
-            assert await queue.add_upload(task_id, made.reports, body, {})
+        while at < start + seconds:
+            body = bodies[(task + len(seconds_by_task[task])) % _BODIES]
+            assert await queue.add_upload(task_id, uploads.reports, body, {})
             done = time.perf_counter()
-            taken[task].append(done - at)
+            seconds_by_task[task].append(done - at)
             at = done
 
     async def submit_all() -> None:
         await asyncio.gather(*(submit(task) for task in range(CONNECTIONS)))
 
     asyncio.run(submit_all())
-    elapsed, cpu = time.perf_counter() - begun, time.process_time() - cpu
+    elapsed, cpu = time.perf_counter() - start, time.process_time() - cpu
     queue.stop()
     store.close()
-    every = [each for task in taken for each in task]
+    every = [each for task in seconds_by_task for each in task]
     return {
-        "reports": len(every) * made.reports,
+        "reports": len(every) * uploads.reports,
         "seconds": elapsed,
         "cpu_seconds": cpu,
         "latency_seconds": uploading.latencies(every),
     }
 
 
-def _seconds_a_report(result: Any) -> float:
+def _seconds_per_report(result: Any) -> float:
     return float(result["seconds"] / result["reports"])
 
 
 def _speed(results: Sequence[Any]) -> dict[str, Any]:
     """Medians over repetitions."""
     return {
-        "reports_per_second": statistics.median(1 / _seconds_a_report(each) for each in results),
+        "reports_per_second": statistics.median(1 / _seconds_per_report(each) for each in results),
         "cpu_seconds_a_report": statistics.median(
             each["cpu_seconds"] / each["reports"] for each in results
         ),
@@ -309,13 +311,13 @@ def _speed(results: Sequence[Any]) -> dict[str, Any]:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """What a process has used so far, of all its threads; on Linux."""
+    """CPU time of a process so far, of all its threads; on Linux."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _resident_bytes(pid: int) -> int:
-    """What a process has in memory; on Linux."""
+    """Resident memory of a process; on Linux."""
     for text in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
         if text.startswith("VmRSS:"):
             return int(text.split()[1]) * 1024

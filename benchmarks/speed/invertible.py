@@ -1,9 +1,9 @@
 """Keys into an invertible sketch and out of it again, on one core: against two peers and memory.
 
-The peers are those that `.peers` holds (`scripts/peers` says how to get and build them): a C++
-library with 64-bit keys and 4-byte values, and the one of TensorFlow Federated with strings of ten
-characters. Each races against our sketch of the same keys and values. A floor is what any such
-table must do: one random cell a row and key, read and written.
+The peers are those in `.peers` (`scripts/peers` says how to get and build them): a C++ library with
+64-bit keys and 4-byte values, and that of TensorFlow Federated with strings of ten characters. Each
+races against our sketch of the same keys and values. The floor is what any such table must do: read
+and write one random cell per row and key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAME = "invertible"
 SEED = 1
 DRIVER = ROOT / ".peers" / "iblt_cpp" / "driver"
 TFF_SOURCES = ROOT / ".peers" / "tff_iblt"
-REPEATS = 3  # of a peer, which times itself, in a stretch
+REPEATS = 3  # per measurement of a peer, which times itself
 LEAST = {"C++": 5.0, "TFF": 50.0}  # times faster than a peer
 table = race.table
 
@@ -53,7 +53,7 @@ def run(settings: Settings) -> Iterator[Line]:
 
 
 def missed(lines: Sequence[Line]) -> list[str]:
-    """The requirements that these lines do not meet."""
+    """The requirements that these lines miss."""
     return [
         f"{line['name']}/{line['case']}: {ratio['median']:.3g} times faster than {peer}, "
         f"not {LEAST[peer]:g}"
@@ -65,8 +65,8 @@ def missed(lines: Sequence[Line]) -> list[str]:
 
 def _integers(settings: Settings, keys: int) -> Iterator[Line]:
     chance = np.random.default_rng(SEED)
-    held = np.unique(chance.integers(0, 1 << 62, 2 * keys))[:keys]
-    chance.shuffle(held)
+    items = np.unique(chance.integers(0, 1 << 62, 2 * keys))[:keys]
+    chance.shuffle(items)
     sketch = InvertibleSketch(
         keys=IntegerKeys(bits=63), rows=3, width=-(-capacity.typical_cells(keys) // 3),
         count_bits=5, value_bits=36, check_bits=10, seed=SEED,
@@ -74,40 +74,40 @@ def _integers(settings: Settings, keys: int) -> Iterator[Line]:
     amounts = chance.integers(0, 1 << 31, keys)
     peer: dict[str, Any] = {}
     if DRIVER.exists() and keys <= 100_000:
-        peer = {"C++": lambda: _driven(keys)}
-    yield from _both(settings, f"{keys:,} integers", sketch, held, amounts, peer)
+        peer = {"C++": lambda: _run_driver(keys)}
+    yield from _both(settings, f"{keys:,} integers", sketch, items, amounts, peer)
 
 
 def _strings(settings: Settings, keys: int, tff: Peer | None) -> Iterator[Line]:
     chance = np.random.default_rng(SEED)
     letters = chance.integers(97, 123, (keys, 10), dtype=np.uint8)
-    held = pa.array(np.unique(letters.view("S10").astype("U10").reshape(-1)))
+    items = pa.array(np.unique(letters.view("S10").astype("U10").reshape(-1)))
     sketch = InvertibleSketch(
-        keys=TextKeys(length=10), rows=3, width=-(-capacity.typical_cells(len(held)) // 3),
+        keys=TextKeys(length=10), rows=3, width=-(-capacity.typical_cells(len(items)) // 3),
         count_bits=8, check_bits=16, seed=SEED,
     )  # fmt: skip
     peer: dict[str, Any] = {}
     if tff is not None:
         peer = {"TFF": lambda: tff.ask({"keys": keys, "repeats": REPEATS})}
-    yield from _both(settings, f"{keys:,} strings", sketch, held, None, peer)
+    yield from _both(settings, f"{keys:,} strings", sketch, items, None, peer)
 
 
 def _both(
     settings: Settings,
     case: str,
     sketch: InvertibleSketch,
-    held: Any,
+    items: Any,
     amounts: I64 | None,
     peer: Mapping[str, Any],
 ) -> Iterator[Line]:
-    filled = sketch.encode(held, None, amounts)
+    filled = sketch.encode(items, None, amounts)
     assert sketch.list(filled).is_complete
-    total = len(held)
-    calls = max(1, 50_000 // total)  # of small tables, as many as a stretch of work has
+    total = len(items)
+    calls = max(1, 50_000 // total)  # more calls per measurement for small tables
     cells = np.random.default_rng(SEED).integers(0, sketch.width, (total, sketch.rows))
     scratch = np.zeros((sketch.rows * sketch.width, sketch.words), dtype=np.uint64)
     work = {
-        "insert": lambda: sketch.encode(held, None, amounts),
+        "insert": lambda: sketch.encode(items, None, amounts),
         "list": lambda: sketch.list(filled),
     }
     for what, ours in work.items():
@@ -121,8 +121,7 @@ def _both(
                 seeds=[SEED],
                 ours=Contender(partial(_again, ours, calls), scale=1 / calls),
                 peers={
-                    name: Contender(asked, seconds=_seconds_of(what))
-                    for name, asked in peer.items()
+                    name: Contender(ask, seconds=_seconds_of(what)) for name, ask in peer.items()
                 },
                 floors={
                     "cells touched": Contender(
@@ -145,8 +144,8 @@ def _seconds_of(what: str) -> Any:
     return seconds
 
 
-def _driven(keys: int) -> Any:
-    """The C++ peer, in a process of its own; it times itself."""
+def _run_driver(keys: int) -> Any:
+    """Run the C++ peer in its own process; it times itself."""
     command = [str(DRIVER), str(keys), str(REPEATS), str(next(_CALLS))]  # other keys each time
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 

@@ -1,8 +1,8 @@
 """Local privacy on one core: devices, folding and estimating, against pure-ldp and bare loops.
 
-pure-ldp runs in an environment and a process of its own (`scripts/peers`), on fewer records, scaled
-to ours; where that environment is missing the race is run without it. Its Hadamard sketch needs
-18.6 GB at the paper's width of 32,768, so it runs at width 1,024.
+pure-ldp runs in its own environment and process (`scripts/peers`), on fewer records, scaled to
+ours; without that environment the race is run without it. Its Hadamard sketch needs 18.6 GB at the
+paper's width of 32,768, so it runs at width 1,024.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _fold_race(
         np.resize(randomizer.values(np.arange(1_000)), min(count, 1 << 18)), rng=SystemRng()
     )
     records = np.resize(part, (count, part.shape[1]))
-    if isinstance(randomizer, CountMeanSketch):  # the same bits over again, in rows of their own
+    if isinstance(randomizer, CountMeanSketch):  # repeated bits, in random rows
         rows = np.random.default_rng(1).integers(0, randomizer.rows, count).astype("<u4")
         records[:, : randomizer.record_bytes - 128] = rows.view(np.uint8).reshape(-1, 4)[
             :, : randomizer.record_bytes - 128
@@ -176,7 +176,7 @@ def _race(
 def _against(
     peer: Peer | None, step: str, oracle: list[Any] | None, work: int, items: int = 0
 ) -> dict[str, Contender]:
-    """pure-ldp on a part of the work, scaled to all of it; its seconds are its own CPU's."""
+    """pure-ldp on a part of the work, scaled to all of it; its seconds are CPU time."""
     if peer is None or oracle is None:
         return {}
     records = min(work, PEER_RECORDS)

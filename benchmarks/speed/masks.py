@@ -1,6 +1,6 @@
 """Masks of secure aggregation on one core, against their floors.
 
-The floors add arrays that lie in the cache, and make the key streams without adding them.
+The floors add arrays that are in the cache, and compute the key streams without adding them.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def _add_in_cache(words: int) -> None:
 
 def _streams(pairs: Pairs, size: int) -> None:
     zeros = bytes(min(size, masks.CHUNK))
-    made = bytearray(len(zeros) + 16)
+    buffer = bytearray(len(zeros) + 16)
     for key, start in pairs:
         stream = Cipher(algorithms.AES(key), modes.CTR(start)).encryptor()
         for _ in range(size // len(zeros)):
-            stream.update_into(zeros, made)
+            stream.update_into(zeros, buffer)

@@ -1,10 +1,10 @@
 """How quickly the dashboard answers while devices report.
 
-The collector is `sfumato serve` on SQLite, a process of its own. In another one 2,000 devices of
-`NetworkFleet` report as fast as they can, in others two people go through the pages with a browser
-each, a page a second, and a bare client does the same over one connection. Times are from a
-request to the last byte of its answer; for a browser also to the page's own load event, with the
-scripts that a browser keeps. Everything shares the machine's cores, the browsers among them.
+The collector is `sfumato serve` on SQLite in its own process. In another, 2,000 devices of
+`NetworkFleet` report as fast as they can; in others, two browsers go through the pages, one page
+per second, and a bare client does the same over one connection. Times are from a request to the
+last byte of its answer; for a browser also to the page's own load event, with cached scripts.
+Everything shares the machine's cores, including the browsers.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _SETTINGS: dict[str, Any] = {"worker_seconds": 1, "seal_seconds": 60, "log_level
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
     devices: int
-    visits: int  # of each who looks
+    visits: int  # per visitor
     pause: float  # in seconds, from one page to the next
     browsers: int
-    studies: int  # that were released before
+    studies: int  # number of studies that are already released
 
     @property
     def name(self) -> str:
@@ -53,7 +53,7 @@ def run(settings: Settings) -> Iterator[Line]:
     if not settings.wants(case.name):
         return
     _find_tests()
-    runs = [_measured(case) for _ in range(settings.repeats or 1)]
+    runs = [_measure(case) for _ in range(settings.repeats or 1)]
     yield line(
         NAME,
         case.name,
@@ -68,20 +68,20 @@ def run(settings: Settings) -> Iterator[Line]:
         seeds=[1],
         repetitions=len(runs),
         packages=["uvicorn", "starlette", "jinja2", "playwright"],
-        client=_summary([each for one in runs for each in one["client"]]),
-        browser=_summary([each for one in runs for some in one["browsers"] for each in some]),
+        client=summary([each for one in runs for each in one["client"]]),
+        browser=summary([each for one in runs for some in one["browsers"] for each in some]),
         reports_per_second=[one["reports_per_second"] for one in runs],
         load_average=[one["load_average"] for one in runs],
     )
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Milliseconds by page, in the middle and of 95 in 100."""
+    """Milliseconds by page: median, 95th percentile and maximum."""
     rows = [
         (who, page, *(f"{1e3 * times[share]:.0f}" for share in ("p50", "p95", "most")))
         for each in lines
-        for who, found in _told(each)
-        for page, times in found.items()
+        for who, pages in _measurements(each)
+        for page, times in pages.items()
     ]
     notes = [
         f"{each['case']}: {each['reports_per_second'][-1]:,.0f} reports/s meanwhile; load average "
@@ -92,26 +92,26 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def missed(lines: Sequence[Line]) -> list[str]:
-    """What the requirement asks and a line does not give."""
+    """The requirements that these lines miss."""
     return [
-        f"{NAME}/{each['case']}: {who}: {1e3 * found['every page']['p95']:.0f} ms, not "
+        f"{NAME}/{each['case']}: {who}: {1e3 * pages['every page']['p95']:.0f} ms, not "
         f"{1e3 * MOST_SECONDS:.0f}"
         for each in lines
-        for who, found in _told(each)
-        if found["every page"]["p95"] > MOST_SECONDS
+        for who, pages in _measurements(each)
+        if pages["every page"]["p95"] > MOST_SECONDS
     ]
 
 
-def _told(each: Line) -> list[tuple[str, dict[str, Any]]]:
-    """What was measured, by whom."""
+def _measurements(each: Line) -> list[tuple[str, dict[str, Any]]]:
+    """The measurements, by visitor and event."""
     return [
-        (f"{who}, {what}", found)
+        (f"{who}, {what}", pages)
         for who in ("client", "browser")
-        for what, found in each[who].items()
+        for what, pages in each[who].items()
     ]
 
 
-def _summary(visits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summary(visits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Seconds to the last byte and to the load event, by page."""
     return {
         what: {
@@ -130,43 +130,50 @@ def _shares(seconds: Sequence[float]) -> dict[str, float]:
     return {"p50": float(p50), "p95": float(p95), "most": max(seconds), "times": len(seconds)}
 
 
-def _measured(case: _Case) -> dict[str, Any]:
+def _measure(case: _Case) -> dict[str, Any]:
     from integration.processes import collector
 
-    load = os.getloadavg()[0]  # who else is busy
+    load = os.getloadavg()[0]  # of other processes
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        paths, study = _prepared(folder, case)
-        served = stack.enter_context(collector(folder, **_SETTINGS))
-        asked = {"address": served.address, "key": served.public_key.hex(), "study": "Asked trees"}
-        stack.enter_context(_devices(asked | {"items": _trees(), "count": case.devices}))
-        admin = served.admin()
+        paths, study = _prepare(folder, case)
+        server = stack.enter_context(collector(folder, **_SETTINGS))
+        arguments = {
+            "address": server.address,
+            "key": server.public_key.hex(),
+            "study": "Asked trees",
+        }
+        stack.enter_context(_devices(arguments | {"items": _trees(), "count": case.devices}))
+        admin = server.admin()
         while not admin.study(study)["received"]:
             time.sleep(0.1)
-        before, begun = admin.study(study)["received"], time.monotonic()
-        visit: dict[str, Any] = {"address": served.address, "paths": paths}
+        before, start = admin.study(study)["received"], time.monotonic()
+        visit: dict[str, Any] = {"address": server.address, "paths": paths}
         visit |= {"pages": case.visits, "pause": case.pause}
         people = [
-            _begun(kind, visit | {"token": served.token("analyst")})
+            _start(kind, visit | {"token": server.token("analyst")})
             for kind in ("client", *["browser"] * (case.browsers if _has_browser() else 0))
         ]
-        told = [_ended(person) for person in people]
-        came = admin.study(study)["received"] - before
+        visits = [_finish(person) for person in people]
+        reports = admin.study(study)["received"] - before
         return {
-            "client": told[0],
-            "browsers": told[1:],
-            "reports_per_second": came / (time.monotonic() - begun),
+            "client": visits[0],
+            "browsers": visits[1:],
+            "reports_per_second": reports / (time.monotonic() - start),
             "load_average": {"before": load, "after": os.getloadavg()[0]},
         }
 
 
-def _prepared(folder: Path, case: _Case) -> tuple[dict[str, str], str]:
-    """A store with studies that were released, and one that asks; the pages to go to."""
+def _prepare(folder: Path, case: _Case) -> tuple[dict[str, str], str]:
+    """A store with released studies and one that is collecting; return the paths of the pages."""
     import browsing
     import serving
 
-    made = {"store": f"sqlite:///{folder}/collector.db", "signing_key": f"{folder}/collector.key"}
-    with browsing.staged(folder, **made) as stage:
+    settings = {
+        "store": f"sqlite:///{folder}/collector.db",
+        "signing_key": f"{folder}/collector.key",
+    }
+    with browsing.staged(folder, **settings) as stage:
         released = []
         for number in range(case.studies):
             trust = ("local", "central")[number % 2]
@@ -190,8 +197,8 @@ def _prepared(folder: Path, case: _Case) -> tuple[dict[str, str], str]:
     }, asking
 
 
-def _begun(kind: str, given: Mapping[str, Any]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "benchmarks.speed.visiting", kind, json.dumps(given)]
+def _start(kind: str, arguments: Mapping[str, Any]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "benchmarks.speed.visiting", kind, json.dumps(arguments)]
     folders = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
     return subprocess.Popen(
@@ -199,16 +206,16 @@ def _begun(kind: str, given: Mapping[str, Any]) -> subprocess.Popen[str]:
     )
 
 
-def _ended(process: subprocess.Popen[str]) -> Any:
-    told, complaint = process.communicate()
+def _finish(process: subprocess.Popen[str]) -> Any:
+    output, complaint = process.communicate()
     if process.returncode != 0:
         raise RuntimeError(f"a visitor failed: {complaint[-2000:]}")
-    return json.loads(told)
+    return json.loads(output)
 
 
 @contextmanager
-def _devices(given: Mapping[str, Any]) -> Iterator[None]:
-    process = _begun("devices", given)
+def _devices(arguments: Mapping[str, Any]) -> Iterator[None]:
+    process = _start("devices", arguments)
     try:
         yield
         if process.poll() is not None:
@@ -219,7 +226,7 @@ def _devices(given: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _find_tests() -> None:
-    """A collector, its studies and a browser are borrowed from the tests."""
+    """Make the tests importable: they have a collector, its studies and a browser."""
     folder = str(ROOT / "tests")
     if folder not in sys.path:
         sys.path.append(folder)
@@ -232,7 +239,7 @@ def _trees() -> list[str]:
 
 
 def _has_browser() -> bool:
-    """Whether there is one; where there is none, the client is all."""
+    """Whether there is a browser; without one, only the client visits."""
     import browsing
 
     try:

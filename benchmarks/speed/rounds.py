@@ -1,17 +1,16 @@
-"""Whole masked rounds through a collector, over HTTP, on a store: against what cannot be left out.
+"""Whole masked rounds through a collector, over HTTP, on a store: against their necessary costs.
 
-A collector is a process of its own, with its worker and an SQLite store. Devices compute outside of
-the timed parts: what is timed is from their first message of a phase until the last of them has
-heard what the next one begins with, and in the end until the sum is stored. A few devices vanish
-when they have shared.
+A collector is a separate process, with its worker and an SQLite store. Devices compute outside of
+the timed parts: a phase is timed from its first message until the last device has received the
+start of the next phase, and at the end until the sum is stored. A few devices vanish after sharing.
 
-The floors are of the same run: as many requests of the same lengths, with answers of the same
-lengths, to a bare uvicorn that reads and answers (`http`); the same messages but for the tables,
-which need not be stored, and their sum through the bare store, in groups of the same size, each
-group a commit (`store`); and what the collector must compute (`primitives`): a check of every
-signature, the addition of the tables, every device's secret out of shares, an agreement for each
-mask between a device and one that vanished, the keys of the masks that are still in the sum, and
-these masks. What is checked of shares, and what is written of phases, is not in the floors.
+The floors are from the same run: the same number of requests and answers of the same lengths with a
+bare uvicorn (`http`); the same messages, except for the tables, which need not be stored, and their
+sum through the bare store, in groups of the same size with one commit each (`store`); and the
+collector's necessary computations (`primitives`): a check of every signature, the addition of the
+tables, every device's secret from shares, an agreement for each mask between a device and one that
+vanished, the keys of the masks that are still in the sum, and these masks. Checks of shares and
+records of phases are not in the floors.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from benchmarks import race
 from benchmarks.lines import Line, Settings
 from benchmarks.race import Contender
-from benchmarks.speed.talking import Ask, Talk
+from benchmarks.speed.talking import Connections, Request
 from sfumato.collector import studies
 from sfumato.collector.serve import open_store
 from sfumato.collector.settings import Settings as CollectorSettings
@@ -57,7 +56,7 @@ NAME = "rounds"
 SEED = 1
 REPETITIONS = 3
 CONNECTIONS = 1_000  # one for each device
-_PATIENCE_SECONDS = 120.0
+_TIMEOUT_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +79,7 @@ def run(settings: Settings) -> Iterator[Line]:
     if not settings.wants(case.name):
         return
     repeats = settings.repeats or (1 if settings.quick else REPETITIONS)
-    rounds = [_measured(case) for _ in range(repeats)]
+    rounds = [_measure(case) for _ in range(repeats)]
     yield race.run(
         race.Race(
             name=NAME,
@@ -93,13 +92,11 @@ def run(settings: Settings) -> Iterator[Line]:
                 "connections": CONNECTIONS,
             },
             seeds=[SEED],
-            ours=_replayed(rounds, lambda measured: sum(measured.steps.values())),
+            ours=_replay(rounds, lambda measured: sum(measured.steps.values())),
             peers={},
-            floors={
-                "http, store and primitives": _replayed(rounds, lambda measured: measured.floor)
-            },
+            floors={"http, store and primitives": _replay(rounds, lambda measured: measured.floor)},
             packages=["cryptography", "uvicorn", "starlette"],
-            note="seconds from messages to what is told, without the devices' own work",
+            note="seconds from messages to answers, without the devices' own work",
             more=lambda results: {
                 "steps": rounds[-1].steps,
                 "floor_steps": rounds[-1].floor_steps,
@@ -111,10 +108,10 @@ def run(settings: Settings) -> Iterator[Line]:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """The race, and where the time goes."""
+    """The race, and the time of each step."""
     parts = [
         f"{line['case']}: {kind}: "
-        + ", ".join(f"{step} {taken:.3g} s" for step, taken in line[key].items())
+        + ", ".join(f"{step} {seconds:.3g} s" for step, seconds in line[key].items())
         for line in lines
         for kind, key in (("round", "steps"), ("floor", "floor_steps"))
     ]
@@ -122,7 +119,7 @@ def table(lines: Sequence[Line]) -> str:
 
 
 @dataclass(slots=True)
-class _Measured:
+class _Measurement:
     steps: dict[str, float] = field(default_factory=dict)
     floor_steps: dict[str, float] = field(default_factory=dict)
     sizes: dict[str, Any] = field(default_factory=dict)
@@ -132,43 +129,48 @@ class _Measured:
         return sum(self.floor_steps.values())
 
 
-def _replayed(rounds: Sequence[_Measured], seconds: Callable[[_Measured], float]) -> Contender:
-    """What was measured, in the order in which it was."""
+def _replay(rounds: Sequence[_Measurement], seconds: Callable[[_Measurement], float]) -> Contender:
+    """The measurements, in their order."""
     left = iter(rounds)
     return Contender(lambda: next(left), seconds=lambda result: seconds(result))  # type: ignore[arg-type]  # it is one of the rounds
 
 
-def _measured(case: _Case) -> _Measured:
+def _measure(case: _Case) -> _Measurement:
     with tempfile.TemporaryDirectory() as folder:
         settings = CollectorSettings(
             store=f"sqlite:///{folder}/collector.db",
             signing_key=f"{folder}/collector.key",
             listen="127.0.0.1:0",
             worker_seconds=0.02,
-            phase_seconds=_PATIENCE_SECONDS,
+            phase_seconds=_TIMEOUT_SECONDS,
             queue_bytes=512 << 20,
             idle_seconds=600,  # while devices compute
             connections=2 * CONNECTIONS,
         )
         store, key = open_store(settings)
         with closing(store):
-            with _served(settings, Path(folder)) as address, Talk(address, CONNECTIONS) as talk:
-                warm_up = _Case(devices=20, cells=case.cells, dropped=1)  # wakes the kernels
+            with (
+                _serve(settings, Path(folder)) as address,
+                Connections(address, CONNECTIONS) as connections,
+            ):
+                warm_up = _Case(devices=20, cells=case.cells, dropped=1)  # loads the kernels
                 for each in (warm_up, case):
-                    course = _Course(each, store, key, talk)
-                    course.run()
-            measured = course.measured
-        measured.floor_steps["http"] = _http(course.asked)
-        table_bytes = course.round.vector_bytes
-        messages = [message for message in course.sent if len(message) != table_bytes]
-        messages.append(bytes(course.round.cells * np.dtype(course.round.lane).itemsize))
-        measured.floor_steps["store"] = _stored(messages, Path(folder), settings.commit_bytes)
-        measured.floor_steps["primitives"] = _primitives(case, course)
+                    round_run = _RoundRun(each, store, key, connections)
+                    round_run.run()
+            measured = round_run.measured
+        measured.floor_steps["http"] = _http_seconds(round_run.requests)
+        table_bytes = round_run.round.vector_bytes
+        messages = [message for message in round_run.messages if len(message) != table_bytes]
+        messages.append(bytes(round_run.round.cells * np.dtype(round_run.round.lane).itemsize))
+        measured.floor_steps["store"] = _store_seconds(
+            messages, Path(folder), settings.commit_bytes
+        )
+        measured.floor_steps["primitives"] = _primitive_seconds(case, round_run)
         return measured
 
 
 def _request(case: _Case) -> dict[str, Any]:
-    """A mean of vectors, sent whole and without noise: a table has a cell a coordinate."""
+    """A mean of vectors, sent whole and without noise: a table has one cell per coordinate."""
     return {
         "name": case.name,
         "purpose": "To measure a round.",
@@ -187,9 +189,9 @@ def _request(case: _Case) -> dict[str, Any]:
 
 
 @contextmanager
-def _served(settings: CollectorSettings, folder: Path) -> Iterator[str]:
-    """A collector in a process of its own; its address."""
-    given = {
+def _serve(settings: CollectorSettings, folder: Path) -> Iterator[str]:
+    """Start a collector in its own process; yield its address."""
+    variables = {
         name: getattr(settings, name)
         for name in (
             "store",
@@ -201,7 +203,7 @@ def _served(settings: CollectorSettings, folder: Path) -> Iterator[str]:
             "connections",
         )
     }
-    environment = os.environ | {f"SFUMATO_{name.upper()}": str(v) for name, v in given.items()}
+    environment = os.environ | {f"SFUMATO_{name.upper()}": str(v) for name, v in variables.items()}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "sfumato", "serve", "--port", "0"],
@@ -211,18 +213,18 @@ def _served(settings: CollectorSettings, folder: Path) -> Iterator[str]:
             text=True,
         )
     try:
-        assert process.stdout is not None  # a pipe was asked for
+        assert process.stdout is not None  # a pipe, as requested
         yield process.stdout.readline().strip().removeprefix("listening on ")
     finally:
         process.terminate()
         process.communicate()
 
 
-class _Course:
-    """A round, phase by phase; what devices compute is off the clock."""
+class _RoundRun:
+    """A round, phase by phase; the devices' computations are not timed."""
 
-    def __init__(self, case: _Case, store: Store, key: bytes, talk: Talk) -> None:
-        self.case, self.store, self.talk = case, store, talk
+    def __init__(self, case: _Case, store: Store, key: bytes, connections: Connections) -> None:
+        self.case, self.store, self.connections = case, store, connections
         self.key = offers.public_key(key)
         self.study = studies.create(
             store, _request(case), key=key, rng=SystemRng(), now=time.time
@@ -230,9 +232,9 @@ class _Course:
         with store.reading() as tx:
             (row,) = tx.tasks(self.study)
         self.task: Task = from_json(row.spec)
-        self.measured = _Measured()
-        self.sent: list[bytes] = []
-        self.asked: list[list[Ask]] = []  # as a server is asked that only answers
+        self.measured = _Measurement()
+        self.messages: list[bytes] = []
+        self.requests: list[list[Request]] = []  # as a server is asked that only answers
         self.tickets = [secrets.token_hex(32) for _ in range(case.devices)]
         self.devices: list[Participant] = []  # by ticket
         self.round_id = ""
@@ -243,18 +245,19 @@ class _Course:
         public = [identity.public_key().public_bytes_raw() for identity in identities]
         path = f"/v1/tasks/{self.task.id}/join"
         joins = [
-            Ask("POST", path, key, ticket) for key, ticket in zip(public, self.tickets, strict=True)
+            Request("POST", path, key, ticket)
+            for key, ticket in zip(public, self.tickets, strict=True)
         ]
-        asked = [Ask("GET", "/v1/tickets", b"", ticket) for ticket in self.tickets]
-        told = self._timed("join", joins, asked)
-        for identity, body in zip(identities, told, strict=True):
-            given = json.loads(body)
-            invitation = invitations.verify(given, self.key)
+        polls = [Request("GET", "/v1/tickets", b"", ticket) for ticket in self.tickets]
+        bodies = self._timed("join", joins, polls)
+        for identity, body in zip(identities, bodies, strict=True):
+            answer = json.loads(body)
+            invitation = invitations.verify(answer, self.key)
             self.devices.append(
                 join_round(
                     self.task,
                     invitation.round,
-                    given["member"],
+                    answer["member"],
                     identity.private_bytes_raw(),
                     invitation.roster,
                     rng=SystemRng(),
@@ -263,23 +266,34 @@ class _Course:
         self.round_id = self.round.nonce
         self._check_members(public)
         everybody, stayed = range(self.case.devices), range(self.case.devices - self.case.dropped)
-        told = self._phase("enrol", everybody, lambda k, _: self.devices[k].enrol(), "share")
-        told = self._phase(
-            "share", everybody, lambda k, heard: self.devices[k].share(heard), "mask", told, stayed
+        bodies = self._phase("enrol", everybody, lambda k, _: self.devices[k].enrol(), "share")
+        bodies = self._phase(
+            "share",
+            everybody,
+            lambda k, request: self.devices[k].share(request),
+            "mask",
+            bodies,
+            stayed,
         )
-        told = self._phase(
-            "mask", stayed, lambda k, heard: self.devices[k].mask(heard, self.table), "unmask", told
+        bodies = self._phase(
+            "mask",
+            stayed,
+            lambda k, request: self.devices[k].mask(request, self.table),
+            "unmask",
+            bodies,
         )
-        self._phase("unmask", stayed, lambda k, heard: self.devices[k].unmask(heard), None, told)
+        self._phase(
+            "unmask", stayed, lambda k, request: self.devices[k].unmask(request), None, bodies
+        )
         with self.store.reading() as tx:
             ((_, _, count),) = tx.answers(self.study)
         assert count == len(stayed), "the sum is not of the survivors"
-        self._wait_for_release()  # which is no part of a round, nor of the next one
-        found = self.round.parameters(self.case.devices)
+        self._wait_for_release()  # not part of a round, nor of the next one
+        parameters = self.round.parameters(self.case.devices)
         self.measured.sizes |= {
             "vector_bytes": self.round.vector_bytes,
-            "neighbours": found.neighbours,
-            "threshold": found.threshold,
+            "neighbours": parameters.neighbours,
+            "threshold": parameters.threshold,
         }
 
     @property
@@ -296,54 +310,54 @@ class _Course:
         members: range,
         answer: Callable[[int, bytes], bytes],
         following: str | None,
-        told: Sequence[bytes] | None = None,
-        hearing: range | None = None,
+        bodies: Sequence[bytes] | None = None,
+        listeners: range | None = None,
     ) -> list[bytes]:
-        """All messages of a phase; what each of those that stay is told in the next one."""
-        messages = [answer(k, told[k] if told is not None else b"") for k in members]
-        says = [
-            Ask("PUT", self._path(phase, k), message, self.tickets[k])
+        """Send all messages of a phase; return the answers to those that stay."""
+        messages = [answer(k, bodies[k] if bodies is not None else b"") for k in members]
+        puts = [
+            Request("PUT", self._path(phase, k), message, self.tickets[k])
             for k, message in zip(members, messages, strict=True)
         ]
-        self.sent += messages
-        hears = [
-            Ask("GET", self._path(following, k), b"", self.tickets[k])
-            for k in (hearing or members)
+        self.messages += messages
+        gets = [
+            Request("GET", self._path(following, k), b"", self.tickets[k])
+            for k in (listeners or members)
             if following is not None
         ]
-        return self._timed(phase, says, hears)
+        return self._timed(phase, puts, gets)
 
-    def _timed(self, step: str, says: Sequence[Ask], hears: Sequence[Ask]) -> list[bytes]:
-        begun = time.perf_counter()
-        answered = self.talk.ask(says)
-        said = time.perf_counter()
-        assert {status for status, _ in answered} == {201}, answered[:3]
+    def _timed(self, step: str, puts: Sequence[Request], gets: Sequence[Request]) -> list[bytes]:
+        start = time.perf_counter()
+        answers = self.connections.send(puts)
+        middle = time.perf_counter()
+        assert {status for status, _ in answers} == {201}, answers[:3]
         if step == "mask":
-            self._hurry()
-        if not hears:
+            self._close_phase()
+        if not gets:
             self._wait_for_end()
-        told: list[tuple[int, bytes]] = []
-        if hears:
-            first = self.talk.ask(hears[:1])  # the others need not wait
+        replies: list[tuple[int, bytes]] = []
+        if gets:
+            first = self.connections.send(gets[:1])  # then the others need not wait
             while first[0][0] == 204:
-                first = self.talk.ask(hears[:1])
-            told = first + self.talk.ask(hears[1:])
-            assert {status for status, _ in told} == {200}, told[:1]
+                first = self.connections.send(gets[:1])
+            replies = first + self.connections.send(gets[1:])
+            assert {status for status, _ in replies} == {200}, replies[:1]
         ended = time.perf_counter()
-        self.asked += [
-            list(says),
-            [Ask("GET", f"/?bytes={len(body)}", b"", self.tickets[0]) for _, body in told],
+        self.requests += [
+            list(puts),
+            [Request("GET", f"/?bytes={len(body)}", b"", self.tickets[0]) for _, body in replies],
         ]
-        self.measured.steps |= {f"say {step}": said - begun, f"hear after {step}": ended - said}
-        return [body for _, body in told]
+        self.measured.steps |= {f"say {step}": middle - start, f"hear after {step}": ended - middle}
+        return [body for _, body in replies]
 
-    def _hurry(self) -> None:
-        """Those who vanished are not coming: the phase is over."""
+    def _close_phase(self) -> None:
+        """End the phase: the devices that vanished will not answer."""
         with self.store.transaction() as tx:
             tx.close_phase(self.round_id)
 
     def _wait_for_end(self) -> None:
-        until = time.monotonic() + _PATIENCE_SECONDS
+        until = time.monotonic() + _TIMEOUT_SECONDS
         while True:
             with self.store.reading() as tx:
                 row = tx.round(self.round_id)
@@ -355,7 +369,7 @@ class _Course:
             time.sleep(0.005)
 
     def _wait_for_release(self) -> None:
-        until = time.monotonic() + _PATIENCE_SECONDS
+        until = time.monotonic() + _TIMEOUT_SECONDS
         while True:
             with self.store.reading() as tx:
                 row = tx.study(self.study)
@@ -369,26 +383,26 @@ class _Course:
         return f"/v1/rounds/{self.round_id}/{phase}/{self.devices[k].member}"
 
 
-def _http(asked: Sequence[Sequence[Ask]]) -> float:
-    """The same requests, phase by phase, to a server that only reads and answers."""
+def _http_seconds(phases: Sequence[Sequence[Request]]) -> float:
+    """Seconds of the same requests, phase by phase, to a server that only reads and answers."""
     command = [sys.executable, "-m", "benchmarks.speed.bare_http"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None  # a pipe was asked for
+        assert process.stdout is not None  # a pipe, as requested
         address = f"http://127.0.0.1:{int(process.stdout.readline())}"
-        with Talk(address, CONNECTIONS) as talk:
-            talk.ask(asked[1])  # all connections are made
-            begun = time.perf_counter()
-            for requests in asked:
-                talk.ask(requests)
-            return time.perf_counter() - begun
+        with Connections(address, CONNECTIONS) as connections:
+            connections.send(phases[1])  # all connections are made
+            start = time.perf_counter()
+            for requests in phases:
+                connections.send(requests)
+            return time.perf_counter() - start
     finally:
         process.kill()
         process.communicate()
 
 
-def _stored(messages: Sequence[bytes], folder: Path, commit_bytes: int) -> float:
-    """The same bytes into a table of a bare store, in groups of one commit each."""
+def _store_seconds(messages: Sequence[bytes], folder: Path, commit_bytes: int) -> float:
+    """Seconds of writing the same bytes to a bare store, in groups of one commit each."""
     with closing(Store.open(folder / "bare.db")) as store:
         store.migrate()
         groups: list[list[bytes]] = [[]]
@@ -399,18 +413,18 @@ def _stored(messages: Sequence[bytes], folder: Path, commit_bytes: int) -> float
             if size >= commit_bytes:
                 groups.append([])
                 size = 0
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for group in groups:
             with store.transaction() as tx:
                 rows = [(1, 1, message) for message in group]
                 tx._insert("upload", "task, count, body", rows)
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
 
-def _primitives(case: _Case, course: _Course) -> float:
-    """What no collector of such a round can leave out."""
-    round, stayed = course.round, case.devices - case.dropped
-    packed = course.sent[2 * case.devices : 2 * case.devices + stayed]
+def _primitive_seconds(case: _Case, round_run: _RoundRun) -> float:
+    """Seconds of the computations that any collector of such a round must do."""
+    round, stayed = round_run.round, case.devices - case.dropped
+    packed = round_run.messages[2 * case.devices : 2 * case.devices + stayed]
     tables = [
         unpack_words(message, round.cells, round.modulus_bits, round.lane)
         for message in packed[: min(16, stayed)]
@@ -420,13 +434,13 @@ def _primitives(case: _Case, course: _Course) -> float:
     public = Ed25519PrivateKey.from_private_bytes(identity).public_key().public_bytes_raw()
     text = secrets.token_bytes(160)
     signature = sign(identity, text)
-    found = round.parameters(case.devices)
-    pairs = case.dropped * found.neighbours * stayed // case.devices
-    points = range(1, 1 + found.threshold)
-    shares = split(identity, threshold=found.threshold, points=points, rng=SystemRng())
+    parameters = round.parameters(case.devices)
+    pairs = case.dropped * parameters.neighbours * stayed // case.devices
+    points = range(1, 1 + parameters.threshold)
+    shares = split(identity, threshold=parameters.threshold, points=points, rng=SystemRng())
     keys = [X25519PrivateKey.generate() for _ in range(2)]
     others = keys[1].public_key().public_bytes_raw()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     verify_all([(public, signature, text)] * case.devices)
     for place in range(stayed):
         np.add(total, tables[place % len(tables)], out=total)
@@ -437,4 +451,4 @@ def _primitives(case: _Case, course: _Course) -> float:
         for secret in opened[:stayed] + agreed
     ]
     masks.add_streams(total, streams, [1] * len(streams))
-    return time.perf_counter() - begun
+    return time.perf_counter() - start

@@ -1,14 +1,13 @@
 """Whole rounds of secure aggregation: against Flower's SecAgg+, and bare primitives.
 
-A round is one process: every device goes its whole way, and all that it computes is on its own
-watch, all that the collector computes on another. The collector takes the messages of a phase
-together, and tables a few at a time from where they were received, as `sfumato serve` does. Seconds
-are on the wall; masks and many signatures take all cores, of ours as of the floors. Flower runs in
-an environment and a process of its own (`scripts/peers`), and where that is missing the rounds are
-run without it.
+A round is one process: every device goes through the whole protocol, and its computations and those
+of the collector are timed separately. The collector takes the messages of a phase together, and
+tables a few at a time from their receive buffers, as `sfumato serve` does. Seconds are wall time;
+masks and many signatures use all cores, in ours and in the floors. Flower runs in its own
+environment and process (`scripts/peers`), and without that the rounds are run without it.
 
-The floors are what a round of this kind cannot leave out: of a device, a mask for itself and each
-neighbour, two agreements with each, and a check of each one's signature; of the collector, a check
+The floors are the necessary costs of such a round: for a device, a mask for itself and each
+neighbour, two agreements with each, and a check of each one's signature; for the collector, a check
 of every device's signature, the addition of the tables, the masks that are still in the sum, and an
 agreement for each mask of a device that dropped out.
 """
@@ -46,8 +45,8 @@ SEED = 1
 REPETITIONS = 3
 ENVIRONMENT, SERVER, FLOWER = ".venv-flower", "flower_server.py", "Flower"
 BITS = 32
-ARRIVING = 16  # tables that are added in turn: more than a cache holds
-SAMPLES = 20  # of a step's floor in a round
+ARRIVING = 16  # tables that are added in turn: more than fit in a cache
+SAMPLES = 20  # of each step's floor per round
 
 # The requirements: against Flower, and against the floors of the largest round.
 TIMES_FASTER = {"client": 8.0, "server": 40.0}
@@ -95,21 +94,21 @@ def run(settings: Settings) -> Iterator[Line]:
         for case in _cases(quick=True):
             _Round(case, _Floor(case)).run()
         for case in _cases(quick=settings.quick):
-            wanted = [role for role in TIMES_FASTER if settings.wants(f"{case.name}/{role}")]
-            if wanted:
-                yield from _lines(settings, case, flower if case.against_flower else None, wanted)
+            roles = [role for role in TIMES_FASTER if settings.wants(f"{case.name}/{role}")]
+            if roles:
+                yield from _lines(settings, case, flower if case.against_flower else None, roles)
     finally:
         if flower is not None:
             flower.close()
 
 
 def table(lines: Sequence[Line]) -> str:
-    """The race, and what devices sent and got."""
+    """The race, and the devices' traffic."""
     sizes = [
         f"{line['case']}: sends {line['bytes_up']:,.0f} bytes"
         + "".join(
-            f" ({line['bytes_up'] / sent:.3g} of {name}'s)"
-            for name, sent in line["peers_bytes_up"].items()
+            f" ({line['bytes_up'] / peer_bytes:.3g} of {name}'s)"
+            for name, peer_bytes in line["peers_bytes_up"].items()
         )
         + f"; sends and gets {line['bytes_over_vector']:,.0f} more than the packed table"
         for line in lines
@@ -119,7 +118,7 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def missed(lines: Sequence[Line]) -> list[str]:
-    """What the requirements ask and a line does not give."""
+    """The requirements that these lines miss."""
     return [f"{NAME}/{line['case']}: {text}" for line in lines for text in _complaints(line)]
 
 
@@ -128,9 +127,9 @@ def _complaints(line: Line) -> Iterator[str]:
     for name, ratio in line["ratio_to_peer"].items():
         if ratio["median"] < needed:
             yield f"{ratio['median']:.3g} times faster than {name}, not {needed:g}"
-    for name, sent in line.get("peers_bytes_up", {}).items():
-        if line["bytes_up"] > MOST_OF_PEERS_BYTES * sent:
-            part = line["bytes_up"] / sent
+    for name, peer_bytes in line.get("peers_bytes_up", {}).items():
+        if line["bytes_up"] > MOST_OF_PEERS_BYTES * peer_bytes:
+            part = line["bytes_up"] / peer_bytes
             yield f"a device sends {part:.4g} of {name}'s bytes, not {MOST_OF_PEERS_BYTES:g}"
     if not line["sizes"]["to_the_floor"]:
         return
@@ -142,7 +141,7 @@ def _complaints(line: Line) -> Iterator[str]:
 
 
 def _cases(*, quick: bool) -> Iterator[_Case]:
-    """Against Flower the rates are such that k and t are what Flower is told."""
+    """Against Flower, the rates give the same k and t as Flower's."""
     for cells in (1_000,) if quick else (10_000, 100_000, 1_000_000):
         yield _Case(
             devices=12 if quick else 50,
@@ -163,11 +162,11 @@ def _cases(*, quick: bool) -> Iterator[_Case]:
 
 
 def _lines(
-    settings: Settings, case: _Case, flower: Peer | None, wanted: Sequence[str]
+    settings: Settings, case: _Case, flower: Peer | None, roles: Sequence[str]
 ) -> Iterator[Line]:
     """A round gives a device's line and the collector's."""
     repeats = settings.repeats or (1 if settings.quick else REPETITIONS)
-    found = case.round().parameters(case.devices)
+    parameters = case.round().parameters(case.devices)
     ours, peers, floors = [], [], []
     for _ in range(repeats):
         floor = _Floor(case)
@@ -176,14 +175,14 @@ def _lines(
             task = {
                 "devices": case.devices,
                 "cells": case.cells,
-                "shares": found.neighbours + 1,  # one is its own
-                "threshold": found.threshold,
+                "shares": parameters.neighbours + 1,  # one is its own
+                "threshold": parameters.threshold,
                 "dropped": case.dropped,
                 "seed": SEED,
             }
             peers.append(flower.ask(task))
         floors.append(floor.costs())
-    for role in wanted:
+    for role in roles:
         key = f"{role}_seconds"
         yield race.run(
             race.Race(
@@ -193,15 +192,15 @@ def _lines(
                     "devices": case.devices,
                     "cells": case.cells,
                     "bits": BITS,
-                    "neighbours": found.neighbours,
-                    "threshold": found.threshold,
+                    "neighbours": parameters.neighbours,
+                    "threshold": parameters.threshold,
                     "dropped": case.dropped,
                     "to_the_floor": not case.against_flower,
                 },
                 seeds=[SEED],
-                ours=_replayed(ours, key),
-                peers={FLOWER: _replayed(peers, key)} if peers else {},
-                floors={"primitives": _replayed(floors, key)},
+                ours=_replay(ours, key),
+                peers={FLOWER: _replay(peers, key)} if peers else {},
+                floors={"primitives": _replay(floors, key)},
                 packages=["cryptography"],
                 note="seconds from bytes to bytes, of the mean device that stayed and of the "
                 "collector; Flower with its quantizing, which it needs, and without training",
@@ -212,8 +211,8 @@ def _lines(
         )
 
 
-def _replayed(results: Sequence[Costs], key: str) -> Contender:
-    """What was measured, in the order in which it was."""
+def _replay(results: Sequence[Costs], key: str) -> Contender:
+    """The measurements, in their order."""
     return Contender(
         partial(next, iter(results)),
         seconds=lambda result: float(result[key]),  # type: ignore[index]  # one of the costs
@@ -223,7 +222,7 @@ def _replayed(results: Sequence[Costs], key: str) -> Contender:
 def _more(
     role: str, peers: Sequence[Costs], floors: Sequence[Costs], results: Sequence[Any]
 ) -> Mapping[str, Any]:
-    """The parts of the last round and of its floor, whom it met, and a device's bytes."""
+    """The steps of the last round and of its floor, the peer's version, and a device's bytes."""
     parts = {
         "steps": results[-1][f"{role}_steps"],
         "floor_steps": floors[-1][f"{role}_steps"],
@@ -249,13 +248,13 @@ class _Watch:
     ) -> T:
         started = time.perf_counter()
         result = function(*args, **named)
-        taken = time.perf_counter() - started
-        self.steps[step] = self.steps.get(step, 0.0) + taken
+        seconds = time.perf_counter() - started
+        self.steps[step] = self.steps.get(step, 0.0) + seconds
         return result
 
 
 class _Round:
-    """All devices and their collector; the last devices vanish when they have shared."""
+    """All devices and their collector; the last devices vanish after sharing."""
 
     def __init__(self, case: _Case, floor: _Floor) -> None:
         self.case, self.round, self.floor = case, case.round(), floor
@@ -278,8 +277,8 @@ class _Round:
             for member, (watch, identity) in enumerate(zip(self.clients, identities, strict=True))
         ]
         self.table = np.random.default_rng(SEED).integers(0, 1 << 16, case.cells)
-        held = np.zeros((ARRIVING, self.round.vector_bytes), dtype=np.uint8)
-        self.places = [place.data for place in held]
+        buffers = np.zeros((ARRIVING, self.round.vector_bytes), dtype=np.uint8)
+        self.places = [place.data for place in buffers]
 
     def run(self) -> Costs:
         collector, devices = self.collector, self.devices
@@ -289,20 +288,20 @@ class _Round:
             Phase.SHARE,
             everybody,
             collector.roster_for,
-            lambda member, heard: partial(devices[member].share, heard),
+            lambda member, request: partial(devices[member].share, request),
         )
         self._step(
             Phase.MASK,
             self.stayed,
             collector.boxes_for,
-            lambda member, heard: partial(devices[member].mask, heard, self.table + member),
+            lambda member, request: partial(devices[member].mask, request, self.table + member),
         )
         survivors = self.server("unmask", collector.survivor_set)
         self._step(
             Phase.UNMASK,
             self.stayed,
             lambda _: survivors,
-            lambda member, heard: partial(devices[member].unmask, heard),
+            lambda member, request: partial(devices[member].unmask, request),
         )
         total = self.server("finish", collector.finish)
         self.floor.finish(self._pairs())
@@ -314,36 +313,40 @@ class _Round:
         self,
         phase: Phase,
         members: range,
-        told: Callable[[int], bytes] | None,
-        answer: Callable[[int, bytes], Callable[[], bytes]],  # what is timed, made ready
+        request_for: Callable[[int], bytes] | None,
+        answer: Callable[[int, bytes], Callable[[], bytes]],  # returns the function to be timed
     ) -> None:
         together = ARRIVING if phase is Phase.MASK else len(members)
         for first in range(0, len(members), together):
-            arrived: dict[int, bytes] = {}
+            messages: dict[int, bytes] = {}
             for member in members[first : first + together]:
-                heard = self.server(phase, told, member) if told is not None else b""
+                request = (
+                    self.server(phase, request_for, member) if request_for is not None else b""
+                )
                 if phase is Phase.SHARE:
-                    _forget()
-                sent = self.clients[member](phase, answer(member, heard))
-                self.down[member] += len(heard)
-                self.up[member] += len(sent)
-                arrived[member] = self._received(member, sent) if phase is Phase.MASK else sent
+                    _clear_caches()
+                message = self.clients[member](phase, answer(member, request))
+                self.down[member] += len(request)
+                self.up[member] += len(message)
+                messages[member] = (
+                    self._received(member, message) if phase is Phase.MASK else message
+                )
                 if member % -(-len(members) // SAMPLES) == 0:
                     self.floor.sample(phase)
-            refusals = self.server(phase, self.collector.add_all, phase, arrived)
+            refusals = self.server(phase, self.collector.add_all, phase, messages)
             assert not any(refusals.values()), refusals
         if phase is not Phase.UNMASK:
             self.server(phase, self.collector.close)
 
     def _received(self, member: int, table: bytes) -> bytes:
-        """A table where a collector reads it from the network: in memory that is used again."""
+        """A table as a collector reads it from the network: in a buffer that is reused."""
         place = self.places[member % ARRIVING]
         place[:] = table
         return cast(bytes, place)  # it is only read
 
     def _costs(self) -> Costs:
         watches = [self.clients[member].steps for member in self.stayed]
-        client = {step: float(np.mean([taken[step] for taken in watches])) for step in watches[0]}
+        client = {step: float(np.mean([steps[step] for steps in watches])) for step in watches[0]}
         up, down = (np.array(sizes)[self.stayed].mean() for sizes in (self.up, self.down))
         sizes = {"bytes_up": up, "bytes_over_vector": up + down - self.round.vector_bytes}
         return _bill(client, self.server.steps) | sizes
@@ -357,8 +360,8 @@ class _Round:
         ]
 
 
-def _forget() -> None:
-    """A device has a process of its own: what others left in a cache, it works out itself."""
+def _clear_caches() -> None:
+    """A device has its own process, so it must not use what others left in a cache."""
     for name, module in list(sys.modules.items()):
         if name.startswith("sfumato.secagg"):
             for value in vars(module).values():
@@ -367,17 +370,17 @@ def _forget() -> None:
 
 
 class _Floor:
-    """The primitives of a device and of the collector, a few at a time between our own steps."""
+    """The primitives of a device and of the collector, sampled between our own steps."""
 
     def __init__(self, case: _Case) -> None:
         self.case, neighbours = case, case.round().parameters(case.devices).neighbours
         self.server, self.client = _Watch(), _Watch()
-        self.taken = dict.fromkeys(Phase, 0)
+        self.samples = dict.fromkeys(Phase, 0)
         self.table = np.zeros(case.cells, dtype=np.uint32)
         self.arriving = np.ones((ARRIVING, case.cells), dtype=np.uint32)
-        made = np.random.default_rng(SEED).bytes(28 * case.devices * (neighbours + 1))
-        starts = range(0, len(made), 28)
-        self.streams = [(made[k : k + 16], made[k + 16 : k + 28] + bytes(4)) for k in starts]
+        stream = np.random.default_rng(SEED).bytes(28 * case.devices * (neighbours + 1))
+        starts = range(0, len(stream), 28)
+        self.streams = [(stream[k : k + 16], stream[k + 16 : k + 28] + bytes(4)) for k in starts]
         own, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         self.own = own.private_bytes_raw()
         self.others = [other.public_key().public_bytes_raw()] * neighbours
@@ -386,8 +389,8 @@ class _Floor:
         self.claims = [claim] * neighbours
 
     def sample(self, phase: Phase) -> None:
-        """One device's part in a phase, and additions as the collector does them meanwhile."""
-        self.taken[phase] += 1
+        """One device's part of a phase, and the collector's additions."""
+        self.samples[phase] += 1
         if phase is Phase.SHARE:
             self.client(phase, verify_all, self.claims)
         if phase in (Phase.SHARE, Phase.MASK):
@@ -409,10 +412,10 @@ class _Floor:
 
     def costs(self) -> Costs:
         client = {
-            step: taken / self.taken[Phase(step)] for step, taken in self.client.steps.items()
+            step: seconds / self.samples[Phase(step)] for step, seconds in self.client.steps.items()
         }
         stayed = self.case.devices - self.case.dropped
-        share = stayed / (self.taken[Phase.MASK] * ARRIVING)
+        share = stayed / (self.samples[Phase.MASK] * ARRIVING)
         server = self.server.steps | {Phase.MASK: self.server.steps[Phase.MASK] * share}
         return _bill(client, server)
 
@@ -434,7 +437,7 @@ def _add_tables(table: U32, arriving: U32) -> None:
 def _agree(own: bytes, public_keys: Sequence[bytes]) -> None:
     """From the bytes of keys to the keys and counters of masks.
 
-    To load a private key takes as long as to agree with it, so it is loaded once.
+    Loading a private key takes as long as an agreement, so it is loaded once.
     """
     key = X25519PrivateKey.from_private_bytes(own)
     for public in public_keys:

@@ -54,7 +54,7 @@ def run(settings: Settings) -> Iterator[Line]:
 
 
 def table(lines: list[Line]) -> str:
-    """The race, and how much memory it took."""
+    """The race, and its peak memory."""
     peaks = [
         f"{line['case']}: peak memory {line['peak_bytes'] / 1e6:,.0f} MB "
         f"(floor {line['floor_peak_bytes'] / 1e6:,.0f} MB), {line['algorithm']}"
@@ -64,7 +64,7 @@ def table(lines: list[Line]) -> str:
 
 
 def missed(lines: list[Line]) -> list[str]:
-    """What the requirement asks and a line does not give."""
+    """The requirements that these lines miss."""
     return [
         f"simulate/{line['case']}: peak memory is {line['peak_bytes']:,} bytes, not below "
         f"{MOST_BYTES:,}"
@@ -74,7 +74,7 @@ def missed(lines: list[Line]) -> list[str]:
 
 
 def write(path: Path, items: int, distinct: int) -> None:
-    """Items of a power law, one a row, a million at a time."""
+    """Write items of a power law, one per row, a million at a time."""
     names = pa.array([f"item {number:07d}" for number in range(distinct)])
     shares = np.arange(1, distinct + 1, dtype=np.float64) ** -1.05
     upto = np.cumsum(shares / shares.sum())
@@ -86,8 +86,8 @@ def write(path: Path, items: int, distinct: int) -> None:
     with open_writer(str(path), schema) as writer:
         for start in range(0, items, 1_000_000):
             count = min(1_000_000, items - start)
-            drawn = np.minimum(np.searchsorted(upto, chance.random(count)), distinct - 1)
-            writer.write_table(pa.table({"item": names.take(pa.array(drawn))}, schema=schema))
+            numbers = np.minimum(np.searchsorted(upto, chance.random(count)), distinct - 1)
+            writer.write_table(pa.table({"item": names.take(pa.array(numbers))}, schema=schema))
 
 
 def _race(
@@ -131,7 +131,7 @@ def _seconds(result: Any) -> float:
 
 
 def _warm_up(folder: Path) -> None:
-    """Let the kernels be compiled and cached by a run that is not timed."""
+    """Compile and cache the kernels by a run that is not timed."""
     path = folder / "warm.parquet"
     write(path, 300_000, DISTINCT["sketch"])
     _in_process("ours", path, _study("sketch", quick=False))
@@ -150,7 +150,7 @@ def _in_process(what: str, path: Path, study: dict[str, Any]) -> dict[str, Any]:
 
 def _study(kind: str, *, quick: bool) -> dict[str, Any]:
     epsilon = None if quick else 1.0  # finding the noise's scale would take most of a quick run
-    short = quick and kind == "sketch"  # few devices hold few items: a sketch must be a short one
+    short = quick and kind == "sketch"  # few devices hold few items, so only short tables sketch
     return {
         "question": "frequencies",
         "trust": "central",
@@ -179,7 +179,7 @@ def _floor(path: Path) -> dict[str, Any]:
 def _peak_bytes() -> int:
     """The most memory this process had resident.
 
-    On Linux from its own status: getrusage would also count what the starting process held.
+    On Linux from its own status: getrusage would include the memory of the parent process.
     """
     status = Path("/proc/self/status")
     if status.exists():

@@ -1,6 +1,6 @@
-"""Many requests over a few connections at once, with as little work for each as can be.
+"""Many requests over a few connections at once, with as little work per request as possible.
 
-One thread over non-blocking sockets; of an answer nothing is parsed but its status and its length.
+One thread over non-blocking sockets; only the status and length of an answer are parsed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from urllib.parse import urlsplit
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 _READ_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Ask:
+class Request:
     """A request."""
 
     method: str
@@ -36,15 +36,15 @@ class Ask:
 
 
 @dataclass(slots=True)
-class _Line:
+class _Connection:
     socket: socket.socket
-    number: int = -1  # of the request under way
+    number: int = -1  # of the current request
     unsent: memoryview = field(default_factory=lambda: memoryview(b""))
     answer: bytearray | None = None
 
 
-class Talk:
-    """Connections to a collector, kept open."""
+class Connections:
+    """Persistent connections to a collector."""
 
     def __init__(self, address: str, connections: int) -> None:
         parts = urlsplit(address)
@@ -52,23 +52,25 @@ class Talk:
         self._selector = selectors.DefaultSelector()
         self._lines = []
         for _ in range(connections):
-            line = _Line(socket.create_connection((parts.hostname, parts.port), PATIENCE_SECONDS))
+            line = _Connection(
+                socket.create_connection((parts.hostname, parts.port), TIMEOUT_SECONDS)
+            )
             line.socket.setblocking(False)
             line.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._selector.register(line.socket, selectors.EVENT_READ, line)
             self._lines.append(line)
 
-    def ask(self, requests: Sequence[Ask]) -> list[tuple[int, bytes]]:
-        """Status and body of the answer to each; as many under way as there are connections."""
+    def send(self, requests: Sequence[Request]) -> list[tuple[int, bytes]]:
+        """Send each request once; return the status and body of each answer."""
         answers: list[tuple[int, bytes]] = [(0, b"")] * len(requests)
         waiting = deque(range(len(requests)))
         for line in self._lines[: len(requests)]:
             self._begin(line, waiting, requests)
         left = len(requests)
         while left:
-            ready = self._selector.select(PATIENCE_SECONDS)
+            ready = self._selector.select(TIMEOUT_SECONDS)
             if not ready:
-                raise RuntimeError(f"no answer for {PATIENCE_SECONDS} s")
+                raise RuntimeError(f"no answer for {TIMEOUT_SECONDS} s")
             for key, events in ready:
                 line = key.data
                 if events & selectors.EVENT_WRITE:
@@ -80,23 +82,23 @@ class Talk:
                         self._begin(line, waiting, requests)
         return answers
 
-    def _begin(self, line: _Line, waiting: deque[int], requests: Sequence[Ask]) -> None:
+    def _begin(self, line: _Connection, waiting: deque[int], requests: Sequence[Request]) -> None:
         line.number = waiting.popleft()
         line.unsent = memoryview(requests[line.number].to_bytes(self._host))
         line.answer = bytearray()
         self._send(line)
 
-    def _send(self, line: _Line) -> None:
+    def _send(self, line: _Connection) -> None:
         try:
-            sent = line.socket.send(line.unsent)
+            count = line.socket.send(line.unsent)
         except BlockingIOError:
-            sent = 0
-        line.unsent = line.unsent[sent:]
-        wanted = selectors.EVENT_WRITE if line.unsent else selectors.EVENT_READ
-        if self._selector.get_key(line.socket).events != wanted:
-            self._selector.modify(line.socket, wanted, line)
+            count = 0
+        line.unsent = line.unsent[count:]
+        event = selectors.EVENT_WRITE if line.unsent else selectors.EVENT_READ
+        if self._selector.get_key(line.socket).events != event:
+            self._selector.modify(line.socket, event, line)
 
-    def __enter__(self) -> Talk:
+    def __enter__(self) -> Connections:
         return self
 
     def __exit__(
@@ -110,8 +112,8 @@ class Talk:
             line.socket.close()
 
 
-def _read(line: _Line) -> tuple[int, bytes] | None:
-    """Read on; the answer, if it is whole."""
+def _read(line: _Connection) -> tuple[int, bytes] | None:
+    """Continue reading; the answer, if it is complete."""
     part = line.socket.recv(_READ_BYTES)
     if not part or line.answer is None:
         raise RuntimeError("the collector closed a connection")

@@ -1,9 +1,9 @@
 """Many devices, as a collector sees them: uploads over a few connections, one after another.
 
 `python -m benchmarks.speed.uploading ADDRESS TASK_ID FILE CONNECTIONS SECONDS` sends the upload in
-a file again and again, each time with report ids that were never sent before, and prints how it
-went. It is a process of its own, and does so little for a request that the collector is the limit:
-one thread over non-blocking sockets, nothing parsed but the status.
+a file repeatedly, each time with new report ids, and prints statistics. It is a separate process,
+and does so little per request that the collector is the limit: one thread over non-blocking
+sockets, and only the status is parsed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import numpy as np
 from sfumato.flow.report import HEADER_BYTES, LENGTH_BYTES
 
 _ID = slice(LENGTH_BYTES + HEADER_BYTES - 16, LENGTH_BYTES + HEADER_BYTES)
-_PATIENCE_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0
 
 
 class Uploads:
-    """Requests that differ in the ids of their reports alone, all of one length."""
+    """Requests of one length that differ only in the ids of their reports."""
 
     def __init__(self, head: bytes, body: bytes) -> None:
         self._request = bytearray(head + body)
@@ -45,53 +45,53 @@ class Uploads:
 
 @dataclass(slots=True)
 class Connection:
-    """A connection with one request under way; what of it is still to be sent."""
+    """A connection with one current request, and the part of it that is not sent yet."""
 
     socket: socket.socket
     unsent: bytes = b""
-    begun: float = 0.0
+    start: float = 0.0
     answer: bytes = b""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was answered, and how long each took."""
+    """The statuses and times of all answers."""
 
     statuses: dict[str, int] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
 
 
 def drive(address: str, uploads: Uploads, connections: int, seconds: float) -> dict[str, Any]:
-    """Keep every connection busy for so long; answers that come later do not count."""
+    """Keep every connection busy for `seconds`; later answers do not count."""
     parts = urlsplit(address)
     selector = selectors.DefaultSelector()
     tally = Tally()
-    opened = [
-        Connection(socket.create_connection((parts.hostname, parts.port), _PATIENCE_SECONDS))
+    all_connections = [
+        Connection(socket.create_connection((parts.hostname, parts.port), _TIMEOUT_SECONDS))
         for _ in range(connections)
     ]
     try:
-        for connection in opened:
+        for connection in all_connections:
             connection.socket.setblocking(False)
             connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             selector.register(connection.socket, selectors.EVENT_READ, connection)
-        begun = time.perf_counter()
-        for connection in opened:
+        start = time.perf_counter()
+        for connection in all_connections:
             _send(connection, uploads.next(), selector)
-        while time.perf_counter() < begun + seconds:
-            ready = selector.select(_PATIENCE_SECONDS)
+        while time.perf_counter() < start + seconds:
+            ready = selector.select(_TIMEOUT_SECONDS)
             if not ready:
-                raise RuntimeError(f"the collector has not answered for {_PATIENCE_SECONDS} s")
+                raise RuntimeError(f"the collector has not answered for {_TIMEOUT_SECONDS} s")
             for key, events in ready:
                 connection = key.data
                 if events & selectors.EVENT_WRITE:
                     _send(connection, connection.unsent, selector)
-                elif _answered(connection, tally):
+                elif _read_answer(connection, tally):
                     _send(connection, uploads.next(), selector)
-        elapsed = time.perf_counter() - begun
+        elapsed = time.perf_counter() - start
     finally:
         selector.close()
-        for connection in opened:
+        for connection in all_connections:
             connection.socket.close()
     stored = tally.statuses.get("201", 0)
     return {
@@ -104,28 +104,28 @@ def drive(address: str, uploads: Uploads, connections: int, seconds: float) -> d
 
 
 def latencies(seconds: list[float]) -> dict[str, float]:
-    """Quantiles of how long each took."""
+    """Quantiles of the answers' times."""
     shares = {"p50": 0.5, "p99": 0.99, "most": 1.0}
     return {name: float(np.quantile(seconds, share)) for name, share in shares.items()}
 
 
 def _send(connection: Connection, data: bytes, selector: selectors.BaseSelector) -> None:
-    """Send what can be sent now; the rest when there is room."""
+    """Send as much as possible now, and the rest when the socket is writable."""
     waited = bool(connection.unsent)
     if not waited:
-        connection.begun = time.perf_counter()
+        connection.start = time.perf_counter()
     try:
-        sent = connection.socket.send(data)
+        count = connection.socket.send(data)
     except BlockingIOError:
-        sent = 0
-    connection.unsent = data[sent:]
+        count = 0
+    connection.unsent = data[count:]
     if bool(connection.unsent) != waited:
-        wanted = selectors.EVENT_WRITE if connection.unsent else selectors.EVENT_READ
-        selector.modify(connection.socket, wanted, connection)
+        event = selectors.EVENT_WRITE if connection.unsent else selectors.EVENT_READ
+        selector.modify(connection.socket, event, connection)
 
 
-def _answered(connection: Connection, tally: Tally) -> bool:
-    """Read on; whether the answer is whole."""
+def _read_answer(connection: Connection, tally: Tally) -> bool:
+    """Continue reading; whether the answer is complete."""
     part = connection.socket.recv(1 << 16)
     if not part:
         raise RuntimeError("the collector closed a connection")
@@ -135,7 +135,7 @@ def _answered(connection: Connection, tally: Tally) -> bool:
         return False
     status = head[9:12].decode()
     tally.statuses[status] = tally.statuses.get(status, 0) + 1
-    tally.seconds.append(time.perf_counter() - connection.begun)
+    tally.seconds.append(time.perf_counter() - connection.start)
     connection.answer = b""
     return True
 
@@ -146,7 +146,7 @@ def _length(head: bytes) -> int:
 
 
 def head_of(task_id: str, body: bytes) -> bytes:
-    """What comes before the body of an upload."""
+    """The request line and headers of an upload."""
     return (
         f"POST /v1/tasks/{task_id}/reports HTTP/1.1\r\nHost: collector\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"

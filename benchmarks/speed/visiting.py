@@ -1,7 +1,7 @@
-"""Who visits a collector while its pages are measured: devices, a browser, a bare client.
+"""Visitors of a collector while its pages are measured: devices, a browser, a bare client.
 
-`python -m benchmarks.speed.visiting KIND ARGUMENTS` is one of them in a process of its own, as JSON
-says it in ARGUMENTS; it prints JSON.
+`python -m benchmarks.speed.visiting KIND ARGUMENTS` is one of them in its own process, with JSON in
+ARGUMENTS; it prints JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 Paths = Mapping[str, str]  # of pages, by their names
-_DAYS = 1_000  # of which a fleet lives as many as it has time for
+_DAYS = 1_000  # more simulated days than a fleet has time for
 _TIMES = """() => {
   const page = performance.getEntriesByType("navigation")[0];
   return {answer: page.responseEnd - page.requestStart, load: page.loadEventEnd - page.startTime};
@@ -25,44 +25,44 @@ _TIMES = """() => {
 
 
 def devices(address: str, key: str, study: str, items: list[str], count: int) -> None:
-    """Devices that send a report a day, one simulated day after another, until they are ended."""
-    import numpy as np  # which those who look at pages need not wait for
+    """Devices that send one report per simulated day, until the process is ended."""
+    import numpy as np  # not needed by other visitors
 
     from sfumato.simulation.network_fleet import NetworkFleet
 
-    chosen = np.random.default_rng(1).integers(0, len(items), (count, _DAYS))
-    held = [[items[number] for number in row] for row in chosen.tolist()]
-    with NetworkFleet(address, bytes.fromhex(key), held, seed=1, allow_plain=True) as fleet:
+    numbers = np.random.default_rng(1).integers(0, len(items), (count, _DAYS))
+    holdings = [[items[number] for number in row] for row in numbers.tolist()]
+    with NetworkFleet(address, bytes.fromhex(key), holdings, seed=1, allow_plain=True) as fleet:
         fleet.ask(study, days=_DAYS)
 
 
 def client(address: str, token: str, paths: Paths, pages: int, pause: float) -> list[Any]:
-    """Asks for pages over one connection, and does nothing with them."""
+    """Fetch pages over one connection, and do nothing with them."""
     place = urlsplit(address).netloc
     with closing(http.client.HTTPConnection(place, timeout=60)) as connection:
 
-        def asked(method: str, path: str, body: str = "", **headers: str) -> tuple[int, Any]:
+        def send(method: str, path: str, body: str = "", **headers: str) -> tuple[int, Any]:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
             answer.read()
             return answer.status, answer.headers
 
         form = {"Content-Type": "application/x-www-form-urlencoded", "Origin": address}
-        _, told = asked("POST", "/dashboard/sign-in", urlencode({"token": token}), **form)
-        cookie = SimpleCookie(told["Set-Cookie"]).output(attrs=[], header="", sep=";").strip()
+        _, response = send("POST", "/dashboard/sign-in", urlencode({"token": token}), **form)
+        cookie = SimpleCookie(response["Set-Cookie"]).output(attrs=[], header="", sep=";").strip()
 
         def visit(path: str) -> dict[str, float]:
-            begun = time.perf_counter()
-            status, _ = asked("GET", path, Cookie=cookie)
-            taken = time.perf_counter() - begun
+            start = time.perf_counter()
+            status, _ = send("GET", path, Cookie=cookie)
+            seconds = time.perf_counter() - start
             _check(status, path)
-            return {"answer": taken}
+            return {"answer": seconds}
 
         return list(_tour(visit, paths, pages, pause))
 
 
 def browser(address: str, token: str, paths: Paths, pages: int, pause: float) -> list[Any]:
-    """Somebody who goes from page to page, scripts, styles, charts and all."""
+    """Go from page to page with a browser, including scripts, styles and charts."""
     import browsing
 
     with browsing.browser() as opened:
@@ -77,7 +77,7 @@ def browser(address: str, token: str, paths: Paths, pages: int, pause: float) ->
             answer = page.goto(f"{address}{path}", wait_until="load")
             _check(0 if answer is None else answer.status, path)
             page.wait_for_function("() => performance.timing.loadEventEnd > 0")
-            return {name: taken / 1e3 for name, taken in page.evaluate(_TIMES).items()}
+            return {name: ms / 1e3 for name, ms in page.evaluate(_TIMES).items()}
 
         return list(_tour(visit, paths, pages, pause))
 
@@ -85,10 +85,10 @@ def browser(address: str, token: str, paths: Paths, pages: int, pause: float) ->
 def _tour(
     visit: Callable[[str], dict[str, float]], paths: Paths, pages: int, pause: float
 ) -> Iterator[dict[str, Any]]:
-    """From page to page, `pause` seconds from one to the next, or when that has come."""
-    begun = time.monotonic()
+    """Visit one page after another, at least `pause` seconds apart."""
+    start = time.monotonic()
     for number in range(pages):
-        time.sleep(max(0.0, begun + number * pause - time.monotonic()))
+        time.sleep(max(0.0, start + number * pause - time.monotonic()))
         name = list(paths)[number % len(paths)]
         yield {"page": name, **visit(paths[name])}
 

@@ -2,9 +2,9 @@
 
     .venv-flower-app/bin/python examples/flower_quickstart/compare.py
 
-Starts one SuperLink and `--nodes` SuperNodes, processes on loopback, runs the app once for each
-setting, and ends them by their ids. `--kill` kills a SuperNode while it trains in the second round
-of a setting, without a word to anybody.
+Starts one SuperLink and `--nodes` SuperNodes, processes on loopback, runs the app once per setting,
+and ends them by their ids. `--kill` kills a SuperNode without notice while it trains in the second
+round of a setting.
 """
 
 import argparse
@@ -32,17 +32,17 @@ SETTINGS = {
     "secure and noised": {"rate": 4.0, "clip": 0.5, "noise-multiplier": 0.3, "secure": True},
 }
 
-# That a client gets up to the training of round 2: plainly, and in masked rounds (hello, enrol,
-# share, train, unmask; enrol, share, train).
+# Messages that a client gets up to the training of round 2: in plain rounds, and in masked rounds
+# (hello, enrol, share, train, unmask; enrol, share, train).
 MESSAGES_BEFORE = {False: 2, True: 8}
 
 
 def free_ports(count):
     with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in held:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
             each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in held]
+        return [each.getsockname()[1] for each in sockets]
 
 
 class Federation:
@@ -97,7 +97,7 @@ class Federation:
                     env=self.environment,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # what it starts ends with it
+                    start_new_session=True,  # its children end with it
                 )
             )
 
@@ -115,8 +115,8 @@ class Federation:
         return json.loads(done.stdout[start:])
 
     def run(self, app, settings, kill_at=None):
-        """Run the app to its end. The last SuperNode is killed when it has got so many messages of
-        the run."""
+        """Run the app to its end. The last SuperNode is killed when it has received `kill_at`
+        messages of the run."""
         out = self.folder / "out.json"
         out.unlink(missing_ok=True)
         settings = {"out": str(out), **settings}
@@ -133,7 +133,7 @@ class Federation:
                 kill_at = None
             if out.exists():
                 return True
-            if time.monotonic() - looked < 20:  # to ask is not for free
+            if time.monotonic() - looked < 20:  # asking has a cost
                 return False
             looked = time.monotonic()
             return "failed" in self.state(run)
@@ -142,11 +142,11 @@ class Federation:
         seconds = time.monotonic() - started
         if not out.exists():
             raise SystemExit("the run failed; see `flwr log`")
-        time.sleep(1)  # it may be half written
+        time.sleep(1)  # the file may be incomplete
         return {**json.loads(out.read_text(encoding="utf-8")), "seconds": seconds}
 
     def received(self):
-        """Messages that the last SuperNode has got."""
+        """Number of messages that the last SuperNode has received."""
         log = self.folder / f"supernode-{len(self.processes) - 1}.log"
         return log.read_text(encoding="utf-8", errors="replace").count("Received successfully")
 
@@ -156,7 +156,7 @@ class Federation:
 
 
 def end(process, how=signal.SIGTERM):
-    """End a process and what it has started: they are of one session."""
+    """End a process and its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, how)
     try:
@@ -180,7 +180,7 @@ def wait(is_true, seconds, what):
 
 
 def lines_changed():
-    """Lines that are added or gone between the app before and after."""
+    """Number of lines added or removed between the app before and after."""
     changed = 0
     for old in sorted((HERE / "before").rglob("*.py")):
         new = HERE / "after" / old.relative_to(HERE / "before")
@@ -199,42 +199,42 @@ def main():
     parser.add_argument("--only", choices=list(SETTINGS), help="run one setting")
     parser.add_argument("--kill", action="store_true", help="kill a SuperNode in round 2")
     parser.add_argument("--out", type=Path, help="a file for all numbers, in JSON")
-    given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # not without ending what it started
-    chosen = [given.only] if given.only else list(SETTINGS)
-    found = {}
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that child processes are ended
+    names = [options.only] if options.only else list(SETTINGS)
+    results = {}
     folder = Path(tempfile.mkdtemp(prefix="digits-"))
-    with Federation(given.nodes, folder) as federation:
-        for name in chosen:
+    with Federation(options.nodes, folder) as federation:
+        for name in names:
             app = HERE / ("before" if name == "before" else "after")
-            settings = {"nodes": given.nodes, "rounds": given.rounds, **SETTINGS[name]}
+            settings = {"nodes": options.nodes, "rounds": options.rounds, **SETTINGS[name]}
             kill_at = None
-            if given.kill:
+            if options.kill:
                 settings |= {"nodes": 3, "seconds": 30.0}
                 kill_at = MESSAGES_BEFORE["secure" in settings]
-            found[name] = federation.run(app, settings, kill_at)
-            show(name, found[name])
+            results[name] = federation.run(app, settings, kill_at)
+            show(name, results[name])
     shutil.rmtree(folder)
     print(f"{lines_changed()} lines of Python changed")
-    if given.out:
-        given.out.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=1), encoding="utf-8")
 
 
-def show(name, found):
-    last = max(found["accuracy"], key=int)
-    rounds = found["rounds"].values()
+def show(name, result):
+    last = max(result["accuracy"], key=int)
+    rounds = result["rounds"].values()
     up = [each["bytes-up"] for each in rounds if "bytes-up" in each] or [model_bytes()]
     spent = [each["epsilon"] for each in rounds if "epsilon" in each] or [math.inf]
     print(
-        f"{name:18} accuracy {found['accuracy'][last]:.3f}  bytes up {sum(up) / len(up):,.0f}  "
+        f"{name:18} accuracy {result['accuracy'][last]:.3f}  bytes up {sum(up) / len(up):,.0f}  "
         f"epsilon {max(spent):.4g}  clients {[each.get('clients') for each in rounds]}  "
-        f"{found['seconds']:.0f} s",
+        f"{result['seconds']:.0f} s",
         flush=True,
     )
 
 
 def model_bytes():
-    """What a client sends before: its arrays."""
+    """Bytes of the arrays that a client of the app before sends."""
     sys.path.insert(0, str(HERE / "before"))
     from digits.task import new_model
 

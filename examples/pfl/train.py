@@ -41,10 +41,10 @@ class Network(torch.nn.Sequential):
             torch.nn.Linear(HIDDEN, CLASSES),
         )
 
-    def loss(self, given, labels):
-        return torch.nn.functional.cross_entropy(self(given), labels)
+    def loss(self, inputs, labels):
+        return torch.nn.functional.cross_entropy(self(inputs), labels)
 
-    def metrics(self, given, labels):
+    def metrics(self, inputs, labels):
         return {}
 
 
@@ -66,8 +66,8 @@ def points(user, count=100):
     middles = np.random.default_rng(7).standard_normal((CLASSES, FEATURES))
     chance = np.random.default_rng(100 + user)
     labels = chance.integers(CLASSES, size=count)
-    given = middles[labels] + 2.5 * chance.standard_normal((count, FEATURES))
-    return torch.tensor(given, dtype=torch.float32), torch.tensor(labels)
+    inputs = middles[labels] + 2.5 * chance.standard_normal((count, FEATURES))
+    return torch.tensor(inputs, dtype=torch.float32), torch.tensor(labels)
 
 
 def run(postprocessors, *, users, cohort, rounds):
@@ -101,8 +101,8 @@ def run(postprocessors, *, users, cohort, rounds):
         callbacks=[watch],
     )
     seconds = time.perf_counter() - started
-    given, labels = points(-1, 2000)
-    right = (network(given).argmax(dim=1) == labels).float().mean()
+    inputs, labels = points(-1, 2000)
+    right = (network(inputs).argmax(dim=1) == labels).float().mean()
     return float(right), watch.epsilon, seconds
 
 
@@ -124,13 +124,13 @@ def main():
     parser.add_argument("--users", type=int, default=1000)
     parser.add_argument("--cohort", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=8)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="To copy construct")  # pfl's own noise
-    for name, postprocessors in settings(given.users, given.cohort).items():
+    for name, postprocessors in settings(options.users, options.cohort).items():
         with contextlib.redirect_stdout(io.StringIO()):  # pfl prints every metric of every round
             right, epsilon, seconds = run(
-                postprocessors, users=given.users, cohort=given.cohort, rounds=given.rounds
+                postprocessors, users=options.users, cohort=options.cohort, rounds=options.rounds
             )
         spent = "" if epsilon is None else f"  epsilon {epsilon:.4g} at delta {DELTA:g}"
         print(f"{name:22} accuracy {right:.3f}{spent}  {seconds:.1f} s", flush=True)

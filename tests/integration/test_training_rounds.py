@@ -15,7 +15,7 @@ from sfumato import plan
 from sfumato.device import offers
 from sfumato.flow.model_terms import F32, ModelTerms, Train, digest_of, to_bytes
 from sfumato.learn import models
-from sfumato.learn.data import Federated, grouped
+from sfumato.learn.data import Federated, group_by_client
 from sfumato.learn.design import TrainingDesign
 from sfumato.learn.local_update import trainers
 from sfumato.privacy import Rng, epsilon_of
@@ -41,7 +41,7 @@ def population(clients: int = CLIENTS) -> Federated:
     owner = torch.repeat_interleave(torch.arange(clients), 1 + torch.arange(clients) % 6)
     targets = torch.randint(0, 3, (len(owner) + 60,), generator=draw)
     inputs = places[targets] + 0.3 * torch.randn(len(targets), 12, generator=draw)
-    held = grouped(inputs[60:], targets[60:], owner, clients)
+    held = group_by_client(inputs[60:], targets[60:], owner, clients)
     return Federated(held, inputs[:60], targets[:60], "made up")
 
 

@@ -52,11 +52,11 @@ def calls(scenario: Callable[[], object], steps: set[str]) -> list[str]:
 
 def train_once() -> None:
     torch = pytest.importorskip("torch")
-    from sfumato.learn.data import Federated, grouped
+    from sfumato.learn.data import Federated, group_by_client
     from sfumato.simulation.train import train
 
     inputs, targets = torch.randn(120, 4), torch.randint(0, 2, (120,))
-    clients = grouped(inputs, targets, torch.arange(12).repeat_interleave(10), 12)
+    clients = group_by_client(inputs, targets, torch.arange(12).repeat_interleave(10), 12)
     data = Federated(train=clients, test_inputs=inputs, test_targets=targets, name="made up")
     keys = {"model": "softmax", "cohort": 6, "inputs": 4, "classes": 2}
     study = {"question": "train", "trust": "central", "epsilon": 8.0, "delta": 1e-3, "clip": 1.0}

@@ -1,4 +1,4 @@
-"""The dense sketch's moments against what is stated of them, and its hashes against chance.
+"""The dense sketch's moments against their stated values, and its hashes against chance.
 
 Moments are tested as means of many independent draws of the map: by the normal law, whose
 deviation is the sample's, at a false alarm of 1e-6. Each has a control that must fail.
@@ -6,6 +6,7 @@ deviation is the sample's, at a false alarm of 1e-6. Each has a control that mus
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Literal
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from checks import SEED, assert_binomial, assert_chi_square, assert_mean
-from sfumato.kernels import dense
+from sfumato.kernels.dense import SMALL
 from sfumato.kernels.dense import plain as plain_dense
 from sfumato.sketch.dense import DenseSketch
 
@@ -24,31 +25,36 @@ I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
 Placing = Literal["rotation", "hashed"]
 
-LENGTH, ROWS, WIDTH, DRAWS = 400, 15, 4, 3000  # of the paper's identity
+LENGTH, ROWS, WIDTH, DRAWS = 400, 15, 4, 3000  # for the paper's identity
 RAGGED_LENGTH, RAGGED_WIDTH = 100, 30  # chunks of 30, 30, 30 and 10
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_kernels() -> None:
+    """Load the compiled kernels, which small sketches use only once they are loaded."""
+    DenseSketch(length=SMALL, rows=1, width=2, seed=1).encode(np.zeros(SMALL))
 
 
 @cache
 def vector(length: int = LENGTH) -> F32:
     """Positive, so that a map without signs is caught; the end is heavy, as a short chunk is."""
-    drawn = np.abs(np.random.default_rng([SEED, length]).normal(size=length))
-    drawn[-10:] *= 3
-    drawn = drawn.astype(np.float32)
-    drawn.flags.writeable = False
-    return drawn
+    values = np.abs(np.random.default_rng([SEED, length]).normal(size=length))
+    values[-10:] *= 3
+    values = values.astype(np.float32)
+    values.flags.writeable = False
+    return values
 
 
 @cache
 def readings(placing: Placing, length: int, rows: int, width: int, draws: int = DRAWS) -> F64:
     """decode(encode(vector)) under independent maps, (draws, length)."""
-    dense.compiled_kernels()
-    found = np.empty((draws, length))
+    results = np.empty((draws, length))
     for round in range(draws):
         sketch = DenseSketch(
             length=length, rows=rows, width=width, placing=placing, seed=SEED, round=round
         )
-        found[round] = sketch.decode(sketch.encode(vector(length)))
-    return found
+        results[round] = sketch.decode(sketch.encode(vector(length)))
+    return results
 
 
 def squared_errors(placing: Placing, length: int, rows: int, width: int) -> F64:
@@ -79,34 +85,35 @@ def chunk_norms(values: F64, width: int) -> tuple[F64, F64]:
 @pytest.mark.parametrize("placing", ["rotation", "hashed"])
 def test_one_block_reads_without_bias(placing: Placing) -> None:
     """A coordinate and two sums of them. Power: 15% of the first sum is over 5 deviations."""
-    found = readings(placing, LENGTH, ROWS, WIDTH)
+    results = readings(placing, LENGTH, ROWS, WIDTH)
     signs = np.random.default_rng(SEED).choice([-1.0, 1.0], LENGTH)
     for weights in (np.eye(LENGTH)[7], np.ones(LENGTH), signs):
-        seen = found @ weights
-        assert_mean(seen, float(vector() @ weights), float(seen.std()))
+        sums = results @ weights
+        assert_mean(sums, float(vector() @ weights), float(sums.std()))
 
 
 def test_without_signs_the_reading_is_seen_to_be_biased(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: what meets is added, a quarter of all."""
-    monkeypatch.setattr(dense, "pick_kernels", lambda work: None)
+    """The control: coordinates that meet are added, a quarter of all."""
     monkeypatch.setattr(
         plain_dense, "sign_words", lambda keys, count: np.zeros(count, dtype=np.uint32)
     )
-    seen = []
+    results = []
     for round in range(100):
         sketch = DenseSketch(length=LENGTH, rows=ROWS, width=WIDTH, seed=SEED, round=round)
-        seen.append(float(sketch.decode(sketch.encode(vector()))[7]))
+        hashes, scale = (sketch.rotations, sketch.sign_keys), 1 / math.sqrt(ROWS)
+        table = plain_dense.encode(vector(), *hashes, WIDTH, scale)
+        results.append(float(plain_dense.decode(table, *hashes, LENGTH, 1, scale)[7]))
     with pytest.raises(AssertionError):
-        assert_mean(seen, float(vector()[7]), float(np.std(seen)))
+        assert_mean(results, float(vector()[7]), float(np.std(results)))
 
 
 def test_the_error_of_a_hashed_sketch_is_the_paper_s() -> None:
     """(length − 1)/(rows·width)·‖z‖², which is 6.65·‖z‖² here. Power: 5% are 8 deviations."""
-    seen = squared_errors("hashed", LENGTH, ROWS, WIDTH) / float(vector() @ vector())
-    assert_mean(seen, (LENGTH - 1) / (ROWS * WIDTH), float(seen.std()))
+    errors = squared_errors("hashed", LENGTH, ROWS, WIDTH) / float(vector() @ vector())
+    assert_mean(errors, (LENGTH - 1) / (ROWS * WIDTH), float(errors.std()))
     for wrong in (1.05, 0.95):
         with pytest.raises(AssertionError):
-            assert_mean(seen, wrong * (LENGTH - 1) / (ROWS * WIDTH), float(seen.std()))
+            assert_mean(errors, wrong * (LENGTH - 1) / (ROWS * WIDTH), float(errors.std()))
 
 
 def stated_error(width: int, rows: int, values: F64) -> float:
@@ -121,40 +128,39 @@ def stated_error(width: int, rows: int, values: F64) -> float:
 def test_the_error_with_rotations_follows_the_chunks(length: int, rows: int, width: int) -> None:
     """Σ ‖z_q‖²·(length − |z_q|)/(rows·width), which is no more than the paper's."""
     values = vector(length).astype(np.float64)
-    seen, stated = (
+    errors, stated = (
         squared_errors("rotation", length, rows, width),
         stated_error(width, rows, values),
     )
     assert stated < (length - 1) / (rows * width) * float(values @ values)
-    assert_mean(seen, stated, float(seen.std()))
+    assert_mean(errors, stated, float(errors.std()))
 
 
-def test_the_two_errors_are_told_apart() -> None:
+def test_the_two_errors_can_be_distinguished() -> None:
     """The control, where chunks are long: each kind of sketch against the other's formula."""
     values = vector(RAGGED_LENGTH).astype(np.float64)
     hashed = (RAGGED_LENGTH - 1) / (3 * RAGGED_WIDTH) * float(values @ values)
     rotated = stated_error(RAGGED_WIDTH, 3, values)
     wrong: list[tuple[Placing, float]] = [("rotation", hashed), ("hashed", rotated)]
     for placing, stated in wrong:
-        seen = squared_errors(placing, RAGGED_LENGTH, 3, RAGGED_WIDTH)
+        errors = squared_errors(placing, RAGGED_LENGTH, 3, RAGGED_WIDTH)
         with pytest.raises(AssertionError):
-            assert_mean(seen, stated, float(seen.std()))
+            assert_mean(errors, stated, float(errors.std()))
 
 
 @pytest.mark.parametrize("placing", ["rotation", "hashed"])
 def test_noise_of_the_cells_is_noise_of_the_coordinates(placing: Placing) -> None:
     """E‖decode(ξ)‖² = length for a ξ of unit variance. Power: 1.1 times it is 7 deviations."""
-    dense.compiled_kernels()
-    rng, seen = np.random.default_rng([SEED, 5]), np.empty(1000)
-    for round in range(seen.size):
+    rng, norms = np.random.default_rng([SEED, 5]), np.empty(1000)
+    for round in range(norms.size):
         sketch = DenseSketch(
             length=LENGTH, rows=ROWS, width=20, placing=placing, seed=SEED, round=round
         )
-        read = sketch.decode(rng.normal(size=sketch.shape))
-        seen[round] = float(read @ read)
-    assert_mean(seen, LENGTH, float(seen.std()))
+        reading = sketch.decode(rng.normal(size=sketch.shape))
+        norms[round] = float(reading @ reading)
+    assert_mean(norms, LENGTH, float(norms.std()))
     with pytest.raises(AssertionError):
-        assert_mean(seen, 1.1 * LENGTH, float(seen.std()))
+        assert_mean(norms, 1.1 * LENGTH, float(norms.std()))
 
 
 # --- norms
@@ -165,9 +171,9 @@ BLOCKS = 20_000
 def check_norm(placing: Placing, values: F64, rows: int, width: int, variance: float) -> None:
     """The mean of norm² is ‖z‖² and its variance the stated one: 10% more or less are caught."""
     square = float(values @ values)
-    seen = squared_norms(placing, values, rows, width, BLOCKS)
-    assert_mean(seen, square, float(seen.std()))
-    deviations = (seen - square) ** 2
+    norms = squared_norms(placing, values, rows, width, BLOCKS)
+    assert_mean(norms, square, float(norms.std()))
+    deviations = (norms - square) ** 2
     assert_mean(deviations, variance, float(deviations.std()))
     for wrong in (1.1, 0.9):
         with pytest.raises(AssertionError):
@@ -197,8 +203,8 @@ def test_the_norm_with_rotations_has_the_stated_variance() -> None:
 
 
 def test_equal_chunks_do_no_harm_to_the_norm() -> None:
-    """Constant over chunks, every coordinate meets its like: still no more than stated, which is
-    2·length²·(1 − 1/chunks)/(rows·width)."""
+    """In a constant vector every coordinate meets an equal one: the variance is still no more than
+    stated, which is 2·length²·(1 − 1/chunks)/(rows·width)."""
     values, width = np.ones(120), 30
     stated = 2 * 120**2 * (1 - 1 / 4) / (2 * width)
     assert stated_variance(values, 2, width) == pytest.approx(stated)
@@ -228,11 +234,11 @@ def test_runs_that_meet_meet_together() -> None:
     The control is a hashed sketch, which has about a quarter of it.
     """
     stated = 16 * (2 * RUN**3 - 2 * RUN**2 + RUN) / RUN_WIDTH
-    seen = fourth_moments("rotation")
-    assert_mean(seen, stated, float(seen.std()))
-    seen = fourth_moments("hashed")
+    moments = fourth_moments("rotation")
+    assert_mean(moments, stated, float(moments.std()))
+    moments = fourth_moments("hashed")
     with pytest.raises(AssertionError):
-        assert_mean(seen, stated, float(seen.std()))
+        assert_mean(moments, stated, float(moments.std()))
 
 
 def test_errors_of_neighbours_are_uncorrelated_and_not_independent() -> None:
@@ -255,7 +261,7 @@ def test_errors_of_neighbours_are_uncorrelated_and_not_independent() -> None:
         assert_mean(squares, (RUN / RUN_WIDTH) ** 2, float(squares.std()))
 
 
-# --- the hashes: false alarm 1e-6 for each count that is looked at
+# --- the hashes: false alarm 1e-6 for each count
 
 CHUNKS = 60_000
 LAGS = (1, 2, 3, 7, 64, 1024, 4097)
@@ -321,7 +327,7 @@ def check_signs(words: U32) -> None:
         fours = products[1:] ^ products[:-1]
         if lag > 1:  # else two of the four are one
             assert_binomial(int(fours.sum()), fours.size, 0.5)
-    for place in range(32):  # a bit of each word, and its like in the next
+    for place in range(32):  # a bit of each word, and the same bit of the next
         column = (words >> np.uint32(place)) & np.uint32(1)
         assert_binomial(int((column[1:] ^ column[:-1]).sum()), column.size - 1, 0.5)
 
@@ -357,12 +363,12 @@ def test_linear_signs_are_caught() -> None:
 def test_hashed_cells_and_signs_are_uniform_together() -> None:
     width, length = 11, 200_000
     sketch = DenseSketch(length=length, rows=2, width=width, placing="hashed", seed=SEED)
-    every, plus = plain_dense.hashed_cells(sketch.row_keys[:, 0], length, width)
+    every, plus = plain_dense.hashed_cells(sketch.placing_keys, length, width)
     for cells, signs in zip(every, plus, strict=True):
         both = 2 * cells + (signs > 0)
         assert_chi_square(np.bincount(both, minlength=2 * width), np.full(2 * width, 0.5 / width))
         for lag in LAGS:
-            met = cells[lag:] == cells[:-lag]
-            assert_binomial(int(met.sum()), met.size, 1 / width)
+            collisions = cells[lag:] == cells[:-lag]
+            assert_binomial(int(collisions.sum()), collisions.size, 1 / width)
             alike = signs[lag:] == signs[:-lag]
             assert_binomial(int(alike.sum()), alike.size, 0.5)

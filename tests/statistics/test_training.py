@@ -1,6 +1,6 @@
-"""Training: the noise on a round's sum is what was claimed, and hides a client.
+"""Training: the noise on a round's sum is as claimed, and hides a client.
 
-Clients hold nothing where noise is measured, so that a sum is noise alone.
+Clients have no examples where noise is measured, so a sum is noise alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign
 from sfumato.learn.round_table import RoundNoise, RoundSketch
 from sfumato.learn.training import Training
 from sfumato.privacy import NoiseAtRelease, SeededRng, epsilon_of
-from unit.learn.test_training import parts, shown
+from unit.learn.test_training import parts, round_result
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -71,19 +71,21 @@ def assert_variance(values: F64, deviation: float) -> None:
     """Normal values of mean zero have this deviation: chi-square, two-sided."""
     statistic = float(np.sum((values / deviation) ** 2))
     chance = min(stats.chi2.cdf(statistic, values.size), stats.chi2.sf(statistic, values.size))
-    found = math.sqrt(statistic / values.size)
-    assert chance >= FALSE_ALARM / 2, f"the deviation is {found:.4f} times what was claimed"
+    ratio = math.sqrt(statistic / values.size)
+    assert chance >= FALSE_ALARM / 2, f"the deviation is {ratio:.4f} times what was claimed"
 
 
 def moves(design: TrainingDesign, *, exact: bool) -> F64:
     """How far five rounds of noise move the parameters, in the unit of sums."""
-    made = Training(design, nothing(), exact=exact, noise_seed=SEED)
-    found = []
+    learner = Training(design, nothing(), exact=exact, noise_seed=SEED)
+    distances = []
     for _ in range(design.rounds):
-        before = made.campaign.flat.clone()
-        made.round()
-        found.append(((made.campaign.flat - before) * design.cohort).numpy().astype(np.float64))
-    return np.concatenate(found)
+        before = learner.campaign.flat.clone()
+        learner.round()
+        distances.append(
+            ((learner.campaign.flat - before) * design.cohort).numpy().astype(np.float64)
+        )
+    return np.concatenate(distances)
 
 
 CLAIMED = DESIGN.noise_multiplier * DESIGN.clip
@@ -95,7 +97,7 @@ DEVIATIONS = {
         replace(DESIGN, adaptive_clip=AdaptiveClip(noise=0.8, rate=1e-9)),
         DESIGN.clip / math.sqrt(1 / 0.8**2 - 1 / 1.6**2),
     ),
-    # Nineteen survivors have all of it, so that twenty have a twentieth more of its variance.
+    # Nineteen survivors have all of it, so twenty have a nineteenth more of its variance.
     "in shares": (
         replace(DESIGN, sampling="fixed", secure=SECURE),
         CLAIMED * math.sqrt(20 / 19),
@@ -129,18 +131,18 @@ def test_noise_that_is_five_per_cent_off_is_caught(exact: bool) -> None:
 
 
 def test_decoding_keeps_the_deviation() -> None:
-    """A coordinate is `rows` cells by √rows; they are shared by coordinates, so a table is measured
-    in place of what is decoded: its mean square, by what `Seen` says. False alarm 1e-6."""
+    """A coordinate is the sum of `rows` cells by √rows. Coordinates share cells, so the mean square
+    of a table is tested instead of the decoded vector's. False alarm 1e-6."""
     design = replace(DESIGN, compression=FixedRate(rate=2.0))
     campaign = TrainingCampaign.begin(design)
     dense = campaign.dense
     assert dense is not None
     squares, cells = 0.0, 0
     for number in range(10):
-        seen = shown(campaign, torch.zeros(0, LENGTH), exact=True, seed=SEED + number)
-        squares += float((seen.table**2).sum()) / seen.noise**2
-        cells += math.prod(seen.table.shape)
-        assert math.isclose(seen.noise, CLAIMED, rel_tol=0.005)
+        result = round_result(campaign, torch.zeros(0, LENGTH), exact=True, seed=SEED + number)
+        squares += float((result.table**2).sum()) / result.noise**2
+        cells += math.prod(result.table.shape)
+        assert math.isclose(result.noise, CLAIMED, rel_tol=0.005)
     assert cells == 10 * dense.cells
     chance = min(stats.chi2.cdf(squares, cells), stats.chi2.sf(squares, cells))
     assert chance >= FALSE_ALARM / 2
@@ -157,12 +159,12 @@ def test_the_norm_that_is_asked_for_and_the_count_are_noised_as_claimed(exact: b
     campaign = TrainingCampaign.begin(design)
     norms, counts, spread = [], [], 0.0
     for number in range(600):
-        seen = shown(campaign, torch.zeros(0, campaign.length), exact, seed=SEED + number)
-        assert seen.queried is not None
-        assert seen.within is not None
-        norms.append(seen.queried)
-        counts.append(seen.within - design.cohort / 2)
-        spread = seen.second_noise
+        result = round_result(campaign, torch.zeros(0, campaign.length), exact, seed=SEED + number)
+        assert result.measurement is not None
+        assert result.within_clip is not None
+        norms.append(result.measurement)
+        counts.append(result.within_clip - design.cohort / 2)
+        spread = result.second_noise
     left = design.clip / math.sqrt(1 / 0.8**2 - 1 / 4.0**2)
     assert math.isclose(spread, left / math.sqrt(0.1), rel_tol=0.01)
     assert_variance(np.array(norms), spread)
@@ -171,7 +173,7 @@ def test_the_norm_that_is_asked_for_and_the_count_are_noised_as_claimed(exact: b
         assert_variance(np.array(norms), 1.5 * spread)
 
 
-# An audit: a client that always sends the same, and is asked by chance, four times
+# An audit: a client that always sends the same, and is drawn by chance, four times
 
 AUDITED = replace(DESIGN, inputs=2, classes=2, clients=10, cohort=3, rounds=4, noise_multiplier=1.0)
 RELEASES, DELTA = 200_000, 1e-5
@@ -179,8 +181,8 @@ RELEASES, DELTA = 200_000, 1e-5
 
 def ratios(design: TrainingDesign, *, present: bool, smaller: float) -> F64:
     """The log-likelihood ratios of RELEASES trainings, with a client that sends its clip along the
-    first coordinate whenever it is asked, and with one that sends zeros. The table and the scale of
-    its noise are those of a training's own sum, `smaller` times; coins are tossed here."""
+    first coordinate whenever it is drawn, or with one that sends zeros. The table and the scale of
+    its noise, divided by `smaller`, are those of a training's own sum; coins are tossed here."""
     main, _ = parts(TrainingCampaign.begin(design))
     task = TrainingCampaign.begin(design).next_task()
     assert task is not None
@@ -189,18 +191,18 @@ def ratios(design: TrainingDesign, *, present: bool, smaller: float) -> F64:
     total = np.zeros(RELEASES)
     for _ in range(design.rounds):
         table = main.tables(np.array([[9.0, 0.0, 0.0, 0.0, 0.0, 0.0]]), rng=rng)[0]
-        moved = int(table[0])
+        shift = int(table[0])
         assert np.abs(table[1:]).max() == 0
         scale = task.mechanism.stddev(1) / smaller
-        asked = (coins.random(RELEASES) < chance) & present
+        present_in = (coins.random(RELEASES) < chance) & present
         noise = NoiseAtRelease(noise="gaussian", scale=scale)
-        cell = noise.at_release(moved * asked.astype(np.int64), count=1, rng=rng)
-        exponent = (2 * cell * moved - moved**2) / (2 * scale**2)
+        cell = noise.at_release(shift * present_in.astype(np.int64), count=1, rng=rng)
+        exponent = (2 * cell * shift - shift**2) / (2 * scale**2)
         total += np.logaddexp(math.log1p(-chance), math.log(chance) + exponent)
     return total
 
 
-def exceeded(present: F64, absent: F64) -> float:
+def epsilon_exceeded(present: F64, absent: F64) -> float:
     """An epsilon that was exceeded, wrong with probability at most FALSE_ALARM: the event is chosen
     on half of the runs and counted on the rest (Clopper and Pearson)."""
     half = present.size // 2
@@ -212,13 +214,13 @@ def exceeded(present: F64, absent: F64) -> float:
         return math.log((low - DELTA) / high) if low > DELTA else -math.inf
 
     bars = np.quantile(absent[:half], 1 - np.geomspace(0.3, 1e-4, 30))
-    chosen = max(bars, key=lambda bar: bound(slice(0, half), float(bar)))
-    return bound(slice(half, None), float(chosen))
+    best = max(bars, key=lambda bar: bound(slice(0, half), float(bar)))
+    return bound(slice(half, None), float(best))
 
 
 def lower_bound(design: TrainingDesign, smaller: float = 1.0) -> float:
     """An epsilon that the design exceeds."""
-    return exceeded(
+    return epsilon_exceeded(
         *(ratios(design, present=is_there, smaller=smaller) for is_there in (True, False))
     )
 
@@ -226,8 +228,8 @@ def lower_bound(design: TrainingDesign, smaller: float = 1.0) -> float:
 def test_rounds_with_random_cohorts_do_not_betray_more_than_is_claimed() -> None:
     """False alarm 1e-6 (Clopper-Pearson). Power: see the next test."""
     claim = epsilon_of([AUDITED.loss], DELTA)
-    found = lower_bound(AUDITED)
-    assert 0.2 * claim < found <= claim
+    bound = lower_bound(AUDITED)
+    assert 0.2 * claim < bound <= claim
 
 
 def test_a_third_of_the_noise_betrays_more() -> None:
@@ -235,9 +237,9 @@ def test_a_third_of_the_noise_betrays_more() -> None:
     assert lower_bound(AUDITED, smaller=3.0) > epsilon_of([AUDITED.loss], DELTA)
 
 
-# An audit of all that a round shows: its sum, a norm and a count
+# An audit of a whole release: a sum, a norm and a count
 
-TOLD = replace(
+MEASURED = replace(
     DESIGN,
     inputs=2,
     classes=2,
@@ -248,17 +250,17 @@ TOLD = replace(
 ROUNDS = 30_000
 
 
-def scores(mechanism: RoundNoise, table: I64, told: RoundNoise, *, present: bool) -> F64:
-    """The log-likelihood ratios, as `told` has its scales, of ROUNDS releases by `mechanism`: of a
-    client that is alone in the round, or of nobody."""
-    second = told.sketch.second
+def scores(mechanism: RoundNoise, table: I64, model: RoundNoise, *, present: bool) -> F64:
+    """The log-likelihood ratios, with the scales of `model`, of ROUNDS releases by `mechanism` with
+    one client in the round or with none."""
+    second = model.sketch.second
     assert second is not None
-    main, other, count = told.sketch.split(table)
+    main, other, count = model.sketch.split(table)
     norm = round(float(np.linalg.norm(other)))
     shift = np.concatenate([main.reshape(-1), [norm], count]).astype(np.float64)
-    scale = np.full(shift.size, told.scale)
-    scale[-2] = told.second_scale * (1 + 1 / second.rounding.l2)
-    scale[-1] = told.count_scale
+    scale = np.full(shift.size, model.scale)
+    scale[-2] = model.second_scale * (1 + 1 / second.rounding.l2)
+    scale[-1] = model.count_scale
     weights, offset = shift / scale**2, float(np.sum(shift**2 / (2 * scale**2)))
     rng, total = SeededRng(SEED, int(present)), table if present else np.zeros_like(table)
     return np.array(
@@ -268,24 +270,24 @@ def scores(mechanism: RoundNoise, table: I64, told: RoundNoise, *, present: bool
 
 def test_a_round_that_shows_a_norm_and_a_count_does_not_betray_more_than_is_claimed() -> None:
     """False alarm 1e-6 (Clopper-Pearson). The control has a third of the noise."""
-    task = TrainingCampaign.begin(TOLD).next_task()
+    task = TrainingCampaign.begin(MEASURED).next_task()
     assert task is not None
-    told, sketch = task.mechanism, task.sketch
-    assert isinstance(told, RoundNoise)
+    noise, sketch = task.mechanism, task.sketch
+    assert isinstance(noise, RoundNoise)
     assert isinstance(sketch, RoundSketch)
     update = np.zeros((1, sketch.main.length))
-    update[0, 0] = TOLD.clip
+    update[0, 0] = MEASURED.clip
     table = sketch.tables(update, rng=SeededRng(SEED))[0]
     less = replace(
-        told,
-        scale=told.scale / 3,
-        second_scale=told.second_scale / 3,
-        count_scale=told.count_scale / 3,
+        noise,
+        scale=noise.scale / 3,
+        second_scale=noise.second_scale / 3,
+        count_scale=noise.count_scale / 3,
     )
     claim = epsilon_of([task.loss], DELTA)
-    for mechanism, holds in ((told, True), (less, False)):
+    for mechanism, holds in ((noise, True), (less, False)):
         present, absent = (
-            scores(mechanism, table, told, present=is_there) for is_there in (True, False)
+            scores(mechanism, table, noise, present=is_there) for is_there in (True, False)
         )
-        found = exceeded(present, absent)
-        assert (0.2 * claim < found <= claim) is holds
+        bound = epsilon_exceeded(present, absent)
+        assert (0.2 * claim < bound <= claim) is holds

@@ -1,4 +1,4 @@
-"""Every benchmark runs, its lines say what they should, and a missed requirement is told."""
+"""Every benchmark runs, its lines are complete, and missed requirements are reported."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ NAMES = (
     "coverage",
     "secure",
 )
-SERVED = ("ingest", "rounds", "pages")  # which start collectors, fleets and browsers
+SERVED = ("ingest", "rounds", "pages")  # start collectors, fleets and browsers
 LONG = ("simulate", "clients", "dense", "refined", "coverage", "secure")
 ORIGIN = {"name", "case", "commit", "machine", "versions", "sizes", "seeds", "repetitions"}
 
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Import a module of the benchmarks, which are beside the package and not in it."""
+    """Import a module of the benchmarks, which are not part of the package."""
     monkeypatch.syspath_prepend(str(ROOT))
 
     def import_benchmark(name: str) -> ModuleType:
@@ -144,37 +144,37 @@ def test_the_last_line_of_a_case_counts(load: Any, tmp_path: Path) -> None:
         ({"refined_error": 0.0, "median_error": 0.0}, None),
     ],
 )
-def test_what_the_refined_decoder_misses_is_told(
+def test_requirements_missed_by_the_refined_decoder_are_reported(
     load: Any, changes: dict[str, Any], complaint: str | None
 ) -> None:
     parameters = {"data": "i^-2", "width": 50, "noised": False, "permuted": False}
     line = {"case": "made up", "seeds": [7], "median_error": 0.1, "refined_error": 0.001}
-    given = {key: changes.get(key, value) for key, value in {**line, **parameters}.items()}
-    complaints = load("accuracy.refined").missed([given | {"parameters": given}])
+    fields = {key: changes.get(key, value) for key, value in {**line, **parameters}.items()}
+    complaints = load("accuracy.refined").missed([fields | {"parameters": fields}])
     assert len(complaints) == (complaint is not None)
     assert all(complaint in text and "seeds [7]" in text for text in complaints)
 
 
-def test_a_coverage_outside_its_limits_is_told(load: Any) -> None:
+def test_a_coverage_outside_its_limits_is_reported(load: Any) -> None:
     coverage = load("accuracy.coverage")
     line = {"case": "made up", "seeds": [0, 1]}
     assert not coverage.missed([line | {"covered": 0.94}])
     assert len(coverage.missed([line | {"covered": 0.929}, line | {"covered": 0.971}])) == 2
 
 
-def test_a_collector_that_grows_is_told(load: Any) -> None:
+def test_a_collector_that_grows_is_reported(load: Any) -> None:
     ingest = load("speed.ingest")
     assert not ingest.missed([{"case": "memory", "bytes": {"1": 100, "10": 109}}])
     assert len(ingest.missed([{"case": "memory", "bytes": {"1": 100, "10": 112}}])) == 1
 
 
-def test_too_much_memory_is_told(load: Any) -> None:
+def test_too_much_memory_is_reported(load: Any) -> None:
     simulate = load("speed.simulate")
     assert not simulate.missed([{"case": "made up", "peak_bytes": 999_999_999}])
     assert simulate.missed([{"case": "made up", "peak_bytes": 1_000_000_000}])
 
 
-def test_what_a_masked_round_misses_is_told(load: Any) -> None:
+def test_requirements_missed_by_a_masked_round_are_reported(load: Any) -> None:
     secagg = load("speed.secagg")
     client = {
         "case": "made up/client",
@@ -199,11 +199,11 @@ def test_what_a_masked_round_misses_is_told(load: Any) -> None:
         assert not secagg.missed([slow | {"sizes": {"to_the_floor": False}}])
 
 
-def test_pages_that_are_slow_are_told(load: Any) -> None:
+def test_slow_pages_are_reported(load: Any) -> None:
     pages = load("speed.pages")
     visits = [{"page": "ledger", "answer": 0.1, "load": 0.2}] * 99
     slow = [{"page": "ledger", "answer": 0.1, "load": 0.4}] * 10
-    line = {"case": "made up", "client": pages._summary([]), "browser": pages._summary(visits)}
+    line = {"case": "made up", "client": pages.summary([]), "browser": pages.summary(visits)}
     assert line["browser"]["answer"]["ledger"] == {
         "p50": 0.1,
         "p95": 0.1,
@@ -211,12 +211,12 @@ def test_pages_that_are_slow_are_told(load: Any) -> None:
         "times": 99,
     }
     assert not pages.missed([line])
-    assert pages.missed([line | {"browser": pages._summary(visits + slow)}]) == [
+    assert pages.missed([line | {"browser": pages.summary(visits + slow)}]) == [
         "pages/made up: browser, load: 400 ms, not 300"
     ]
 
 
-def test_what_simulated_clients_miss_is_told(load: Any) -> None:
+def test_requirements_missed_by_simulated_clients_are_reported(load: Any) -> None:
     clients = load("speed.clients")
     fast = {"pfl": {"median": 3.0}, "Flower": {"median": 20.0}, "loop": {"median": 0.9}}
     one = {"case": "made up", "sizes": {"steps": 1}, "ratio_to_peer": fast}
@@ -229,7 +229,7 @@ def test_what_simulated_clients_miss_is_told(load: Any) -> None:
     assert clients.missed([sketching | {"ratio_to_floor": {"without": {"median": 1.051}}}])
 
 
-def test_data_that_is_not_at_hand_has_no_cases(
+def test_missing_data_has_no_cases(
     load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     refined = load("accuracy.refined")
@@ -249,10 +249,6 @@ def test_every_user_gives_one_of_their_words_in_one_round(
     made_up = pa.table({"user": users, "word": words, "count": np.ones(80, dtype=np.int64)})
     pa.parquet.write_table(made_up, folder / refined.FILES["sentiment-140"])
     monkeypatch.setattr(refined, "ROOT", tmp_path / "repository")
-    refined._sentiment.cache_clear()
-    try:
-        counts = refined._sentiment_counts(np.random.default_rng(1))
-    finally:
-        refined._sentiment.cache_clear()
+    counts = refined.sentiment_counts(np.random.default_rng(1))
     assert counts.sum(axis=1).tolist() == [4] * 10
     assert counts.sum(axis=0).reshape(40, 2).sum(axis=1).tolist() == [1] * 40

@@ -6,18 +6,18 @@
                                                        seed=7), delta=1e-5)
     strategy.start(grid=grid, initial_arrays=arrays, num_rounds=20)
 
-The mod takes a client's trained arrays, clips and sketches what changed, and sends that in their
-place; nothing else that the client answered leaves it. The wrapper asks the inner strategy whom to
-ask, adds what comes, noises the sum, decodes the mean update, and hands the inner strategy one
-answer with the new arrays. With `secure`, four exchanges more make a masked round, and the server
-sees sums alone:
+The mod takes a client's trained arrays, clips and sketches their change, and sends the sketch in
+their place; nothing else of the client's answer leaves it. The wrapper lets the inner strategy
+choose the clients, adds their tables, noises the sum, decodes the mean update, and gives the inner
+strategy one answer with the new arrays. With `secure`, four more exchanges make a masked round, and
+the server sees only sums:
 
-    hello (once a run) ─▶ enrol ─▶ share ─▶ train and mask ─▶ unmask
+    hello (once per run) ─▶ enrol ─▶ share ─▶ train and mask ─▶ unmask
 
-Who sees what: the server sees each client's table, or with `secure` none; who is asked, and who
-answered. Evaluation by clients is not touched: the metrics it sends are exact, and not covered.
-Assumes: with `secure`, a server that follows the protocol ("semi_honest"): it is the server that
-    tells clients one another's keys. Clients are weighted alike.
+Who sees what: the server sees each client's table, or with `secure` none; which clients were asked,
+and which answered. Evaluation by clients is unchanged: its metrics are exact, and not covered.
+Assumes: with `secure`, a server that follows the protocol ("semi_honest"), because it distributes
+    the clients' keys. Clients are weighted alike.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ from flwr.supercore import log
 
 KEY = "sfumato"  # of our record in messages, and in a client's state
 POLL_SECONDS = 0.2
-# What these do with many answers cannot be done with their mean.
-_NOT_OF_MEANS = (
+# Strategies that need all answers: their mean is not enough.
+_NEED_ALL_ANSWERS = (
     strategies.Bulyan,
     strategies.FedMedian,
     strategies.FedTrimmedAvg,
@@ -81,139 +81,141 @@ CallNext = Callable[[Message, Context], Message]
 
 
 def sfumato_mod(message: Message, context: Context, call_next: CallNext) -> Message:
-    """Send a sketch of what training changed in place of the trained arrays.
+    """Send a sketch of the change by training in place of the trained arrays.
 
-    Put it last in a ClientApp's mods. A train message that comes from no `SketchedStrategy` is
-    refused: whoever has the mod does not mean to send arrays as they are.
+    Put it last in a ClientApp's mods. A train message that is not from a `SketchedStrategy` is
+    refused: a client with the mod must never send its arrays.
     """
     return _answer(message, context, call_next, only_secure=False)
 
 
 def secure_mod(message: Message, context: Context, call_next: CallNext) -> Message:
-    """The same for a client that takes part in masked rounds alone."""
+    """The same for a client that takes part in masked rounds only."""
     return _answer(message, context, call_next, only_secure=True)
 
 
 def _answer(message: Message, context: Context, call_next: CallNext, only_secure: bool) -> Message:
     if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
         return call_next(message, context)
-    told = message.content.get(KEY)
-    if not isinstance(told, ConfigRecord):
+    request = message.content.get(KEY)
+    if not isinstance(request, ConfigRecord):
         raise MismatchError(
             "this client sends sketches, and the server asked for arrays: wrap its strategy in "
-            "sfumato's SketchedStrategy, or take the mod out"
+            "sfumato's SketchedStrategy, or remove the mod"
         )
-    if told.get("version") != VERSION:
-        return _refusing(message, Refusal.VERSION)
+    if request.get("version") != VERSION:
+        return _refuse(message, Refusal.VERSION)
     steps: dict[object, Callable[[], Message]] = {
         "hello": lambda: _hello(message, context),
-        "enrol": lambda: _enrol(message, context, told),
-        "share": lambda: _share(message, context, told),
-        "mask": lambda: _train(message, context, told, call_next),
-        "unmask": lambda: _unmask(message, context, told),
+        "enrol": lambda: _enrol(message, context, request),
+        "share": lambda: _share(message, context, request),
+        "mask": lambda: _train(message, context, request, call_next),
+        "unmask": lambda: _unmask(message, context, request),
     }
     if not only_secure:
-        steps["train"] = lambda: _train(message, context, told, call_next)
-    if told.get("step") not in steps:
-        return _refusing(message, Refusal.PROTOCOL)
+        steps["train"] = lambda: _train(message, context, request, call_next)
+    if request.get("step") not in steps:
+        return _refuse(message, Refusal.PROTOCOL)
     try:
-        return steps[told["step"]]()
+        return steps[request["step"]]()
     except SfumatoError as problem:
         log(WARNING, "sfumato: this client does not take part: %s", problem)
-        return _refusing(message, Refusal.PROTOCOL)
+        return _refuse(message, Refusal.PROTOCOL)
 
 
-def _train(message: Message, context: Context, told: ConfigRecord, call_next: CallNext) -> Message:
-    """Let the app train, and send the table: as it is, or under masks."""
+def _train(
+    message: Message, context: Context, request: ConfigRecord, call_next: CallNext
+) -> Message:
+    """Let the app train, and send the table, plain or masked."""
     try:
-        round = UpdateRound.from_json(str(told.get("round")))
+        round = UpdateRound.from_json(str(request.get("round")))
     except MismatchError:
-        return _refusing(message, Refusal.VERSION)
+        return _refuse(message, Refusal.VERSION)
     except SfumatoError:
-        return _refusing(message, Refusal.ROUND)
-    masked = told["step"] == "mask"
+        return _refuse(message, Refusal.ROUND)
+    masked = request["step"] == "mask"
     if round.task.aggregation.hides_summands != masked:
-        return _refusing(message, Refusal.ROUND, round)
+        return _refuse(message, Refusal.ROUND, round)
     records = message.content.array_records
     if len(records) != 1:
-        return _refusing(message, Refusal.SHAPE, round)
+        return _refuse(message, Refusal.SHAPE, round)
     before = _arrays(next(iter(records.values())))
     layout = Layout.of(before)
     if layout.digest != round.layout or layout.length != round.sketch.length:
-        return _refusing(message, Refusal.SHAPE, round)
+        return _refuse(message, Refusal.SHAPE, round)
     del message.content[KEY]  # the app does not see it
     answer = call_next(message, context)
     if answer.has_error():
         return answer
-    given = answer.content.array_records
-    if len(given) != 1:
-        return _refusing(message, Refusal.SHAPE, round)
+    results = answer.content.array_records
+    if len(results) != 1:
+        return _refuse(message, Refusal.SHAPE, round)
     try:
-        update = layout.difference(_arrays(next(iter(given.values()))), before)
+        update = layout.difference(_arrays(next(iter(results.values()))), before)
     except MismatchError as problem:
         log(WARNING, "sfumato: this client does not take part: %s", problem)
-        return _refusing(message, Refusal.SHAPE, round)
+        return _refuse(message, Refusal.SHAPE, round)
     rng = SystemRng()
     values = round.values(update, rng=rng)
     if not masked:
-        return _telling(message, round, table=report(round.task, values, rng=rng).message)
+        return _reply(message, round, table=report(round.task, values, rng=rng).message)
     participant = _participant(context)
     if participant.round.task != round.task.id:
-        return _refusing(message, Refusal.ROUND, round)
+        return _refuse(message, Refusal.ROUND, round)
     table = contribute(round.task, values, devices=1, rng=rng).reshape(-1)
-    sent = participant.mask(_bytes(told, "told"), table)
+    payload = participant.mask(_bytes(request, "told"), table)
     _keep(context, participant=participant.to_json())
-    return _telling(message, round, table=sent)
+    return _reply(message, round, table=payload)
 
 
 def _hello(message: Message, context: Context) -> Message:
-    """The public key that this client signs with for the rest of the run."""
+    """Send the public key of this client's signatures for the rest of the run."""
     state = _state(context)
     if "identity" not in state:
         _keep(context, identity=SystemRng().words(4).tobytes())
     identity = Ed25519PrivateKey.from_private_bytes(_bytes(_state(context), "identity"))
-    return _telling(message, sent=identity.public_key().public_bytes_raw())
+    return _reply(message, sent=identity.public_key().public_bytes_raw())
 
 
-def _enrol(message: Message, context: Context, told: ConfigRecord) -> Message:
-    round = UpdateRound.from_json(str(told["round"]))
-    cohort, member, text = told["cohort"], told["member"], _bytes(told, "roster")
+def _enrol(message: Message, context: Context, request: ConfigRecord) -> Message:
+    round = UpdateRound.from_json(str(request["round"]))
+    cohort, member, text = request["cohort"], request["member"], _bytes(request, "roster")
     if not isinstance(cohort, int) or not isinstance(member, int):
         raise MismatchError("cohort and member must be whole numbers")
-    masked = round.task.masked_round(cohort, str(told["nonce"]))
+    masked = round.task.masked_round(cohort, str(request["nonce"]))
     state = _state(context)
     if "participant" in state and _participant(context).round == masked:
-        return _telling(message, sent=_participant(context).enrol())  # asked again
+        return _reply(message, sent=_participant(context).enrol())  # a repeated request
     identity = _bytes(state, "identity")
     roster = tuple(text[start : start + 32] for start in range(0, len(text), 32))
     participant = join_round(round.task, masked, member, identity, roster, rng=SystemRng())
     public = Ed25519PrivateKey.from_private_bytes(identity).public_key().public_bytes_raw()
     if roster[member] != public:
         raise MismatchError("the roster must list this client's own key at its place")
-    sent = participant.enrol()
+    keys = participant.enrol()
     _keep(context, participant=participant.to_json())
-    return _telling(message, sent=sent)
+    return _reply(message, sent=keys)
 
 
-def _share(message: Message, context: Context, told: ConfigRecord) -> Message:
+def _share(message: Message, context: Context, request: ConfigRecord) -> Message:
     participant = _participant(context)
-    sent = participant.share(_bytes(told, "told"))
+    shares = participant.share(_bytes(request, "told"))
     _keep(context, participant=participant.to_json())
-    return _telling(message, sent=sent)
+    return _reply(message, sent=shares)
 
 
-def _unmask(message: Message, context: Context, told: ConfigRecord) -> Message:
+def _unmask(message: Message, context: Context, request: ConfigRecord) -> Message:
     participant = _participant(context)
-    sent = participant.unmask(_bytes(told, "told"))
+    shares = participant.unmask(_bytes(request, "told"))
     _keep(context, participant=participant.to_json())
-    return _telling(message, sent=sent)
+    return _reply(message, sent=shares)
 
 
-def _refusing(message: Message, why: Refusal, round: UpdateRound | None = None) -> Message:
-    return _telling(message, round, refusal=str(why))
+def _refuse(message: Message, why: Refusal, round: UpdateRound | None = None) -> Message:
+    return _reply(message, round, refusal=str(why))
 
 
-def _telling(message: Message, round: UpdateRound | None = None, **fields: bytes | str) -> Message:
+def _reply(message: Message, round: UpdateRound | None = None, **fields: bytes | str) -> Message:
     record: dict[str, Any] = {"version": VERSION, **fields}
     if round is not None:
         record |= {"round": round.id, "layout": round.layout, "seed": list(round.seed)}
@@ -221,9 +223,9 @@ def _telling(message: Message, round: UpdateRound | None = None, **fields: bytes
 
 
 def _state(context: Context) -> ConfigRecord:
-    """What this client keeps from message to message: on its node, and nowhere else."""
-    held = context.state.get(KEY)
-    return held if isinstance(held, ConfigRecord) else ConfigRecord()
+    """The state that this client keeps between messages: only on its node."""
+    state = context.state.get(KEY)
+    return state if isinstance(state, ConfigRecord) else ConfigRecord()
 
 
 def _keep(context: Context, **fields: bytes | str) -> None:
@@ -238,53 +240,53 @@ def _participant(context: Context) -> Participant:
 
 
 def _bytes(record: Mapping[str, Any], name: str) -> bytes:
-    given = record.get(name)
-    if not isinstance(given, bytes):
+    value = record.get(name)
+    if not isinstance(value, bytes):
         raise MismatchError(f"a message of this step must have bytes named {name!r}")
-    return given
+    return value
 
 
 def _arrays(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
     return {name: array.numpy() for name, array in record.items()}
 
 
-def _of_types(
+def _with_types_of(
     new: Mapping[str, npt.NDArray[Any]], before: Mapping[str, npt.NDArray[Any]]
 ) -> ArrayRecord:
-    """New arrays in the types of the old ones: Flower's mean makes real numbers of whole ones."""
-    made = {name: Array(np.asarray(new[name]).astype(held.dtype)) for name, held in before.items()}
-    return ArrayRecord(made)
+    """New arrays with the types of the old ones: Flower's mean makes whole numbers real."""
+    arrays = {name: Array(np.asarray(new[name]).astype(old.dtype)) for name, old in before.items()}
+    return ArrayRecord(arrays)
 
 
 @dataclass(slots=True)
-class _Course:
-    """A round under way."""
+class _RoundState:
+    """The current round."""
 
     round: UpdateRound
     layout: Layout
     before: dict[str, npt.NDArray[Any]]
-    loss: Loss  # what the round costs a client
+    loss: Loss  # of a client in this round
     members: dict[int, int]  # by node
     grid: Grid
-    collector: Coordinator | None = None
-    up: int = 0  # bytes of ours that came, of all clients
+    coordinator: Coordinator | None = None  # of a masked round
+    up: int = 0  # bytes received in our records, from all clients
     down: int = 0
 
 
 class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is not there for mypy
-    """A strategy whose clients send sketches, with noise that is accounted for, masked or not.
+    """A strategy whose clients send sketches, masked or not, with noise that is accounted for.
 
-    `inner` says whom to ask and what to do with the mean update: FedAvg or one of its kind that
-    works on means (FedAvgM, FedAdam, FedProx, …). Others are refused. A round that cannot be
-    opened, because too few answered or the budget is spent, leaves the model as it was, and the
-    next one is asked as usual.
+    `inner` chooses the clients and applies the mean update: FedAvg or a variant that works on means
+    (FedAvgM, FedAdam, FedProx, …). Others are refused. A round that cannot be opened, because too
+    few clients answered or the budget is spent, leaves the model unchanged, and the next round
+    follows as usual.
 
-    Metrics of a round: `clients` in it, `epsilon` so far at `delta`, `bytes-up` and `bytes-down`
-    by client, of tables and of what the masked round says (no ids, no model). `epsilon` is for the
-    neighbours, and against whom, `design.relation` says. An update that is not finite is sent as
-    zeros, so that `clients` does not depend on what a client holds.
+    Metrics of a round: its `clients`, `epsilon` so far at `delta`, `bytes-up` and `bytes-down` per
+    client, of tables and of the messages of a masked round (no ids, no model). `epsilon` is for the
+    relation `design.relation`. An update that is not finite is sent as zeros, so that `clients`
+    does not depend on a client's data.
     Refusals are counted in `refused`. Clients' own training metrics do not reach the server. Its
-    logs name the clients of a round: with sampling "fixed" they are as secret as cohorts are.
+    logs name the clients of a round: with sampling "fixed" they are as secret as the cohorts.
     """
 
     def __init__(
@@ -297,10 +299,10 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
         step_seconds: float = 60.0,
         rng: Rng | None = None,
     ) -> None:
-        if not isinstance(inner, strategies.FedAvg) or isinstance(inner, _NOT_OF_MEANS):
+        if not isinstance(inner, strategies.FedAvg) or isinstance(inner, _NEED_ALL_ANSWERS):
             raise SpecError(
-                f"{type(inner).__name__} needs every client's arrays, and a sum has none; use "
-                "FedAvg, FedAvgM, FedAdam, FedAdagrad, FedYogi or FedProx"
+                f"{type(inner).__name__} needs every client's arrays, which a sum does not have; "
+                "use FedAvg, FedAvgM, FedAdam, FedAdagrad, FedYogi or FedProx"
             )
         if step_seconds <= 0:
             raise SpecError(f"step_seconds must be above 0; got {step_seconds}")
@@ -309,7 +311,7 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
         self.refused: Counter[str] = Counter()
         self.rng: Rng = SystemRng() if rng is None else rng
         self._identities: dict[int, bytes] = {}
-        self._course: _Course | None = None
+        self._round: _RoundState | None = None
 
     def summary(self) -> None:
         design = self.design
@@ -326,53 +328,60 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        self._course = None
+        self._round = None
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
         by_node = {message.metadata.dst_node_id: message for message in messages}
         if not by_node:
             return []
         try:
-            course = self._begin(server_round, arrays, grid, by_node)
-            self.spending.check(course.loss)
-            steps = self._enrolled(course) if self.design.secure else dict.fromkeys(by_node, b"")
+            current = self._begin(server_round, arrays, grid, by_node)
+            self.spending.check(current.loss)
+            steps = (
+                self._enrol_and_share(current)
+                if self.design.secure
+                else dict.fromkeys(by_node, b"")
+            )
         except (BudgetError, ImpossibleError, MismatchError) as problem:
             log(WARNING, "sfumato: round %s is left out: %s", server_round, problem)
             return []
-        self._course = course
+        self._round = current
         step = "mask" if self.design.secure else "train"
-        return [self._asking(by_node[node], step, course, told) for node, told in steps.items()]
+        return [
+            self._train_message(by_node[node], step, current, payload)
+            for node, payload in steps.items()
+        ]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        course, self._course = self._course, None
-        if course is None:
+        current, self._round = self._round, None
+        if current is None:
             return None, None
         try:
-            batch = self._batch(course, replies)
+            batch = self._batch(current, replies)
             answer = noised_sum(
-                course.round.task, batch, ledger=self.spending, rng=self.rng, loss=course.loss
+                current.round.task, batch, ledger=self.spending, rng=self.rng, loss=current.loss
             )
         except (BudgetError, ImpossibleError, MismatchError) as problem:
             log(WARNING, "sfumato: round %s is left out: %s", server_round, problem)
             return None, None
-        update = course.round.sketch.decode(answer.table, answer.count)
+        update = current.round.sketch.decode(answer.table, answer.count)
         arrays = {
-            name: Array(np.asarray(held))
-            for name, held in course.layout.moved(course.before, update).items()
+            name: Array(np.asarray(array))
+            for name, array in current.layout.apply(current.before, update).items()
         }
-        made = RecordDict(
+        content = RecordDict(
             {
                 self.inner.arrayrecord_key: ArrayRecord(arrays),
                 "metrics": MetricRecord({self.inner.weighted_by_key: 1}),
             }
         )
-        node = next(iter(course.members))
-        reply = Message(made, dst_node_id=node, message_type=MessageType.TRAIN)
+        node = next(iter(current.members))
+        reply = Message(content, dst_node_id=node, message_type=MessageType.TRAIN)
         new, _ = self.inner.aggregate_train(server_round, [reply])
         if new is None:
             return None, None
-        new = _of_types(_arrays(new), course.before)
+        new = _with_types_of(_arrays(new), current.before)
         epsilon = self.spending.epsilon
         log(
             INFO,
@@ -387,8 +396,8 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
         metrics = {
             "clients": answer.count,
             "epsilon": epsilon,
-            "bytes-up": course.up / len(course.members),
-            "bytes-down": course.down / len(course.members),
+            "bytes-up": current.up / len(current.members),
+            "bytes-down": current.down / len(current.members),
         }
         return new, MetricRecord(metrics)
 
@@ -405,28 +414,30 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
     ) -> MetricRecord | None:
         return self.inner.aggregate_evaluate(server_round, replies)
 
-    def _begin(self, number: int, arrays: ArrayRecord, grid: Grid, nodes: Iterable[int]) -> _Course:
-        """The round, for those that can be in it: of a masked one, all that said hello."""
+    def _begin(
+        self, number: int, arrays: ArrayRecord, grid: Grid, nodes: Iterable[int]
+    ) -> _RoundState:
+        """The round with its members; in a masked round, all clients that said hello."""
         population = len(list(grid.get_node_ids()))
-        asked = sorted(nodes)
-        share = min(1.0, len(asked) / max(population, 1))
+        members = sorted(nodes)
+        share = min(1.0, len(members) / max(population, 1))
         if self.design.secure:
-            self._greet(grid, asked)
-            asked = [node for node in asked if node in self._identities]
+            self._greet(grid, members)
+            members = [node for node in members if node in self._identities]
         before = _arrays(arrays)
         layout = Layout.of(before)
-        round = self.design.round(layout, len(asked), number)
-        return _Course(
+        round = self.design.round(layout, len(members), number)
+        return _RoundState(
             round=round,
             layout=layout,
             before=before,
             loss=self.design.charge_of(round.task, share),
-            members={node: member for member, node in enumerate(asked)},
+            members={node: member for member, node in enumerate(members)},
             grid=grid,
         )
 
     def _greet(self, grid: Grid, nodes: Iterable[int]) -> None:
-        """Ask clients that are new for the key they sign with."""
+        """Ask new clients for the public keys of their signatures."""
         new = [node for node in nodes if node not in self._identities]
         for node, answer in self._exchange(grid, {node: {"step": "hello"} for node in new}):
             key = answer.get("sent")
@@ -435,95 +446,101 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
             else:
                 self._refuse(node, answer.get("refusal", Refusal.MALFORMED))
 
-    def _enrolled(self, course: _Course) -> dict[int, bytes]:
-        """Run the masked round up to its tables: what each client is told when it is to train."""
+    def _enrol_and_share(self, current: _RoundState) -> dict[int, bytes]:
+        """Run the masked round up to its tables; return each client's payload for training."""
         nonce = self.rng.words(2).tobytes().hex()
-        roster = [self._identities[node] for node in course.members]
+        roster = [self._identities[node] for node in current.members]
         cohort = len(roster)
-        masked = course.round.task.masked_round(cohort, nonce)
-        collector = course.collector = Coordinator(masked, tuple(roster))
-        spoken = {
+        masked = current.round.task.masked_round(cohort, nonce)
+        coordinator = current.coordinator = Coordinator(masked, tuple(roster))
+        common = {
             "step": "enrol",
-            "round": course.round.to_json(),
+            "round": current.round.to_json(),
             "nonce": nonce,
             "cohort": cohort,
             "roster": b"".join(roster),
         }
-        told = {node: {**spoken, "member": member} for node, member in course.members.items()}
-        self._take(course, Phase.ENROL, told)
-        told = {
-            node: {"step": "share", "told": collector.roster_for(member)}
-            for node, member in course.members.items()
-            if member in collector.keys
+        requests = {node: {**common, "member": member} for node, member in current.members.items()}
+        self._take(current, Phase.ENROL, requests)
+        requests = {
+            node: {"step": "share", "told": coordinator.roster_for(member)}
+            for node, member in current.members.items()
+            if member in coordinator.keys
         }
-        self._take(course, Phase.SHARE, told)
+        self._take(current, Phase.SHARE, requests)
         return {
-            node: collector.boxes_for(member)
-            for node, member in course.members.items()
-            if member in collector.boxes
+            node: coordinator.boxes_for(member)
+            for node, member in current.members.items()
+            if member in coordinator.boxes
         }
 
-    def _take(self, course: _Course, phase: Phase, told: Mapping[int, dict[str, Any]]) -> None:
-        """One exchange of the masked round; ImpossibleError if it leaves too few."""
-        collector = course.collector
-        assert collector is not None  # of a masked round
-        for node, answer in self._exchange(course.grid, told, course):
-            self._add(course, phase, node, answer, "sent")
-        if phase is not Phase.UNMASK and collector.close() is Phase.ABORTED:
-            raise self._too_few(course, phase)
+    def _take(
+        self, current: _RoundState, phase: Phase, requests: Mapping[int, dict[str, Any]]
+    ) -> None:
+        """One exchange of the masked round; ImpossibleError if too few clients are left."""
+        coordinator = current.coordinator
+        assert coordinator is not None  # the round is masked
+        for node, answer in self._exchange(current.grid, requests, current):
+            self._add(current, phase, node, answer, "sent")
+        if phase is not Phase.UNMASK and coordinator.close() is Phase.ABORTED:
+            raise self._too_few(current, phase)
 
     def _add(
-        self, course: _Course, phase: Phase, node: int, answer: Mapping[str, Any], name: str
+        self, current: _RoundState, phase: Phase, node: int, answer: Mapping[str, Any], name: str
     ) -> None:
-        assert course.collector is not None  # of a masked round
-        sent = answer.get(name)
-        if not isinstance(sent, bytes):
+        assert current.coordinator is not None  # the round is masked
+        payload = answer.get(name)
+        if not isinstance(payload, bytes):
             self._refuse(node, answer.get("refusal", Refusal.MALFORMED))
             return
-        course.up += len(sent)
-        refusal = course.collector.add(phase, course.members[node], sent)
+        current.up += len(payload)
+        refusal = current.coordinator.add(phase, current.members[node], payload)
         if refusal is not None:
-            log(WARNING, "sfumato: %s of node %s was not taken: %s", phase, node, refusal)
+            log(WARNING, "sfumato: %s of node %s was not accepted: %s", phase, node, refusal)
             self._refuse(node, Refusal.PROTOCOL)
 
-    def _too_few(self, course: _Course, phase: Phase) -> ImpossibleError:
-        task = course.round.task
+    def _too_few(self, current: _RoundState, phase: Phase) -> ImpossibleError:
+        task = current.round.task
         return ImpossibleError(
-            f"a masked round of {task.max_count} needs {task.min_count} clients to its end; fewer "
-            f"were left in step {phase}; nothing was opened"
+            f"a masked round of {task.max_count} clients needs {task.min_count} until its end; "
+            f"fewer were left in step {phase}; nothing was opened"
         )
 
-    def _batch(self, course: _Course, replies: Iterable[Message]) -> Batch:
-        """The sum of the tables that came; a masked one is charged before it is opened."""
-        batch = Batch.empty(course.round.task)
-        for node, answer in self._answers(course, replies):
-            if course.collector is not None:
-                self._add(course, Phase.MASK, node, answer, "table")
+    def _batch(self, current: _RoundState, replies: Iterable[Message]) -> Batch:
+        """The sum of the clients' tables; a masked sum is charged before it is opened."""
+        batch = Batch.empty(current.round.task)
+        for node, answer in self._answers(current, replies):
+            if current.coordinator is not None:
+                self._add(current, Phase.MASK, node, answer, "table")
                 continue
-            sent = answer.get("table", b"")
+            payload = answer.get("table", b"")
             try:
-                batch += course.round.batch(sent if isinstance(sent, bytes) else b"")
+                batch += current.round.batch(payload if isinstance(payload, bytes) else b"")
             except MismatchError as problem:
-                log(WARNING, "sfumato: the table of node %s was not taken: %s", node, problem)
+                log(WARNING, "sfumato: the table of node %s was not accepted: %s", node, problem)
                 self._refuse(node, Refusal.MALFORMED)
                 continue
-            course.up += len(sent)
-        return batch if course.collector is None else self._unmasked(course, course.collector)
+            current.up += len(payload)
+        return (
+            batch
+            if current.coordinator is None
+            else self._open_masked(current, current.coordinator)
+        )
 
     def _answers(
-        self, course: _Course, replies: Iterable[Message]
+        self, current: _RoundState, replies: Iterable[Message]
     ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Answers that are of this round, one a client."""
-        heard: set[int] = set()
+        """The answers for this round, at most one per client."""
+        answered_nodes: set[int] = set()
         for node, answer in self._read(replies):
-            if node not in course.members or node in heard:
+            if node not in current.members or node in answered_nodes:
                 self._refuse(node, Refusal.ROUND)
                 continue
-            heard.add(node)
+            answered_nodes.add(node)
             if "refusal" in answer:
                 self._refuse(node, answer["refusal"])
                 continue
-            refusal = course.round.refusal_of(
+            refusal = current.round.refusal_of(
                 version=answer.get("version"),
                 layout=answer.get("layout"),
                 seed=answer.get("seed"),
@@ -534,25 +551,27 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
                 continue
             yield node, answer
 
-    def _unmasked(self, course: _Course, collector: Coordinator) -> Batch:
-        if collector.close() is Phase.ABORTED:
-            raise self._too_few(course, Phase.MASK)
-        task = course.round.task
-        charge(task, ledger=self.spending, loss=course.loss)
-        survivors = collector.survivor_set()
-        told = {
+    def _open_masked(self, current: _RoundState, coordinator: Coordinator) -> Batch:
+        if coordinator.close() is Phase.ABORTED:
+            raise self._too_few(current, Phase.MASK)
+        task = current.round.task
+        charge(task, ledger=self.spending, loss=current.loss)
+        survivors = coordinator.survivor_set()
+        requests = {
             node: {"step": "unmask", "told": survivors}
-            for node, member in course.members.items()
-            if member in collector.survivors
+            for node, member in current.members.items()
+            if member in coordinator.survivors
         }
-        self._take(course, Phase.UNMASK, told)
-        total = collector.finish().astype(np.int64).reshape(task.sketch.shape)
-        return Batch(task.id, total, len(collector.survivors), charged=True)
+        self._take(current, Phase.UNMASK, requests)
+        total = coordinator.finish().astype(np.int64).reshape(task.sketch.shape)
+        return Batch(task.id, total, len(coordinator.survivors), charged=True)
 
-    def _asking(self, message: Message, step: str, course: _Course, told: bytes) -> Message:
+    def _train_message(
+        self, message: Message, step: str, current: _RoundState, payload: bytes
+    ) -> Message:
         """The inner strategy's message with our record in it."""
-        ours = {"version": VERSION, "step": step, "round": course.round.to_json(), "told": told}
-        course.down += len(told) + len(course.round.to_json())
+        ours = {"version": VERSION, "step": step, "round": current.round.to_json(), "told": payload}
+        current.down += len(payload) + len(current.round.to_json())
         content = RecordDict({**message.content, KEY: ConfigRecord(ours)})
         metadata = message.metadata
         return Message(
@@ -564,14 +583,14 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
         )
 
     def _exchange(
-        self, grid: Grid, told: Mapping[int, dict[str, Any]], course: _Course | None = None
+        self, grid: Grid, requests: Mapping[int, dict[str, Any]], current: _RoundState | None = None
     ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Tell each node something, and hear those that answer within `step_seconds`."""
+        """Send each node a request, and yield the answers within `step_seconds`."""
         messages = []
-        for node, fields in told.items():
+        for node, fields in requests.items():
             record = ConfigRecord({"version": VERSION, **fields})
-            if course is not None:
-                course.down += sum(
+            if current is not None:
+                current.down += sum(
                     len(value) for value in fields.values() if isinstance(value, bytes | str)
                 )
             messages.append(
@@ -581,13 +600,13 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
             return
         waiting = {message for message in grid.push_messages(messages) if message}
         until = time.monotonic() + self.step_seconds
-        heard: set[int] = set()
+        answered_nodes: set[int] = set()
         while waiting:
             replies = list(grid.pull_messages(waiting))
             waiting -= {reply.metadata.reply_to_message_id for reply in replies}
             for node, answer in self._read(replies):
-                if node in told and node not in heard:
-                    heard.add(node)
+                if node in requests and node not in answered_nodes:
+                    answered_nodes.add(node)
                     yield node, answer
             if time.monotonic() > until:
                 return
@@ -595,7 +614,7 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
                 time.sleep(POLL_SECONDS)
 
     def _read(self, replies: Iterable[Message]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Our record of each reply that has one, by node."""
+        """Our record in each reply that has one, with its node."""
         for reply in replies:
             node = reply.metadata.src_node_id
             if reply.has_error():
@@ -611,6 +630,6 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
             yield node, record
 
     def _refuse(self, node: int, why: object, reason: str = "") -> None:
-        named = str(why) if str(why) in set(Refusal) else str(Refusal.MALFORMED)
-        self.refused[named] += 1
-        log(WARNING, "sfumato: node %s is not in this round: %s %s", node, named, reason)
+        name = str(why) if str(why) in set(Refusal) else str(Refusal.MALFORMED)
+        self.refused[name] += 1
+        log(WARNING, "sfumato: node %s is not in this round: %s %s", node, name, reason)

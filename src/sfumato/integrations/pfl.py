@@ -1,18 +1,18 @@
-"""Sfumato in pfl-research: postprocessors that sketch a user's statistics and read the sum back.
+"""Sfumato in pfl-research: postprocessors that sketch a user's statistics and decode the sum.
 
-pfl runs postprocessors in order on a user's statistics and in reverse on the server, so what stands
-behind a sketch in the list works on the table:
+pfl runs postprocessors in order on a user's statistics and in reverse on the server, so those after
+a sketch in the list work on the table:
 
     [Sketched(rate=10, seed=7), CentrallyAppliedPrivacyMechanism(GaussianMechanism(0.5, 1.0))]
-        user: sketch ─▶ clip the table        server: noise on the table ─▶ read back
+        user: sketch ─▶ clip the table        server: noise on the table ─▶ decode
 
     [SketchedSum(UpdateDesign(clip=0.5, noise_multiplier=1.0, rate=10, seed=7), cohort=100,
                  population=10_000, delta=1e-5)]
-        user: clip, sketch, clip, round       server: charge ─▶ exact noise ─▶ read back
+        user: clip, sketch, clip, round       server: charge ─▶ exact noise ─▶ decode
 
-A table keeps the norm of its vector (in the mean of the squares), so a clip means what it meant.
+A table keeps the norm of its vector (in the mean of the squares), so a clip keeps its meaning.
 Sketches are drawn anew in every round. Statistics are `MappedVectorStatistics`, as all models of
-pfl give them, of one process: sums over several workers are refused.
+pfl return them, of one process: sums over several workers are refused.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from sfumato.integrations.rounds import (
     finite,
     most_cells,
 )
+from sfumato.kernels import F64
 from sfumato.privacy.samplers import Rng, SystemRng
 from sfumato.sketch.dense import DenseSketch
 from sfumato.spec import LARGEST_INTEGER, require
@@ -52,12 +53,10 @@ from pfl.metrics import Metrics, StringMetricName, Weighted
 from pfl.postprocessor.base import Postprocessor
 from pfl.stats import MappedVectorStatistics
 
-F64 = npt.NDArray[np.float64]
 
-
-class _Flattened(Postprocessor):  # type: ignore[misc]  # pfl is not there for mypy
-    """What both have in common: statistics as one vector, and one table under a name that says
-    which round it is of, so that tables of different rounds do not add."""
+class _TableSum(Postprocessor):  # type: ignore[misc]  # pfl is not there for mypy
+    """Common parts of both: statistics as one vector, and one table whose name contains the round,
+    so that tables of different rounds do not add."""
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
@@ -67,10 +66,10 @@ class _Flattened(Postprocessor):  # type: ignore[misc]  # pfl is not there for m
         return f"sfumato/{self._round}"
 
     def _vector(self, stats: MappedVectorStatistics) -> F64:
-        """A user's statistics, (length,), or zeros in place of some that are not finite.
+        """A user's statistics, (length,), or zeros if they are not finite.
 
-        Such a user keeps its weight and is not counted: else the weight, which has no noise, would
-        tell of what it holds.
+        Such a user keeps its weight and is not counted: otherwise the weight, which has no noise,
+        would reveal something about the user's data.
         """
         if not isinstance(stats, MappedVectorStatistics):
             raise SpecError(
@@ -89,16 +88,16 @@ class _Flattened(Postprocessor):  # type: ignore[misc]  # pfl is not there for m
             raise MismatchError("all users' statistics must have the same names and shapes")
         return finite(layout.vector(arrays))
 
-    def _restored(self, total: F64, weight: float) -> MappedVectorStatistics:
+    def _statistics(self, total: F64, weight: float) -> MappedVectorStatistics:
         """The sum of users' vectors as statistics again."""
-        assert self._layout is not None  # as there was a user
+        assert self._layout is not None  # a user's statistics came before
         zeros = {name: np.zeros(shape, dtype=kind) for name, shape, kind in self._layout.parts}
-        arrays = self._layout.moved(zeros, total)
+        arrays = self._layout.apply(zeros, total)
         tensors = {name: _tensor(array, array.dtype.name) for name, array in arrays.items()}
         return MappedVectorStatistics(tensors, weight=weight)
 
     def _table(self, stats: MappedVectorStatistics) -> npt.NDArray[Any]:
-        """The sum of tables, and on with the next round's sketch."""
+        """The sum of this round's tables."""
         module = get_default_framework_module()
         if module.distributed.world_size > 1:
             raise SpecError("sketched statistics are added in one process; got several workers")
@@ -109,8 +108,8 @@ class _Flattened(Postprocessor):  # type: ignore[misc]  # pfl is not there for m
         return _numpy(stats[self._key()])
 
 
-class Sketched(_Flattened):
-    """Sketch a user's statistics, and read their sum back: for pfl's own clipping and noise.
+class Sketched(_TableSum):
+    """Sketch a user's statistics and decode their sum: for pfl's own clipping and noise.
 
     Put it in front of the mechanism. A user whose statistics are not finite adds zeros.
     """
@@ -123,8 +122,8 @@ class Sketched(_Flattened):
         self.rate, self.rows, self.seed = rate, rows, seed
 
     def sketch(self) -> DenseSketch:
-        """This round's."""
-        assert self._layout is not None  # as there was a user
+        """This round's sketch."""
+        assert self._layout is not None  # a user's statistics came before
         length = self._layout.length
         return DenseSketch.within(
             most_cells(length, self.rate),
@@ -151,21 +150,20 @@ class Sketched(_Flattened):
         sketch = self.sketch()
         total = sketch.decode(self._table(stats)).astype(np.float64)
         self._round += 1
-        return self._restored(total, stats.weight), Metrics()
+        return self._statistics(total, stats.weight), Metrics()
 
 
-class SketchedSum(_Flattened):
+class SketchedSum(_TableSum):
     """Sums of whole numbers with sfumato's exact noise and its account, in place of a mechanism.
 
-    Users are weighted alike: statistics must come with weight 1. `cohort` is what the algorithm
-    asks for, `population` the number of users. The metric "sfumato | epsilon" is that of all rounds
-    so far, for the neighbours and against whom `design.relation` says. A user whose statistics are
-    not finite adds zeros. Raises BudgetError when `most_epsilon` would be exceeded.
+    Users are weighted alike: statistics must have weight 1. `cohort` is the algorithm's cohort
+    size, `population` the number of users. The metric "sfumato | epsilon" is that of all rounds so
+    far, for the relation `design.relation`. A user whose statistics are not finite adds zeros.
+    Raises BudgetError when `most_epsilon` would be exceeded.
 
-    Assumes: what `design.sampling` says of the deployment that is simulated; its server is trusted,
-        and with "fixed" nobody else knows who is in a cohort. The simulation itself differs: pfl's
-        "random" sampler may draw a user twice into a cohort, and its "minimize_reuse" takes users
-        in turn.
+    Assumes: what `design.sampling` says about the simulated deployment; its server is trusted, and
+        with "fixed" nobody else knows the cohorts. The simulation itself differs: pfl's "random"
+        sampler may draw a user twice into a cohort, and its "minimize_reuse" takes users in turn.
     """
 
     def __init__(
@@ -187,22 +185,22 @@ class SketchedSum(_Flattened):
         self.design, self.cohort, self.population = design, cohort, population
         self.spending = Spending(delta=delta, most_epsilon=most_epsilon)
         self.rng: Rng = SystemRng() if rng is None else rng
-        self._made: tuple[int, UpdateRound] | None = None
+        self._current: tuple[int, UpdateRound] | None = None
 
     def round(self) -> UpdateRound:
-        """The one under way."""
-        assert self._layout is not None  # as there was a user
-        if self._made is None or self._made[0] != self._round:
-            self._made = self._round, self.design.round(self._layout, self.cohort, self._round)
-        return self._made[1]
+        """The current round."""
+        assert self._layout is not None  # a user's statistics came before
+        if self._current is None or self._current[0] != self._round:
+            self._current = self._round, self.design.round(self._layout, self.cohort, self._round)
+        return self._current[1]
 
     def postprocess_one_user(
         self, *, stats: MappedVectorStatistics, user_context: UserContext
     ) -> tuple[MappedVectorStatistics, Metrics]:
         if stats.weight != 1:
             raise SpecError(
-                f"users must be weighted alike, with weight 1; got {stats.weight}: leave out "
-                "what weights them"
+                f"users must be weighted alike, with weight 1; got {stats.weight}: remove the "
+                "weighting"
             )
         vector = self._vector(stats)  # also learns the layout of the round
         round = self.round()
@@ -219,7 +217,7 @@ class SketchedSum(_Flattened):
     ) -> tuple[MappedVectorStatistics, Metrics]:
         if central_context.cohort_size != self.cohort:
             raise MismatchError(
-                f"the cohort must be {self.cohort}, as this was made for; "
+                f"the cohort must be {self.cohort}, as configured; "
                 f"got {central_context.cohort_size}"
             )
         round = self.round()
@@ -231,7 +229,7 @@ class SketchedSum(_Flattened):
         self._round += 1
         epsilon = Weighted.from_unweighted(self.spending.epsilon)
         metrics = Metrics([(StringMetricName("sfumato | epsilon"), epsilon)])
-        return self._restored(mean * answer.count, float(answer.count)), metrics
+        return self._statistics(mean * answer.count, float(answer.count)), metrics
 
 
 def _numpy(tensor: Any) -> npt.NDArray[Any]:

@@ -4,10 +4,10 @@
             clipped, sketched,                                    charged first, opened,
             rounded                                               noised, decoded
 
-Nothing here knows a framework. A server makes an `UpdateRound` out of its `UpdateDesign` and sends
-it to clients; whatever must be the same on both sides is in it, and a client names its `id` when it
-answers. A client that cannot take part says why with a `Refusal`, and so does a server that cannot
-take an answer.
+Nothing here depends on a framework. A server makes an `UpdateRound` from its `UpdateDesign` and
+sends it to clients. It contains everything that must be the same on both sides, and a client's
+answer names its `id`. A client that cannot take part says why with a `Refusal`, and so does a
+server that cannot accept an answer.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from sfumato.flow.accumulator import Batch
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.secure_sum import SecureSum
 from sfumato.flow.task import Task, bits_for
+from sfumato.kernels import F64, I64
 from sfumato.privacy import AdditiveLoss, Charge, Loss, NoiseAtRelease, NoNoise, epsilon_of
 from sfumato.privacy.accounting import LARGEST_MULTIPLIER, SampledLoss, least_multiplier
 from sfumato.privacy.ledger import Budget, Entry, spent
@@ -37,23 +38,21 @@ from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch
 from sfumato.spec import LARGEST_INTEGER, canonical, from_json, require, to_json
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
 Arrays = Mapping[str, npt.NDArray[Any]]
 
-VERSION = 2  # of what travels; a change of meaning is a new number
+VERSION = 2  # of the messages; a change of meaning is a new number
 EVERYBODY = "everybody"  # a client may be in every round
 
 
 class Refusal(StrEnum):
-    """Why a client, or what it sent, is not in a round."""
+    """Why a client, or its message, is not in a round."""
 
-    ABSENT = "absent"  # an error or nothing of ours in its answer: is the mod installed?
-    VERSION = "version"  # another version of what travels
-    SEED = "seed"  # a sketch of another seed or round: it would add to nothing
-    SHAPE = "shape"  # arrays of other names, shapes or types than the model's
+    ABSENT = "absent"  # an error, or no record of ours in the answer: is the mod installed?
+    VERSION = "version"  # another version of the messages
+    SEED = "seed"  # a sketch of another seed or round, which cannot be added
+    SHAPE = "shape"  # names, shapes or types of arrays that are not the model's
     ROUND = "round"  # another round in some other way: clip, size, noise
-    MALFORMED = "malformed"  # bytes that are no table of this round, or one that is too long
+    MALFORMED = "malformed"  # bytes that are not a table of this round, or one that is too long
     PROTOCOL = "protocol"  # a step of the masked round that was refused
 
 
@@ -61,7 +60,7 @@ class Refusal(StrEnum):
 class Layout:
     """Names, shapes and types of a model's arrays: how its update becomes one vector.
 
-    Arrays of whole numbers (a counter of batches) are not trained: they keep their value.
+    Arrays of whole numbers (such as a counter of batches) are not trained: they keep their values.
 
     >>> layout = Layout.of({"weight": np.zeros((2, 3), dtype=np.float32), "seen": np.array(7)})
     >>> layout.length
@@ -72,11 +71,11 @@ class Layout:
 
     @classmethod
     def of(cls, arrays: Arrays) -> Layout:
-        return cls(tuple((name, held.shape, held.dtype.str) for name, held in arrays.items()))
+        return cls(tuple((name, array.shape, array.dtype.str) for name, array in arrays.items()))
 
     @property
     def length(self) -> int:
-        """Coordinates of an update."""
+        """Number of coordinates of an update."""
         return sum(math.prod(shape) for _, shape, kind in self.parts if _is_real(kind))
 
     @property
@@ -92,11 +91,11 @@ class Layout:
                     "a client must answer with the arrays it was sent: "
                     f"{self._first_difference(arrays)}"
                 )
-        with np.errstate(invalid="ignore"):  # such an update is sent as zeros
+        with np.errstate(invalid="ignore"):  # an update that is not finite is sent as zeros
             return self.vector(after) - self.vector(before)
 
     def vector(self, arrays: Arrays) -> F64:
-        """The real numbers of arrays of this layout, one after another."""
+        """The real numbers of arrays of this layout, concatenated."""
         real = [
             arrays[name].astype(np.float64).ravel()
             for name, _, kind in self.parts
@@ -104,7 +103,7 @@ class Layout:
         ]
         return np.concatenate(real) if real else np.zeros(0)
 
-    def moved(self, before: Arrays, update: F64) -> dict[str, npt.NDArray[Any]]:
+    def apply(self, before: Arrays, update: F64) -> dict[str, npt.NDArray[Any]]:
         """The arrays after an update."""
         require(
             update.shape == (self.length,),
@@ -119,35 +118,35 @@ class Layout:
         return after
 
     def _first_difference(self, arrays: Arrays) -> str:
-        given = Layout.of(arrays).parts
-        for wanted, got in zip(self.parts, given, strict=False):
-            if wanted != got:
-                return "{} of shape {} and type {} became {} of {} and {}".format(*wanted, *got)
-        return f"{len(self.parts)} arrays became {len(given)}"
+        parts = Layout.of(arrays).parts
+        for expected, got in zip(self.parts, parts, strict=False):
+            if expected != got:
+                return "{} of shape {} and type {} became {} of {} and {}".format(*expected, *got)
+        return f"{len(self.parts)} arrays became {len(parts)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateDesign:
     """How updates are added in every round of a training, whatever the model.
 
-    Claim: a round costs a client what `charge_of` says; all rounds, what `Spending` adds up.
+    Claim: a round costs a client what `charge_of` says; all rounds cost what `Spending` adds up.
         Neighbours: one client's table becomes zero ("all"), or another's ("fixed").
-    Assumes: under "all" nothing about who is asked, so that each round is charged to everybody.
-        Under "fixed" each round's cohort is drawn uniformly at random out of the clients that are
-        connected, and nobody but the server knows it. A client that answers many rounds is one
-        client. Unless `secure`, the server is trusted with every client's table. With `secure` it
-        is not trusted, and it knows who is in a round: so "fixed" is refused there.
+    Assumes: under "all" nothing about cohorts, so each round is charged to everybody. Under "fixed"
+        each round's cohort is drawn uniformly at random from the connected clients, and only the
+        server knows it. A client that answers many rounds is one client. Unless `secure`, the
+        server is trusted with every client's table. With `secure` it is not trusted, and it knows
+        who is in a round: so "fixed" is refused there.
     """
 
     clip: float  # largest norm of an update, and of its sketch
-    noise_multiplier: float = 0.0  # deviation of the noise by the largest norm of a table
-    rate: float = 1.0  # coordinates of an update to a cell that is sent; 1 for whole updates
+    noise_multiplier: float = 0.0  # deviation of the noise divided by the largest norm of a table
+    rate: float = 1.0  # coordinates of an update per cell; 1 for whole updates
     rows: int = 15  # of the sketch
     sampling: Literal["all", "fixed"] = "all"
     secure: bool = False  # masked sums and noise in shares: the server sees sums alone
     dropout: float = 0.3  # secure: share of a round's clients that may vanish
     corrupt: float = 0.0  # secure: share that may work with the server
-    seed: int  # of the sketches: public, and chosen before any update is known
+    seed: int  # of the sketches: public, and chosen before any update is computed
 
     def __post_init__(self) -> None:
         require(
@@ -170,7 +169,7 @@ class UpdateDesign:
         require(
             not (self.secure and self.sampling == "fixed"),
             "with secure the server is not trusted, and it knows who is in a round, so the account "
-            'cannot count on secret cohorts: set sampling to "all"; got "fixed"',
+            'cannot rely on secret cohorts: set sampling to "all"; got "fixed"',
         )
         for name in ("dropout", "corrupt"):
             value = getattr(self, name)
@@ -179,38 +178,38 @@ class UpdateDesign:
 
     @property
     def relation(self) -> str:
-        """The neighbours that epsilon is for, and against whom it holds, in a few words."""
+        """The neighbouring relation of epsilon, and against whom it holds, in a few words."""
         if self.sampling == "fixed":
             return "replace, against those who do not know who took part"
         return "zero-out"
 
-    def sketch(self, length: int, asked: int, round: int) -> VectorSketch:
-        """Updates of so many coordinates as whole numbers."""
+    def sketch(self, length: int, cohort: int, round: int) -> VectorSketch:
+        """The sketch that turns updates of `length` coordinates into whole numbers."""
         cells, dense = most_cells(length, self.rate), None
         if cells < length:
             dense = DenseSketch.within(
                 cells, length=length, rows=self.rows, seed=self.seed, round=round
             )
             cells = dense.cells
-        fine = fineness(cells, asked, self.noise_multiplier)
+        fine = fineness(cells, cohort, self.noise_multiplier)
         return VectorSketch(
             length=length, clip=self.clip, bound=self.clip, scale=fine / self.clip, dense=dense
         )
 
-    def round(self, layout: Layout, asked: int, round: int) -> UpdateRound:
-        """What `asked` clients are told in a round; raises ImpossibleError if they are too few."""
+    def round(self, layout: Layout, cohort: int, round: int) -> UpdateRound:
+        """A round with `cohort` clients; raises ImpossibleError if they are too few."""
         require(layout.length >= 1, "a model must have at least one array of real numbers")
-        sketch = self.sketch(layout.length, asked, round)
+        sketch = self.sketch(layout.length, cohort, round)
         scale = self.noise_multiplier * sketch.rounding.l2
         campaign = f"update round {round}"
         if self.secure:
             secure = SecureSum(corrupt=self.corrupt, dropout=self.dropout)
             task = secure.task(
                 sketch=sketch,
-                mechanism=secure.noise(scale, asked, exact=True) if scale else NoNoise(),
+                mechanism=secure.noise(scale, cohort, exact=True) if scale else NoNoise(),
                 campaign=campaign,
                 cohort=EVERYBODY,
-                asked=asked,
+                asked=cohort,
                 items_per_device=1,
                 exact=True,
             )
@@ -218,16 +217,16 @@ class UpdateDesign:
             task = Task(
                 sketch=sketch,
                 mechanism=NoiseAtRelease(noise="gaussian", scale=scale) if scale else NoNoise(),
-                aggregation=Plain(modulus_bits=bits_for(asked * sketch.rounding.largest)),
+                aggregation=Plain(modulus_bits=bits_for(cohort * sketch.rounding.largest)),
                 campaign=campaign,
                 cohort=EVERYBODY,
-                max_count=asked,
+                max_count=cohort,
             )
         return UpdateRound(task=task, layout=layout.digest)
 
     def charge_of(self, task: Task, share: float) -> Loss:
-        """What a round costs a client if it asks this share of all clients; under "fixed", to those
-        who do not know which clients it asked."""
+        """The loss of a round whose cohort is this share of all clients; under "fixed", against
+        those who do not know the cohort."""
         if self.sampling == "all" or not isinstance(task.loss, AdditiveLoss):
             return task.loss
         return SampledLoss(loss=task.loss, probability=share, scheme="fixed", times=1)
@@ -235,10 +234,10 @@ class UpdateDesign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRound:
-    """One round, as server and clients must agree on it. Its id covers all of it."""
+    """One round, on which server and clients must agree. Its id covers all fields."""
 
     task: Task
-    layout: str  # digest of the model's
+    layout: str  # digest of the model's layout
     version: int = VERSION
 
     def to_json(self) -> str:
@@ -248,7 +247,7 @@ class UpdateRound:
 
     @classmethod
     def from_json(cls, text: str) -> UpdateRound:
-        """The round that was sent; one of another version or with other fields is refused."""
+        """Read a round; another version or other fields are refused."""
         try:
             data = json.loads(text)
             if data["version"] != VERSION:
@@ -258,12 +257,12 @@ class UpdateRound:
                 )
             if data.keys() != {"layout", "task", "version"}:
                 raise SpecError("a round has a layout, a task and a version")
-            made = cls(task=from_json(json.dumps(data["task"])), layout=data["layout"])
+            round = cls(task=from_json(json.dumps(data["task"])), layout=data["layout"])
         except (ValueError, LookupError, TypeError, AttributeError) as problem:
             raise SpecError("this is not a round of updates") from problem
-        if not isinstance(made.task, Task) or not isinstance(made.task.sketch, VectorSketch):
+        if not isinstance(round.task, Task) or not isinstance(round.task.sketch, VectorSketch):
             raise SpecError("a round of updates has a task that sums vectors")
-        return made
+        return round
 
     @property
     def id(self) -> str:
@@ -272,7 +271,7 @@ class UpdateRound:
     @property
     def sketch(self) -> VectorSketch:
         sketch = self.task.sketch
-        assert isinstance(sketch, VectorSketch)  # as it was made, and as from_json has checked
+        assert isinstance(sketch, VectorSketch)  # from `UpdateDesign`, or checked by `from_json`
         return sketch
 
     @property
@@ -282,7 +281,7 @@ class UpdateRound:
         return (0, 0) if dense is None else (dense.seed, dense.round)
 
     def values(self, update: F64, *, rng: Rng) -> I64:
-        """What `flow.contribute` encodes of a client's update (length,)."""
+        """The values that `flow.contribute` encodes for a client's update (length,)."""
         return self.sketch.tables(finite(update)[None], rng=rng)
 
     def batch(self, message: bytes) -> Batch:
@@ -301,7 +300,7 @@ class UpdateRound:
     def refusal_of(
         self, *, version: object, layout: object, seed: object, round: object
     ) -> Refusal | None:
-        """What is wrong with an answer that names these, or None."""
+        """What is wrong with an answer with these fields, or None."""
         if version != VERSION:
             return Refusal.VERSION
         if layout != self.layout:
@@ -313,10 +312,10 @@ class UpdateRound:
 
 @dataclass(slots=True)
 class Spending:
-    """The books of a training: what all rounds have cost a client so far, as a list that was fixed
-    in advance. Their noise and cohorts must not be chosen by what earlier rounds showed.
+    """The books of a training: the cost of all rounds so far, as a list that was fixed in advance.
+    Noise and cohorts must not depend on the results of earlier rounds.
 
-    A `Ledger` with a limit allows for such choices, and would end a training earlier.
+    A `Ledger` with a limit allows for such dependence, and would end a training earlier.
 
     >>> spending = Spending(delta=1e-5)
     >>> loss = AdditiveLoss(noise="gaussian", scale=1000.0, l1=1000.0, l2=1000.0, unit_cells=0)
@@ -327,7 +326,7 @@ class Spending:
     """
 
     delta: float
-    most_epsilon: float | None = None  # beyond which nothing is charged, so nothing opened
+    most_epsilon: float | None = None  # a round that would exceed it is neither charged nor opened
     entries: list[Entry] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -370,11 +369,11 @@ class Spending:
 def multiplier_for(
     epsilon: float, *, delta: float, rounds: int, probability: float | None = None
 ) -> float:
-    """The least noise multiplier, rounded up, with which so many rounds cost at most epsilon.
+    """The least noise multiplier, rounded up, with which `rounds` cost at most epsilon.
 
-    `probability` is that of a client to be in a cohort of `sampling="fixed"`; None for "all". It is
-    for noise at the server; Skellam noise in shares of tables this fine costs less than a per cent
-    more, which `Spending` counts.
+    `probability` is a client's chance to be in a cohort of `sampling="fixed"`; None for "all". The
+    result is for noise at the server; Skellam noise in shares costs less than a per cent more for
+    tables this fine, which `Spending` counts.
 
     >>> round(multiplier_for(8.0, delta=1e-5, rounds=20), 2)
     2.86
@@ -400,13 +399,13 @@ def multiplier_for(
 
 
 def most_cells(length: int, rate: float) -> int:
-    """Cells of a table with at least `rate` coordinates to a cell."""
+    """The number of cells of a table with at least `rate` coordinates per cell."""
     return max(1, math.floor(length / rate))
 
 
 def finite(vector: F64) -> F64:
-    """The vector, or zeros in place of one with NaN or infinite numbers: a client that stayed away
-    would reveal something about what it holds."""
+    """The vector, or zeros if it has NaN or infinite numbers: staying away would reveal something
+    about a client's data."""
     return vector if np.isfinite(vector).all() else np.zeros_like(vector)
 
 

@@ -1,7 +1,7 @@
 """The server's side of a training: one task per round, one step per noised sum.
 
-It holds parameters, never an example or an update, and all that it does follows from public numbers
-and noised sums: who absorbs the same answers again has the same model, bit for bit.
+It holds parameters, never an example or an update, and everything it does follows from public
+numbers and noised sums: absorbing the same answers again gives the same model, bit for bit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sfumato.flow.model_terms import to_bytes
 from sfumato.flow.release import NoisedSum
 from sfumato.flow.task import Task, bits_for, largest_cell
 from sfumato.learn import models
-from sfumato.learn.compression import MAIN_SHARE, Seen, Sizing
+from sfumato.learn.compression import MAIN_SHARE, RoundStatistics, Sizing
 from sfumato.learn.design import TrainingDesign, whole_numbers
 from sfumato.learn.round_table import RoundNoise, RoundSketch
 from sfumato.learn.tensors import TensorSketch
@@ -32,43 +32,43 @@ from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch
 from sfumato.spec import digest
 
-NAME_DIGITS = 32  # of a design's digest, in the name of a campaign
+NAME_DIGITS = 32  # how much of a design's digest the name of a campaign has
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shown:
-    """What a round shows, in the unit of sums: all of it noised, so all of it public."""
+class RoundResult:
+    """What a round releases, in the unit of sums: all of it is noised, so all of it is public."""
 
-    table: npt.NDArray[np.float64] | Tensor  # of the updates, sketched or whole
-    noise: float  # deviation of the noise on each of its cells
-    queried: float | None = None  # norm, or error, of the second sketch
-    second_noise: float = 0.0  # its deviation
-    within: float | None = None  # updates no longer than the clip
+    table: npt.NDArray[np.float64] | Tensor  # sum of the updates, sketched or whole
+    noise: float  # deviation of the noise on each cell of the table
+    measurement: float | None = None  # noised norm, or error, of the second sketch
+    second_noise: float = 0.0  # deviation of the noise on the measurement
+    within_clip: float | None = None  # number of updates no longer than the clip
 
 
 @dataclass(slots=True, repr=False)
 class TrainingCampaign(Campaign):
-    """A training as far as it has come: `next_task` asks a round, `absorb` steps along its sum.
+    """The state of a training: `next_task` asks for a round, `absorb` steps along its sum.
 
-    A pass over the clients is a campaign of the ledger's, a round a cohort of it: so the ledger,
-    and each device's own, count one round a pass, which is what the design's loss is of. Where
-    cohorts are drawn at random, every round is a pass, and all clients are its cohort: a client
-    that is not drawn adds zeros. A round that could not be held is skipped (`skip`); what was
-    charged for it stays charged.
+    To the ledger, a pass over the clients is a campaign and a round is one of its cohorts. So the
+    ledger, and each device's own, count one round per pass, which is what the design's loss
+    assumes. Where cohorts are drawn at random, every round is a pass, and all clients are its
+    cohort: a client that is not drawn adds zeros. A round that could not be held is skipped
+    (`skip`); what was charged for it stays charged.
     """
 
     design: TrainingDesign
     flat: Tensor
     sizing: Sizing
     clip: float
-    memory: dict[str, Tensor] = field(default_factory=dict)  # of the server's optimiser
+    memory: dict[str, Tensor] = field(default_factory=dict)  # state of the server's optimiser
     done: int = 0
-    held: int = 0  # rounds that were not skipped
+    rounds_held: int = 0  # rounds that were not skipped
     cells_sent: int = 0
 
     @classmethod
     def begin(cls, design: TrainingDesign, device: torch.device | str = "cpu") -> TrainingCampaign:
-        """At the first round, with the parameters that the design's seed gives."""
+        """A campaign before its first round; the design's seed gives the parameters."""
         flat = models.flatten(design.make()).to(device)
         sizing = design.compression.start(flat.numel(), design.largest)
         return cls(design, flat, sizing, design.clip)
@@ -77,7 +77,7 @@ class TrainingCampaign(Campaign):
     def load(
         cls, design: TrainingDesign, state: Mapping[str, Any], device: torch.device | str = "cpu"
     ) -> TrainingCampaign:
-        """Where `state` was taken; KeyError, TypeError or AttributeError if something is amiss."""
+        """Continue from a `state`; KeyError, TypeError or AttributeError if something is amiss."""
         return cls(
             design,
             state["flat"].to(device),
@@ -85,19 +85,19 @@ class TrainingCampaign(Campaign):
             state["clip"],
             {name: value.to(device) for name, value in state["memory"].items()},
             done=state["done"],
-            held=state.get("held", state["done"]),  # older checkpoints lack it
+            rounds_held=state.get("held", state["done"]),  # older checkpoints lack it
             cells_sent=state["cells_sent"],
         )
 
     def state(self) -> dict[str, Any]:
-        """All that the rest of the training follows from: tensors and plain data."""
+        """Everything that the rest of the training depends on: tensors and plain data."""
         return {
             "flat": self.flat.cpu(),
             "memory": {name: value.cpu() for name, value in self.memory.items()},
             "sizing": asdict(self.sizing),
             "clip": self.clip,
             "done": self.done,
-            "held": self.held,
+            "held": self.rounds_held,
             "cells_sent": self.cells_sent,
         }
 
@@ -107,24 +107,24 @@ class TrainingCampaign(Campaign):
 
     @property
     def rate(self) -> float:
-        """Parameters by cells sent, over all rounds that were asked: the paper's harmonic rate."""
+        """Parameters divided by cells sent, over all rounds so far: the paper's harmonic rate."""
         return self.length * self.done / self.cells_sent if self.cells_sent else 1.0
 
     def parameters(self) -> bytes:
-        """What the clients of the next round start from: float32, little-endian."""
+        """The parameters that the next round starts from: float32, little-endian."""
         return to_bytes(self.flat.detach().cpu().numpy())
 
-    # What the next round asks.
+    # The next round's task.
 
     @property
     def dense(self) -> DenseSketch | None:
-        """The sketch of updates; None for whole ones."""
+        """The sketch of updates; None if they are sent whole."""
         return self.design.sketch(self.length, self.sizing.cells, self.done)
 
     @property
     def second(self) -> DenseSketch | None:
-        """The small sketch whose norm, or error, is asked for; after its warm-up, a rule asks no
-        more."""
+        """The small sketch whose norm, or error, is measured; None if the rule measures nothing, or
+        no longer, after its warm-up."""
         rule = self.design.compression
         if rule.asks == "nothing" or self.sizing.rounds >= getattr(rule, "warm_up", math.inf):
             return None
@@ -132,13 +132,14 @@ class TrainingCampaign(Campaign):
 
     @property
     def cells(self) -> int:
-        """Cells that a client sends of its update, of both sketches."""
+        """Number of cells that a client sends, of both sketches."""
         main, second = self.dense, self.second
         return (self.length if main is None else main.cells) + (second.cells if second else 0)
 
     @property
     def multipliers(self) -> tuple[float, float]:
-        """Deviations of the noise, by the longest table: on a sum of updates, on what is asked."""
+        """Deviations of the noise, relative to the longest table: on the sum of updates, and on
+        what is measured beside it."""
         whole = self.design.multiplier
         if self.second is None:
             return whole, 0.0
@@ -199,52 +200,54 @@ class TrainingCampaign(Campaign):
             count_scale=2 * self.count_noise,
         )
 
-    # What it makes of the answer.
+    # The answer.
 
     def absorb(self, answer: NoisedSum) -> None:
         self.take(self.read(answer))
 
-    def read(self, answer: NoisedSum) -> Shown:
-        """What the answer to the last task shows."""
+    def read(self, answer: NoisedSum) -> RoundResult:
+        """The result of a round, from the answer to the last task."""
         if answer.task.cohort != f"round {self.done}":
-            raise MismatchError(f"this training waits for its round {self.done}; got another's sum")
+            raise MismatchError(
+                f"this training waits for round {self.done}; got the sum of another round"
+            )
         noise, sketch, table = answer.task.mechanism, answer.task.sketch, answer.table
-        queried, second_noise, within = None, 0.0, None
+        measurement, second_noise, within_clip = None, 0.0, None
         if isinstance(sketch, RoundSketch):
-            table, queried, count = sketch.read(answer.table)
-            within = None if count is None else count / 2 + self.design.cohort / 2
+            table, measurement, count = sketch.read(answer.table)
+            within_clip = None if count is None else count / 2 + self.design.cohort / 2
             if isinstance(noise, RoundNoise) and sketch.second is not None:
                 second_noise = noise.second_scale / sketch.second.scale
             sketch = sketch.main
         assert isinstance(sketch, VectorSketch)  # `next_task` asks for nothing else
         deviation = noise.stddev(answer.count) / sketch.scale
-        return Shown(table / sketch.scale, deviation, queried, second_noise, within)
+        return RoundResult(table / sketch.scale, deviation, measurement, second_noise, within_clip)
 
-    def take(self, shown: Shown) -> None:
-        """Decode what a round showed, step along it, size the next sketch and move the clip."""
+    def take(self, result: RoundResult) -> None:
+        """Decode a round's result, step along it, size the next sketch and move the clip."""
         design, cells, dense = self.design, self.cells, self.dense
-        update = torch.as_tensor(shown.table)
-        seen = Seen(
-            squared=float((shown.table * shown.table).sum()),
+        update = torch.as_tensor(result.table)
+        statistics = RoundStatistics(
+            squared=float((result.table * result.table).sum()),
             cells=update.numel(),
-            noise=shown.noise,
+            noise=result.noise,
             progress=(self.done + 1) / design.rounds,
-            queried=shown.queried,
-            second_noise=shown.second_noise,
+            measurement=result.measurement,
+            second_noise=result.second_noise,
         )
         if dense is not None:
             update = TensorSketch(dense, update.device).decode(update)
         step = update.float().to(self.flat.device) / design.cohort
         design.server.step(self.flat, step, self.memory)
-        self.sizing = design.compression.after(self.sizing, seen, self.length)
+        self.sizing = design.compression.after(self.sizing, statistics, self.length)
         if design.adaptive_clip is not None:
-            assert shown.within is not None  # as was asked
-            self.clip = design.adaptive_clip.after(self.clip, shown.within / design.cohort)
-        self.done, self.held = self.done + 1, self.held + 1
+            assert result.within_clip is not None  # the task asked for it
+            self.clip = design.adaptive_clip.after(self.clip, result.within_clip / design.cohort)
+        self.done, self.rounds_held = self.done + 1, self.rounds_held + 1
         self.cells_sent += cells
 
     def skip(self) -> None:
-        """Go on without the round that was asked: too few were left, and no sum was told."""
+        """Go on without the current round: too few clients were left, and no sum was released."""
         if self.done < self.design.rounds:
             self.cells_sent += self.cells
             self.done += 1

@@ -1,12 +1,12 @@
-"""What clients do in a round, many of them at once.
+"""Local training of many clients at once.
 
 A chunk of clients trains together: each has its own parameters, one row of a (clients, parameters)
-array, and matrix products run over all rows in one call. A batch that is short is padded with
-targets that count for nothing; a client that is done is not touched again. What a client computes
-is what it would compute alone: a plain loop over its batches gives the same numbers up to rounding,
-whatever the size of the chunk.
+array, and matrix products run over all rows in one call. A short batch is padded with targets that
+count for nothing; a client that is done is not touched again. A client computes what it would
+compute alone: a plain loop over its batches gives the same numbers up to rounding, whatever the
+size of the chunk.
 
-How a kind of model makes its gradients is in `gradients`. Everything runs on the device of the
+`gradients` computes the gradients of each kind of model. Everything runs on the device of the
 parameters and of the clients' examples.
 """
 
@@ -28,11 +28,12 @@ from sfumato.spec import require
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Updates:
-    """What a chunk of clients computed; leave out those that are not `sound`: not finite.
+    """The updates of a chunk of clients; callers must leave out those that are not `sound`, which
+    are not finite.
 
-    `members` are positions in `chosen`, on the CPU. `deltas`, (members, parameters), are new minus
-    old parameters, zero for a client without examples. `examples` counts the different examples
-    used. `loss` is the mean over the targets seen, each before the step it was part of.
+    `members` are positions in the cohort, on the CPU. `deltas`, (members, parameters), are new
+    minus old parameters, zero for a client without examples. `examples` counts the different
+    examples used. `loss` is the mean over targets, each taken before the step it was part of.
     """
 
     members: Tensor
@@ -48,7 +49,7 @@ class Updates:
 def check_fit(model: nn.Module, clients: Clients) -> None:
     """Raise SpecError unless the model takes these inputs and has a class for each target.
 
-    Runs the model on one example, and looks at all targets: once before training, not every round.
+    Runs the model on one example and checks all targets: once before training, not every round.
     """
     if clients.targets.numel() == 0:
         return
@@ -80,57 +81,57 @@ def updates(
     model: nn.Module,
     flat: Tensor,
     clients: Clients,
-    chosen: Sequence[int] | Tensor,
+    cohort: Sequence[int] | Tensor,
     training: LocalTraining,
     *,
     generator: torch.Generator,
     chunk: int = 16,
 ) -> Iterator[Updates]:
-    """Train the chosen clients from the parameters `flat`, `chunk` of them at a time.
+    """Train the clients of a cohort from the parameters `flat`, `chunk` of them at a time.
 
-    Clients with like numbers of batches train together, so chunks do not come in the order of
-    `chosen`; `Updates.members` says who is in one. The generator, one of the CPU, is drawn from
-    before this returns, and results do not depend on `chunk` or on the device but for rounding.
+    Clients with similar numbers of batches train together, so chunks are not in the order of
+    `cohort`; `Updates.members` says which clients a chunk has. The generator must be on the CPU and
+    is used before this returns. Up to rounding, results do not depend on `chunk` or the device.
     """
     require(chunk >= 1, f"chunk must be at least 1; got {chunk}")
     engine = engine_of(model, clients, flat.device)
-    plan = _plan(model, flat, clients, chosen, training, generator)
+    schedule = make_schedule(model, flat, clients, cohort, training, generator)
 
     def chunks() -> Iterator[Updates]:
-        for start in range(0, len(plan.queue), chunk):
-            yield _train(engine, flat, clients, plan, plan.queue[start : start + chunk])
+        for start in range(0, len(schedule.queue), chunk):
+            yield _train(engine, flat, clients, schedule, schedule.queue[start : start + chunk])
 
     return chunks()
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """Which examples every chosen client visits, in which order; all on the CPU."""
+class Schedule:
+    """Which examples every client of a cohort visits, in which order; all on the CPU."""
 
     training: LocalTraining
     order: Tensor  # examples; a client's epochs stand one after another
-    start: Tensor  # of each client in `order`
-    held: Tensor  # how many different examples a client may use
+    start: Tensor  # where each client's examples start in `order`
+    usable: Tensor  # how many different examples a client may use
     steps: Tensor
     queue: Tensor  # positions of the clients, the most steps and examples first
 
-    def batches(self, members: Tensor) -> _Batches:
-        batch, held, steps = self.training.batch, self.held[members], self.steps[members]
+    def batches(self, members: Tensor) -> Batches:
+        batch, usable, steps = self.training.batch, self.usable[members], self.steps[members]
         most = int(steps.max())
         step = torch.arange(most)[:, None]
-        of_epoch = ((held + batch - 1) // batch).clamp(min=1)
-        begin = self.start[members] + step // of_epoch * held + step % of_epoch * batch
+        of_epoch = ((usable + batch - 1) // batch).clamp(min=1)
+        begin = self.start[members] + step // of_epoch * usable + step % of_epoch * batch
         length = torch.where(
-            step < steps, (held - step % of_epoch * batch).clamp(max=batch), torch.tensor(0)
+            step < steps, (usable - step % of_epoch * batch).clamp(max=batch), torch.tensor(0)
         )
         width = int(length.max()) if most else 0
         valid = torch.arange(width) < length[..., None]
         place = torch.where(valid, begin[..., None] + torch.arange(width), begin[..., None])
-        place = place.clamp(max=max(len(self.order) - 1, 0))  # of clients that are done
+        place = place.clamp(max=max(len(self.order) - 1, 0))  # for clients that are done
         active = (step < steps).sum(dim=1)
         widths = length.amax(dim=1) if most else length.sum(dim=1)
         full = length.sum(dim=1) == active * widths
-        return _Batches(
+        return Batches(
             examples=self.order[place] if most else place,
             valid=valid,
             active=active.tolist(),
@@ -138,26 +139,26 @@ class _Plan:
             full=full.tolist(),
         )
 
-    def used(self, members: Tensor) -> Tensor:
-        return torch.minimum(self.held[members], self.steps[members] * self.training.batch)
+    def examples_used(self, members: Tensor) -> Tensor:
+        return torch.minimum(self.usable[members], self.steps[members] * self.training.batch)
 
 
 @dataclass(frozen=True, slots=True)
-class _Batches:
-    """The examples of a chunk's steps, (steps, members, batch); a place that is not valid is one of
-    the client's own examples, so that nothing of one client enters another's sums.
+class Batches:
+    """The examples of a chunk's steps, (steps, members, batch). Padding repeats one of the client's
+    own examples, so that nothing of one client enters another's sums.
     """
 
     examples: Tensor
     valid: Tensor
-    active: list[int]  # members, from the first, that still train
+    active: list[int]  # how many members, from the first, still train
     widths: list[int]
     full: list[bool]
 
     def gather(
         self, clients: Clients, step: int, examples: Tensor, valid: Tensor, kind: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of a step; `examples` and `valid` are ours, on the clients' device."""
+        """Inputs and targets of a step; `examples` and `valid` are on the clients' device."""
         rows, width = self.active[step], self.widths[step]
         index = examples[step, :rows, :width]
         flat_index = index.reshape(-1)
@@ -175,14 +176,14 @@ class _Batches:
         return inputs, targets
 
 
-def _plan(
+def make_schedule(
     model: nn.Module,
     flat: Tensor,
     clients: Clients,
-    chosen: Sequence[int] | Tensor,
+    cohort: Sequence[int] | Tensor,
     training: LocalTraining,
     generator: torch.Generator,
-) -> _Plan:
+) -> Schedule:
     length = models.count(model)
     require(flat.shape == (length,), f"parameters must be ({length},); got {tuple(flat.shape)}")
     for part in (clients.inputs, clients.targets):
@@ -191,44 +192,44 @@ def _plan(
             f"clients' examples must be where the parameters are, {flat.device}; call clients.to",
         )
     require(generator.device.type == "cpu", "the generator must be one of the CPU")
-    chosen = torch.as_tensor(chosen, dtype=torch.int64, device="cpu").reshape(-1)
-    if len(chosen) and (int(chosen.min()) < 0 or int(chosen.max()) >= len(clients)):
-        raise SpecError(f"chosen clients must be 0 to {len(clients) - 1}")
-    sizes = clients.sizes[chosen]
+    cohort = torch.as_tensor(cohort, dtype=torch.int64, device="cpu").reshape(-1)
+    if len(cohort) and (int(cohort.min()) < 0 or int(cohort.max()) >= len(clients)):
+        raise SpecError(f"clients of a cohort must be 0 to {len(clients) - 1}")
+    sizes = clients.sizes[cohort]
     most = training.most_examples
-    held = sizes if most is None else sizes.clamp(max=most)
-    of_epoch = (held + training.batch - 1) // training.batch
+    usable = sizes if most is None else sizes.clamp(max=most)
+    of_epoch = (usable + training.batch - 1) // training.batch
     if training.steps is None:
         steps = of_epoch * training.epochs
     else:
-        steps = torch.where(held > 0, torch.tensor(training.steps), torch.tensor(0))
+        steps = torch.where(usable > 0, torch.tensor(training.steps), torch.tensor(0))
     epochs = (steps + of_epoch - 1) // of_epoch.clamp(min=1)
-    space = held * epochs
+    space = usable * epochs
     start = space.cumsum(0) - space
 
     order = torch.empty(int(space.sum()), dtype=torch.int64)
-    examples, owner, rank = _shuffled(clients.offsets[chosen], None, sizes, generator)
-    kept = rank < held[owner]
-    examples, owner, rank = examples[kept], owner[kept], rank[kept]
+    examples, owner, rank = _shuffled(clients.offsets[cohort], None, sizes, generator)
+    within = rank < usable[owner]
+    examples, owner, rank = examples[within], owner[within], rank[within]
     order[start[owner] + rank] = examples
-    for epoch in range(1, int(epochs.max()) if len(chosen) else 0):
+    for epoch in range(1, int(epochs.max()) if len(cohort) else 0):
         again = epochs > epoch
-        first = start + (epoch - 1) * held
-        places, owner, rank = _shuffled(first, again, held, generator)
-        order[start[owner] + epoch * held[owner] + rank] = order[places]
-    queue = torch.argsort(held, descending=True, stable=True)
+        first = start + (epoch - 1) * usable
+        places, owner, rank = _shuffled(first, again, usable, generator)
+        order[start[owner] + epoch * usable[owner] + rank] = order[places]
+    queue = torch.argsort(usable, descending=True, stable=True)
     queue = queue[torch.argsort(steps[queue], descending=True, stable=True)]
-    return _Plan(training=training, order=order, start=start, held=held, steps=steps, queue=queue)
+    return Schedule(training, order, start, usable, steps, queue)
 
 
 def _shuffled(
-    first: Tensor, wanted: Tensor | None, sizes: Tensor, generator: torch.Generator
+    first: Tensor, mask: Tensor | None, sizes: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`first[i]` to `first[i] + sizes[i] − 1` of each wanted client i in a random order, with i and
-    the place in that order.
+    """`first[i]` to `first[i] + sizes[i] − 1` of each client i (where `mask` is true) in a random
+    order, with i and the place in that order.
     """
-    if wanted is not None:
-        sizes = torch.where(wanted, sizes, torch.tensor(0))
+    if mask is not None:
+        sizes = torch.where(mask, sizes, torch.tensor(0))
     owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
     rank = torch.arange(len(owner)) - (sizes.cumsum(0) - sizes)[owner]
     keys = torch.rand(len(owner), dtype=torch.float64, generator=generator)
@@ -238,43 +239,47 @@ def _shuffled(
 
 
 @torch.no_grad()
-def _train(engine: Engine, flat: Tensor, clients: Clients, plan: _Plan, members: Tensor) -> Updates:
+def _train(
+    engine: Engine, flat: Tensor, clients: Clients, schedule: Schedule, members: Tensor
+) -> Updates:
     deltas = flat.new_empty(len(members), len(flat))
     loss = flat.new_zeros(len(members))
     group = len(members) if engine.together else 1
     for start in range(0, len(members), group):
         part = slice(start, start + group)
-        _fill(engine, flat, clients, plan, members[part], deltas[part], loss[part])
-    # A sum is not finite where an entry is not, and a sum that overflows is no update either.
+        _fill(engine, flat, clients, schedule, members[part], deltas[part], loss[part])
+    # The sum is not finite where an entry is not; an update whose sum overflows is not used either.
     sound = torch.isfinite(deltas.sum(dim=1)) & torch.isfinite(loss)
-    used = plan.used(members).to(flat.device)
-    return Updates(members=members, deltas=deltas, examples=used, loss=loss, sound=sound)
+    examples = schedule.examples_used(members).to(flat.device)
+    return Updates(members=members, deltas=deltas, examples=examples, loss=loss, sound=sound)
 
 
 def _fill(
     engine: Engine,
     flat: Tensor,
     clients: Clients,
-    plan: _Plan,
+    schedule: Schedule,
     members: Tensor,
     state: Tensor,
     loss: Tensor,
 ) -> None:
     """Write the members' updates to `state` and their mean losses to `loss`, which is zero."""
-    batches = plan.batches(members)
+    batches = schedule.batches(members)
     examples, valid = batches.examples.to(flat.device), batches.valid.to(flat.device)
-    taken, more = (*batches.active, 0, 0)[:2]  # clients that take a step; that take another
-    state[taken:] = 0
-    seen = torch.zeros_like(loss)
+    once, twice = (*batches.active, 0, 0)[:2]  # clients with at least one step, with at least two
+    state[once:] = 0
+    counts = torch.zeros_like(loss)
     same = flat.expand(len(members), -1)
     for step, rows in enumerate(batches.active):
         batch = batches.gather(clients, step, examples, valid, flat.dtype)
         into = views(engine.model, state[:rows])
         parameters = views(engine.model, same[:rows]) if step == 0 else into
-        sums, targets = engine.step(parameters, into, batch, plan.training.learning_rate, step == 0)
+        sums, targets = engine.step(
+            parameters, into, batch, schedule.training.learning_rate, step == 0
+        )
         loss[:rows] += sums
-        seen[:rows] += targets
+        counts[:rows] += targets
         if step == 0:
-            state[:more] += flat
-    state[:more] -= flat
-    loss /= seen.clamp(min=1)
+            state[:twice] += flat
+    state[:twice] -= flat
+    loss /= counts.clamp(min=1)

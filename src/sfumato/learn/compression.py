@@ -1,9 +1,9 @@
-"""How large the sketch of a round's updates is: rules that set it from what earlier rounds showed.
+"""Rules that size the sketch of a round's updates from the results of earlier rounds.
 
 All sizes are in the unit of sums. The noise on a sum has a deviation of σ in each coordinate after
 decoding, whatever the size; a sketch of L cells adds, to the sum m over a cohort, a compression
 error of |m|²/L in each. So L = |m|²/(c·σ²) makes compression cost a share c of what the noise
-costs, and a rule is a way to know |m|² and to choose L from it.
+costs, and a rule is a way to learn |m|² and to choose L from it.
 
     none          the vectors themselves
     fixed         one size for all rounds
@@ -11,44 +11,46 @@ costs, and a rule is a way to know |m|² and to choose L from it.
                   of the budget, plus √20·σ of slack, sizes the next round
     two_stage     algorithm 4: whole vectors for a while, whose norms size all other rounds
     adapt_tail    algorithm 5: grow or shrink by a fifth as the error is above or below a target
-    free_norm     ours: the noised table's own norm tells |m|² for nothing, and early rounds, which
+    free_norm     ours: the noised table's own norm gives |m|² at no cost, and early rounds, which
                   a model forgets, are sent smaller
 
 Differs from the paper: its formulas mix the units of sums and means, and have the relative error on
-the wrong side; with them set right the tables of the paper come out (docs/decisions/0020).
+the wrong side; with both corrected the tables of the paper come out (docs/decisions/0020).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from sfumato.spec import require, spec
 
-MAIN_SHARE = 0.9  # of 1/σ², that an update gets where a second query takes the rest
+Asks: TypeAlias = Literal["nothing", "norm", "error"]  # what a round measures
+
+MAIN_SHARE = 0.9  # the updates' share of 1/σ² where a second query takes the rest
 SLACK = math.sqrt(20)  # deviations σ that algorithm 3 adds to a norm: √2 of the query's own
-LARGEST_STEP = 2.0  # how far a size moves from one round to the next
+LARGEST_STEP = 2.0  # largest factor by which a size changes from one round to the next
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a round showed, in the unit of sums: all of it noised, so all of it public."""
+class RoundStatistics:
+    """What a rule learns from a round, in the unit of sums: all noised, so all public."""
 
-    squared: float  # of the table's norm, noise included
+    squared: float  # the table's squared norm, noise included
     cells: int  # of the table
-    noise: float  # the deviation σ of the noise on each of its cells
+    noise: float  # the deviation σ of the noise on each cell of the table
     progress: float = 1.0  # share of the rounds that are done
-    queried: float | None = None  # the noised norm, or error, of a second sketch
-    second_noise: float = 0.0  # its deviation
+    measurement: float | None = None  # the noised norm, or error, of a second sketch
+    second_noise: float = 0.0  # deviation of the noise on the measurement
 
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """Where a rule stands: the cells that the next round may have, and what it remembers.
+    """The state of a rule: the cells that the next round may have, and what the rule remembers.
 
-    A rule's `start` is told the largest |m|²/σ² that there can be: updates of full length that all
-    point one way, as those of a new model nearly do.
+    A rule's `start` takes the largest possible |m|²/σ²: updates of full length that all point one
+    way, as those of a new model nearly do.
     """
 
     cells: int
@@ -60,34 +62,30 @@ class Sizing:
 class NoCompression:
     """Whole vectors."""
 
-    @property
-    def asks(self) -> Literal["nothing", "norm", "error"]:
-        return "nothing"
+    asks: ClassVar[Asks] = "nothing"
 
     def start(self, length: int, largest: float) -> Sizing:
         return Sizing(cells=length)
 
-    def after(self, sizing: Sizing, seen: Seen, length: int) -> Sizing:
+    def after(self, sizing: Sizing, statistics: RoundStatistics, length: int) -> Sizing:
         return replace(sizing, rounds=sizing.rounds + 1)
 
 
 @spec("fixed_rate")
 class FixedRate:
-    """A sketch `rate` times smaller than the vector, in every round: what the Genie grid tries."""
+    """A sketch `rate` times smaller than the vector, in every round: the paper's Genie grid."""
+
+    asks: ClassVar[Asks] = "nothing"
 
     rate: float
 
     def check(self) -> None:
         require(self.rate >= 1, f"rate must be at least 1; got {self.rate}")
 
-    @property
-    def asks(self) -> Literal["nothing", "norm", "error"]:
-        return "nothing"
-
     def start(self, length: int, largest: float) -> Sizing:
         return Sizing(cells=max(1, math.floor(length / self.rate)))
 
-    def after(self, sizing: Sizing, seen: Seen, length: int) -> Sizing:
+    def after(self, sizing: Sizing, statistics: RoundStatistics, length: int) -> Sizing:
         return replace(sizing, rounds=sizing.rounds + 1)
 
 
@@ -98,6 +96,8 @@ class AdaptNorm:
     The first round has `first` cells for lack of a norm; the paper does not say what it took.
     """
 
+    asks: ClassVar[Asks] = "norm"
+
     error: float = 0.1  # compression's share of the noise's variance
     first: int | None = None  # cells; None for whole vectors
 
@@ -107,29 +107,29 @@ class AdaptNorm:
             self.first is None or self.first >= 1, f"first must be at least 1; got {self.first}"
         )
 
-    @property
-    def asks(self) -> Literal["nothing", "norm", "error"]:
-        return "norm"
-
     def start(self, length: int, largest: float) -> Sizing:
         return Sizing(cells=length if self.first is None else min(self.first, length))
 
-    def after(self, sizing: Sizing, seen: Seen, length: int) -> Sizing:
+    def after(self, sizing: Sizing, statistics: RoundStatistics, length: int) -> Sizing:
         """C = (|m| + √20·σ)²/(c·σ²), σ being the noise that the whole budget has.
 
-        >>> seen = Seen(squared=0, cells=1, noise=1 / math.sqrt(0.9), queried=16.1)
-        >>> -(-AdaptNorm(error=0.1).after(Sizing(cells=1), seen, 10**6).cells // 15)
+        >>> statistics = RoundStatistics(
+        ...     squared=0, cells=1, noise=1 / math.sqrt(0.9), measurement=16.1
+        ... )
+        >>> -(-AdaptNorm(error=0.1).after(Sizing(cells=1), statistics, 10**6).cells // 15)
         283
         """
-        assert seen.queried is not None  # as asked
-        noise = seen.noise * math.sqrt(MAIN_SHARE)
-        wanted = (max(seen.queried, 0.0) + SLACK * noise) ** 2 / (self.error * noise**2)
-        return replace(sizing, cells=_whole(wanted, length), rounds=sizing.rounds + 1)
+        assert statistics.measurement is not None  # the task asked for it
+        noise = statistics.noise * math.sqrt(MAIN_SHARE)
+        cells = (max(statistics.measurement, 0.0) + SLACK * noise) ** 2 / (self.error * noise**2)
+        return replace(sizing, cells=_whole(cells, length), rounds=sizing.rounds + 1)
 
 
 @spec("two_stage")
 class TwoStage:
     """Algorithm 4: `warm_up` rounds of whole vectors, whose mean norm sizes every round after."""
+
+    asks: ClassVar[Asks] = "norm"
 
     error: float = 0.1
     warm_up: int = 75
@@ -138,22 +138,18 @@ class TwoStage:
         require(self.error > 0, f"error must be above 0; got {self.error}")
         require(self.warm_up >= 1, f"warm_up must be at least 1; got {self.warm_up}")
 
-    @property
-    def asks(self) -> Literal["nothing", "norm", "error"]:
-        return "norm"
-
     def start(self, length: int, largest: float) -> Sizing:
         return Sizing(cells=length)
 
-    def after(self, sizing: Sizing, seen: Seen, length: int) -> Sizing:
+    def after(self, sizing: Sizing, statistics: RoundStatistics, length: int) -> Sizing:
         rounds = sizing.rounds + 1
         if rounds > self.warm_up:
             return replace(sizing, rounds=rounds)
-        assert seen.queried is not None  # as asked
-        total = sizing.memory + max(seen.queried, 0.0)
+        assert statistics.measurement is not None  # the task asked for it
+        total = sizing.memory + max(statistics.measurement, 0.0)
         if rounds < self.warm_up:
             return replace(sizing, rounds=rounds, memory=total)
-        noise = seen.noise * math.sqrt(MAIN_SHARE)
+        noise = statistics.noise * math.sqrt(MAIN_SHARE)
         norm = total / rounds + SLACK * noise / math.sqrt(rounds)
         cells = _whole(norm**2 / (self.error * noise**2), length)
         return Sizing(cells=cells, rounds=rounds, memory=total)
@@ -163,16 +159,18 @@ class TwoStage:
 class AdaptTail:
     """Algorithm 5: a fifth larger when the measured error is above the target, else smaller.
 
-    The error is measured by a second sketch of what was decoded against the second sketch of the
-    sum, so it holds the noise's error as well as compression's. The target must allow for both:
+    The error is the distance between the second sketch of the decoded sum and that of the sum, so
+    it contains the noise's error as well as compression's. The target must allow for both:
     √(1 + c)·√d·σ. `paper_target` is the paper's own, c·√d·σ·√n, which is √n too lax (and, with the
-    units set right, could never be met); it is why the paper saw accuracy lost.
+    units corrected, could never be met); it is why the paper saw accuracy lost.
     """
+
+    asks: ClassVar[Asks] = "error"
 
     error: float = 0.1
     step: float = 0.2
     first: int | None = None
-    paper_target: int | None = None  # the cohort n of the paper's target; None for the right one
+    paper_target: int | None = None  # the cohort n in the paper's target; None for the right one
 
     def check(self) -> None:
         require(self.error > 0, f"error must be above 0; got {self.error}")
@@ -185,22 +183,18 @@ class AdaptTail:
             f"paper_target must be at least 1; got {self.paper_target}",
         )
 
-    @property
-    def asks(self) -> Literal["nothing", "norm", "error"]:
-        return "error"
-
     def start(self, length: int, largest: float) -> Sizing:
         return Sizing(cells=max(1, length // 10) if self.first is None else min(self.first, length))
 
-    def after(self, sizing: Sizing, seen: Seen, length: int) -> Sizing:
-        assert seen.queried is not None  # as asked
-        expected = math.sqrt(length) * seen.noise
+    def after(self, sizing: Sizing, statistics: RoundStatistics, length: int) -> Sizing:
+        assert statistics.measurement is not None  # the task asked for it
+        expected = math.sqrt(length) * statistics.noise
         if self.paper_target is None:
             target = math.sqrt(1 + self.error) * expected
         else:
             target = self.error * expected * math.sqrt(self.paper_target)
-        target += math.sqrt(2) * seen.second_noise
-        grow = 1 + self.step if seen.queried > target else 1 - self.step
+        target += math.sqrt(2) * statistics.second_noise
+        grow = 1 + self.step if statistics.measurement > target else 1 - self.step
         return replace(sizing, cells=_whole(sizing.cells * grow, length), rounds=sizing.rounds + 1)
 
 
@@ -208,18 +202,20 @@ class AdaptTail:
 class FreeNorm:
     """Ours: |m|² from the noised table itself, averaged over rounds, and early rounds sent smaller.
 
-    The squared norm of a table of L cells is |m|² + L·σ² on average, so |table|² − L·σ² tells |m|²
-    for nothing: it is computed from what was released. It scatters by σ·√(4|m|² + 2L·σ²); an
-    average over rounds with weight `memory` takes that away, and with it the need for slack and
-    for the tenth of the budget that a query costs.
+    The squared norm of a table of L cells is |m|² + L·σ² on average, so |table|² − L·σ² estimates
+    |m|² at no cost: it is computed from what was released. Its deviation is σ·√(4|m|² + 2L·σ²); an
+    average over rounds with weight `memory` reduces that, and removes the need for slack and for
+    the tenth of the budget that a query costs.
 
-    A model forgets what noise did to it early: steps shrink it later on. So the share of
-    compression falls from `early` × `error` in the first round to `error` in the last, by the same
-    factor in each round. Early sums are the longest ones, so that is where cells are saved.
+    A model forgets early noise: later steps shrink its effect. So the share of compression falls
+    from `early` × `error` in the first round to `error` in the last, by the same factor in each
+    round. Early sums are the longest, so that is where cells are saved.
     """
 
+    asks: ClassVar[Asks] = "nothing"
+
     error: float = 0.1  # compression's share of the noise's variance, in the last round
-    early: float = 4.0  # times as much in the first
+    early: float = 4.0  # how many times larger that share is in the first round
     memory: float = 0.9
 
     def check(self) -> None:
@@ -227,19 +223,18 @@ class FreeNorm:
         require(self.early >= 1, f"early must be at least 1; got {self.early}")
         require(0 <= self.memory < 1, f"memory must be at least 0, below 1; got {self.memory}")
 
-    @property
-    def asks(self) -> Literal["nothing", "norm", "error"]:
-        return "nothing"
-
     def start(self, length: int, largest: float) -> Sizing:
         return Sizing(cells=_whole(largest / (self.early * self.error), length))
 
-    def after(self, sizing: Sizing, seen: Seen, length: int) -> Sizing:
-        now = max(seen.squared - seen.cells * seen.noise**2, 0.0) / seen.noise**2
-        # A plain mean at first, which forgets faster and faster until it forgets at `memory`.
+    def after(self, sizing: Sizing, statistics: RoundStatistics, length: int) -> Sizing:
+        now = (
+            max(statistics.squared - statistics.cells * statistics.noise**2, 0.0)
+            / statistics.noise**2
+        )
+        # A plain mean in the first rounds, until its weight on the past reaches `memory`.
         keep = min(self.memory, sizing.rounds / (sizing.rounds + 1))
         mean = keep * sizing.memory + (1 - keep) * now
-        error = self.error * self.early ** (1 - seen.progress)
+        error = self.error * self.early ** (1 - statistics.progress)
         return Sizing(
             cells=_near(mean / error, sizing.cells, length),
             rounds=sizing.rounds + 1,
@@ -251,9 +246,9 @@ Compression: TypeAlias = NoCompression | FixedRate | AdaptNorm | TwoStage | Adap
 
 
 def _whole(cells: float, length: int) -> int:
-    return max(1, math.ceil(min(cells, length)))  # so many may be infinite
+    return max(1, math.ceil(min(cells, length)))  # cells may be infinite
 
 
 def _near(cells: float, last: int, length: int) -> int:
-    """So many cells, but no further from the last size than twice or half."""
+    """The number of cells, at most twice and at least half of the last size."""
     return _whole(min(max(cells, last / LARGEST_STEP), last * LARGEST_STEP), length)

@@ -1,8 +1,8 @@
 """Clients and their examples: the container, the papers' data sets and your own.
 
 A loader reads a file and returns a `Federated`: clients to train on and one set of examples to test
-on. Inputs are numbers (float32) or symbols (int64). A target is a class, or one class a time step
-in a sequence; −1 stands where there is nothing to predict, and is left out of every loss.
+on. Inputs are numbers (float32) or symbols (int64). A target is a class, or one class per time step
+of a sequence; −1 means that there is nothing to predict, and is left out of every loss.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import DataError, SpecError
+from sfumato.kernels import I64
 from sfumato.spec import require
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-I64 = npt.NDArray[np.int64]
 
 IGNORED = -1  # a target that counts for nothing
-PAD, BEGIN, END, UNKNOWN = range(4)  # symbols that are no character and no word
+PAD, BEGIN, END, UNKNOWN = range(4)  # symbols that are neither characters nor words
 CHARACTERS = (
     "\n !\"#$%&'()*+,-./:;?@[]_0123456789"
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -42,11 +42,11 @@ _MNIST_BYTES = {"images": (16, 2051), "labels": (8, 2049)}  # header bytes and m
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Clients:
-    """The examples of many clients, one client's after another's.
+    """The examples of many clients, grouped by client.
 
     Client i holds examples `offsets[i]` to `offsets[i + 1]` − 1. `inputs` is (examples, …),
-    `targets` (examples,) or (examples, time), int64. `offsets`, (clients + 1,), stays on the CPU:
-    sizes are needed before a device is given work.
+    `targets` (examples,) or (examples, time), int64. `offsets`, (clients + 1,), stays on the CPU,
+    where work is scheduled.
     """
 
     inputs: Tensor
@@ -61,12 +61,12 @@ class Clients:
         )
         require(
             len(offsets) >= 1 and int(offsets[0]) == 0 and bool((offsets.diff() >= 0).all()),
-            "offsets must start at 0 and never fall",
+            "offsets must start at 0 and never decrease",
         )
         for name, part in (("inputs", self.inputs), ("targets", self.targets)):
             require(
                 part.ndim >= 1 and part.shape[0] == int(offsets[-1]),
-                f"{name} must have as many examples as offsets say, {int(offsets[-1])};"
+                f"{name} must have the last offset's number of examples, {int(offsets[-1])};"
                 f" got shape {tuple(part.shape)}",
             )
         require(self.targets.dtype == torch.int64, "targets must be int64")
@@ -78,12 +78,12 @@ class Clients:
         return f"Clients({len(self)} clients, {self.targets.shape[0]} examples)"
 
     def size(self, client: int) -> int:
-        """How many examples a client holds."""
+        """The number of examples that a client holds."""
         if not 0 <= client < len(self):
             raise SpecError(f"a client must be 0 to {len(self) - 1}; got {client}")
         return int(self.offsets[client + 1] - self.offsets[client])
 
-    def held(self, client: int) -> tuple[Tensor, Tensor]:
+    def examples(self, client: int) -> tuple[Tensor, Tensor]:
         """A client's inputs and targets."""
         start = int(self.offsets[client])
         part = slice(start, start + self.size(client))
@@ -91,17 +91,17 @@ class Clients:
 
     @property
     def sizes(self) -> Tensor:
-        """How many examples each client holds, (clients,)."""
+        """The number of examples that each client holds, (clients,)."""
         return self.offsets.diff()
 
     def to(self, device: torch.device | str) -> Clients:
-        """The same with inputs and targets on a device."""
+        """A copy with inputs and targets on a device."""
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Federated:
-    """Clients to train on, and examples of one shape with theirs to test on.
+    """Clients to train on, and test examples of the same shape.
 
     Accuracy and loss are computed exactly, without noise. Set `public_test` only if no client's
     data are among the test examples; otherwise every release says that they are not covered.
@@ -112,26 +112,26 @@ class Federated:
     test_targets: Tensor
     name: str
     public_test: bool = False
-    public_symbols: bool = True  # the numbering of words does not depend on what clients hold
+    public_symbols: bool = True  # the numbering of words does not depend on clients' data
 
     def __post_init__(self) -> None:
         require(
             self.test_inputs.shape[1:] == self.train.inputs.shape[1:]
             and self.test_targets.shape[1:] == self.train.targets.shape[1:]
             and self.test_inputs.shape[0] == self.test_targets.shape[0],
-            "test examples must have the shapes of the training ones, and a target each",
+            "test examples must have the shapes of the training examples, and one target each",
         )
 
     @property
     def has_private_test(self) -> bool:
-        """Whether exact figures on the test examples may tell what clients hold."""
+        """Whether exact figures on the test examples may reveal clients' data."""
         return not self.public_test and self.test_targets.shape[0] > 0
 
     @property
     def not_covered(self) -> tuple[str, ...]:
         """What a privacy statement about a model of these data must leave out."""
-        found = [] if self.public_symbols else [SYMBOLS_OF_CLIENTS]
-        return (*found, TESTED_ON_CLIENTS) if self.has_private_test else tuple(found)
+        notes = [] if self.public_symbols else [SYMBOLS_OF_CLIENTS]
+        return (*notes, TESTED_ON_CLIENTS) if self.has_private_test else tuple(notes)
 
     def __repr__(self) -> str:  # never an example
         tests = self.test_targets.shape[0]
@@ -146,8 +146,8 @@ class Federated:
         )
 
 
-def grouped(inputs: Tensor, targets: Tensor, client: Tensor, clients: int) -> Clients:
-    """Examples with their client's number each, in any order; some of `clients` may have none."""
+def group_by_client(inputs: Tensor, targets: Tensor, client: Tensor, clients: int) -> Clients:
+    """Group examples by `client`, the number of each one's client; a client may have none."""
     order = torch.argsort(client, stable=True)
     sizes = torch.bincount(client, minlength=clients)
     offsets = torch.zeros(clients + 1, dtype=torch.int64)
@@ -158,7 +158,7 @@ def grouped(inputs: Tensor, targets: Tensor, client: Tensor, clients: int) -> Cl
 def femnist(path: Path | str) -> Federated:
     """F-EMNIST by writer: each full writer's training images; ink 1 on paper 0, (28, 28).
 
-    Tested on all test images, those of writers who are no clients included. The file is an .npz
+    Tested on all test images, including those of writers who are not clients. The file is an .npz
     with `images`, `labels`, `writer`, `split` (1 = test) and `writer_full`.
     """
     parts = _npz(path, ("images", "labels", "writer", "split", "writer_full"))
@@ -170,14 +170,14 @@ def femnist(path: Path | str) -> Federated:
     writer = parts["writer"].astype(np.int64)
     full = parts["writer_full"].astype(bool)
     if examples and int(writer.max()) >= len(full):
-        raise DataError(f"{path} names writer {writer.max()} and tells of {len(full)}")
+        raise DataError(f"{path} names writer {writer.max()} and describes {len(full)}")
     test = parts["split"] == 1
     train = torch.from_numpy(np.flatnonzero(~test & full[writer]))
     number = torch.from_numpy(np.cumsum(full) - 1)  # full writers are clients 0, 1, 2, …
     client = number[torch.from_numpy(writer)[train]]
     held_out = torch.from_numpy(np.flatnonzero(test))
     return Federated(
-        train=grouped(images[train], labels[train], client, int(full.sum())),
+        train=group_by_client(images[train], labels[train], client, int(full.sum())),
         test_inputs=images[held_out],
         test_targets=labels[held_out],
         name="femnist",
@@ -192,7 +192,7 @@ def mnist(
     examples: int | None = None,
     seed: int = 0,
 ) -> Federated:
-    """MNIST by writer, or dealt at random: `clients` of `examples` each, none twice.
+    """MNIST by writer, or at random: `clients` with `examples` each, without repetition.
 
     `folder` has the four idx files, gzipped; `writers` is an .npz with `train_writer`, the writer
     of each training image. Paper 003's sets are 10 clients of 200 and 6,000 of 10.
@@ -203,11 +203,11 @@ def mnist(
     if writers is not None:
         writer = _npz(writers, ("train_writer",))["train_writer"].astype(np.int64)
         _same_length(writers, "train_writer", writer, len(labels))
-        known, client = np.unique(writer, return_inverse=True)
-        train = grouped(images, labels, torch.from_numpy(client.reshape(-1)), len(known))
+        names, client = np.unique(writer, return_inverse=True)
+        train = group_by_client(images, labels, torch.from_numpy(client.reshape(-1)), len(names))
     else:
-        assert clients is not None  # and so is examples: the check above
-        assert examples is not None
+        assert clients is not None  # checked above
+        assert examples is not None  # checked above
         require(clients >= 1 and examples >= 1, "clients and examples must be at least 1")
         if clients * examples > len(labels):
             raise DataError(
@@ -215,24 +215,24 @@ def mnist(
                 f" there are {len(labels)}"
             )
         generator = torch.Generator().manual_seed(seed)
-        dealt = torch.randperm(len(labels), generator=generator)[: clients * examples]
+        order = torch.randperm(len(labels), generator=generator)[: clients * examples]
         offsets = torch.arange(clients + 1) * examples
-        train = Clients(inputs=images[dealt], targets=labels[dealt], offsets=offsets)
+        train = Clients(inputs=images[order], targets=labels[order], offsets=offsets)
     test_images, test_labels = _mnist_part(folder, "mnist-t10k")
     return Federated(
         train=train,
         test_inputs=test_images,
         test_targets=test_labels,
         name="mnist",
-        public_test=True,  # a file of its own, of which no client holds anything
+        public_test=True,  # a separate file: no client holds any of it
     )
 
 
 def shakespeare(path: Path | str, *, length: int = 80) -> Federated:
     """Speaking roles, each predicting its next character.
 
-    A role's lines are joined by line ends, put between BEGIN and END and cut into sequences of
-    `length`; the last is padded. Training takes the lines of split 0, the test those of split 1.
+    A role's lines are joined by newlines, put between BEGIN and END and cut into sequences of
+    `length`; the last is padded. Training uses the lines of split 0, testing those of split 1.
     The file is Parquet with `client`, `split` and `line`. There are `SYMBOLS` = 90 symbols.
     """
     require(length >= 1, f"length must be at least 1; got {length}")
@@ -240,9 +240,9 @@ def shakespeare(path: Path | str, *, length: int = 80) -> Federated:
     client, split = _numbers(table, "client"), _numbers(table, "split")
     codes = np.full(0x110000, UNKNOWN, dtype=np.int64)
     codes[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS)) + UNKNOWN + 1
-    known, number = np.unique(client, return_inverse=True)
+    roles, number = np.unique(client, return_inverse=True)
     number = number.reshape(-1)
-    lines: list[list[list[str]]] = [[[] for _ in known] for _ in range(2)]
+    lines: list[list[list[str]]] = [[[] for _ in roles] for _ in range(2)]
     for role, part, line in zip(
         number.tolist(), split.tolist(), table.column("line").to_pylist(), strict=True
     ):
@@ -250,9 +250,9 @@ def shakespeare(path: Path | str, *, length: int = 80) -> Federated:
     parts = []
     for of_roles in lines:
         pieces, owners = [], []
-        for role, said in enumerate(of_roles):
-            if said:
-                text = np.frombuffer("\n".join(said).encode("utf-32-le"), dtype=np.uint32)
+        for role, role_lines in enumerate(of_roles):
+            if role_lines:
+                text = np.frombuffer("\n".join(role_lines).encode("utf-32-le"), dtype=np.uint32)
                 cut = _cut(np.concatenate(([BEGIN], codes[text], [END])), length)
                 pieces.append(cut)
                 owners.append(np.full(len(cut), role, dtype=np.int64))
@@ -261,7 +261,7 @@ def shakespeare(path: Path | str, *, length: int = 80) -> Federated:
         parts.append((*_next(torch.from_numpy(joined)), torch.from_numpy(owner)))
     (inputs, targets, owner_of), (test_inputs, test_targets, _) = parts
     return Federated(
-        train=grouped(inputs, targets, owner_of, len(known)),
+        train=group_by_client(inputs, targets, owner_of, len(roles)),
         test_inputs=test_inputs,
         test_targets=test_targets,
         name="shakespeare",
@@ -274,10 +274,11 @@ def commits(
     """Users' sentences, each predicting its next word.
 
     A sentence is put between BEGIN and END and cut after `length` words to predict; a user has its
-    first `most`. Words are numbered by how often the training sentences have them, from
+    first `most`. Words are numbered by their frequency in the training sentences, from
     UNKNOWN + 1; all beyond the `vocabulary` most frequent are UNKNOWN. So there are at most
-    vocabulary + 4 symbols. The vocabulary is counted in the clear: it is no private release.
-    The file is Parquet with `user`, `split` (1 = test) and `text`, words between single spaces.
+    vocabulary + 4 symbols. The vocabulary is counted in the clear: it is not a private release.
+    The file is Parquet with `user`, `split` (1 = test) and `text`, words separated by single
+    spaces.
     """
     for name, value in (("vocabulary", vocabulary), ("length", length), ("most", most)):
         require(value >= 1, f"{name} must be at least 1; got {value}")
@@ -290,8 +291,8 @@ def commits(
     encoded = pc.dictionary_encode(pc.list_flatten(words))
     word = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     names = np.array(encoded.dictionary.to_pylist(), dtype=object)
-    trained = np.repeat(split == 0, sizes)
-    uses = np.bincount(word[trained], minlength=len(names))
+    in_training = np.repeat(split == 0, sizes)
+    uses = np.bincount(word[in_training], minlength=len(names))
     ranked = np.array(sorted(range(len(names)), key=lambda each: (-uses[each], names[each])))
     ranked = ranked[:vocabulary][uses[ranked[:vocabulary]] > 0].astype(np.int64)
     symbol = np.full(len(names), UNKNOWN, dtype=np.int64)
@@ -307,7 +308,7 @@ def commits(
     sentences[ends, sizes[ends] + 1] = END
     inputs, targets = _next(torch.from_numpy(sentences))
 
-    known, number = np.unique(user, return_inverse=True)
+    users, number = np.unique(user, return_inverse=True)
     number = number.reshape(-1)
     first = np.lexsort((np.arange(len(number)), split, number))  # by user, then part, then order
     rank = np.empty(len(number), dtype=np.int64)
@@ -317,7 +318,9 @@ def commits(
     train = torch.from_numpy(np.flatnonzero((split == 0) & (rank < most)))
     test = torch.from_numpy(np.flatnonzero(split == 1))
     return Federated(
-        train=grouped(inputs[train], targets[train], torch.from_numpy(number)[train], len(known)),
+        train=group_by_client(
+            inputs[train], targets[train], torch.from_numpy(number)[train], len(users)
+        ),
         test_inputs=inputs[test],
         test_targets=targets[test],
         name="commits",
@@ -326,12 +329,12 @@ def commits(
 
 
 def load(path: Path | str) -> Federated:
-    """Your own data: an .npz with `inputs`, `targets`, `client` and, if you like, `split`.
+    """Your own data: an .npz with `inputs`, `targets`, `client` and, optionally, `split`.
 
     `inputs` is (examples, …): floating-point numbers, or whole numbers ≥ 0 that stand for symbols.
-    `targets` is (examples,) or (examples, time), classes from 0 and −1 for none. `client` says
-    whose an example is, by any whole numbers, and `split` is 0 to train and 1 to test; without it
-    there are no test examples. Clients are numbered in the order of their numbers in the file.
+    `targets` is (examples,) or (examples, time), classes from 0 and −1 for none. `client` has the
+    number of each example's client, any whole numbers, and `split` is 0 to train and 1 to test;
+    without it there are no test examples. Clients are renumbered in the order of these numbers.
     """
     parts = _npz(path, ("inputs", "targets", "client"), ("split",))
     examples = len(parts["inputs"])
@@ -343,7 +346,7 @@ def load(path: Path | str) -> Federated:
         raise DataError(f"{path} has no examples")
     for name in ("client", "split"):
         if name in parts and parts[name].ndim != 1:
-            raise DataError(f"{name} of {path} must be one number an example")
+            raise DataError(f"{name} of {path} must be one number per example")
     targets = torch.from_numpy(parts["targets"].astype(np.int64))
     if targets.ndim > 2:
         raise DataError(f"targets of {path} must be (examples,) or (examples, time)")
@@ -355,10 +358,10 @@ def load(path: Path | str) -> Federated:
     inputs = _inputs(path, parts["inputs"])
     train = torch.from_numpy(np.flatnonzero(split == 0))
     test = torch.from_numpy(np.flatnonzero(split == 1))
-    known, number = np.unique(parts["client"][split == 0], return_inverse=True)
+    clients, number = np.unique(parts["client"][split == 0], return_inverse=True)
     client = torch.from_numpy(number.reshape(-1))
     return Federated(
-        train=grouped(inputs[train], targets[train], client, len(known)),
+        train=group_by_client(inputs[train], targets[train], client, len(clients)),
         test_inputs=inputs[test],
         test_targets=targets[test],
         name=Path(path).stem,
@@ -366,7 +369,7 @@ def load(path: Path | str) -> Federated:
 
 
 def read(kind: str, path: Path) -> Federated:
-    """Data of a kind: your own ("examples"), or a known set."""
+    """Read data of a kind: your own ("examples"), or one of the papers' data sets."""
     readers: dict[str, Callable[[Path], Federated]] = {
         "examples": load,
         "femnist": femnist,
@@ -380,7 +383,7 @@ def read(kind: str, path: Path) -> Federated:
 
 
 def save(path: Path | str, federated: Federated) -> None:
-    """Write the .npz that `load` reads; a client without examples does not come back."""
+    """Write the .npz that `load` reads; clients without examples are lost."""
     train = federated.train
     client = torch.repeat_interleave(torch.arange(len(train)), train.sizes)
     tests = federated.test_targets.shape[0]
@@ -393,28 +396,28 @@ def save(path: Path | str, federated: Federated) -> None:
     )
 
 
-def _inputs(path: Path | str, given: npt.NDArray[np.generic]) -> Tensor:
-    if given.dtype.kind == "f":
-        bad = np.flatnonzero(~np.isfinite(given).reshape(len(given), -1).all(axis=1))
+def _inputs(path: Path | str, values: npt.NDArray[np.generic]) -> Tensor:
+    if values.dtype.kind == "f":
+        bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
         if bad.size:
             raise DataError(
                 f"inputs of {path} must be finite; example {bad[0]} and {bad.size - 1} more are not"
             )
         with np.errstate(over="ignore"):
-            single = given.astype(np.float32)
+            single = values.astype(np.float32)
         if not np.isfinite(single).all():
             raise DataError(f"inputs of {path} must fit in 32 bits: below 3.4e38 in size")
         return torch.from_numpy(single)
-    if given.dtype.kind not in "iu":
-        raise DataError(f"inputs of {path} must be numbers; got {given.dtype}")
-    symbols = torch.from_numpy(given.astype(np.int64))
+    if values.dtype.kind not in "iu":
+        raise DataError(f"inputs of {path} must be numbers; got {values.dtype}")
+    symbols = torch.from_numpy(values.astype(np.int64))
     if int(symbols.min() if symbols.numel() else 0) < 0:
         raise DataError(f"symbols in inputs of {path} must be at least 0")
     return symbols
 
 
 def _ink(images: npt.NDArray[np.generic]) -> Tensor:
-    """Bytes to 0 … 1."""
+    """Bytes as numbers from 0 to 1."""
     return torch.from_numpy(images.astype(np.float32) / np.float32(255))
 
 
@@ -428,7 +431,7 @@ def _cut(symbols: I64, length: int) -> I64:
 
 
 def _next(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Each symbol and the one after it; PAD is not to be predicted."""
+    """Each symbol and the one after it; PAD is never a target."""
     targets = rows[:, 1:].clone()
     return rows[:, :-1].clone(), targets.masked_fill_(targets == PAD, IGNORED)
 
@@ -464,25 +467,24 @@ def _npz(
             missing = [name for name in names if name not in file.files]
             if missing:
                 raise DataError(f"{path} has no {', '.join(missing)}; it has {has}")
-            wanted = (*names, *(name for name in optional if name in file.files))
-            parts = {name: file[name] for name in wanted}
+            parts = {name: file[name] for name in (*names, *optional) if name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as problem:
         raise DataError(f"{path} cannot be read as .npz without pickles: {problem}") from problem
     for name, part in parts.items():
         if part.ndim == 0:
-            raise DataError(f"{name} of {path} must be an array with an entry an example")
+            raise DataError(f"{name} of {path} must be an array with one entry per example")
     return parts
 
 
 def _same_length(path: Path | str, name: str, part: npt.NDArray[np.generic], examples: int) -> None:
     if len(part) != examples:
         raise DataError(
-            f"{name} of {path} must have {examples} entries, one an example; got {part.shape}"
+            f"{name} of {path} must have {examples} entries, one per example; got {part.shape}"
         )
 
 
 def _parquet(path: Path | str, numbers: tuple[str, ...], text: str) -> pa.Table:
-    """Columns of whole numbers and one of text, a value in every row."""
+    """Columns of whole numbers and one of text, with a value in every row."""
     import pyarrow as pa
     import pyarrow.parquet
 

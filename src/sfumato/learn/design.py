@@ -1,4 +1,4 @@
-"""What a training is, fully sized: model, cohorts, noise, sketches and the server's steps."""
+"""The design of a training: model, cohorts, noise, sketches and the server's steps."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch
 from sfumato.spec import LARGEST_INTEGER, digest, kind_of, require, spec
 
-SECOND_WIDTH = 2  # times its rows: cells of a row of the sketch whose norm is asked for
+SECOND_WIDTH = 2  # width of the second sketch, as a multiple of its rows
 
 
 @spec("server_optimizer")
 class ServerOptimizer:
-    """What the server does with the mean update: a step along it, or along an average of the past.
+    """How the server steps along the mean update, or along an average of past updates.
 
-    "adam" is FedAdam (Reddi et al. 2021), with its floor under the root of the second moment.
+    "adam" is FedAdam (Reddi et al. 2021), which adds a floor to the root of the second moment.
     """
 
     method: Literal["sgd", "momentum", "adam"] = "momentum"
     learning_rate: float = 1.0
     momentum: float = 0.9
-    second: float = 0.99  # adam: memory of squares
+    second: float = 0.99  # adam: decay of the mean of squares
     floor: float = 1e-3  # adam
 
     def check(self) -> None:
@@ -77,9 +77,10 @@ class ServerOptimizer:
 class AdaptiveClip:
     """Lets the clip follow a quantile of the updates' norms (Andrew et al. 2021).
 
-    Every client adds ½ to a count if its update is no longer than the clip and −½ if it is. The
-    count is noised with a deviation of `noise` and paid for out of the round's multiplier, so the
-    round costs what it would have cost without. The clip is raised when too few are within it.
+    Every client adds ½ to a count if its update is no longer than the clip and −½ if it is longer.
+    The count is noised with a deviation of `noise` and paid for out of the round's multiplier, so
+    the round costs what it would have cost without it. The clip rises when too few updates are
+    within it.
     """
 
     quantile: float = 0.5
@@ -112,23 +113,23 @@ class AdaptiveClip:
 
 @spec("training_design")
 class TrainingDesign(QuestionDefaults):
-    """A training, fully sized: whom it asks, what they compute, what is added, what it costs.
+    """A training, fully sized: its cohorts, local training, noise and cost.
 
     A round asks a cohort. Each client trains on its own examples; its update is clipped, sketched,
     clipped again and added; the sum is noised and decoded, and the server steps along it.
 
-    Cohorts are drawn at random, by a coin a client ("poisson") or so many at a time ("fixed"), or
-    clients are gone through in a random order ("passes"): each is in at most one cohort of a pass,
-    and a pass has as many rounds as it has whole cohorts.
+    Cohorts are drawn at random, each client independently ("poisson") or with a fixed size
+    ("fixed"), or cohorts go through the clients in a random order ("passes"): each client is in at
+    most one cohort of a pass, and a pass has one round per whole cohort.
 
     Claim: all rounds together are (epsilon, delta)-DP for each client at the epsilon that
         `accounting.epsilon_of` gives for `loss`; neighbours are those of `neighbours`.
     Proof: docs/proofs/sampled_rounds.md. The sum of what clients send has a sensitivity of the
         second clip, whatever the model is; sizes, clips and steps follow from noised sums.
-    Assumes: without `secure`, a server that is trusted, and drawn cohorts that nobody else knows.
-        With `secure` the server sees sums over enough clients and knows who is in them: the claim
-        holds against it, so it does not count on chance in the drawing of cohorts. In passes each
-        client answers in at most one cohort of a pass, and nothing must stay secret.
+    Assumes: without `secure`, a trusted server, and random cohorts that nobody else knows. With
+        `secure` the server sees sums over enough clients and knows their cohorts: the claim holds
+        against it, so it does not rely on the randomness of cohorts. With "passes" each client
+        answers in at most one cohort of a pass, and nothing must stay secret.
     """
 
     model: str
@@ -136,20 +137,20 @@ class TrainingDesign(QuestionDefaults):
     classes: int | None = None
     hidden: int | None = None
     clients: int  # in the population
-    cohort: int  # clients of a round, on average
+    cohort: int  # clients per round, on average
     rounds: int
     sampling: Literal["poisson", "fixed", "passes"] = "poisson"
     local: LocalTraining
     clip: float  # largest norm of an update
     adaptive_clip: AdaptiveClip | None = None
     largest_l1: float | None = None  # an update longer than this is left out, as in paper 002
-    noise_multiplier: float  # deviation of the noise by the sensitivity; 0 for none
+    noise_multiplier: float  # deviation of the noise divided by the sensitivity; 0 for none
     compression: Compression = NoCompression()
     rows: int = 15  # of the sketch
     server: ServerOptimizer = ServerOptimizer()
     dropout: float = 0.0  # share of a cohort that does not answer
     secure: SecureSum | None = None
-    seed: int  # of the model and of the sketches: public
+    seed: int  # of the model and the sketches: public
 
     def check(self) -> None:
         for name in ("clients", "cohort", "rounds", "rows"):
@@ -177,7 +178,7 @@ class TrainingDesign(QuestionDefaults):
         if self.secure is not None:
             require(
                 self.compression.asks == "nothing",
-                f"{kind} asks for a noised norm, and noise in shares cannot be added to one; use "
+                f"{kind} asks for a noised norm, to which noise in shares cannot be added; use "
                 "free_norm, whose norm comes with the sum",
             )
             require(self.adaptive_clip is None, "a secure sum has a fixed clip")
@@ -186,7 +187,7 @@ class TrainingDesign(QuestionDefaults):
                 "a secure sum is set up for a cohort of a known size; set sampling to "
                 '"passes" or "fixed"; got poisson',
             )
-            self.secure.noise(1.0, self.cohort)  # that there are enough
+            self.secure.noise(1.0, self.cohort)  # raises if the cohort is too small
         if self.adaptive_clip is not None and self.noise_multiplier > 0:
             self.adaptive_clip.left(self.noise_multiplier, self.cohort)
 
@@ -211,7 +212,7 @@ class TrainingDesign(QuestionDefaults):
         return True
 
     def with_seed(self, rng: Rng) -> Seeded:
-        """As it is: a model's seed is its study's (`Study.with_seed`)."""
+        """Unchanged: a model's seed comes from its study (`Study.with_seed`)."""
         return Seeded(self, self.seed)
 
     def campaign(self, plan: Plan, **context: Any) -> Campaign:
@@ -220,30 +221,30 @@ class TrainingDesign(QuestionDefaults):
         return TrainingCampaign.begin(self)
 
     def values(self, task: Task, items: Any, **context: Any) -> tuple[Any, None]:
-        """Updates are computed by clients from a model, and not from what they hold alone."""
+        """Not available: clients compute updates from a model as well as from their data."""
         raise SpecError("a model is trained by sfumato.simulation.train.train")
 
     def answer(self, campaign: Any, plan: Plan, participation: Participation) -> ModelRelease:
-        """The model after the rounds that were held; those to come were charged nothing."""
-        answered: list[tuple[Any, int]] = [each for each in participation.tasks if each[1]]
-        if not answered:
-            raise ImpossibleError("no round was held, so the model is what it was at the start")
+        """The model after the rounds that were held; rounds still to come cost nothing."""
+        tasks: list[tuple[Any, int]] = [each for each in participation.tasks if each[1]]
+        if not tasks:
+            raise ImpossibleError("no round was held, so the model is the initial one")
         notes = participation.notes
-        if campaign.held < self.rounds:
+        if campaign.rounds_held < self.rounds:
             notes += (
-                f"{campaign.held:,} of {self.rounds:,} rounds were held: too few devices came to "
-                "the others",
+                f"{campaign.rounds_held:,} of {self.rounds:,} rounds were held: too few devices "
+                "took part in the others",
             )
-        sent = sum(weights([task])["bytes_per_device"] * count for task, count in answered)
+        total_bytes = sum(weights([task])["bytes_per_device"] * count for task, count in tasks)
         return ModelRelease.of(
             campaign.parameters(),
             rate=campaign.rate,
-            rounds_held=campaign.held,
+            rounds_held=campaign.rounds_held,
             privacy=plan.privacy,
             cost=Cost(
                 devices=participation.devices,
-                rounds=campaign.held,
-                bytes_per_device=round(sent / participation.devices),
+                rounds=campaign.rounds_held,
+                bytes_per_device=round(total_bytes / participation.devices),
                 seconds=0.0,
             ),
             study=plan.study.to_dict(),
@@ -258,18 +259,18 @@ class TrainingDesign(QuestionDefaults):
 
     @property
     def passes(self) -> int:
-        """Rounds that one client takes part in, at the most."""
+        """The largest number of rounds that one client takes part in."""
         return -(-self.rounds // self.rounds_per_pass)
 
     def members(self, round: int) -> npt.NDArray[np.int64]:
-        """Who is asked in a round of a pass: public, by the design's own seed."""
+        """The clients of a round of a pass: public, from the design's own seed."""
         number, place = divmod(round, self.rounds_per_pass)
         name = sha256(f"sfumato/1/pass/{self.seed}/{number}".encode()).digest()
         order = np.random.default_rng(list(name)).permutation(self.clients)
         return np.sort(order[place * self.cohort : (place + 1) * self.cohort])
 
     def parameters(self) -> dict[str, Any]:
-        """What was chosen, for people to read."""
+        """The main parameters, for people to read."""
         return {
             "model": self.model,
             "clients": self.clients,
@@ -286,14 +287,14 @@ class TrainingDesign(QuestionDefaults):
 
     @property
     def multiplier(self) -> float:
-        """Of the noise on updates, and on what is asked beside them."""
+        """The noise multiplier of updates and of what is measured beside them."""
         if self.adaptive_clip is None or self.noise_multiplier == 0:
             return self.noise_multiplier
         return self.adaptive_clip.left(self.noise_multiplier, self.cohort)
 
     @property
     def is_amplified(self) -> bool:
-        """Whether the loss counts on secret cohorts: not where the server is not trusted."""
+        """Whether the loss relies on secret cohorts: only with a trusted server."""
         return self.secure is None and self.sampling != "passes"
 
     @property
@@ -303,10 +304,10 @@ class TrainingDesign(QuestionDefaults):
 
     @property
     def loss(self) -> SampledLoss | NoPrivacy:
-        """What all rounds cost a client, against everybody who is not trusted."""
+        """The privacy loss of a client over all rounds, against everybody who is not trusted."""
         if self.noise_multiplier == 0:
             return NoPrivacy()
-        # Finer tables cost less under Skellam noise, and nothing else about them matters here.
+        # Only the coarsest table matters: finer ones cost less under Skellam noise.
         one = AdditiveLoss(
             noise="gaussian" if self.secure is None else "skellam",
             scale=self.noise_multiplier * COARSEST,
@@ -314,7 +315,7 @@ class TrainingDesign(QuestionDefaults):
             l2=COARSEST,
             unit_cells=0,
         )
-        if not self.is_amplified:  # a client is known to be in so many cohorts, at the most
+        if not self.is_amplified:  # at most `passes` cohorts, known to have this client
             return SampledLoss(loss=one, probability=1.0, scheme="poisson", times=self.passes)
         return SampledLoss(
             loss=one,
@@ -324,8 +325,8 @@ class TrainingDesign(QuestionDefaults):
         )
 
     def charge_of(self, task: Task) -> Charge:
-        """All rounds are charged as one plan: what a client meets with that is in as many cohorts
-        as one can be; where those are drawn in secret, in a sample of all rounds."""
+        """All rounds are charged as one plan: the loss of a client in the largest possible number
+        of cohorts or, where cohorts are secret, of a client that may be in each of them."""
         if not isinstance(self.loss, SampledLoss):
             return task.loss
         one = self.loss.loss if self.sampling == "passes" else self.round_loss
@@ -333,13 +334,13 @@ class TrainingDesign(QuestionDefaults):
 
     @property
     def round_loss(self) -> SampledLoss | NoPrivacy:
-        """What one round costs a client that may be in its cohort."""
+        """The loss of one round, for a client that may be in its cohort."""
         whole = self.loss
         return whole if isinstance(whole, NoPrivacy) else replace(whole, times=1)
 
     @property
     def largest(self) -> float:
-        """The squared norm of a round's sum by the noise's variance, at the most."""
+        """The largest squared norm of a round's sum, divided by the noise's variance."""
         return (self.cohort / self.multiplier) ** 2 if self.multiplier else math.inf
 
     def make(self) -> nn.Module:
@@ -348,7 +349,7 @@ class TrainingDesign(QuestionDefaults):
         )
 
     def model_terms(self, parameters: bytes, round: int) -> ModelTerms:
-        """What a client is told that trains from these parameters in a round."""
+        """The terms for a client that trains from these parameters in a round."""
         return ModelTerms(
             model=self.model,
             inputs=self.inputs,
@@ -363,13 +364,13 @@ class TrainingDesign(QuestionDefaults):
         )
 
     def sketch(self, length: int, cells: int, round: int) -> DenseSketch | None:
-        """The sketch of a round that may have so many cells; None for the vectors themselves."""
+        """The sketch of a round, of at most `cells`; None if updates are sent whole."""
         if cells >= length:
             return None
         return DenseSketch.within(cells, length=length, rows=self.rows, seed=self.seed, round=round)
 
     def second_sketch(self, length: int, round: int) -> DenseSketch:
-        """The small sketch whose norm is asked for: ⌈ln d⌉ rows."""
+        """The small sketch whose norm, or error, is measured: ⌈ln d⌉ rows."""
         rows = math.ceil(math.log(length)) if length > 1 else 1
         width = SECOND_WIDTH * rows
         return DenseSketch(length=length, rows=rows, width=width, seed=self.seed + 1, round=round)
@@ -378,33 +379,33 @@ class TrainingDesign(QuestionDefaults):
 def whole_numbers(
     design: TrainingDesign, length: int, dense: DenseSketch | None, clip: float
 ) -> VectorSketch:
-    """Updates as whole numbers, so fine that rounding costs little beside the noise, and coarser
-    where so much noise is asked for that it could not be drawn."""
+    """The sketch that turns updates into whole numbers, fine enough for rounding to cost little
+    beside the noise, and coarser where the samplers could not draw that much noise."""
     cells = length if dense is None else dense.cells
     fine = fineness(cells, design.cohort, design.multiplier)
     if design.multiplier:
-        fine = _drawable(design, fine, cells)
+        fine = _drawable_fineness(design, fine, cells)
     return VectorSketch(length=length, clip=clip, bound=clip, scale=fine / clip, dense=dense)
 
 
-def _drawable(design: TrainingDesign, fine: float, cells: int) -> float:
-    """So many whole numbers to the clip, or as many as the samplers' largest scale allows."""
+def _drawable_fineness(design: TrainingDesign, fine: float, cells: int) -> float:
+    """Whole numbers per clip: `fine`, or fewer if the samplers' largest scale demands it."""
     if design.secure is None:
         share = 1.0 if design.compression.asks == "nothing" else 1 - MAIN_SHARE
         most, least = LARGEST_SCALE["gaussian"] * math.sqrt(share), 1.0
-    else:  # more clients than are needed add more noise; the loss is of tables as coarse as that
+    else:  # surplus clients add surplus noise; the loss assumes tables at least this fine
         most = LARGEST_SCALE["skellam"] / design.secure.noise(1.0, design.cohort).stddev(
             design.cohort
         )
         least = COARSEST
 
-    def is_drawn(fine: float) -> bool:  # a norm that is asked for is longer by one
+    def can_draw(fine: float) -> bool:  # rounding may add one to a measured norm
         length = Rounding(clip=1.0, scale=fine, cells=cells).l2 + 1
         return design.multiplier * length <= most
 
-    if is_drawn(fine):
+    if can_draw(fine):
         return fine
-    if not is_drawn(least):
+    if not can_draw(least):
         raise ImpossibleError(
             f"noise of {design.multiplier:g} times a table of {cells:,} cells is more than can be "
             "drawn",
@@ -413,5 +414,5 @@ def _drawable(design: TrainingDesign, fine: float, cells: int) -> float:
     low, high = least, fine
     while high - low > 1e-3 * low:
         middle = (low + high) / 2
-        low, high = (middle, high) if is_drawn(middle) else (low, middle)
+        low, high = (middle, high) if can_draw(middle) else (low, middle)
     return low

@@ -1,21 +1,21 @@
-"""Sketched distributed SGD and federated averaging (paper 003, DiffSketch), honestly labelled.
+"""Sketched distributed SGD and federated averaging (paper 003, DiffSketch), labelled honestly.
 
-Paper 003 says that a count sketch is private by itself. It is not: the hash functions are public,
-so a sketch is a function of its vector, and two vectors with different sketches are told apart with
-certainty (docs/concepts/diffsketch.md). What remains is a way to send less. A worker's vector goes
-through one of three exchanges:
+Paper 003 claims that a count sketch is private by itself. It is not: the hash functions are public,
+so a sketch is a function of its vector, and two vectors with different sketches can be
+distinguished with certainty (docs/concepts/diffsketch.md). A sketch only saves communication. A
+worker's vector goes through one of three exchanges:
 
     DiffSketch      a count sketch, read back by medians; mode "none" (no noise), "gaussian"
                     (clipped, noised and accounted for) or "paper" (as printed, not private)
     NoisyVector     the vector itself, with Gaussian noise or without
     BinomialVector  cpSGD (Agarwal, Suresh, Yu, Kumar, McMahan 2018): quantised, binomial noise
 
-Whatever is not differentially private says "no DP guarantee" in its label, repr and figures,
-and its loss is `NoPrivacy`, which no finite budget pays for.
+An exchange that is not differentially private says "no DP guarantee" in its label, repr and
+figures, and its loss is `NoPrivacy`, which no finite budget pays for.
 
-A round is a task on the flow: what workers send is a table of whole numbers, added, charged for,
+A round is a task on the flow: workers send tables of whole numbers, which are added, charged for,
 noised and read. Noise is exact, but drawn from a seed, for experiments. Tables without a bound are
-cut at `WIDE`, far beyond any that a training survives, since a sum must not wrap.
+clipped at `LONGEST_TABLE`, far beyond any that a training survives, since a sum must not wrap.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -35,9 +34,10 @@ from sfumato.flow.accumulator import Batch
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign, step
 from sfumato.flow.contribute import contribute
-from sfumato.flow.model_terms import LocalTraining
+from sfumato.flow.model_terms import F32, LocalTraining
 from sfumato.flow.release import NoisedSum
 from sfumato.flow.task import Task, bits_for, largest_cell
+from sfumato.kernels import F64
 from sfumato.kernels.dense import plain as plain_dense
 from sfumato.learn import models
 from sfumato.learn.campaign import NAME_DIGITS
@@ -59,31 +59,28 @@ from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch, clip_rows
 from sfumato.spec import LARGEST_INTEGER, digest, require, spec
 
-F32 = npt.NDArray[np.float32]
-F64 = npt.NDArray[np.float64]
-
 NOT_PRIVATE = "no DP guarantee"
 IN_THEORY = "if noise were secret; here it is drawn from a seed, for experiments only"
-FLOAT_BITS = 32  # of a cell that is not quantised
-ROOM = 1.2  # a table may be longer than its vector, times √rows, by this
+FLOAT_BITS = 32  # size of a cell that is not quantised
+HEADROOM = 1.2  # largest norm of a table, relative to √rows times that of its vector
 SMALL_LSTM = "small_lstm"
 SMALL_LSTM_SIZES = (90, 7, 52, 2)  # symbols, embedding, units, layers: 39,720 parameters
-WIDE = 2.0**22  # the longest table, where none is clipped
-_PER_UNIT = 2.0**26  # whole numbers to a unit, where there is no noise
-_QUIET = 16.0  # deviation of noise on whole numbers, at the least: rounding is lost in it
-_UNIT = 1000.0  # a sensitivity in a loss: integer noise so fine is as continuous noise
+LONGEST_TABLE = 2.0**22  # bound on the norm of a table that has no clip
+_PER_UNIT = 2.0**26  # whole numbers per unit, where there is no noise
+_LEAST_NOISE = 16.0  # least deviation of noise on whole numbers; it hides the rounding
+_UNIT = 1000.0  # sensitivity in a loss: at this scale integer noise is like continuous noise
 
 
-# Theorem 2 of the paper: what it claims, as a number with a name that says so.
+# Theorem 2 of the paper: its claims, as numbers whose names say so.
 
 
 def claimed_epsilon(length: int, rows: int, width: int, ratio: float) -> float:
     """Theorem 2's epsilon of one round, for alpha/sigma = `ratio`; infinite where it says nothing.
 
     rows·ln(1 + beta·x) with x = ratio²·width·(width − 1)·(1 + ln(length − width))/(length − 2) and
-    the least beta that x ≤ 1/2 − 1/beta allows. It is no differential privacy: the theorem takes
-    vectors for random, neighbours for vectors that differ in one coordinate, and its proof bounds a
-    cell by the error of a reading.
+    the least beta that x ≤ 1/2 − 1/beta allows. It is not differential privacy: the theorem assumes
+    random vectors, and neighbours that differ in one coordinate, and its proof bounds a cell by the
+    error of a reading.
 
     >>> round(claimed_epsilon(7850, 7, 15, 1.281552), 2)
     14.61
@@ -106,7 +103,7 @@ def claimed_condition(length: int, width: int, ratio: float) -> float:
 
 
 def padded_length(rows: int, width: int, epsilon: float, ratio: float) -> int:
-    """The least length of vector and padding at which theorem 2 claims this epsilon."""
+    """The least length of a padded vector for which theorem 2 claims this epsilon."""
     low = high = max(width, 2) + 1
     while claimed_epsilon(high, rows, width, ratio) > epsilon:
         low, high = high, 2 * high
@@ -118,19 +115,20 @@ def padded_length(rows: int, width: int, epsilon: float, ratio: float) -> int:
 
 
 def spread(vector: F32) -> tuple[float, float]:
-    """The paper's alpha and sigma of a vector: its 90th percentile, its standard deviation. Both
-    are functions of private data, and so is all that follows from them."""
+    """The paper's alpha and sigma of a vector: its 90th percentile and standard deviation. Both are
+    functions of private data, and so is everything computed from them."""
     return float(np.quantile(vector, 0.9)), float(np.std(vector))
 
 
-def corrected(read: F32, own: F32) -> F32:
-    """The paper's error correction: zero where the reading is farthest from a worker's own vector,
-    in half of the coordinates. For that worker's own step; it tells of `own` and is never sent."""
-    gaps = np.abs(read - own)
-    dropped = np.argpartition(gaps, gaps.size // 2)[gaps.size // 2 :]
-    kept = read.copy()
-    kept[dropped] = 0
-    return kept
+def correct_errors(mean: F32, own: F32) -> F32:
+    """The paper's error correction: the mean, with zero in the half of the coordinates where it is
+    farthest from a worker's own vector. For that worker's own step: it depends on `own` and is
+    never sent."""
+    gaps = np.abs(mean - own)
+    farthest = np.argpartition(gaps, gaps.size // 2)[gaps.size // 2 :]
+    result = mean.copy()
+    result[farthest] = 0
+    return result
 
 
 def padding_floor(sketch: DenseSketch, padding: int) -> float:
@@ -138,7 +136,7 @@ def padding_floor(sketch: DenseSketch, padding: int) -> float:
     coordinates of variance one at the end of a vector.
 
     If the padding's deviation s were a public constant, padding would be Gaussian noise of at least
-    the deviation s·√floor on every cell, and could be accounted for as that. In the paper s is the
+    deviation s·√floor on every cell, and could be accounted for as such. In the paper s is the
     deviation of the private vector itself.
     """
     require(
@@ -160,12 +158,12 @@ def padding_floor(sketch: DenseSketch, padding: int) -> float:
     return max(float(np.linalg.eigvalsh(covariance.reshape(total, total))[0]), 0.0)
 
 
-# Exchanges: what is sent, what it costs, what comes back.
+# Exchanges: the messages, their privacy loss, and the decoded mean.
 
 
 @spec("diffsketch")
 class DiffSketch:
-    """Vectors as count sketches of `rows` × `width` cells, read back by the median over rows.
+    """Vectors as count sketches of `rows` × `width` cells, decoded by the median over rows.
 
     Mode "none" sends the sketch. Mode "gaussian" clips the vector to `clip` and the table to
     `bound`, and adds Gaussian noise of `noise_multiplier` × `bound` to every cell, on each device
@@ -176,16 +174,15 @@ class DiffSketch:
 
     Claim: in mode "gaussian", with secret noise, all rounds together are (epsilon, delta)-DP for
         each client at the epsilon that `accounting.epsilon_of` gives for the design's `loss`;
-        neighbours are zero-out, but for random cohorts, where they are replace. Noise as it is
-        drawn here, from a seed, promises nothing, and the design's `privacy` says so. In modes
-        "none" and "paper": none. Mode "paper" does not construct without
-        `i_know_this_is_not_private`.
+        neighbours are zero-out, or replace for random cohorts. Noise drawn from a seed, as here,
+        promises nothing, and the design's `privacy` says so. In modes "none" and "paper": none.
+        Mode "paper" cannot be constructed without `i_know_this_is_not_private`.
     Proof: a message, or its part of the sum, has a bounded norm whatever the data are
-        (`VectorSketch`), and noise has a deviation that does not depend on them:
-        docs/proofs/sampled_rounds.md. That there is no claim otherwise:
-        docs/concepts/diffsketch.md has the two vectors.
-    Assumes: a seed that nobody knows; with noise "sum", that nobody sees a summand, and that who is
-        in a random cohort stays secret.
+        (`VectorSketch`), and the deviation of the noise does not depend on them:
+        docs/proofs/sampled_rounds.md. Counterexamples for the other modes:
+        docs/concepts/diffsketch.md.
+    Assumes: a secret seed; with noise "sum", that nobody sees a summand, and that random cohorts
+        stay secret.
     """
 
     rows: int
@@ -245,7 +242,7 @@ class DiffSketch:
 
     @property
     def label(self) -> str:
-        """What it is, for people; what is not private says so."""
+        """A label for people, which says so if the exchange is not private."""
         size = f"{self.rows}×{self.width}, {self.mode}"
         if self.mode == "gaussian":
             return f"{size}, noise multiplier {self.noise_multiplier:g} at the {self.noise}"
@@ -255,28 +252,29 @@ class DiffSketch:
     def table_bound(self) -> float:
         """The largest norm of a table."""
         if self.clip is None:
-            return WIDE
-        return ROOM * math.sqrt(self.rows) * self.clip if self.bound is None else self.bound
+            return LONGEST_TABLE
+        return HEADROOM * math.sqrt(self.rows) * self.clip if self.bound is None else self.bound
 
     def bits(self, length: int) -> int:
-        """That a device sends in a round."""
+        """Number of bits that a device sends in a round."""
         return FLOAT_BITS * self.rows * self.width
 
     def sketch(self, length: int, round: int) -> DenseSketch:
-        """A new map every round; rows are blocks of their own, so that readings are medians."""
+        """A new map every round; each row is a block of its own, so that decoding takes medians."""
         return DenseSketch(
             length=length + self.padding, rows=1, blocks=self.rows, width=self.width,
             seed=self.seed, round=round,
         )  # fmt: skip
 
     def tables(self, vectors: F32, *, round: int, chance: np.random.Generator) -> F32:
-        """What workers with these vectors (n, length) send, before it is bounded and rounded."""
+        """The tables that workers with these vectors (n, length) send, before clipping and
+        rounding."""
         if self.clip is not None:
             vectors = clip_rows(vectors.astype(np.float64), self.clip).astype(np.float32)
         sketch = self.sketch(vectors.shape[1], round)
         if self.mode != "paper":
             return sketch.encode(vectors)
-        assert self.epsilon is not None  # as the spec was checked
+        assert self.epsilon is not None  # `check` requires it
         spreads = [spread(vector) for vector in vectors]  # algorithm 2, lines 3 and 4
         padded = np.zeros((len(vectors), sketch.length), dtype=np.float32)
         padded[:, : vectors.shape[1]] = vectors
@@ -291,7 +289,7 @@ class DiffSketch:
         return tables
 
     def claims(self, vectors: F32) -> list[float]:
-        """Mode "paper": theorem 2's epsilon of each worker, infinite where inapplicable."""
+        """Mode "paper": theorem 2's epsilon of each worker, infinite where it does not apply."""
         if self.mode != "paper":
             return []
         length = vectors.shape[1] + self.padding
@@ -301,7 +299,7 @@ class DiffSketch:
         ]
 
     def read(self, mean: F64, *, length: int, round: int) -> F32:
-        """The mean of the vectors, as everyone reads it from the mean of the tables."""
+        """The mean of the vectors, decoded from the mean of the tables."""
         sketch = self.sketch(length, round)
         return sketch.decode(mean.reshape(sketch.shape))[:length]
 
@@ -313,8 +311,8 @@ class DiffSketch:
 
 @spec("noisy_vector")
 class NoisyVector:
-    """Vectors themselves, clipped, with Gaussian noise on each device or once on the sum; without
-    noise they are sent as they are.
+    """Whole vectors, clipped, with Gaussian noise on each device or once on the sum; without noise
+    they are sent unchanged.
 
     Claim, proof, assumes: as `DiffSketch` in mode "gaussian", with `clip` for the bound.
     """
@@ -331,7 +329,7 @@ class NoisyVector:
         require(self.clip is None or self.clip > 0, f"clip must be above 0; got {self.clip}")
         require(
             self.noise_multiplier == 0 or self.clip is not None,
-            "noise needs a clip, which its deviation is a multiple of; give one",
+            "noise needs a clip: its deviation is a multiple of it",
         )
 
     def __repr__(self) -> str:
@@ -352,7 +350,7 @@ class NoisyVector:
 
     @property
     def table_bound(self) -> float:
-        return WIDE if self.clip is None else self.clip
+        return LONGEST_TABLE if self.clip is None else self.clip
 
     def tables(self, vectors: F32, *, round: int, chance: np.random.Generator) -> F32:
         return vectors
@@ -368,16 +366,16 @@ class NoisyVector:
 
 @spec("binomial_vector")
 class BinomialVector:
-    """cpSGD: vectors in `levels` steps, with a binomial number of `coins` heads on each coordinate.
+    """cpSGD: vectors in `levels` steps, with the heads of `coins` fair coins on each coordinate.
 
-    A vector is clipped to the norm `clip`, turned by a public random rotation if `rotate` (as its
-    authors advise; paper 003 speaks of none), its entries are clipped to ±`largest` and rounded at
+    A vector is clipped to the norm `clip`, rotated by a public random rotation if `rotate` (as its
+    authors advise; paper 003 mentions none), its entries are clipped to ±`largest` and rounded at
     random to one of `levels` values, and the heads of `coins` fair coins are added. A coordinate
     takes ⌈log2(levels + coins)⌉ bits.
 
-    Claim: none. `epsilon` is what theorem 1 of Agarwal et al. (2018) says of one secure sum, with
-        the sensitivities of their lemma 4; nobody has proved that here, so it is shown beside
-        other figures and never charged: the loss is `NoPrivacy`.
+    Claim: none. `epsilon` is that of theorem 1 of Agarwal et al. (2018) for one secure sum, with
+        the sensitivities of their lemma 4; we have no proof of it, so it is shown beside other
+        figures and never charged: the loss is `NoPrivacy`.
     """
 
     clip: float
@@ -385,7 +383,7 @@ class BinomialVector:
     levels: int
     coins: int
     rotate: bool = True
-    delta: float = 1e-9  # of the theorem, each round
+    delta: float = 1e-9  # of the theorem, per round
     seed: int
 
     def check(self) -> None:
@@ -405,12 +403,12 @@ class BinomialVector:
 
     @property
     def label(self) -> str:
-        turned = ", rotated" * self.rotate
-        return f"cpSGD, {self.levels} levels, {self.coins} coins{turned}, {NOT_PRIVATE}"
+        rotation = ", rotated" * self.rotate
+        return f"cpSGD, {self.levels} levels, {self.coins} coins{rotation}, {NOT_PRIVATE}"
 
     @property
     def step(self) -> float:
-        """Between two levels."""
+        """The distance between two levels."""
         return 2 * self.largest / (self.levels - 1)
 
     def bits(self, length: int) -> int:
@@ -419,7 +417,7 @@ class BinomialVector:
 
     @property
     def table_bound(self) -> float:
-        return WIDE
+        return LONGEST_TABLE
 
     @property
     def noise_multiplier(self) -> float:
@@ -444,11 +442,11 @@ class BinomialVector:
         return values
 
     def _signs(self, length: int, round: int) -> F32:
-        drawn = np.random.default_rng([self.seed, round]).integers(0, 2, _power_of_two(length))
-        return (1 - 2 * drawn).astype(np.float32)
+        bits = np.random.default_rng([self.seed, round]).integers(0, 2, _power_of_two(length))
+        return (1 - 2 * bits).astype(np.float32)
 
     def epsilon(self, length: int, coins: int, distance: float) -> float:
-        """Theorem 1's epsilon of one round with so many coins in all, at 2·`delta`, if a client's
+        """Theorem 1's epsilon of one round with `coins` in total, at 2·`delta`, if a client's
         vector moves by `distance`; infinite where the theorem does not apply."""
         dimension = _power_of_two(length) if self.rotate else length
         return binomial_epsilon(
@@ -500,7 +498,7 @@ def hadamard(vectors: F32) -> F32:
 
 
 def multiplier_for(epsilon: float, delta: float, rounds: int = 1) -> float:
-    """The noise multiplier at which so many rounds, each with all clients, cost epsilon in all."""
+    """The noise multiplier at which `rounds`, each with all clients, cost epsilon in total."""
     one = calibrate("gaussian", l1=_UNIT**2, l2=_UNIT, unit_cells=0, epsilon=epsilon, delta=delta)
     return math.sqrt(rounds) * one / _UNIT
 
@@ -508,7 +506,7 @@ def multiplier_for(epsilon: float, delta: float, rounds: int = 1) -> float:
 def _gaussian_loss(
     multiplier: float, noise: Literal["device", "sum"], cohort: int, clients: int, rounds: int
 ) -> SampledLoss:
-    """Who is asked is secret only inside a sum; else a client may have been asked every time."""
+    """Cohorts are secret only inside a sum; otherwise a client may be in all of them."""
     sampled = noise == "sum" and cohort < clients
     return SampledLoss(
         loss=AdditiveLoss(
@@ -530,11 +528,11 @@ def _power_of_two(length: int) -> int:
 @spec("diffsketch_design")
 class DiffSketchDesign:
     """A training by algorithm 3 (all clients, one step: distributed SGD) or 4 (a cohort, local
-    epochs: federated averaging). A worker's vector is what local training did to its parameters:
-    −learning_rate × gradient for one step, so the server steps along the mean by one.
+    epochs: federated averaging). A worker's vector is the change of its parameters by local
+    training, −learning_rate × gradient for one step, so the server adds the mean to the model.
 
-    With error correction every worker keeps a model of its own, and the trained one is their mean;
-    all clients must then be in every round.
+    With error correction every worker keeps a model of its own, and the result is their mean; all
+    clients must then be in every round.
     """
 
     model: str = "softmax"  # or "small_lstm", of 39,720 parameters, or another of `models`
@@ -555,7 +553,7 @@ class DiffSketchDesign:
         )
         require(
             not self.exchange.correction or self.cohort == self.clients,
-            "error correction needs every client in every round: a worker that was left out has an "
+            "error correction needs every client in every round: a worker that is left out has an "
             f"old model; got {self.cohort} of {self.clients}",
         )
         require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
@@ -577,12 +575,12 @@ class DiffSketchDesign:
 
     @property
     def rate(self) -> float:
-        """How many times less a device sends than 32 bits a parameter."""
+        """32 bits per parameter, divided by what a device sends."""
         return FLOAT_BITS * self.length / self.exchange.bits(self.length)
 
     @property
     def loss(self) -> Loss:
-        """What all rounds cost a client."""
+        """The privacy loss of a client over all rounds."""
         return self.exchange.loss(
             length=self.length, cohort=self.cohort, clients=self.clients, rounds=self.rounds
         )
@@ -596,16 +594,16 @@ class DiffSketchDesign:
         return PlannedLoss(loss=one, plan=digest(self), losses=(one,), times=self.rounds)
 
     def epsilon(self, delta: float) -> float:
-        """Of all rounds together; infinite where nothing is promised."""
+        """The epsilon of all rounds together; infinite where nothing is promised."""
         return epsilon_of([self.loss], delta)
 
     def privacy(self, delta: float) -> str:
-        """For people: what all rounds together would promise a client, and why not here."""
+        """For people: the promise of all rounds together, and why it does not hold here."""
         epsilon = self.epsilon(delta)
         if not math.isfinite(epsilon):
             return NOT_PRIVATE
         loss = self.loss
-        assert isinstance(loss, SampledLoss)  # of Gaussian noise
+        assert isinstance(loss, SampledLoss)  # only Gaussian noise has a finite epsilon
         relation = "zero-out" if loss.scheme == "poisson" else "replace, with secret cohorts"
         return (
             f"epsilon {epsilon:.3g} at delta {delta:g} over {self.rounds} rounds ({relation}), "
@@ -614,7 +612,7 @@ class DiffSketchDesign:
 
 
 def small_lstm(seed: int) -> nn.Module:
-    """A recurrent model of as many parameters as paper 003's, 39,720; its own sizes are not given.
+    """A recurrent model with 39,720 parameters, as in paper 003, which does not give its sizes.
 
     >>> models.count(small_lstm(1))
     39720
@@ -622,35 +620,34 @@ def small_lstm(seed: int) -> nn.Module:
     symbols, embedded, hidden, layers = SMALL_LSTM_SIZES
     with torch.device("meta"):
         model = models.Recurrent(symbols, embedded, hidden, layers, 0, symbols)
-    made = model.to_empty(device="cpu")
-    models._start(made, torch.Generator().manual_seed(seed))  # as the other models start
-    return made
+    return models.initialise(model, seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundSeen:
-    """A round: what was sent, what the paper would claim for it, and what holds."""
+class SketchedRound:
+    """A round: its traffic, the paper's claim about it, and the promise that holds."""
 
     round: int
-    bits: int  # that each device of the cohort has sent
+    bits: int  # sent by each device of the cohort
     claimed: tuple[float, ...]  # theorem 2's epsilon of each worker, in mode "paper"
-    noised: int  # workers that added noise on its account
+    noised: int  # number of workers that added noise because of it
     accuracy: float | None
     privacy: str
 
 
 @dataclass(slots=True, repr=False)
 class SketchCampaign(Campaign):
-    """The server's side: one task per round, one step along the mean that was read."""
+    """The server's side: one task per round, one step along the decoded mean."""
 
     design: DiffSketchDesign
     flat: Tensor
     done: int = 0
-    mean: F32 = field(default_factory=lambda: np.zeros(0, dtype=np.float32))  # of the last round
+    mean: F32 = field(default_factory=lambda: np.zeros(0, dtype=np.float32))  # the last round's
 
     def next_task(self) -> Task | None:
-        """Tables are whole numbers, so fine that rounding costs little beside the noise, and that
-        the noise can be drawn. Noise of all devices is drawn at once: together it has this law."""
+        """Tables are whole numbers, fine enough for rounding to cost little beside the noise, and
+        coarse enough for the noise to be drawn. The noise of all devices is drawn at once, as
+        their sum."""
         exchange, cohort = self.design.exchange, self.design.cohort
         if self.done == self.design.rounds:
             return None
@@ -661,7 +658,7 @@ class SketchCampaign(Campaign):
         if multiplier:
             many = math.sqrt(cohort) if getattr(exchange, "noise", "sum") == "device" else 1.0
             most = LARGEST_SCALE["gaussian"] / (multiplier * many) - math.sqrt(cells)
-            fine = max(COARSEST, math.sqrt(cells / 4 / ROUNDING_COST), _QUIET / multiplier)
+            fine = max(COARSEST, math.sqrt(cells / 4 / ROUNDING_COST), _LEAST_NOISE / multiplier)
             if most < 1:
                 raise ImpossibleError(f"noise of {multiplier:g} times a table cannot be drawn")
             fine = min(fine, most)
@@ -672,13 +669,13 @@ class SketchCampaign(Campaign):
             mechanism=NoiseAtRelease(noise="gaussian", scale=scale) if scale else NoNoise(),
             aggregation=Plain(modulus_bits=bits_for(cohort * largest_cell(sketch, 1))),
             campaign=f"{digest(self.design)[:NAME_DIGITS]} round {self.done}",
-            cohort="everybody",  # who may be drawn
+            cohort="everybody",  # every client may be drawn
             min_count=cohort,
             max_count=cohort,
         )
 
     def absorb(self, answer: NoisedSum) -> None:
-        assert isinstance(answer.task.sketch, VectorSketch)  # as it was asked
+        assert isinstance(answer.task.sketch, VectorSketch)  # from `next_task`
         mean = answer.task.sketch.decode(answer.table, answer.count)
         self.mean = self.design.exchange.read(mean, length=self.flat.numel(), round=self.done)
         self.flat = self.flat + torch.from_numpy(self.mean)
@@ -686,17 +683,18 @@ class SketchCampaign(Campaign):
 
 
 def gather(exchange: Exchange, task: Task, vectors: F32, *, round: int, rng: Rng) -> Batch:
-    """The sum of what workers with these vectors (n, length) send."""
+    """The sum of the tables that workers with these vectors (n, length) send."""
     chance = np.random.default_rng(rng.words(4))
     tables = exchange.tables(vectors, round=round, chance=chance).reshape(len(vectors), -1)
-    assert isinstance(task.sketch, VectorSketch)  # as the campaign has it
-    sent = task.sketch.tables(np.nan_to_num(tables, posinf=WIDE, neginf=-WIDE), rng=rng)
-    return Batch(task.id, contribute(task, sent, devices=len(vectors), rng=rng), len(vectors))
+    assert isinstance(task.sketch, VectorSketch)  # from `next_task`
+    finite = np.nan_to_num(tables, posinf=LONGEST_TABLE, neginf=-LONGEST_TABLE)
+    rounded = task.sketch.tables(finite, rng=rng)
+    return Batch(task.id, contribute(task, rounded, devices=len(vectors), rng=rng), len(vectors))
 
 
 @dataclass(slots=True, repr=False)
 class SketchedTraining:
-    """Runs a design on clients; the same seed gives the same run."""
+    """Run a design on clients; the same seed gives the same run."""
 
     design: DiffSketchDesign
     data: Federated
@@ -728,29 +726,29 @@ class SketchedTraining:
 
     @property
     def flat(self) -> Tensor:
-        """The model: with error correction, the mean of the workers'."""
+        """The model; with error correction, the mean of the workers' models."""
         return self.campaign.flat if self.workers is None else self.workers.mean(dim=0)
 
-    def run(self, *, evaluate_at: frozenset[int] = frozenset()) -> Iterator[RoundSeen]:
-        """Round after round; accuracy on the test set after those in `evaluate_at` and the last."""
-        of, campaign = self.design, self.campaign
+    def run(self, *, evaluate_at: frozenset[int] = frozenset()) -> Iterator[SketchedRound]:
+        """Run all rounds; evaluate on the test set after those in `evaluate_at` and the last."""
+        design, campaign = self.design, self.campaign
         while (task := campaign.next_task()) is not None:
             number, rng = campaign.done, SeededRng(self.seed, campaign.done)
             vectors = self._vectors(number)
-            batch = gather(of.exchange, task, vectors, round=number, rng=rng)
-            step(campaign, task, batch, ledger=self.ledger, rng=rng, charge_of=of.charge_of)
+            batch = gather(design.exchange, task, vectors, round=number, rng=rng)
+            step(campaign, task, batch, ledger=self.ledger, rng=rng, charge_of=design.charge_of)
             if self.workers is not None:
-                steps = np.stack([corrected(campaign.mean, own) for own in vectors])
+                steps = np.stack([correct_errors(campaign.mean, own) for own in vectors])
                 self.workers += torch.from_numpy(steps)
-            printed = of.exchange if isinstance(of.exchange, DiffSketch) else None
-            claimed = printed.claims(vectors) if printed else []
-            looks = campaign.done in evaluate_at or campaign.done == of.rounds
-            yield RoundSeen(
+            sketch = design.exchange if isinstance(design.exchange, DiffSketch) else None
+            claimed = sketch.claims(vectors) if sketch else []
+            is_evaluated = campaign.done in evaluate_at or campaign.done == design.rounds
+            yield SketchedRound(
                 round=campaign.done,
-                bits=of.exchange.bits(campaign.flat.numel()),
+                bits=design.exchange.bits(campaign.flat.numel()),
                 claimed=tuple(claimed),
-                noised=sum(each > (printed.epsilon or 0) for each in claimed) if printed else 0,
-                accuracy=self.accuracy() if looks else None,
+                noised=sum(each > (sketch.epsilon or 0) for each in claimed) if sketch else 0,
+                accuracy=self.accuracy() if is_evaluated else None,
                 privacy=self.privacy,
             )
 
@@ -758,44 +756,41 @@ class SketchedTraining:
         return evaluate(self.model, self.flat, self.data)[0]
 
     def _vectors(self, round: int) -> F32:
-        """What each client of a cohort would add to its parameters, (cohort, length)."""
+        """The vectors of a round's cohort, (cohort, length)."""
         design, length = self.design, self.campaign.flat.numel()
-        chosen = np.arange(design.clients)
+        cohort = np.arange(design.clients)
         if design.cohort < design.clients:
             rows = np.random.default_rng([self.seed, round, 2])
-            chosen = np.sort(rows.permutation(design.clients)[: design.cohort])
-        generator = torch.Generator().manual_seed(_mixed(self.seed, round))
-        vectors = np.zeros((len(chosen), length), dtype=np.float32)
-        groups: list[tuple[Tensor, list[int]]] = [(self.campaign.flat, chosen.tolist())]
+            cohort = np.sort(rows.permutation(design.clients)[: design.cohort])
+        torch_seed = int(np.random.default_rng([self.seed, round, 3]).integers(1 << 62))
+        generator = torch.Generator().manual_seed(torch_seed)
+        vectors = np.zeros((len(cohort), length), dtype=np.float32)
+        groups: list[tuple[Tensor, list[int]]] = [(self.campaign.flat, cohort.tolist())]
         if self.workers is not None:
-            groups = [(self.workers[client], [client]) for client in chosen.tolist()]
+            groups = [(self.workers[client], [client]) for client in cohort.tolist()]
         place = 0
         for flat, members in groups:
             for part in updates(
                 self.model, flat, self.data.train, members, design.local, generator=generator
             ):
-                deltas = part.deltas.masked_fill(~part.sound[:, None], 0)  # of what is broken
+                deltas = part.deltas.masked_fill(~part.sound[:, None], 0)
                 vectors[place + part.members.numpy()] = deltas.numpy()
             place += len(members)
         return vectors
 
 
-def _mixed(seed: int, round: int) -> int:
-    return int(np.random.default_rng([seed, round, 3]).integers(1 << 62))
-
-
 def largest_clients(federated: Federated, count: int) -> Federated:
-    """The clients with the most examples, in the order they had; the test examples stay."""
+    """The clients with the most examples, in their order; the test examples stay."""
     train = federated.train
     if not 1 <= count <= len(train):
         raise SpecError(f"there are {len(train)} clients; got {count}")
-    kept = torch.argsort(train.sizes, descending=True, stable=True)[:count].sort().values
+    largest = torch.argsort(train.sizes, descending=True, stable=True)[:count].sort().values
     spans = [
         torch.arange(int(train.offsets[client]), int(train.offsets[client + 1]))
-        for client in kept.tolist()
+        for client in largest.tolist()
     ]
     offsets = torch.zeros(count + 1, dtype=torch.int64)
     offsets[1:] = torch.tensor([len(span) for span in spans]).cumsum(0)
     every = torch.cat(spans)
-    held = Clients(inputs=train.inputs[every], targets=train.targets[every], offsets=offsets)
-    return replace(federated, train=held)
+    clients = Clients(inputs=train.inputs[every], targets=train.targets[every], offsets=offsets)
+    return replace(federated, train=clients)

@@ -1,15 +1,15 @@
-"""How kinds of models make the gradients of many clients at once.
+"""Gradients of many clients at once, for each kind of model.
 
-Stacks of linear layers and rectifiers have gradients written by hand, and recurrent layers are one
+Stacks of linear layers and rectifiers have handwritten gradients, and a recurrent layer is one
 function with its own gradient. Convolutions are products with patches on a GPU; on a CPU such a
-model trains one client after another, which was quicker. Any other module goes through
+model trains one client after another, which is faster. Any other module goes through
 `torch.func.vmap`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,10 @@ from sfumato.errors import SpecError
 from sfumato.learn import models
 from sfumato.learn.data import IGNORED, Clients
 
-_NOT_ALONE = (
+Tensors: TypeAlias = list[Tensor]
+Pair: TypeAlias = tuple[Tensor, Tensor]
+
+_STATEFUL = (
     nn.Dropout,
     nn.Dropout1d,
     nn.Dropout2d,
@@ -29,31 +32,26 @@ _NOT_ALONE = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
     nn.BatchNorm3d,
-)  # layers that draw, or keep, something besides parameters in training
+)  # layers that draw random numbers or keep state in training
 
 
 class Engine(Protocol):
-    """How a kind of model makes its gradients."""
+    """Computes the gradients of one kind of model."""
 
     model: nn.Module
-    together: bool  # many clients in one step; else one
+    together: bool  # whether a step is for many clients; else for one
 
     def step(
-        self,
-        parameters: list[Tensor],
-        into: list[Tensor],
-        batch: tuple[Tensor, Tensor],
-        rate: float,
-        first: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Write −rate × gradient into `into` if this is the first step, else add it; give each
-        client's summed loss and its number of targets. Parameters are (clients, …) each; in the
-        first step all clients' are the same, views of one.
+        self, parameters: Tensors, into: Tensors, batch: Pair, rate: float, first: bool
+    ) -> Pair:
+        """Write −rate × gradient into `into` if this is the first step, else add it; return each
+        client's summed loss and number of targets. Parameters are (clients, …) each; in the first
+        step those of all clients are views of one tensor.
         """
         ...
 
 
-def views(model: nn.Module, state: Tensor) -> list[Tensor]:
+def views(model: nn.Module, state: Tensor) -> Tensors:
     return list(models.unflatten(model, state).values())
 
 
@@ -68,12 +66,12 @@ def engine_of(model: nn.Module, clients: Clients, device: torch.device) -> Engin
         if _is_convolutional(layers, clients.inputs):
             if device.type == "cpu":  # one client's weights fit in the cache; those of many do not
                 return Single(model)
-            return Batched(model, _convolutional(layers))
+            return Batched(model, convolutional(layers))
     for layer in model.modules():
-        if layer.training and isinstance(layer, _NOT_ALONE):
+        if layer.training and isinstance(layer, _STATEFUL):
             raise SpecError(
-                f"{type(layer).__name__} cannot be trained for many clients at once: it draws or"
-                " keeps something besides the parameters; call model.eval(), or leave it out"
+                f"{type(layer).__name__} cannot be trained for many clients at once: it draws"
+                " random numbers or keeps state; call model.eval(), or leave it out"
             )
     return Vectorised(model)
 
@@ -91,11 +89,11 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def targets_of(targets: Tensor) -> Tensor:
-    """How many of each client's targets count."""
+    """The number of each client's targets that count."""
     return (targets != IGNORED).flatten(1).sum(dim=1)
 
 
-def _write(into: list[Tensor], gradients: Sequence[Tensor], rate: float, first: bool) -> None:
+def _write(into: Tensors, gradients: Sequence[Tensor], rate: float, first: bool) -> None:
     for place, gradient in zip(into, gradients, strict=True):
         if first:
             torch.mul(gradient, -rate, out=place)
@@ -104,7 +102,7 @@ def _write(into: list[Tensor], gradients: Sequence[Tensor], rate: float, first: 
 
 
 class Vectorised:
-    """Any module, through vmap: one gradient a client."""
+    """Any module, through vmap: one gradient per client."""
 
     together = True
 
@@ -112,7 +110,7 @@ class Vectorised:
         self.model = model
         names = list(models.trainable(model))
 
-        def loss(parameters: list[Tensor], inputs: Tensor, targets: Tensor) -> Any:
+        def loss(parameters: Tensors, inputs: Tensor, targets: Tensor) -> Any:
             named = dict(zip(names, parameters, strict=True))
             logits = torch.func.functional_call(model, named, (inputs,))
             total = _losses(logits, targets).sum()
@@ -121,13 +119,8 @@ class Vectorised:
         self._gradients = torch.func.vmap(torch.func.grad(loss, has_aux=True))
 
     def step(
-        self,
-        parameters: list[Tensor],
-        into: list[Tensor],
-        batch: tuple[Tensor, Tensor],
-        rate: float,
-        first: bool,
-    ) -> tuple[Tensor, Tensor]:
+        self, parameters: Tensors, into: Tensors, batch: Pair, rate: float, first: bool
+    ) -> Pair:
         inputs, targets = batch
         gradients, sums = self._gradients(parameters, inputs, targets)
         _write(into, gradients, rate, first)
@@ -144,13 +137,8 @@ class Single:
         self._names = list(models.trainable(model))
 
     def step(
-        self,
-        parameters: list[Tensor],
-        into: list[Tensor],
-        batch: tuple[Tensor, Tensor],
-        rate: float,
-        first: bool,
-    ) -> tuple[Tensor, Tensor]:
+        self, parameters: Tensors, into: Tensors, batch: Pair, rate: float, first: bool
+    ) -> Pair:
         inputs, targets = batch
         counts = targets_of(targets)
         with torch.enable_grad():
@@ -164,22 +152,17 @@ class Single:
 
 
 class Batched:
-    """A forward pass written for many clients; the sum of their losses has all the gradients."""
+    """A forward pass for many clients at once; the sum of their losses gives all gradients."""
 
     together = True
 
-    def __init__(self, model: nn.Module, logits: Callable[[list[Tensor], Tensor], Tensor]) -> None:
+    def __init__(self, model: nn.Module, logits: Callable[[Tensors, Tensor], Tensor]) -> None:
         self.model = model
         self._logits = logits
 
     def step(
-        self,
-        parameters: list[Tensor],
-        into: list[Tensor],
-        batch: tuple[Tensor, Tensor],
-        rate: float,
-        first: bool,
-    ) -> tuple[Tensor, Tensor]:
+        self, parameters: Tensors, into: Tensors, batch: Pair, rate: float, first: bool
+    ) -> Pair:
         inputs, targets = batch
         counts = targets_of(targets)
         with torch.enable_grad():
@@ -191,7 +174,7 @@ class Batched:
 
 
 class Linear:
-    """Linear layers with rectifiers between them; the gradient is written out."""
+    """Linear layers with rectifiers between them, and a handwritten gradient."""
 
     together = True
 
@@ -199,13 +182,8 @@ class Linear:
         self.model = model
 
     def step(
-        self,
-        parameters: list[Tensor],
-        into: list[Tensor],
-        batch: tuple[Tensor, Tensor],
-        rate: float,
-        first: bool,
-    ) -> tuple[Tensor, Tensor]:
+        self, parameters: Tensors, into: Tensors, batch: Pair, rate: float, first: bool
+    ) -> Pair:
         entering, back, sums, counts = self.forward(parameters, batch, first)
         back *= -rate  # the gradient is linear in it: everything below comes out as an update
         for layer in reversed(range(len(entering))):
@@ -222,10 +200,10 @@ class Linear:
         return sums, counts
 
     def forward(
-        self, parameters: list[Tensor], batch: tuple[Tensor, Tensor], same: bool
-    ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-        """What enters each layer, (clients, batch, …); the loss's gradient in the last layer's
-        output; each client's summed loss and number of targets.
+        self, parameters: Tensors, batch: Pair, same: bool
+    ) -> tuple[Tensors, Tensor, Tensor, Tensor]:
+        """The inputs of each layer, (clients, batch, …); the gradient of the loss with respect to
+        the last layer's output; each client's summed loss and number of targets.
         """
         inputs, targets = batch
         values = inputs.flatten(2)
@@ -241,10 +219,10 @@ class Linear:
                 values = torch.baddbmm(bias[:, None], values, weight.mT)
         counts = targets_of(targets)
         chances = functional.log_softmax(values, dim=-1)
-        known = targets != IGNORED
+        counted = targets != IGNORED
         place = targets.clamp(min=0)[..., None]
-        sums = torch.where(known, -chances.gather(-1, place)[..., 0], 0.0).sum(dim=1)
-        share = known / counts.clamp(min=1).to(values.dtype)[:, None]
+        sums = torch.where(counted, -chances.gather(-1, place)[..., 0], 0.0).sum(dim=1)
+        share = counted / counts.clamp(min=1).to(values.dtype)[:, None]
         back = chances.exp_().mul_(share[..., None]).scatter_add_(-1, place, -share[..., None])
         return entering, back, sums, counts
 
@@ -254,23 +232,23 @@ class Linear:
 
 
 def _is_linear_stack(layers: Sequence[nn.Module], inputs: Tensor) -> bool:
-    """A linear layer, and others after rectifiers; flattened examples enter."""
+    """Whether these are linear layers with rectifiers between them, for flat examples."""
     if layers and isinstance(layers[0], nn.Flatten):
-        layers = layers[1:] if _is_known(layers[0]) else ()
+        layers = layers[1:] if _is_supported(layers[0]) else ()
     elif inputs.ndim != 2:
         return False
     return (
         len(layers) % 2 == 1
-        and all(_is_known(layer) for layer in layers)
+        and all(_is_supported(layer) for layer in layers)
         and all(type(layer) is nn.Linear for layer in layers[::2])
         and all(type(layer) is nn.ReLU for layer in layers[1::2])
     )
 
 
 def _is_convolutional(layers: Sequence[nn.Module], inputs: Tensor) -> bool:
-    """Convolutions of images, flattened once, and linear layers."""
+    """Whether these are convolutions of images, one flattening, and linear layers."""
     flattened = [at for at, layer in enumerate(layers) if isinstance(layer, nn.Flatten)]
-    if len(flattened) != 1 or not all(_is_known(layer) for layer in layers):
+    if len(flattened) != 1 or not all(_is_supported(layer) for layer in layers):
         return False
     images, rest = layers[: flattened[0]], layers[flattened[0] + 1 :]
     squares = sum(isinstance(layer, models.Square) for layer in images)
@@ -283,11 +261,11 @@ def _is_convolutional(layers: Sequence[nn.Module], inputs: Tensor) -> bool:
     )
 
 
-def _is_known(layer: nn.Module) -> bool:
-    """Whether `_convolutional` and `Linear` do what this layer does."""
+def _is_supported(layer: nn.Module) -> bool:
+    """Whether `convolutional` and `Linear` implement this layer."""
     if isinstance(layer, nn.Conv2d):
-        usual = (layer.stride, layer.padding, layer.dilation, layer.groups)
-        return usual == ((1, 1), (0, 0), (1, 1), 1) and layer.bias is not None
+        options = (layer.stride, layer.padding, layer.dilation, layer.groups)
+        return options == ((1, 1), (0, 0), (1, 1), 1) and layer.bias is not None
     if isinstance(layer, nn.MaxPool2d):
         return (
             layer.stride == layer.kernel_size
@@ -303,12 +281,12 @@ def _is_known(layer: nn.Module) -> bool:
     return type(layer) in (nn.ReLU, models.Square)
 
 
-def _convolutional(layers: Sequence[nn.Module]) -> Callable[[list[Tensor], Tensor], Tensor]:
-    """The layers for many clients: images lie as (clients, channels, batch, height, width), so that
-    a convolution is one product a client.
+def convolutional(layers: Sequence[nn.Module]) -> Callable[[Tensors, Tensor], Tensor]:
+    """The layers for many clients: images are (clients, channels, batch, height, width), so that a
+    convolution is one product per client.
     """
 
-    def logits(parameters: list[Tensor], values: Tensor) -> Tensor:
+    def logits(parameters: Tensors, values: Tensor) -> Tensor:
         rest = iter(parameters)
         if values.ndim == 5:  # (clients, batch, channels, height, width)
             values = values.transpose(1, 2)
@@ -339,7 +317,7 @@ def _convolutional(layers: Sequence[nn.Module]) -> Callable[[list[Tensor], Tenso
 
 class _Product(torch.autograd.Function):
     """A linear layer for many clients: (clients, batch, inputs), (clients, outputs, inputs) and
-    (clients, outputs). Recorded, the weight's gradient would come out transposed, and slow to add.
+    (clients, outputs). Autograd's own gradient of the weight would be transposed, and slow to add.
     """
 
     @staticmethod
@@ -376,8 +354,8 @@ class _Patches(torch.autograd.Function):
         return images, None, None
 
 
-def _recurrent(model: models.Recurrent) -> Callable[[list[Tensor], Tensor], Tensor]:
-    def logits(parameters: list[Tensor], symbols: Tensor) -> Tensor:
+def _recurrent(model: models.Recurrent) -> Callable[[Tensors, Tensor], Tensor]:
+    def logits(parameters: Tensors, symbols: Tensor) -> Tensor:
         rest = iter(parameters)
         embedding = next(rest)
         clients, batch, time = symbols.shape
@@ -387,7 +365,7 @@ def _recurrent(model: models.Recurrent) -> Callable[[list[Tensor], Tensor], Tens
             weight, recurrent, bias = next(rest), next(rest), next(rest)
             entering = torch.baddbmm(bias[:, None], values.flatten(1, 2), weight)
             entering = entering.view(clients, time, batch, -1)
-            values = _memory(entering, recurrent)
+            values = recurrent_outputs(entering, recurrent)
         values = values.flatten(1, 2)
         for weight, bias in zip(rest, rest, strict=True):
             values = _product(values, weight, bias)
@@ -400,8 +378,8 @@ class _Memory(torch.autograd.Function):
     """`models.Layer` after its product with the inputs: (clients, time, batch, 4 × hidden) and the
     recurrent matrices (clients, hidden, 4 × hidden) to (clients, time, batch, hidden).
 
-    The gradient in the recurrent matrix is one product over all time steps, where recording every
-    step would write the whole matrix once a step.
+    The gradient of the recurrent matrix is one product over all time steps; autograd would write
+    the whole matrix at every step.
     """
 
     @staticmethod
@@ -436,7 +414,7 @@ class _Memory(torch.autograd.Function):
         candidate, enter, keep, leave = opened.chunk(4, dim=-1)
         before = torch.zeros_like(memories)
         before[:, 1:] = memories[:, :-1]
-        # How a gate's input moves the memory; for the last, the output.
+        # Derivative of the memory (for the last gate, of the output) by a gate's input.
         slopes = torch.cat(
             [
                 enter * (1 - candidate * candidate),
@@ -446,7 +424,7 @@ class _Memory(torch.autograd.Function):
             ],
             dim=-1,
         ).view(clients, time, batch, 4, hidden)
-        through = leave * (1 - squeezed * squeezed)  # the memory moves the output
+        through = leave * (1 - squeezed * squeezed)  # derivative of the output by the memory
         back = torch.empty_like(opened)
         by_gate = back.view(clients, time, batch, 4, hidden)
         transposed = recurrent.mT
@@ -466,4 +444,4 @@ class _Memory(torch.autograd.Function):
 # torch leaves `apply` untyped.
 _product: Callable[[Tensor, Tensor, Tensor], Tensor] = _Product.apply
 _patches: Callable[[Tensor, int, int], Tensor] = _Patches.apply
-_memory: Callable[[Tensor, Tensor], Tensor] = _Memory.apply
+recurrent_outputs: Callable[[Tensor, Tensor], Tensor] = _Memory.apply

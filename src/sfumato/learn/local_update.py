@@ -1,4 +1,4 @@
-"""What one client of a training computes, on its own device: needs PyTorch, and no other client."""
+"""The update of one client of a training, computed on its own device with PyTorch."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from sfumato.privacy import Rng
 
 
 def update(terms: ModelTerms, parameters: F32, inputs: Tensor, targets: Tensor, rng: Rng) -> F32:
-    """New minus old parameters after the local training that `terms` asks for: what
-    `learn.clients.updates` gives for a client with these examples alone.
+    """New minus old parameters after the local training that `terms` asks for: the result of
+    `learn.clients.updates` for one client with these examples.
 
     `inputs` is (examples, …), `targets` (examples,) or (examples, time), as in `learn.data`; there
-    may be none, and then the update is zeros, as is one that is not finite or too long.
+    may be none. Without examples, or if it is not finite or too long, the update is zeros.
     """
-    model = models.make(  # for its shape; its own, since some are called with parameters put in
+    model = models.make(  # only its shape matters; threads must not share one
         terms.model, inputs=terms.inputs, classes=terms.classes, hidden=terms.hidden, seed=0
     )
-    held = Clients(inputs, targets, torch.tensor([0, len(targets)]))
-    check_fit(model, held)
+    client = Clients(inputs, targets, torch.tensor([0, len(targets)]))
+    check_fit(model, client)
     flat = torch.tensor(parameters)
     chance = torch.Generator().manual_seed(int(rng.words(1)[0]))
-    (part,) = updates(model, flat, held, [0], terms.local, generator=chance, chunk=1)
+    (part,) = updates(model, flat, client, [0], terms.local, generator=chance, chunk=1)
     delta = part.deltas[0] if bool(part.sound[0]) else torch.zeros_like(flat)
     return terms.kept(delta.numpy())
 
 
 def trainer(inputs: Tensor, targets: Tensor) -> Train:
-    """A client with these examples, for `Device.join`."""
+    """The training function of a client with these examples, for `Device.join`."""
 
     def train(terms: ModelTerms, parameters: F32, rng: Rng) -> F32:
         return update(terms, parameters, inputs, targets, rng)
@@ -41,5 +41,5 @@ def trainer(inputs: Tensor, targets: Tensor) -> Train:
 
 
 def trainers(clients: Clients) -> list[Train]:
-    """All of them, one by one."""
-    return [trainer(*clients.held(client)) for client in range(len(clients))]
+    """The training function of each client."""
+    return [trainer(*clients.examples(client)) for client in range(len(clients))]

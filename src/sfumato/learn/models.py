@@ -6,10 +6,10 @@
     char_lstm  90 characters, embedding 8, two LSTM layers of 256   820,522 (paper 002, Shakespeare)
     word_lstm  10,004 words, embedding 96, LSTM of 670, dense 96  4,050,748 (paper 002, next word)
 
-The counts are those of the default sizes; vocabularies count the four symbols that are no
-characters or words (`data.PAD`, `BEGIN`, `END`, `UNKNOWN`). Paper 002's CNN drops out a quarter of
-its features in training and half of its dense layer; here it does not. Dropout has no parameters,
-and a client's result is then a function of its examples and their order alone.
+The counts are for the default sizes; vocabularies include the four symbols that are neither
+characters nor words (`data.PAD`, `BEGIN`, `END`, `UNKNOWN`). Paper 002's CNN drops out a quarter of
+its features in training and half of its dense layer; ours does not. Dropout has no parameters, and
+without it a client's result is a function of its examples and their order alone.
 
 Weights start as in Keras, which the papers used: Glorot's uniform law, orthogonal recurrent
 matrices, zero biases (one for an LSTM's forget gate), embeddings uniform within 0.05.
@@ -35,7 +35,7 @@ _INPUTS = {"softmax": 784, "mlp": 784, "cnn": 784, "char_lstm": 90, "word_lstm":
 _CLASSES = {"softmax": 10, "mlp": 62, "cnn": 62, "char_lstm": 90, "word_lstm": 10_004}
 _HIDDEN = {"softmax": 0, "mlp": 128, "cnn": 128, "char_lstm": 256, "word_lstm": 670}
 _EMBEDDED = {"char_lstm": 8, "word_lstm": 96}
-_LARGEST_START = 0.05  # of an embedding
+_LARGEST_START = 0.05  # bound on the initial values of an embedding
 
 
 class Square(nn.Module):
@@ -50,9 +50,9 @@ class Square(nn.Module):
 
 
 class Layer(nn.Module):
-    """One layer of long short-term memory, written out: fused ones do not vectorise over clients.
+    """One LSTM layer from basic operations: fused layers do not vectorise over clients.
 
-    The gates lie in the order candidate, input, forget, output.
+    The order of the gates is candidate, input, forget, output.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
@@ -111,8 +111,8 @@ def make(
 ) -> nn.Module:
     """A model by its name; the same seed gives the same parameters.
 
-    `inputs` is how many numbers an example has, or how many symbols there are; `hidden` is the
-    width of the dense or recurrent layers. Left out, they are the papers'.
+    `inputs` is the number of values of an example, or of symbols; `hidden` is the width of the
+    dense or recurrent layers. The defaults are the papers'.
 
     >>> count(make("softmax", seed=1))
     7850
@@ -130,9 +130,7 @@ def make(
     )
     with torch.device("meta"):  # building draws nothing from the global generator
         model = _build(name, inputs, classes, hidden)
-    model = model.to_empty(device="cpu")
-    _start(model, torch.Generator().manual_seed(seed))
-    return model
+    return initialise(model, seed)
 
 
 def _build(name: str, inputs: int, classes: int, hidden: int) -> nn.Module:
@@ -146,9 +144,9 @@ def _build(name: str, inputs: int, classes: int, hidden: int) -> nn.Module:
         side = math.isqrt(inputs)
         require(
             side * side == inputs and side >= 8,
-            f"the cnn takes square images of side 8 or more; got {inputs} numbers an example",
+            f"the cnn takes square images of side 8 or more; got {inputs} numbers per example",
         )
-        left = (side - 2) // 2 - 2
+        side_left = (side - 2) // 2 - 2
         return nn.Sequential(
             Square(side),
             nn.Conv2d(1, 32, 3),
@@ -157,7 +155,7 @@ def _build(name: str, inputs: int, classes: int, hidden: int) -> nn.Module:
             nn.Conv2d(32, 64, 3),
             nn.ReLU(),
             nn.Flatten(),
-            nn.Linear(64 * left * left, hidden),
+            nn.Linear(64 * side_left**2, hidden),
             nn.ReLU(),
             nn.Linear(hidden, classes),
         )
@@ -166,7 +164,9 @@ def _build(name: str, inputs: int, classes: int, hidden: int) -> nn.Module:
 
 
 @torch.no_grad()
-def _start(model: nn.Module, generator: torch.Generator) -> None:
+def initialise(model: nn.Module, seed: int) -> nn.Module:
+    """A model on the meta device as one on the CPU with the initial parameters of this seed."""
+    model, generator = model.to_empty(device="cpu"), torch.Generator().manual_seed(seed)
     for name, value in model.named_parameters():
         if name.endswith("bias"):
             value.zero_()
@@ -179,15 +179,16 @@ def _start(model: nn.Module, generator: torch.Generator) -> None:
             nn.init.orthogonal_(value, generator=generator)
         else:
             nn.init.xavier_uniform_(value, generator=generator)
+    return model
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that training moves, in the order of the vector; frozen ones are left out."""
+    """The parameters that training changes, in the order of the vector, without frozen ones."""
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 
 def count(model: nn.Module) -> int:
-    """How many numbers training moves: the length of `flatten(model)`."""
+    """The number of values that training changes: the length of `flatten(model)`."""
     return sum(value.numel() for value in trainable(model).values())
 
 
@@ -200,12 +201,16 @@ def flatten(model: nn.Module) -> Tensor:
 
 
 def unflatten(model: nn.Module, flat: Tensor) -> dict[str, Tensor]:
-    """The vector's parameters by name, as views; leading dimensions stay in front.
+    """The vector's parameters by name, as views; leading dimensions are kept.
 
     For `torch.func.functional_call(model, unflatten(model, flat), (inputs,))`.
     """
     parameters = trainable(model)
-    _check_length(parameters, flat)
+    length = sum(value.numel() for value in parameters.values())
+    if flat.ndim == 0 or flat.shape[-1] != length:
+        raise SpecError(
+            f"a vector of this model has length {length}; got shape {tuple(flat.shape)}"
+        )
     views, start = {}, 0
     for name, value in parameters.items():
         piece = flat[..., start : start + value.numel()]
@@ -217,25 +222,16 @@ def unflatten(model: nn.Module, flat: Tensor) -> dict[str, Tensor]:
 @torch.no_grad()
 def assign(model: nn.Module, flat: Tensor) -> None:
     """Copy a vector of shape (count,) into the model's parameters."""
-    for value, given in zip(
-        trainable(model).values(), unflatten(model, flat).values(), strict=True
-    ):
-        value.copy_(given)
+    parameters = trainable(model)
+    for name, value in unflatten(model, flat).items():
+        parameters[name].copy_(value)
 
 
-def _check_length(parameters: Mapping[str, nn.Parameter], flat: Tensor) -> None:
-    length = sum(value.numel() for value in parameters.values())
-    if flat.ndim == 0 or flat.shape[-1] != length:
-        raise SpecError(
-            f"a vector of this model has length {length}; got shape {tuple(flat.shape)}"
-        )
-
-
-def state_file(released: Mapping[str, Any], parameters: bytes) -> bytes:
-    """What `torch.load` and `load_state_dict` take, from a release's JSON and its parameters."""
-    if digest_of(parameters) != released["model"]["sha256"]:
+def state_file(release: Mapping[str, Any], parameters: bytes) -> bytes:
+    """A file for `torch.load` and `load_state_dict`, from a release's JSON and its parameters."""
+    if digest_of(parameters) != release["model"]["sha256"]:
         raise DataError("the parameters must be those of the release; their digest differs")
-    keys = released["study"]["training"]
+    keys = release["study"]["training"]
     sizes = {name: keys.get(name) for name in ("inputs", "classes", "hidden")}
     model = make(keys["model"], **sizes, seed=0)
     assign(model, torch.from_numpy(np.frombuffer(parameters, dtype="<f4").copy()))

@@ -1,4 +1,4 @@
-"""How a training is sized: what noise keeps the promise, what it will cost and send."""
+"""Plan a training: the noise that keeps the promise, the expected cost and traffic."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NEIGHBOURS = {
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     """The plan of a training."""
-    design = sized(study)
+    design = design_for(study)
     return Plan(
         study=study,
         design=design,
@@ -50,7 +50,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     )
 
 
-def sized(study: Study) -> TrainingDesign:
+def design_for(study: Study) -> TrainingDesign:
     """The training that a study asks for."""
     keys = study.training
     assert keys is not None  # Study has checked
@@ -67,8 +67,8 @@ def sized(study: Study) -> TrainingDesign:
         "stands alone",
         StudyError,
     )
-    silent = study.epsilon is None and not keys.noise_multiplier
-    made = TrainingDesign(
+    noiseless = study.epsilon is None and not keys.noise_multiplier
+    design = TrainingDesign(
         model=keys.model,
         inputs=keys.inputs,
         classes=keys.classes,
@@ -86,8 +86,8 @@ def sized(study: Study) -> TrainingDesign:
         ),
         clip=study.clip,
         adaptive_clip=AdaptiveClip() if keys.adaptive_clip else None,
-        noise_multiplier=0.0 if silent else keys.noise_multiplier or LARGEST_MULTIPLIER,
-        compression=_rule(study, keys, silent),
+        noise_multiplier=0.0 if noiseless else keys.noise_multiplier or LARGEST_MULTIPLIER,
+        compression=_rule(study, keys, noiseless),
         server=ServerOptimizer(
             method=keys.server, learning_rate=keys.server_rate, momentum=keys.momentum
         ),
@@ -96,26 +96,26 @@ def sized(study: Study) -> TrainingDesign:
         seed=keys.seed,
     )
     if study.epsilon is not None:
-        made = replace(made, noise_multiplier=_multiplier(made, study.epsilon, study.delta))
-    return made
+        design = replace(design, noise_multiplier=_multiplier(design, study.epsilon, study.delta))
+    return design
 
 
 def algorithm(design: TrainingDesign) -> str:
     name = "distributed SGD" if design.local.steps == 1 else "federated averaging"
-    sketched = {
+    updates = {
         NoCompression: "whole updates",
         FixedRate: "sketches of a fixed size",
-        AdaptNorm: "sketches that a paid norm sizes",
+        AdaptNorm: "sketches sized by a noised norm",
         TwoStage: "whole updates, then sketches",
-        AdaptTail: "sketches that a measured error sizes",
-        FreeNorm: "sketches that their own norm sizes",
+        AdaptTail: "sketches sized by a measured error",
+        FreeNorm: "sketches sized by their own norm",
     }[type(design.compression)]
     masked = " in masked rounds" if design.secure is not None else ""
-    return f"{name} with {sketched}{masked}"
+    return f"{name} with {updates}{masked}"
 
 
 def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Privacy:
-    """The privacy statement of a training; `exact` says whose noise it is."""
+    """The privacy statement of a training; `exact` is whether its noise is exact."""
     spent = epsilon_of([design.loss], study.delta)
     guarantee, mechanism = "no differential privacy: updates are clipped and not noised", "none"
     assumptions = who_colludes(design.secure)
@@ -153,45 +153,45 @@ def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Priv
 
 
 def _cohorts(design: TrainingDesign) -> str:
-    """Who is asked, and what of it must stay secret."""
+    """How cohorts are formed, and whether they must stay secret."""
     if design.sampling == "passes":
         times = "one" if design.passes == 1 else f"{design.passes:,}"
         return (
-            f"cohorts of {design.cohort:,} are taken from {design.clients:,} in turn, so that a "
-            f"client is in {times} of them at most; who is in which need not be secret"
+            f"cohorts of {design.cohort:,} go through the {design.clients:,} clients in turn, so "
+            f"that a client is in at most {times} of them; they need not be secret"
         )
     if not design.is_amplified:
         return (
-            f"a client may be in all {design.rounds:,} cohorts, and who is in which need not be "
-            "secret: the server knows it"
+            f"a client may be in all {design.rounds:,} cohorts, which need not be secret: the "
+            "server knows them"
         )
-    drawn = "each client by its own coin" if design.sampling == "poisson" else "so many at a time"
+    method = "each client independently" if design.sampling == "poisson" else "with a fixed size"
     return (
-        f"cohorts of {design.cohort:,} in {design.clients:,} are drawn at random, {drawn}, and "
-        "stay secret: the server knows them and is trusted with them, and who else sees the model "
-        "cannot know who took part"
+        f"cohorts of {design.cohort:,} in {design.clients:,} are drawn at random, {method}, and "
+        "stay secret: the trusted server knows them, and nobody else who sees the model knows who "
+        "took part"
     )
 
 
-def _rule(study: Study, keys: TrainingKeys, silent: bool) -> Compression:
-    chosen = study.compression or ("none" if silent else "free_norm")
-    if chosen == "fixed":
+def _rule(study: Study, keys: TrainingKeys, noiseless: bool) -> Compression:
+    name = study.compression or ("none" if noiseless else "free_norm")
+    if name == "fixed":
         if keys.rate is None:
-            raise StudyError('compression = "fixed" needs training.rate, parameters to a cell')
+            raise StudyError('compression = "fixed" needs training.rate, parameters per cell')
         return FixedRate(rate=keys.rate)
-    if chosen == "none":
+    if name == "none":
         return NoCompression()
-    if silent:
+    if noiseless:
         raise StudyError(
-            f"{chosen} sizes sketches by the noise, and there is none",
+            f"{name} sizes sketches by the noise, and there is none",
             hint='set epsilon, or compression = "fixed" or "none"',
         )
     error = study.relative_error
-    if chosen == "adapt_norm":
+    if name == "adapt_norm":
         return AdaptNorm(error=error)
-    if chosen == "two_stage":
+    if name == "two_stage":
         return TwoStage(error=error, warm_up=keys.warm_up)
-    if chosen == "adapt_tail":
+    if name == "adapt_tail":
         return AdaptTail(error=error, paper_target=keys.cohort if study.paper_mode else None)
     return FreeNorm(error=error, early=keys.early)
 
@@ -227,35 +227,35 @@ def _predicted(study: Study, design: TrainingDesign) -> dict[str, Any]:
         "epsilon": None if math.isinf(spent) else spent,
         "noise_multiplier": design.noise_multiplier,
         "model_parameters": length,
-        "model_bytes": PARAMETER_BYTES * length,  # that a client fetches at the start of a round
+        "model_bytes": PARAMETER_BYTES * length,  # fetched by a client at the start of a round
         "rounds": design.rounds,
         "rounds_per_device": taking_part,
         "bytes_per_round_at_most": most,
         "bytes_per_round": likely,
         "bytes_per_device": round(likely * taking_part),
         "rate": length / cells,
-        "assumes": "clients' updates have the full norm and nothing to do with one another",
+        "assumes": "clients' updates have the full norm and are independent",
     }
 
 
 def _expected_cells(design: TrainingDesign, length: int) -> int:
-    """Cells that a round has on average, if the squared norm of a sum is cohort × clip²."""
+    """The mean number of cells of a round, if the squared norm of a sum is cohort × clip²."""
     rule = design.compression
     if isinstance(rule, NoCompression):
         return length
     if isinstance(rule, FixedRate):
         return max(1, math.floor(length / rule.rate))
-    needed = design.cohort / design.multiplier**2 / rule.error
+    cells = design.cohort / design.multiplier**2 / rule.error
     if isinstance(rule, FreeNorm) and rule.early > 1:  # the mean of 1/error over the rounds
-        needed *= (1 - 1 / rule.early) / math.log(rule.early)
+        cells *= (1 - 1 / rule.early) / math.log(rule.early)
     whole = 0.0
     if isinstance(rule, TwoStage):
         whole = min(rule.warm_up / design.rounds, 1.0)
-    return max(1, min(length, round(whole * length + (1 - whole) * min(needed, length))))
+    return max(1, min(length, round(whole * length + (1 - whole) * min(cells, length))))
 
 
 def round_bytes(design: TrainingDesign, length: int, cells: int) -> int:
-    """What a client sends in a round with so many cells; in a masked one, all its messages."""
+    """Bytes that a client sends in a round with `cells`; in a masked round, of all messages."""
     dense = design.sketch(length, cells, 0)
     sketch = whole_numbers(design, length, dense, design.clip)
     if design.secure is not None:
@@ -275,26 +275,26 @@ def round_bytes(design: TrainingDesign, length: int, cells: int) -> int:
 
 
 def _warnings(study: Study, design: TrainingDesign) -> list[str]:
-    found = []
+    warnings = []
     spent = epsilon_of([design.loss], study.delta)
     if study.epsilon is None and math.isfinite(spent):
-        found.append(
+        warnings.append(
             f"a noise multiplier of {design.noise_multiplier:g} over {design.rounds:,} rounds "
             f"spends epsilon {spent:.3g} at delta {study.delta:g}"
         )
     if math.isfinite(spent) and spent > 10:
-        found.append(f"epsilon {spent:.3g} promises next to nothing")
+        warnings.append(f"epsilon {spent:.3g} promises next to nothing")
     if design.sampling == "fixed" and design.noise_multiplier:
-        found.append(
+        warnings.append(
             'cohorts of a fixed size cost much more than sampling = "poisson", which draws each '
-            "client by its own coin"
+            "client independently"
             if design.is_amplified
-            else "the server knows who is in a cohort, so drawing cohorts at random saves nothing; "
-            'with sampling = "passes" a client is in fewer of them'
+            else "the server knows the cohorts, so drawing them at random saves nothing; with "
+            'sampling = "passes" a client is in fewer of them'
         )
     if design.noise_multiplier and study.delta > 1 / design.clients:
-        found.append(
+        warnings.append(
             f"delta {study.delta:g} is more than 1/devices: even showing one device at random "
             f"would keep that promise; use at most {0.1 / design.clients:.1g}"
         )
-    return found
+    return warnings

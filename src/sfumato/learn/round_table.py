@@ -1,9 +1,9 @@
-"""A round that shows more than its sum: the update, a norm and a count, in one table.
+"""Rounds that release more than a sum: the update, a norm and a count, in one table.
 
-A trusted server may ask for more of a cohort than the sum of its updates. What is asked beside them
-stands in further cells of the same table, so a round is one task, one sum and one charge. That
-matters where cohorts are drawn in secret: the same coin decides about all cells of a client, and
-three tables with a coin each would not be what the loss is of (docs/decisions/0028).
+A trusted server may ask a cohort for more than the sum of its updates. The rest is in further cells
+of the same table, so a round is one task, one sum and one charge. That matters where cohorts are
+drawn in secret: one coin decides about all cells of a client, while three tables with separate
+coins would not have the loss that is charged (docs/decisions/0028).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import SpecError
+from sfumato.kernels import F64, I64
 from sfumato.privacy import Rng
 from sfumato.privacy.accounting import AdditiveLoss, Loss
 from sfumato.privacy.noise import Contribution, NoiseAtRelease
@@ -23,8 +24,6 @@ from sfumato.sketch.norms import Norms
 from sfumato.sketch.vector import Reals, VectorSketch
 from sfumato.spec import require, spec
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 
@@ -32,11 +31,12 @@ Bool = npt.NDArray[np.bool_]
 class RoundSketch:
     """One flat table: the cells of `main`, those of `second`, and a cell that counts clips.
 
-    A client adds 1 to the last cell if its update is no longer than the clip, and −1 if it is.
+    A client adds 1 to the last cell if its update is no longer than the clip, and −1 if it is
+    longer.
     """
 
     main: VectorSketch
-    second: VectorSketch | None = None  # whose norm, or distance from what was read, is asked for
+    second: VectorSketch | None = None  # for the norm, or the error of the decoded update
     counts: bool = False  # whether updates within the clip are counted
 
     @property
@@ -49,7 +49,7 @@ class RoundSketch:
         return None
 
     def tables(self, vectors: Reals, *, rng: Rng) -> I64:
-        """What clients with these updates (n, length) add to the sum, (n, cells)."""
+        """The tables of clients with these updates (n, length), (n, cells)."""
         parts = [self.main.tables(vectors, rng=rng)]
         if self.second is not None:
             parts.append(self.second.tables(vectors, rng=rng))
@@ -60,18 +60,18 @@ class RoundSketch:
         return np.concatenate(rows, axis=1)
 
     def encode(self, values: I64, weights: I64 | None = None) -> I64:
-        """The sum of clients' tables (n, cells); one that is too long is refused."""
+        """The sum of clients' tables (n, cells); a table that is too long is refused."""
         main, second, count = self.split(values)
         parts = [self.main.encode(main, weights)]
         if self.second is not None:
             parts.append(self.second.encode(second, weights))
         if np.abs(count).max(initial=0) > 1:
-            raise SpecError("a client's update counts once; its table counts it more than once")
+            raise SpecError("a client's table must count its update once")
         parts.append(count.sum(axis=0) if weights is None else weights @ count)
         return np.concatenate([part.reshape(-1) for part in parts])
 
     def split(self, table: npt.NDArray[Any]) -> tuple[Any, Any, Any]:
-        """The three parts of a table, or of each of several; a part that is not asked is empty."""
+        """The three parts of a table, or of each of several; a part may be empty."""
         leading = table.shape[:-1]
         ends = [self.main.cells, self.shape[0] - self.counts]
         main, second, count = np.split(table, ends, axis=-1)
@@ -79,15 +79,15 @@ class RoundSketch:
             second = second.reshape(*leading, *self.second.shape)
         return main.reshape(*leading, *self.main.shape), second, count
 
-    def read(self, shown: I64) -> tuple[I64, float | None, float | None]:
-        """The main table, the norm of the second in the unit of sums, and the count, from what a
-        release shows of a table."""
-        main, rest = shown[: self.main.cells].reshape(self.main.shape), shown[self.main.cells :]
-        queried = None if self.second is None else float(rest[0]) / self.second.scale
-        return main, queried, float(rest[-1]) if self.counts else None
+    def read(self, table: I64) -> tuple[I64, float | None, float | None]:
+        """The main table, the norm of the second in the unit of sums, and the count, from a
+        released table."""
+        main, rest = table[: self.main.cells].reshape(self.main.shape), table[self.main.cells :]
+        measurement = None if self.second is None else float(rest[0]) / self.second.scale
+        return main, measurement, float(rest[-1]) if self.counts else None
 
     def estimate(self, table: npt.NDArray[np.number[Any]], values: npt.ArrayLike) -> F64:
-        """The sum's coordinates of these numbers, 0 .. length − 1."""
+        """The sum's coordinates at these indices, 0 to length − 1."""
         return self.main.estimate(self.split(table)[0], values)
 
     def sensitivity(self, values: int) -> Norms:
@@ -112,12 +112,12 @@ class RoundSketch:
 class RoundNoise(NoiseAtRelease):
     """Discrete Gaussian noise on each part of a round's table, and one number for the second part.
 
-    What is shown is the noised main table, then the noised norm of the second table (or of its
-    distance from the second sketch of what was decoded), as a whole number of the second's unit,
-    then the noised count. The second table itself is never shown.
+    A release has the noised main table, then the noised norm of the second table (or of its
+    distance from the second sketch of the decoded update), as a whole number of the second's unit,
+    then the noised count. The second table itself is never released.
 
     Claim: one release costs what Gaussian noise of the multiplier z costs, where 1/z² is the sum of
-        (sensitivity by deviation)² over what is shown; neighbours are zero-out.
+        (sensitivity/deviation)² over the released parts; neighbours are zero-out.
     Proof: docs/proofs/sampled_rounds.md, "What is asked beside the sum".
     Assumes: as `NoiseAtRelease`.
     """
@@ -134,7 +134,7 @@ class RoundNoise(NoiseAtRelease):
         require(
             (self.asks != "nothing", self.second_scale > 0, self.count_scale > 0)
             == (asks, asks, counts),
-            "all that a round shows must have noise, and nothing else can have any",
+            "every part that a round releases must have noise, and no other part can have any",
         )
 
     def at_release(self, total: I64, *, count: int, rng: Rng) -> I64:
@@ -143,8 +143,8 @@ class RoundNoise(NoiseAtRelease):
         parts = [table.reshape(-1)]
         if self.sketch.second is not None:
             norm = self._norm(table, second)
-            # Rounding a norm to a whole number moves it by one at most, as if its table was that
-            # much longer.
+            # Rounding a norm to a whole number changes it by at most one, like a table that is
+            # longer by one.
             scale = self.second_scale * (1 + 1 / self.sketch.second.rounding.l2)
             parts.append(norm + discrete_gaussian(scale, (1,), rng))
         if self.sketch.counts:
@@ -153,7 +153,7 @@ class RoundNoise(NoiseAtRelease):
 
     def _norm(self, table: I64, second: I64) -> int:
         sketch = self.sketch.second
-        assert sketch is not None  # as callers have seen
+        assert sketch is not None  # checked by the caller
         reals = second / sketch.scale
         if self.asks == "error":
             assert sketch.dense is not None  # a second sketch is small

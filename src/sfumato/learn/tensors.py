@@ -11,16 +11,16 @@ from torch import Tensor
 from sfumato.errors import SpecError
 from sfumato.sketch.dense import DenseSketch
 
-_TILE = 1024  # cells or coordinates of a program
-_TOGETHER = 1 << 23  # coordinates that programs read at one time: a second-level cache holds them
-_PROGRAMS = 1 << 12  # that keep every multiprocessor busy
+_TILE = 1024  # cells or coordinates per program
+_CACHED = 1 << 23  # coordinates that fit in a second-level cache
+_PROGRAMS = 1 << 12  # enough to keep every multiprocessor busy
 
 
 class TensorSketch:
-    """A dense sketch where tensors are: the same map as `DenseSketch`, up to the order of sums.
+    """A dense sketch of tensors on their device: the map of `DenseSketch`, up to the order of sums.
 
-    On the processor the tensors share memory with the arrays that the sketch takes. On a GPU it
-    keeps what the sketch draws: its rotations, and a bit a coordinate and row for the signs.
+    On the processor, tensors share memory with the arrays that the sketch takes. On a GPU the
+    sketch's random choices are kept: its rotations, and one sign bit per coordinate and row.
 
     >>> sketch = TensorSketch(DenseSketch(length=1000, rows=15, width=100, seed=1))
     >>> table = sketch.encode(torch.ones(1000))
@@ -33,7 +33,7 @@ class TensorSketch:
         if self.device.type == "cpu":
             return
         if sketch.placing != "rotation":
-            raise SpecError("on a GPU a sketch is placed by rotation; use the processor for others")
+            raise SpecError("on a GPU a sketch must be placed by rotation; use the processor")
         self._rotations = torch.tensor(sketch.rotations, device=self.device)
         keys = torch.tensor(sketch.sign_keys.view("int32"), device=self.device)
         rows, blocks = sketch.shape[0], -(-sketch.length // 32)
@@ -53,7 +53,7 @@ class TensorSketch:
         width, chunks = self.sketch.width, self._rotations.shape[1]
         tile = min(_TILE, 1 << (width - 1).bit_length())
         tiles = -(-width // tile)
-        parts = max(self.sketch.length // _TOGETHER, _PROGRAMS // (tiles * self.shape[0]), 1)
+        parts = max(self.sketch.length // _CACHED, _PROGRAMS // (tiles * self.shape[0]), 1)
         count = -(-chunks // min(parts, chunks))
         parts = -(-chunks // count)
         tables = torch.zeros(len(many), *self.shape, device=self.device)
@@ -65,7 +65,7 @@ class TensorSketch:
         return tables if vectors.ndim == 2 else tables[0]
 
     def decode(self, table: Tensor) -> Tensor:
-        """An estimate of the vector whose table this is; see `DenseSketch.decode`."""
+        """An estimate of the vector with this table; see `DenseSketch.decode`."""
         if self.device.type == "cpu":
             return torch.from_numpy(self.sketch.decode(table.detach().numpy()))
         self._check(table, self.shape)
@@ -84,24 +84,24 @@ class TensorSketch:
         rows, width, length = self.sketch.rows, self.sketch.width, self.sketch.length
         vector = torch.empty(length, device=self.device)
         part = table[start : start + rows].float().contiguous()
-        turned, words = self._rotations[start : start + rows], self._words[start : start + rows]
-        chunks = turned.shape[1]
-        given = (vector, part, turned, words, length, width, chunks, words.shape[1])
+        rotations, words = self._rotations[start : start + rows], self._words[start : start + rows]
+        chunks = rotations.shape[1]
+        arguments = (vector, part, rotations, words, length, width, chunks, words.shape[1])
         scale = 1 / math.sqrt(rows)
         if width < _TILE:
             grid = (-(-length // _TILE),)
-            _kernels().decode_narrow[grid](*given, scale, ROWS=rows, TILE=_TILE, num_warps=8)
+            _kernels().decode_narrow[grid](*arguments, scale, ROWS=rows, TILE=_TILE, num_warps=8)
         else:
             tiles = -(-width // _TILE)
             grid = (chunks * tiles,)
-            _kernels().decode[grid](*given, scale, tiles, ROWS=rows, TILE=_TILE, num_warps=8)
+            _kernels().decode[grid](*arguments, scale, tiles, ROWS=rows, TILE=_TILE, num_warps=8)
         return vector
 
-    def _check(self, given: Tensor, *shapes: tuple[int, ...]) -> None:
-        if tuple(given.shape) not in shapes or given.device.type != self.device.type:
+    def _check(self, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
+        if tuple(tensor.shape) not in shapes or tensor.device.type != self.device.type:
             raise SpecError(
                 f"a tensor on {self.device} must have the shape {' or '.join(map(str, shapes))}; "
-                f"got {tuple(given.shape)} on {given.device}"
+                f"got {tuple(tensor.shape)} on {tensor.device}"
             )
 
 
@@ -110,6 +110,6 @@ def _kernels() -> Any:
         from sfumato.kernels.dense import triton as triton_dense
     except ImportError as problem:
         raise SpecError(
-            "sketches on a GPU need Triton, which PyTorch for CUDA brings along"
+            "sketches on a GPU need Triton, which is part of PyTorch for CUDA"
         ) from problem
     return triton_dense

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from pickle import UnpicklingError  # torch's own, of files that hold no tensors
+from pickle import UnpicklingError  # raised by torch for files without tensors
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from sfumato.flow.campaign import step
 from sfumato.flow.release import charge
 from sfumato.flow.task import Task
 from sfumato.learn import models
-from sfumato.learn.campaign import Shown, TrainingCampaign
+from sfumato.learn.campaign import RoundResult, TrainingCampaign
 from sfumato.learn.clients import check_fit, updates
 from sfumato.learn.data import IGNORED, TESTED_ON_CLIENTS, Federated
 from sfumato.learn.design import TrainingDesign
@@ -42,9 +42,9 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundFigures:
-    """One round. Counts and time are exact, so they are for who runs the training and for nobody
-    else. What is kept in files is `shown`: it follows from noised sums and public numbers, but for
-    accuracy and loss where `not_covered` says so.
+    """One round. Counts and time are exact, so only the person who runs the training may see them.
+    Files contain `public`, which follows from noised sums and public numbers, except for accuracy
+    and loss where `not_covered` says so.
     """
 
     round: int
@@ -52,22 +52,22 @@ class RoundFigures:
     answered: int | None = None
     left_out: int | None = None  # clients whose update was not finite or too long
     empty: int | None = None  # clients without examples
-    cells: int  # that a client sends, of both sketches
+    cells: int  # sent by each client, of both sketches
     clip: float
     seconds: float | None = None
-    accuracy: float | None = None  # on the test set, where it was looked at
+    accuracy: float | None = None  # on the test set, in rounds that were evaluated
     loss: float | None = None
-    rate: float | None = None  # parameters by cells sent, over all rounds so far
-    not_covered: str | None = None  # what of these figures is exact and tells of clients' data
+    rate: float | None = None  # parameters divided by cells sent, over all rounds so far
+    not_covered: str | None = None  # which of these figures are exact and depend on clients' data
 
     @property
-    def shown(self) -> RoundFigures:
-        """The same without counts and time: they tell who may have been asked, and what of."""
+    def public(self) -> RoundFigures:
+        """The same without counts and time, which depend on the cohort and its data."""
         return replace(self, asked=None, answered=None, left_out=None, empty=None, seconds=None)
 
 
 class NoLedger:
-    """Nobody pays: for experiments."""
+    """A ledger that charges nobody: for experiments."""
 
     def charge(self, *, campaign: str, cohort: str, task: str, loss: Charge) -> None:
         pass
@@ -75,16 +75,16 @@ class NoLedger:
 
 @dataclass(slots=True)
 class Training:
-    """The clients of a training, in one process, and its rounds: `run` goes on to the end.
+    """A training with all its clients in one process; `run` continues to the end.
 
-    A round draws a cohort, adds what its clients compute and gives the sum to the flow, which
-    charges the ledger, opens it and adds the noise; the campaign absorbs it.
+    A round draws a cohort, adds its clients' updates and gives the sum to the flow, which charges
+    the ledger, opens the sum and adds the noise; the campaign absorbs it.
 
     With `exact`, sums are of whole numbers and noise comes from the exact samplers, as the promise
-    says. Without, sums and noise are floats on the model's device: quicker, and for
-    experiments only. With `noise_seed` a run can be repeated, noise included. With `protocol` every
-    client of a secure sum computes by itself, as devices do over a network, and a network's run
-    with the same seeds gives the same model, bit for bit.
+    says. Otherwise, sums and noise are floats on the model's device: faster, and for experiments
+    only. With `noise_seed` a run can be repeated, noise included. With `protocol` every client of a
+    secure sum computes by itself, as devices do over a network, and a run over a network with the
+    same seeds gives the same model, bit for bit.
     """
 
     design: TrainingDesign
@@ -97,8 +97,8 @@ class Training:
     ledger: Account = field(default_factory=NoLedger)
     model: nn.Module = field(init=False)
     campaign: TrainingCampaign = field(init=False)
-    seconds: float = field(init=False, default=0.0)  # of this process
-    id: str = field(init=False)  # random; the checkpoint has it, and so do charges to a ledger
+    seconds: float = field(init=False, default=0.0)  # spent on rounds by this process
+    id: str = field(init=False)  # random; in the checkpoint and in charges to a ledger
     history: list[RoundFigures] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class Training:
             )
         if self.protocol and not (self.exact and self.design.secure is not None):
             raise SpecError(
-                "clients compute by themselves for an exact, secure sum; set trust to "
+                "clients can compute by themselves only for an exact, secure sum; set trust to "
                 '"secure", and exact to True'
             )
         self.model = self.design.make().to(self.device)
@@ -127,10 +127,10 @@ class Training:
         tell: Progress | None = None,
         until: int | None = None,
     ) -> Iterator[RoundFigures]:
-        """Round after round to the end (or to round `until`), each as it is done.
+        """Run rounds to the end (or to round `until`) and yield each one's figures.
 
         A refused charge stops the training by raising. A checkpoint is written whole or not at all,
-        after every round and before anything of it is shown. Metrics are appended, one line of JSON
+        after every round and before its figures are yielded. Metrics are appended, one line of JSON
         per round.
         """
         require(evaluate_every >= 1, f"evaluate_every must be at least 1; got {evaluate_every}")
@@ -146,18 +146,18 @@ class Training:
                     rate=self.campaign.rate,
                     not_covered=TESTED_ON_CLIENTS if self.data.has_private_test else None,
                 )
-                self.history.append(figures.shown)
+                self.history.append(figures.public)
             if checkpoint is not None:
                 self.save(checkpoint)
             if metrics is not None:
                 with metrics.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(figures.shown)) + "\n")
+                    file.write(json.dumps(asdict(figures.public)) + "\n")
             if tell is not None:
                 tell(f"round {done}", done / self.design.rounds)
             yield figures
 
     def round(self) -> RoundFigures:
-        """One round: ask a cohort, add what it sends, charge, noise, decode, step."""
+        """One round: draw a cohort, add its updates, charge, noise, decode, step."""
         campaign, number, started = self.campaign, self.campaign.done, time.perf_counter()
         task = campaign.next_task()
         if task is None:
@@ -165,8 +165,8 @@ class Training:
                 f"all {self.design.rounds} rounds are done, and no more are accounted for",
                 hint="make a design with more rounds",
             )
-        cells, asked = campaign.cells, self._cohort(number)
-        answering = self._answering(asked, number)
+        cells, cohort = campaign.cells, self.cohort(number)
+        answering = self._answering(cohort, number)
         bad: Counter[str] = Counter()
         if self.exact:
             batch = self._gather(task, answering, bad)
@@ -185,16 +185,16 @@ class Training:
             campaign.take(total.noised(int(self.rng("noise", number).words(1)[0])))
         seconds = time.perf_counter() - started
         self.seconds += seconds
-        alone = self.protocol  # who computes by itself keeps to itself what came of it
+        alone = self.protocol  # clients that compute by themselves do not report these
         return RoundFigures(
-            round=number + 1, asked=len(asked), answered=len(answering), cells=cells,
+            round=number + 1, asked=len(cohort), answered=len(answering), cells=cells,
             left_out=None if alone else bad["left_out"], empty=None if alone else bad["empty"],
             clip=campaign.clip, seconds=seconds,
         )  # fmt: skip
 
     def _gather(self, task: Task, answering: Tensor, bad: Counter[str]) -> Batch:
-        """The sum of what a cohort sends. Where the server is trusted, whoever is not drawn, or
-        does not answer, counts as having sent zeros: how many those are is nobody's to know."""
+        """The sum of a cohort's tables. Where the server is trusted, clients that are not drawn, or
+        do not answer, count as having sent zeros, so that their number is not revealed."""
         number = self.campaign.done
         total = np.zeros(task.sketch.shape, dtype=np.int64)
         if self.protocol:
@@ -202,7 +202,7 @@ class Training:
                 total += table.reshape(total.shape)
             return Batch(task.id, total, len(answering))
         sketch, rounding = task.sketch, self.rng("rounding", number)
-        assert isinstance(sketch, VectorSketch | RoundSketch)  # a training has no others
+        assert isinstance(sketch, VectorSketch | RoundSketch)  # from `next_task`
         for deltas in self._updates(answering, bad):
             total += sketch.encode(sketch.tables(deltas.cpu().numpy(), rng=rounding))
         if self.design.secure is None:
@@ -213,22 +213,22 @@ class Training:
         return Batch(task.id, total, len(answering))
 
     def _by_devices(self, task: Task, answering: Tensor) -> Iterator[npt.NDArray[np.int64]]:
-        """What clients send that compute by themselves, client k with its own seed: as over a
-        network, but for the masks, which leave nothing in a sum."""
+        """The tables of clients that compute by themselves, client k with its own seed: as over a
+        network, except for the masks, which cancel in a sum."""
         data, seed = self.data.train.to("cpu"), self.noise_seed
         parameters = self.campaign.parameters()
         terms = self.design.model_terms(parameters, self.campaign.done)
         for client in answering.tolist():
             rng = SystemRng() if seed is None else SeededRng(seed, client)
-            yield update_table(task, terms, parameters, trainer(*data.held(client)))(rng)
+            yield update_table(task, terms, parameters, trainer(*data.examples(client)))(rng)
 
     def _updates(self, answering: Tensor, bad: Counter[str]) -> Iterator[Tensor]:
-        """What clients compute, chunk by chunk. One whose update is not finite, or too long, sends
-        zeros, and its share of the noise; `bad` counts them, and clients without examples."""
+        """The clients' updates, chunk by chunk. A client whose update is not finite, or too long,
+        sends zeros and its share of the noise; `bad` counts these and clients without examples."""
         largest = self.design.largest_l1
         for part in updates(
             self.model, self.campaign.flat, self.data.train, answering, self.design.local,
-            generator=self._generator("examples", self.campaign.done), chunk=self.chunk,
+            generator=self.generator(self.campaign.done), chunk=self.chunk,
         ):  # fmt: skip
             sound = part.sound
             if largest is not None:
@@ -239,11 +239,11 @@ class Training:
             yield deltas
 
     def evaluate(self) -> tuple[float, float]:
-        """Share of right predictions and mean loss on the test set."""
+        """Accuracy and mean loss on the test set."""
         return evaluate(self.model, self.campaign.flat, self.data)
 
     def save(self, path: Path) -> None:
-        """All that a later `load` needs to go on, written beside and then put in place."""
+        """Write what `load` needs to continue, to a temporary file that then replaces `path`."""
         state = {
             "design": digest(self.design),
             "id": self.id,
@@ -258,18 +258,18 @@ class Training:
         beside.replace(path)
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint of the same design; another one's is refused."""
+        """Continue from a checkpoint, which must be of the same design."""
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
         except (OSError, RuntimeError, KeyError, ValueError, EOFError, UnpicklingError) as problem:
             raise DataError(f"{path} is not a checkpoint: {problem}") from problem
         if not isinstance(state, dict) or not isinstance(state.get("design"), str):
             raise DataError(f"{path} is not a checkpoint of a training")
-        found = state["design"]
-        if found != digest(self.design):
+        design = state["design"]
+        if design != digest(self.design):
             raise DataError(
-                f"the checkpoint {path} is of another training (design {found[:12]}…)",
-                hint="go on with the study it was made with, or start anew in another file",
+                f"the checkpoint {path} is of another training (design {design[:12]}…)",
+                hint="continue with the study that it was made with, or start in another file",
             )
         try:
             campaign = TrainingCampaign.load(self.design, state, self.device)
@@ -285,56 +285,55 @@ class Training:
         self.campaign, self.history, self.id = campaign, history, name
 
     def rng(self, label: str, round: int) -> Rng:
-        """Chance for rounding and noise; from the system unless the run is to be repeated."""
+        """Randomness for rounding and noise; from the system unless there is a `noise_seed`."""
         if self.noise_seed is None:
             return SystemRng()
         return SeededRng(_seed(self.noise_seed, label, round))
 
-    def _generator(self, label: str, round: int) -> torch.Generator:
-        """Chance for the order of examples. All clients draw from one stream, so that one of them
-        moves what the others draw: unless it is secret, their updates tell who was asked."""
+    def generator(self, round: int) -> torch.Generator:
+        """Randomness for the order of examples. All clients draw from one stream, so each of them
+        changes what the others draw: unless the stream is secret, updates reveal the cohort."""
         if self.noise_seed is None:
             return torch.Generator().manual_seed(int(SystemRng().words(1)[0]))
-        return torch.Generator().manual_seed(_seed(self.noise_seed, label, round))
+        return torch.Generator().manual_seed(_seed(self.noise_seed, "examples", round))
 
-    def _cohort(self, round: int) -> Tensor:
-        """Who is asked: secret, so drawn from the system unless the run is to be repeated. Passes
-        are public."""
+    def cohort(self, round: int) -> Tensor:
+        """The clients of a round: secret, so drawn from the system unless there is a `noise_seed`.
+        Passes are public."""
         design = self.design
         if design.sampling == "passes":
             return torch.from_numpy(design.members(round))
         chance = np.random.default_rng(self.rng("cohort", round).words(4))
         if design.sampling == "poisson":
-            drawn = chance.random(design.clients) < design.cohort / design.clients
-            return torch.from_numpy(np.flatnonzero(drawn))
+            heads = chance.random(design.clients) < design.cohort / design.clients
+            return torch.from_numpy(np.flatnonzero(heads))
         return torch.from_numpy(np.sort(chance.permutation(design.clients)[: design.cohort]))
 
-    def _answering(self, chosen: Tensor, round: int) -> Tensor:
+    def _answering(self, cohort: Tensor, round: int) -> Tensor:
         if self.design.dropout == 0:
-            return chosen
+            return cohort
         chance = np.random.default_rng(self.rng("dropout", round).words(4))
-        return chosen[torch.from_numpy(chance.random(len(chosen)) >= self.design.dropout)]
+        return cohort[torch.from_numpy(chance.random(len(cohort)) >= self.design.dropout)]
 
 
 @torch.no_grad()
 def evaluate(
     model: nn.Module, flat: Tensor, data: Federated, batch: int = 1024
 ) -> tuple[float, float]:
-    """Share of right predictions and mean loss on the test set, of a model with these
-    parameters."""
+    """Accuracy and mean loss on the test set, of a model with these parameters."""
     models.assign(model, flat)
-    right = loss = seen = 0.0
+    right = loss = targets_counted = 0.0
     for start in range(0, len(data.test_inputs), batch):
         targets = data.test_targets[start : start + batch].reshape(-1)
         logits = model(data.test_inputs[start : start + batch])
         logits = logits.reshape(-1, logits.shape[-1])
-        known = targets != IGNORED
-        right += float(((logits.argmax(dim=1) == targets) & known).sum())
+        counted = targets != IGNORED
+        right += float(((logits.argmax(dim=1) == targets) & counted).sum())
         loss += float(
             functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
         )
-        seen += float(known.sum())
-    return right / max(seen, 1.0), loss / max(seen, 1.0)
+        targets_counted += float(counted.sum())
+    return right / max(targets_counted, 1.0), loss / max(targets_counted, 1.0)
 
 
 class FloatSum:
@@ -351,18 +350,18 @@ class FloatSum:
         ]
 
     def add(self, deltas: Tensor) -> None:
-        """The tables of these updates, which are clipped in place."""
+        """Add the tables of these updates, which are clipped in place."""
         clip = self.campaign.clip
         norms = torch.linalg.vector_norm(deltas, dim=1)
         self.within += float((norms <= clip).sum()) - len(norms) / 2
         deltas *= (clip / norms).clamp(max=1.0).nan_to_num(nan=1.0)[:, None]
-        # No room for sketches that are longer than their vectors: to cut those a little costs a
-        # model less than the noise for the room.
+        # There is no headroom for sketches that are longer than their vectors: clipping those a
+        # little costs a model less than the noise that headroom needs.
         for each, total in zip(self.maps, self.totals, strict=True):
             total += _bounded(each.encode(deltas) if each else deltas, clip)
 
-    def noised(self, seed: int) -> Shown:
-        """What the round shows, with noise from a generator of this seed."""
+    def noised(self, seed: int) -> RoundResult:
+        """The round's result, with noise from a generator of this seed."""
         campaign, main = self.campaign, self.totals[0]
         generator = torch.Generator(self.device).manual_seed(seed & LARGEST_INTEGER)
 
@@ -372,17 +371,17 @@ class FloatSum:
         deviation, spread = (campaign.clip * each for each in campaign.multipliers)
         if deviation:
             main += deviation * normal(*main.shape)
-        queried = within = None
+        measurement = within_clip = None
         if len(self.totals) > 1:
             (first, second), table = self.maps, self.totals[1]
             assert second is not None  # a second sketch is small
             if campaign.design.compression.asks == "error":
                 table = table - second.encode(first.decode(main) if first else main)
-            queried = float(torch.linalg.vector_norm(table)) + spread * float(normal())
+            measurement = float(torch.linalg.vector_norm(table)) + spread * float(normal())
         if campaign.design.adaptive_clip is not None:
-            within = self.within + campaign.count_noise * float(normal())
-            within += campaign.design.cohort / 2
-        return Shown(main, deviation, queried, spread, within)
+            within_clip = self.within + campaign.count_noise * float(normal())
+            within_clip += campaign.design.cohort / 2
+        return RoundResult(main, deviation, measurement, spread, within_clip)
 
 
 def _bounded(tables: Tensor, bound: float) -> Tensor:

@@ -190,7 +190,9 @@ def filter_epsilon(
     if not losses:
         return 0.0
     pure = sum(max(sum(map(_pure_epsilon, cohort)) for cohort in many) for many in campaigns)
-    renyi = sum(np.max([_all_renyi(cohort) for cohort in many], axis=0) for many in campaigns)
+    renyi = sum(
+        np.max([renyi_divergences(cohort) for cohort in many], axis=0) for many in campaigns
+    )
     events = delta_of_lists(campaigns)
     if events > delta * (1 if limit is None else LISTS_SHARE) * (1 + 1e-9):
         return math.inf
@@ -232,7 +234,7 @@ def _pure_epsilon(loss: Loss) -> float:
     return math.inf
 
 
-def _all_renyi(losses: Sequence[Loss]) -> npt.NDArray[np.float64]:
+def renyi_divergences(losses: Sequence[Loss]) -> npt.NDArray[np.float64]:
     """Rényi divergence of all losses; for those pure except for an event, without that event."""
     total = np.zeros(ORDERS.size)
     for loss in losses:

@@ -1,10 +1,10 @@
 """Each figure and table of the papers as a command.
 
-A figure is declared as data, an `Experiment`, and `runner` makes an `Outcome` of it: the numbers,
+A figure is declared as data, an `Experiment`, and `runner` turns it into an `Outcome`: the numbers,
 the picture, and for each claim of the paper whether it holds here. `sfumato reproduce NAME` runs
-one and writes all three. There is one package per paper: `data` has what devices hold, `runs` what
-one run does, and `figures` the experiments, their claims and a table `FIGURES`. To add a figure,
-add an experiment and a line in that table.
+one and writes all three. There is one package per paper: `data` has the devices' data, `runs` a
+single run, and `figures` the experiments, their claims and a table `FIGURES`. To add a figure, add
+an experiment and a line in that table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where the data files of the experiments are.
+"""The data files of the experiments.
 
-Files are looked for in the folder that SFUMATO_DATA names; without it, in ../shared/data beside
-the working directory, then beside the project.
+They are in the folder that SFUMATO_DATA names; without it, in ../shared/data beside the working
+directory or beside the project.
 """
 
 from __future__ import annotations
@@ -17,30 +17,29 @@ from sfumato.files import read_columns
 
 def data_folder() -> Path | None:
     """The folder with the data files, if there is one."""
-    named = os.environ.get("SFUMATO_DATA")
-    if named:
-        if not Path(named).is_dir():
-            raise DataError(f"SFUMATO_DATA must name a folder; got {named}")
-        return Path(named)
+    if name := os.environ.get("SFUMATO_DATA"):
+        if not Path(name).is_dir():
+            raise DataError(f"SFUMATO_DATA must name a folder; got {name}")
+        return Path(name)
     projects = (Path.cwd(), Path(__file__).resolve().parents[3])
     folders = [project.parent / "shared" / "data" for project in projects]
     return next((folder for folder in folders if folder.is_dir()), None)
 
 
 def find_file(name: str) -> Path | None:
-    """A data file, or nothing where it is not there."""
+    """A data file, or None if it does not exist."""
     folder = data_folder()
     return folder / name if folder is not None and (folder / name).is_file() else None
 
 
 def need_file(name: str) -> Path:
-    """A data file that nothing can stand in for."""
+    """A data file without a substitute."""
     path = find_file(name)
     if path is None:
         raise DataError(
             f"there is no data file {name}",
             hint="set SFUMATO_DATA to the folder that has it; docs/guides/reproducing_the_papers.md"
-            " says which there are",
+            " lists the files",
         )
     return path
 

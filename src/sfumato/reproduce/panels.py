@@ -1,8 +1,8 @@
 """Readings as number lines, and number lines as a picture with panels.
 
-A run gives readings; readings that differ in their value alone are repeats of each other and make
-one number line, with the mean over runs, its standard error and the range that holds the middle 80%
-of runs. Pictures are drawn from those lines alone.
+A run gives readings. Readings that differ only in their value are repeats of each other and make
+one number line, with the mean over runs, its standard error and the range of the middle 80% of
+runs. Pictures are drawn from those lines alone.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import SfumatoError
+from sfumato.kernels import F64
 
-F64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 Line = Mapping[str, Any]
 
-LOW, HIGH = 0.1, 0.9  # quantiles over runs that a line gives beside the mean
-CHANCE = 3  # standard errors within which two means are not told apart
-COLOURS: Mapping[str, str] = {  # of Okabe and Ito; people with colour blindness tell them apart
+LOW, HIGH = 0.1, 0.9  # quantiles over runs, beside the mean of a line
+CHANCE = 3  # standard errors within which two means count as equal
+COLOURS: Mapping[str, str] = {  # of Okabe and Ito, safe for people with colour blindness
     "blue": "#0072B2",
     "red": "#D55E00",
     "green": "#009E73",
@@ -37,7 +37,7 @@ _GUIDE: Mapping[str, Any] = {"color": "#888888", "linestyle": ":", "linewidth": 
 
 
 class Reading(NamedTuple):
-    """One number of one run, and what its line says beside the usual."""
+    """One number of one run, and further fields for its line."""
 
     panel: str
     series: str
@@ -48,7 +48,7 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One set of axes, and what its numbers are about."""
+    """One set of axes, and the meaning of its numbers."""
 
     key: str  # the paper's letter
     title: str
@@ -57,11 +57,11 @@ class Panel:
     y_name: str
     _: KW_ONLY
     is_drawn: bool = True
-    diagonal: str = ""  # what the line y = x means, where there is one
+    diagonal: str = ""  # label of the line y = x, where there is one
     floor: float = 0.0  # smaller values are drawn here, since a logarithmic axis has no zero
     floor_name: str = ""
-    level: tuple[str, float] | None = None  # a series and an x at whose y a line runs across
-    linear: bool = False  # y runs evenly from 0 to 1
+    level: tuple[str, float] | None = None  # a series and an x; a line is drawn at that height
+    linear: bool = False  # a linear y axis from 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Series:
 
 
 def numbered_series(label: str, place: int) -> Series:
-    """A series that has no style of its own, told apart by its place."""
+    """A series without a style of its own; its number decides colour and marker."""
     return Series(label, list(COLOURS)[place % 6], "os^vDP"[place % 6])
 
 
@@ -99,7 +99,7 @@ def standard_error(values: Sequence[float] | F64) -> float:
 def number_lines(
     figure: str, panels: Iterable[Panel], readings: Iterable[Reading], seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Plain JSON values for readings that differ in y alone, in the order they first came."""
+    """One line of plain JSON values for all readings that differ only in y, in their order."""
     about = {panel.key: panel for panel in panels}
     groups: dict[tuple[str, str, float, str], tuple[Reading, list[float]]] = {}
     for reading in readings:
@@ -141,12 +141,12 @@ class Curves:
         return np.array([line[field] for line in self._groups[panel, series]], dtype=np.float64)
 
     def at(self, panel: str, series: str, x: float) -> float:
-        """The mean at this x, or not a number where it was not run."""
+        """The mean at this x, or NaN if there is none."""
         means = [line["y"] for line in self._groups[panel, series] if line["x"] == x]
         return float(means[0]) if means else float("nan")
 
     def behind(self, panel: str, series: str, other: str) -> Bool:
-        """Where a series' mean is above the other's by more than chance explains, by x."""
+        """By x, whether a series' mean is above the other's by more than chance explains."""
         gap = self.get(panel, series) - self.get(panel, other)
         noise = np.hypot(self.get(panel, series, "y_stderr"), self.get(panel, other, "y_stderr"))
         return np.asarray(gap > CHANCE * noise)
@@ -164,13 +164,13 @@ def short(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
 
 
-def shown(epsilon: float) -> str:
+def brief(epsilon: float) -> str:
     """Three digits, without exponents."""
     return f"{epsilon:,.0f}" if epsilon >= 100 else f"{epsilon:.3g}"
 
 
 def span(values: F64) -> str:
-    """The least and the largest of them."""
+    """The smallest and the largest of the values."""
     low, high = short(values.min()), short(values.max())
     return low if low == high else f"{low} to {high}"
 
@@ -179,7 +179,7 @@ def span(values: F64) -> str:
 
 
 def canvas(title: str, rows: int, columns: int, size: tuple[float, float], **grid: Any) -> Any:
-    """A matplotlib figure and its axes, in a row."""
+    """A matplotlib figure and an array of its axes."""
     try:
         from matplotlib.figure import Figure
     except ImportError as problem:
@@ -190,7 +190,7 @@ def canvas(title: str, rows: int, columns: int, size: tuple[float, float], **gri
 
 
 def dress(axes: Any, panel: Panel) -> None:
-    """What every panel has: its title, the names of its axes and a grid."""
+    """Add what every panel has: its title, the names of its axes and a grid."""
     axes.set_title(f"({panel.key}) {panel.title}", fontsize=9, loc="left")
     axes.set_xlabel(panel.x_name, fontsize=9)
     axes.set_ylabel(panel.y_name, fontsize=9)
@@ -207,8 +207,8 @@ def draw_panels(
     columns: int,
     labels: int,
 ) -> Any:
-    """A matplotlib figure of the panels that have numbers, `columns` in a row, and one legend
-    below with `labels` in a row."""
+    """A matplotlib figure of the panels that have numbers, `columns` per row, and one legend below
+    with `labels` per row."""
     panels = [panel for panel in panels if panel.is_drawn and curves.series(panel.key)]
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)

@@ -1,9 +1,9 @@
-"""What a figure is made of, and the one runner that makes every figure.
+"""The parts of a figure, and the one runner that makes every figure.
 
-An `Experiment` is all of a figure at one scale: jobs (a workload and a seed each), what a job runs,
-the panels that its readings belong to, and the claims that are held against the outcome. The runner
-does the rest: it reads the data, runs the jobs, tells how far it is, makes number lines of the
-readings, and evaluates the claims. Pictures are drawn from the number lines alone.
+An `Experiment` is a figure at one scale: jobs (each a workload and a seed), the function that runs
+a job, the panels of its readings, and the claims to be checked. The runner does the rest: it reads
+the data, runs the jobs, reports progress, makes number lines from the readings, and evaluates the
+claims. Pictures are drawn from the number lines alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sfumato.errors import SpecError
 from sfumato.reproduce.panels import Curves, Line, Panel, Reading, Series, draw_panels, number_lines
 
 Scale = Literal["small", "paper"]
-Progress = Callable[[str, float], None]  # what is being done, and which share of all is done
+Progress = Callable[[str, float], None]  # the current stage, and the share of all that is done
 
 FIRST_SEED = 1
 
@@ -37,7 +37,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a figure gave."""
+    """The results of a figure."""
 
     numbers: Sequence[Mapping[str, Any]]  # one JSON line each
     claims: Sequence[Claim]
@@ -49,17 +49,17 @@ class Job(NamedTuple):
 
     workload: Any
     seed: int
-    tell: Callable[[float], None] = lambda share: None  # which share of the job is done
+    tell: Callable[[float], None] = lambda share: None  # reports the share that is done
 
 
 def repeat(workloads: Iterable[Any], repeats: int) -> list[Job]:
-    """Each workload with as many seeds."""
+    """Each workload with `repeats` seeds."""
     seeds = range(FIRST_SEED, FIRST_SEED + repeats)
     return [Job(workload, seed) for workload in workloads for seed in seeds]
 
 
 def by_workload(results: Sequence[Any], repeats: int) -> list[tuple[Any, ...]]:
-    """The results of `repeat`, those of one workload together."""
+    """The results of `repeat`, grouped by workload."""
     return [tuple(results[at : at + repeats]) for at in range(0, len(results), repeats)]
 
 
@@ -69,15 +69,15 @@ def _no_records(evidence: Any) -> Iterable[Line]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """A figure at one scale: what is run, what it is drawn in, and what is claimed of it.
+    """A figure at one scale: its jobs, its panels and its claims.
 
-    The results of the jobs, in their order, are gathered to the evidence that readings and claims
-    are made of. Results are lists of readings unless `readings` says what to make of them.
+    `gather` turns the results of the jobs, in their order, into the evidence for readings and
+    claims. Results are lists of readings unless `readings` converts them.
     """
 
     heading: str  # of the picture
     jobs: Sequence[Job]
-    stage: Callable[[Any], str]  # what is being done while a workload runs
+    stage: Callable[[Any], str]  # names the stage while a workload runs
     run: Callable[[Job], Any]
     gather: Callable[[list[Any]], Any] = list
     panels: Sequence[Panel]
@@ -85,11 +85,11 @@ class Experiment:
     records: Callable[[Any], Iterable[Line]] = _no_records  # further lines, which are not drawn
     claims: Callable[[Any, Curves], Iterable[Claim]]
     series: Mapping[str, Series] = field(default_factory=dict)
-    columns: int = 2  # panels in a row
-    labels: int = 5  # labels in a row of the legend
-    picture: Callable[[Any, Curves], Any] | None = None  # for one that is not drawn by panels
-    at_once: int = os.cpu_count() or 1  # jobs; the kernels release the lock
-    around: Callable[[], AbstractContextManager[None]] = nullcontext  # while jobs run
+    columns: int = 2  # panels per row
+    labels: int = 5  # labels per row of the legend
+    picture: Callable[[Any, Curves], Any] | None = None  # draws pictures that are not by panels
+    at_once: int = os.cpu_count() or 1  # parallel jobs; the kernels release the lock
+    around: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while jobs run
 
     def draw(self, evidence: Any, curves: Curves) -> Any:
         """The matplotlib figure."""
@@ -102,12 +102,12 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure or table of a paper that can be made again."""
+    """A figure or table of a paper that can be reproduced."""
 
     name: str
     title: str
-    experiment: Callable[[Any], Experiment]  # of a size; reads the data
-    small: Any  # sizes: how much is run at each scale
+    experiment: Callable[[Any], Experiment]  # takes a size; reads the data
+    small: Any  # the sizes of both scales
     paper: Any
     trains: bool = False  # whether it needs PyTorch
 
@@ -117,13 +117,13 @@ class Figure:
         if scale not in sizes:
             raise SpecError(f"scale must be small or paper; got {scale!r}")
         if self.trains:
-            import sfumato.learn  # noqa: F401  # says what to install, before anything else fails
+            import sfumato.learn  # noqa: F401  # fails early, and says what to install
         progress("reading data", 0.0)
         return conduct(self.name, self.experiment(sizes[scale]), progress)
 
 
 def conduct(name: str, experiment: Experiment, progress: Progress) -> Outcome:
-    """Run an experiment and hold its claims against what came out."""
+    """Run an experiment and check its claims."""
     evidence = experiment.gather(_run_jobs(experiment, progress))
     seeds = [job.seed for job in experiment.jobs]
     lines = number_lines(name, experiment.panels, experiment.readings(evidence), seeds)

@@ -113,7 +113,7 @@ def train(
     notes = list(planned.warnings)
     if ledger is not None:
         training.ledger = account = _RunLedger(ledger, training.id)
-        account.require(training.campaign.held)
+        account.require(training.campaign.rounds_held)
     with _board(tensorboard) as show:
         try:
             for figures in training.run(
@@ -122,14 +122,14 @@ def train(
                 metrics=metrics,
                 tell=progress,
             ):
-                show(figures.shown)
+                show(figures.public)
         except BudgetError as refused:
             done = training.campaign.done
             if done == 0:
                 raise
             notes.append(f"{done:,} of {design.rounds:,} rounds were run: {refused}")
     if ledger is not None:
-        notes += account.notes(training.campaign.held)
+        notes += account.notes(training.campaign.rounds_held)
     return _trained(planned, training, notes)
 
 

@@ -134,6 +134,11 @@ class DenseSketch:
         """The keys from which the signs of each row follow, (blocks × rows, 2)."""
         return self.row_keys[:, 1:].astype(np.uint32)  # the low 32 bits
 
+    @property
+    def placing_keys(self) -> U64:
+        """The keys of each row's cells where `placing` is "hashed", (blocks × rows,)."""
+        return self.row_keys[:, 0]
+
     def encode(self, vectors: Reals) -> F32:
         """The table of a vector (length,), of shape `shape`; or of each of (n, length)."""
         reals = _float32(vectors, "vectors")
@@ -146,7 +151,7 @@ class DenseSketch:
         if self.placing == "hashed":
             tables = np.empty((len(each), *self.shape), dtype=np.float32)
             for vector, table in zip(each, tables, strict=True):
-                table[:] = plain_dense.encode_hashed(vector, self.row_keys[:, 0], self.width, scale)
+                table[:] = plain_dense.encode_hashed(vector, self.placing_keys, self.width, scale)
         else:
             tables = kernels.encode(each, self.rotations, self.sign_keys, self.width, scale)
         _require_finite(tables, "vectors")
@@ -158,7 +163,7 @@ class DenseSketch:
         cells = self._table(table)
         scale = 1 / math.sqrt(self.rows)
         if self.placing == "hashed":
-            keys = self.row_keys[:, 0]
+            keys = self.placing_keys
             return plain_dense.decode_hashed(cells, keys, self.length, self.blocks, scale)
         return kernels.decode(
             cells, self.rotations, self.sign_keys, self.length, self.blocks, scale

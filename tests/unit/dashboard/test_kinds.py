@@ -137,7 +137,7 @@ def test_a_model_is_shown_by_its_rounds_its_rate_and_its_promise(
     page = said(admin.get(f"/dashboard/studies/{study}").text)
     assert "Parameters 10 Rounds held 3 Parameters to a cell sent 2.5" in page
     assert release.digest in page
-    assert "who is in which need not be secret" in page
+    assert "they need not be secret" in page
     assert admin.get(f"/dashboard/studies/{study}/release.json").status_code == 200
     assert admin.get(f"/dashboard/studies/{study}/release.csv").status_code == 404
     assert admin.get(f"/dashboard/studies/{study}/chart").status_code == 200

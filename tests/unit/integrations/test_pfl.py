@@ -24,17 +24,18 @@ from pfl.stats import MappedVectorStatistics
 
 from sfumato.errors import BudgetError, MismatchError, SpecError
 from sfumato.integrations.pfl import Sketched, SketchedSum
-from sfumato.integrations.rounds import Layout, UpdateDesign
+from sfumato.integrations.rounds import Layout, UpdateDesign, most_cells
 from sfumato.privacy import SeededRng, epsilon_of
+from sfumato.sketch.dense import DenseSketch
 
 LENGTH = 340
 USERS = 12
 
 
 def update_of(user: int) -> dict[str, np.ndarray[Any, Any]]:
-    drawn = np.random.default_rng(user).standard_normal(LENGTH)
-    drawn = (0.7 * drawn / np.linalg.norm(drawn)).astype(np.float32)
-    return {"weight": drawn[:300].reshape(30, 10), "bias": drawn[300:]}
+    values = np.random.default_rng(user).standard_normal(LENGTH)
+    values = (0.7 * values / np.linalg.norm(values)).astype(np.float32)
+    return {"weight": values[:300].reshape(30, 10), "bias": values[300:]}
 
 
 def vector_of(stats: Any) -> np.ndarray[Any, Any]:
@@ -51,11 +52,11 @@ def one_round(
     weight: float = 1.0,
     cohort: int = USERS,
 ) -> tuple[Any, Metrics]:
-    """What the simulated backend does with them, in its order."""
+    """Run the postprocessors in the order of the simulated backend."""
     total = None
     for user in range(USERS):
-        given = update_of(user) if change is None else change(user, update_of(user))
-        stats = MappedVectorStatistics(given, weight=weight)
+        arrays = update_of(user) if change is None else change(user, update_of(user))
+        stats = MappedVectorStatistics(arrays, weight=weight)
         context = UserContext(num_datapoints=1, seed=user, user_id=str(user))
         for each in postprocessors:
             stats, _ = each.postprocess_one_user(stats=stats, user_context=context)
@@ -78,7 +79,7 @@ def one_round(
     return total, metrics
 
 
-def test_a_sketch_with_a_cell_a_coordinate_reads_the_sum_back() -> None:
+def test_a_sketch_with_one_cell_per_coordinate_decodes_the_sum() -> None:
     """One row of one chunk: nothing collides, so only float32 is lost."""
     sketched = Sketched(rate=1.0, rows=1, seed=3)
     stats, _ = one_round([sketched])
@@ -92,21 +93,22 @@ def test_a_sketch_with_a_cell_a_coordinate_reads_the_sum_back() -> None:
 
 def test_the_sum_of_sketches_is_the_sketch_of_the_sum_and_rounds_differ() -> None:
     sketched = Sketched(rate=5.0, rows=4, seed=3)
-    found = []
+    results = []
     for number in range(2):
         stats, _ = one_round([sketched])
-        made = Sketched(rate=5.0, rows=4, seed=3)
-        made._layout, made._round = Layout.of(update_of(0)), number
-        sketch = made.sketch()
-        wanted = sketch.decode(sketch.encode(the_sum()))
-        assert np.abs(vector_of(stats) - wanted).max() < 1e-4
-        found.append(vector_of(stats))
-    assert np.abs(found[0] - found[1]).max() > 0.1
+        sketch = DenseSketch.within(
+            most_cells(LENGTH, 5.0), length=LENGTH, rows=4, seed=3, round=number
+        )
+        expected = sketch.decode(sketch.encode(the_sum()))
+        assert np.abs(vector_of(stats) - expected).max() < 1e-4
+        results.append(vector_of(stats))
+    assert np.abs(results[0] - results[1]).max() > 0.1
 
 
 def test_pfl_clips_and_noises_the_table() -> None:
-    """False alarm 1e-6: with a cell a coordinate, what pfl's noise of deviation s did to the sum
-    has a squared norm of s²·χ² with as many degrees; half the deviation would be outside."""
+    """False alarm 1e-6: with one cell per coordinate, the effect of pfl's noise of deviation s on
+    the sum has a squared norm of s²·χ² with LENGTH degrees of freedom; half the deviation would be
+    outside."""
     from scipy import stats as distributions
 
     clip = NormClippingOnly(2, 0.1)
@@ -131,13 +133,16 @@ def test_our_sum_is_exact_up_to_rounding_and_says_what_it_costs(rate: float) -> 
     design = UpdateDesign(clip=1.0, rate=rate, rows=3, seed=3)
     summed = SketchedSum(design, cohort=USERS, population=100, delta=1e-5, rng=SeededRng(1))
     stats, metrics = one_round([summed])
-    told = design.round(Layout.of(update_of(0)), USERS, 0)
-    wanted = the_sum()
-    if told.sketch.dense is not None:
-        wanted = told.sketch.dense.decode(told.sketch.dense.encode(wanted)).astype(np.float64)
+    update_round = design.round(Layout.of(update_of(0)), USERS, 0)
+    expected = the_sum()
+    if update_round.sketch.dense is not None:
+        expected = update_round.sketch.dense.decode(
+            update_round.sketch.dense.encode(expected)
+        ).astype(np.float64)
     # Each of twelve users is rounded by one whole number at most in each of three rows.
     assert (
-        np.abs(vector_of(stats) - wanted).max() <= USERS * math.sqrt(3) / told.sketch.scale + 1e-4
+        np.abs(vector_of(stats) - expected).max()
+        <= USERS * math.sqrt(3) / update_round.sketch.scale + 1e-4
     )
     assert stats.weight == USERS
     assert get_overall_value(metrics[StringMetricName("sfumato | epsilon")]) == math.inf
@@ -159,19 +164,21 @@ def test_our_noise_is_accounted_for_and_stops_at_the_budget() -> None:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_who_is_not_finite_adds_zeros_and_is_not_told_from_others(own: bool) -> None:
+def test_a_user_that_is_not_finite_adds_zeros_and_cannot_be_recognised(own: bool) -> None:
     def change(user: int, arrays: dict[str, Any]) -> dict[str, Any]:
         if user == USERS - 1:
             arrays["bias"] = np.full_like(arrays["bias"], np.nan)
         return arrays
 
     design = UpdateDesign(clip=1.0, seed=3)
-    made: Any = Sketched(rate=1.0, rows=1, seed=3)
+    postprocessor: Any = Sketched(rate=1.0, rows=1, seed=3)
     if own:
-        made = SketchedSum(design, cohort=USERS, population=99, delta=1e-5, rng=SeededRng(1))
-    stats, metrics = one_round([made], change)
+        postprocessor = SketchedSum(
+            design, cohort=USERS, population=99, delta=1e-5, rng=SeededRng(1)
+        )
+    stats, metrics = one_round([postprocessor], change)
     assert stats.weight == USERS
-    # A user is rounded by one whole number at most, of which a clip has a thousand or more.
+    # A user is rounded by at most one whole number; a clip has a thousand or more.
     assert np.abs(vector_of(stats) - the_sum(range(USERS - 1))).max() < USERS / 1000
     assert len(metrics) == own  # epsilon
 

@@ -1,4 +1,4 @@
-"""The server's side of a training in masked rounds, its passes, and what one client computes."""
+"""The server's side of a training in masked rounds, its passes, and one client's update."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sfumato.learn.data import Clients
 from sfumato.learn.local_update import trainer, trainers, update
 from sfumato.learn.training import Training
 from sfumato.privacy import Budget, Ledger, NoPrivacy, Rng, SeededRng, epsilon_of
-from sfumato.privacy.accounting import SampledLoss, _all_renyi, loss_of_task
+from sfumato.privacy.accounting import SampledLoss, loss_of_task, renyi_divergences
 from sfumato.privacy.samplers import stream
 from unit.learn.test_training import (
     ALL_AT_ONCE,
@@ -66,9 +66,9 @@ def test_the_cohorts_of_a_pass_are_disjoint_and_whole() -> None:
     cohorts = [PASSES.members(number).tolist() for number in range(7)]
     assert {len(cohort) for cohort in cohorts} == {8}
     for start in (0, 3):
-        asked = [client for cohort in cohorts[start : start + 3] for client in cohort]
-        assert len(set(asked)) == len(asked) == 24
-        assert set(asked) <= set(range(30))
+        members = [client for cohort in cohorts[start : start + 3] for client in cohort]
+        assert len(set(members)) == len(members) == 24
+        assert set(members) <= set(range(30))
     assert sorted(cohorts[0]) == cohorts[0]
     assert cohorts[0] != cohorts[3]  # another order
     assert PASSES.members(0).tolist() != replace(PASSES, seed=12).members(0).tolist()
@@ -86,15 +86,15 @@ def test_a_pass_costs_what_one_unsampled_round_does() -> None:
 @pytest.mark.parametrize("secure", [True, False])
 def test_a_training_in_one_process_goes_through_passes(secure: bool) -> None:
     design = PASSES if secure else replace(PASSES, secure=None)
-    made = training(design)
-    assert [made._cohort(k).tolist() for k in range(7)] == [
+    learner = training(design)
+    assert [learner.cohort(k).tolist() for k in range(7)] == [
         design.members(k).tolist() for k in range(7)
     ]
-    assert len(finished(made)) == 7
+    assert len(finished(learner)) == 7
 
 
 def ledger_of(design: Any, cohorts: list[str] | None = None) -> Ledger:
-    """The charges of a whole training; with `cohorts`, as if they had been those."""
+    """The charges of a whole training; `cohorts` replaces its cohorts."""
     books = Ledger(Budget(epsilon=None, delta=DELTA))
     campaign = TrainingCampaign.begin(design)
     while (task := campaign.next_task()) is not None:
@@ -109,31 +109,33 @@ def ledger_of(design: Any, cohorts: list[str] | None = None) -> Ledger:
 
 @pytest.mark.parametrize("rounds", [7, 30])
 def test_the_ledger_holds_what_was_planned(rounds: int) -> None:
-    """Of tables of ever other sizes: after thirty rounds there are 3^10 ways to have been asked.
-    Coarser tables cost more, and the plan is for the coarsest: it is no more than 0.1% above."""
+    """Every round's table has another size: after thirty rounds there are 3^10 ways to take part.
+    Coarser tables cost more, and the plan is for the coarsest: it is at most 0.1% above."""
     design = replace(PASSES, rounds=rounds, compression=FreeNorm(error=20.0))
-    books, planned = ledger_of(design), epsilon_of([design.loss], DELTA)
+    books, expected = ledger_of(design), epsilon_of([design.loss], DELTA)
     assert len({entry.loss for entry in books.entries()}) > 3
-    assert 0.999 * planned <= books.spent() <= planned
+    assert 0.999 * expected <= books.spent() <= expected
 
 
 def test_a_ledger_for_one_training_allows_all_of_its_rounds() -> None:
-    """They are one plan, so that they cost no more than a list that was fixed in advance."""
-    allowed = epsilon_of([PASSES.loss], DELTA)
-    books = Ledger(Budget(epsilon=allowed, delta=DELTA))
+    """They are one plan, so they cost no more than a list that was fixed in advance."""
+    epsilon = epsilon_of([PASSES.loss], DELTA)
+    books = Ledger(Budget(epsilon=epsilon, delta=DELTA))
     campaign = TrainingCampaign.begin(PASSES)
     while (task := campaign.next_task()) is not None:
         loss = PASSES.charge_of(task)
         books.charge(campaign=task.campaign, cohort=task.cohort, task=task.id, loss=loss)
-        bound, own = np.array([_all_renyi([each]) for each in (loss_of_task(loss), task.loss)])
+        bound, own = np.array(
+            [renyi_divergences([each]) for each in (loss_of_task(loss), task.loss)]
+        )
         assert np.all(own <= bound)
-        assert 0.999 * allowed < books.spent() <= allowed
+        assert 0.999 * epsilon < books.spent() <= epsilon
         campaign.absorb(NoisedSum(task, np.zeros(task.sketch.shape, np.int64), PASSES.cohort))
     assert len(books.entries()) == PASSES.rounds
 
 
 def test_a_client_that_is_in_every_round_is_not_what_was_planned() -> None:
-    """The negative control: the ledger would tell."""
+    """The negative control: the ledger would notice."""
     books = ledger_of(PASSES, cohorts=["everybody"] * PASSES.rounds)
     assert books.spent() > 1.5 * epsilon_of([PASSES.loss], DELTA)
 
@@ -143,15 +145,15 @@ def test_a_client_that_is_in_every_round_is_not_what_was_planned() -> None:
 
 def test_tasks_name_their_pass_and_their_round() -> None:
     campaign = TrainingCampaign.begin(PASSES)
-    seen = []
+    names = []
     while (task := campaign.next_task()) is not None:
-        assert campaign.next_task() == task  # asking twice asks the same
-        seen.append((task.campaign.split(" ", 1)[1], task.cohort))
+        assert campaign.next_task() == task  # the same when called twice
+        names.append((task.campaign.split(" ", 1)[1], task.cohort))
         assert task.max_count == PASSES.cohort + 1
         campaign.skip()
-    assert seen == [(f"pass {k // 3}", f"round {k}") for k in range(7)]
+    assert names == [(f"pass {k // 3}", f"round {k}") for k in range(7)]
     campaign.skip()
-    assert (campaign.done, campaign.held) == (7, 0)
+    assert (campaign.done, campaign.rounds_held) == (7, 0)
 
 
 def test_a_round_that_was_skipped_leaves_the_model_as_it_was() -> None:
@@ -167,7 +169,7 @@ def test_another_rounds_sum_is_refused() -> None:
     assert task is not None
     answer = NoisedSum(task, np.zeros(task.sketch.shape, dtype=np.int64), 8)
     campaign.absorb(answer)
-    with pytest.raises(MismatchError, match="waits for its round 1"):
+    with pytest.raises(MismatchError, match="waits for round 1"):
         campaign.absorb(answer)
 
 
@@ -182,7 +184,7 @@ def test_clients_compute_by_themselves_for_exact_secure_sums_only() -> None:
 def test_the_same_answers_make_the_same_model(compression: Any) -> None:
     """Devices that answer the campaign's tasks one by one, and a training of the same clients."""
     design = replace(PASSES, compression=compression)
-    made = training(design, protocol=True)
+    learner = training(design, protocol=True)
     again = TrainingCampaign.begin(design)
     clients = trainers(population().train)
 
@@ -197,10 +199,10 @@ def test_the_same_answers_make_the_same_model(compression: Any) -> None:
 
     books = Ledger(Budget(epsilon=None, delta=DELTA))
     answers = run(again, gather, ledger=books, rng=SeededRng(0), charge_of=design.charge_of)
-    finished(made)
-    assert again.parameters() == made.campaign.parameters()
-    assert again.rate == made.campaign.rate > 1
-    assert again.sizing == made.campaign.sizing
+    finished(learner)
+    assert again.parameters() == learner.campaign.parameters()
+    assert again.rate == learner.campaign.rate > 1
+    assert again.sizing == learner.campaign.sizing
     third = TrainingCampaign.begin(design)
     for answer in answers:
         third.absorb(answer)
@@ -210,19 +212,19 @@ def test_the_same_answers_make_the_same_model(compression: Any) -> None:
 def test_too_few_devices_show_nothing_and_cost_nothing() -> None:
     for protocol in (True, False):
         books = Ledger(Budget(epsilon=None, delta=DELTA))
-        made = training(replace(PASSES, dropout=0.9), protocol=protocol, ledger=books)
-        before = made.campaign.flat.clone()
-        made.round()
-        assert torch.equal(made.campaign.flat, before)
-        assert (made.campaign.done, made.campaign.held) == (1, 0)
+        learner = training(replace(PASSES, dropout=0.9), protocol=protocol, ledger=books)
+        before = learner.campaign.flat.clone()
+        learner.round()
+        assert torch.equal(learner.campaign.flat, before)
+        assert (learner.campaign.done, learner.campaign.rounds_held) == (1, 0)
         assert books.entries() == []
 
 
 def test_clients_alone_and_all_at_once_are_one_model_but_for_rounding() -> None:
-    """Without noise, whole batches: what is left are a rounding to 1,000 whole numbers to the clip,
-    of eight clients in seven rounds, and floats. A coordinate of a mean update moves by at most
-    clip/1000, and by its deviation, ½·clip/1000/√8, for the most part; seven such steps of
-    independent rounding stay within eight deviations of them, a false alarm of 1e-12."""
+    """Without noise and with whole batches they differ only by floats and by rounding to 1,000
+    whole numbers per clip, for eight clients in seven rounds. A coordinate of a mean update moves
+    by at most clip/1000, with a deviation of ½·clip/1000/√8; seven such steps of independent
+    rounding stay within eight of their deviations, a false alarm of 1e-12."""
     design = replace(
         PASSES, noise_multiplier=0.0, compression=FixedRate(rate=1.0), local=ALL_AT_ONCE
     )
@@ -236,57 +238,57 @@ def test_clients_alone_and_all_at_once_are_one_model_but_for_rounding() -> None:
 
 
 def test_the_noise_of_clients_alone_is_that_of_the_training() -> None:
-    """Nobody has examples: what moves the model is noise. The ratio of two sums of n squares is
-    within 1 ± 8·√(4/n) but for 1e-12; with a third more noise it is not, nearly as surely."""
+    """Nobody has examples: only noise moves the model. The ratio of two sums of n squares is within
+    1 ± 8·√(4/n) except with probability 1e-12; with a third more noise it is not."""
     nobody = Clients(torch.zeros(0, 8), torch.zeros(0, dtype=torch.int64), torch.zeros(31).long())
     data = replace(population(), train=nobody)
     design = replace(PASSES, rounds=30, compression=FixedRate(rate=1.0))
-    moved = []
+    distances = []
     for protocol, multiplier in ((True, 1.0), (False, 1.0), (True, 4 / 3)):
-        asked = replace(design, noise_multiplier=multiplier)
-        made = Training(asked, data, noise_seed=5, protocol=protocol)
+        noisier = replace(design, noise_multiplier=multiplier)
+        learner = Training(noisier, data, noise_seed=5, protocol=protocol)
         squares = 0.0
         for _ in range(design.rounds):
-            before = made.campaign.flat.clone()
-            made.round()
-            squares += float((made.campaign.flat - before).double().square().sum())
-        moved.append(squares)
+            before = learner.campaign.flat.clone()
+            learner.round()
+            squares += float((learner.campaign.flat - before).double().square().sum())
+        distances.append(squares)
     limit = 8 * math.sqrt(4 / (design.rounds * LENGTH))
-    assert abs(moved[0] / moved[1] - 1) < limit
-    assert abs(moved[2] / moved[1] - 1) > limit  # the negative control
+    assert abs(distances[0] / distances[1] - 1) < limit
+    assert abs(distances[2] / distances[1] - 1) > limit  # the negative control
 
 
 # One client
 
 
 def terms(flat: torch.Tensor, **changes: Any) -> ModelTerms:
-    made = replace(PASSES, local=LocalTraining(learning_rate=0.3, batch=2, epochs=2), **changes)
-    return made.model_terms(to_bytes(flat.numpy()), 0)
+    design = replace(PASSES, local=LocalTraining(learning_rate=0.3, batch=2, epochs=2), **changes)
+    return design.model_terms(to_bytes(flat.numpy()), 0)
 
 
 def test_a_client_alone_computes_what_it_does_among_others() -> None:
     data, model = population().train, PASSES.make()
     flat = models.flatten(model)
     for client in (0, 7, 29):
-        inputs, targets = data.held(client)
+        inputs, targets = data.examples(client)
         chance = torch.Generator().manual_seed(int(SeededRng(4).words(1)[0]))
         (part,) = updates(model, flat, data, [client], terms(flat).local, generator=chance, chunk=1)
-        found = update(terms(flat), flat.numpy(), inputs, targets, SeededRng(4))
-        assert found.tolist() == part.deltas[0].tolist()
-        assert np.abs(found).max() > 0
+        delta = update(terms(flat), flat.numpy(), inputs, targets, SeededRng(4))
+        assert delta.tolist() == part.deltas[0].tolist()
+        assert np.abs(delta).max() > 0
 
 
 def test_an_update_that_is_not_finite_or_too_long_is_zeros() -> None:
     data = population().train
     flat = models.flatten(PASSES.make())
-    inputs, targets = data.held(3)
+    inputs, targets = data.examples(3)
     spoiled = inputs.clone()
     spoiled[0, 2] = math.inf
     assert not update(terms(flat), flat.numpy(), spoiled, targets, SeededRng(4)).any()
     long = float(np.abs(update(terms(flat), flat.numpy(), inputs, targets, SeededRng(4))).sum())
-    for limit, sent in ((0.99 * long, False), (1.01 * long, True)):
-        asked = terms(flat, largest_l1=limit)
-        assert update(asked, flat.numpy(), inputs, targets, SeededRng(4)).any() == sent
+    for limit, fits in ((0.99 * long, False), (1.01 * long, True)):
+        limited = terms(flat, largest_l1=limit)
+        assert update(limited, flat.numpy(), inputs, targets, SeededRng(4)).any() == fits
 
 
 def test_a_client_without_examples_sends_zeros() -> None:
@@ -304,34 +306,34 @@ def test_examples_that_the_model_does_not_take_are_refused() -> None:
 def test_parameters_are_read_by_their_digest_and_written_by_nobody() -> None:
     flat = models.flatten(PASSES.make())
     body = to_bytes(flat.numpy())
-    known = terms(flat)
-    assert known.digest == digest_of(body)
-    assert known.read(body).tolist() == flat.tolist()
-    assert not known.read(body).flags.writeable
+    offer = terms(flat)
+    assert offer.digest == digest_of(body)
+    assert offer.read(body).tolist() == flat.tolist()
+    assert not offer.read(body).flags.writeable
     for wrong in (body[:-4], body + b"\0" * 4, bytes(len(body))):
         with pytest.raises(SpecError, match="those that its offer names"):
-            known.read(wrong)
+            offer.read(wrong)
 
 
 def test_a_table_is_drawn_from_the_tasks_own_stream() -> None:
-    """Examples first, then rounding, then the share of the noise: whatever was drawn before."""
+    """Examples first, then rounding, then the share of the noise, whatever was drawn before."""
     campaign = TrainingCampaign.begin(PASSES)
     task = campaign.next_task()
     assert task is not None
     parameters = campaign.parameters()
-    asked = PASSES.model_terms(parameters, 0)
-    held = trainer(*population().train.held(2))
-    seen: list[int] = []
+    model_terms = PASSES.model_terms(parameters, 0)
+    train = trainer(*population().train.examples(2))
+    draws: list[int] = []
 
-    def watched(given: ModelTerms, numbers: Any, rng: Rng) -> Any:
-        seen.append(int(stream(SeededRng(8, 2), task.id).words(1)[0]))
-        return held(given, numbers, rng)
+    def watch(terms: ModelTerms, numbers: Any, rng: Rng) -> Any:
+        draws.append(int(stream(SeededRng(8, 2), task.id).words(1)[0]))
+        return train(terms, numbers, rng)
 
     fresh, used = SeededRng(8, 2), SeededRng(8, 2)
     used.words(100)
     tables = [
-        update_table(task, asked, parameters, each)(rng)
-        for each, rng in ((held, fresh), (watched, used))
+        update_table(task, model_terms, parameters, each)(rng)
+        for each, rng in ((train, fresh), (watch, used))
     ]
     assert tables[0].tolist() == tables[1].tolist()
-    assert len(seen) == 1
+    assert len(draws) == 1

@@ -16,7 +16,7 @@ from sfumato.learn.clients import Updates, updates
 from sfumato.learn.data import Clients
 
 SIZES = (5, 0, 13, 1, 8, 20, 4, 9)
-CHOSEN = (6, 2, 0, 1, 5, 3)
+COHORT = (6, 2, 0, 1, 5, 3)
 NAMES = ("softmax", "mlp", "cnn", "char_lstm", "word_lstm", "other")
 TRAININGS = {
     "epochs": LocalTraining(learning_rate=0.1, batch=4, epochs=2),
@@ -41,7 +41,7 @@ def generator(seed: int = 1) -> torch.Generator:
 
 def model_of(name: str) -> nn.Module:
     if name == "other":  # no engine of its own: vmap
-        return started(nn.Flatten(), nn.Linear(784, 5), nn.Tanh(), nn.Linear(5, 10))
+        return own_model(nn.Flatten(), nn.Linear(784, 5), nn.Tanh(), nn.Linear(5, 10))
     sizes: dict[str, int] = {"classes": 10}
     if name.endswith("lstm"):
         sizes = {"inputs": 12, "classes": 12, "hidden": 6}
@@ -50,8 +50,8 @@ def model_of(name: str) -> nn.Module:
     return models.make(name, seed=2, **sizes).double()
 
 
-def started(*layers: nn.Module) -> nn.Module:
-    """A model of one's own, its parameters drawn from a seed."""
+def own_model(*layers: nn.Module) -> nn.Module:
+    """A custom model, its parameters drawn from a seed."""
     model = nn.Sequential(*layers).double()
     flat = torch.randn(models.count(model), dtype=torch.float64, generator=generator(2))
     models.assign(model, 0.05 * flat)
@@ -68,8 +68,8 @@ def population(name: str, sizes: tuple[int, ...] = SIZES) -> Clients:
     return Clients(images, torch.randint(0, 10, (count,), generator=draw), offsets)
 
 
-def collected(parts: Iterator[Updates], parameters: int, count: int) -> Updates:
-    """All updates, in the order of `chosen`; each client must come exactly once."""
+def combine(parts: Iterator[Updates], parameters: int, count: int) -> Updates:
+    """All updates, in the order of the cohort; each client must appear exactly once."""
     whole = Updates(
         members=torch.arange(count),
         deltas=torch.full((count, parameters), float("nan"), dtype=torch.float64),
@@ -77,32 +77,32 @@ def collected(parts: Iterator[Updates], parameters: int, count: int) -> Updates:
         loss=torch.full((count,), float("nan"), dtype=torch.float64),
         sound=torch.zeros(count, dtype=torch.bool),
     )
-    come = []
+    members = []
     for part in parts:
-        come += part.members.tolist()
+        members += part.members.tolist()
         for name in ("deltas", "examples", "loss", "sound"):
             getattr(whole, name)[part.members] = getattr(part, name).to(getattr(whole, name).dtype)
-    assert sorted(come) == list(range(count))
+    assert sorted(members) == list(range(count))
     return whole
 
 
-def trained(name: str, training: LocalTraining, **options: Any) -> Updates:
+def train(name: str, training: LocalTraining, **options: Any) -> Updates:
     model = model_of(name)
     flat = models.flatten(model)
     parts = updates(
-        model, flat, population(name), CHOSEN, training, generator=generator(), **options
+        model, flat, population(name), COHORT, training, generator=generator(), **options
     )
-    return collected(parts, len(flat), len(CHOSEN))
+    return combine(parts, len(flat), len(COHORT))
 
 
 def visits(name: str, training: LocalTraining, seed: int = 1) -> list[list[Tensor]]:
-    """The batches of every chosen client, as the plan has them."""
-    model, given = model_of(name), population(name)
+    """The batches of every client of the cohort, as scheduled."""
+    model, clients = model_of(name), population(name)
     flat = models.flatten(model)
-    plan = learning._plan(model, flat, given, CHOSEN, training, generator(seed))
+    schedule = learning.make_schedule(model, flat, clients, COHORT, training, generator(seed))
     result = []
-    for client in range(len(CHOSEN)):
-        batches = plan.batches(torch.tensor([client]))
+    for client in range(len(COHORT)):
+        batches = schedule.batches(torch.tensor([client]))
         result.append(
             [
                 batches.examples[step, 0][batches.valid[step, 0]]
@@ -114,22 +114,22 @@ def visits(name: str, training: LocalTraining, seed: int = 1) -> list[list[Tenso
 
 def alone(name: str, training: LocalTraining) -> tuple[Tensor, Tensor]:
     """A plain loop, client after client, through torch's own optimiser."""
-    given, deltas, losses = population(name), [], []
+    clients, deltas, losses = population(name), [], []
     for batches in visits(name, training):
         model = model_of(name)
         before = models.flatten(model)
         optimiser = torch.optim.SGD(model.parameters(), lr=training.learning_rate)
-        total, seen = 0.0, 0
+        total, count = 0.0, 0
         for batch in batches:
-            logits, targets = model(given.inputs[batch]).flatten(0, -2), given.targets[batch]
+            logits, targets = model(clients.inputs[batch]).flatten(0, -2), clients.targets[batch]
             loss = functional.cross_entropy(logits, targets.flatten(), ignore_index=-1)
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's
             optimiser.step()
-            known = int((targets >= 0).sum())
-            total, seen = total + float(loss.detach()) * known, seen + known
+            targets_counted = int((targets >= 0).sum())
+            total, count = total + float(loss.detach()) * targets_counted, count + targets_counted
         deltas.append(models.flatten(model) - before)
-        losses.append(total / max(seen, 1))
+        losses.append(total / max(count, 1))
     return torch.stack(deltas), torch.tensor(losses, dtype=torch.float64)
 
 
@@ -138,7 +138,7 @@ def alone(name: str, training: LocalTraining) -> tuple[Tensor, Tensor]:
 def test_a_chunk_computes_what_a_plain_loop_computes(name: str, training: LocalTraining) -> None:
     """In double precision: 1e-12 is rounding, and far below any error of a formula."""
     deltas, losses = alone(name, training)
-    together = trained(name, training)
+    together = train(name, training)
     assert torch.linalg.vector_norm(deltas) > 1e-3
     torch.testing.assert_close(together.deltas, deltas, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(together.loss, losses, rtol=1e-12, atol=1e-14)
@@ -146,31 +146,31 @@ def test_a_chunk_computes_what_a_plain_loop_computes(name: str, training: LocalT
 
 @pytest.mark.parametrize("name", NAMES)
 def test_single_precision_agrees_to_a_hundred_thousandth(name: str) -> None:
-    """Rates at which parameters move enough to be told from rounding, and do not run away."""
+    """Rates at which parameters move more than rounding does, and do not diverge."""
     rate = 0.5 if name.endswith("lstm") else 0.1
     training = LocalTraining(learning_rate=rate, batch=4, epochs=2)
-    exact = trained(name, training).deltas
-    model, given = model_of(name).float(), population(name)
+    exact = train(name, training).deltas
+    model, examples = model_of(name).float(), population(name)
     flat = models.flatten(model)
     assert flat.dtype == torch.float32
-    parts = updates(model, flat, given, CHOSEN, training, generator=generator())
-    single = collected(parts, len(flat), len(CHOSEN)).deltas
+    parts = updates(model, flat, examples, COHORT, training, generator=generator())
+    single = combine(parts, len(flat), len(COHORT)).deltas
     assert torch.linalg.vector_norm(single - exact) < 1e-5 * torch.linalg.vector_norm(exact)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS.keys())
 def test_results_do_not_depend_on_the_chunk(name: str, training: LocalTraining) -> None:
-    one, many = trained(name, training, chunk=1), trained(name, training, chunk=7)
+    one, many = train(name, training, chunk=1), train(name, training, chunk=7)
     for part in ("deltas", "loss"):
         torch.testing.assert_close(getattr(one, part), getattr(many, part), rtol=1e-10, atol=1e-14)
     assert torch.equal(one.examples, many.examples)
 
 
 def test_patches_give_the_gradients_of_the_convolution() -> None:
-    """What runs on a GPU, here on the CPU, against the module itself."""
+    """The engine for a GPU, here on the CPU, against the module itself."""
     model = model_of("cnn")
-    batched = gradients.Batched(model, gradients._convolutional(list(model.children())))
+    batched = gradients.Batched(model, gradients.convolutional(list(model.children())))
     single = gradients.Single(model)
     draw = generator(3)
     inputs = torch.randn(3, 4, 28, 28, dtype=torch.float64, generator=draw)
@@ -198,7 +198,7 @@ def test_the_fused_memory_has_the_gradient_of_its_function() -> None:
     draw = generator(5)
     entering = torch.randn(2, 4, 3, 8, dtype=torch.float64, generator=draw, requires_grad=True)
     recurrent = torch.randn(2, 2, 8, dtype=torch.float64, generator=draw, requires_grad=True)
-    assert torch.autograd.gradcheck(gradients._memory, (entering, recurrent))
+    assert torch.autograd.gradcheck(gradients.recurrent_outputs, (entering, recurrent))
 
 
 @pytest.mark.parametrize(
@@ -212,9 +212,9 @@ def test_the_fused_memory_has_the_gradient_of_its_function() -> None:
     ],
 )
 def test_models_go_to_their_engines(name: str, engine: type) -> None:
-    given = population(name)
-    assert type(gradients.engine_of(model_of(name), given, torch.device("cpu"))) is engine
-    on_gpu = gradients.engine_of(model_of(name), given, torch.device("cuda"))
+    examples = population(name)
+    assert type(gradients.engine_of(model_of(name), examples, torch.device("cpu"))) is engine
+    on_gpu = gradients.engine_of(model_of(name), examples, torch.device("cuda"))
     assert type(on_gpu) is (gradients.Batched if name == "cnn" else engine)
 
 
@@ -228,20 +228,20 @@ def test_models_go_to_their_engines(name: str, engine: type) -> None:
         (models.Square(28), nn.Conv2d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(1568, 10)),
     ],
 )
-def test_layers_that_are_not_known_in_full_go_through_vmap(layers: tuple[nn.Module, ...]) -> None:
-    given = population("mlp")
-    engine = gradients.engine_of(nn.Sequential(*layers), given, torch.device("cuda"))
+def test_layers_that_are_not_fully_supported_go_through_vmap(layers: tuple[nn.Module, ...]) -> None:
+    examples = population("mlp")
+    engine = gradients.engine_of(nn.Sequential(*layers), examples, torch.device("cuda"))
     assert type(engine) is gradients.Vectorised
 
 
 def test_a_recurrent_model_works_under_vmap_too() -> None:
-    model, given = model_of("char_lstm"), population("char_lstm", (3, 3))
+    model, examples = model_of("char_lstm"), population("char_lstm", (3, 3))
     flat = models.flatten(model)
-    batch = (given.inputs.view(2, 3, 7), given.targets.view(2, 3, 7))
+    batch = (examples.inputs.view(2, 3, 7), examples.targets.view(2, 3, 7))
     same = gradients.views(model, flat.expand(2, -1))
     results = []
     for engine in (
-        gradients.engine_of(model, given, flat.device),
+        gradients.engine_of(model, examples, flat.device),
         gradients.Vectorised(model),
     ):
         into = torch.zeros(2, len(flat), dtype=torch.float64)
@@ -252,12 +252,12 @@ def test_a_recurrent_model_works_under_vmap_too() -> None:
 
 def test_an_epoch_visits_every_example_once_in_an_order_of_its_own() -> None:
     training = LocalTraining(learning_rate=0.1, batch=4, epochs=3)
-    given = population("softmax")
-    for client, batches in zip(CHOSEN, visits("softmax", training), strict=True):
-        own = list(range(int(given.offsets[client]), int(given.offsets[client + 1])))
-        visited = torch.cat(batches).tolist() if batches else []
+    clients = population("softmax")
+    for client, batches in zip(COHORT, visits("softmax", training), strict=True):
+        own = list(range(int(clients.offsets[client]), int(clients.offsets[client + 1])))
+        examples = torch.cat(batches).tolist() if batches else []
         epochs = [
-            visited[start : start + len(own)] for start in range(0, 3 * len(own), len(own) or 1)
+            examples[start : start + len(own)] for start in range(0, 3 * len(own), len(own) or 1)
         ]
         assert [sorted(epoch) for epoch in epochs] == ([own] * 3 if own else [])
         if len(own) > 8:  # equal orders by chance: once in 9! at most
@@ -270,8 +270,8 @@ def test_the_generator_decides_on_every_epoch() -> None:
     training = LocalTraining(learning_rate=0.1, batch=4, epochs=2)
     changes = []
     for seed in (1, 2):
-        visited = torch.cat(visits("softmax", training, seed)[CHOSEN.index(5)]).tolist()
-        first, second = visited[:20], visited[20:]
+        examples = torch.cat(visits("softmax", training, seed)[COHORT.index(5)]).tolist()
+        first, second = examples[:20], examples[20:]
         changes.append([first.index(example) for example in second])
     assert changes[0] != changes[1]
 
@@ -291,16 +291,16 @@ def test_steps_go_on_into_another_epoch() -> None:
 
 def test_most_examples_are_the_same_in_all_epochs_of_a_round() -> None:
     training = LocalTraining(learning_rate=0.1, batch=4, epochs=2, most_examples=6)
-    for client, batches in zip(CHOSEN, visits("softmax", training), strict=True):
-        visited = torch.cat(batches).tolist() if batches else []
-        half = len(visited) // 2
+    for client, batches in zip(COHORT, visits("softmax", training), strict=True):
+        examples = torch.cat(batches).tolist() if batches else []
+        half = len(examples) // 2
         assert half == min(6, SIZES[client])
-        assert sorted(visited[:half]) == sorted(visited[half:])
-        assert len(set(visited)) == half
+        assert sorted(examples[:half]) == sorted(examples[half:])
+        assert len(set(examples)) == half
 
 
-def is_even(seen: Tensor, rounds: int) -> bool:
-    return bool((seen / rounds - 0.25).abs().max() < 0.055)
+def is_even(counts: Tensor, rounds: int) -> bool:
+    return bool((counts / rounds - 0.25).abs().max() < 0.055)
 
 
 def test_examples_are_drawn_evenly() -> None:
@@ -308,31 +308,33 @@ def test_examples_are_drawn_evenly() -> None:
     2e-9 (Hoeffding). Power: a share of 0.33 is missed with probability below 1e-2 (the same).
     """
     rounds, draw = 4_000, generator(11)
-    given = Clients(torch.zeros(20, 1), torch.zeros(20, dtype=torch.int64), torch.tensor([0, 20]))
+    clients = Clients(torch.zeros(20, 1), torch.zeros(20, dtype=torch.int64), torch.tensor([0, 20]))
     model = nn.Linear(1, 2)
     training = LocalTraining(learning_rate=0.1, batch=5, steps=1)
-    seen = torch.zeros(20)
+    counts = torch.zeros(20)
     for _ in range(rounds // 100):
-        plan = learning._plan(model, models.flatten(model), given, [0] * 100, training, draw)
-        batches = plan.batches(torch.arange(100))
-        seen += torch.bincount(batches.examples[0].reshape(-1), minlength=20)
-    assert seen.sum() == 5 * rounds
-    assert is_even(seen, rounds)
+        schedule = learning.make_schedule(
+            model, models.flatten(model), clients, [0] * 100, training, draw
+        )
+        batches = schedule.batches(torch.arange(100))
+        counts += torch.bincount(batches.examples[0].reshape(-1), minlength=20)
+    assert counts.sum() == 5 * rounds
+    assert is_even(counts, rounds)
 
 
-def test_an_uneven_draw_would_be_seen() -> None:
+def test_an_uneven_draw_would_be_noticed() -> None:
     """The negative control: one example in a third of the rounds."""
     draws = torch.rand(4_000, 20, generator=generator(12)) < torch.tensor([1 / 3, *[0.25] * 19])
     assert not is_even(draws.sum(dim=0), 4_000)
 
 
 def test_a_generator_moves_on_and_decides() -> None:
-    model, given, draw = model_of("mlp"), population("mlp"), generator()
+    model, examples, draw = model_of("mlp"), population("mlp"), generator()
     flat, training = models.flatten(model), TRAININGS["epochs"]
 
     def round() -> Tensor:
-        parts = updates(model, flat, given, CHOSEN, training, generator=draw)
-        return collected(parts, len(flat), len(CHOSEN)).deltas
+        parts = updates(model, flat, examples, COHORT, training, generator=draw)
+        return combine(parts, len(flat), len(COHORT)).deltas
 
     first, second = round(), round()
     assert not torch.equal(first, second)
@@ -342,16 +344,16 @@ def test_a_generator_moves_on_and_decides() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_client_without_examples_changes_nothing(name: str) -> None:
-    whole = trained(name, TRAININGS["epochs"])
-    empty = CHOSEN.index(1)
+    whole = train(name, TRAININGS["epochs"])
+    empty = COHORT.index(1)
     assert torch.equal(whole.deltas[empty], torch.zeros_like(whole.deltas[empty]))
     assert (int(whole.examples[empty]), float(whole.loss[empty])) == (0, 0.0)
     assert bool(whole.sound.all())
 
 
 def test_examples_count_what_was_used() -> None:
-    used = {name: trained("softmax", each).examples.tolist() for name, each in TRAININGS.items()}
-    assert used == {
+    counts = {name: train("softmax", each).examples.tolist() for name, each in TRAININGS.items()}
+    assert counts == {
         "epochs": [4, 13, 5, 0, 20, 1],
         "one step": [4, 4, 4, 0, 4, 1],
         "steps": [4, 13, 5, 0, 16, 1],
@@ -362,37 +364,37 @@ def test_examples_count_what_was_used() -> None:
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["softmax", "mlp", "cnn", "other"])
 @pytest.mark.parametrize("training", [TRAININGS["epochs"], TRAININGS["one step"]])
-def test_one_broken_client_is_told_and_harms_no_other(
+def test_one_broken_client_is_reported_and_harms_no_other(
     name: str, broken: float, training: LocalTraining
 ) -> None:
-    model, given = model_of(name), population(name)
+    model, examples = model_of(name), population(name)
     flat = models.flatten(model)
-    inputs = given.inputs.clone()
-    inputs[given.offsets[2] : given.offsets[3]] = broken
-    bad = CHOSEN.index(2)
-    fine = torch.arange(len(CHOSEN)) != bad
+    inputs = examples.inputs.clone()
+    inputs[examples.offsets[2] : examples.offsets[3]] = broken
+    bad = COHORT.index(2)
+    fine = torch.arange(len(COHORT)) != bad
 
-    def run(given: Clients) -> Updates:
-        parts = updates(model, flat, given, CHOSEN, training, generator=generator())
-        return collected(parts, len(flat), len(CHOSEN))
+    def run(examples: Clients) -> Updates:
+        parts = updates(model, flat, examples, COHORT, training, generator=generator())
+        return combine(parts, len(flat), len(COHORT))
 
-    whole, reference = run(Clients(inputs, given.targets, given.offsets)), run(given)
+    whole, reference = run(Clients(inputs, examples.targets, examples.offsets)), run(examples)
     assert torch.equal(whole.sound, fine)
     torch.testing.assert_close(whole.deltas[fine], reference.deltas[fine], rtol=1e-12, atol=1e-15)
 
 
 def test_training_that_diverges_is_not_sound() -> None:
     training = LocalTraining(learning_rate=1e200, batch=4, epochs=3)
-    assert trained("mlp", training).sound.tolist() == [client == 1 for client in CHOSEN]
+    assert train("mlp", training).sound.tolist() == [client == 1 for client in COHORT]
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", TRAININGS)
 def test_training_runs_on_another_device_and_never_waits_for_it(name: str, kind: str) -> None:
     """Meta tensors have no values: reading one, or mixing devices, is an error."""
-    model, given = model_of(name).to("meta"), population(name).to("meta")
+    model, examples = model_of(name).to("meta"), population(name).to("meta")
     flat = torch.empty(models.count(model), dtype=torch.float64, device="meta")
-    (part,) = updates(model, flat, given, CHOSEN, TRAININGS[kind], generator=generator())
+    (part,) = updates(model, flat, examples, COHORT, TRAININGS[kind], generator=generator())
     assert part.members.device.type == "cpu"
     for each in (part.deltas, part.examples, part.loss, part.sound):
         assert each.device.type == "meta"
@@ -400,29 +402,29 @@ def test_training_runs_on_another_device_and_never_waits_for_it(name: str, kind:
 
 def test_parameters_and_examples_are_not_changed() -> None:
     for name in NAMES:
-        model, given = model_of(name), population(name)
+        model, examples = model_of(name), population(name)
         flat = models.flatten(model)
-        parts = updates(model, flat, given, CHOSEN, TRAININGS["epochs"], generator=generator())
+        parts = updates(model, flat, examples, COHORT, TRAININGS["epochs"], generator=generator())
         assert len(list(parts)) == 1
         again = population(name)
         assert torch.equal(flat, models.flatten(model_of(name)))
         assert torch.equal(models.flatten(model), flat)
-        assert torch.equal(given.inputs, again.inputs)
-        assert torch.equal(given.targets, again.targets)
+        assert torch.equal(examples.inputs, again.inputs)
+        assert torch.equal(examples.targets, again.targets)
 
 
 def test_frozen_parameters_stay() -> None:
-    """What is left to train is the last layer: a softmax model of what comes out of the first."""
+    """Only the last layer is trained: a softmax model of the first layer's outputs."""
     first, last = nn.Sequential(nn.Flatten(), nn.Linear(784, 6)), nn.Linear(6, 10)
-    model = started(*first, nn.ReLU(), last)
+    model = own_model(*first, nn.ReLU(), last)
     first.requires_grad_(False)
-    given, training = population("mlp"), TRAININGS["epochs"]
+    examples, training = population("mlp"), TRAININGS["epochs"]
     flat = models.flatten(model)
     assert len(flat) == 70
-    features = Clients(first(given.inputs).relu(), given.targets, given.offsets)
+    features = Clients(first(examples.inputs).relu(), examples.targets, examples.offsets)
     whole, reference = (
-        collected(updates(each, flat, held, CHOSEN, training, generator=generator()), 70, 6)
-        for each, held in ((model, given), (nn.Sequential(last), features))
+        combine(updates(each, flat, data, COHORT, training, generator=generator()), 70, 6)
+        for each, data in ((model, examples), (nn.Sequential(last), features))
     )
     assert torch.linalg.vector_norm(reference.deltas) > 1e-3
     torch.testing.assert_close(whole.deltas, reference.deltas, rtol=1e-11, atol=1e-14)
@@ -445,45 +447,45 @@ def test_a_training_that_cannot_be_is_refused(changed: dict[str, Any], message: 
 
 
 def test_wrong_arguments_are_refused_before_any_training() -> None:
-    model, given, training = model_of("mlp"), population("mlp"), TRAININGS["epochs"]
+    model, examples, training = model_of("mlp"), population("mlp"), TRAININGS["epochs"]
     flat = models.flatten(model)
-    for chosen in ([8], [-1]):
-        with pytest.raises(SpecError, match="chosen clients must be 0 to 7"):
-            updates(model, flat, given, chosen, training, generator=generator())
+    for cohort in ([8], [-1]):
+        with pytest.raises(SpecError, match="clients of a cohort must be 0 to 7"):
+            updates(model, flat, examples, cohort, training, generator=generator())
     with pytest.raises(SpecError, match="parameters must be"):
-        updates(model, flat[:-1], given, CHOSEN, training, generator=generator())
+        updates(model, flat[:-1], examples, COHORT, training, generator=generator())
     with pytest.raises(SpecError, match="chunk must be at least 1"):
-        updates(model, flat, given, CHOSEN, training, generator=generator(), chunk=0)
-    elsewhere = given.to("meta")
+        updates(model, flat, examples, COHORT, training, generator=generator(), chunk=0)
+    elsewhere = examples.to("meta")
     with pytest.raises(SpecError, match=r"must be where the parameters are, cpu; call clients.to"):
-        updates(model, flat, elsewhere, CHOSEN, training, generator=generator())
+        updates(model, flat, elsewhere, COHORT, training, generator=generator())
 
 
-def test_nobody_chosen_gives_nothing() -> None:
-    model, given, training = model_of("mlp"), population("mlp"), TRAININGS["epochs"]
+def test_an_empty_cohort_gives_nothing() -> None:
+    model, examples, training = model_of("mlp"), population("mlp"), TRAININGS["epochs"]
     flat = models.flatten(model)
-    assert list(updates(model, flat, given, [], training, generator=generator())) == []
+    assert list(updates(model, flat, examples, [], training, generator=generator())) == []
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(6)])
-def test_layers_that_keep_or_draw_something_are_refused_in_training(layer: nn.Module) -> None:
-    model = started(nn.Flatten(), nn.Linear(784, 6), layer, nn.Linear(6, 10))
-    given, training, flat = population("mlp"), TRAININGS["one step"], models.flatten(model)
+def test_layers_that_keep_state_or_draw_are_refused_in_training(layer: nn.Module) -> None:
+    model = own_model(nn.Flatten(), nn.Linear(784, 6), layer, nn.Linear(6, 10))
+    examples, training, flat = population("mlp"), TRAININGS["one step"], models.flatten(model)
     with pytest.raises(SpecError, match=r"call model.eval\(\)"):
-        updates(model, flat, given, CHOSEN, training, generator=generator())
+        updates(model, flat, examples, COHORT, training, generator=generator())
     model.eval()
-    assert len(list(updates(model, flat, given, CHOSEN, training, generator=generator()))) == 1
+    assert len(list(updates(model, flat, examples, COHORT, training, generator=generator()))) == 1
 
 
-def test_a_model_that_does_not_fit_its_clients_is_told() -> None:
-    given = population("mlp")
-    learning.check_fit(model_of("mlp"), given)
+def test_a_model_that_does_not_fit_its_clients_is_refused() -> None:
+    examples = population("mlp")
+    learning.check_fit(model_of("mlp"), examples)
     with pytest.raises(SpecError, match="has 9 classes; a target is 9"):
-        learning.check_fit(models.make("mlp", classes=9, seed=1).double(), given)
+        learning.check_fit(models.make("mlp", classes=9, seed=1).double(), examples)
     with pytest.raises(SpecError, match=r"does not take inputs of shape \(28, 28\)"):
-        learning.check_fit(models.make("mlp", inputs=9, seed=1).double(), given)
+        learning.check_fit(models.make("mlp", inputs=9, seed=1).double(), examples)
     with pytest.raises(SpecError, match="must give classes for targets"):
-        learning.check_fit(nn.Linear(28, 10).double(), given)
+        learning.check_fit(nn.Linear(28, 10).double(), examples)
     small = models.make("char_lstm", inputs=5, classes=12, hidden=4, seed=1)
     sequences = population("char_lstm")
     symbols = torch.zeros_like(sequences.inputs)
@@ -497,7 +499,7 @@ def test_updates_do_not_print() -> None:
         model_of("mlp"),
         models.flatten(model_of("mlp")),
         population("mlp"),
-        CHOSEN,
+        COHORT,
         TRAININGS["one step"],
         generator=generator(),
     )

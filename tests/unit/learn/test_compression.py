@@ -1,4 +1,4 @@
-"""Rules that size sketches: golden numbers, how they move, and what they cannot do."""
+"""Rules that size sketches: golden numbers, adaptation and limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sfumato.learn.compression import (
     FixedRate,
     FreeNorm,
     NoCompression,
-    Seen,
+    RoundStatistics,
     Sizing,
     TwoStage,
 )
@@ -39,14 +39,16 @@ RULES: list[Compression] = [
 ]
 
 
-def queried(norm: float, *, noise: float = 1.0) -> Seen:
-    """A round that paid for a norm; `noise` is what the whole budget would have had."""
-    return Seen(squared=0.0, cells=1, noise=noise / math.sqrt(MAIN_SHARE), queried=norm)
+def measured_round(norm: float, *, noise: float = 1.0) -> RoundStatistics:
+    """A round that paid for a norm; `noise` is the noise of an undivided budget."""
+    return RoundStatistics(
+        squared=0.0, cells=1, noise=noise / math.sqrt(MAIN_SHARE), measurement=norm
+    )
 
 
-def adapted(error: float, norm: float, noise: float = 1.0, length: int = LENGTH) -> int:
+def adapt_norm_cells(error: float, norm: float, noise: float = 1.0, length: int = LENGTH) -> int:
     rule = AdaptNorm(error=error)
-    return rule.after(rule.start(length, math.inf), queried(norm, noise=noise), length).cells
+    return rule.after(rule.start(length, math.inf), measured_round(norm, noise=noise), length).cells
 
 
 # As specs
@@ -63,8 +65,10 @@ def test_no_rule_asks_for_more_than_the_vector_or_less_than_a_cell(rule: Compres
         for size in (0.0, 1.0, 1e3, 1e300):
             sizing = rule.start(length, size)
             for _ in range(12):
-                seen = Seen(squared=size, cells=sizing.cells, noise=1.0, queried=size**0.5)
-                sizing = rule.after(sizing, seen, length)
+                statistics = RoundStatistics(
+                    squared=size, cells=sizing.cells, noise=1.0, measurement=size**0.5
+                )
+                sizing = rule.after(sizing, statistics, length)
                 assert 1 <= sizing.cells <= length
 
 
@@ -72,7 +76,7 @@ def test_no_rule_asks_for_more_than_the_vector_or_less_than_a_cell(rule: Compres
 def test_rounds_are_counted(rule: Compression) -> None:
     sizing = rule.start(100, 10.0)
     for _ in range(20):
-        sizing = rule.after(sizing, queried(3.0), 100)
+        sizing = rule.after(sizing, measured_round(3.0), 100)
     assert sizing.rounds == 20
 
 
@@ -105,7 +109,7 @@ def test_whole_vectors_and_fixed_rates_do_not_move() -> None:
     for rule, cells in ((NoCompression(), LENGTH), (FixedRate(rate=30.0), 33_333)):
         sizing = rule.start(LENGTH, 1.0)
         for norm in (0.0, 1.0, 1e9):
-            sizing = rule.after(sizing, queried(norm), LENGTH)
+            sizing = rule.after(sizing, measured_round(norm), LENGTH)
         assert sizing.cells == cells
     assert FixedRate(rate=50.0).start(20, 1.0).cells == 1
 
@@ -113,35 +117,39 @@ def test_whole_vectors_and_fixed_rates_do_not_move() -> None:
 # Adapt Norm
 
 
-def test_the_golden_norm_has_283_cells_a_row() -> None:
+def test_the_golden_norm_has_283_cells_per_row() -> None:
     """A norm of 16.1 with noise of 1, 15 rows and an error of a tenth."""
-    assert -(-adapted(0.1, 16.1) // ROWS) == 283
-    assert adapted(0.1, 16.1) == math.ceil((16.1 + SLACK) ** 2 / 0.1)
+    assert -(-adapt_norm_cells(0.1, 16.1) // ROWS) == 283
+    assert adapt_norm_cells(0.1, 16.1) == math.ceil((16.1 + SLACK) ** 2 / 0.1)
 
 
 @pytest.mark.parametrize("norm", [0.0, 16.1, 200.0])
 def test_the_rate_is_proportional_to_the_error_that_is_allowed(norm: float) -> None:
-    cells = [adapted(error, norm, length=10**9) for error in (0.01, 0.05, 0.1, 0.25)]
-    wanted = [(norm + SLACK) ** 2 / error for error in (0.01, 0.05, 0.1, 0.25)]
-    assert cells == [math.ceil(size) for size in wanted]
+    cells = [adapt_norm_cells(error, norm, length=10**9) for error in (0.01, 0.05, 0.1, 0.25)]
+    sizes = [(norm + SLACK) ** 2 / error for error in (0.01, 0.05, 0.1, 0.25)]
+    assert cells == [math.ceil(size) for size in sizes]
 
 
 def test_the_rate_rises_with_the_noise() -> None:
     """A sum has some norm; with twice the noise it is half as many deviations long."""
-    cells = [adapted(0.1, 50.0, noise) for noise in (0.5, 1.0, 2.0, 4.0)]
+    cells = [adapt_norm_cells(0.1, 50.0, noise) for noise in (0.5, 1.0, 2.0, 4.0)]
     assert cells == sorted(set(cells), reverse=True)
-    assert adapted(0.1, 50.0, 0.5) == adapted(0.1, 100.0, 1.0) == adapted(0.1, 200.0, 2.0)
+    assert (
+        adapt_norm_cells(0.1, 50.0, 0.5)
+        == adapt_norm_cells(0.1, 100.0, 1.0)
+        == adapt_norm_cells(0.1, 200.0, 2.0)
+    )
 
 
 def test_a_longer_sum_is_never_sent_smaller() -> None:
-    cells = [adapted(0.1, norm) for norm in (-30.0, 0.0, 1.0, 5.0, 25.0, 125.0, 1e6)]
+    cells = [adapt_norm_cells(0.1, norm) for norm in (-30.0, 0.0, 1.0, 5.0, 25.0, 125.0, 1e6)]
     assert cells == sorted(cells)
     assert cells[0] == cells[1] == math.ceil(SLACK**2 / 0.1)  # noise can make a norm negative
     assert cells[-1] == LENGTH
 
 
 def test_slack_is_root_two_deviations_of_the_norm_that_was_paid_for() -> None:
-    """A tenth of the budget: a deviation of 1/√0.1 of what the whole budget would have had."""
+    """A tenth of the budget: 1/√0.1 times the deviation of an undivided budget."""
     assert math.isclose(SLACK, math.sqrt(2) / math.sqrt(1 - MAIN_SHARE))
 
 
@@ -159,16 +167,16 @@ def test_two_stage_sends_whole_vectors_and_then_one_size() -> None:
     sizing, sizes = rule.start(LENGTH, 1.0), []
     for norm in (10.0, 20.0, 30.0, 40.0, 1e9, 0.0):  # the last two come too late to matter
         sizes.append(sizing.cells)
-        sizing = rule.after(sizing, queried(norm), LENGTH)
+        sizing = rule.after(sizing, measured_round(norm), LENGTH)
     expected = math.ceil((25.0 + SLACK / 2) ** 2 / 0.1)  # a mean of four has half the slack
     assert sizes == [LENGTH] * 4 + [expected] * 2
 
 
 def test_after_the_warm_up_no_norm_is_needed() -> None:
     rule = TwoStage(warm_up=1)
-    sizing = rule.after(rule.start(LENGTH, 1.0), queried(5.0), LENGTH)
-    seen = Seen(squared=1.0, cells=sizing.cells, noise=1.0)
-    assert rule.after(sizing, seen, LENGTH).cells == sizing.cells
+    sizing = rule.after(rule.start(LENGTH, 1.0), measured_round(5.0), LENGTH)
+    statistics = RoundStatistics(squared=1.0, cells=sizing.cells, noise=1.0)
+    assert rule.after(sizing, statistics, LENGTH).cells == sizing.cells
 
 
 @pytest.mark.parametrize(("rounds", "warm_up"), [(40, 4), (100, 25)])
@@ -177,7 +185,7 @@ def test_two_stage_never_compresses_more_than_rounds_by_warm_up(rounds: int, war
     sizing, cells = rule.start(LENGTH, 1.0), 0
     for _ in range(rounds):
         cells += sizing.cells
-        sizing = rule.after(sizing, queried(0.0), LENGTH)
+        sizing = rule.after(sizing, measured_round(0.0), LENGTH)
     assert sizing.cells == 1
     rate = LENGTH * rounds / cells
     assert 0.999 * rounds / warm_up < rate < rounds / warm_up
@@ -188,12 +196,14 @@ def test_two_stage_never_compresses_more_than_rounds_by_warm_up(rounds: int, war
 
 def tail(error: float, *, paper: int | None = None, noise: float = 2.0) -> Sizing:
     rule = AdaptTail(error=0.21, paper_target=paper)
-    seen = Seen(squared=0.0, cells=1, noise=noise, queried=error, second_noise=3.0)
-    return rule.after(Sizing(cells=1000), seen, LENGTH)
+    statistics = RoundStatistics(
+        squared=0.0, cells=1, noise=noise, measurement=error, second_noise=3.0
+    )
+    return rule.after(Sizing(cells=1000), statistics, LENGTH)
 
 
 def test_adapt_tail_grows_above_its_target_and_shrinks_below() -> None:
-    """√1.21 = 1.1 times what the noise alone would make, and √2 deviations of what is asked."""
+    """√1.21 = 1.1 times the error of the noise alone, and √2 deviations of the measurement."""
     target = 1.1 * math.sqrt(LENGTH) * 2.0 + math.sqrt(2) * 3.0
     assert tail(target * 1.001).cells == 1200
     assert tail(target * 0.999).cells == 800
@@ -226,16 +236,18 @@ def test_compression_may_cost_more_early_and_what_was_asked_for_in_the_end(early
     rule = FreeNorm(error=0.1, early=early, memory=0.0)
     for progress, factor in ((0.0, early), (0.5, math.sqrt(early)), (1.0, 1.0)):
         noise, norm = 0.7, 5.0e3
-        seen = Seen(squared=norm + 3000 * noise**2, cells=3000, noise=noise, progress=progress)
+        statistics = RoundStatistics(
+            squared=norm + 3000 * noise**2, cells=3000, noise=noise, progress=progress
+        )
         expected = norm / noise**2 / (0.1 * factor)
         start = Sizing(cells=round(expected), rounds=3)
-        assert abs(rule.after(start, seen, LENGTH).cells - expected) <= 1 + 1e-9 * expected
+        assert abs(rule.after(start, statistics, LENGTH).cells - expected) <= 1 + 1e-9 * expected
 
 
 def test_it_never_moves_by_more_than_twice() -> None:
     rule = FreeNorm(error=0.1, early=1.0, memory=0.0)
-    up = Seen(squared=1e12, cells=1000, noise=1.0)
-    down = Seen(squared=0.0, cells=1000, noise=1.0)
+    up = RoundStatistics(squared=1e12, cells=1000, noise=1.0)
+    down = RoundStatistics(squared=0.0, cells=1000, noise=1.0)
     start = Sizing(cells=1000, rounds=1)
     assert rule.after(start, up, LENGTH).cells == 1000 * LARGEST_STEP
     assert rule.after(start, down, LENGTH).cells == 1000 / LARGEST_STEP
@@ -243,19 +255,19 @@ def test_it_never_moves_by_more_than_twice() -> None:
 
 def test_a_table_shorter_than_its_noise_counts_as_nothing() -> None:
     rule = FreeNorm(memory=0.0)
-    seen = Seen(squared=10.0, cells=1000, noise=1.0)
-    assert rule.after(Sizing(cells=1000), seen, LENGTH).memory == 0.0
+    statistics = RoundStatistics(squared=10.0, cells=1000, noise=1.0)
+    assert rule.after(Sizing(cells=1000), statistics, LENGTH).memory == 0.0
 
 
 def test_the_first_rounds_are_a_plain_mean_and_later_ones_forget() -> None:
     rule = FreeNorm(memory=0.75)
     sizing, norms = Sizing(cells=1000), [100.0, 200.0, 600.0, 50.0, 50.0, 50.0]
-    found = []
+    memories = []
     for norm in norms:
-        sizing = rule.after(sizing, Seen(squared=norm + 9.0, cells=9, noise=1.0), LENGTH)
-        found.append(sizing.memory)
-    assert np.allclose(found[:4], np.cumsum(norms[:4]) / np.arange(1, 5))
-    for before, after in itertools.pairwise(found[3:]):
+        sizing = rule.after(sizing, RoundStatistics(squared=norm + 9.0, cells=9, noise=1.0), LENGTH)
+        memories.append(sizing.memory)
+    assert np.allclose(memories[:4], np.cumsum(norms[:4]) / np.arange(1, 5))
+    for before, after in itertools.pairwise(memories[3:]):
         assert math.isclose(after, 0.75 * before + 0.25 * 50.0)
 
 
@@ -264,33 +276,35 @@ CELLS, NOISE, SQUARED = 2_000, 3.0, 40_000.0
 SPREAD = math.sqrt(4 * SQUARED / NOISE**2 + 2 * CELLS)  # of |table|²/σ²
 
 
-def found_norms(claimed_noise: float) -> list[float]:
-    """What the rule makes of tables that hold a sum and Gaussian noise, in units of the noise."""
+def estimated_norms(claimed_noise: float) -> list[float]:
+    """The rule's estimates from tables of a sum and Gaussian noise, in units of the noise."""
     rng = np.random.default_rng(SEED)
     table = rng.standard_normal(CELLS)
     table *= math.sqrt(SQUARED) / np.linalg.norm(table)
     rule, start = FreeNorm(memory=0.0), Sizing(cells=CELLS)
-    found = []
+    norms = []
     for _ in range(TABLES):
         noised = table + NOISE * rng.standard_normal(CELLS)
-        seen = Seen(squared=float(noised @ noised), cells=CELLS, noise=claimed_noise)
-        found.append(rule.after(start, seen, LENGTH).memory)
-    return found
+        statistics = RoundStatistics(
+            squared=float(noised @ noised), cells=CELLS, noise=claimed_noise
+        )
+        norms.append(rule.after(start, statistics, LENGTH).memory)
+    return norms
 
 
 def test_the_free_norm_is_unbiased() -> None:
-    """False alarm 1e-6 (normal). |m|² is 4,444 deviations² here and scatters by 148, so that an
-    estimate is never cut off at zero (thirty deviations). Power: see the next test."""
-    assert_mean(found_norms(NOISE), SQUARED / NOISE**2, SPREAD)
+    """False alarm 1e-6 (normal). |m|² is 4,444 deviations² here, and its estimate has a deviation
+    of 148, so it is never cut off at zero (thirty deviations). Power: see the next test."""
+    assert_mean(estimated_norms(NOISE), SQUARED / NOISE**2, SPREAD)
 
 
 def test_noise_that_is_understated_by_a_per_cent_is_caught() -> None:
     """The negative control: 2% of 2,000 cells is 40, fifteen standard errors of the mean."""
     with pytest.raises(AssertionError, match="standard errors from"):
-        assert_mean(found_norms(NOISE * 0.99), SQUARED / NOISE**2, SPREAD)
+        assert_mean(estimated_norms(NOISE * 0.99), SQUARED / NOISE**2, SPREAD)
 
 
-def test_its_memory_takes_the_scatter_away() -> None:
+def test_its_memory_reduces_the_deviation() -> None:
     """False alarm below 1e-6: the mean of weights 0.1·0.9^k has √(0.1/1.9) = 0.23 of a round's
     deviation, and five times as much was allowed for."""
     rng = np.random.default_rng(SEED)
@@ -298,6 +312,6 @@ def test_its_memory_takes_the_scatter_away() -> None:
     rule, sizing = FreeNorm(memory=0.9), Sizing(cells=CELLS)
     for _ in range(60):
         noised = table + NOISE * rng.standard_normal(CELLS)
-        seen = Seen(squared=float(noised @ noised), cells=CELLS, noise=NOISE)
-        sizing = replace(rule.after(sizing, seen, LENGTH), cells=CELLS)
+        statistics = RoundStatistics(squared=float(noised @ noised), cells=CELLS, noise=NOISE)
+        sizing = replace(rule.after(sizing, statistics, LENGTH), cells=CELLS)
     assert abs(sizing.memory - SQUARED / NOISE**2) < 5 * math.sqrt(0.1 / 1.9) * SPREAD

@@ -60,9 +60,12 @@ def test_examples_move_and_offsets_stay() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"offsets": torch.tensor([0, 3, 2, 6])}, "never fall"),
+        ({"offsets": torch.tensor([0, 3, 2, 6])}, "never decrease"),
         ({"offsets": torch.tensor([1, 6])}, "start at 0"),
-        ({"offsets": torch.tensor([0, 5])}, "inputs must have as many examples as offsets say, 5"),
+        (
+            {"offsets": torch.tensor([0, 5])},
+            "inputs must have the last offset.s number of examples, 5",
+        ),
         ({"offsets": torch.tensor([0.0, 6.0])}, "int64"),
         ({"inputs": torch.zeros(5, 2)}, "inputs must have"),
         ({"targets": torch.zeros(5).long()}, "targets must have"),
@@ -71,20 +74,22 @@ def test_examples_move_and_offsets_stay() -> None:
 )
 def test_clients_that_cannot_be_are_refused(changed: dict[str, Any], message: str) -> None:
     clients = four_clients()
-    given = {"inputs": clients.inputs, "targets": clients.targets, "offsets": clients.offsets}
+    fields = {"inputs": clients.inputs, "targets": clients.targets, "offsets": clients.offsets}
     with pytest.raises(SpecError, match=message):
-        Clients(**{**given, **changed})
+        Clients(**{**fields, **changed})
 
 
 def test_test_examples_of_another_shape_are_refused() -> None:
-    with pytest.raises(SpecError, match="shapes of the training ones"):
+    with pytest.raises(SpecError, match="shapes of the training examples"):
         Federated(four_clients(), torch.zeros(1, 3), torch.zeros(1).long(), "mine")
-    with pytest.raises(SpecError, match="a target each"):
+    with pytest.raises(SpecError, match="one target each"):
         Federated(four_clients(), torch.zeros(2, 2), torch.zeros(1).long(), "mine")
 
 
 def test_examples_are_grouped_in_their_order() -> None:
-    clients = data.grouped(torch.arange(5.0), torch.arange(5), torch.tensor([2, 0, 2, 0, 2]), 4)
+    clients = data.group_by_client(
+        torch.arange(5.0), torch.arange(5), torch.tensor([2, 0, 2, 0, 2]), 4
+    )
     assert clients.targets.tolist() == [1, 3, 0, 2, 4]
     assert clients.sizes.tolist() == [2, 0, 3, 0]
 
@@ -115,9 +120,9 @@ def test_full_writers_train_and_all_are_tested(tmp_path: Path) -> None:
     assert federated.train.inputs.shape == (3, 28, 28)
 
 
-def test_a_writer_that_is_not_told_of_is_refused(tmp_path: Path) -> None:
+def test_a_writer_that_is_not_described_is_refused(tmp_path: Path) -> None:
     path = femnist_file(tmp_path, writer_full=np.array([True, False]))
-    with pytest.raises(DataError, match="names writer 2 and tells of 2"):
+    with pytest.raises(DataError, match="names writer 2 and describes 2"):
         data.femnist(path)
     path = femnist_file(tmp_path, labels=np.zeros(5, dtype=np.uint8))
     with pytest.raises(DataError, match=r"labels of .* must have 6 entries"):
@@ -316,9 +321,9 @@ def test_whole_numbers_are_symbols(tmp_path: Path) -> None:
         ({"targets": np.full(6, -2)}, "targets of .* must be at least −1; got -2"),
         ({"targets": np.zeros(6)}, "targets of .* must be whole numbers; got float64"),
         ({"targets": np.zeros((6, 2, 2), dtype=int)}, r"\(examples,\) or \(examples, time\)"),
-        ({"client": np.zeros((6, 2), dtype=int)}, "client of .* must be one number an example"),
+        ({"client": np.zeros((6, 2), dtype=int)}, "client of .* must be one number per example"),
         ({"client": np.zeros(7, dtype=int)}, "client of .* must have 6 entries"),
-        ({"client": np.array(3)}, "client of .* must be an array with an entry an example"),
+        ({"client": np.array(3)}, "client of .* must be an array with one entry per example"),
         ({"split": np.full(6, 2)}, r"split of .* must be 0 \(train\) or 1 \(test\)"),
     ],
 )
@@ -394,6 +399,6 @@ def test_the_real_commits() -> None:
     assert len(federated.train) == 9_448
     assert len(federated.train.targets) + len(federated.test_targets) == 223_216
     assert int(federated.train.targets.max()) == 10_003
-    known = federated.train.targets != -1
-    unknown = (federated.train.targets == UNKNOWN).sum() / known.sum()
+    counted = federated.train.targets != -1
+    unknown = (federated.train.targets == UNKNOWN).sum() / counted.sum()
     assert 0 < float(unknown) < 0.06

@@ -1,4 +1,4 @@
-"""Sketched training: that what is not private says so, that what is private is, and that it learns.
+"""Sketched training: exchanges that are not private say so, the others are private, and it learns.
 
 Statistical tests have a false-alarm probability of 1e-6 each unless they state another.
 """
@@ -35,7 +35,7 @@ from sfumato.learn.diffsketch import (
     binomial_epsilon,
     claimed_condition,
     claimed_epsilon,
-    corrected,
+    correct_errors,
     gather,
     hadamard,
     largest_clients,
@@ -63,7 +63,7 @@ CLIENTS, EXAMPLES, WIDTH = 10, 12, 8
 DELTA = 1e-5
 
 
-def made_up() -> Federated:
+def synthetic_data() -> Federated:
     """Three classes of numbers around three centres."""
     generator = torch.Generator().manual_seed(1)
     count = CLIENTS * EXAMPLES
@@ -82,19 +82,19 @@ def made_up() -> Federated:
 
 
 def design(exchange: Exchange, **changes: Any) -> DiffSketchDesign:
-    given = {
+    defaults = {
         "inputs": WIDTH, "classes": 3, "clients": CLIENTS, "cohort": CLIENTS, "rounds": 20,
         "local": LocalTraining(learning_rate=0.5, batch=4, steps=1), "exchange": exchange,
         "seed": 1,
     }  # fmt: skip
-    return DiffSketchDesign(**{**given, **changes})
+    return DiffSketchDesign(**{**defaults, **changes})
 
 
 def merge(exchange: Exchange, vectors: Any, *, round: int, rng: np.random.Generator) -> Any:
-    """The mean of vectors (n, length), as everyone reads it from the round's noised sum."""
+    """The mean of vectors (n, length), decoded from the round's noised sum."""
     own, count = SeededRng(int(rng.integers(1 << 40))), len(vectors)
-    of = design(exchange, clients=count, cohort=count, rounds=round + 1)
-    campaign = SketchCampaign(of, torch.zeros(vectors.shape[1]), done=round)
+    training_design = design(exchange, clients=count, cohort=count, rounds=round + 1)
+    campaign = SketchCampaign(training_design, torch.zeros(vectors.shape[1]), done=round)
     task = campaign.next_task()
     assert task is not None
     batch = gather(exchange, task, vectors, round=round, rng=own)
@@ -119,8 +119,8 @@ def test_the_padding_that_theorem_2_needs_for_epsilon_1_is_many_times_the_model(
     assert padded_length(7, 22, 1.0, RATIO) == pytest.approx(147_000, rel=0.005)
     for width in (190, 245):
         assert 2.1e7 < padded_length(10, width, 1.0, RATIO) < 3.9e7
-    found = padded_length(7, 22, 1.0, RATIO)
-    assert claimed_epsilon(found, 7, 22, RATIO) <= 1 < claimed_epsilon(found - 1, 7, 22, RATIO)
+    length = padded_length(7, 22, 1.0, RATIO)
+    assert claimed_epsilon(length, 7, 22, RATIO) <= 1 < claimed_epsilon(length - 1, 7, 22, RATIO)
 
 
 def test_the_claim_falls_with_length_and_rises_with_the_table() -> None:
@@ -131,9 +131,9 @@ def test_the_claim_falls_with_length_and_rises_with_the_table() -> None:
 
 
 @pytest.mark.parametrize("exchange", [SKETCH, PRINTED], ids=lambda e: e.mode)
-def test_two_neighbours_are_told_apart_with_certainty(exchange: DiffSketch) -> None:
-    """The counterexample: a worker's vector is 0 or e₁, neighbours even in the paper's sense. What
-    everyone reads is exactly 0 or not, in every one of 50 rounds, whoever else knows what."""
+def test_two_neighbours_are_distinguished_with_certainty(exchange: DiffSketch) -> None:
+    """The counterexample: a worker's vector is 0 or e₁, neighbours even in the paper's sense. The
+    decoded mean is exactly 0 or not, in every one of 50 rounds."""
     zero = np.zeros((1, 500), dtype=np.float32)
     one = zero.copy()
     one[0, 0] = 1
@@ -144,7 +144,7 @@ def test_two_neighbours_are_told_apart_with_certainty(exchange: DiffSketch) -> N
     assert epsilon_of([design(exchange).loss], DELTA) == math.inf
 
 
-def assert_not_told_apart(exchange: DiffSketch, epsilon: float, draws: int = 200) -> None:
+def assert_indistinguishable(exchange: DiffSketch, epsilon: float, draws: int = 200) -> None:
     """0 and e₁ are as (epsilon, DELTA) says: a test that is wrong on one with probability a is
     right on the other with probability at most e^epsilon·a + DELTA. False alarm 1e-6: half for the
     bound on a (Clopper and Pearson), half for the count of rights (exact binomial). The test asks
@@ -173,18 +173,18 @@ def assert_not_told_apart(exchange: DiffSketch, epsilon: float, draws: int = 200
     assert stats.binom.sf(right - 1, draws, min(most, 1.0)) >= 5e-7, f"{wrong} wrong, {right} right"
 
 
-def test_noise_on_the_sum_does_not_tell_the_neighbours_apart() -> None:
+def test_noise_on_the_sum_hides_the_neighbours() -> None:
     """The control of the test above: with noise, the same two vectors are as private as charged."""
     quiet = replace(PRIVATE, noise_multiplier=4.0)
-    assert_not_told_apart(quiet, design(quiet, rounds=1).epsilon(DELTA))
+    assert_indistinguishable(quiet, design(quiet, rounds=1).epsilon(DELTA))
 
 
 def test_a_sketch_without_noise_is_caught() -> None:
-    """The negative control: told apart beyond what epsilon 1 allows, and what the noise costs."""
-    charged = design(replace(PRIVATE, noise_multiplier=4.0), rounds=1).epsilon(DELTA)
+    """The negative control: distinguished better than the epsilon of the noise allows."""
+    epsilon = design(replace(PRIVATE, noise_multiplier=4.0), rounds=1).epsilon(DELTA)
     for exchange in (SKETCH, PRINTED):
         with pytest.raises(AssertionError):
-            assert_not_told_apart(exchange, charged)
+            assert_indistinguishable(exchange, epsilon)
 
 
 def test_padding_with_a_public_deviation_would_be_noise_of_the_stated_floor() -> None:
@@ -202,16 +202,16 @@ def test_padding_with_a_public_deviation_would_be_noise_of_the_stated_floor() ->
 
 
 def test_the_papers_best_case_would_cost_epsilon_17_a_round_if_its_padding_were_public() -> None:
-    """7×22, 139,000 coordinates of noise: of the whole gradient, zero-out, delta 1e-5.
+    """7×22, 139,000 coordinates of noise: for the whole gradient, zero-out, delta 1e-5.
 
     An independent calculation had 16, with the mean eigenvalue in place of the smallest."""
     sketch = SKETCH.sketch(LENGTH + 139_000, 0)
     noise = math.sqrt(padding_floor(sketch, 139_000))  # in deviations of the gradient
-    moved = math.sqrt(7 * LENGTH)  # the norm of its table, on average
-    assert gaussian_stddev(moved, 17.5, DELTA) < noise < gaussian_stddev(moved, 16.0, DELTA)
+    norm = math.sqrt(7 * LENGTH)  # the norm of its table, on average
+    assert gaussian_stddev(norm, 17.5, DELTA) < noise < gaussian_stddev(norm, 16.0, DELTA)
 
 
-# What says what.
+# Labels.
 
 
 @pytest.mark.parametrize(
@@ -224,11 +224,11 @@ def test_the_papers_best_case_would_cost_epsilon_17_a_round_if_its_padding_were_
 def test_mode_paper_cannot_be_reached_without_saying_so(changes: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match="not differentially private"):
         DiffSketch(rows=7, width=22, seed=1, **changes)
-    written = to_json(PRINTED).replace(
+    text = to_json(PRINTED).replace(
         '"i_know_this_is_not_private":true', '"i_know_this_is_not_private":false'
     )
     with pytest.raises(SpecError, match="not differentially private"):
-        from_json(written)
+        from_json(text)
 
 
 @pytest.mark.parametrize(
@@ -256,58 +256,58 @@ def test_what_depends_on_private_data_stays_in_mode_paper(
 
 @pytest.mark.parametrize("exchange", [SKETCH, PRINTED, NoisyVector()], ids=lambda e: e.label)
 def test_what_is_not_private_says_so_everywhere(exchange: Exchange) -> None:
-    of = design(exchange, rounds=2)
+    training_design = design(exchange, rounds=2)
     assert NOT_PRIVATE in repr(exchange)
-    assert NOT_PRIVATE in repr(of)
-    assert of.loss == NoPrivacy()
-    assert of.privacy(DELTA) == NOT_PRIVATE
-    training = SketchedTraining(of, made_up(), seed=1)
+    assert NOT_PRIVATE in repr(training_design)
+    assert training_design.loss == NoPrivacy()
+    assert training_design.privacy(DELTA) == NOT_PRIVATE
+    training = SketchedTraining(training_design, synthetic_data(), seed=1)
     assert NOT_PRIVATE in repr(training)
-    assert [seen.privacy for seen in training.run()] == [NOT_PRIVATE] * 2
+    assert [each.privacy for each in training.run()] == [NOT_PRIVATE] * 2
 
 
 @pytest.mark.parametrize("exchange", [SKETCH, PRINTED, NoisyVector()], ids=lambda e: e.label)
 def test_no_finite_budget_pays_for_what_is_not_private(exchange: Exchange) -> None:
     ledger = Ledger(Budget(epsilon=1e6, delta=DELTA))
-    refused = SketchedTraining(design(exchange), made_up(), seed=1, ledger=ledger)
+    refused = SketchedTraining(design(exchange), synthetic_data(), seed=1, ledger=ledger)
     start = refused.flat.clone()
     with pytest.raises(BudgetError):
         next(refused.run())
     assert ledger.entries() == []
     assert torch.equal(refused.flat, start)
     open_ended = Ledger(Budget(epsilon=None, delta=DELTA))
-    next(SketchedTraining(design(exchange), made_up(), seed=1, ledger=open_ended).run())
+    next(SketchedTraining(design(exchange), synthetic_data(), seed=1, ledger=open_ended).run())
     assert [entry.loss for entry in open_ended.entries()] == [NoPrivacy()]
     assert open_ended.spent() == math.inf
 
 
 def test_what_is_private_says_what_it_costs_and_charges_it() -> None:
-    of = design(PRIVATE)
+    training_design = design(PRIVATE)
     ledger = Ledger(Budget(epsilon=30.0, delta=DELTA))
-    training = SketchedTraining(of, made_up(), seed=1, ledger=ledger)
-    for seen in training.run():  # all of it is charged with the first round
-        assert ledger.spent() == pytest.approx(of.epsilon(DELTA), rel=1e-9)
-        assert len(ledger.entries()) == seen.round
-    assert f"epsilon {of.epsilon(DELTA):.3g} at delta 1e-05 over 20 rounds" in repr(training)
+    training = SketchedTraining(training_design, synthetic_data(), seed=1, ledger=ledger)
+    for each in training.run():  # all of it is charged with the first round
+        assert ledger.spent() == pytest.approx(training_design.epsilon(DELTA), rel=1e-9)
+        assert len(ledger.entries()) == each.round
+    assert f"epsilon {training_design.epsilon(DELTA):.3g} at delta 1e-05 over 20 rounds" in repr(
+        training
+    )
     assert NOT_PRIVATE not in repr(training)
 
 
 @pytest.mark.parametrize("cohort", [4, CLIENTS])
 @pytest.mark.parametrize("noise", ["device", "sum"])
-def test_seeded_floating_point_noise_is_said_wherever_an_epsilon_is(
-    noise: Any, cohort: int
-) -> None:
-    """With the relation that the epsilon is for, and what of the figures it does not cover."""
-    of = design(replace(PRIVATE, noise=noise), rounds=2, cohort=cohort)
+def test_seeded_floating_point_noise_is_stated_with_every_epsilon(noise: Any, cohort: int) -> None:
+    """With the relation of neighbours, and the figures that it does not cover."""
+    training_design = design(replace(PRIVATE, noise=noise), rounds=2, cohort=cohort)
     relation = "replace, with secret cohorts" if (noise, cohort) == ("sum", 4) else "zero-out"
-    training = SketchedTraining(of, made_up(), seed=1)
-    told = [seen.privacy for seen in training.run()]
-    for text in (of.privacy(DELTA), repr(training), *told):
+    training = SketchedTraining(training_design, synthetic_data(), seed=1)
+    statements = [each.privacy for each in training.run()]
+    for text in (training_design.privacy(DELTA), repr(training), *statements):
         assert f"over 2 rounds ({relation}), {IN_THEORY}" in text
-    for text in told:
+    for text in statements:
         assert TESTED_ON_CLIENTS in text
-    public = replace(made_up(), public_test=True)
-    assert TESTED_ON_CLIENTS not in SketchedTraining(of, public, seed=1).privacy
+    public = replace(synthetic_data(), public_test=True)
+    assert TESTED_ON_CLIENTS not in SketchedTraining(training_design, public, seed=1).privacy
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_specs_come_back_from_json(value: Any) -> None:
 def test_a_clipped_table_is_never_longer_than_its_bound(
     seed: int, size: float, bound: float
 ) -> None:
-    """Whatever the vector: many equal entries, one large one, all of one cell's sign."""
+    """Whatever the vector, with many equal entries or one large one."""
     exchange = replace(PRIVATE, bound=bound, noise_multiplier=1e-12)
     rng = np.random.default_rng(seed)
     vectors = (size * rng.standard_cauchy((3, 200))).clip(-1e12, 1e12).astype(np.float32)
@@ -337,8 +337,8 @@ def test_a_clipped_table_is_never_longer_than_its_bound(
         read = merge(exchange, vector[None], round=0, rng=rng)
         # One table within the bound has rows within it, and a reading is one cell of a row.
         assert np.abs(read).max() <= bound * (1 + 1e-5)
-        sent = exchange.tables(vector[None], round=0, chance=rng).reshape(1, -1)
-        whole = table.tables(sent, rng=SeededRng(seed))
+        unclipped = exchange.tables(vector[None], round=0, chance=rng).reshape(1, -1)
+        whole = table.tables(unclipped, rng=SeededRng(seed))
         assert np.linalg.norm(whole.astype(np.float64)) <= table.rounding.l2
         assert table.rounding.l2 / table.scale <= bound * (1 + 1e-9)
 
@@ -367,8 +367,8 @@ def test_noise_has_the_stated_deviation(noise: Any, factor: float) -> None:
 
 @pytest.mark.parametrize("noise", ["sum", "device"])
 def test_the_loss_is_that_of_the_noise_by_the_bound(noise: Any) -> None:
-    of = design(replace(PRIVATE, noise=noise), cohort=2, rounds=9)
-    loss = of.loss
+    training_design = design(replace(PRIVATE, noise=noise), cohort=2, rounds=9)
+    loss = training_design.loss
     assert isinstance(loss, SampledLoss)
     assert loss.loss.scale / loss.loss.l2 == 2.0
     assert loss.times == 9
@@ -378,14 +378,14 @@ def test_the_loss_is_that_of_the_noise_by_the_bound(noise: Any) -> None:
     assert gaussian_stddev(1.0, whole, DELTA) <= 2 / 3 <= gaussian_stddev(1.0, 0.85 * whole, DELTA)
 
 
-def test_a_calibrated_multiplier_costs_what_was_asked() -> None:
+def test_a_calibrated_multiplier_costs_the_stated_epsilon() -> None:
     multiplier = multiplier_for(8.0, DELTA, rounds=20)
     spent = design(replace(PRIVATE, noise_multiplier=multiplier)).epsilon(DELTA)
     assert 7.9 < spent <= 8.0
 
 
 def test_a_bound_leaves_most_tables_uncut() -> None:
-    """Of vectors at the clip: the default has room for tables that are longer by chance."""
+    """For vectors at the clip: the default has headroom for tables that are longer by chance."""
     rng = np.random.default_rng(SEED)
     vectors = rng.standard_normal((10, LENGTH)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -405,9 +405,9 @@ def test_validation_is_theorem_2_of_each_workers_own_vector() -> None:
         alpha, sigma = spread(vector)
         assert claimed == claimed_epsilon(LENGTH, 7, 15, alpha / sigma)
     assert PRINTED.claims(vectors) == [math.inf] * 4
-    training = SketchedTraining(design(PRINTED, rounds=1), made_up(), seed=1)
-    (seen,) = training.run()
-    assert (seen.noised, seen.claimed) == (CLIENTS, (math.inf,) * CLIENTS)
+    training = SketchedTraining(design(PRINTED, rounds=1), synthetic_data(), seed=1)
+    (result,) = training.run()
+    assert (result.noised, result.claimed) == (CLIENTS, (math.inf,) * CLIENTS)
 
 
 def test_padding_makes_the_claim_and_not_the_privacy() -> None:
@@ -456,12 +456,12 @@ def test_correction_keeps_the_half_that_is_nearest(length: int, seed: int) -> No
     rng = np.random.default_rng(seed)
     read, own = rng.standard_normal((2, length)).astype(np.float32)
     before = read.copy()
-    kept = corrected(read, own)
+    result = correct_errors(read, own)
     assert np.array_equal(read, before)
     gaps = np.abs(read - own)
-    assert np.sum(kept != 0) == length // 2
-    assert gaps[kept != 0].max(initial=0) <= gaps[kept == 0].min()
-    assert np.array_equal(kept[kept != 0], read[kept != 0])
+    assert np.sum(result != 0) == length // 2
+    assert gaps[result != 0].max(initial=0) <= gaps[result == 0].min()
+    assert np.array_equal(result[result != 0], read[result != 0])
 
 
 # cpSGD.
@@ -521,11 +521,11 @@ def test_cpsgds_theorem_is_no_less_than_the_gaussian_mechanism_of_its_variance()
     assert many < few
 
 
-def test_what_cpsgds_theorem_says_is_not_charged_as_if_it_were_proved_here() -> None:
+def test_the_epsilon_of_cpsgds_theorem_is_not_charged() -> None:
     exchange = replace(QUANTISED, coins=4_000)
-    of = design(exchange, rounds=5)
-    assert math.isfinite(exchange.epsilon(of.length, CLIENTS * 4_000, 1.0))
-    assert of.loss == NoPrivacy()
+    training_design = design(exchange, rounds=5)
+    assert math.isfinite(exchange.epsilon(training_design.length, CLIENTS * 4_000, 1.0))
+    assert training_design.loss == NoPrivacy()
     assert NOT_PRIVATE in repr(exchange)
 
 
@@ -540,13 +540,13 @@ def test_models_have_the_papers_sizes() -> None:
 
 @pytest.mark.parametrize(("width", "rate"), [(22, 51.0), (15, 74.8)])
 def test_rates_are_the_papers(width: int, rate: float) -> None:
-    of = design(replace(SKETCH, width=width), inputs=None, classes=None)
-    assert of.rate == pytest.approx(rate, abs=0.05)
+    training_design = design(replace(SKETCH, width=width), inputs=None, classes=None)
+    assert training_design.rate == pytest.approx(rate, abs=0.05)
 
 
 def test_without_compression_it_is_plain_distributed_sgd() -> None:
     """One step of all clients on all their examples is a step on all examples."""
-    data = made_up()
+    data = synthetic_data()
     local = LocalTraining(learning_rate=0.5, batch=EXAMPLES, steps=1)
     training = SketchedTraining(design(NoisyVector(), local=local, rounds=1), data, seed=1)
     model = training.design.make()
@@ -560,7 +560,7 @@ def test_without_compression_it_is_plain_distributed_sgd() -> None:
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
     def flat(seed: int) -> torch.Tensor:
-        training = SketchedTraining(design(PRINTED, rounds=3), made_up(), seed=seed)
+        training = SketchedTraining(design(PRINTED, rounds=3), synthetic_data(), seed=seed)
         list(training.run())
         return training.flat
 
@@ -569,45 +569,45 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
 
 
 def test_error_correction_gives_every_worker_a_model() -> None:
-    corrects = replace(SKETCH, correction=True)
-    training = SketchedTraining(design(corrects, rounds=2), made_up(), seed=1)
+    with_correction = replace(SKETCH, correction=True)
+    training = SketchedTraining(design(with_correction, rounds=2), synthetic_data(), seed=1)
     list(training.run())
     assert training.workers is not None
     assert training.workers.shape == (CLIENTS, training.design.length)
     assert not torch.equal(training.workers[0], training.workers[1])
     with pytest.raises(SpecError, match="every client in every round"):
-        design(corrects, cohort=2)
+        design(with_correction, cohort=2)
 
 
 def test_federated_averaging_asks_a_cohort_and_learns() -> None:
     local = LocalTraining(learning_rate=0.5, batch=4, epochs=2)
-    of = design(DiffSketch(rows=5, width=4, seed=1), cohort=3, rounds=30, local=local)
-    training = SketchedTraining(of, made_up(), seed=1)
+    training_design = design(DiffSketch(rows=5, width=4, seed=1), cohort=3, rounds=30, local=local)
+    training = SketchedTraining(training_design, synthetic_data(), seed=1)
     before = training.accuracy()
-    seen = list(training.run(evaluate_at=frozenset({10})))
-    assert [each.round for each in seen if each.accuracy is not None] == [10, 30]
+    rounds = list(training.run(evaluate_at=frozenset({10})))
+    assert [each.round for each in rounds if each.accuracy is not None] == [10, 30]
     assert training.accuracy() > max(0.8, before)  # a third by guessing
 
 
 def test_the_clients_with_the_most_examples_are_kept() -> None:
-    data = made_up()
+    data = synthetic_data()
     sizes = [1, 5, 2, 4]
     offsets = torch.tensor([0, 1, 6, 8, 12])
     train = Clients(inputs=data.train.inputs[:12], targets=data.train.targets[:12], offsets=offsets)
-    kept = largest_clients(replace(data, train=train), 2).train
-    assert kept.sizes.tolist() == sorted(sizes)[:1:-1]
-    assert torch.equal(kept.inputs, torch.cat([train.inputs[1:6], train.inputs[8:12]]))
+    largest = largest_clients(replace(data, train=train), 2).train
+    assert largest.sizes.tolist() == sorted(sizes)[:1:-1]
+    assert torch.equal(largest.inputs, torch.cat([train.inputs[1:6], train.inputs[8:12]]))
     with pytest.raises(SpecError, match="there are 10 clients"):
         largest_clients(data, 11)
 
 
 def test_clients_must_be_as_many_as_the_design_says() -> None:
     with pytest.raises(SpecError, match="the data has 10"):
-        SketchedTraining(design(SKETCH, clients=11, cohort=11), made_up(), seed=1)
+        SketchedTraining(design(SKETCH, clients=11, cohort=11), synthetic_data(), seed=1)
 
 
 def descend(exchange: Exchange, rate: float, *, rounds: int = 400, seed: int) -> float:
-    """What is left of the loss ½‖w − centre‖² after descent by readings of its gradient."""
+    """The share of the loss ½‖w − centre‖² that is left after descent by decoded gradients."""
     rng = np.random.default_rng([SEED, seed])
     gap = rng.standard_normal((1, 1_000)).astype(np.float32)
     start = float(np.square(gap).sum())

@@ -46,23 +46,23 @@ def test_sequences_give_classes_at_every_step(name: str) -> None:
 
 
 def test_a_layer_computes_what_torch_computes() -> None:
-    """Against torch's own LSTM, whose gates lie in the order input, forget, candidate, output."""
+    """Against torch's own LSTM, whose gates are in the order input, forget, candidate, output."""
     layer = models.make("char_lstm", hidden=6, seed=3).double().get_submodule("layers.0")
     assert isinstance(layer, models.Layer)
     reference = nn.LSTM(8, 6, batch_first=True).double()
 
-    def reordered(value: torch.Tensor) -> torch.Tensor:
+    def reorder(value: torch.Tensor) -> torch.Tensor:
         candidate, enter, keep, leave = value.chunk(4, dim=-1)
         return torch.cat([enter, keep, candidate, leave], dim=-1)
 
     with torch.no_grad():
-        given = {
-            "weight_ih_l0": reordered(layer.inputs).T,
-            "weight_hh_l0": reordered(layer.recurrent).T,
-            "bias_ih_l0": reordered(layer.bias),
+        state = {
+            "weight_ih_l0": reorder(layer.inputs).T,
+            "weight_hh_l0": reorder(layer.recurrent).T,
+            "bias_ih_l0": reorder(layer.bias),
             "bias_hh_l0": torch.zeros(24),
         }
-        reference.load_state_dict(given)
+        reference.load_state_dict(state)
         generator = torch.Generator().manual_seed(1)
         sequence = torch.randn(4, 9, 8, dtype=torch.float64, generator=generator)
         expected = reference(sequence)[0]

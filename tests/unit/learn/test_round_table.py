@@ -1,4 +1,4 @@
-"""A round's table with more than its sum: what stands where, what is shown, and what it costs."""
+"""A round's table with more than its sum: its parts, its release and its cost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def noise_for(sketch: RoundSketch, scale: float = 2e3, asks: Any = "norm") -> Ro
 
 
 def updates(count: int) -> Any:
-    """Every other one longer than the clip."""
+    """Updates; every other one is longer than the clip."""
     vectors = np.random.default_rng(1).normal(size=(count, LENGTH))
     size = np.where(np.arange(count) % 2, 3.0, 0.5) / np.linalg.norm(vectors, axis=1)
     return (vectors * size[:, None]).astype(np.float32)
@@ -84,14 +84,14 @@ def test_a_table_that_is_too_long_in_any_part_is_refused(cell: int) -> None:
 
 
 @pytest.mark.parametrize("sketch", SKETCHES, ids=lambda each: f"{each.shape[0]} cells")
-def test_a_second_table_is_shown_as_one_noised_number(sketch: RoundSketch) -> None:
-    """With next to no noise: the main table, the norm, the count; no other cell leaves."""
+def test_a_second_table_is_released_as_one_noised_number(sketch: RoundSketch) -> None:
+    """With next to no noise: the main table, the norm, the count, and no other cell."""
     tables = sketch.tables(updates(6), rng=SeededRng(1))
     quiet = replace(noise_for(sketch, 1e-3), count_scale=1e-3 if sketch.counts else 0.0)
-    shown = quiet.at_release(sketch.encode(tables), count=6, rng=SeededRng(2))
+    release = quiet.at_release(sketch.encode(tables), count=6, rng=SeededRng(2))
     asks = sketch.second is not None
-    assert shown.shape == (MAIN.cells + asks + sketch.counts,)
-    table, norm, count = sketch.read(shown)
+    assert release.shape == (MAIN.cells + asks + sketch.counts,)
+    table, norm, count = sketch.read(release)
     main, second, _ = sketch.split(tables.sum(axis=0))
     assert np.array_equal(table, main)
     assert count == (0.0 if sketch.counts else None)
@@ -104,8 +104,8 @@ def test_a_second_table_is_shown_as_one_noised_number(sketch: RoundSketch) -> No
 def test_an_error_is_the_distance_from_what_was_decoded() -> None:
     tables = WHOLE.tables(updates(6), rng=SeededRng(1))
     total = WHOLE.encode(tables)
-    shown = noise_for(WHOLE, 1.0, asks="error").at_release(total, count=6, rng=SeededRng(2))
-    table, error, _ = WHOLE.read(shown)
+    release = noise_for(WHOLE, 1.0, asks="error").at_release(total, count=6, rng=SeededRng(2))
+    table, error, _ = WHOLE.read(release)
     _, second, _ = WHOLE.split(total)
     assert SECOND.dense is not None
     distance = second / SECOND.scale - SECOND.dense.encode(MAIN.decode(table, 1))
@@ -135,6 +135,6 @@ def test_all_parts_are_paid_for(sketch: RoundSketch) -> None:
         {"sketch": RoundSketch(main=MAIN)},
     ],
 )
-def test_nothing_is_shown_without_noise(fields: dict[str, Any]) -> None:
+def test_nothing_is_released_without_noise(fields: dict[str, Any]) -> None:
     with pytest.raises(SpecError):
         replace(noise_for(WHOLE), **fields)

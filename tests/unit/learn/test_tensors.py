@@ -16,7 +16,7 @@ SHAPES = [  # length, rows, width, blocks
     (1_000, 15, 100, 1),
     (1_000, 15, 64, 2),
     (999, 4, 7, 3),  # narrow rows, and a last chunk that is short
-    (33, 3, 1, 2),  # a cell a row
+    (33, 3, 1, 2),  # one cell per row
     (50, 2, 200, 1),  # wider than the vector
     (5_000, 1, 1_024, 3),
     (40_000, 6, 3_001, 2),
@@ -34,8 +34,8 @@ def vectors(count: int, length: int) -> torch.Tensor:
     return torch.randn(count, length, generator=torch.Generator().manual_seed(length))
 
 
-def off(sketch: DenseSketch, vector: torch.Tensor) -> float:
-    """How far the order of sums may move a cell: a float's rounding for every coordinate in it."""
+def tolerance(sketch: DenseSketch, vector: torch.Tensor) -> float:
+    """How much the order of sums may change a cell: one rounding error per coordinate in it."""
     chunks = -(-sketch.length // sketch.width)
     return float(2.0**-23 * (chunks + 1) * vector.abs().max() * math.sqrt(chunks))
 
@@ -43,29 +43,29 @@ def off(sketch: DenseSketch, vector: torch.Tensor) -> float:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_on_the_processor_a_tensor_sketch_is_the_sketch(shape: tuple[int, int, int, int]) -> None:
     dense = sketch_of(shape)
-    given, sketch = vectors(3, dense.length), TensorSketch(dense)
-    tables = sketch.encode(given)
-    assert np.array_equal(tables.numpy(), dense.encode(given.numpy()))
-    assert np.array_equal(sketch.encode(given[1]).numpy(), dense.encode(given[1].numpy()))
+    batch, sketch = vectors(3, dense.length), TensorSketch(dense)
+    tables = sketch.encode(batch)
+    assert np.array_equal(tables.numpy(), dense.encode(batch.numpy()))
+    assert np.array_equal(sketch.encode(batch[1]).numpy(), dense.encode(batch[1].numpy()))
     assert np.array_equal(sketch.decode(tables[0]).numpy(), dense.decode(tables[0].numpy()))
     assert sketch.shape == dense.shape
 
 
 def test_tensors_that_need_gradients_are_taken_as_they_are() -> None:
     dense = sketch_of(SHAPES[0])
-    given = vectors(2, dense.length).requires_grad_()
-    assert not TensorSketch(dense).encode(given).requires_grad
+    batch = vectors(2, dense.length).requires_grad_()
+    assert not TensorSketch(dense).encode(batch).requires_grad
 
 
 def test_inputs_are_left_alone() -> None:
     dense = sketch_of(SHAPES[0])
-    given = vectors(2, dense.length)
-    before = given.clone()
-    table = TensorSketch(dense).encode(given)
-    held = table.clone()
+    batch = vectors(2, dense.length)
+    before = batch.clone()
+    table = TensorSketch(dense).encode(batch)
+    copy = table.clone()
     TensorSketch(dense).decode(table[0])
-    assert torch.equal(given, before)
-    assert torch.equal(table, held)
+    assert torch.equal(batch, before)
+    assert torch.equal(table, copy)
 
 
 @pytest.mark.parametrize("shape", [(999,), (2, 999), (1, 2, 1_000), ()])
@@ -81,10 +81,10 @@ def test_tables_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_what_is_not_finite_is_refused_on_the_processor() -> None:
-    given = torch.ones(1_000)
-    given[3] = math.nan
+    batch = torch.ones(1_000)
+    batch[3] = math.nan
     with pytest.raises(SpecError, match="finite"):
-        TensorSketch(sketch_of(SHAPES[0])).encode(given)
+        TensorSketch(sketch_of(SHAPES[0])).encode(batch)
 
 
 @needs_gpu
@@ -94,13 +94,13 @@ def test_on_a_gpu_tables_are_the_processors_but_for_the_order_of_sums(
     shape: tuple[int, int, int, int], count: int
 ) -> None:
     dense = sketch_of(shape)
-    given = vectors(count, dense.length)
-    found = TensorSketch(dense, "cuda").encode(given.cuda()).cpu()
-    expected = torch.from_numpy(dense.encode(given.numpy()))
-    assert found.shape == expected.shape
-    assert float((found - expected).abs().max()) <= off(dense, given)
-    one = TensorSketch(dense, "cuda").encode(given[0].cuda()).cpu()
-    assert float((one - expected[0]).abs().max()) <= off(dense, given)
+    batch = vectors(count, dense.length)
+    result = TensorSketch(dense, "cuda").encode(batch.cuda()).cpu()
+    expected = torch.from_numpy(dense.encode(batch.numpy()))
+    assert result.shape == expected.shape
+    assert float((result - expected).abs().max()) <= tolerance(dense, batch)
+    one = TensorSketch(dense, "cuda").encode(batch[0].cuda()).cpu()
+    assert float((one - expected[0]).abs().max()) <= tolerance(dense, batch)
 
 
 @needs_gpu
@@ -110,11 +110,11 @@ def test_on_a_gpu_readings_are_the_processors_but_for_the_order_of_sums(
 ) -> None:
     dense = sketch_of(shape)
     table = torch.randn(dense.shape, generator=torch.Generator().manual_seed(2))
-    found = TensorSketch(dense, "cuda").decode(table.cuda()).cpu()
+    result = TensorSketch(dense, "cuda").decode(table.cuda()).cpu()
     expected = torch.from_numpy(dense.decode(table.numpy()))
     # A reading is the sum of `rows` cells by √rows.
     allowed = 2.0**-23 * (dense.rows + 1) * math.sqrt(dense.rows) * float(table.abs().max())
-    assert float((found - expected).abs().max()) <= allowed
+    assert float((result - expected).abs().max()) <= allowed
 
 
 @needs_gpu
@@ -127,6 +127,6 @@ def test_on_a_gpu_other_shapes_devices_and_placings_are_refused() -> None:
         sketch.decode(torch.ones(15, 99, device="cuda"))
     with pytest.raises(SpecError, match="on cpu"):
         sketch.encode(torch.ones(1_000))
-    hashed = DenseSketch(length=1_000, rows=15, width=100, placing="hashed", seed=1)
+    other = DenseSketch(length=1_000, rows=15, width=100, placing="hashed", seed=1)
     with pytest.raises(SpecError, match="placed by rotation"):
-        TensorSketch(hashed, "cuda")
+        TensorSketch(other, "cuda")

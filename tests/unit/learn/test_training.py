@@ -1,4 +1,4 @@
-"""Training: it goes on where it stopped, it is not led astray by bad clients, and clips hold."""
+"""Training resumes where it stopped, is not misled by bad clients, and clips hold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sfumato.flow.accumulator import Batch
 from sfumato.flow.model_terms import LocalTraining
 from sfumato.flow.release import noised_sum
 from sfumato.flow.secure_sum import SecureSum
-from sfumato.learn.campaign import Shown, TrainingCampaign
+from sfumato.learn.campaign import RoundResult, TrainingCampaign
 from sfumato.learn.clients import updates
 from sfumato.learn.compression import (
     AdaptNorm,
@@ -71,8 +71,8 @@ DESIGN = TrainingDesign(
     seed=11,
 )
 LENGTH = INPUTS * 6 + 6 + 6 * CLASSES + CLASSES
-QUIET = 1e-6  # a noise multiplier whose noise is below what is compared
-ALL_AT_ONCE = LocalTraining(learning_rate=0.3, batch=100)  # the order of examples is for rounding
+QUIET = 1e-6  # a noise multiplier whose noise is below the tolerances
+ALL_AT_ONCE = LocalTraining(learning_rate=0.3, batch=100)  # order only matters for rounding
 
 
 @pytest.fixture(autouse=True)
@@ -89,20 +89,20 @@ def population(sizes: tuple[int, ...] = SIZES, inputs: int = INPUTS) -> Federate
     draw = torch.Generator().manual_seed(3)
     places = torch.randn(CLASSES, inputs, generator=draw)
     targets = torch.randint(0, CLASSES, (len(sizes), 8), generator=draw)
-    held = places[targets] + 0.3 * torch.randn(len(sizes), 8, inputs, generator=draw)
-    chosen = torch.cat([torch.arange(size) + 8 * client for client, size in enumerate(sizes)])
+    examples = places[targets] + 0.3 * torch.randn(len(sizes), 8, inputs, generator=draw)
+    indices = torch.cat([torch.arange(size) + 8 * client for client, size in enumerate(sizes)])
     train = Clients(
-        held.reshape(-1, inputs)[chosen],
-        targets.reshape(-1)[chosen],
+        examples.reshape(-1, inputs)[indices],
+        targets.reshape(-1)[indices],
         torch.tensor([0, *sizes]).cumsum(0),
     )
     tests = torch.arange(60) % CLASSES
     noise = 0.3 * torch.randn(60, inputs, generator=draw)
-    return Federated(train, places[tests] + noise, tests, "made up")
+    return Federated(train, places[tests] + noise, tests, "synthetic")
 
 
 def spoiled(clients: tuple[int, ...], value: float) -> Federated:
-    """The same with something in these clients' examples that no model can learn from."""
+    """The population with a value in these clients' examples that no model can learn from."""
     data = population()
     inputs = data.train.inputs.clone()
     for client in clients:
@@ -111,13 +111,13 @@ def spoiled(clients: tuple[int, ...], value: float) -> Federated:
 
 
 def without(clients: tuple[int, ...]) -> Federated:
-    """The same with these clients' examples taken away."""
+    """The population without these clients' examples."""
     data = population()
     owner = torch.repeat_interleave(torch.arange(CLIENTS), torch.tensor(SIZES))
-    kept = ~torch.isin(owner, torch.tensor(clients))
+    mask = ~torch.isin(owner, torch.tensor(clients))
     sizes = [0 if client in clients else size for client, size in enumerate(SIZES)]
     train = Clients(
-        data.train.inputs[kept], data.train.targets[kept], torch.tensor([0, *sizes]).cumsum(0)
+        data.train.inputs[mask], data.train.targets[mask], torch.tensor([0, *sizes]).cumsum(0)
     )
     return replace(data, train=train)
 
@@ -128,24 +128,24 @@ def training(
     return Training(design, data or population(), **{"noise_seed": 5, **options})
 
 
-def finished(made: Training, **options: Any) -> list[RoundFigures]:
-    return list(made.run(**options))
+def finished(learner: Training, **options: Any) -> list[RoundFigures]:
+    return list(learner.run(**options))
 
 
 def off(one: Training, other: Training) -> float:
     return float((one.campaign.flat - other.campaign.flat).abs().max())
 
 
-def state(made: Training) -> dict[str, Any]:
-    """All that the next round depends on."""
+def state(learner: Training) -> dict[str, Any]:
+    """Everything that the next round depends on."""
     return {
-        "flat": made.campaign.flat.tolist(),
-        "memory": {name: value.tolist() for name, value in made.campaign.memory.items()},
-        "sizing": asdict(made.campaign.sizing),
-        "clip": made.campaign.clip,
-        "done": made.campaign.done,
-        "cells": made.campaign.cells_sent,
-        "history": [replace(figures, seconds=0.0) for figures in made.history],
+        "flat": learner.campaign.flat.tolist(),
+        "memory": {name: value.tolist() for name, value in learner.campaign.memory.items()},
+        "sizing": asdict(learner.campaign.sizing),
+        "clip": learner.campaign.clip,
+        "done": learner.campaign.done,
+        "cells": learner.campaign.cells_sent,
+        "history": [replace(figures, seconds=0.0) for figures in learner.history],
     }
 
 
@@ -153,12 +153,12 @@ def state(made: Training) -> dict[str, Any]:
 
 
 def test_a_model_learns() -> None:
-    made = training(replace(DESIGN, rounds=12))
-    before, _ = made.evaluate()
-    figures = finished(made)
+    learner = training(replace(DESIGN, rounds=12))
+    before, _ = learner.evaluate()
+    figures = finished(learner)
     assert figures[-1].accuracy is not None
     assert figures[-1].accuracy > max(before, 0.8)
-    assert made.campaign.flat.numel() == LENGTH
+    assert learner.campaign.flat.numel() == LENGTH
 
 
 @pytest.mark.parametrize("compression", [NoCompression(), FixedRate(rate=3.0)])
@@ -178,18 +178,18 @@ def test_whole_numbers_and_floats_give_one_model_but_for_rounding(
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_run_with_a_seed_repeats_and_another_seed_does_not(exact: bool) -> None:
     runs = [training(exact=exact, noise_seed=seed) for seed in (1, 1, 2)]
-    for made in runs:
-        finished(made, until=2)
+    for learner in runs:
+        finished(learner, until=2)
     assert torch.equal(runs[0].campaign.flat, runs[1].campaign.flat)
     assert not torch.equal(runs[0].campaign.flat, runs[2].campaign.flat)
 
 
-def test_without_a_seed_cohorts_orders_and_noise_are_nobodys_to_know() -> None:
+def test_without_a_seed_cohorts_orders_and_noise_are_unpredictable() -> None:
     """False alarm below 1e-6: two cohorts of thirty coins at a third are equal with probability
     (5/9)^30 = 2e-8, and two seeds of 64 bits far more rarely."""
     one, other = training(noise_seed=None), training(noise_seed=None)
-    assert one._cohort(0).tolist() != other._cohort(0).tolist()
-    seeds = [made._generator("examples", 0).initial_seed() for made in (one, one, other)]
+    assert one.cohort(0).tolist() != other.cohort(0).tolist()
+    seeds = [learner.generator(0).initial_seed() for learner in (one, one, other)]
     assert len(set(seeds)) == 3
     finished(one, until=1)
     finished(other, until=1)
@@ -200,29 +200,29 @@ def test_fixed_cohorts_have_their_size_and_coins_do_not() -> None:
     """False alarm below 1e-6: twenty cohorts of thirty coins are all of ten with 0.153^20."""
     fixed = training(replace(DESIGN, sampling="fixed"))
     coins = training()
-    sizes = [len(fixed._cohort(round)) for round in range(20)]
+    sizes = [len(fixed.cohort(round)) for round in range(20)]
     assert sizes == [10] * 20
-    assert {len(coins._cohort(round)) for round in range(20)} != {10}
-    for made in (fixed, coins):
+    assert {len(coins.cohort(round)) for round in range(20)} != {10}
+    for learner in (fixed, coins):
         for round in range(20):
-            chosen = made._cohort(round).tolist()
-            assert sorted(set(chosen)) == chosen
-            assert set(chosen) <= set(range(CLIENTS))
+            members = learner.cohort(round).tolist()
+            assert sorted(set(members)) == members
+            assert set(members) <= set(range(CLIENTS))
 
 
 def test_an_empty_cohort_is_noise_alone() -> None:
     design = replace(DESIGN, cohort=1, rounds=40, noise_multiplier=QUIET)
-    made = training(design)
+    learner = training(design)
     figures = []
     for _ in range(40):  # a cohort is empty with probability 0.36
-        before = made.campaign.flat.clone()
-        figures.append(made.round())
+        before = learner.campaign.flat.clone()
+        figures.append(learner.round())
         if figures[-1].asked == 0:
-            assert float((made.campaign.flat - before).abs().max()) < 1e-4
-    assert 0 in {seen.asked for seen in figures}
+            assert float((learner.campaign.flat - before).abs().max()) < 1e-4
+    assert 0 in {each.asked for each in figures}
 
 
-# Going on
+# Checkpoints
 
 
 @pytest.mark.parametrize("stopped", [1, 3])
@@ -251,29 +251,29 @@ def test_a_training_that_was_stopped_ends_bit_for_bit_as_one_that_was_not(
 
 
 def test_a_checkpoint_is_there_after_every_round_and_whole(tmp_path: Path) -> None:
-    file, made = tmp_path / "checkpoint", training()
-    for figures in made.run(evaluate_every=100, checkpoint=file):
-        held = training()
-        held.load(file)
-        assert held.campaign.done == figures.round
-        assert torch.equal(held.campaign.flat, made.campaign.flat)
+    file, learner = tmp_path / "checkpoint", training()
+    for figures in learner.run(evaluate_every=100, checkpoint=file):
+        copy = training()
+        copy.load(file)
+        assert copy.campaign.done == figures.round
+        assert torch.equal(copy.campaign.flat, learner.campaign.flat)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
 def test_other_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
     file = tmp_path / "of another"
     training(replace(DESIGN, clip=0.6)).save(file)
-    made = training()
-    before = state(made)
+    learner = training()
+    before = state(learner)
     with pytest.raises(DataError, match=r"of another is of another training \(design [0-9a-f]{12}"):
-        made.load(file)
-    assert state(made) == before
+        learner.load(file)
+    assert state(learner) == before
 
 
 def broken(kind: str, file: Path) -> None:
     training().save(file)
     content = file.read_bytes()
-    held = torch.load(file, weights_only=True)
+    checkpoint = torch.load(file, weights_only=True)
     if kind == "cut short":
         file.write_bytes(content[: len(content) // 2])
     elif kind == "empty":
@@ -283,12 +283,12 @@ def broken(kind: str, file: Path) -> None:
     elif kind == "a list":
         torch.save([1, 2], file)
     elif kind == "nothing of the design":
-        torch.save({"flat": held["flat"]}, file)
+        torch.save({"flat": checkpoint["flat"]}, file)
     elif kind == "a field less":
-        del held["clip"]
-        torch.save(held, file)
+        del checkpoint["clip"]
+        torch.save(checkpoint, file)
     elif kind == "another length":
-        torch.save({**held, "flat": held["flat"][1:]}, file)
+        torch.save({**checkpoint, "flat": checkpoint["flat"][1:]}, file)
     else:
         file.unlink()
 
@@ -305,73 +305,73 @@ def test_broken_checkpoints_are_refused_by_name_and_change_nothing(
 ) -> None:
     file = tmp_path / "checkpoint 7"
     broken(kind, file)
-    made = training()
-    before = state(made)
+    learner = training()
+    before = state(learner)
     with pytest.raises(DataError, match="checkpoint 7"):
-        made.load(file)
-    assert state(made) == before
+        learner.load(file)
+    assert state(learner) == before
 
 
 def test_no_round_is_run_beyond_those_that_are_accounted_for() -> None:
-    made = training(replace(DESIGN, rounds=2))
-    finished(made)
-    assert finished(made) == []
+    learner = training(replace(DESIGN, rounds=2))
+    finished(learner)
+    assert finished(learner) == []
     with pytest.raises(SpecError, match="all 2 rounds are done"):
-        made.round()
-    assert made.campaign.done == 2
+        learner.round()
+    assert learner.campaign.done == 2
 
 
 def test_until_stops_and_none_at_all_is_none() -> None:
-    made = training()
-    assert finished(made, until=0) == []
-    assert [seen.round for seen in finished(made, until=2)] == [1, 2]
-    assert finished(made, until=1) == []
+    learner = training()
+    assert finished(learner, until=0) == []
+    assert [each.round for each in finished(learner, until=2)] == [1, 2]
+    assert finished(learner, until=1) == []
     with pytest.raises(SpecError, match="evaluate_every must be at least 1; got 0"):
-        finished(made, evaluate_every=0)
+        finished(learner, evaluate_every=0)
 
 
-# What is kept
+# Files
 
 
-def test_metrics_have_a_line_a_round_and_no_count_of_clients(tmp_path: Path) -> None:
-    file, told = tmp_path / "metrics.jsonl", []
+def test_metrics_have_one_line_per_round_and_no_count_of_clients(tmp_path: Path) -> None:
+    file, progress = tmp_path / "metrics.jsonl", []
     figures = finished(
         training(data=spoiled((1,), math.nan)),
         metrics=file,
         evaluate_every=4,
-        tell=lambda stage, done: told.append((stage, done)),
+        tell=lambda stage, done: progress.append((stage, done)),
     )
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert [line["accuracy"] is not None for line in lines] == [False] * 3 + [True, False, True]
-    for line, seen in zip(lines, figures, strict=True):
-        assert line == asdict(seen.shown)
+    for line, each in zip(lines, figures, strict=True):
+        assert line == asdict(each.public)
         assert {line[name] for name in ("asked", "answered", "left_out", "empty")} == {None}
-        assert seen.asked is not None
-    assert told[-1] == ("round 6", 1.0)
+        assert each.asked is not None
+    assert progress[-1] == ("round 6", 1.0)
 
 
 def test_checkpoints_keep_no_count_of_clients(tmp_path: Path) -> None:
-    made = training()
-    finished(made, evaluate_every=1, checkpoint=tmp_path / "file")
-    held = training()
-    held.load(tmp_path / "file")
-    for seen in (*made.history, *held.history):
-        assert (seen.asked, seen.answered, seen.left_out, seen.empty) == (None,) * 4
+    learner = training()
+    finished(learner, evaluate_every=1, checkpoint=tmp_path / "file")
+    copy = training()
+    copy.load(tmp_path / "file")
+    for each in (*learner.history, *copy.history):
+        assert (each.asked, each.answered, each.left_out, each.empty) == (None,) * 4
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_rate_is_parameters_by_cells_over_all_rounds(rule: str) -> None:
-    made = training(replace(DESIGN, compression=RULES[rule]))
-    assert made.campaign.rate == 1.0
-    figures = finished(made, evaluate_every=1)
-    cells = [seen.cells for seen in figures]
-    assert made.campaign.rate == LENGTH * 6 / sum(cells)
-    assert [seen.rate for seen in figures] == [
+    learner = training(replace(DESIGN, compression=RULES[rule]))
+    assert learner.campaign.rate == 1.0
+    figures = finished(learner, evaluate_every=1)
+    cells = [each.cells for each in figures]
+    assert learner.campaign.rate == LENGTH * 6 / sum(cells)
+    assert [each.rate for each in figures] == [
         LENGTH * rounds / sum(cells[:rounds]) for rounds in range(1, 7)
     ]
     # The harmonic mean of the rounds' rates, which is below their mean unless all are one.
-    assert math.isclose(made.campaign.rate, 6 / sum(sent / LENGTH for sent in cells))
+    assert math.isclose(learner.campaign.rate, 6 / sum(count / LENGTH for count in cells))
     if rule == "none":
         assert cells == [LENGTH] * 6
     elif rule == "fixed":
@@ -382,9 +382,9 @@ def test_a_second_sketch_is_counted_and_two_stage_stops_sending_it() -> None:
     second = DESIGN.second_sketch(LENGTH, 0)
     assert second.shape == (5, 10)  # ⌈ln 75⌉ rows
     figures = finished(training(replace(DESIGN, compression=RULES["two_stage"])))
-    assert [seen.cells for seen in figures[:2]] == [LENGTH + second.cells] * 2
-    assert all(seen.cells < LENGTH for seen in figures[2:])
-    assert len({seen.cells for seen in figures[2:]}) == 1
+    assert [each.cells for each in figures[:2]] == [LENGTH + second.cells] * 2
+    assert all(each.cells < LENGTH for each in figures[2:])
+    assert len({each.cells for each in figures[2:]}) == 1
 
 
 # Clients that cannot be used
@@ -400,8 +400,8 @@ def test_clients_that_are_not_finite_are_left_out_and_leave_no_trace(
     design = replace(DESIGN, cohort=CLIENTS, noise_multiplier=QUIET, local=ALL_AT_ONCE)
     spoilt = training(design, spoiled(bad, value), exact=exact)
     clean = training(design, without(bad), exact=exact)
-    seen, expected = finished(spoilt), finished(clean)
-    assert [(figures.left_out, figures.empty) for figures in seen] == [(3, 0)] * 6
+    history, expected = finished(spoilt), finished(clean)
+    assert [(figures.left_out, figures.empty) for figures in history] == [(3, 0)] * 6
     assert [(figures.left_out, figures.empty) for figures in expected] == [(0, 3)] * 6
     assert bool(torch.isfinite(spoilt.campaign.flat).all())
     assert off(spoilt, clean) < 1e-5
@@ -409,29 +409,29 @@ def test_clients_that_are_not_finite_are_left_out_and_leave_no_trace(
 
 def test_updates_that_are_too_long_in_l1_are_left_out() -> None:
     design = replace(DESIGN, cohort=CLIENTS, noise_multiplier=QUIET)
-    assert {seen.left_out for seen in finished(training(replace(design, largest_l1=1e9)))} == {0}
-    made = training(replace(design, largest_l1=1e-9))
-    start = made.campaign.flat.clone()
-    assert {seen.left_out for seen in finished(made)} == {CLIENTS}
-    assert float((made.campaign.flat - start).abs().max()) < 1e-4
+    assert {each.left_out for each in finished(training(replace(design, largest_l1=1e9)))} == {0}
+    learner = training(replace(design, largest_l1=1e-9))
+    start = learner.campaign.flat.clone()
+    assert {each.left_out for each in finished(learner)} == {CLIENTS}
+    assert float((learner.campaign.flat - start).abs().max()) < 1e-4
 
 
 def test_clients_without_examples_add_nothing() -> None:
-    made = training(
+    learner = training(
         replace(DESIGN, cohort=CLIENTS, noise_multiplier=QUIET), without(tuple(range(CLIENTS)))
     )
-    start = made.campaign.flat.clone()
-    assert {seen.empty for seen in finished(made)} == {CLIENTS}
-    assert float((made.campaign.flat - start).abs().max()) < 1e-4
+    start = learner.campaign.flat.clone()
+    assert {each.empty for each in finished(learner)} == {CLIENTS}
+    assert float((learner.campaign.flat - start).abs().max()) < 1e-4
 
 
 def test_clients_that_vanish_are_counted() -> None:
     """False alarm below 1e-6: thirty coins are not all equal, six times."""
     design = replace(DESIGN, cohort=CLIENTS, dropout=0.5)
-    for seen in finished(training(design)):
-        assert seen.asked == CLIENTS
-        assert seen.answered is not None
-        assert 0 < seen.answered < CLIENTS
+    for each in finished(training(design)):
+        assert each.asked == CLIENTS
+        assert each.answered is not None
+        assert 0 < each.answered < CLIENTS
 
 
 def test_data_that_does_not_fit_is_refused() -> None:
@@ -446,7 +446,7 @@ def test_data_that_does_not_fit_is_refused() -> None:
 # Clips
 
 
-def began(compression: Compression, **changes: Any) -> TrainingCampaign:
+def campaign_of(compression: Compression, **changes: Any) -> TrainingCampaign:
     return TrainingCampaign.begin(replace(DESIGN, compression=compression, **changes))
 
 
@@ -461,7 +461,7 @@ def parts(campaign: TrainingCampaign) -> tuple[VectorSketch, VectorSketch | None
 
 
 def lengths(campaign: TrainingCampaign, update: Tensor, exact: bool) -> list[float]:
-    """The norms of what one client adds to the two tables, in the updates' unit."""
+    """The norms of one client's two tables, in the updates' unit."""
     if not exact:
         total = FloatSum(campaign)
         total.add(update[None].clone())
@@ -474,10 +474,10 @@ def lengths(campaign: TrainingCampaign, update: Tensor, exact: bool) -> list[flo
     ]
 
 
-def shown(
+def round_result(
     campaign: TrainingCampaign, deltas: Tensor, exact: bool, seed: int = 1, count: int | None = None
-) -> Shown:
-    """What a round shows of clients with these updates."""
+) -> RoundResult:
+    """The result of a round with these updates."""
     if not exact:
         total = FloatSum(campaign)
         total.add(deltas.clone())
@@ -500,8 +500,8 @@ NOBODY = torch.zeros(0, LENGTH)
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("rule", ["none", "fixed", "adapt_norm", "adapt_tail"])
 def test_no_client_adds_more_than_the_clip(rule: str, exact: bool, size: float) -> None:
-    """Whole numbers may be longer by rounding, which noise is scaled to; floats by 1e-6."""
-    campaign = began(RULES[rule])
+    """Whole numbers may be longer by rounding, which the noise allows for; floats by 1e-6."""
+    campaign = campaign_of(RULES[rule])
     slack = [1 + 1e-6] * 2
     if exact:
         sketches = [sketch for sketch in parts(campaign) if sketch is not None]
@@ -516,10 +516,10 @@ def test_no_client_adds_more_than_the_clip(rule: str, exact: bool, size: float) 
 
 def test_a_short_update_is_not_touched() -> None:
     for exact in (True, False):
-        campaign = began(NoCompression(), noise_multiplier=QUIET)
+        campaign = campaign_of(NoCompression(), noise_multiplier=QUIET)
         update = torch.linspace(-1, 1, LENGTH) / 20
         assert float(torch.linalg.vector_norm(update)) < campaign.clip
-        table = shown(campaign, torch.stack([update, -3 * update, 3 * update]), exact).table
+        table = round_result(campaign, torch.stack([update, -3 * update, 3 * update]), exact).table
         assert float((torch.as_tensor(table) - update).abs().max()) < 1e-5
 
 
@@ -527,10 +527,10 @@ def test_a_short_update_is_not_touched() -> None:
 
 
 def minimised(server: ServerOptimizer, optimiser: Any) -> None:
-    """The server takes an update for what torch calls a negative gradient."""
+    """The server's update is the negative of torch's gradient."""
     flat = torch.linspace(-1, 1, 20, dtype=torch.float64)
     theirs = nn.Parameter(flat.clone())
-    made, memory = optimiser([theirs]), dict[str, Tensor]()
+    theirs_optimiser, memory = optimiser([theirs]), dict[str, Tensor]()
     draw = torch.Generator().manual_seed(4)
     for step in range(1, 8):
         update = torch.randn(20, dtype=torch.float64, generator=draw)
@@ -538,42 +538,44 @@ def minimised(server: ServerOptimizer, optimiser: Any) -> None:
         theirs.grad = -update
         if server.method == "adam":  # torch corrects for the start, FedAdam does not
             first, second = 1 - server.momentum**step, 1 - server.second**step
-            made.param_groups[0]["lr"] = server.learning_rate * first / math.sqrt(second)
-            made.param_groups[0]["eps"] = server.floor / math.sqrt(second)
-        made.step()
+            theirs_optimiser.param_groups[0]["lr"] = (
+                server.learning_rate * first / math.sqrt(second)
+            )
+            theirs_optimiser.param_groups[0]["eps"] = server.floor / math.sqrt(second)
+        theirs_optimiser.step()
         torch.testing.assert_close(flat, theirs.detach(), rtol=1e-12, atol=1e-13)
 
 
 def test_steps_are_those_of_torch() -> None:
     minimised(
         ServerOptimizer(method="sgd", learning_rate=0.3),
-        lambda given: torch.optim.SGD(given, lr=0.3),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.3),
     )
     minimised(
         ServerOptimizer(method="momentum", learning_rate=0.3, momentum=0.8),
-        lambda given: torch.optim.SGD(given, lr=0.3, momentum=0.8),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.3, momentum=0.8),
     )
     minimised(
         ServerOptimizer(method="adam", learning_rate=0.3, momentum=0.8, second=0.95),
-        lambda given: torch.optim.Adam(given, lr=0.3, betas=(0.8, 0.95)),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.3, betas=(0.8, 0.95)),
     )
 
 
 def test_the_mean_is_over_the_cohort_that_was_expected() -> None:
-    """Not over who came: how many that were is nobody's to know."""
+    """Not over the clients that took part, whose number is secret."""
     design = replace(DESIGN, cohort=10, noise_multiplier=QUIET, rounds=1)
-    made = training(design)
-    start = made.campaign.flat.clone()
-    figures = made.round()
+    learner = training(design)
+    start = learner.campaign.flat.clone()
+    figures = learner.round()
     assert figures.asked not in (None, 10)  # the seed's cohort is of another size
     again = training(design)
     parts = updates(
-        again.model, again.campaign.flat, again.data.train, again._cohort(0), design.local,
-        generator=again._generator("examples", 0),
+        again.model, again.campaign.flat, again.data.train, again.cohort(0), design.local,
+        generator=again.generator(0),
     )  # fmt: skip
     deltas = torch.cat([part.deltas for part in parts])
-    table = torch.as_tensor(shown(again.campaign, deltas, exact=True).table)
-    assert float((made.campaign.flat - start - table / 10).abs().max()) < 1e-6
+    table = torch.as_tensor(round_result(again.campaign, deltas, exact=True).table)
+    assert float((learner.campaign.flat - start - table / 10).abs().max()) < 1e-6
 
 
 # The clip that adapts
@@ -585,9 +587,9 @@ def test_the_mean_is_over_the_cohort_that_was_expected() -> None:
 def test_an_adaptive_clip_goes_to_the_quantile_from_either_side(
     quantile: float, start: float, exact: bool
 ) -> None:
-    """Norms are e^x with x even on −1 .. 1, so that a share of 0.1 is 0.2 in x. At the quantile a
-    step moves x by 0.2·0.05 = 0.01 by noise and takes back a tenth of what it is off: a deviation
-    of 0.023, of which seven are allowed for. (An inverted rule runs away from it.)"""
+    """Norms are e^x with x uniform on −1 .. 1, so a share of 0.1 is 0.2 in x. At the quantile, the
+    noise of a step moves x by 0.2·0.05 = 0.01, and the step corrects a tenth of the error: a
+    deviation of 0.023, and seven of these are allowed. (An inverted rule diverges.)"""
     design = replace(
         DESIGN, cohort=CLIENTS, clip=start, adaptive_clip=AdaptiveClip(quantile=quantile),
         noise_multiplier=0.5, rounds=1000,
@@ -597,7 +599,7 @@ def test_an_adaptive_clip_goes_to_the_quantile_from_either_side(
     directions = torch.randn(CLIENTS, LENGTH, generator=torch.Generator().manual_seed(9))
     deltas = directions * (norms / torch.linalg.vector_norm(directions, dim=1))[:, None]
     for number in range(90):
-        campaign.take(shown(campaign, deltas, exact, seed=number))
+        campaign.take(round_result(campaign, deltas, exact, seed=number))
     assert abs(math.log(campaign.clip) - (2 * quantile - 1)) < 0.16
 
 
@@ -615,20 +617,20 @@ def test_too_many_within_the_clip_lower_it_and_too_few_raise_it() -> None:
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("adaptive", [None, AdaptiveClip(), AdaptiveClip(noise=30.0)])
 @pytest.mark.parametrize("rule", RULES)
-def test_all_that_a_round_shows_costs_the_noise_multiplier_together(
+def test_all_parts_of_a_round_cost_the_noise_multiplier_together(
     rule: str, adaptive: AdaptiveClip | None, exact: bool
 ) -> None:
-    """1/z² is the sum of (sensitivity by deviation)²: of the table, of the norm that is asked for
+    """1/z² is the sum of (sensitivity/deviation)²: of the table, of the norm that is measured
     beside it, and of the count of updates within the clip, to which a client adds a half."""
-    campaign = began(RULES[rule], adaptive_clip=adaptive, noise_multiplier=0.4, cohort=20)
-    seen = shown(campaign, NOBODY, exact)
+    campaign = campaign_of(RULES[rule], adaptive_clip=adaptive, noise_multiplier=0.4, cohort=20)
+    result = round_result(campaign, NOBODY, exact)
     longest = [campaign.clip] * 2
     if exact:
         longest = [sketch.rounding.l2 / sketch.scale for sketch in parts(campaign) if sketch]
-    spent = (longest[0] / seen.noise) ** 2
-    if seen.queried is not None:
-        spent += (longest[1] / seen.second_noise) ** 2
-    assert (seen.queried is None) == (campaign.design.compression.asks == "nothing")
+    spent = (longest[0] / result.noise) ** 2
+    if result.measurement is not None:
+        spent += (longest[1] / result.second_noise) ** 2
+    assert (result.measurement is None) == (campaign.design.compression.asks == "nothing")
     if adaptive is not None:
         spent += (0.5 / adaptive.deviation(20)) ** 2
     assert math.isclose(1 / math.sqrt(spent), 0.4, rel_tol=1e-9)
@@ -639,13 +641,13 @@ def test_all_that_a_round_shows_costs_the_noise_multiplier_together(
 
 
 def test_two_stage_has_all_of_the_budget_after_its_warm_up() -> None:
-    made = training(replace(DESIGN, compression=RULES["two_stage"]), exact=False)
-    full = made.design.noise_multiplier * made.campaign.clip
-    assert math.isclose(shown(made.campaign, NOBODY, False).noise, full / math.sqrt(0.9))
-    finished(made, until=2)
-    later = shown(made.campaign, NOBODY, False)
+    learner = training(replace(DESIGN, compression=RULES["two_stage"]), exact=False)
+    full = learner.design.noise_multiplier * learner.campaign.clip
+    assert math.isclose(round_result(learner.campaign, NOBODY, False).noise, full / math.sqrt(0.9))
+    finished(learner, until=2)
+    later = round_result(learner.campaign, NOBODY, False)
     assert math.isclose(later.noise, full)
-    assert later.queried is None
+    assert later.measurement is None
 
 
 def test_a_count_that_costs_more_than_the_round_is_refused() -> None:
@@ -660,11 +662,11 @@ def test_the_loss_is_that_of_all_rounds_with_random_cohorts() -> None:
         assert (design.loss.probability, design.loss.times) == (10 / 30, 6)
         assert design.loss.scheme == design.sampling
         assert math.isclose(design.loss.loss.scale, 0.1 * design.loss.loss.l2)
-    asked = [
+    others = [
         replace(DESIGN, adaptive_clip=AdaptiveClip()),
         replace(DESIGN, compression=AdaptNorm()),
     ]
-    assert {design.loss for design in asked} == {coins.loss}  # paid for out of the same multiplier
+    assert {design.loss for design in others} == {coins.loss}  # paid for out of the same multiplier
     assert epsilon_of([coins.loss], 1e-3) < epsilon_of([fixed.loss], 1e-3)
     assert [design.neighbours for design in (coins, fixed)] == ["zero-out", "replace"]
     more = replace(coins, rounds=7)
@@ -699,18 +701,18 @@ def test_without_noise_nothing_is_noised() -> None:
 
 @pytest.mark.parametrize("rule", ["none", "fixed", "adapt_norm", "adapt_tail"])
 def test_noise_that_is_too_large_to_draw_is_drawn_on_coarser_tables(rule: str) -> None:
-    """Sixty times a table of a thousand whole numbers is as much as the sampler has."""
-    campaign = began(RULES[rule], noise_multiplier=500.0)
+    """Sixty times a table of a thousand whole numbers is the most that the sampler can draw."""
+    campaign = campaign_of(RULES[rule], noise_multiplier=500.0)
     main, second = parts(campaign)
     assert main.rounding.l2 < 65536 / 500
     share = 1.0 if second is None else 0.9
-    seen = shown(campaign, NOBODY, exact=True)
-    assert math.isclose(seen.noise, 500 * main.rounding.l2 / main.scale / math.sqrt(share))
+    result = round_result(campaign, NOBODY, exact=True)
+    assert math.isclose(result.noise, 500 * main.rounding.l2 / main.scale / math.sqrt(share))
 
 
 def test_noise_that_cannot_be_drawn_at_all_is_refused() -> None:
     with pytest.raises(ImpossibleError, match="more than can be drawn"):
-        began(NoCompression(), noise_multiplier=1e5).next_task()
+        campaign_of(NoCompression(), noise_multiplier=1e5).next_task()
     with pytest.raises(ImpossibleError, match="more than can be drawn"):
         whole_numbers(replace(SECURE, noise_multiplier=70.0), LENGTH, None, 0.5)
     exact = whole_numbers(replace(SECURE, noise_multiplier=20.0), LENGTH, None, 0.5)
@@ -730,49 +732,49 @@ SECURE = replace(
 
 def test_a_secure_sum_with_too_few_survivors_takes_no_step_and_the_round_counts() -> None:
     """False alarm below 1e-6: eight of twenty are needed, and one in a hundred stays."""
-    made = training(replace(SECURE, dropout=0.99))
+    learner = training(replace(SECURE, dropout=0.99))
     assert SECURE.secure is not None
     assert SECURE.secure.noise(1.0, 20).survivors == 8
-    start, sizing = made.campaign.flat.clone(), made.campaign.sizing
-    figures = finished(made)
-    assert torch.equal(made.campaign.flat, start)
-    assert made.campaign.sizing == sizing
-    assert made.campaign.done == 6
-    assert made.campaign.cells_sent == sum(seen.cells for seen in figures) > 0
+    start, sizing = learner.campaign.flat.clone(), learner.campaign.sizing
+    figures = finished(learner)
+    assert torch.equal(learner.campaign.flat, start)
+    assert learner.campaign.sizing == sizing
+    assert learner.campaign.done == 6
+    assert learner.campaign.cells_sent == sum(each.cells for each in figures) > 0
 
 
 def test_a_secure_sum_of_enough_clients_takes_steps() -> None:
-    made = training(SECURE)
-    start = made.campaign.flat.clone()
-    finished(made, until=1)
-    assert not torch.equal(made.campaign.flat, start)
+    learner = training(SECURE)
+    start = learner.campaign.flat.clone()
+    finished(learner, until=1)
+    assert not torch.equal(learner.campaign.flat, start)
 
 
-def test_noise_in_shares_is_known_to_grow_with_those_who_stay() -> None:
-    """Six of the eight that must stay are honest, so that twenty have 20/6 of the variance."""
+def test_noise_in_shares_grows_with_the_number_of_survivors() -> None:
+    """Six of the eight that must stay are honest, so twenty have 20/6 of the variance."""
     campaign = TrainingCampaign.begin(SECURE)
     main, _ = parts(campaign)
     needed = SECURE.multiplier * main.rounding.l2 / main.scale
-    seen = shown(campaign, NOBODY, exact=True, count=20)
-    assert math.isclose(seen.noise, needed * math.sqrt(20 / 6))
+    result = round_result(campaign, NOBODY, exact=True, count=20)
+    assert math.isclose(result.noise, needed * math.sqrt(20 / 6))
 
 
 def test_clients_that_are_left_out_still_send_their_noise() -> None:
-    """They send zeros: whether a sum may be opened does not depend on what anybody holds."""
+    """They send zeros: whether a sum may be opened does not depend on anybody's data."""
     design = replace(SECURE, secure=SecureSum(corrupt=0.0, dropout=0.0), cohort=CLIENTS)
-    made = training(design, spoiled((0, 1, 2, 3), math.nan))
-    start = made.campaign.flat.clone()
-    figures = made.round()
+    learner = training(design, spoiled((0, 1, 2, 3), math.nan))
+    start = learner.campaign.flat.clone()
+    figures = learner.round()
     assert (figures.left_out, figures.answered) == (4, CLIENTS)
-    assert not torch.equal(made.campaign.flat, start)
+    assert not torch.equal(learner.campaign.flat, start)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"sampling": "poisson"}, 'a cohort of a known size; set sampling to "passes"'),
-        ({"compression": AdaptNorm()}, "noise in shares cannot be added to one"),
-        ({"compression": AdaptTail()}, "noise in shares cannot be added to one"),
+        ({"compression": AdaptNorm()}, "noise in shares cannot be added"),
+        ({"compression": AdaptTail()}, "noise in shares cannot be added"),
         ({"adaptive_clip": AdaptiveClip()}, "a secure sum has a fixed clip"),
         ({"cohort": 3}, "at least 4 devices"),
         ({"secure": SecureSum(corrupt=0.9, dropout=0.5)}, "nobody's noise counts"),

@@ -38,7 +38,7 @@ from sfumato.privacy import (
     SeededRng,
     epsilon_of,
 )
-from sfumato.privacy.accounting import _all_renyi
+from sfumato.privacy.accounting import renyi_divergences
 from sfumato.questions.mean.design import (
     ROWS,
     MeanCampaign,
@@ -414,7 +414,7 @@ def test_the_rounds_are_a_plan_that_bounds_each_whatever_its_size(
             charge = design.charge_of(task)
             assert isinstance(charge, PlannedLoss)
             assert charge.loss == charge.losses[round]
-            own, bound = _all_renyi([task.loss]), _all_renyi([charge.loss])
+            own, bound = renyi_divergences([task.loss]), renyi_divergences([charge.loss])
             assert np.all(own <= bound * (1 + 1e-12))
             assert 0.97 * epsilon < epsilon_of(charge.all_losses, 1e-6) <= epsilon
 

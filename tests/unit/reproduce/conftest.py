@@ -21,7 +21,7 @@ def no_files(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def make_figure(no_files: str) -> Make:
-    """A tiny figure by name, and what was told of its progress."""
+    """A tiny figure by name, and the reports of its progress."""
     outcomes: dict[str, tuple[Outcome, list[tuple[str, float]]]] = {}
 
     def make(name: str) -> tuple[Outcome, list[tuple[str, float]]]:

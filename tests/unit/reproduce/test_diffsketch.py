@@ -33,7 +33,7 @@ from tiny_figures import EXTENT, SKETCH, only
 from tiny_figures import TASK as TINY
 
 NAMES = tuple(f"003-fig{number}" for number in (2, 3, 4, 5, 6, 9))
-FOLDER = data_folder()  # before any test says that there is none
+FOLDER = data_folder()  # before a test changes the environment
 PRIVACY = {"exchange", "rate", "claimed_epsilon_a_round", "epsilon", "delta", "privacy"}
 PRIVATE = {"vector noise", "sketch noise", "gaussian"}
 OutcomeOf = Callable[[str], Outcome]
@@ -131,9 +131,9 @@ def test_padding_is_what_theorem_2_asks_for() -> None:
     assert padding == pytest.approx(139_000, rel=0.005)
 
 
-def test_rounds_that_are_looked_at_end_with_the_last() -> None:
-    assert data.SMALL_DIGITS.looked_at == (10, 20, 30, 50, 70, 100, 200, 300)
-    assert TINY.looked_at == (10, 12)
+def test_evaluated_rounds_end_with_the_last() -> None:
+    assert data.SMALL_DIGITS.evaluated_rounds == (10, 20, 30, 50, 70, 100, 200, 300)
+    assert TINY.evaluated_rounds == (10, 12)
 
 
 @pytest.mark.skipif(FOLDER is None, reason="the data files are not here")
@@ -141,14 +141,14 @@ def test_rounds_that_are_looked_at_end_with_the_last() -> None:
 def test_models_fit_their_data(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SFUMATO_DATA", str(FOLDER))
     try:
-        found = task.load()
+        federated = task.load()
     except DataError as problem:
         pytest.skip(str(problem))
-    assert len(found.train) == task.clients
-    check_fit(runs.design(task, runs.plain(), 1).make(), found.train)
+    assert len(federated.train) == task.clients
+    check_fit(runs.design(task, runs.plain(), 1).make(), federated.train)
 
 
-# Claims, held against numbers that are made up: as the paper has them, and with one thing wrong.
+# Claims about synthetic numbers: as in the paper, and with one thing wrong.
 
 
 def curve(
@@ -164,7 +164,7 @@ def curve(
     of: Sequence[float] = (),
     task: Task = TINY,
 ) -> Trial:
-    """Three looks; a curve is at its end from round `reached` on."""
+    """Three evaluations; a curve is at its final level from round `reached` on."""
     rounds = (1, 10, 100)
     values = np.array([accuracy if round >= reached else 0.0 for round in rounds])
     run = Run(rounds, values, np.array(of), 0.0)

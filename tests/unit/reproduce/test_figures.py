@@ -1,4 +1,4 @@
-"""What holds of every figure of every paper."""
+"""Properties of every figure of every paper."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = tuple(figures())
 TRAINED = tuple(name for name in NAMES if name.startswith(("002", "003")))
 FIELDS = {"figure", "panel", "data", "series", "x_name", "x", "y_name", "y", "y_low", "y_high"}
 FIELDS |= {"y_stderr", "repeats", "seeds"}
-# How data are called without a data file.
+# Descriptions of data without a data file.
 STAND_INS = ("law ", "made-up ", "three centres", "as in the paper", "printed in the paper")
 PANELS = {
     "000-fig1": 9,
@@ -79,7 +79,7 @@ def test_numbers_are_plain_json_and_say_which_data_and_seeds(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_claims_are_said_with_numbers(name: str, outcome_of: OutcomeOf) -> None:
+def test_claims_have_numbers(name: str, outcome_of: OutcomeOf) -> None:
     claims = outcome_of(name).claims
     assert claims
     assert len({claim.text for claim in claims}) == len(claims)

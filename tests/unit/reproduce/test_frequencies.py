@@ -37,9 +37,9 @@ def third(outcome_of: Callable[[str], Outcome]) -> Outcome:
 
 
 def test_targets_below_twenty_devices_are_left_out(first: Outcome) -> None:
-    tried = Curves(first.numbers)
-    assert tried.get("a", "minimax", "x").tolist() == [0.0012, 0.02]
-    assert tried.get("g", "minimax", "x").tolist() == [0.02]  # 20 of 6,906 devices are 0.0029
+    curves = Curves(first.numbers)
+    assert curves.get("a", "minimax", "x").tolist() == [0.0012, 0.02]
+    assert curves.get("g", "minimax", "x").tolist() == [0.02]  # 20 of 6,906 devices are 0.0029
 
 
 def test_smaller_sizes_are_found_and_miss_the_target(first: Outcome) -> None:
@@ -90,11 +90,11 @@ def test_fresh_beats_hybrid_where_rows_and_width_are_few() -> None:
 def test_hybrid_is_called_worse_than_fresh_only_where_it_is(
     factor: float, holds: bool, second: Outcome
 ) -> None:
-    made_up = [
+    changed = [
         {**line, "y": _best_other(second, line) * factor} if line["series"] == "hybrid" else line
         for line in second.numbers
     ]
-    claims = list(claims_2(Curves(made_up)))
+    claims = list(claims_2(Curves(changed)))
     claim = only(claims, "never worse than Fresh")
     assert claim.holds is holds
     assert ("× at 50" in claim.detail) is not holds
@@ -159,7 +159,7 @@ def write(folder: Path, name: str, **columns: Any) -> None:
     pa.parquet.write_table(pa.table(columns), folder / name)
 
 
-def test_gowalla_rows_stand_for_as_many_check_ins_as_they_count(folder: Path) -> None:
+def test_gowalla_rows_stand_for_their_count_of_check_ins(folder: Path) -> None:
     write(
         folder,
         "gowalla_us_cells.parquet",
@@ -237,7 +237,7 @@ def test_a_user_draws_one_of_its_words_by_how_often_it_wrote_it(tweets: data.Sou
     total = np.bincount(tweets.draw(USERS, np.random.default_rng(1)), minlength=tweets.categories)
     assert tweets.categories == 2 + USERS
     assert total.sum() == USERS
-    assert total[2:].max() == 1  # nobody draws another's word, and nobody is asked twice
+    assert total[2:].max() == 1  # nobody draws another's word, and nobody is drawn twice
     oaks = int(total[0])
     assert binomtest(oaks, USERS, 3 / 5).pvalue > FALSE_ALARM
     assert binomtest(oaks, USERS, 1 / 3).pvalue < FALSE_ALARM

@@ -30,8 +30,8 @@ from sfumato.sketch import CountSketch
 from tiny_figures import only
 
 FALSE_ALARM = 1e-6
-FOLDER = data_folder()  # before any test says that there is none
-ASKED = Setting(rounds=4, threshold=20, budget=3_000)
+FOLDER = data_folder()  # before a test changes the environment
+SETTING = Setting(rounds=4, threshold=20, budget=3_000)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def _claims_2(numbers: Sequence[Mapping[str, Any]]) -> list[Claim]:
 @pytest.mark.parametrize(
     "words", ["at least the paper's IBLTs", "at least every CountSketch", "nobody held"]
 )
-def test_what_is_said_of_ours_holds_and_would_not_of_something_worse(
+def test_claims_about_ours_hold_and_would_not_for_worse_numbers(
     words: str, second: Outcome
 ) -> None:
     """Deterministic for the fixed seeds; the control is ours with a lower F1 and a wrong key."""
@@ -108,24 +108,24 @@ def test_a_budget_is_interpolated_by_its_logarithm() -> None:
     assert budget_for(curves, "a", "always") == 100
 
 
-def test_what_is_never_reached_is_not_reached_with_less(second: Outcome) -> None:
-    lost = [
+def test_a_level_that_is_never_reached_is_not_reached_with_less(second: Outcome) -> None:
+    lower = [
         {**line, "y": 0.5} if line["y_name"].startswith("F1") else line for line in second.numbers
     ]
-    claims = _claims_2(lost)
+    claims = _claims_2(lower)
     assert not only(claims, "words of the paper's adaptive IBLT").holds
     assert not only(claims, "10 times less", "without signs").holds
 
 
 @pytest.mark.parametrize(("count_median", "holds"), [(1.0, False), (0.0, True)])
-def test_ten_times_less_is_held_against_the_method_that_is_named(
+def test_ten_times_less_is_compared_with_the_named_method(
     count_median: float, holds: bool, second: Outcome
 ) -> None:
-    made_up = [
+    changed = [
         {**line, "y": count_median} if line["series"] == "unsigned" else line
         for line in second.numbers
     ]
-    assert only(_claims_2(made_up), "10 times less", "without signs").holds is holds
+    assert only(_claims_2(changed), "10 times less", "without signs").holds is holds
 
 
 def test_flat_may_rise_and_falling_is_by_a_tenth() -> None:
@@ -142,23 +142,23 @@ def test_flat_may_rise_and_falling_is_by_a_tenth() -> None:
 
 
 @pytest.mark.parametrize(("score", "holds"), [(0.79, True), (0.77, False)])
-def test_adaptive_is_held_against_the_best_t(score: float, holds: bool) -> None:
+def test_adaptive_is_compared_with_the_best_t(score: float, holds: bool) -> None:
     curves = curves_of(fixed=[0.0, 0.8, 0.6], adaptive=[score] * 3, ours=[score] * 3)
     claims = list(claims_4("a", data.law(2, 1.1), curves))
     assert only(claims, "within 0.02").holds is holds
     assert not only(claims, "(ours)").holds
 
 
-def test_the_rows_with_the_best_mean_are_taken_at_each_x() -> None:
+def test_the_rows_with_the_best_mean_are_used_at_each_x() -> None:
     tried = {(5, 1): [0.5, 0.7], (9, 1): [0.8, 0.1], (5, 2): [0.1], (9, 2): [0.2]}
     readings = [
         Reading("a", f"fresh/{rows}", x, y) for (rows, x), values in tried.items() for y in values
     ]
-    kept = best_rows([*readings, Reading("a", "ours", 1, 0.9)])
-    chosen = {(series, x): more["rows"] for _, series, x, _, more in kept}
-    assert chosen == {("fresh", 1): 5, ("fresh", 2): 9, ("ours", 1): 3}
-    assert [reading.y for reading in kept] == [0.5, 0.7, 0.2, 0.9]
-    assert {reading.series for reading in kept} == {"fresh", "ours"}
+    best = best_rows([*readings, Reading("a", "ours", 1, 0.9)])
+    rows_by_series = {(series, x): more["rows"] for _, series, x, _, more in best}
+    assert rows_by_series == {("fresh", 1): 5, ("fresh", 2): 9, ("ours", 1): 3}
+    assert [reading.y for reading in best] == [0.5, 0.7, 0.2, 0.9]
+    assert {reading.series for reading in best} == {"fresh", "ours"}
 
 
 def test_count_median_is_the_sum_of_medians_of_plain_counts() -> None:
@@ -166,17 +166,17 @@ def test_count_median_is_the_sum_of_medians_of_plain_counts() -> None:
     rows, width, seed = 5, 7, 3
     counts = np.random.default_rng(1).integers(4, size=(3, 40))
     points = item_points(60, seed)  # twenty strings that nobody holds
-    wanted = np.zeros(60)
+    expected = np.zeros(60)
     for round, count in enumerate(counts):
         sketch = CountSketch(rows=rows, width=width, seed=seed, bucket_round=round)
-        read = np.zeros((rows, 60))
+        readings = np.zeros((rows, 60))
         for row, coefficients in enumerate(sketch.buckets.tolist()):
             values = Polynomial(tuple(coefficients))(points)
             cells = np.array([int(value) * width >> 61 for value in values])
-            read[row] = np.bincount(cells[:40], count, minlength=width)[cells]
-        wanted += np.median(read, axis=0)
+            readings[row] = np.bincount(cells[:40], count, minlength=width)[cells]
+        expected += np.median(readings, axis=0)
     totals = runs.sketch_totals("unsigned", counts, points, rows=rows, width=width, seed=seed)
-    assert totals.tolist() == wanted.tolist()
+    assert totals.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("mode", COUNTING)
@@ -225,15 +225,15 @@ def test_nobody_sends_more_than_the_budget(folder: Path) -> None:
 
 def test_a_round_that_fits_is_not_sampled_and_is_listed_exactly() -> None:
     words = few_words()
-    counts = words.rounds(ASKED.rounds, seed=1)
-    design = runs.our_design(words, counts, ASKED, seed=1)
+    counts = words.rounds(SETTING.rounds, seed=1)
+    design = runs.our_design(words, counts, SETTING, seed=1)
     assert (design.adaptive, design.mechanism.rate) == (False, 1)
-    assert runs.score_campaign(design, words, counts, ASKED, seed=1) == (1.0, 0)
+    assert runs.score_campaign(design, words, counts, SETTING, seed=1) == (1.0, 0)
 
 
 def test_a_round_that_does_not_fit_is_sampled_or_lost() -> None:
-    words, small = few_words(), replace(ASKED, budget=600)
-    counts = words.rounds(ASKED.rounds, seed=1)
+    words, small = few_words(), replace(SETTING, budget=600)
+    counts = words.rounds(SETTING.rounds, seed=1)
     ours = runs.our_design(words, counts, small, seed=1)
     assert ours.adaptive
     assert ours.mechanism.rate < 1
@@ -242,12 +242,12 @@ def test_a_round_that_does_not_fit_is_sampled_or_lost() -> None:
 
 
 def test_keys_that_nobody_held_are_counted() -> None:
-    """The control of "0 in so many campaigns": devices that hold something else than they sent."""
+    """The control of "0 in … campaigns": devices that hold other items than they sent."""
     words = few_words()
-    counts = words.rounds(ASKED.rounds, seed=1)
-    design = runs.our_design(words, counts, ASKED, seed=1)
+    counts = words.rounds(SETTING.rounds, seed=1)
+    design = runs.our_design(words, counts, SETTING, seed=1)
     others = replace(words, items=pa.array(np.asarray(words.items) + np.uint64(1_000)))
-    score = runs.score_campaign(design, others, counts, ASKED, seed=1)
+    score = runs.score_campaign(design, others, counts, SETTING, seed=1)
     assert score == (0.0, int(np.count_nonzero(counts)))
 
 
@@ -269,14 +269,14 @@ def test_words_are_drawn_by_their_shares_in_rounds_of_varying_size() -> None:
     spread = float(((sizes - sizes.mean()) ** 2).sum())
     assert _chance(spread / (0.1 * DEVICES) ** 2) > FALSE_ALARM
     assert _chance(spread / DEVICES) < FALSE_ALARM
-    held, total = int(counts[:, 0].sum()), int(sizes.sum())
+    holders, total = int(counts[:, 0].sum()), int(sizes.sum())
     steeper = (np.arange(1, 501) + 2.0) ** -1.2
-    assert binomtest(held, total, float(words.shares[0])).pvalue > FALSE_ALARM
-    assert binomtest(held, total, float(steeper[0] / steeper.sum())).pvalue < FALSE_ALARM
+    assert binomtest(holders, total, float(words.shares[0])).pvalue > FALSE_ALARM
+    assert binomtest(holders, total, float(steeper[0] / steeper.sum())).pvalue < FALSE_ALARM
 
 
 def _chance(squares: float) -> float:
-    """Of a sum of squares as far out as this, for a hundred normal sizes."""
+    """The probability of a sum of squares this extreme, for a hundred normal sizes."""
     return 2 * float(min(chi2.cdf(squares, 99), chi2.sf(squares, 99)))
 
 

@@ -30,7 +30,7 @@ from sfumato.reproduce.learning.runs import NONE, Method, Runs, Scores
 from tiny_figures import CLIENTS, PRINTED, made_up_clients, only
 from tiny_figures import WORKLOAD as TINY
 
-FOLDER = data_folder()  # before any test says that there is none
+FOLDER = data_folder()  # before a test changes the environment
 EXACT = Slack(share=0.01, errors=0.0)
 
 
@@ -57,11 +57,11 @@ def test_every_number_says_what_was_run_and_what_it_costs(
 
 def test_a_table_has_every_row_beside_what_the_paper_printed(first_table: Outcome) -> None:
     rows = {"none", "genie", "two_stage 0.1", "ours"} | {f"adapt_norm {c:g}" for c in ERRORS}
-    held: dict[str, set[str]] = {}
+    series: dict[str, set[str]] = {}
     for line in first_table.numbers:
-        held.setdefault(line["panel"], set()).add(line["series"])
-    assert held["a"] == held["b"] == rows
-    assert held["c"] == held["d"] == {"genie", *(f"adapt_norm {c:g}" for c in ERRORS)}
+        series.setdefault(line["panel"], set()).add(line["series"])
+    assert series["a"] == series["b"] == rows
+    assert series["c"] == series["d"] == {"genie", *(f"adapt_norm {c:g}" for c in ERRORS)}
     printed = {
         (line["panel"], line["series"], line["x"]): line["y"]
         for line in first_table.numbers
@@ -150,7 +150,7 @@ def test_a_test_set_is_cut_to_the_same_different_examples() -> None:
     assert len(data.tested_on(whole, 10_000).test_targets) == len(whole.test_targets)
 
 
-# Claims, held against numbers that are made up: as the paper has them, and with one thing wrong.
+# Claims about synthetic numbers: as in the paper, and with one thing wrong.
 
 
 def made_up(change: Callable[[float, Method], tuple[float, float] | None] | None = None) -> Runs:
@@ -212,7 +212,7 @@ def test_claims_show_epsilon_beside_every_multiplier() -> None:
 
 
 def test_the_papers_epsilon_is_not_what_it_says_for_table_1() -> None:
-    """Ten, it says; other accountants had 36.7 for the table's highest multiplier."""
+    """The paper says ten; other accountants give 36.7 for the table's highest multiplier."""
     claim = only(table_claims(1, made_up(), PRINTED, EXACT), "roughly epsilon")
     assert not claim.holds
     assert "z = 0.5 is epsilon 36.7" in claim.detail
@@ -220,7 +220,7 @@ def test_the_papers_epsilon_is_not_what_it_says_for_table_1() -> None:
     assert only(table_claims(1, made_up(), right, EXACT), "roughly epsilon").holds
 
 
-def test_rates_are_held_against_the_papers_for_its_own_model_only() -> None:
+def test_rates_are_compared_with_the_papers_for_its_own_model_only() -> None:
     there = replace(PRINTED, parameters=30, multipliers=(0.5, 1.0))
     printed = replace(there, rate={**there.rate, "0.1": (20.0, 31.0)})
     assert only(table_claims(1, made_up(), printed, EXACT), "is the paper's").holds
@@ -248,13 +248,13 @@ def test_figure_1_asks_for_a_factor_of_ten_between_tasks() -> None:
     assert not only(claims_1([falling]), "does not fall").holds
 
 
-def test_figure_2_is_held_at_every_error() -> None:
+def test_figure_2_has_claims_at_every_error() -> None:
     claims = claims_2([made_up()], EXACT)
     above = [claim for claim in claims if "above Two Stage's" in claim.text]
     assert [claim.holds for claim in above] == [True] * len(ERRORS)
 
 
-def test_chance_is_allowed_for_where_it_is_asked_for() -> None:
+def test_slack_may_allow_for_chance() -> None:
     base = Scores(np.array([0.80, 0.80]), np.ones(2))
     noisy = Scores(np.array([0.70, 0.80]), np.ones(2))  # 0.05 below, a standard error of 0.05
     low = Scores(np.array([0.70, 0.70]), np.ones(2))

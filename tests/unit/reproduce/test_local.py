@@ -22,14 +22,14 @@ from sfumato.reproduce import Claim, Outcome
 from sfumato.reproduce.frequencies.data import power_law_shares
 from sfumato.reproduce.local import data, runs
 from sfumato.reproduce.local.figures import (
-    KNOWN_BOUND,
+    REFERENCE_BOUND,
     WIDTHS_4,
     bound,
     claims_4,
     use_claims,
     word_claims,
 )
-from sfumato.reproduce.local.runs import Measured, Search
+from sfumato.reproduce.local.runs import Measurement, Search
 from sfumato.reproduce.panels import Curves
 from tiny_figures import only
 
@@ -37,16 +37,18 @@ F64 = npt.NDArray[np.float64]
 OutcomeOf = Callable[[str], Outcome]
 
 
-@pytest.mark.parametrize(("size", "known"), KNOWN_BOUND.items())
-def test_the_bound_has_the_known_values(size: tuple[int, int], known: float) -> None:
-    """Known to the device, some of them cut and some rounded."""
+@pytest.mark.parametrize(("size", "reference"), REFERENCE_BOUND.items())
+def test_the_bound_has_the_known_values(size: tuple[int, int], reference: float) -> None:
+    """Known to one device, some truncated and some rounded."""
     counts = 1e8 * power_law_shares(1.2, 2_600)
     width, rows = size
-    assert abs(bound(2.0, rows, width, counts) - known) < 1
+    assert abs(bound(2.0, rows, width, counts) - reference) < 1
     sketch = CountMeanSketch(epsilon=2.0, rows=rows, width=width, seed=0)
     squares = float(counts @ counts)
     exact = math.sqrt(debias.variance(sketch, count=1e8, holders=0.0, squares=squares))
-    assert 0.98 * known < exact <= known + 1  # the bound leaves in what the exact formula does not
+    assert (
+        0.98 * reference < exact <= reference + 1
+    )  # the bound keeps terms that the exact formula drops
 
 
 def test_figure_4_is_as_known_and_as_predicted(outcome_of: OutcomeOf) -> None:
@@ -62,7 +64,7 @@ def test_figure_4_is_as_known_and_as_predicted(outcome_of: OutcomeOf) -> None:
             assert abs(measured / exact - 1) < 0.1
 
 
-def test_a_bound_that_is_not_the_known_one_is_told(
+def test_a_bound_that_is_not_the_known_one_is_reported(
     outcome_of: OutcomeOf,
 ) -> None:
     """The negative control: bounds 0.1% larger, measured values 10% larger."""
@@ -89,8 +91,8 @@ def test_the_exact_variance_of_figure_4_is_above_no_bound(
 def test_use_cases_are_unbiased_and_err_as_predicted(
     case: data.Case, series: str, outcome_of: OutcomeOf
 ) -> None:
-    """False alarm below 1e-6 a check: six standard errors (normal), and what ours reports may be
-    off by 5% more. Power: a standard error 20% off (25% with ours) is missed with probability
+    """False alarm below 1e-6 per check: six standard errors (normal), and our reported errors may
+    be off by 5% more. Power: a standard error 20% off (25% with ours) is missed with probability
     below 1e-4; the claims have controls below."""
     outcome = outcome_of(case.name)
     lines = [line for line in outcome.numbers if line.get("series") == series and "listed" in line]
@@ -106,7 +108,7 @@ def test_use_cases_are_unbiased_and_err_as_predicted(
     assert not any("known ones" in claim.text for claim in outcome.claims)  # another dictionary
 
 
-RUN = Measured(
+RUN = Measurement(
     series="paper",
     oracle="count mean sketch",
     seed=1,
@@ -138,10 +140,10 @@ OURS: dict[str, Any] = {"series": "ours", "oracle": "hashed response", "record_b
         ({"threshold": 410.0}, "known ones"),
     ],
 )
-def test_a_use_case_that_is_wrong_is_told(change: dict[str, Any], text: str) -> None:
-    def claims(paper: Measured) -> list[Claim]:
+def test_a_use_case_that_is_wrong_is_reported(change: dict[str, Any], text: str) -> None:
+    def claims(paper: Measurement) -> list[Claim]:
         ours = replace(paper, **OURS, error=60.0, listed=20)
-        return list(use_claims([paper], [ours], items=100_000, known=(100, 400), share=0.5))
+        return list(use_claims([paper], [ours], items=100_000, reference=(100, 400), share=0.5))
 
     assert all(claim.holds for claim in claims(RUN))
     wrong = [claim for claim in claims(replace(RUN, **change)) if not claim.holds]
@@ -152,7 +154,7 @@ def test_a_use_case_that_is_wrong_is_told(change: dict[str, Any], text: str) -> 
 def test_ours_must_be_better_in_variance_and_bytes_and_list_more() -> None:
     def failing(**change: Any) -> list[str]:
         ours = replace(RUN, **{**OURS, "error": 60.0, "listed": 20, **change})
-        claims = use_claims([RUN], [ours], items=100_000, known=None, share=0.5)
+        claims = use_claims([RUN], [ours], items=100_000, reference=None, share=0.5)
         return [claim.text for claim in claims if not claim.holds]
 
     assert failing() == []
@@ -164,7 +166,7 @@ def test_ours_must_be_better_in_variance_and_bytes_and_list_more() -> None:
 @pytest.mark.parametrize(("wrong", "holds"), [(1, True), (8, False)])
 def test_items_that_nobody_holds_may_be_listed_in_few_runs(wrong: int, holds: bool) -> None:
     group = [replace(RUN, listed_unheld=int(seed < wrong)) for seed in range(20)]
-    claims = use_claims(group, group, items=100, known=None, share=0.5)
+    claims = use_claims(group, group, items=100, reference=None, share=0.5)
     assert [claim.holds for claim in claims if "nobody holds" in claim.text] == [holds] * 2
 
 
@@ -179,7 +181,7 @@ def test_prefixes_find_more_words_than_the_puzzle_and_none_is_false(
     assert sum(line["false"] for line in outcome.numbers if "false" in line) < 6
 
 
-def test_a_search_that_is_wrong_is_told() -> None:
+def test_a_search_that_is_wrong_is_reported() -> None:
     def failing(**change: Any) -> list[str]:
         puzzle: dict[str, Any] = {
             "seed": 1,
@@ -194,7 +196,7 @@ def test_a_search_that_is_wrong_is_told() -> None:
         }
         ours = Search(series="prefixes", **{**puzzle, "found": 39, "record_bytes": 4})
         group = [Search(series="puzzle", **{**puzzle, **change}), ours]
-        claims = word_claims(group, words=100, is_known=True)
+        claims = word_claims(group, words=100, has_reference=True)
         return [claim.text for claim in claims if not claim.holds]
 
     assert failing() == []
@@ -211,16 +213,16 @@ FALSE_ALARM = 1e-6
 
 @cache
 def by_records(oracle: CountMeanSketch | HashedResponse) -> F64:
-    """Rows' records, cells and estimates of tallies made the long way: (tallies, numbers)."""
+    """Row counts, cells and estimates of tallies made from records, (tallies, numbers)."""
     values = oracle.values(np.arange(COUNTS.size))
     devices = np.repeat(values, COUNTS)
     records = oracle.randomize(np.tile(devices, TALLIES), rng=SeededRng(SEED))
-    found = []
+    numbers = []
     for part in np.split(records, TALLIES):
         tally = Tally(oracle)
         tally.fold(part)
-        found.append(numbers_of(tally, values))
-    return np.array(found)
+        numbers.append(numbers_of(tally, values))
+    return np.array(numbers)
 
 
 def by_cells(oracle: CountMeanSketch | HashedResponse) -> F64:
@@ -276,9 +278,9 @@ def test_a_simulated_tally_of_another_law_is_caught(
 
 
 def test_blocks_of_rows_share_the_devices_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """False alarm 1e-6 (chi-square). Power: devices left over for the last block, or lost, make the
-    sum wrong or a row hundreds of deviations off."""
-    monkeypatch.setattr(runs, "_ROWS", 4)
+    """False alarm 1e-6 (chi-square). Power: devices that are lost, or all left to the last block,
+    make the sum wrong or a row hundreds of deviations off."""
+    monkeypatch.setattr(runs, "ROWS_AT_ONCE", 4)
     oracle = CountMeanSketch(epsilon=1.0, rows=10, width=8, seed=1)
     values, counts = oracle.values(np.arange(3)), np.array([70_000, 20_000, 10_000])
     tally = runs.simulated_tally(oracle, values, counts, np.random.default_rng(SEED))
@@ -330,24 +332,25 @@ def test_too_few_hosts_are_refused(folder: Path) -> None:
 
 
 def test_new_words_are_in_no_dictionary_and_of_three_to_ten_letters(folder: Path) -> None:
-    wanted = [f"{'abcdefghij'[i // 10]}{'abcdefghij'[i % 10]}x" for i in range(100)]
+    new = [f"{'abcdefghij'[i // 10]}{'abcdefghij'[i % 10]}x" for i in range(100)]
     others = ["the", "ok", "it's", "abcdefghijk", "rare"]
     pa.parquet.write_table(
         pa.table(
             {
-                "word": [*others, *wanted],
+                "word": [*others, *new],
                 "freq": [9.0, 8.0, 7.0, 6.0, 0.1, *np.linspace(5, 1, 100)],
                 "scowl_size": [10, 0, 0, 0, 0, *([0, 80] * 50)],
             }
         ),
         folder / "words_en.parquet",
     )
-    assert data.new_words().items.to_pylist() == wanted
+    assert data.new_words().items.to_pylist() == new
 
 
 def test_without_files_dictionaries_have_the_same_shape(folder: Path) -> None:
     sizes = [
-        len(made().items) for made in (data.emoji, data.domains, data.health_types, data.new_words)
+        len(source().items)
+        for source in (data.emoji, data.domains, data.health_types, data.new_words)
     ]
     assert sizes == [2_623, 250_000, 190, 100]
     assert len(set(data.new_words().items.to_pylist())) == 100

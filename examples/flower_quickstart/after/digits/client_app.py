@@ -1,4 +1,4 @@
-"""What a client does."""
+"""The client."""
 
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -11,9 +11,9 @@ app = ClientApp(mods=[sfumato_mod])
 
 @app.train()
 def train_locally(message: Message, context: Context) -> Message:
-    given, labels = points(context.node_config["partition-id"])
+    inputs, labels = points(context.node_config["partition-id"])
     model = {name: array.numpy() for name, array in message.content["arrays"].items()}
-    trained = train(model, given, labels)
+    trained = train(model, inputs, labels)
     content = RecordDict(
         {
             "arrays": ArrayRecord({name: Array(array) for name, array in trained.items()}),

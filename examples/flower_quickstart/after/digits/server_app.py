@@ -1,4 +1,4 @@
-"""What the server does."""
+"""The server."""
 
 import json
 from pathlib import Path
@@ -39,8 +39,8 @@ def main(grid: Grid, context: Context) -> None:
         num_rounds=settings["rounds"],
         evaluate_fn=evaluate,
     )
-    found = {
+    results = {
         "accuracy": {n: m["accuracy"] for n, m in result.evaluate_metrics_serverapp.items()},
         "rounds": {n: dict(m) for n, m in result.train_metrics_clientapp.items()},
     }
-    Path(settings["out"]).write_text(json.dumps(found), encoding="utf-8")
+    Path(settings["out"]).write_text(json.dumps(results), encoding="utf-8")

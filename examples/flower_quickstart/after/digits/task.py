@@ -1,9 +1,9 @@
-"""The model and the data: two layers, and points of ten classes that are drawn, not downloaded."""
+"""The model and the data: two layers, and random points of ten classes."""
 
 import numpy as np
 
 FEATURES, HIDDEN, CLASSES = 64, 128, 10
-SPREAD = 2.5  # of points around the middle of their class
+SPREAD = 2.5  # deviation of points from the middle of their class
 
 
 def new_model():
@@ -21,26 +21,26 @@ def points(client, count=400):
     middles = np.random.default_rng(7).standard_normal((CLASSES, FEATURES))
     chance = np.random.default_rng(100 + client)
     labels = chance.integers(CLASSES, size=count)
-    given = middles[labels] + SPREAD * chance.standard_normal((count, FEATURES))
-    return given.astype(np.float32), labels
+    inputs = middles[labels] + SPREAD * chance.standard_normal((count, FEATURES))
+    return inputs.astype(np.float32), labels
 
 
-def forward(model, given):
-    hidden = np.maximum(given @ model["first"] + model["first_bias"], 0)
+def forward(model, inputs):
+    hidden = np.maximum(inputs @ model["first"] + model["first_bias"], 0)
     return hidden, hidden @ model["second"] + model["second_bias"]
 
 
-def train(model, given, labels, rate=0.05, epochs=2, batch=20):
+def train(model, inputs, labels, rate=0.05, epochs=2, batch=20):
     """Plain gradient steps on the cross entropy."""
     model = {name: array.copy() for name, array in model.items()}
     for _ in range(epochs):
         for start in range(0, len(labels), batch):
-            part, wanted = given[start : start + batch], labels[start : start + batch]
+            part, targets = inputs[start : start + batch], labels[start : start + batch]
             hidden, scores = forward(model, part)
             scores = np.exp(scores - scores.max(axis=1, keepdims=True))
             slope = scores / scores.sum(axis=1, keepdims=True)
-            slope[np.arange(len(wanted)), wanted] -= 1
-            slope /= len(wanted)
+            slope[np.arange(len(targets)), targets] -= 1
+            slope /= len(targets)
             back = (slope @ model["second"].T) * (hidden > 0)
             model["second"] -= rate * hidden.T @ slope
             model["second_bias"] -= rate * slope.sum(axis=0)
@@ -49,5 +49,5 @@ def train(model, given, labels, rate=0.05, epochs=2, batch=20):
     return model
 
 
-def accuracy(model, given, labels):
-    return float((forward(model, given)[1].argmax(axis=1) == labels).mean())
+def accuracy(model, inputs, labels):
+    return float((forward(model, inputs)[1].argmax(axis=1) == labels).mean())

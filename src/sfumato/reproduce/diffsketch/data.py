@@ -1,11 +1,11 @@
-"""The trainings of paper 003 and what it printed about them.
+"""The trainings of paper 003 and the paper's own numbers.
 
 Models and numbers of clients are the paper's: 10 workers of 200 digits, 6,000 devices of 10 digits,
 both with logistic regression of 7,850 parameters, and 46 speaking roles with a recurrent model of
 39,720. The paper gives no number of rounds, no clip and no sizes of that model; ours are in every
-number. The roles are the 46 that say most in the text that is public, cut into sequences. At small
-scale there are fewer rounds, and roles read short sequences with a larger step. A file that is not
-there is an error.
+number. The roles are the 46 that say most in the public text, cut into sequences. At small scale
+there are fewer rounds, and roles have short sequences with a larger step. A missing file is an
+error.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:  # it needs PyTorch
     from sfumato.learn.data import Federated
 
 ROLES = 46
-TESTED = 1_000  # sequences that the recurrent model is tested on
+TESTED = 1_000  # test sequences of the recurrent model
 SHORT = 20  # characters of a sequence at small scale
 BATCH = 10
-RATIO = 1.2815515655446004  # the 90th percentile of a Gaussian, by its deviation
+RATIO = 1.2815515655446004  # the 90th percentile of a Gaussian, in deviations
 DELTA = 1e-5
 
 
 class Size(NamedTuple):
-    """Of a sketch."""
+    """The size of a sketch."""
 
     rows: int
     width: int
@@ -49,7 +49,7 @@ class Quantised(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Whose data, which model, and how workers train; the exchange is left open."""
+    """Data, model and local training, without the exchange."""
 
     name: str
     load: Callable[[], Federated]
@@ -63,19 +63,19 @@ class Task:
     learning_rate: float
     steps: int | None  # None: one epoch
     most_examples: int | None = None
-    clip: float  # of an update, where one is clipped: about a median norm
+    clip: float  # of an update, where it is clipped: about the median norm
 
     @property
     def data(self) -> str:
-        """What is run, in full."""
+        """A full description of what is run."""
         return (
             f"{self.name}: {self.parameters:,} parameters, {self.cohort:,} of {self.clients:,} "
             f"clients a round, {self.rounds:,} rounds, learning rate {self.learning_rate:g}"
         )
 
     @property
-    def looked_at(self) -> tuple[int, ...]:
-        """Rounds after which accuracy is measured: evenly by the logarithm, and the last."""
+    def evaluated_rounds(self) -> tuple[int, ...]:
+        """Rounds after which accuracy is measured: evenly on a logarithmic scale, and the last."""
         ladder = (1, 2, 3, 5, 7)
         every = [step * 10**power for power in range(1, 5) for step in ladder]
         return (*(each for each in every if each < self.rounds), self.rounds)
@@ -87,10 +87,10 @@ TABLE_1 = (
     Quantised(epsilon=10, bits=4, levels=14, coins=2),
     Quantised(epsilon=10, bits=5, levels=28, coins=4),
 )
-PRINTED_RATE = {4: 10.0, 5: 6.0}  # what table 1 calls so many bits; 32 bits by them are 8 and 6.4
+PRINTED_RATE = {4: 10.0, 5: 6.0}  # table 1's rates by bits; 32 bits divided by them are 8 and 6.4
 EQUAL_RATE: Mapping[int, Size] = {4: Size(7, 112), 5: Size(7, 187)}  # sketches of that rate
-DIGIT_SIZES = (Size(7, 22), Size(7, 15))  # 50 and 75 times
-ROLE_SIZES = (Size(10, 190), Size(10, 245))  # 21 and 16 times; figure 4 has them the other way
+DIGIT_SIZES = (Size(7, 22), Size(7, 15))  # 50 and 75 times smaller
+ROLE_SIZES = (Size(10, 190), Size(10, 245))  # 21 and 16 times smaller; figure 4 swaps them
 
 
 def _digits(clients: int, examples: int) -> Federated:

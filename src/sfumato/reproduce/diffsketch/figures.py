@@ -1,14 +1,13 @@
-"""Figures 2 to 6 and 9 of paper 003: what sketched training sends, how accurate it is, and which
-privacy holds.
+"""Figures 2 to 6 and 9 of paper 003: the traffic, accuracy and actual privacy of sketched training.
 
-Accuracies are drawn by what a device has sent, in rounds of uncompressed training, as in the paper.
-The legend says of every curve whether it is private at all; numbers and claims have the epsilon of
-all rounds together beside the one that the paper claims for each.
+Accuracies are drawn by a device's traffic, in rounds of uncompressed training, as in the paper. The
+legend says for every curve whether it is private at all; numbers and claims have the epsilon of all
+rounds together beside the one that the paper claims for each round.
 
 A claim's text says how it is checked. Details have accuracies with their standard errors over seeds
 and, beside every curve, the privacy that holds: the epsilon of all rounds together, or "no DP
 guarantee". The paper's own epsilon is of one round, for neighbours that differ in one coordinate of
-a random gradient; it is no differential privacy. Claims marked (ours) are about the mode that is.
+a random gradient; it is not differential privacy. Claims marked (ours) are about the private mode.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from sfumato.reproduce.diffsketch import data, runs
 from sfumato.reproduce.diffsketch.data import DELTA, PRINTED_RATE, Quantised, Size, Task
 from sfumato.reproduce.diffsketch.runs import Run, Trial, trial
 from sfumato.reproduce.learning.runs import AT_ONCE, one_thread
-from sfumato.reproduce.panels import Panel, Reading, Series, numbered_series, shown
+from sfumato.reproduce.panels import Panel, Reading, Series, brief, numbered_series
 from sfumato.reproduce.runner import Claim, Experiment, Figure, by_workload, repeat
 
 ACCURACY = "accuracy on test examples"
-SENT = "rounds by rate: what a device has sent"
+TRAFFIC = "rounds by rate: what a device has sent"
 LETTERS = "abcdefgh"
-NOT_PRIVATE = "no DP guarantee"  # as `learn.diffsketch` says it, which needs PyTorch
+NOT_PRIVATE = "no DP guarantee"  # as in `learn.diffsketch`, which needs PyTorch
 HOLDS = f"what is claimed; what holds: {NOT_PRIVATE}"
-GAIN = 0.05  # the least that the paper says it gains over cpSGD
-LITTLE = 0.02  # a "marginal decrease" in accuracy
+GAIN = 0.05  # the paper's least gain over cpSGD
+MARGIN = 0.02  # a "marginal decrease" in accuracy
 ORDERS = 10.0  # "orders of magnitude" is at least this factor
-REACHED = 0.9  # of the uncompressed accuracy: where what was sent is compared
+REACHED = 0.9  # share of the uncompressed accuracy at which traffic is compared
 MOST = 0.5  # "most" of the rounds is more than this share
-ERRORS = 2.0  # standard errors within which two accuracies are not told apart
+ERRORS = 2.0  # standard errors within which two accuracies count as equal
 SERIES: Mapping[str, Series] = {
     "plain": Series(f"uncompressed ({NOT_PRIVATE})", "grey", "x"),
     "paper": Series(f"DiffSketch as printed ({NOT_PRIVATE})", "red", "s"),
@@ -62,14 +61,14 @@ class Extent:
     tasks: tuple[Task, ...]
     sizes: tuple[tuple[Size, ...], ...] = ()  # of the sketches, for each task
     rows: tuple[Quantised, ...] = ()  # of table 1
-    epsilon: float = 1.0  # a round, that the paper would claim
+    epsilon: float = 1.0  # per round, as the paper would claim it
     total: float = 10.0  # of all rounds, for ours
     targets: tuple[float, ...] = (1.0,)  # of figure 9
     repeats: int
 
     @property
-    def keyed(self) -> list[tuple[str, Task, tuple[Size, ...]]]:
-        """A panel for each task."""
+    def panels(self) -> list[tuple[str, Task, tuple[Size, ...]]]:
+        """The key, task and sizes of each panel."""
         return list(zip(LETTERS, self.tasks, self.sizes, strict=False))
 
 
@@ -82,9 +81,9 @@ def _experiment(
     series: Mapping[str, Series] = SERIES,
     readings: Callable[[Trial], Iterable[Reading]] | None = None,
 ) -> Experiment:
-    """Train every trial once per seed; accuracies by what was sent unless `readings` says what."""
+    """Train every trial once per seed; `readings` replaces the accuracies by traffic."""
     federated = {task: task.load() for task in dict.fromkeys(each.task for each in trials)}
-    runs.wake()
+    runs.load_compiled_kernels()
     readings_of = readings or _accuracies
 
     def gather(results: list[Run]) -> Trials:
@@ -101,7 +100,7 @@ def _experiment(
         readings=lambda trials: chain.from_iterable(map(readings_of, trials)),
         claims=lambda trials, _: claims(trials),
         series=series,
-        labels=min(2, len(panels)),  # those that say what is not private are long
+        labels=min(2, len(panels)),  # labels that say "no DP guarantee" are long
         at_once=AT_ONCE,
         around=one_thread,
     )
@@ -115,7 +114,7 @@ def _accuracies(each: Trial) -> Iterator[Reading]:
 
 
 def _accuracy_panel(key: str, title: str, task: Task) -> Panel:
-    return Panel(key, title, task.data, SENT, ACCURACY, linear=True)
+    return Panel(key, title, task.data, TRAFFIC, ACCURACY, linear=True)
 
 
 def by_place(trials: Trials) -> dict[tuple[str, str], Trial]:
@@ -127,7 +126,7 @@ def by_place(trials: Trials) -> dict[tuple[str, str], Trial]:
 
 
 def figure_2(extent: Extent) -> Experiment:
-    """Against cpSGD at as many bits."""
+    """Comparison with cpSGD at equal bits."""
     (task,) = extent.tasks
     keyed = list(zip(LETTERS, extent.rows, strict=False))
     trials, panels = [], []
@@ -149,7 +148,7 @@ def figure_2(extent: Extent) -> Experiment:
 
 
 def claims_2(rows: Sequence[tuple[str, Quantised]], trials: Trials) -> Iterator[Claim]:
-    """What is said of cpSGD."""
+    """The claims about cpSGD."""
     curves = by_place(trials)
     for panel, row in rows:
         name = f"2({panel}) epsilon {row.epsilon:g}, {row.bits} bits"
@@ -169,7 +168,7 @@ def claims_2(rows: Sequence[tuple[str, Quantised]], trials: Trials) -> Iterator[
 
 
 def _theorem_of_cpsgd(name: str, row: Quantised, raw: Trial) -> Claim:
-    """Of the paper's table 1."""
+    """The claim about the paper's table 1."""
     from sfumato.learn.diffsketch import BinomialVector
 
     task, exchange = raw.task, raw.exchange
@@ -178,7 +177,7 @@ def _theorem_of_cpsgd(name: str, row: Quantised, raw: Trial) -> Claim:
     every = exchange.epsilon(task.parameters, task.clients * row.coins, exchange.clip)
     needed = math.ceil(4 * 23 * math.log(10 * task.parameters / exchange.delta) / task.cohort)
     enough = runs.quantised(task, row._replace(coins=needed), rotate=False)
-    assert isinstance(enough, BinomialVector)  # as above
+    assert isinstance(enough, BinomialVector)  # from `runs.quantised`
     then = enough.epsilon(task.parameters, task.cohort * needed, enough.clip)
     return Claim(
         text=f"{name}: table 1's {row.levels} levels and {row.coins} coins give epsilon "
@@ -195,14 +194,14 @@ def _theorem_of_cpsgd(name: str, row: Quantised, raw: Trial) -> Claim:
 
 
 def _theorem(epsilon: float) -> str:
-    return f"says {shown(epsilon)}" if math.isfinite(epsilon) else "does not apply"
+    return f"says {brief(epsilon)}" if math.isfinite(epsilon) else "does not apply"
 
 
 # Figures 3 and 4.
 
 
 def against_noise(number: int, extent: Extent) -> Experiment:
-    """Against noise on vectors and on sketches."""
+    """Comparison with noise on vectors and on sketches."""
     from sfumato.learn.diffsketch import multiplier_for
 
     (task,), (sizes,), epsilon = extent.tasks, extent.sizes, extent.epsilon
@@ -211,7 +210,7 @@ def against_noise(number: int, extent: Extent) -> Experiment:
     whole = task.cohort == task.clients  # every worker in every round: errors are corrected
     trials, panels = [], []
     for panel, size in zip(LETTERS, sizes, strict=False):
-        # Longer padding than the vector would not fit a round of the recurrent model.
+        # For the recurrent model, padding longer than the vector would be too slow.
         padding = runs.padding_for(task, size, epsilon) if whole else task.parameters
         add = partial(trial, task, panel)
         printed = runs.printed(size, epsilon, padding=padding, correction=whole)
@@ -233,13 +232,13 @@ def against_noise(number: int, extent: Extent) -> Experiment:
             f"{noised.privacy}\nours: {ours.privacy}"
         )
         panels.append(_accuracy_panel(panel, title, task))
-    named = [(panel, str(size)) for panel, size in zip(LETTERS, sizes, strict=False)]
+    names = [(panel, str(size)) for panel, size in zip(LETTERS, sizes, strict=False)]
     heading = f"Paper 003, figure {number}: DiffSketch and noise"
-    return _experiment(heading, extent, trials, panels, partial(noise_claims, number, named))
+    return _experiment(heading, extent, trials, panels, partial(noise_claims, number, names))
 
 
 def noise_claims(number: int, panels: Sequence[tuple[str, str]], trials: Trials) -> Iterator[Claim]:
-    """What is said of noise, in figures 3 and 4."""
+    """The claims about noise, in figures 3 and 4."""
     curves = by_place(trials)
     for panel, size in panels:
         name = f"{number}({panel}) {size}"
@@ -253,8 +252,8 @@ def noise_claims(number: int, panels: Sequence[tuple[str, str]], trials: Trials)
             text=f"{name}: DiffSketch takes {ORDERS:g} times less communication than noise on "
             f"vectors to reach {REACHED:.0%} of the accuracy without noise or compression",
             holds=math.isfinite(mine) and other >= ORDERS * mine,
-            detail=f"to {level:.3f}: DiffSketch {_sent(mine)}, noise on vectors "
-            f"{_sent(other)}, neither {_sent(plain.sent_for(level))}; ends: {_end(paper)}; "
+            detail=f"to {level:.3f}: DiffSketch {_worth(mine)}, noise on vectors "
+            f"{_worth(other)}, neither {_worth(plain.sent_for(level))}; ends: {_end(paper)}; "
             f"{_end(vector)}",
         )
         yield Claim(
@@ -263,9 +262,9 @@ def noise_claims(number: int, panels: Sequence[tuple[str, str]], trials: Trials)
             detail=f"{_end(paper)}; {_end(table)}",
         )
         yield Claim(
-            text=f"{name}: DiffSketch loses at most {100 * LITTLE:g} points to uncompressed "
+            text=f"{name}: DiffSketch loses at most {100 * MARGIN:g} points to uncompressed "
             "training",
-            holds=paper.final >= plain.final - LITTLE,
+            holds=paper.final >= plain.final - MARGIN,
             detail=f"{_end(paper)}; {_end(plain)}; sketches alone: {_end(sketch)}",
         )
         yield _same_privacy(name, (paper, vector, table))
@@ -292,8 +291,8 @@ def _same_privacy(name: str, every: Sequence[Trial]) -> Claim:
 def _useful(name: str, private: Trial, plain: Trial) -> Claim:
     return Claim(
         text=f"(ours) {name}: with {private.privacy}, noise on the sum of clipped sketches, it is "
-        f"within {100 * LITTLE:g} points of uncompressed training without noise",
-        holds=private.final >= plain.final - LITTLE,
+        f"within {100 * MARGIN:g} points of uncompressed training without noise",
+        holds=private.final >= plain.final - MARGIN,
         detail=f"{_end(private)}; {_end(plain)}",
     )
 
@@ -302,10 +301,10 @@ def _useful(name: str, private: Trial, plain: Trial) -> Claim:
 
 
 def figure_5(extent: Extent) -> Experiment:
-    """Accuracy by what was sent, over rates; sketches alone."""
+    """Accuracy by traffic, over rates; sketches alone."""
     trials, panels = [], []
     series = {"plain": SERIES["plain"]}
-    for panel, task, sizes in extent.keyed:
+    for panel, task, sizes in extent.panels:
         trials.append(trial(task, panel, "plain", runs.plain()))
         for size in sizes:
             each = trial(task, panel, str(size), runs.sketched(size))
@@ -318,21 +317,21 @@ def figure_5(extent: Extent) -> Experiment:
 
 
 def claims_5(trials: Trials) -> Iterator[Claim]:
-    """What is said of rates, from the lowest to the highest."""
+    """The claims about rates, from the lowest to the highest."""
     for panel, (plain, *every) in _by_panel(trials):
         level = REACHED * plain.final
-        sent = [each.sent_for(level) for each in every]
+        traffic = [each.sent_for(level) for each in every]
         name = f"5({panel}) {plain.task.name}"
         yield Claim(
             text=f"{name}: the higher the rate, the less is sent until {REACHED:.0%} of the "
             "uncompressed accuracy",
-            holds=all(math.isfinite(each) for each in sent)
-            and all(np.diff(sent) < 0)
-            and sent[0] < plain.sent_for(level),
-            detail=f"to {level:.3f}: uncompressed {_sent(plain.sent_for(level))}, "
+            holds=all(math.isfinite(each) for each in traffic)
+            and all(np.diff(traffic) < 0)
+            and traffic[0] < plain.sent_for(level),
+            detail=f"to {level:.3f}: uncompressed {_worth(plain.sent_for(level))}, "
             + ", ".join(
-                f"{each.rate:.1f} times {_sent(much)}"
-                for each, much in zip(every, sent, strict=True)
+                f"{each.rate:.1f} times {_worth(volume)}"
+                for each, volume in zip(every, traffic, strict=True)
             ),
         )
         yield Claim(
@@ -366,13 +365,13 @@ def figure_6(extent: Extent) -> Experiment:
             runs.printed(size, extent.epsilon, padding=times * task.parameters),
             extent.epsilon,
         )
-        for panel, task, sizes in extent.keyed
+        for panel, task, sizes in extent.panels
         for key, times in paddings.items()
         for size in sizes
     ]
     panels = [
         Panel(key, f"{task.name}\n{HOLDS}", task.data, "rate", "theorem 2's “epsilon”, the median")
-        for key, task, _ in extent.keyed
+        for key, task, _ in extent.panels
     ]
     series = {
         "no padding": numbered_series(f"no padding ({NOT_PRIVATE})", 0),
@@ -390,13 +389,13 @@ def figure_6(extent: Extent) -> Experiment:
 
 
 def claims_6(trials: Trials) -> Iterator[Claim]:
-    """What is said of curves of growing rate and no padding."""
+    """The claims about curves of growing rate and no padding."""
     for panel, every in _by_panel(each for each in trials if each.series == "no padding"):
         name = f"6({panel}) {every[0].task.name}"
         medians = [float(np.median(each.claimed)) for each in every]
         shares = [float(np.isfinite(each.claimed).mean()) for each in every]
         detail = "; ".join(
-            f"{each.rate:.1f} times: median {shown(median)}, and it applies to {share:.0%} of "
+            f"{each.rate:.1f} times: median {brief(median)}, and it applies to {share:.0%} of "
             "workers' rounds"
             for each, median, share in zip(every, medians, shares, strict=True)
         )
@@ -424,7 +423,7 @@ def claims_6(trials: Trials) -> Iterator[Claim]:
 
 
 def figure_9(extent: Extent) -> Experiment:
-    """Theorem 2's epsilon over all workers and rounds: which share is below a value."""
+    """Theorem 2's epsilon over all workers and rounds, as a distribution function."""
     (task,), ((size,),) = extent.tasks, extent.sizes
     first = extent.targets[0]
     paddings = [(f"no padding, target {first:g}", 0, first)]
@@ -461,7 +460,7 @@ def figure_9(extent: Extent) -> Experiment:
 
 
 def claims_9(trials: Trials) -> Iterator[Claim]:
-    """What is said of the rounds that are validated."""
+    """The claims about rounds that are validated."""
     for each in trials:
         target = each.claimed_per_round
         assert target is not None  # figure 9 is about validation
@@ -471,7 +470,7 @@ def claims_9(trials: Trials) -> Iterator[Claim]:
             "theorem 2, so that noise is added in a few cases only",
             holds=share > MOST,
             detail=f"{share:.1%} of {each.claimed.size:,}; median "
-            f"{shown(float(np.median(each.claimed)))}; noise was added in {each.noised:.1%}; "
+            f"{brief(float(np.median(each.claimed)))}; noise was added in {each.noised:.1%}; "
             f"privacy that holds: {each.privacy}",
         )
 
@@ -492,14 +491,14 @@ def _end(each: Trial) -> str:
     )
 
 
-def _sent(communication: float) -> str:
+def _worth(communication: float) -> str:
     return f"{communication:.3g} rounds' worth" if math.isfinite(communication) else "never"
 
 
 def _figure(
     name: str, title: str, experiment: Callable[[Extent], Experiment], **options: Any
 ) -> Figure:
-    """At small scale tasks are small, too, and repeats are two for five."""
+    """A figure; at small scale tasks are small, and there are two repeats instead of five."""
     small = {data.DIGITS: data.SMALL_DIGITS, data.DEVICES: data.SMALL_DEVICES}
     small[data.ROLE_TASK] = data.SMALL_ROLES
     paper = Extent(**options, repeats=5)

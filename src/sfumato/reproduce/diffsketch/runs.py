@@ -1,9 +1,9 @@
 """The trainings behind paper 003's figures, with the epsilon that holds beside the claimed one.
 
-Nothing here trains or sketches by itself: a run is a `learn.diffsketch.SketchedTraining`. Runs of
-one seed share the model's start, the cohorts and the order of examples, as in the paper.
+A run is a `learn.diffsketch.SketchedTraining`. Runs of one seed share the initial model, the
+cohorts and the order of examples, as in the paper.
 
-PyTorch is imported when something is trained, not before.
+PyTorch is imported only when something is trained.
 """
 
 from __future__ import annotations
@@ -14,42 +14,40 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from sfumato.privacy.accounting import AdditiveLoss, SampledLoss, epsilon_of
+from sfumato.kernels import F64
+from sfumato.privacy.accounting import epsilon_of
 from sfumato.reproduce.diffsketch.data import BATCH, DELTA, RATIO, Quantised, Size, Task
-from sfumato.reproduce.panels import shown, standard_error
+from sfumato.reproduce.panels import brief, standard_error
 
 if TYPE_CHECKING:  # they need PyTorch
     from sfumato.learn.data import Federated
     from sfumato.learn.diffsketch import DiffSketch, DiffSketchDesign, Exchange
 
-F64 = npt.NDArray[np.float64]
 
-LOOSE = 2.0  # the clip of cpSGD, by that of Gaussian noise
+LOOSE = 2.0  # the clip of cpSGD, relative to that of Gaussian noise
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """What one seed gave."""
+    """The results of one seed."""
 
     rounds: tuple[int, ...]
-    accuracies: F64  # after each of those
-    claimed: F64  # theorem 2's epsilon of all workers and rounds, infinite where inapplicable
-    noised: float  # share of them that added noise on its account
+    accuracies: F64  # after each of these rounds
+    claimed: F64  # theorem 2's epsilon of all workers and rounds, infinite where it does not apply
+    noised: float  # share of them in which noise was added because of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trial:
-    """One curve: where it is drawn, what is exchanged and what that costs a client, and its runs by
-    seed."""
+    """One curve: its place in the figure, its exchange and privacy, and its runs by seed."""
 
     task: Task
     panel: str
     series: str
     exchange: Exchange
-    claimed_per_round: float | None  # epsilon that the paper would write beside it
-    rate: float  # of what is sent
+    claimed_per_round: float | None  # the epsilon that the paper would claim for it
+    rate: float
     epsilon: float  # of all rounds, at DELTA; infinite where nothing is promised
     runs: tuple[Run, ...] = ()
 
@@ -59,7 +57,7 @@ class Trial:
 
     @property
     def accuracies(self) -> F64:
-        """(seeds, looked at)."""
+        """(seeds, evaluated rounds)."""
         return np.stack([run.accuracies for run in self.runs])
 
     @property
@@ -80,16 +78,16 @@ class Trial:
 
     @property
     def privacy(self) -> str:
-        """What would hold with exact and secret noise, for people."""
+        """For people: the privacy that would hold with exact and secret noise."""
         from sfumato.learn.diffsketch import NOT_PRIVATE
 
         if not math.isfinite(self.epsilon):
             return NOT_PRIVATE
-        return f"epsilon {shown(self.epsilon)} at delta {DELTA:g} in all, if noise were not seeded"
+        return f"epsilon {brief(self.epsilon)} at delta {DELTA:g} in all, if noise were not seeded"
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What every line of numbers says about privacy; infinite is null."""
+        """The fields of every number line about privacy; infinite is null."""
         return {
             "exchange": self.exchange.label,
             "rate": self.rate,
@@ -100,8 +98,8 @@ class Trial:
         }
 
     def sent_for(self, level: float) -> float:
-        """What is sent until the mean accuracy is at a level, in rounds of uncompressed training;
-        infinite if it never is."""
+        """The traffic until the mean accuracy reaches a level, in rounds of uncompressed training;
+        infinite if it never does."""
         reached = np.flatnonzero(self.accuracies.mean(axis=0) >= level)
         return self.rounds[reached[0]] / self.rate if reached.size else math.inf
 
@@ -109,16 +107,16 @@ class Trial:
 def trial(
     task: Task, panel: str, series: str, exchange: Exchange, claimed: float | None = None
 ) -> Trial:
-    """A curve that is to be run."""
-    of = design(task, exchange, 0)
+    """A curve before its runs."""
+    planned = design(task, exchange, 0)
     return Trial(
         task=task,
         panel=panel,
         series=series,
         exchange=exchange,
         claimed_per_round=claimed,
-        rate=of.rate,
-        epsilon=of.epsilon(DELTA),
+        rate=planned.rate,
+        epsilon=planned.epsilon(DELTA),
     )
 
 
@@ -144,8 +142,8 @@ def design(task: Task, exchange: Exchange, seed: int) -> DiffSketchDesign:
     )
 
 
-def wake() -> None:
-    """Have the compiled loops, which one short vector would not be worth: there will be many."""
+def load_compiled_kernels() -> None:
+    """Load the compiled kernels, which a single short vector would not load: there will be many."""
     from sfumato.sketch.dense import DenseSketch
 
     length = 1 << 18
@@ -162,13 +160,13 @@ def train(trial: Trial, data: Federated, seed: int) -> Run:
     accuracies: list[float] = []
     claimed: list[float] = []
     noised = 0
-    for seen in training.run(evaluate_at=frozenset(task.looked_at)):
-        claimed += seen.claimed
-        noised += seen.noised
-        if seen.accuracy is not None:
-            accuracies.append(seen.accuracy)
+    for result in training.run(evaluate_at=frozenset(task.evaluated_rounds)):
+        claimed += result.claimed
+        noised += result.noised
+        if result.accuracy is not None:
+            accuracies.append(result.accuracy)
     share = noised / max(len(claimed), 1)
-    return Run(task.looked_at, np.array(accuracies), np.array(claimed), share)
+    return Run(task.evaluated_rounds, np.array(accuracies), np.array(claimed), share)
 
 
 # Exchanges of the figures.
@@ -210,15 +208,15 @@ def noised_vector(task: Task, multiplier: float, where: Any) -> Exchange:
 
 
 def quantised(task: Task, row: Quantised, *, rotate: bool) -> Exchange:
-    """cpSGD; without rotation a single entry may be as large as the whole vector, with it four
-    deviations are enough. Its noise is so small that few vectors need to be clipped."""
+    """cpSGD. Without rotation a single entry may be as large as the whole vector; with rotation
+    four deviations are enough. Its noise is so small that few vectors need to be clipped."""
     from sfumato.learn.diffsketch import BinomialVector
 
-    turned = 1 << (task.parameters - 1).bit_length()
+    padded_length = 1 << (task.parameters - 1).bit_length()
     clip = LOOSE * task.clip
     return BinomialVector(
         clip=clip,
-        largest=4 * clip / math.sqrt(turned) if rotate else clip,
+        largest=4 * clip / math.sqrt(padded_length) if rotate else clip,
         levels=row.levels,
         coins=row.coins,
         rotate=rotate,
@@ -227,7 +225,7 @@ def quantised(task: Task, row: Quantised, *, rotate: bool) -> Exchange:
 
 
 def padding_for(task: Task, size: Size, epsilon: float) -> int:
-    """As many coordinates as make theorem 2 claim this epsilon of a Gaussian vector."""
+    """The padding for which theorem 2 claims this epsilon for a Gaussian vector."""
     from sfumato.learn.diffsketch import padded_length
 
     return max(0, padded_length(size.rows, size.width, epsilon, RATIO) - task.parameters)
@@ -236,20 +234,12 @@ def padding_for(task: Task, size: Size, epsilon: float) -> int:
 @cache
 def sampled_multiplier(epsilon: float, cohort: int, clients: int, rounds: int) -> float:
     """The noise multiplier on sums over cohorts of a fixed size at which all rounds cost epsilon,
-    to a hundredth of it, rounded up."""
+    rounded up, to a hundredth of itself."""
+    from sfumato.learn.diffsketch import NoisyVector
 
     def cost(multiplier: float) -> float:
-        unit = 1_000.0
-        one = AdditiveLoss(
-            noise="gaussian", scale=multiplier * unit, l1=unit**2, l2=unit, unit_cells=0
-        )
-        whole = cohort == clients
-        loss = SampledLoss(
-            loss=one,
-            probability=cohort / clients,
-            scheme="poisson" if whole else "fixed",
-            times=rounds,
-        )
+        exchange = NoisyVector(clip=1.0, noise_multiplier=multiplier)
+        loss = exchange.loss(length=1, cohort=cohort, clients=clients, rounds=rounds)
         return epsilon_of([loss], DELTA)
 
     low, high = 0.0, 1.0

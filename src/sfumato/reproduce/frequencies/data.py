@@ -1,15 +1,15 @@
-"""The devices of paper 000's experiments: real ones where their files are, else drawn from a law.
+"""The devices of paper 000's experiments: from files, or drawn from a power law.
 
-A file that `reproduce.files` does not find is stood in for by a power law, and the source's `data`
-says so: it goes into every number and title.
+A power law replaces a file that `reproduce.files` does not find, and the source's `data`, which is
+in every number and title, says so.
 
-The paper's own three sets are not all public. What stands for them:
+The paper's own three sets are not all public. Their substitutes:
 
 - Gowalla: 546,698 check-ins in the contiguous US on the paper's grid of 175,000 cells; fewer cells
   are occupied than in the whole set, and the largest holds 19%.
 - C4 (pages per web domain) has no public counts. *Commits per author* has the head of the law
-  i^-1.8 on which figure 3 is known to come out (52%, 16%, 8%, …) but 53,542 devices for 150,000.
-  *Hosts per registered domain* has devices enough, and 92% of them hold the same item.
+  i^-1.8, for which figure 3 is known to hold (52%, 16%, 8%, …), but 53,542 devices, not 150,000.
+  *Hosts per registered domain* has enough devices, and 92% of them hold the same item.
 - Sentiment-140: a tenth of the users, one word each.
 """
 
@@ -21,15 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sfumato.errors import DataError
+from sfumato.kernels import F64, I64
 from sfumato.questions.sizing import RISK, rows_for
 from sfumato.reproduce.files import find_file, read_arrays
 
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
 Draw = Callable[[int, np.random.Generator], I64]
 
 ROUNDS = 10
@@ -49,16 +47,16 @@ class Source:
     """Devices with one item each, and the sizes of the paper's problem on them."""
 
     name: str  # for titles
-    data: str  # what it is, in full
+    data: str  # a full description
     categories: int
     rows: int
     one_round: int  # devices of the single-round problem
     per_round: int  # devices of each of the ten rounds
-    draw: Draw  # the items of that many devices, none twice; (devices,)
-    light_tail: bool = False  # where the paper finds Hybrid best, not merely like Fresh
+    draw: Draw  # draws the items of different devices, (devices,)
+    light_tail: bool = False  # whether the paper finds Hybrid best, not merely like Fresh
 
     def counts(self, rounds: int, devices: int, rng: np.random.Generator) -> I64:
-        """How many of each round's devices hold each item, (rounds, categories)."""
+        """The number of each round's devices that hold each item, (rounds, categories)."""
         items = self.draw(rounds * devices, rng).reshape(rounds, devices)
         return np.stack([np.bincount(each, minlength=self.categories) for each in items])
 
@@ -84,12 +82,12 @@ def gowalla() -> Source:
 
 
 def c4_law() -> Source:
-    """The law i^-1.8 over as many items as C4 has."""
+    """The law i^-1.8 over C4's number of items."""
     return _c4("law i^-1.8", "law i^-1.8", power_law(1.8, C4_ITEMS))
 
 
 def c4_commits() -> Source | None:
-    """Item = how many commits an author has made; nothing without the file."""
+    """Item = an author's number of commits; None without the file."""
     path = find_file("commit_users.parquet")
     if path is None:
         return None
@@ -101,7 +99,7 @@ def c4_commits() -> Source | None:
 
 
 def c4_hosts() -> Source | None:
-    """Item = how many hosts a registered web domain has; nothing without the file."""
+    """Item = the number of hosts of a registered web domain; None without the file."""
     path = find_file("domains_crux_au.parquet")
     if path is None:
         return None
@@ -117,7 +115,7 @@ def c4_hosts() -> Source | None:
 
 
 def _c4(name: str, data: str, draw: Draw, devices: int = C4_DEVICES, pilot: int = 0) -> Source:
-    """`pilot`: how many of the devices the single round must leave to the pilot."""
+    """`pilot` is the number of devices that the single round must leave to the pilot."""
     return Source(
         name=name,
         data=data,
@@ -131,7 +129,7 @@ def _c4(name: str, data: str, draw: Draw, devices: int = C4_DEVICES, pilot: int 
 
 
 def sentiment() -> Source:
-    """One word a user, drawn from all the user wrote, or the law i^-1.05."""
+    """One word per user, drawn from all that the user wrote, or the law i^-1.05."""
     path = find_file("sentiment140_user_words.parquet")
     categories, users = SENTIMENT_WORDS, SENTIMENT_USERS
     data, draw = "law i^-1.05 in place of Sentiment-140", power_law(1.05, categories)
@@ -139,7 +137,7 @@ def sentiment() -> Source:
         user, word, count = read_arrays(path, user=pa.int64(), word=pa.string(), count=pa.int64())
         encoded = word.dictionary_encode()
         categories = len(encoded.dictionary)
-        draw, users = _one_a_user(
+        draw, users = _one_word_per_user(
             np.asarray(user), np.asarray(encoded.indices).astype(np.int64), np.asarray(count)
         )
         if users < 2 * PILOT_DEVICES:
@@ -174,7 +172,7 @@ def power_law(exponent: float, categories: int) -> Draw:
 
 
 def _from_pool(pool: I64, *, categories: int, least: int, path: Path) -> Draw:
-    """Devices taken from those there are, each at most once."""
+    """Devices drawn from the pool, each at most once."""
     if pool.size < least:
         raise DataError(f"{path} must hold at least {least} devices; got {pool.size}")
     if not 0 <= pool.min() <= pool.max() < categories:
@@ -184,17 +182,17 @@ def _from_pool(pool: I64, *, categories: int, least: int, path: Path) -> Draw:
     return lambda devices, rng: rng.choice(pool, size=devices, replace=False)
 
 
-def _one_a_user(user: I64, word: I64, count: I64) -> tuple[Draw, int]:
-    """Users taken at random, each with one of the words it wrote; and how many users there are."""
+def _one_word_per_user(user: I64, word: I64, count: I64) -> tuple[Draw, int]:
+    """Random users, each with one of its own words; and the number of users."""
     order = np.argsort(user, kind="stable")
-    word, ends = word[order], np.cumsum(count[order])  # of each row's run of tokens
+    word, ends = word[order], np.cumsum(count[order])  # ends of each row's run of tokens
     _, first = np.unique(user[order], return_index=True)
     starts = np.where(first > 0, ends[first - 1], 0)
     tokens = np.diff(np.append(starts, ends[-1]))
 
     def draw(devices: int, rng: np.random.Generator) -> I64:
-        chosen = rng.choice(starts.size, size=devices, replace=False)
-        token = starts[chosen] + rng.integers(tokens[chosen])
+        indices = rng.choice(starts.size, size=devices, replace=False)
+        token = starts[indices] + rng.integers(tokens[indices])
         return word[np.searchsorted(ends, token, side="right")]
 
     return draw, starts.size

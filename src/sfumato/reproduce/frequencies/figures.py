@@ -1,12 +1,12 @@
 """Figures 1, 2 and 3 of paper 000: how wide a sketch must be, and how rounds should share hashes.
 
-Beyond the paper, and drawn dashed: sizes with our constant 6, and Hybrid rounds read by the
-refined decoder. Every repeat has its own seed, which draws the devices and the hash functions.
+Beyond the paper, and drawn dashed: sizes with our constant 6, and Hybrid rounds with the refined
+decoder. Every repeat has its own seed, which draws the devices and the hash functions.
 
 A claim's text says how it is checked. Two means whose difference is within three standard errors
 count as equal: with few rows the largest error is set by rare collisions, and a mean over few runs
-by one of them. Claims marked (ours) are about what sfumato does beyond the paper. The "known"
-numbers are an earlier, independent simulation's, with about twenty runs.
+by one of them. Claims marked (ours) are about sfumato's additions to the paper. The "known" numbers
+are from an earlier, independent simulation with about twenty runs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sfumato.kernels import F64
 from sfumato.questions import sizing
 from sfumato.reproduce.frequencies import data
 from sfumato.reproduce.frequencies.data import LAW_ITEMS, LAW_ROWS, ROUNDS, Source
 from sfumato.reproduce.frequencies.runs import errors_by_mode, one_round, ten_rounds
-from sfumato.reproduce.panels import F64, Bool, Curves, Panel, Reading, Series, short, span
+from sfumato.reproduce.panels import Bool, Curves, Panel, Reading, Series, short, span
 from sfumato.reproduce.runner import Claim, Experiment, Figure, Job, repeat
 
 LARGEST_ERROR = "largest error (share of devices)"
@@ -61,7 +62,7 @@ Keys = tuple[str, str, str]  # panels of widths, of errors and of rounds
 
 
 def figure_1(size: Size) -> Experiment:
-    """Panels a, d, g: widths by strategy; b, e, h: the errors they give; c, f, i: rounds."""
+    """Panels a, d, g: widths by strategy; b, e, h: their errors; c, f, i: rounds."""
     sources = (data.gowalla(), data.c4_commits() or data.c4_law(), data.sentiment())
     keyed: list[tuple[Keys, Source]] = [
         (("a", "b", "c"), sources[0]),
@@ -109,7 +110,7 @@ def _panels_1(keys: Keys, source: Source) -> list[Panel]:
 
 
 def claims_1(keys: Keys, source: Source, curves: Curves) -> Iterator[Claim]:
-    """What is said of one source."""
+    """The claims about one source."""
     key, error_key, rounds_key = keys
     minimax, instance, piloted = (
         curves.get(key, strategy) for strategy in ("minimax", "instance", "two-phase")
@@ -125,13 +126,13 @@ def claims_1(keys: Keys, source: Source, curves: Curves) -> Iterator[Claim]:
     paper, ours = sizing.PAPER_CONSTANT, sizing.CONSTANT
     name = f"1({error_key}) {source.name}"
     small = ("instance", "two-phase")
-    yield _reached(name, error_key, source, curves, paper, small, (*small, "minimax"))
+    yield _reaches_target(name, error_key, source, curves, paper, small, (*small, "minimax"))
     small = ("instance 6", "two-phase 6")
-    yield _reached(f"(ours) {name}", error_key, source, curves, ours, small, small)
+    yield _reaches_target(f"(ours) {name}", error_key, source, curves, ours, small, small)
     name = f"1({rounds_key}) {source.name}"
     yield _modes(name, rounds_key, source, curves)
     median, refined = curves.get(rounds_key, "hybrid"), curves.get(rounds_key, "hybrid refined")
-    exact = refined < 0.5 / (ROUNDS * source.per_round)  # right to the device, once rounded
+    exact = refined < 0.5 / (ROUNDS * source.per_round)  # exact after rounding
     gain = median / np.maximum(refined, np.finfo(float).tiny)
     cells = ["exact" if sure else f"{short(g)}×" for sure, g in zip(exact, gain, strict=True)]
     yield Claim(
@@ -142,23 +143,23 @@ def claims_1(keys: Keys, source: Source, curves: Curves) -> Iterator[Claim]:
     )
 
 
-def _reached(
+def _reaches_target(
     name: str,
     key: str,
     source: Source,
     curves: Curves,
     constant: float,
     strategies: Sequence[str],
-    listed: Sequence[str],
+    all_strategies: Sequence[str],
 ) -> Claim:
-    """With the paper's constant or ours: is the error that was asked for the error one gets?"""
+    """Whether sizes with a constant reach the target error."""
     ratios = "; ".join(
         f"{strategy.removesuffix(' 6')} "
         f"{span(curves.get(key, strategy) / curves.get(key, strategy, 'x'))}"
-        for strategy in listed
+        for strategy in all_strategies
     )
-    wanted = sizing.rows_for(source.categories, paper=True)
-    few = f"; {source.rows} rows where theory asks for {wanted}" if source.rows < wanted else ""
+    rows = sizing.rows_for(source.categories, paper=True)
+    few = f"; {source.rows} rows where theory asks for {rows}" if source.rows < rows else ""
     return Claim(
         text=f"{name}: sizes with constant {constant:g} reach the target error, in 90% of runs "
         "at every target",
@@ -191,10 +192,10 @@ def _modes(name: str, key: str, source: Source, curves: Curves) -> Claim:
 
 # Figure 2.
 
-LAW_DEVICES = 1 << 40  # expected counts as whole numbers: shares to the 2**-40th
+LAW_DEVICES = 1 << 40  # expected counts as whole numbers: shares in units of 2**-40
 LAWS = {"a": 1.1, "b": 2.0, "c": 5.0}  # exponents by panel
-WIDE = 200  # where five rows and 100,000 items begin to be enough (`majority_collisions`)
-KNOWN_2: Mapping[tuple[float, int], str] = {  # law, width: Shared, Hybrid, Fresh
+WIDE = 200  # the width from which five rows are enough for 100,000 items (`majority_collisions`)
+REFERENCE_2: Mapping[tuple[float, int], str] = {  # law, width: Shared, Hybrid, Fresh
     (1.1, 200): ".058, .0100, .0080",
     (1.1, 1000): ".0066, .0020, .0020",
     (2.0, 200): ".051, .018, .024",
@@ -205,7 +206,7 @@ KNOWN_2: Mapping[tuple[float, int], str] = {  # law, width: Shared, Hybrid, Fres
 
 
 def figure_2(size: Size) -> Experiment:
-    """The mean largest error of the three modes on three power laws, rounds exactly alike."""
+    """The mean largest error of the three modes on three power laws, with identical rounds."""
 
     def run(job: Job) -> list[Reading]:
         key, exponent = job.workload
@@ -236,7 +237,7 @@ def figure_2(size: Size) -> Experiment:
 
 
 def claims_2(curves: Curves) -> Iterator[Claim]:
-    """What is said of the laws together. The theorems compare upper bounds; with few rows and
+    """The claims about the laws together. The theorems compare upper bounds; with few rows and
     little width Fresh wins."""
     wide = curves.get("a", "hybrid", "x") >= WIDE
     shared, fresh, hybrid = _three("a", curves)
@@ -246,7 +247,7 @@ def claims_2(curves: Curves) -> Iterator[Claim]:
         holds=bool(np.all(_alike("a", curves)[wide])),
         detail=f"Hybrid/Fresh {_by_width(curves, 'a', hybrid / fresh)}; "
         f"Shared over the worse of them {span(shared / np.maximum(hybrid, fresh))}"
-        + _known("; Shared", "a", curves),
+        + _reference_numbers("; Shared", "a", curves),
     )
     shared, fresh, hybrid = _three("c", curves)
     lead = np.minimum(shared, fresh) / hybrid
@@ -257,7 +258,7 @@ def claims_2(curves: Curves) -> Iterator[Claim]:
         holds=bool(typical >= 2 and not np.any(_is_beaten("c", curves)[wide])),
         detail=f"error of the better of Shared and Fresh over Hybrid's: "
         f"{_by_width(curves, 'c', lead)}; geometric mean from {WIDE} on: {short(typical)}"
-        + _known("; Shared", "c", curves),
+        + _reference_numbers("; Shared", "c", curves),
     )
     ratios, worse = [], []
     for key, exponent in LAWS.items():
@@ -272,7 +273,7 @@ def claims_2(curves: Curves) -> Iterator[Claim]:
         text="2 Hybrid is nowhere worse than Shared, on every law and at every width",
         holds=not any(np.any(curves.behind(key, "hybrid", "shared")) for key in LAWS),
         detail=f"Shared/Hybrid {'; '.join(ratios)}. On i^-{LAWS['b']:g}"
-        + _known(" Shared", "b", curves),
+        + _reference_numbers(" Shared", "b", curves),
     )
     narrow = float(curves.get("a", "hybrid", "x")[0])
     expected = sizing.majority_collisions(LAW_ITEMS, LAW_ROWS, int(narrow))
@@ -285,14 +286,14 @@ def claims_2(curves: Curves) -> Iterator[Claim]:
     )
 
 
-def _known(start: str, key: str, curves: Curves) -> str:
-    """Our numbers beside the known ones, at the widths where there are both."""
+def _reference_numbers(start: str, key: str, curves: Curves) -> str:
+    """Our numbers beside the known ones, at the widths that have both."""
     pairs = []
     for width in (200, 1000):
         here = [curves.at(key, mode, width) for mode in ("shared", "hybrid", "fresh")]
         if not np.isnan(here).any():
             means = ", ".join(f"{value:.2g}" for value in here)
-            pairs.append(f"{width}: {means} (known {KNOWN_2[LAWS[key], width]})")
+            pairs.append(f"{width}: {means} (known {REFERENCE_2[LAWS[key], width]})")
     return f"{start}, Hybrid, Fresh at " + "; at ".join(pairs) if pairs else ""
 
 
@@ -300,11 +301,13 @@ def _known(start: str, key: str, curves: Curves) -> str:
 
 MANY_TIMES_SHARED, MANY_TIMES_FRESH = 6, 2  # how far Hybrid leads at width 200 on i^-1.8
 SHARED_BAND, FRESH_BAND = (0.8, 2.6), (0.4, 1.5)  # Shared@1200 and Fresh@600 over Hybrid@200
-KNOWN_3 = "Hybrid@200 285±39, Shared@1200 413±34, Fresh@600 235±23, Shared@200 3180, Fresh@200 888"
+REFERENCE_3 = (
+    "Hybrid@200 285±39, Shared@1200 413±34, Fresh@600 235±23, Shared@200 3180, Fresh@200 888"
+)
 
 
 def figure_3(size: Size) -> Experiment:
-    """Items with an error above 0.1/width, on the law i^-1.8 and on what stands in for C4."""
+    """Items with an error above 0.1/width, on the law i^-1.8 and on the substitutes for C4."""
     sources = (data.c4_law(), data.c4_commits(), data.c4_hosts())
     keyed = list(zip("abc", (source for source in sources if source), strict=False))
 
@@ -341,9 +344,9 @@ def figure_3(size: Size) -> Experiment:
 
 
 def claims_3(key: str, source: Source, curves: Curves) -> Iterator[Claim]:
-    """What is said of one source."""
+    """The claims about one source."""
     name = f"3({key}) {source.name}"
-    known = f"; known on this law: {KNOWN_3}" if source.name == "law i^-1.8" else ""
+    reference = f"; known on this law: {REFERENCE_3}" if source.name == "law i^-1.8" else ""
     hybrid = curves.at(key, "hybrid", 200)
     shared, fresh = curves.at(key, "shared", 1200), curves.at(key, "fresh", 600)
     yield Claim(
@@ -354,7 +357,7 @@ def claims_3(key: str, source: Source, curves: Curves) -> Iterator[Claim]:
         and FRESH_BAND[0] * hybrid <= fresh <= FRESH_BAND[1] * hybrid,
         detail=f"items: Hybrid@200 {hybrid:.1f}, Shared@1200 {shared:.1f}, "
         f"Fresh@600 {fresh:.1f}; Shared needs {_width_to_match(curves, key, 'shared')}, "
-        f"Fresh {_width_to_match(curves, key, 'fresh')} to match Hybrid@200{known}",
+        f"Fresh {_width_to_match(curves, key, 'fresh')} to match Hybrid@200{reference}",
     )
     shared, fresh = curves.at(key, "shared", 200), curves.at(key, "fresh", 200)
     yield Claim(
@@ -366,13 +369,13 @@ def claims_3(key: str, source: Source, curves: Curves) -> Iterator[Claim]:
 
 
 def _width_to_match(curves: Curves, key: str, mode: str) -> str:
-    """The width at which a mode has as few items wrong as Hybrid at 200, between those run."""
-    wanted = curves.at(key, "hybrid", 200)
+    """The width, by interpolation, at which a mode has as few wrong items as Hybrid at 200."""
+    target = curves.at(key, "hybrid", 200)
     widths, wrong = curves.get(key, mode, "x"), curves.get(key, mode)
-    if wanted <= 0 or wrong[-1] > wanted:
+    if target <= 0 or wrong[-1] > target:
         return f"a width above {widths[-1]:g}"
     falling = np.minimum.accumulate(np.maximum(wrong, 1e-3))[::-1]
-    width = np.exp(np.interp(np.log(wanted), np.log(falling), np.log(widths[::-1])))
+    width = np.exp(np.interp(np.log(target), np.log(falling), np.log(widths[::-1])))
     return f"width {width:.0f} (Hybrid saves {1 - 200 / width:.0%})"
 
 
@@ -381,12 +384,12 @@ def _three(key: str, curves: Curves) -> tuple[F64, F64, F64]:
 
 
 def _is_beaten(key: str, curves: Curves) -> Bool:
-    """Where Hybrid is behind another mode, by width."""
+    """By width, whether Hybrid is behind another mode."""
     return curves.behind(key, "hybrid", "fresh") | curves.behind(key, "hybrid", "shared")
 
 
 def _alike(key: str, curves: Curves) -> Bool:
-    """Where Hybrid and Fresh are within a factor of two and better than Shared, by width."""
+    """By width, whether Hybrid and Fresh are within a factor of two and better than Shared."""
     shared, fresh, hybrid = _three(key, curves)
     ratio = hybrid / fresh
     return (ratio <= 2) & (ratio >= 1 / 2) & (np.maximum(hybrid, fresh) < shared)

@@ -1,7 +1,7 @@
-"""The runs behind the figures of paper 000: sketches of one round or ten, and what they get wrong.
+"""The runs behind the figures of paper 000: sketches of one round or ten, and their errors.
 
-Nothing here sketches or sizes by itself: tables are `sketch`'s, widths are `sizing`'s and the
-pilot's is `frequencies`'. Errors are shares of all devices.
+Tables come from `sketch`, widths from `sizing`, and the pilot's width from `frequencies`. Errors
+are shares of all devices.
 """
 
 from __future__ import annotations
@@ -11,32 +11,29 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from sfumato import hashing
 from sfumato.flow.release import NoisedSum
+from sfumato.kernels import F64, I64, U64
 from sfumato.privacy import NoNoise
 from sfumato.questions import sizing
 from sfumato.questions.frequencies.design import FrequencyDesign, piloted_width
 from sfumato.reproduce.frequencies.data import PILOT_DEVICES, ROUNDS, Source
 from sfumato.sketch import CountSketch, DecodedRounds, refine
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
 Mode = Literal["shared", "fresh", "hybrid"]
 
 MODES: tuple[Mode, ...] = ("shared", "fresh", "hybrid")
 PILOT_ROWS = 16  # the paper's pilot is 16 × 100 whatever the main sketch is
-LEAST_COUNT = 20  # targets below this many devices are not tried: such items matter less
+LEAST_COUNT = 20  # targets below this many devices are left out: such items matter less
 
 
 def item_names(items: int, seed: int) -> I64:
     """Items as arbitrary 60-bit integers.
 
     Cells of consecutive integers are pairwise independent, like any others, but their collisions
-    come in clumps, since an affine hash keeps their order: means stay, and the spread over seeds
-    doubles. The paper's hash functions know no order, and neither do real items.
+    come in clumps, since an affine hash preserves order: means stay the same, and the deviation
+    over seeds doubles. Neither the paper's hash functions nor real items have an order.
     """
     return np.random.default_rng([seed, items]).integers(1 << 60, size=items)
 
@@ -49,7 +46,7 @@ def item_points(items: int, seed: int) -> U64:
 def encode_rounds(
     mode: Mode, counts: I64, points: U64, *, rows: int, width: int, seed: int
 ) -> DecodedRounds:
-    """The tables of rounds with these counts, (rounds, items); Shared ones come added up."""
+    """The tables of rounds with these counts, (rounds, items); Shared tables are added up."""
     design = _design(mode=mode, items=points.size, rows=rows, width=width, seed=seed)
     tables = counts.sum(axis=0, keepdims=True) if mode == "shared" else counts
     pairs = []
@@ -62,9 +59,9 @@ def encode_rounds(
 
 
 def errors(mode: Mode, counts: I64, points: U64, *, rows: int, width: int, seed: int) -> F64:
-    """What the median decoder gets wrong for each item, (items,)."""
+    """The median decoder's error for each item, (items,)."""
     rounds = encode_rounds(mode, counts, points, rows=rows, width=width, seed=seed)
-    return _shares_off(rounds.estimate(points), counts)
+    return _relative_errors(rounds.estimate(points), counts)
 
 
 def errors_by_mode(
@@ -102,29 +99,29 @@ def ten_rounds(
     for width in widths:
         for mode in MODES:
             rounds = encode_rounds(mode, counts, points, rows=source.rows, width=width, seed=seed)
-            yield width, mode, float(_shares_off(rounds.estimate(points), counts).max())
+            yield width, mode, float(_relative_errors(rounds.estimate(points), counts).max())
             if mode == "hybrid":
                 refined = refine(rounds, points).counts
-                yield width, "hybrid refined", float(_shares_off(refined, counts).max())
+                yield width, "hybrid refined", float(_relative_errors(refined, counts).max())
 
 
 def _widths(counts: I64, pilot: I64, target: float, seed: int) -> dict[str, int]:
-    """Each strategy's width, with the paper's constant and with ours."""
+    """Each strategy's width, with the paper's constant and ours."""
     devices = int(counts.sum())
     shares = counts[counts > 0] / devices
     paper, ours = sizing.PAPER_CONSTANT, sizing.CONSTANT
-    wanted = {
+    widths = {
         "minimax": sizing.minimax_width(target, constant=paper, devices=devices),
         "instance": sizing.instance_width(shares, target, constant=paper, devices=devices),
-        "two-phase": _piloted(pilot, counts, target, paper, seed),
+        "two-phase": _pilot_width(pilot, counts, target, paper, seed),
         "instance 6": sizing.instance_width(shares, target, constant=ours, devices=devices),
-        "two-phase 6": _piloted(pilot, counts, target, ours, seed),
+        "two-phase 6": _pilot_width(pilot, counts, target, ours, seed),
     }
-    return {strategy: max(2, math.ceil(width)) for strategy, width in wanted.items()}
+    return {strategy: max(2, math.ceil(width)) for strategy, width in widths.items()}
 
 
-def _piloted(pilot: I64, counts: I64, target: float, constant: float, seed: int) -> int:
-    """The width that a pilot over other devices gives to the round with these counts."""
+def _pilot_width(pilot: I64, counts: I64, target: float, constant: float, seed: int) -> int:
+    """The width that a pilot over other devices gives for the round with these counts."""
     devices = int(counts.sum())
     most = sizing.minimax_width(target, constant=constant, devices=devices)
     design = _design(
@@ -145,7 +142,8 @@ def _piloted(pilot: I64, counts: I64, target: float, constant: float, seed: int)
 
 
 def _design(**sizes: Any) -> FrequencyDesign:
-    """A campaign without noise, each round read on its own: the paper's experiments have no DP."""
+    """A design without noise that decodes each round by itself: the paper's experiments have no
+    DP."""
     return FrequencyDesign(
         **{"devices": 1, "rounds": ROUNDS, **sizes},
         items_per_device=1,
@@ -155,6 +153,6 @@ def _design(**sizes: Any) -> FrequencyDesign:
     )
 
 
-def _shares_off(estimate: F64, counts: I64) -> F64:
+def _relative_errors(estimate: F64, counts: I64) -> F64:
     off: F64 = np.abs(estimate - counts.sum(axis=0)) / counts.sum()
     return off

@@ -1,15 +1,15 @@
-"""Figures 1 to 4 of paper 001: heavy hitters by what devices send, by rounds and by sampling.
+"""Figures 1 to 4 of paper 001: heavy hitters by traffic, by rounds and by sampling.
 
 Figures 1 and 2 of the paper show the same. Beyond the paper, and drawn dashed: our tables. The
-count sketches are asked about all 97,336 strings, and each shows the number of rows that was best
-on average at that x, chosen after the fact: a help that the other methods do not get. Whole words
-have no such list, so there only invertible sketches are run. Every repeat has its own seed, which
-draws devices, coins and hash functions.
+count sketches are queried for all 97,336 strings, and each has the number of rows that was best on
+average at that x, chosen after the fact: an advantage over the other methods. Whole words have no
+such list, so only invertible sketches are run there. Every repeat has its own seed, which draws
+devices, coins and hash functions.
 
 A claim's text says how it is checked. A method counts as behind another at an x where its mean F1
-is lower by more than three standard errors of the difference. Claims marked (ours) are about what
-sfumato does beyond the paper. The paper's "count-median" is a sketch without signs; what it shows
-against that does not always hold against a CountSketch with signs, so both are held against.
+is lower by more than three standard errors of the difference. Claims marked (ours) are about
+sfumato's additions to the paper. The paper's "count-median" is a sketch without signs; an advantage
+over it is not always one over a CountSketch with signs, so both are compared.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.kernels import F64
 from sfumato.reproduce.frequencies.runs import item_points
 from sfumato.reproduce.heavy_hitters import data, runs
 from sfumato.reproduce.heavy_hitters.data import Words
 from sfumato.reproduce.heavy_hitters.runs import Setting
-from sfumato.reproduce.panels import F64, Curves, Panel, Reading, Series
+from sfumato.reproduce.panels import Curves, Panel, Reading, Series
 from sfumato.reproduce.runner import Claim, Experiment, Figure, Job, repeat
 
 SERIES: Mapping[str, Series] = {
@@ -39,14 +40,14 @@ SERIES: Mapping[str, Series] = {
     "adaptive": Series("IBLT, adaptive", "orange", "P"),
     "ours": Series("ours", "black", "o", dashed=True),
 }
-SETTING_2 = Setting(rounds=30, threshold=50, budget=0)  # the budget is what varies
-SETTING_3 = Setting(rounds=0, threshold=200, budget=10_000)  # the rounds are
+SETTING_2 = Setting(rounds=30, threshold=50, budget=0)  # the budget varies
+SETTING_3 = Setting(rounds=0, threshold=200, budget=10_000)  # the rounds vary
 SETTING_4 = Setting(rounds=30, threshold=200, budget=5_000)
 PAPER = ("unsampled", "fixed", "adaptive")
 SIGNED = ("shared", "hybrid", "fresh")
-LEVEL = 0.8  # the F1 at which the paper compares what is sent
-TIMES_LESS = 10  # what the paper says there
-OURS_SHARE = 0.4  # of what the paper's adaptive IBLT sends
+LEVEL = 0.8  # the F1 at which the paper compares traffic
+TIMES_LESS = 10  # the paper's ratio there
+OURS_SHARE = 0.4  # our traffic, as a share of the paper's adaptive IBLT's
 ORDER = ((2_000, 0.2), (5_000, 0.1, 0.75))  # budgets and bounds of an independent simulation
 FLAT = 0.03  # an independent simulation of figure 3 had .95, .93, .93 over 10, 30, 100 rounds
 FALLS = 0.1
@@ -61,11 +62,11 @@ class Size:
 
     repeats: int
     along: tuple[float, ...]  # the figure's x: budgets, rounds, or t
-    rows: tuple[int, ...] = (5, 7, 9, 11)  # that count sketches may have
+    rows: tuple[int, ...] = (5, 7, 9, 11)  # of count sketches
 
 
 def figure_2(size: Size) -> Experiment:
-    """F1 by what a device may send."""
+    """F1 by a device's budget."""
     return _every_method(
         f"Paper 001, figures 1 and 2: {SETTING_2.rounds} rounds, at least {SETTING_2.threshold} "
         "devices",
@@ -90,7 +91,7 @@ def figure_3(size: Size) -> Experiment:
 def _every_method(
     heading: str, setting_at: Callable[[float], Setting], x_name: str, claims: ClaimsOf, size: Size
 ) -> Experiment:
-    """Every method over the same devices. A count sketch's series names its rows, too."""
+    """Every method over the same devices. The series of a count sketch includes its rows."""
     keyed = _keyed()
 
     def run(job: Job) -> Iterator[Reading]:
@@ -195,12 +196,12 @@ def _experiment(
 
 
 def wrong_panel(key: str) -> str:
-    """The panel of numbers that are not drawn: keys listed that nobody held."""
+    """The panel, which is not drawn, of the number of listed keys that nobody held."""
     return f"{key} wrong"
 
 
 def best_rows(readings: Iterable[Reading]) -> list[Reading]:
-    """Of each count sketch the rows with the best mean at an x; lines say which they were."""
+    """For each count sketch, the rows with the best mean at an x; lines include these rows."""
     groups: dict[tuple[str, str, float], dict[int, list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -217,7 +218,7 @@ def best_rows(readings: Iterable[Reading]) -> list[Reading]:
 
 
 def claims_2(key: str, words: Words, curves: Curves) -> Iterator[Claim]:
-    """What is said of one domain by budget."""
+    """The claims about one domain by budget."""
     name = f"2({key}) {words.name}"
     if words.categories:
         lead = curves.get(key, "adaptive") - curves.get(key, "unsigned")
@@ -294,7 +295,7 @@ def _at_least(text: str, key: str, curves: Curves, others: Sequence[str]) -> Cla
 
 
 def claims_3(key: str, words: Words, curves: Curves) -> Iterator[Claim]:
-    """What is said of one domain by rounds."""
+    """The claims about one domain by rounds."""
     name = f"3({key}) {words.name}"
     yield _flat(f"{name}: the IBLT with fixed sampling", key, "fixed", curves)
     yield _flat(f"{name}: the adaptive IBLT", key, "adaptive", curves)
@@ -306,9 +307,9 @@ def claims_3(key: str, words: Words, curves: Curves) -> Iterator[Claim]:
 
 
 def _flat(name: str, key: str, series: str, curves: Curves) -> Claim:
-    """What sampling gets wrong near the threshold does not depend on the rounds, and on a power law
-    neither does the share of heavy hitters that are near it. It moves a little all the same:
-    estimates are multiples of t, and words are no power law."""
+    """The error of sampling near the threshold does not depend on the rounds, and on a power law
+    neither does the share of heavy hitters near it. It still moves a little: estimates are
+    multiples of t, and words do not follow a power law."""
     values = curves.get(key, series)
     drop = float(np.max(np.maximum.accumulate(values) - values))
     return Claim(
@@ -329,7 +330,7 @@ def _falls(name: str, key: str, series: str, curves: Curves) -> Claim:
 
 
 def claims_4(key: str, words: Words, curves: Curves) -> Iterator[Claim]:
-    """What is said of one domain by sampling."""
+    """The claims about one domain by sampling."""
     name = f"4({key}) {words.name}"
     fixed, times = curves.get(key, "fixed"), curves.get(key, "fixed", "x")
     best, at = float(fixed.max()), float(times[np.argmax(fixed)])
@@ -348,8 +349,8 @@ def claims_4(key: str, words: Words, curves: Curves) -> Iterator[Claim]:
 
 
 def budget_for(curves: Curves, key: str, series: str, level: float = LEVEL) -> float:
-    """The words at which a series reaches this F1, between budgets that were run by the logarithm;
-    infinite if it never does, and the least that was run if it always has."""
+    """The words at which a series reaches this F1, interpolated between budgets on a logarithmic
+    scale; infinite if it never does, and the least budget if it always does."""
     budgets, values = curves.get(key, series, "x"), curves.get(key, series)
     reached = np.flatnonzero(values >= level)
     if reached.size == 0:
@@ -362,7 +363,7 @@ def budget_for(curves: Curves, key: str, series: str, level: float = LEVEL) -> f
 
 
 def _is_behind(curves: Curves, key: str, series: str, *others: str) -> bool:
-    """Whether another's F1 is above the series' somewhere, by more than chance explains."""
+    """Whether another's F1 is somewhere above the series' by more than chance explains."""
     return any(bool(np.any(curves.behind(key, other, series))) for other in others)
 
 

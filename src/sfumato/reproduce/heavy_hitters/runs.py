@@ -1,9 +1,9 @@
-"""The runs behind the figures of paper 001: count sketches that are asked about every string, and
-invertible sketches that are asked about none.
+"""The runs behind the figures of paper 001: count sketches that are queried for every string, and
+invertible sketches that list their items.
 
-Nothing here sketches or lists by itself: tables are `sketch`'s and campaigns are `heavy_hitters`'.
-A method is scored by F1: of the items it says at least `threshold` devices hold, against those that
-do. A budget is the words of 16 bits that a device sends in a round.
+Tables come from `sketch` and campaigns from `heavy_hitters`. A method is scored by F1: of the items
+that it lists as held by at least `threshold` devices, against those that are. A budget is the
+number of words of 16 bits that a device sends per round.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sfumato import kernels
 from sfumato.flow.release import NoisedSum
+from sfumato.kernels import F64, I64, U64
 from sfumato.privacy import SeededRng
 from sfumato.privacy.listing import without_promise
 from sfumato.questions.heavy_hitters.design import (
@@ -28,12 +28,9 @@ from sfumato.questions.heavy_hitters.design import (
     HeavyHitterDesign,
 )
 from sfumato.reproduce.frequencies.runs import MODES, Mode, encode_rounds
-from sfumato.reproduce.heavy_hitters.data import CELLS_A_KEY, DEVICES, WORD_BITS, Words
+from sfumato.reproduce.heavy_hitters.data import CELLS_PER_KEY, DEVICES, WORD_BITS, Words
 from sfumato.sketch import CountSketch, InvertibleSketch
 
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
-F64 = npt.NDArray[np.float64]
 Counting = Literal["shared", "fresh", "hybrid", "unsigned"]
 
 COUNTING: tuple[Counting, ...] = (*MODES, "unsigned")
@@ -43,7 +40,7 @@ _PLUS = np.array([0, 0, 0, 1], dtype=np.uint64)  # a sign polynomial that is alw
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is asked, and what it may cost."""
+    """The question, and the budget of a device."""
 
     rounds: int
     threshold: int
@@ -51,16 +48,16 @@ class Setting:
 
 
 class Score(NamedTuple):
-    """How well a list of heavy hitters came out."""
+    """The quality of a list of heavy hitters."""
 
     f1: float
-    wrong: int  # keys that some table gave and none of its devices had sent
+    wrong: int  # keys that a table listed and none of its devices sent
 
 
 def sketch_totals(
     mode: Counting, counts: I64, points: U64, *, rows: int, width: int, seed: int
 ) -> F64:
-    """Totals over rounds of every string, (categories,), by a median over rows."""
+    """Totals over rounds of every string, (categories,), by the median over rows."""
     if mode == "unsigned":
         return _count_median(counts, points, rows=rows, width=width, seed=seed)
     signed: Mode = mode
@@ -71,7 +68,7 @@ def sketch_totals(
 
 
 def _count_median(counts: I64, points: U64, *, rows: int, width: int, seed: int) -> F64:
-    """Cells without signs, new ones every round: medians over rows, added up over rounds."""
+    """Sketches without signs, new in every round: medians over rows, added up over rounds."""
     rounds = len(counts)
     plus = np.tile(_PLUS, (rows, 1))
     buckets = np.stack(
@@ -92,7 +89,7 @@ def _count_median(counts: I64, points: U64, *, rows: int, width: int, seed: int)
 def count_sketches(
     counts: I64, points: U64, setting: Setting, *, rows: tuple[int, ...], seed: int
 ) -> Iterator[tuple[Counting, int, float]]:
-    """Kind, rows and F1 of every count sketch that fits the budget with one word a cell."""
+    """Kind, rows and F1 of every count sketch that fits the budget with one word per cell."""
     heavy = np.zeros(points.size, dtype=np.bool_)
     heavy[: counts.shape[1]] = counts.sum(axis=0) >= setting.threshold
     for height in rows:
@@ -108,13 +105,13 @@ def f1(right: int, listed: int, heavy: int) -> float:
 
 
 def paper_keys(words: Words, budget: int) -> float:
-    """How many keys the paper's table of this budget is made for."""
+    """The number of keys for which the paper's table of this budget is made."""
     return budget / words.paper_key_words
 
 
 def fixed_times(words: Words, counts: I64, setting: Setting) -> float:
-    """The paper's sampling by 1/t for a table of this budget: t as large as needed, if that leaves
-    two of an item that is just a heavy hitter."""
+    """The paper's t, of sampling by 1/t, for a table of this budget: as large as needed, but small
+    enough to leave two of an item that is just a heavy hitter."""
     most = float(counts.sum(axis=1).max())
     return max(1.0, min(most / paper_keys(words, setting.budget), setting.threshold / 2))
 
@@ -129,7 +126,7 @@ def paper_design(
         words,
         counts,
         setting,
-        width=int(CELLS_A_KEY * keys) // ROWS,
+        width=int(CELLS_PER_KEY * keys) // ROWS,
         cell_bits=WORD_BITS * words.paper_cell_words,
         seed=seed,
         mechanism=without_promise(1 / first),
@@ -143,7 +140,7 @@ def paper_design(
 def our_design(
     words: Words, counts: I64, setting: Setting, *, seed: int, adaptive: bool | None = None
 ) -> HeavyHitterDesign:
-    """Ours: nothing is sampled where the items of a whole round fit, as a pilot would tell."""
+    """Ours: no sampling where the items of a whole round fit, which a pilot would find."""
     width = setting.budget // words.cell_words // ROWS
     target = LOAD * ROWS * width
     if adaptive is None:
@@ -176,18 +173,18 @@ def _design(words: Words, counts: I64, setting: Setting, **sizes: Any) -> HeavyH
 def score_campaign(
     design: HeavyHitterDesign, words: Words, counts: I64, setting: Setting, *, seed: int
 ) -> Score:
-    """What the campaign says at the end, after devices have tossed their coins in every round."""
+    """The score of a campaign at its end, with devices sampled in every round."""
     campaign = HeavyHitterCampaign(design, SeededRng(seed), least=setting.threshold)
     rng, wrong = np.random.default_rng([seed, setting.budget]), 0
     for count in counts:
         task = campaign.next_task()
-        assert task is not None  # there are as many rounds as counts
+        assert task is not None  # there is one round per row of counts
         sketch = task.sketch
-        assert isinstance(sketch, InvertibleSketch)  # a search asks for nothing else
+        assert isinstance(sketch, InvertibleSketch)  # a search uses no other
         items = np.flatnonzero(count)
-        sent = rng.binomial(count[items], campaign.rate)
-        items, sent = items[sent > 0], sent[sent > 0]
-        table = sketch.encode_keys(words.numbers[items], sent)
+        devices = rng.binomial(count[items], campaign.rate)
+        items, devices = items[devices > 0], devices[devices > 0]
+        table = sketch.encode_keys(words.numbers[items], devices)
         campaign.absorb(NoisedSum(task, table, int(count.sum())))
         last = campaign.rounds[-1]
         if last.is_told:
@@ -200,6 +197,6 @@ def score_campaign(
 
 
 def _places(items: pa.Array, among: pa.Array) -> I64:
-    """Where the items are among others, or -1."""
+    """The positions of the items among others, or -1."""
     places = pc.index_in(items.cast(among.type), value_set=among)
     return np.asarray(pc.fill_null(places, -1)).astype(np.int64)

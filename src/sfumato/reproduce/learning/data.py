@@ -1,12 +1,12 @@
-"""The trainings of paper 002, the data that stand for its own, and what the paper printed.
+"""The trainings of paper 002, the data that replace its own, and the paper's own numbers.
 
 A `Workload` is data, a model and how clients and server train. At paper scale the models are the
-paper's and the data are what is public of them: 396 of 3,400 writers of F-EMNIST, Shakespeare's
+paper's and the data are the public part of its own: 396 of 3,400 writers of F-EMNIST, Shakespeare's
 roles, and commit messages in place of Stack Overflow's sentences. At small scale the models are
-small, too: MNIST by writer with logistic regression, and recurrent models of 32 units on short
+small as well: MNIST by writer with logistic regression, and recurrent models of 32 units on short
 sequences. Rounds are fewer than the paper's, and the server's learning rate is the same for every
-noise multiplier, where the paper tuned it for each. What is run is in every number and title. A
-file that is not there is an error, since no law stands in for handwriting.
+noise multiplier, while the paper tuned it for each. Every number and title describes what was run.
+A missing file is an error, since no law can replace handwriting.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:  # both need PyTorch
     from sfumato.learn.data import Federated
 
 ROLES, MESSAGES = "shakespeare_roles.parquet", "commit_sequences.parquet"
-TESTED = 2_000  # sequences that small recurrent models are tested on
-SHORT = 20  # characters of a sequence there
-SHORT_SENTENCE, FEW_WORDS = 10, 200  # words of a sentence, and words that have a number
+TESTED = 2_000  # test sequences of small recurrent models
+SHORT = 20  # characters of their sequences
+SHORT_SENTENCE, FEW_WORDS = 10, 200  # words of their sentences and of their vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is trained, on whose data, and how; the noise and the sketches are left open."""
+    """Model, data and training parameters, without the noise and the sketches."""
 
     name: str  # for titles and claims
-    stands_for: str  # what the paper trained here
+    stands_for: str  # the paper's own training
     load: Callable[[], Federated]
     model: str
     inputs: int | None = None
@@ -46,7 +46,7 @@ class Workload:
     clip: float
     server_learning_rate: float
     first: int  # cells of the first round of Adapt Norm
-    chunk: int = 16  # clients that train at once
+    chunk: int = 16  # clients that train together
 
     @property
     def warm_up(self) -> int:
@@ -140,14 +140,14 @@ TABLE_3 = Printed(
 
 
 def learn_data() -> ModuleType:
-    """`sfumato.learn.data`, which needs PyTorch: imported when data are read, not before."""
+    """`sfumato.learn.data`, which needs PyTorch: imported only when data are read."""
     from sfumato.learn import data
 
     return data
 
 
 def tested_on(federated: Federated, most: int) -> Federated:
-    """The same clients, and a random part of the test examples that is always the same one."""
+    """The same clients, with a random but constant part of the test examples."""
     import torch
 
     count = len(federated.test_targets)

@@ -1,12 +1,12 @@
 """Figures 1 and 2 and tables 1 to 3 of paper 002: accuracy and rate of compressed private training.
 
-A table's numbers are drawn as accuracy and rate by the noise multiplier, beside those that the
-paper printed for its own data. Rows are no compression, the best fixed rate ("Genie"), Adapt Norm
-at four c, Two Stage, and ours (dashed). Every line of numbers has the epsilon of its multiplier.
+A table's numbers are drawn as accuracy and rate by noise multiplier, beside the paper's own
+numbers. Rows are no compression, the best fixed rate ("Genie"), Adapt Norm at four c, Two Stage,
+and ours (dashed). Every number line has the epsilon of its multiplier.
 
 A claim's text says how it is checked, and its detail has every number behind it: accuracies with
 their standard errors over seeds, rates, and epsilon beside each noise multiplier z. Claims marked
-(ours) are about what sfumato does beyond the paper. Epsilon here is of Poisson cohorts by Rényi
+(ours) are about sfumato's additions to the paper. Epsilon here is of Poisson cohorts by Rényi
 bounds (`accounting.epsilon_of`); that of the paper's own setting is by privacy loss distributions.
 """
 
@@ -34,19 +34,19 @@ from sfumato.reproduce.learning.runs import (
     paper_epsilon,
     train,
 )
-from sfumato.reproduce.panels import Panel, Reading, Series, numbered_series, shown
+from sfumato.reproduce.panels import Panel, Reading, Series, brief, numbered_series
 from sfumato.reproduce.runner import Claim, Experiment, Figure, Job, by_workload, repeat
 
 ACCURACY, RATE, NOISE = "accuracy on test examples", "rate (parameters by cells sent)", "noise z"
 ERRORS = (0.25, 0.1, 0.05, 0.01)  # c of Adapt Norm
-HEURISTIC = 0.1  # the c that the paper takes everywhere else
+HEURISTIC = 0.1  # the c that the paper uses everywhere else
 VIABLE = tuple(error for error in ERRORS if error <= HEURISTIC)
 OURS = Method("ours", 0.1)
 OURS_ERRORS = (0.1, 0.5)  # of ours, in figure 2
 PAPERS = Method("adapt_norm", HEURISTIC)
 STAGED = Method("two_stage", HEURISTIC)
 FAR = 1.2  # times the accuracy of guessing
-TIMES = 2.0  # rate of ours by that of Adapt Norm
+TIMES = 2.0  # our rate, relative to Adapt Norm's
 ORDERS = 10.0  # "orders of magnitude" is at least this factor
 ROUGHLY = 2.0  # a factor that "roughly" allows
 SERIES: Mapping[str, Series] = {
@@ -69,7 +69,7 @@ class Slack:
     """How much accuracy a method may lose and still count as equally accurate."""
 
     share: float  # of the other's accuracy
-    errors: float  # or so many standard errors of the difference, if that is more
+    errors: float  # or this many standard errors of the difference, if that is more
 
     def allows(self, scores: Scores, other: Scores) -> bool:
         chance = self.errors * math.hypot(scores.stderr, other.stderr)
@@ -86,7 +86,7 @@ class Size:
 
     workloads: tuple[Workload, ...]
     multipliers: tuple[tuple[float, ...], ...]  # of each workload
-    rates: tuple[float, ...]  # fixed ones
+    rates: tuple[float, ...]  # fixed rates
     repeats: int
     slack: Slack
     gpu: bool = False
@@ -94,7 +94,7 @@ class Size:
 
 def _trainings(size: Size, methods: Sequence[Method]) -> tuple[list[Runs], dict[str, Any]]:
     """The workloads, and the part of an experiment that trains them: without compression, at fixed
-    rates and by these methods."""
+    rates and with these methods."""
     every = [NONE, *(Method("fixed", rate) for rate in size.rates), *methods]
     workloads = [
         (place, z, method)
@@ -106,8 +106,8 @@ def _trainings(size: Size, methods: Sequence[Method]) -> tuple[list[Runs], dict[
         need_gpu(size.workloads, [len(z) * len(every) * size.repeats for z in size.multipliers])
     federated = [task.load() for task in size.workloads]
     before = [
-        before_training(*known)
-        for known in zip(size.workloads, federated, size.multipliers, strict=True)
+        before_training(*arguments)
+        for arguments in zip(size.workloads, federated, size.multipliers, strict=True)
     ]
 
     def gather(results: list[tuple[float, float]]) -> list[Runs]:
@@ -148,7 +148,7 @@ def table(number: int, printed: Printed, size: Size) -> Experiment:
         for z in runs.multipliers:  # every fixed rate that was tried
             for rate in size.rates:
                 accuracies = runs.scores[z, Method("fixed", rate)].accuracies
-                yield from _repeats(_tried(z), "fixed", rate, accuracies, runs, z)
+                yield from _repeats(_fixed_rates_panel(z), "fixed", rate, accuracies, runs, z)
 
     title = f"{task.workload.name}\nepsilon {_list(task.epsilons.values())} for z from the left"
     theirs = [paper_epsilon(printed, z) for z in printed.multipliers]
@@ -163,7 +163,7 @@ def table(number: int, printed: Printed, size: Size) -> Experiment:
             Panel("c", there, source, NOISE, ACCURACY, linear=True),
             Panel("d", there, source, NOISE, RATE),
             *(
-                Panel(_tried(z), "", task.data, "fixed rate", ACCURACY, is_drawn=False)
+                Panel(_fixed_rates_panel(z), "", task.data, "fixed rate", ACCURACY, is_drawn=False)
                 for z in task.multipliers
             ),
         ],
@@ -176,13 +176,13 @@ def table(number: int, printed: Printed, size: Size) -> Experiment:
 def _repeats(
     panel: str, series: str, x: float, values: Any, runs: Runs, z: float, **more: Any
 ) -> Iterator[Reading]:
-    """Readings of all seeds, with what their noise costs."""
+    """The readings of all seeds, with the epsilon of their noise."""
     more = {"epsilon": runs.epsilons[z], "delta": runs.delta, **more}
     return (Reading(panel, series, x, float(y), more) for y in values)
 
 
 def _as_printed(printed: Printed) -> Iterator[Reading]:
-    """What the paper printed has no seeds of ours; its means are over five runs."""
+    """The paper's own numbers, without seeds; they are means over five runs."""
     for panel, rows, unit in (("c", printed.accuracy, 100.0), ("d", printed.rate, 1.0)):
         for row, values in rows.items():
             series = row if row == "genie" else f"{PAPERS.kind} {row}"
@@ -191,7 +191,7 @@ def _as_printed(printed: Printed) -> Iterator[Reading]:
                 yield Reading(panel, series, z, value / unit, {"seeds": None, **cost})
 
 
-def _tried(multiplier: float) -> str:
+def _fixed_rates_panel(multiplier: float) -> str:
     return f"fixed rates at z = {multiplier:g}"
 
 
@@ -248,9 +248,9 @@ def figure_2(size: Size) -> Experiment:
             runs = every[place]
             for (noise, method), scores in runs.scores.items():
                 if noise == z:
-                    x, named = scores.rate, str(method)
+                    x, name = scores.rate, str(method)
                     yield from _repeats(
-                        letter, method.kind, x, scores.accuracies, runs, z, method=named
+                        letter, method.kind, x, scores.accuracies, runs, z, method=name
                     )
 
     return Experiment(
@@ -278,9 +278,9 @@ def figure_2(size: Size) -> Experiment:
 
 
 def table_claims(number: int, runs: Runs, printed: Printed, slack: Slack) -> Iterator[Claim]:
-    """What is said of one of tables 1 to 3."""
+    """The claims about one of tables 1 to 3."""
     name, scores, every = f"table {number}, {runs.workload.name}", runs.scores, runs.multipliers
-    yield Claim(  # without it, what is said of accuracies says nothing
+    yield Claim(  # without it, claims about accuracies mean nothing
         text=f"{name}: without compression the model is far better than guessing (by a fifth)",
         holds=all(scores[z, NONE].accuracy >= FAR * runs.guessing for z in every),
         detail=f"guessing {runs.guessing:.4f}; "
@@ -345,7 +345,7 @@ def table_claims(number: int, runs: Runs, printed: Printed, slack: Slack) -> Ite
 
 
 def claims_1(every: Sequence[Runs]) -> Iterator[Claim]:
-    """What is said of the best fixed rates by task and noise."""
+    """The claims about the best fixed rates by task and noise."""
     for z in every[0].multipliers:
         if all(z in runs.multipliers for runs in every):
             best = [max(runs.genie(z).value, 1.0) for runs in every]
@@ -369,7 +369,7 @@ def claims_1(every: Sequence[Runs]) -> Iterator[Claim]:
 
 
 def claims_2(every: Sequence[Runs], slack: Slack) -> Iterator[Claim]:
-    """What is said of accuracy and rate of the adaptive methods over c."""
+    """The claims about accuracy and rate of the adaptive methods over c."""
     for runs in every:
         name = f"figure 2, {runs.workload.name}"
         for c in ERRORS:
@@ -396,7 +396,7 @@ def _above_two_stage(name: str, runs: Runs, error: float, slack: Slack) -> Claim
 
 
 def _common_claims(name: str, runs: Runs, slack: Slack) -> Iterator[Claim]:
-    """What is said of tables and of figure 2."""
+    """The claims that tables and figure 2 have in common."""
     task, scores, every = runs.workload, runs.scores, runs.multipliers
     most = task.rounds / task.warm_up
     staged = {key: group.rate for key, group in scores.items() if key[1].kind == "two_stage"}
@@ -434,7 +434,7 @@ def _common_claims(name: str, runs: Runs, slack: Slack) -> Iterator[Claim]:
 
 
 def _epsilon_as_said(number: int, printed: Printed) -> Claim:
-    assert printed.said_epsilon is not None  # as the caller saw
+    assert printed.said_epsilon is not None  # checked by the caller
     epsilons = {z: paper_epsilon(printed, z) for z in printed.multipliers}
     last = epsilons[printed.multipliers[-1]]
     return Claim(
@@ -442,7 +442,7 @@ def _epsilon_as_said(number: int, printed: Printed) -> Claim:
         f"{printed.said_epsilon:g}, to a factor of {ROUGHLY:g}, at delta = 1/{printed.clients:,}",
         holds=printed.said_epsilon / ROUGHLY <= last <= printed.said_epsilon * ROUGHLY,
         detail="with Poisson cohorts "
-        + ", ".join(f"z = {z:g} is epsilon {shown(epsilon)}" for z, epsilon in epsilons.items())
+        + ", ".join(f"z = {z:g} is epsilon {brief(epsilon)}" for z, epsilon in epsilons.items())
         + f"; {printed.cohort:,} of {printed.clients:,} clients, {printed.rounds:,} rounds",
     )
 
@@ -460,11 +460,11 @@ def _by_noise(runs: Runs, describe: Callable[[float], str]) -> str:
 
 
 def _epsilon(runs: Runs, multiplier: float) -> str:
-    return f"epsilon {shown(runs.epsilons[multiplier])}"
+    return f"epsilon {brief(runs.epsilons[multiplier])}"
 
 
 def _list(epsilons: Iterable[float]) -> str:
-    return ", ".join(map(shown, epsilons))
+    return ", ".join(map(brief, epsilons))
 
 
 def _accuracy(scores: Scores) -> str:
@@ -479,7 +479,7 @@ def _genie(runs: Runs, multiplier: float) -> str:
     return _both(runs.scores[multiplier, runs.genie(multiplier)])
 
 
-# What is run.
+# Sizes.
 
 SMALL = Size(
     workloads=(data.SMALL_1,),

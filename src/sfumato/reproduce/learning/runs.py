@@ -1,12 +1,12 @@
-"""The trainings behind paper 002's figures and tables, and what they cost in privacy.
+"""The trainings behind paper 002's figures and tables, and their privacy cost.
 
-Nothing here trains or sketches by itself: a run is a `learn.training.Training` with noise in
-floats, which is quick and repeatable. Runs of one seed share the model's start, the cohorts and
-their examples, so methods differ by their sketches and their noise alone. A run's accuracy is the
-share of right predictions on the test examples after the last round; its rate is the parameters by
-the cells that a client sends, over all rounds (the paper's harmonic mean, second sketches counted).
+A run is a `learn.training.Training` with noise in floats, which is fast and repeatable. Runs of one
+seed share the initial model, the cohorts and their examples, so methods differ only by their
+sketches and their noise. A run's accuracy is that on the test examples after the last round; its
+rate is the number of parameters divided by the cells that a client sends, over all rounds (the
+paper's harmonic mean, second sketches counted).
 
-PyTorch is imported when something is trained, not before.
+PyTorch is imported only when something is trained.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from sfumato.errors import SfumatoError
+from sfumato.kernels import F64
 from sfumato.privacy.accounting import epsilon_of
 from sfumato.reproduce.learning.data import Printed, Workload
 from sfumato.reproduce.panels import standard_error
@@ -31,13 +29,12 @@ if TYPE_CHECKING:  # they need PyTorch
     from sfumato.learn.data import Federated
     from sfumato.learn.design import TrainingDesign
 
-F64 = npt.NDArray[np.float64]
 Kind = Literal["none", "fixed", "adapt_norm", "two_stage", "ours"]
 
-EARLY = 4.0  # of ours: times the error in the first round; the default of `FreeNorm`
+EARLY = 4.0  # factor of our error in the first round; the default of `FreeNorm`
 FEASIBLE = 0.01  # relative loss of accuracy that the paper allows a fixed rate
-AT_ONCE = min(2, os.cpu_count() or 1)  # trainings on a processor, a thread each; on a GPU, one
-INTERVAL = 0.01  # of the privacy losses that the paper's epsilon is computed from; rounded up
+AT_ONCE = min(2, os.cpu_count() or 1)  # trainings on a processor, one thread each; on a GPU, one
+INTERVAL = 0.01  # to which privacy losses are rounded up for the paper's epsilon
 
 
 class Method(NamedTuple):
@@ -55,7 +52,7 @@ NONE = Method("none")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """What the trainings of one method gave, by seed."""
+    """The results of one method's trainings, by seed."""
 
     accuracies: F64
     rates: F64
@@ -70,20 +67,20 @@ class Scores:
 
     @property
     def stderr(self) -> float:
-        """Of the accuracy."""
+        """The standard error of the accuracy."""
         return standard_error(self.accuracies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """All trainings of one workload, by noise multiplier and method, and what each multiplier
-    costs a client here: epsilon at delta = 1/clients."""
+    """All trainings of one workload, by noise multiplier and method, and each multiplier's cost
+    here: epsilon at delta = 1/clients."""
 
     workload: Workload
     clients: int
     parameters: int
     epsilons: Mapping[float, float]
-    guessing: float  # accuracy of who always says the commonest class of the test set
+    guessing: float  # accuracy of always predicting the most common class of the test set
     scores: Mapping[tuple[float, Method], Scores]
 
     @property
@@ -96,7 +93,7 @@ class Runs:
 
     @property
     def data(self) -> str:
-        """What was run, in full."""
+        """A full description of what was run."""
         task = self.workload
         return (
             f"{task.name}: {self.parameters:,} parameters, {self.clients:,} clients, "
@@ -104,8 +101,8 @@ class Runs:
         )
 
     def genie(self, multiplier: float) -> Method:
-        """The highest fixed rate that loses at most 1% of the uncompressed accuracy, by means; no
-        compression if none does."""
+        """The highest fixed rate whose mean accuracy is at most 1% below the uncompressed one; no
+        compression if there is none."""
         least = (1 - FEASIBLE) * self.scores[multiplier, NONE].accuracy
         feasible = [
             method
@@ -174,12 +171,12 @@ def train(
     for _ in training.run(evaluate_every=task.rounds):  # once, at the end
         pass
     accuracy = training.history[-1].accuracy
-    assert accuracy is not None  # the last round is always looked at
+    assert accuracy is not None  # the last round is always evaluated
     return accuracy, training.campaign.rate
 
 
 def before_training(task: Workload, data: Federated, multipliers: Sequence[float]) -> Runs:
-    """What is known of a workload before anything is trained."""
+    """The runs of a workload before any training: sizes and epsilons."""
     from sfumato.learn import models
 
     clients = len(data.train)
@@ -189,15 +186,15 @@ def before_training(task: Workload, data: Federated, multipliers: Sequence[float
         workload=task,
         clients=clients,
         parameters=models.count(designs[multipliers[0]].make()),
-        epsilons={z: epsilon_of([of.loss], 1 / clients) for z, of in designs.items()},
+        epsilons={z: epsilon_of([each.loss], 1 / clients) for z, each in designs.items()},
         guessing=float(targets.bincount().max()) / len(targets),
         scores={},
     )
 
 
 def paper_epsilon(printed: Printed, multiplier: float) -> float:
-    """Of the paper's own clients, cohorts and rounds at delta = 1/clients, if cohorts are Poisson
-    samples: by privacy loss distributions, rounded up."""
+    """The epsilon of the paper's own clients, cohorts and rounds at delta = 1/clients, if cohorts
+    are Poisson samples: by privacy loss distributions, rounded up."""
     return sampled_epsilon(printed.clients, printed.cohort, printed.rounds, multiplier)
 
 
@@ -205,7 +202,8 @@ def paper_epsilon(printed: Printed, multiplier: float) -> float:
 def sampled_epsilon(
     clients: int, cohort: int, rounds: int, multiplier: float, interval: float = INTERVAL
 ) -> float:
-    """Of Gaussian noise on Poisson samples; privacy losses are rounded up to the interval."""
+    """The epsilon of Gaussian noise on Poisson samples; privacy losses are rounded up to the
+    interval."""
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
 
@@ -219,7 +217,7 @@ def sampled_epsilon(
 
 
 def need_gpu(tasks: Sequence[Workload], trainings: Sequence[int]) -> None:
-    """Refuse to begin where there is no GPU; `trainings`: how many there are of each task."""
+    """Raise an error if there is no GPU; `trainings` is the number of trainings of each task."""
     import torch
 
     if torch.cuda.is_available():
@@ -236,7 +234,7 @@ def need_gpu(tasks: Sequence[Workload], trainings: Sequence[int]) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Each training on one thread; small products gain nothing from more."""
+    """Run each training on one thread; small products gain nothing from more."""
     import torch
 
     before = torch.get_num_threads()

@@ -1,9 +1,9 @@
 """The devices of paper 004's experiments.
 
-Paper 004 tells what was asked and with which parameters, not what came back. What stands for its
-devices: counts of emoji on Twitter, hosts in the rank order of a browser report, the names of
-HealthKit's types, and English words that are in no dictionary. Where no frequency is public a law
-i^-1 of the rank is made up, and `data` says so: it goes into every number and title. Without files
+Paper 004 describes its questions and parameters, not its results. Its devices are replaced by
+counts of emoji on Twitter, hosts in the rank order of a browser report, the names of HealthKit's
+types, and English words that are in no dictionary. Where no frequency is public, shares are made up
+by a law i^-1 of the rank, and `data`, which is in every number and title, says so. Without files
 everything is made up, in the same shape.
 """
 
@@ -19,43 +19,42 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sfumato.errors import DataError
+from sfumato.kernels import F64, I64
 from sfumato.privacy import CountMeanSketch, HadamardCountMeanSketch
 from sfumato.reproduce.files import find_file, read_arrays
 from sfumato.reproduce.frequencies.data import power_law_shares
 from sfumato.sketch.words import LATIN
 
 U16 = npt.NDArray[np.uint16]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
 
-EMOJI, EMOJI_USED, EMOJI_VERSION = 2_623, 845, 5.0  # of 2017; those with a count
+EMOJI, EMOJI_USED, EMOJI_VERSION = 2_623, 845, 5.0  # all of 2017; those with a count
 EMOJI_LAW = 1.2  # made-up counts fall off about as fast as Twitter's
 DOMAINS = 250_000
 HEALTH_TYPES = 190
-MADE_UP = 1.0  # the exponent where nothing is known
+MADE_UP = 1.0  # the exponent where no frequency is known
 WORDS, SHORTEST, LONGEST = 100, 3, 10
 DICTIONARY_SIZE = 70  # words of a SCOWL list up to this size are in the keyboard's dictionary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A dictionary, and how common each of its items is among devices that hold one each."""
+    """A dictionary, and the share of devices that hold each item, one item per device."""
 
-    data: str  # what it is, in full
+    data: str  # a full description
     items: pa.Array  # most common first
     shares: F64
-    measured: bool = False  # whether an item's share is its own, not a made-up law's
+    measured: bool = False  # whether shares are measured, not made up
 
     def first(self, items: int | None) -> Source:
-        """Only the most common ones, or all."""
+        """The most common items only, or all."""
         if items is None or items >= len(self.items):
             return self
-        kept = self.shares[:items]
+        shares = self.shares[:items]
         data = f"{self.data}, the first {items:,}"
-        return replace(self, data=data, items=self.items[:items], shares=kept / kept.sum())
+        return replace(self, data=data, items=self.items[:items], shares=shares / shares.sum())
 
     def counts(self, devices: int, rng: np.random.Generator) -> I64:
-        """How many of these devices hold each item."""
+        """The number of devices that hold each item."""
         return rng.multinomial(devices, self.shares)
 
 
@@ -84,7 +83,7 @@ def emoji() -> Source:
 
 
 def domains() -> Source:
-    """Hosts in the order of their rank buckets; how common each is, is made up."""
+    """Hosts in the order of their rank buckets; their shares are made up."""
     path = find_file("domains_crux_au.parquet")
     if path is None:
         return _by_rank("made-up domains", _made_up("domain", DOMAINS))
@@ -95,7 +94,7 @@ def domains() -> Source:
 
 
 def health_types() -> Source:
-    """HealthKit's types; nobody outside knows how often each is used."""
+    """HealthKit's types; their shares are not public."""
     path = find_file("healthkit_types.csv.gz")
     if path is None:
         return _by_rank("made-up health types", _made_up("health type", HEALTH_TYPES))
@@ -117,10 +116,10 @@ def new_words() -> Source:
     )
     new = pc.or_(pc.equal(size, 0), pc.greater(size, DICTIONARY_SIZE))
     plain = pc.match_substring_regex(words, f"^[a-z]{{{SHORTEST},{LONGEST}}}$")
-    kept = np.flatnonzero(np.asarray(pc.and_(new, plain)))
-    if kept.size < WORDS:
+    candidates = np.flatnonzero(np.asarray(pc.and_(new, plain)))
+    if candidates.size < WORDS:
         raise DataError(f"{path} must hold at least {WORDS} words in no dictionary")
-    best = kept[np.argsort(-np.asarray(often)[kept], kind="stable")[:WORDS]]
+    best = candidates[np.argsort(-np.asarray(often)[candidates], kind="stable")[:WORDS]]
     name = f"the {WORDS} most common words in no dictionary"
     return _by_rank(name, words.take(pa.array(best)), path)
 
@@ -137,7 +136,7 @@ def _made_up(kind: str, count: int) -> pa.Array:
 
 
 def random_words(count: int, rng: np.random.Generator) -> U16:
-    """Codes of words of random letters, three to ten of them: (count, 10)."""
+    """Codes of words of three to ten random letters, (count, 10)."""
     codes = rng.integers(1, len(LATIN) + 1, (count, LONGEST), dtype=np.uint16)
     length = rng.integers(SHORTEST, LONGEST + 1, count)
     codes[np.arange(LONGEST) >= length[:, None]] = 0
@@ -149,31 +148,31 @@ class UseSize:
     """How much of a use case is run."""
 
     repeats: int
-    items: int | None = None  # only the most common ones
+    items: int | None = None  # how many of the most common; None for all
     devices: int = 100_000
 
     @property
-    def is_known(self) -> bool:
-        """Whether known numbers are of this size."""
+    def has_reference(self) -> bool:
+        """Whether the known numbers are for this size."""
         return self.items is None
 
 
 def _paper(repeats: int) -> UseSize:
-    """Enough repeats to tell a standard error to about 1%."""
+    """Enough repeats to know a standard error to about 1%."""
     return UseSize(repeats=repeats, devices=1_000_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A use of paper 004, and what is known of it for a million devices."""
+    """A use case of paper 004, and its known numbers for a million devices."""
 
     name: str
     title: str
     source: Callable[[], Source]
     sketch: CountMeanSketch | HadamardCountMeanSketch  # the paper's
-    error: float  # standard error of an item that few hold
+    error: float  # standard error of a rare item
     threshold: float  # 5%, family-wise
-    share: float  # at most this of the paper's variance is ours
+    share: float  # bound on our variance, as a share of the paper's
     small: UseSize
     paper: UseSize
 

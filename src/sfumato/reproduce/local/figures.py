@@ -1,15 +1,15 @@
-"""Figure 4 of paper 004, and its five uses, measured.
+"""Figure 4 of paper 004, and measurements of its five use cases.
 
 A use case is run twice over the same devices: with the paper's algorithm, parameters and plain
-means, and with what `local_plan` takes for the same epsilon, collisions solved for (ours, drawn
+means, and with the choice of `local_plan` for the same epsilon, with collisions solved (ours, drawn
 hollow). Records are made, folded and read as by a service. Figure 4 has too many devices for that:
 its tallies are drawn cell by cell (`runs.simulated_tally`). Every repeat has its own seed, which
-draws coins and hash functions; the devices stay.
+draws coins and hash functions; the devices stay the same.
 
-Paper 004 prints no accuracy: what can be held against it are its formulas. "Known" numbers are an
-earlier, independent calculation's or simulation's, from those formulas and parameters. Claims
-marked (ours) are about what sfumato does beyond the paper. Where a claim leaves room for chance it
-is `CHANCE` standard errors: a false alarm in sixteen thousand.
+Paper 004 prints no accuracy, so the claims are about its formulas. "Known" numbers are from an
+earlier, independent calculation or simulation with those formulas and parameters. Claims marked
+(ours) are about sfumato's additions to the paper. Where a claim allows for chance, it allows
+`CHANCE` standard errors: one false alarm in sixteen thousand.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sfumato.flow.word_discovery import Found
+from sfumato.kernels import F64, I64
 from sfumato.privacy import CountMeanSketch, HashedResponse, Randomizer, debias
 from sfumato.privacy.debias import LocalEstimates
 from sfumato.privacy.randomizers import in_epoch
@@ -34,7 +35,7 @@ from sfumato.reproduce.frequencies.data import power_law_shares
 from sfumato.reproduce.frequencies.runs import item_names
 from sfumato.reproduce.local import data, runs
 from sfumato.reproduce.local.data import Case, Source
-from sfumato.reproduce.local.runs import F64, I64, SEARCHES, WORD_EPSILON, Measured, Search
+from sfumato.reproduce.local.runs import SEARCHES, WORD_EPSILON, Measurement, Search
 from sfumato.reproduce.panels import COLOURS, Curves, Panel, Reading, canvas, dress
 from sfumato.reproduce.runner import (
     FIRST_SEED,
@@ -48,10 +49,10 @@ from sfumato.reproduce.runner import (
 
 CHANCE = 4.0
 CLOSE = 0.05  # how far a measured standard error may be from the formula's
-FIRST_RUN = {"seeds": {"first": FIRST_SEED, "last": FIRST_SEED}}  # of lines about that alone
+FIRST_RUN = {"seeds": {"first": FIRST_SEED, "last": FIRST_SEED}}  # for lines about one run
 
-# How pictures are drawn: the paper's algorithms are filled circles and full lines, ours hollow
-# squares and dashed ones.
+# Styles: the paper's algorithms have filled circles and full lines, ours hollow squares and dashed
+# lines.
 Z95 = NormalDist().inv_cdf(0.975)
 TRUTH: Mapping[str, Any] = {"color": COLOURS["black"], "linewidth": 1.2}
 MARKS: Mapping[str, Any] = {"linestyle": "none", "markersize": 5, "elinewidth": 1.2}
@@ -74,13 +75,13 @@ def _picture(title: str, panels: Sequence[Panel], ratios: Sequence[float]) -> tu
 def _over_runs(
     axes: Any, curves: Curves, key: str, series: str, style: Mapping[str, Any], **more: Any
 ) -> None:
-    """Means over runs, with the range of most runs."""
+    """Draw means over runs, with the range of most runs."""
     x, y, low, high = (curves.get(key, series, field) for field in ("x", "y", "y_low", "y_high"))
     axes.errorbar(x, y, np.maximum([y - low, high - y], 0), **style, **MARKS, **more)
 
 
 def _finish(grid: Iterable[Any]) -> None:
-    """Legends, and whole numbers on axes with few ticks."""
+    """Add legends, and whole numbers to logarithmic axes."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     for axes in grid:
@@ -97,7 +98,7 @@ EPSILON_4, DEVICES_4, ITEMS_4, LAW_4 = 2.0, 100_000_000, 2_600, 1.2
 WIDTHS_4, ALL_WIDTHS_4 = (32, 128, 1_024), tuple(2**k for k in range(3, 13))
 ROWS_4, THREE_ROWS_4 = tuple(2**k for k in range(5, 17)), (32, 1_024, 65_536)
 MOST_CELLS_4 = 4_000_000  # of a simulated tally
-KNOWN_BOUND: Mapping[tuple[int, int], float] = {  # width, rows: figure 4 for 2,600 items
+REFERENCE_BOUND: Mapping[tuple[int, int], float] = {  # width, rows: figure 4 for 2,600 items
     (32, 32): 833_154,
     (128, 1_024): 72_549,
     (1_024, 1_024): 27_012,
@@ -110,7 +111,7 @@ class Size4:
     """How much of figure 4 is measured."""
 
     rows: tuple[int, ...]
-    repeats: int  # of large sketches; small ones, whose collisions are few and heavy, more often
+    repeats: int  # of large sketches; small ones, with few but heavy collisions, have more
     ours: int  # repeats of ours
 
 
@@ -135,7 +136,7 @@ def figure_4(size: Size4) -> Experiment:
         values = oracle.values(item_names(ITEMS_4, job.seed))
         tally = runs.simulated_tally(oracle, values, counts, rng)
         estimates = debias.estimate(tally, values, collision_aware=series == "ours")
-        rare = slice(ITEMS_4 // 2, None)  # whose own devices add nothing to speak of
+        rare = slice(ITEMS_4 // 2, None)  # items whose own devices add almost nothing
         error = runs.root_mean_square((estimates.counts - counts)[rare])
         yield Reading("a", series, oracle.rows, error)
         if oracle.rows == plan.rows:
@@ -188,14 +189,14 @@ def _formulas_4(expected: F64) -> Iterator[Reading]:
 
 
 def claims_4(curves: Curves, plan: HashedResponse) -> Iterator[Claim]:
-    """What is said of figure 4; the plan is ours."""
-    here = {key: curves.at("a", f"bound {key[0]}", key[1]) for key in KNOWN_BOUND}
-    yield Claim(  # rounded or cut to whole devices: both are within one
+    """The claims about figure 4; the plan is ours."""
+    here = {key: curves.at("a", f"bound {key[0]}", key[1]) for key in REFERENCE_BOUND}
+    yield Claim(  # rounded or truncated to whole devices: both are within one
         text="4 the bound of theorem 4.2 has the known values, to the device",
-        holds=all(abs(here[key] - known) < 1 for key, known in KNOWN_BOUND.items()),
+        holds=all(abs(here[key] - reference) < 1 for key, reference in REFERENCE_BOUND.items()),
         detail="; ".join(
-            f"m = {width:,}, k = {rows:,}: {here[width, rows]:,.1f} (known {known:,.0f})"
-            for (width, rows), known in KNOWN_BOUND.items()
+            f"m = {width:,}, k = {rows:,}: {here[width, rows]:,.1f} (known {reference:,.0f})"
+            for (width, rows), reference in REFERENCE_BOUND.items()
         ),
     )
     exact = {width: curves.get("a", f"exact {width}") for width in WIDTHS_4}
@@ -266,19 +267,19 @@ def _draw_4(title: str, panels: Sequence[Panel], curves: Curves, plan: HashedRes
 
 # Use cases.
 
-FEWEST = 5  # items that a band of true counts must have
-BINS = np.arange(-4.0, 4.25, 0.25)  # of errors over standard errors
-SHOWN = 24  # items drawn with their intervals
-BANDS = (0, 1, 10, 100, 1_000, 10_000)  # true counts from which errors are taken together
+FEWEST = 5  # least number of items in a band of true counts
+BINS = np.arange(-4.0, 4.25, 0.25)  # of errors divided by standard errors
+ITEMS_SHOWN = 24  # items drawn with their intervals
+BANDS = (0, 1, 10, 100, 1_000, 10_000)  # lower ends of bands of true counts
 BAND_NAMES = ("none", "1 to 9", "10 to 99", "100 to\n999", "1,000 to\n9,999", "10,000\nand more")
 COVERAGE_BAND = (0.94, 0.97)
-ALIKE = 0.02  # how far a size may be from the known one
+ALIKE = 0.02  # tolerance for the known numbers
 
 
 class Use(NamedTuple):
     """One run of a use case."""
 
-    measured: Measured
+    measured: Measurement
     estimates: LocalEstimates
     predicted: F64  # standard errors
 
@@ -287,7 +288,7 @@ Uses = Mapping[str, Sequence[Use]]  # runs of the paper's sketch and of ours
 
 
 def use_case(case: Case, size: data.UseSize) -> Experiment:
-    """One use case by the paper's sketch and by ours, over the same devices."""
+    """One use case with the paper's sketch and with ours, over the same devices."""
     source = case.source().first(size.items)
     counts = source.counts(size.devices, np.random.default_rng(FIRST_SEED))
     order = np.argsort(-counts, kind="stable")
@@ -333,7 +334,7 @@ def use_case(case: Case, size: data.UseSize) -> Experiment:
         claims=lambda uses, _: use_claims(
             *([use.measured for use in uses[series]] for series in oracles),
             items=items,
-            known=(case.error, case.threshold) if size.is_known else None,
+            reference=(case.error, case.threshold) if size.has_reference else None,
             share=case.share,
         ),
         picture=lambda uses, curves: _draw_use(heading, panels, curves, uses),
@@ -342,8 +343,8 @@ def use_case(case: Case, size: data.UseSize) -> Experiment:
 
 
 def _band_readings(use: Use, counts: I64, repeats: int) -> Iterator[Reading]:
-    """Errors measured and predicted by true count, and how errors over predictions are spread.
-    A band's line also says over how many items, of all runs, it is."""
+    """Measured and predicted errors by true count, and the distribution of errors over predictions.
+    A band's line also has its number of items, of all runs."""
     series, wrong = use.measured.series, use.estimates.counts - counts
     band = np.searchsorted(BANDS, counts, side="right") - 1
     for place, low in enumerate(BANDS):
@@ -361,10 +362,10 @@ def _band_readings(use: Use, counts: I64, repeats: int) -> Iterator[Reading]:
 
 
 def _top_readings(source: Source, counts: I64, uses: Uses) -> Iterator[Reading]:
-    """The first run's estimates of items from the most common down to what ours cannot list."""
+    """The first run's estimates, from the most common item to some that ours cannot list."""
     first = {series: group[0].estimates for series, group in uses.items()}
     worth = int(np.sum(counts > first["ours"].null.threshold(counts.size) / 2))
-    ranks = np.unique(np.geomspace(1, max(worth, 2), SHOWN).round().astype(int)).tolist()
+    ranks = np.unique(np.geomspace(1, max(worth, 2), ITEMS_SHOWN).round().astype(int)).tolist()
     every = [("truth", counts.astype(np.float64), np.zeros(counts.size))]
     every += [(series, one.counts, one.standard_error) for series, one in first.items()]
     for series, values, errors in every:
@@ -375,19 +376,19 @@ def _top_readings(source: Source, counts: I64, uses: Uses) -> Iterator[Reading]:
 
 
 def use_claims(
-    paper: Sequence[Measured],
-    ours: Sequence[Measured],
+    paper: Sequence[Measurement],
+    ours: Sequence[Measurement],
     *,
     items: int,
-    known: tuple[float, float] | None,
+    reference: tuple[float, float] | None,
     share: float,
 ) -> Iterator[Claim]:
-    """What is said of a use case. `known`: the standard error and the threshold, where they are
-    known of this dictionary. `share`: at most this of the paper's variance is ours."""
+    """The claims about a use case. `reference` is the known standard error and threshold of this
+    dictionary, if any; `share` bounds our variance, as a share of the paper's."""
     name = f"{paper[0].oracle} ({paper[0].record_bytes} bytes)"
     yield from _honest_claims(name, paper, items, "the exact formula's")
-    if known:
-        error, threshold = known
+    if reference:
+        error, threshold = reference
         here = _mean(paper, "error_unheld"), _mean(paper, "threshold")
         yield Claim(
             text=f"{name}: standard error and family-wise threshold are the known ones, within "
@@ -414,9 +415,9 @@ def use_claims(
 
 
 def _honest_claims(
-    name: str, group: Sequence[Measured], items: int, formula: str
+    name: str, group: Sequence[Measurement], items: int, formula: str
 ) -> Iterator[Claim]:
-    """What an oracle's estimates promise."""
+    """The claims about an oracle's estimates."""
     many = _runs(len(group))
     means, slopes = (
         sum(getattr(run, field) for run in group) / math.sqrt(len(group))
@@ -444,7 +445,7 @@ def _honest_claims(
         detail=f"{share:.2%} (± {chance:.2%} by chance)",
     )
     wrong = sum(run.listed_unheld > 0 for run in group)
-    likely = sum(  # how likely so many runs of the allowed share of wrong ones would be
+    likely = sum(  # probability of at least this many wrong runs at the allowed rate
         math.comb(len(group), k) * debias.LEVEL**k * (1 - debias.LEVEL) ** (len(group) - k)
         for k in range(wrong, len(group) + 1)
     )
@@ -457,7 +458,7 @@ def _honest_claims(
     )
 
 
-def _mean(group: Sequence[Measured], field: str, power: int = 1) -> float:
+def _mean(group: Sequence[Measurement], field: str, power: int = 1) -> float:
     return float(np.mean([getattr(run, field) ** power for run in group]))
 
 
@@ -466,7 +467,7 @@ def _runs(count: int) -> str:
 
 
 def _draw_use(title: str, panels: Sequence[Panel], curves: Curves, uses: Uses) -> Any:
-    """The estimates of one run, how far all runs are off, and how their errors are spread."""
+    """The estimates of one run, the errors of all runs, and their distribution."""
     picture, (first, second, third) = _picture(title, panels, (1.25, 1.0, 0.9))
     ranks = curves.get("a", "truth", "x")
     first.plot(ranks, curves.get("a", "truth"), **TRUTH, label="truth")
@@ -486,7 +487,7 @@ def _draw_use(title: str, panels: Sequence[Panel], curves: Curves, uses: Uses) -
         second.plot(x, curves.get("b", f"{series} predicted"), **line)
         third.step(z, curves.get("c", series), where="mid", **line, label=run.oracle)
     first.set(xscale="log", yscale="log")
-    first.set_ylim(bottom=run.threshold / 4)  # of ours, which came last
+    first.set_ylim(bottom=run.threshold / 4)  # ours: the last of the loop
     first.plot([], [], **GUIDE, **DOTTED, label="threshold (5%, family-wise)")
     second.set_xticks(x, [BAND_NAMES[place] for place in x])
     second.plot([], [], "o", markersize=5, **GUIDE, label="measured; bars: two standard errors")
@@ -499,18 +500,18 @@ def _draw_use(title: str, panels: Sequence[Panel], curves: Curves, uses: Uses) -
 
 # New words.
 
-KNOWN_WORDS = 38  # found by the puzzle among 2,000,000 devices
-KNOWN_SECONDS = 10.0
+REFERENCE_WORDS = 38  # found by the puzzle among 2,000,000 devices
+REFERENCE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordSize:
-    """Among how many devices words are looked for."""
+    """The numbers of devices among which words are searched."""
 
     devices: tuple[int, ...]  # growing
     repeats: int
     rows: int  # of the puzzle's sketches
-    is_known: bool = False  # whether known numbers are of this size
+    has_reference: bool = False  # whether the known numbers are for this size
 
 
 Searches = Sequence[tuple[Search, Found, I64]]
@@ -562,30 +563,30 @@ def new_words(size: WordSize) -> Experiment:
         claims=lambda results, _: word_claims(
             [search for search, _, _ in results if search.devices == most],
             words=len(source.items),
-            is_known=size.is_known,
+            has_reference=size.has_reference,
         ),
         picture=lambda results, curves: _draw_words(heading, panels, curves, results),
         at_once=1,
     )
 
 
-def word_claims(group: Sequence[Search], *, words: int, is_known: bool) -> Iterator[Claim]:
-    """What is said of searches among equally many devices."""
+def word_claims(group: Sequence[Search], *, words: int, has_reference: bool) -> Iterator[Claim]:
+    """The claims about searches among the same number of devices."""
     puzzle, ours = ([run for run in group if run.series == series] for series in SEARCHES)
     puzzled, extended = ([run.found for run in runs] for runs in (puzzle, ours))
-    if is_known:
+    if has_reference:
         yield Claim(
-            text=f"the puzzle finds at least {KNOWN_WORDS} of {words} words among "
+            text=f"the puzzle finds at least {REFERENCE_WORDS} of {words} words among "
             f"{puzzle[0].devices:,} devices, on average",
-            holds=float(np.mean(puzzled)) >= KNOWN_WORDS,
+            holds=float(np.mean(puzzled)) >= REFERENCE_WORDS,
             detail=f"{_list(puzzled)} words; the rarest is held by "
-            f"{min(run.rarest for run in puzzle):,} devices (known: {KNOWN_WORDS} words, down "
+            f"{min(run.rarest for run in puzzle):,} devices (known: {REFERENCE_WORDS} words, down "
             "to 4,874)",
         )
         seconds = [max(run.seconds for run in runs) for runs in (puzzle, ours)]
         yield Claim(
-            text=f"discovery takes less than {KNOWN_SECONDS:g} seconds of processor time",
-            holds=seconds[0] < KNOWN_SECONDS,
+            text=f"discovery takes less than {REFERENCE_SECONDS:g} seconds of processor time",
+            holds=seconds[0] < REFERENCE_SECONDS,
             detail=f"puzzle {seconds[0]:.1f} s at most, prefixes {seconds[1]:.1f} s",
         )
     wrong = [sum(run.false for run in runs) for runs in (puzzle, ours)]
@@ -610,7 +611,7 @@ def _list(values: Sequence[int]) -> str:
 
 
 def _draw_words(title: str, panels: Sequence[Panel], curves: Curves, results: Searches) -> Any:
-    """Which words one run found, and how many words all runs did."""
+    """The words that one run found, and the numbers of words that all runs found."""
     picture, (left, right) = _picture(title, panels, (1.5, 1.0))
     most = max(search.devices for search, _, _ in results)
     first = {run.series: run for run, _, _ in reversed(results) if run.devices == most}
@@ -658,7 +659,7 @@ FIGURES = (
         new_words,
         small=WordSize(devices=(100_000, 300_000), repeats=1, rows=256),
         paper=WordSize(
-            devices=(300_000, 1_000_000, 2_000_000), repeats=3, rows=2_048, is_known=True
+            devices=(300_000, 1_000_000, 2_000_000), repeats=3, rows=2_048, has_reference=True
         ),
     ),
 )

@@ -1,9 +1,9 @@
-"""The runs behind paper 004's figures: records made, folded and read as by a service, held against
-the truth; and a tally's law without its records.
+"""The runs behind paper 004's figures: records made, folded and read as by a service, and compared
+with the truth; and tallies drawn without records.
 
-`simulated_tally` draws a tally of any number of devices cell by cell. It is exact: given how many
-devices hold what is in a cell, a count mean sketch's cell is a sum of two binomial variables, and
-nothing else of the records is in the tally.
+`simulated_tally` draws a tally of any number of devices cell by cell. It is exact: given the number
+of devices whose items are in a cell, a count mean sketch's cell is a sum of two binomial variables,
+and the tally contains nothing else of the records.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 
 from sfumato import hashing
 from sfumato.flow.word_discovery import Found, FragmentPuzzle, PrefixExtension
-from sfumato.kernels import local
+from sfumato.kernels import F64, I64, U64, local
 from sfumato.privacy import (
     CountMeanSketch,
     DirectResponse,
@@ -35,19 +34,15 @@ from sfumato.questions.new_words import plan as word_plan
 from sfumato.reproduce.local.data import Source, random_words
 from sfumato.reproduce.runner import Job
 
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
-
 PIECE = 250_000  # devices whose records are made together
 WORD_EPSILON = 8.0
-COVERED = 0.95  # of intervals
-_ROWS = 1_024  # of a simulated tally that are drawn together
+COVERED = 0.95  # coverage of intervals
+ROWS_AT_ONCE = 1_024  # rows of a simulated tally that are drawn together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One run of one oracle, held against the truth."""
+class Measurement:
+    """One run of one oracle, compared with the truth."""
 
     series: str
     oracle: str
@@ -55,12 +50,12 @@ class Measured:
     record_bytes: int
     table_cells: int
     mean_off: float  # mean error over items, in standard errors of that mean
-    slope_off: float  # slope of estimates over true counts less one, in its standard errors
-    error_ratio: float  # root mean square of errors over what the formula says
+    slope_off: float  # slope of estimates over true counts, minus one, in its standard errors
+    error_ratio: float  # root mean square of errors over the formula's standard errors
     coverage: float  # of 95% intervals
     error: float  # root mean square
-    error_unheld: float  # what is reported for an item that nobody holds
-    threshold: float  # 5%, family-wise, for an item that meets no heavy one
+    error_unheld: float  # reported standard error of an item that nobody holds
+    threshold: float  # 5%, family-wise, for an item that collides with no heavy one
     listed: int
     listed_unheld: int
     above: int  # items whose true count is above the threshold
@@ -74,16 +69,17 @@ def measure(
     counts: I64,
     estimates: LocalEstimates,
     predicted: F64,
-) -> Measured:
+) -> Measurement:
     """`predicted` is each item's standard error by the formula."""
     truth = counts.astype(np.float64)
     wrong = estimates.counts - truth
-    # Items that share a cell of a sketch err together; a response's cells add up to its records.
+    # Errors of items that share a cell of a sketch are correlated; a response's cells add up to its
+    # number of records.
     together = 0.0 if isinstance(randomizer, HashedResponse) else randomizer.collision
     threshold = estimates.null.threshold(counts.size)
     listed = estimates.significant()
     half = NormalDist().inv_cdf((1 + COVERED) / 2) * estimates.standard_error
-    return Measured(
+    return Measurement(
         series=series,
         oracle=oracle,
         seed=seed,
@@ -143,21 +139,21 @@ def exact_error(oracle: Randomizer, counts: I64) -> F64:
 def simulated_tally(
     oracle: CountMeanSketch | HashedResponse, values: U64, counts: I64, rng: np.random.Generator
 ) -> Tally:
-    """The tally of devices of which `counts` hold each value, drawn from its exact law.
+    """A tally of devices of which `counts` hold each value, drawn from its exact distribution.
 
-    A device draws its row alone, so an item's devices fall on rows by a multinomial law; in a row
-    they are in the item's cell. Then coins: the bits of a count mean sketch are independent, and a
-    lie of a hashed response is in any other cell of its row alike.
+    Each device draws its row independently, so an item's devices are multinomial over rows; in a
+    row they are in the item's cell. Then come the coins: the bits of a count mean sketch are
+    independent, and a lie of a hashed response is uniform over the other cells of its row.
     """
     tally = Tally(oracle)
     hashes = hashing.row_hashes(oracle.seed, oracle.epoch, oracle.rows)
     tally.cells = np.empty(tally.cells.shape, dtype=np.int64)
     left = counts.astype(np.int64)
-    for start in range(0, oracle.rows, _ROWS):
-        rows = min(_ROWS, oracle.rows - start)
-        taken = rng.binomial(left, rows / (oracle.rows - start))
-        left = left - taken
-        spread = rng.multinomial(taken, np.full(rows, 1 / rows))  # (items, rows)
+    for start in range(0, oracle.rows, ROWS_AT_ONCE):
+        rows = min(ROWS_AT_ONCE, oracle.rows - start)
+        now = rng.binomial(left, rows / (oracle.rows - start))
+        left = left - now
+        spread = rng.multinomial(now, np.full(rows, 1 / rows))  # (items, rows)
         row = np.tile(np.arange(rows), values.size)
         cell = local.row_cells(
             np.repeat(values, rows), row, hashes[start : start + rows], oracle.width
@@ -174,7 +170,7 @@ def simulated_tally(
 def _after_coins(
     oracle: CountMeanSketch | HashedResponse, holders: I64, total: I64, rng: np.random.Generator
 ) -> I64:
-    """What cells hold after the coins, (rows, width)."""
+    """The counts of cells after the coins, (rows, width)."""
     if isinstance(oracle, CountMeanSketch):
         own, other = oracle.rates
         return rng.binomial(holders, own) + rng.binomial(total[:, None] - holders, other)
@@ -190,7 +186,7 @@ SEARCHES = {"puzzle": "sequence fragment puzzle", "prefixes": "prefix extension"
 
 
 def search_for(series: str, seed: int, rows: int) -> FragmentPuzzle | PrefixExtension:
-    """The search with the hash functions of a seed."""
+    """A search with the hash functions of a seed."""
     if series == "prefixes":
         search = word_plan.prefix_search(WORD_EPSILON)
         return replace(search, prefix=in_epoch(search.prefix, 0, seed))
@@ -203,7 +199,7 @@ def search_for(series: str, seed: int, rows: int) -> FragmentPuzzle | PrefixExte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """One search for words, held against the truth."""
+    """One search for words, compared with the truth."""
 
     series: str
     seed: int
@@ -214,12 +210,12 @@ class Search:
     candidates: int
     rarest: int  # true count of the rarest word found
     threshold: float
-    seconds: float  # of processor time, for the discovery alone
+    seconds: float  # processor time of the discovery alone
 
 
 def find_words(source: Source, job: Job, rows: int) -> tuple[Search, Found, I64]:
-    """Look for words among devices of which half hold one of the source's: what came out, what was
-    found, and how many devices hold each of the source's."""
+    """Search for words among devices of which half hold a word of the source; return the result,
+    the words found, and the number of devices that hold each word of the source."""
     devices, series = job.workload
     rng = np.random.default_rng([job.seed, devices])
     counts = source.counts(devices // 2, rng)
@@ -235,9 +231,9 @@ def find_words(source: Source, job: Job, rows: int) -> tuple[Search, Found, I64]
         job.tell(start / devices / 2)
         search.fold(search.randomize(codes[start : start + PIECE], rng=coins), tallies)
     job.tell(0.5)
-    began = time.process_time()
+    begin = time.process_time()
     words = search.find(tallies)
-    took = time.process_time() - began
+    seconds = time.process_time() - begin
     truth = dict(zip(source.items.to_pylist(), counts.tolist(), strict=True))
     right = [word for word in words.words.to_pylist() if word in truth]
     outcome = Search(
@@ -250,6 +246,6 @@ def find_words(source: Source, job: Job, rows: int) -> tuple[Search, Found, I64]
         candidates=words.candidates,
         rarest=min((truth[word] for word in right), default=0),
         threshold=words.threshold,
-        seconds=took,
+        seconds=seconds,
     )
     return outcome, words, counts
