@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sfumato.collector.http import admin_routes, device_routes, openapi, round_routes
@@ -18,12 +20,11 @@ from sfumato.collector.http.admin_routes import Given, Served, needs
 from sfumato.collector.http.endpoint import problem_of
 from sfumato.collector.http.openapi import answers
 from sfumato.collector.http.service import Service
-from sfumato.collector.metrics import MEDIA_TYPE
+from sfumato.collector.metrics import MEDIA_TYPE, OTHER, Metrics
 from sfumato.collector.problems import ALWAYS, Problem, problem_response
 from sfumato.errors import SfumatoError
 
 ENDPOINTS = (*device_routes.ENDPOINTS, *round_routes.ENDPOINTS)
-_ENDPOINTS = [(route.methods or set(), route.path_regex, route.app) for route in ENDPOINTS]
 
 
 class Application(FastAPI):
@@ -32,10 +33,12 @@ class Application(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            for methods, path, endpoint in _ENDPOINTS:
-                if scope["method"] in methods and (match := path.match(scope["path"])):
-                    scope.update(app=self, path_params=match.groupdict())
-                    await endpoint(scope, receive, send)
+            for route in ENDPOINTS:
+                if scope["method"] in (route.methods or ()) and (
+                    match := route.path_regex.match(scope["path"])
+                ):
+                    scope.update(app=self, route=route, path_params=match.groupdict())
+                    await route.app(scope, receive, send)
                     return
         await super().__call__(scope, receive, send)
 
@@ -56,7 +59,6 @@ def create_app(service: Service, routes: Sequence[BaseRoute] = ()) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    app.add_middleware(Shield)
     app.router.routes.extend((*device_routes.ROUTES, *ENDPOINTS))
     app.include_router(admin_routes.router)
     app.add_api_route("/health", health, methods=["GET"])
@@ -65,6 +67,7 @@ def create_app(service: Service, routes: Sequence[BaseRoute] = ()) -> FastAPI:
         "/metrics", metrics, methods=["GET"], response_class=Response, responses=answers(401, 503)
     )
     app.router.routes.extend(routes)
+    app.add_middleware(Shield, metrics=service.metrics, patterns=dict(_patterns(app.routes)))
     app.add_exception_handler(SfumatoError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
@@ -91,22 +94,24 @@ async def metrics(service: Served, given: Given) -> Response:
 
 
 class Shield:
-    """Around everything: no answer is cached unless it says so, and an error that nobody expected
-    is a problem without details, with its type in the log."""
+    """Around everything else: no answer is cached unless it says so; an error that nobody expected
+    is a problem without details, with its type in the log; and every request is timed."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, metrics: Metrics, patterns: Mapping[object, str]) -> None:
+        """`patterns` are those of the addresses, by endpoint."""
+        self._app, self._metrics, self._patterns = app, metrics, patterns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = False
+        begin, started = time.perf_counter(), False
 
         async def send_with_headers(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                self._observe(scope, message["status"], time.perf_counter() - begin)
                 headers = MutableHeaders(scope=message)
                 for name, said in ALWAYS.items():
                     headers.setdefault(name, said)
@@ -120,6 +125,23 @@ class Shield:
             problem = problem_of(error)
             if not started:
                 await problem_response(problem)(scope, receive, send_with_headers)
+
+    def _observe(self, scope: Scope, status: int, seconds: float) -> None:
+        route = self._patterns.get(scope.get("endpoint"), OTHER)
+        is_known = route != OTHER and status != 405
+        self._metrics.observe_request(
+            route, scope["method"] if is_known else OTHER, status, seconds
+        )
+
+
+def _patterns(routes: Sequence[BaseRoute], prefix: str = "") -> Iterator[tuple[object, str]]:
+    """Every endpoint of an application, and the pattern of its address."""
+    for context in iter_route_contexts(routes):
+        pattern = prefix + (context.path or "")
+        if isinstance(context.route, Mount):
+            yield from _patterns(context.route.routes, pattern)
+        else:
+            yield context.endpoint, pattern
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -76,8 +76,8 @@ class CommitQueue:
         self._stopping = False
         self._bytes_per_second = 1e6  # a guess until the first commit
         self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
-        self._metrics.read("sfumato_queue_bytes", lambda: self._bytes)
-        self._metrics.read("sfumato_queue_uploads", lambda: self._writes)
+        self._metrics.watch(self._metrics.queue_bytes, lambda: self._bytes)
+        self._metrics.watch(self._metrics.queue_uploads, lambda: self._writes)
 
     def start(self) -> None:
         self._thread.start()
@@ -178,8 +178,8 @@ class CommitQueue:
     def _measure(self, size: int, seconds: float) -> None:
         speed = size / max(seconds, 1e-6)
         self._bytes_per_second = _MEMORY * self._bytes_per_second + (1 - _MEMORY) * speed
-        self._metrics.add("sfumato_commits_total")
-        self._metrics.add("sfumato_commit_seconds_total", seconds)
+        self._metrics.commits.inc()
+        self._metrics.commit_seconds.inc(seconds)
 
     def _commit(self, group: Sequence[_Write]) -> list[Any]:
         """What each write comes to; a Problem is for it alone."""

@@ -98,9 +98,7 @@ async def upload(service: Service, scope: Scope, receive: Receive) -> Answer:
         raise task_closed()
     for outcome, count in (("stored", admitted.count), *rejected.items()):
         if count:
-            service.metrics.add(
-                "sfumato_reports_total", count, study=task.study_id, outcome=outcome
-            )
+            service.metrics.count_reports(task.study_id, outcome, count)
     return Answer.of_json(200, {"rejected": rejected}) if rejected else _STORED
 
 
@@ -110,13 +108,7 @@ ROUTES = (
     Route("/v1/dictionaries/{digest}", dictionary, methods=["GET"]),
     Route("/v1/models/{digest}", model, methods=["GET"]),
 )
-ENDPOINTS = (
-    Route(
-        "/v1/tasks/{task_id}/reports",
-        Endpoint(upload, counter="sfumato_uploads_total"),
-        methods=["POST"],
-    ),
-)
+ENDPOINTS = (Route("/v1/tasks/{task_id}/reports", Endpoint(upload), methods=["POST"]),)
 
 
 def _model(store: Store, digest: str) -> bytes | None:

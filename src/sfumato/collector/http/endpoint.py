@@ -4,6 +4,7 @@ a report."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.requests import ClientDisconnect
@@ -46,15 +47,13 @@ Handler = Callable[[Service, Scope, Receive], Awaitable[Answer]]
 
 
 class Endpoint:
-    """An ASGI application around a handler. The application that it belongs to has the service.
+    """An ASGI application around a handler. The application that it belongs to has the service."""
 
-    Every answer is counted by its status in the metric `counter`, if there is one.
-    """
-
-    def __init__(self, handler: Handler, counter: str | None = None) -> None:
-        self._handler, self._counter = handler, counter
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begin = time.perf_counter()
         service: Service = scope["app"].state.service
         respond: ASGIApp
         try:
@@ -65,8 +64,8 @@ class Endpoint:
         except Exception as error:
             problem = problem_of(error)
             respond, status = problem_response(problem), problem.status
-        if self._counter is not None:
-            service.metrics.add(self._counter, code=str(status))
+        seconds = time.perf_counter() - begin
+        service.metrics.observe_request(scope["route"].path, scope["method"], status, seconds)
         await respond(scope, receive, send)
 
 

@@ -142,11 +142,7 @@ async def get_message(service: Service, scope: Scope, receive: Receive) -> Answe
 _STORED, _STORED_BEFORE = Answer.of_json(201, {}), Answer.of_json(200, {})
 _MESSAGE = "/v1/rounds/{round_id}/{phase}/{member}"
 ENDPOINTS = (
-    Route(
-        _MESSAGE,
-        Endpoint(put_message, counter="sfumato_round_messages_total"),
-        methods=["PUT"],
-    ),
+    Route(_MESSAGE, Endpoint(put_message), methods=["PUT"]),
     Route(_MESSAGE, Endpoint(get_message), methods=["GET"]),
     Route("/v1/tickets", Endpoint(get_invitation), methods=["GET"]),
     Route("/v1/tasks/{task_id}/join", Endpoint(join), methods=["POST"]),

@@ -12,7 +12,6 @@ from typing import ParamSpec, TypeVar
 
 from starlette.requests import Request
 
-from sfumato import __version__
 from sfumato.collector.http.commit_queue import CommitQueue
 from sfumato.collector.http.limits import Bodies, Turnstile
 from sfumato.collector.http.task_cache import TaskCache
@@ -73,7 +72,6 @@ class Service:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="store")
         self._page_pool = ThreadPoolExecutor(_PAGE_THREADS, thread_name_prefix="pages")
         self._ready_until = -1.0
-        self.metrics.set("sfumato_build_info", 1, version=__version__)
 
     def start(self) -> None:
         self.commits.start()

@@ -349,7 +349,7 @@ def test_metrics_can_be_opened_to_everybody(tmp_path: Path) -> None:
         answer = ask(address, "GET", "/metrics")
     assert answer.status == 200
     text = answer.body.decode()
-    assert f'sfumato_reports_total{{study="{study_id}",outcome="stored"}} 200\n' in text
+    assert f'sfumato_reports_total{{outcome="stored",study="{study_id}"}} 200.0\n' in text
     assert "127.0.0.1" not in text
     store.close()
 
@@ -428,3 +428,42 @@ def test_every_route_is_in_the_reference_with_its_role() -> None:
         assert f"| `{method} {path}` | {role} |" in text
     for method, path in OPEN:
         assert f"`{method} {path}`" in text
+
+
+def test_every_request_is_timed_under_the_pattern_of_its_address(tmp_path: Path) -> None:
+    store = Faulty.open(tmp_path / "collector.db")
+    store.migrate()
+    opened(store)
+    service = Service(store, settings(tmp_path), key=KEY)
+    upload = f"/v1/tasks/{TASK.id}/reports"
+    with served(service) as address:
+        assert ask(address, "POST", upload, body(1)).status == 201
+        assert ask(address, "POST", upload, b"x").status == 400
+        assert ask(address, "GET", upload).status == 405
+        assert ask(address, "GET", "/v1/offers").status == 200
+        assert ask(address, "GET", f"/v1/dictionaries/{NOBODYS}").status == 404
+        assert ask(address, "GET", f"/v1/studies/{NOBODYS}").status == 401
+        assert ask(address, "GET", "/health").status == 200
+        assert ask(address, "GET", f"/canary/{NOBODYS}").status == 404
+        assert ask(address, "TRACE", "/canary").status == 404
+    (requests,) = [
+        metric
+        for metric in service.metrics.registry.collect()
+        if metric.name == "sfumato_request_seconds"
+    ]
+    counts = {
+        (sample.labels["method"], sample.labels["route"], sample.labels["code"]): sample.value
+        for sample in requests.samples
+        if sample.name.endswith("_count")
+    }
+    assert counts == {
+        ("POST", "/v1/tasks/{task_id}/reports", "201"): 1,
+        ("POST", "/v1/tasks/{task_id}/reports", "400"): 1,
+        ("other", "/v1/tasks/{task_id}/reports", "405"): 1,
+        ("GET", "/v1/offers", "200"): 1,
+        ("GET", "/v1/dictionaries/{digest}", "404"): 1,
+        ("GET", "/v1/studies/{study_id}", "401"): 1,
+        ("GET", "/health", "200"): 1,
+        ("other", "other", "404"): 2,
+    }
+    store.close()
