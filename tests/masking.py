@@ -12,7 +12,7 @@ from typing import Any
 from starlette.routing import BaseRoute
 
 from collecting import Clock
-from serving import settings, wait_for
+from serving import settings, undocumented_answers, wait_for
 from sfumato.collector import studies
 from sfumato.collector.serve import CollectorServer, running
 from sfumato.collector.store.store import StudyRow
@@ -111,6 +111,7 @@ class Masking:
 def masking(folder: Path, routes: Sequence[BaseRoute] = (), **given: Any) -> Iterator[Masking]:
     with running(settings(folder, **given), with_worker=False, routes=routes) as collector:
         yield Masking(collector)
+    assert not undocumented_answers(collector.service)
 
 
 def names(count: int) -> list[str]:

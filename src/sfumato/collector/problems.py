@@ -29,10 +29,6 @@ from sfumato.errors import (
 )
 
 MEDIA_TYPE = "application/problem+json"
-# Headers of every answer, problem or not, that does not say otherwise.
-ALWAYS: Mapping[str, str] = MappingProxyType(
-    {"cache-control": "no-store", "x-content-type-options": "nosniff"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +147,7 @@ class Problem(SfumatoError):  # noqa: N818  # RFC 9457 calls it so
 
 
 def problem_response(problem: Problem) -> JSONResponse:
-    return JSONResponse(problem.body(), problem.status, {**ALWAYS, **problem.headers()})
+    return JSONResponse(problem.body(), problem.status, problem.headers())
 
 
 def error_of(status: int, body: Any) -> SfumatoError:

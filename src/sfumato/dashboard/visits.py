@@ -116,8 +116,7 @@ async def own_form(
     # Our pages send large fields as multipart/form-data; to decode others takes much more memory.
     is_large = large_fields and content_type.startswith("multipart/form-data")
     body = await service.bodies.read(
-        request.scope,
-        request.receive,
+        request,
         most_bytes=service.settings.study_bytes if is_large else FORM_BYTES,
         seconds=service.settings.upload_seconds,
     )

@@ -17,7 +17,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from sfumato.collector import requests, studies, tokens
-from sfumato.collector.http.openapi import answers, takes
+from sfumato.collector.http.openapi import BYTES, problems, takes_json
 from sfumato.collector.http.service import Service, service_of
 from sfumato.collector.problems import Problem
 from sfumato.collector.store.ledger import StoreLedger
@@ -109,17 +109,17 @@ _STUDY_ID = re.compile("[0-9a-f]{32}")
 _Model = TypeVar("_Model", bound=BaseModel)
 
 Served = Annotated[Service, Depends(service_of)]
-Given = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
 
 
 def needs(role: Role) -> Callable[..., Awaitable[TokenRow]]:
     """Whose token it is, if it may act in this role. Runs before a body is read."""
 
-    async def allowed(service: Served, given: Given) -> TokenRow:
-        token = None if given is None else given.credentials
+    async def authorise(service: Served, credentials: Credentials) -> TokenRow:
+        token = None if credentials is None else credentials.credentials
         return await service.call(tokens.authorise, service.store, token, role, now=service.now())
 
-    return allowed
+    return authorise
 
 
 def study_id_of(study_id: Annotated[str, Path(description="32 hexadecimal digits")]) -> str:
@@ -133,11 +133,15 @@ StudyId = Annotated[str, Depends(study_id_of)]
 ANALYST = Depends(needs("analyst"))
 ADMIN = Depends(needs("admin"))
 
-router = APIRouter(prefix="/v1", responses=answers(401, 503))
+_UNREADABLE = ("malformed-request", "too-slow", "too-large")
+_UNPLANNED = ("invalid-study", "invalid-items", "impossible-study", "busy")
+_UNWRITTEN = ("store-unavailable", "store-read-only", "store-full")
+
+router = APIRouter(prefix="/v1", responses=problems("unauthorized", "store-unavailable"))
 
 
 @router.get("/me")
-async def me(caller: Annotated[TokenRow, ANALYST]) -> Me:
+async def show_caller(caller: Annotated[TokenRow, ANALYST]) -> Me:
     """Whose token this is"""
     return Me(id=caller.id, name=caller.name, role=caller.role, expires=caller.expires)
 
@@ -145,8 +149,8 @@ async def me(caller: Annotated[TokenRow, ANALYST]) -> Me:
 @router.post(
     "/plan",
     dependencies=[ANALYST],
-    responses=answers(400, 408, 413, 422, 429),
-    openapi_extra=takes(PlanRequest),
+    responses=problems(*_UNREADABLE, *_UNPLANNED),
+    openapi_extra=takes_json(PlanRequest),
 )
 async def make_plan(request: Request, service: Served) -> dict[str, Any]:
     """Size a study and predict its error, its bytes and its privacy"""
@@ -158,8 +162,10 @@ async def make_plan(request: Request, service: Served) -> dict[str, Any]:
     "/studies",
     status_code=201,
     dependencies=[ADMIN],
-    responses=answers(400, 403, 408, 409, 413, 422, 429, 507),
-    openapi_extra=takes(StudyRequest),
+    responses=problems(
+        "forbidden", *_UNREADABLE, *_UNPLANNED, "name-taken", "budget-refused", *_UNWRITTEN
+    ),
+    openapi_extra=takes_json(StudyRequest),
 )
 async def create_study(request: Request, service: Served) -> Study:
     """Open a study; the same request again opens nothing more"""
@@ -182,14 +188,16 @@ async def list_studies(service: Served) -> Studies:
     return Studies(studies=await service.call(_listed, service.store))
 
 
-@router.get("/studies/{study_id}", dependencies=[ANALYST], responses=answers(404))
+@router.get("/studies/{study_id}", dependencies=[ANALYST], responses=problems("unknown-study"))
 async def show_study(study_id: StudyId, service: Served) -> Study:
     """A study: its state, how many reports came, how many were rejected and why, its plan"""
     return await _shown(service, study_id)
 
 
 @router.post(
-    "/studies/{study_id}/close", dependencies=[ADMIN], responses=answers(403, 404, 409, 507)
+    "/studies/{study_id}/close",
+    dependencies=[ADMIN],
+    responses=problems("forbidden", "unknown-study", "wrong-state", *_UNWRITTEN),
 )
 async def close_study(study_id: StudyId, service: Served) -> Study:
     """Take no more reports, and release what they say"""
@@ -198,7 +206,11 @@ async def close_study(study_id: StudyId, service: Served) -> Study:
     return await _shown(service, study_id)
 
 
-@router.delete("/studies/{study_id}", dependencies=[ADMIN], responses=answers(403, 404, 507))
+@router.delete(
+    "/studies/{study_id}",
+    dependencies=[ADMIN],
+    responses=problems("forbidden", "unknown-study", *_UNWRITTEN),
+)
 async def delete_study(study_id: StudyId, service: Served) -> Study:
     """Drop everything that devices sent; the release and the ledger stay"""
     await service.call(studies.delete, service.store, study_id)
@@ -210,7 +222,7 @@ async def delete_study(study_id: StudyId, service: Served) -> Study:
     "/studies/{study_id}/release",
     dependencies=[ANALYST],
     response_model=dict[str, Any],
-    responses=answers(404),
+    responses=problems("unknown-study", "not-ready"),
 )
 async def show_release(study_id: StudyId, service: Served) -> Response:
     """The answer: estimates with intervals, what they promise and what they cost"""
@@ -225,9 +237,9 @@ async def show_release(study_id: StudyId, service: Served) -> Response:
     responses={
         200: {
             "description": "The parameters: float32 numbers, little-endian",
-            "content": {"application/octet-stream": {}},
+            "content": BYTES,
         },
-        **answers(404),
+        **problems("unknown-study", "not-ready", "no-model"),
     },
 )
 async def show_model(study_id: StudyId, service: Served) -> Response:
@@ -245,7 +257,7 @@ async def show_ledger(service: Served) -> Ledger:
 async def _read(request: Request, service: Service, model: type[_Model]) -> _Model:
     limits = service.settings
     body = await service.bodies.read(
-        request.scope, request.receive, most_bytes=limits.study_bytes, seconds=limits.upload_seconds
+        request, most_bytes=limits.study_bytes, seconds=limits.upload_seconds
     )
     return await service.call(_parsed, body, model)
 

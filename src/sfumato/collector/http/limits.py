@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import cast
 
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -150,11 +150,10 @@ class Bodies:
         self._most_bytes = most_bytes
         self._bytes = 0  # of bodies that are being read
 
-    async def read(
-        self, scope: Scope, receive: Receive, *, most_bytes: int, seconds: float
-    ) -> bytes:
+    async def read(self, request: Request, *, most_bytes: int, seconds: float) -> bytes:
         """The whole body; one that is too large is refused as soon as that shows."""
-        for name, value in scope["headers"]:
+        receive = request.receive
+        for name, value in request.scope["headers"]:
             if name == b"content-length" and _number(value) > most_bytes:
                 raise _too_large(most_bytes)
         parts: list[bytes] = []

@@ -12,10 +12,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fastapi.routing import APIRoute
-from starlette.routing import Route
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
 
-from serving import KEY, TASK, Answer, Faulty, ask, body, opened, read, served, settings, wait_for
+from serving import (
+    KEY,
+    TASK,
+    Answer,
+    Faulty,
+    ask,
+    body,
+    opened,
+    read,
+    served,
+    settings,
+    undocumented_answers,
+    wait_for,
+)
 from sfumato.collector import tokens
 from sfumato.collector.http.app import create_app
 from sfumato.collector.http.service import Service
@@ -90,21 +103,19 @@ def administered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Administe
                 for role in ("admin", "analyst")
             },
         )
+    assert not undocumented_answers(collector.service)
 
 
-def routes(found: Any) -> Iterator[tuple[str, str]]:
+def routes(app: FastAPI) -> Iterator[tuple[str, str]]:
     """Every method and path of an application, those of included routers too."""
-    for route in found:
-        if isinstance(route, Route | APIRoute):
-            for method in sorted((route.methods or set()) - {"HEAD"}):
-                yield method, route.path
-        else:
-            yield from routes(route.original_router.routes)
+    for route in iter_route_contexts(app.routes):
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            yield method, route.path or ""
 
 
 def test_every_route_has_a_rule(administered: Administered) -> None:
     service = Service(administered.collector.store, settings(Path()), key=KEY)
-    assert set(routes(create_app(service).routes)) == RULES.keys() | OPEN
+    assert set(routes(create_app(service))) == RULES.keys() | OPEN
 
 
 @pytest.mark.parametrize(("method", "path"), RULES, ids=[" ".join(rule) for rule in RULES])
@@ -411,6 +422,28 @@ def test_the_service_describes_every_route(administered: Administered) -> None:
         if operation.get("security")
     }
     assert guarded == RULES.keys()
+
+
+def test_an_answer_that_is_not_described_would_be_noticed(tmp_path: Path) -> None:
+    store = Faulty.open(tmp_path / "collector.db")
+    store.migrate()
+    service = Service(store, settings(tmp_path), key=KEY)
+    service.metrics.observe_request("/v1/offers", "GET", 418, 0.1)
+    assert undocumented_answers(service) == [("GET", "/v1/offers", "418")]
+    store.close()
+
+
+def test_what_happens_is_said_by_an_operation_s_name(administered: Administered) -> None:
+    paths = ask(administered.collector.address, "GET", "/openapi.json").json()["paths"]
+    names = {
+        operation["operationId"] for methods in paths.values() for operation in methods.values()
+    }
+    assert names == {
+        "check_health", "check_ready", "close_study", "create_study", "delete_study",
+        "get_dictionary", "get_invitation", "get_message", "get_model", "join_round",
+        "list_offers", "list_studies", "make_plan", "put_message", "show_caller", "show_ledger",
+        "show_metrics", "show_model", "show_release", "show_study", "upload_reports",
+    }  # fmt: skip
 
 
 def to_reports(task: LocalTask, categories: list[int]) -> bytes:
