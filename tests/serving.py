@@ -40,13 +40,13 @@ class Faulty(Store):
 
     problem: Exception | None = None
     gate: threading.Event | None = None
-    begun = 0
+    commits = 0  # begun, not necessarily done
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         with super().transaction() as tx:
             yield tx
-            self.begun += 1
+            self.commits += 1
             if self.gate is not None:
                 assert self.gate.wait(PATIENCE_SECONDS)
             if self.problem is not None:

@@ -64,8 +64,14 @@ class CommitQueue:
     """
 
     def __init__(
-        self, store: Store, settings: Settings | None = None, metrics: Metrics | None = None
+        self,
+        store: Store,
+        settings: Settings | None = None,
+        metrics: Metrics | None = None,
+        *,
+        bytes_per_second: float = 1e6,
     ) -> None:
+        """`bytes_per_second` is the assumed speed of the store until the first commit."""
         self._store = store
         self._settings = settings or Settings()
         self._metrics = metrics or Metrics()
@@ -74,7 +80,7 @@ class CommitQueue:
         self._writes = 0
         self._changed = threading.Condition()
         self._stopping = False
-        self._bytes_per_second = 1e6  # a guess until the first commit
+        self._bytes_per_second = bytes_per_second
         self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
         self._metrics.watch(self._metrics.queue_bytes, lambda: self._bytes)
         self._metrics.watch(self._metrics.queue_uploads, lambda: self._writes)

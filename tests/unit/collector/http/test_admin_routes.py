@@ -1,4 +1,4 @@
-"""Administration over real HTTP: who may do what, and a study from its opening to its release."""
+"""Administration over real HTTP: roles, and a study from its opening to its release."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ REQUEST: dict[str, Any] = {
 ROOT = Path(__file__).resolve().parents[4]
 NOBODYS = "0" * 32
 
-# Every route that needs a token, and of which role.
+# Every route that needs a token, and its role.
 RULES: dict[tuple[str, str], Role] = {
     ("GET", "/v1/me"): "analyst",
     ("POST", "/v1/plan"): "analyst",
@@ -85,11 +85,11 @@ class Administered:
     """A collector with its worker, and a token of each role."""
 
     collector: CollectorServer
-    given: dict[str, str]
+    tokens: dict[str, str]
 
-    def ask(self, method: str, path: str, sent: Any = None, *, role: Role = "admin") -> Answer:
-        data = None if sent is None else json.dumps(sent)
-        return ask(self.collector.address, method, path, data, token=self.given[role])
+    def ask(self, method: str, path: str, content: Any = None, *, role: Role = "admin") -> Answer:
+        data = None if content is None else json.dumps(content)
+        return ask(self.collector.address, method, path, data, token=self.tokens[role])
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +135,11 @@ def test_without_a_valid_token_nothing_is_answered(
             {},
             {"Authorization": "Bearer "},
             {"Authorization": "Bearer sfu_wrong"},
-            {"Authorization": f"Basic {administered.given['admin']}"},
-            {"Authorization": administered.given["admin"]},
+            {"Authorization": f"Basic {administered.tokens['admin']}"},
+            {"Authorization": administered.tokens["admin"]},
             {"Authorization": f"Bearer {revoked}"},
             {"Authorization": f"Bearer {expired}"},
-            {"Cookie": f"token={administered.given['admin']}"},
+            {"Cookie": f"token={administered.tokens['admin']}"},
         )
     ]
     assert {(answer.status, answer.code) for answer in answers} == {(401, "unauthorized")}
@@ -159,8 +159,8 @@ def test_a_role_may_do_what_its_rule_says(
     assert refused == {"admin": False, "analyst": RULES[method, path] == "admin"}
 
 
-def test_who_is_refused_is_not_waited_for(administered: Administered) -> None:
-    """A body is read after the token was looked at."""
+def test_the_body_of_a_refused_request_is_not_read(administered: Administered) -> None:
+    """A body is read after the token is checked."""
     connection = http.client.HTTPConnection(
         administered.collector.address.removeprefix("http://"), timeout=10
     )
@@ -178,9 +178,9 @@ def test_a_token_knows_whose_it_is(administered: Administered) -> None:
 
 def test_a_study_from_its_opening_to_its_release(administered: Administered) -> None:
     collector = administered.collector
-    made = administered.ask("POST", "/v1/studies", REQUEST)
-    assert made.status == 201
-    study_id = made.json()["id"]
+    answer = administered.ask("POST", "/v1/studies", REQUEST)
+    assert answer.status == 201
+    study_id = answer.json()["id"]
     assert administered.ask("POST", "/v1/studies", REQUEST).json()["id"] == study_id
 
     envelopes = ask(collector.address, "GET", "/v1/offers").json()["offers"]
@@ -194,22 +194,22 @@ def test_a_study_from_its_opening_to_its_release(administered: Administered) -> 
     assert (pending.status, pending.code) == (404, "not-ready")
 
     where = f"/v1/tasks/{offer.task.id}/reports"
-    sent = to_reports(offer.task, [0] * 8 + [1] * 4)
-    assert ask(collector.address, "POST", where, sent).status == 201
-    assert ask(collector.address, "POST", where, sent).status == 201  # again: counted once
+    data = to_reports(offer.task, [0] * 8 + [1] * 4)
+    assert ask(collector.address, "POST", where, data).status == 201
+    assert ask(collector.address, "POST", where, data).status == 201  # again: counted once
     assert administered.ask("POST", f"/v1/studies/{study_id}/close").status == 200
     wait_for(
         lambda: administered.ask("GET", f"/v1/studies/{study_id}").json()["state"] == "released",
         "the release",
     )
-    shown = administered.ask("GET", f"/v1/studies/{study_id}", role="analyst").json()
-    assert (shown["received"], shown["counted"], shown["repeated"]) == (24, 12, 12)
+    state = administered.ask("GET", f"/v1/studies/{study_id}", role="analyst").json()
+    assert (state["received"], state["counted"], state["repeated"]) == (24, 12, 12)
     release = administered.ask("GET", f"/v1/studies/{study_id}/release", role="analyst").json()
     assert release["cost"]["devices"] == 12
     assert {row["item"] for row in release["estimates"]} == set(REQUEST["items"])
 
-    gone = administered.ask("DELETE", f"/v1/studies/{study_id}")
-    assert (gone.status, gone.json()["state"]) == (200, "deleted")
+    answer = administered.ask("DELETE", f"/v1/studies/{study_id}")
+    assert (answer.status, answer.json()["state"]) == (200, "deleted")
     assert administered.ask("GET", f"/v1/studies/{study_id}/release").json() == release
     assert study_id in [
         row["id"] for row in administered.ask("GET", "/v1/studies").json()["studies"]
@@ -217,7 +217,7 @@ def test_a_study_from_its_opening_to_its_release(administered: Administered) -> 
 
 
 @pytest.mark.parametrize(
-    ("change", "status", "code", "said"),
+    ("change", "status", "code", "text"),
     [
         ({"study": STUDY | {"epsilon": -1}}, 422, "invalid-study", "epsilon"),
         ({"study": STUDY | {"epsilonn": 1}}, 422, "invalid-study", "epsilonn"),
@@ -234,12 +234,12 @@ def test_a_study_from_its_opening_to_its_release(administered: Administered) -> 
         ({"closes": 1}, 422, "invalid-study", "closes"),
     ],
 )
-def test_a_study_that_cannot_be_is_refused_with_the_reason(
-    administered: Administered, change: dict[str, Any], status: int, code: str, said: str
+def test_an_invalid_study_is_refused_with_the_reason(
+    administered: Administered, change: dict[str, Any], status: int, code: str, text: str
 ) -> None:
     answer = administered.ask("POST", "/v1/studies", REQUEST | {"name": "Another"} | change)
     assert (answer.status, answer.code) == (status, code)
-    assert said in answer.json()["detail"]
+    assert text in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("path", ["/v1/plan", "/v1/studies"])
@@ -251,44 +251,42 @@ def test_a_number_without_bound_promises_nothing_silently(
     request = {"study": STUDY | {"trust": "central", key: "?"}, "items": ["oak", "elm"]}
     if path == "/v1/studies":
         request |= {"name": "Without bound", "purpose": "None."}
-    sent = json.dumps(request).replace('"?"', number)
+    data = json.dumps(request).replace('"?"', number)
     answer = ask(
-        administered.collector.address, "POST", path, sent, token=administered.given["admin"]
+        administered.collector.address, "POST", path, data, token=administered.tokens["admin"]
     )
     assert (answer.status, answer.code) == (400, "malformed-request")
     assert key in answer.json()["detail"]
 
 
 def test_a_lifetime_without_bound_is_refused(administered: Administered) -> None:
-    sent = json.dumps(REQUEST | {"name": "Without bound", "lifetime_epsilon": "?"})
+    data = json.dumps(REQUEST | {"name": "Without bound", "lifetime_epsilon": "?"})
     answer = ask(
         administered.collector.address,
         "POST",
         "/v1/studies",
-        sent.replace('"?"', "1e400"),
-        token=administered.given["admin"],
+        data.replace('"?"', "1e400"),
+        token=administered.tokens["admin"],
     )
     assert (answer.status, answer.code) == (400, "malformed-request")
     assert "lifetime_epsilon" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("epsilon", [None, "inf"])
-def test_no_promise_is_said_in_so_many_words(
-    administered: Administered, epsilon: str | None
-) -> None:
+def test_a_study_without_a_promise_says_so(administered: Administered, epsilon: str | None) -> None:
     request = {"study": STUDY | {"trust": "central", "epsilon": epsilon}, "items": ["oak", "elm"]}
     answer = administered.ask("POST", "/v1/plan", request)
     assert (answer.status, answer.json()["privacy"]["epsilon"]) == (200, None)
 
 
-@pytest.mark.parametrize("sent", ["", "{", "[]", "null", '{"study": {}}x', "\x00"])
-def test_what_is_no_json_of_a_study_is_malformed(administered: Administered, sent: str) -> None:
+@pytest.mark.parametrize("data", ["", "{", "[]", "null", '{"study": {}}x', "\x00"])
+def test_a_body_that_is_not_json_is_malformed(administered: Administered, data: str) -> None:
     answer = ask(
         administered.collector.address,
         "POST",
         "/v1/studies",
-        sent,
-        token=administered.given["admin"],
+        data,
+        token=administered.tokens["admin"],
     )
     assert (answer.status, answer.code) == (400, "malformed-request")
 
@@ -298,7 +296,7 @@ def test_a_study_of_too_many_items_is_too_large(administered: Administered) -> N
     assert (answer.status, answer.code) == (413, "too-large")
 
 
-def test_a_name_is_of_one_study(administered: Administered) -> None:
+def test_two_studies_cannot_have_one_name(administered: Administered) -> None:
     first = REQUEST | {"name": "Taken"}
     assert administered.ask("POST", "/v1/studies", first).status == 201
     answer = administered.ask("POST", "/v1/studies", first | {"purpose": "Something else."})
@@ -319,7 +317,7 @@ def test_a_plan_opens_nothing(administered: Administered) -> None:
 @pytest.mark.parametrize(
     ("method", "ending"), [("GET", ""), ("DELETE", ""), ("POST", "/close"), ("GET", "/release")]
 )
-def test_a_study_that_is_not_there_is_said_to_be_unknown(
+def test_a_missing_study_is_unknown(
     administered: Administered, method: str, ending: str, study_id: str
 ) -> None:
     answer = administered.ask(method, f"/v1/studies/{study_id}{ending}")
@@ -327,13 +325,13 @@ def test_a_study_that_is_not_there_is_said_to_be_unknown(
 
 
 def test_a_deleted_study_cannot_be_closed(administered: Administered) -> None:
-    made = administered.ask("POST", "/v1/studies", REQUEST | {"name": "Deleted"}).json()
-    administered.ask("DELETE", f"/v1/studies/{made['id']}")
-    answer = administered.ask("POST", f"/v1/studies/{made['id']}/close")
+    study = administered.ask("POST", "/v1/studies", REQUEST | {"name": "Deleted"}).json()
+    administered.ask("DELETE", f"/v1/studies/{study['id']}")
+    answer = administered.ask("POST", f"/v1/studies/{study['id']}/close")
     assert (answer.status, answer.code) == (409, "wrong-state")
 
 
-def test_a_study_beyond_the_budget_is_refused_and_the_ledger_shows_what_was_spent(
+def test_a_study_beyond_the_budget_is_refused_and_the_ledger_shows_spending(
     tmp_path: Path,
 ) -> None:
     central = STUDY | {"trust": "central", "epsilon": 1.0, "delta": 1e-6}
@@ -366,23 +364,23 @@ def test_metrics_can_be_opened_to_everybody(tmp_path: Path) -> None:
 
 
 def test_metrics_do_not_tell_when_a_report_came(tmp_path: Path) -> None:
-    """One report more changes no metric, below a hundred reports and above. The control: that in
-    which the hundredth comes does."""
+    """One more report changes no metric, below a hundred reports and above. The control: the upload
+    with the hundredth does."""
     store = Faulty.open(tmp_path / "collector.db")
     store.migrate()
     study_id = opened(store)
 
-    def told() -> list[str]:
+    def lines() -> list[str]:
         text = ask(address, "GET", "/metrics").body.decode()
         return [line for line in text.splitlines() if "age_seconds" not in line]
 
     def upload(count: int) -> bool:
-        before = told()
+        before = lines()
         assert ask(address, "POST", f"/v1/tasks/{TASK.id}/reports", body(count)).status == 201
-        return told() != before
+        return lines() != before
 
     with served(Service(store, settings(tmp_path, open_metrics=True), key=KEY)) as address:
-        assert not any(study_id in line for line in told())
+        assert not any(study_id in line for line in lines())
         assert not upload(1)
         assert not upload(97)
         assert not upload(1)
@@ -408,10 +406,10 @@ def test_a_collector_is_ready_while_its_store_can_be_written(tmp_path: Path) -> 
 
 def test_the_service_describes_every_route(administered: Administered) -> None:
     described = ask(administered.collector.address, "GET", "/openapi.json").json()
-    found = {
+    operations = {
         (method.upper(), path) for path, methods in described["paths"].items() for method in methods
     }
-    assert found == (RULES.keys() | OPEN) - {("GET", "/openapi.json")}
+    assert operations == (RULES.keys() | OPEN) - {("GET", "/openapi.json")}
     text = json.dumps(described)
     for reference in set(re.findall(r'"\$ref": "#/components/schemas/(\w+)"', text)):
         assert reference in described["components"]["schemas"]
