@@ -265,3 +265,10 @@ def test_only_the_form_of_a_new_study_may_be_large(admin: Visitor, path: str) ->
     answer = admin.post("/dashboard/studies/new", large, files={"x": ("", b"")})
     assert answer.status_code == 422  # the items repeat, and other fields are missing
     assert admin.post("/dashboard/studies/new", large).status_code == 413  # pages do not send this
+
+
+def test_a_page_is_timed_under_the_pattern_of_its_address(stage: Stage, admin: Visitor) -> None:
+    admin.get(f"/dashboard/studies/{STUDY}")
+    labels = {"route": "/dashboard/studies/{study_id}", "method": "GET", "code": "404"}
+    registry = stage.collector.service.metrics.registry
+    assert registry.get_sample_value("sfumato_request_seconds_count", labels)

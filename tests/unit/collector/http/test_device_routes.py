@@ -104,6 +104,12 @@ def test_offers_that_are_known_are_not_sent_again(collector: Served) -> None:
     assert other.status == 200
 
 
+def test_head_is_answered_as_get_without_the_body(collector: Served) -> None:
+    get, head = (ask(collector.address, method, "/v1/offers") for method in ("GET", "HEAD"))
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["etag"] == get.headers["etag"]
+
+
 def test_a_task_that_may_be_full_is_busy_and_a_full_one_is_closed(
     collector: Served,
 ) -> None:
