@@ -12,8 +12,9 @@ from typing import Any
 from starlette.routing import BaseRoute
 
 from collecting import Clock
-from serving import settings, wait_for
+from serving import settings, undocumented_answers, wait_for
 from sfumato.collector import studies
+from sfumato.collector.metrics import Metrics
 from sfumato.collector.serve import CollectorServer, running
 from sfumato.collector.store.store import StudyRow
 from sfumato.collector.worker.rounds import Patience
@@ -39,6 +40,7 @@ class Masking:
 
     def __post_init__(self) -> None:
         self.changes = 0
+        self.metrics = Metrics()
         self.restart()
 
     def restart(self) -> None:
@@ -55,6 +57,7 @@ class Masking:
             patience=Patience(cohort_seconds=600, phase_seconds=PHASE_SECONDS, tries=self.tries),
             notify=notify,
             tables=self.tables,
+            metrics=self.metrics,
         )
 
     def create(self, devices: int, **keys: Any) -> StudyRow:
@@ -111,6 +114,7 @@ class Masking:
 def masking(folder: Path, routes: Sequence[BaseRoute] = (), **given: Any) -> Iterator[Masking]:
     with running(settings(folder, **given), with_worker=False, routes=routes) as collector:
         yield Masking(collector)
+    assert not undocumented_answers(collector.service)
 
 
 def names(count: int) -> list[str]:

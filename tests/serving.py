@@ -40,13 +40,13 @@ class Faulty(Store):
 
     problem: Exception | None = None
     gate: threading.Event | None = None
-    begun = 0
+    commits = 0  # begun, not necessarily done
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         with super().transaction() as tx:
             yield tx
-            self.begun += 1
+            self.commits += 1
             if self.gate is not None:
                 assert self.gate.wait(PATIENCE_SECONDS)
             if self.problem is not None:
@@ -196,3 +196,26 @@ def served(service: Service) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
+    assert not undocumented_answers(service)
+
+
+def undocumented_answers(service: Service) -> list[tuple[str, ...]]:
+    """Method, address and status of every answer that a service gave, and that its description does
+    not have. Each may also answer 500, and no address describes HEAD."""
+    answers = {
+        (sample.labels["method"], sample.labels["route"], sample.labels["code"])
+        for metric in service.metrics.registry.collect()
+        for sample in metric.samples
+        if sample.name == "sfumato_request_seconds_count"
+    }
+    operations = {
+        (method.upper(), path): operation
+        for path, methods in create_app(service).openapi()["paths"].items()
+        for method, operation in methods.items()
+    }
+    return sorted(
+        (method, path, code)
+        for method, path, code in answers
+        if (method, path) in operations
+        and code not in {"500", *operations[method, path]["responses"]}
+    )

@@ -176,7 +176,7 @@ def test_tokens_are_listed_without_themselves_and_revoked(
     assert answer_of(sfumato("study", "list", "--json")) is not None
     assert "role" in sfumato(*create("Trees"), code=1).stderr
     sfumato("token", "revoke", made["id"])
-    assert "token that is valid" in sfumato("study", "list", code=1).stderr
+    assert "needs a valid token" in sfumato("study", "list", code=1).stderr
 
 
 def test_a_copy_of_the_store_makes_another(sfumato: Sfumato, tmp_path: Path) -> None:

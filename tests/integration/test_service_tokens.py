@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, iter_route_contexts
 
 from serving import Answer, ask, settings
 from sfumato.collector import tokens
 from sfumato.collector.client import AdminClient
-from sfumato.collector.http.app import create_app
+from sfumato.collector.http.app import DIRECT_ROUTERS, create_app
 from sfumato.collector.http.service import Service
 from sfumato.collector.serve import running
 from sfumato.collector.store.store import Store, TokenRow
@@ -31,24 +31,18 @@ STUDY = {
 }
 
 
-def routes(found: Any) -> Iterator[APIRoute]:
-    """Every route of an application that is not a device's; those of included routers, too."""
-    for route in found:
-        if isinstance(route, APIRoute):
-            yield route
-        elif hasattr(route, "original_router"):
-            yield from routes(route.original_router.routes)
-
-
 def needing_a_token(folder: Path) -> list[tuple[str, str]]:
     """Method and path, read off the application itself."""
     with closing(Store.open(folder / "unused.db")) as store:
         app = create_app(Service(store, settings(folder), key=bytes(32)))
+        devices = [route for router in DIRECT_ROUTERS for route in router.routes]
         return [
-            (method, route.path)
-            for route in routes(app.routes)
+            (method, route.path or "")
+            for route in iter_route_contexts(app.routes)
+            if isinstance(route.original_route, APIRoute)
+            and route.original_route not in devices
+            and route.path not in FOR_EVERYBODY
             for method in sorted(route.methods or ())
-            if route.path not in FOR_EVERYBODY
         ]
 
 

@@ -1,81 +1,56 @@
-"""Counters and gauges of one process, written as Prometheus reads them.
+"""Counters, gauges and latencies of one process, in a registry of prometheus-client.
 
-Nothing here is about a device: reports are counted by study and outcome, uploads by the status
-that was answered. Whoever reads these numbers knows when: with a count of one they would say when
-somebody's report came. So what devices make go up is published in steps, as the log counts reports
-from 100 on (`logs.MANY`): rounded down to a multiple of its step, and not at all below the first.
+Nothing here is about a device: reports are counted by study and outcome, requests by the address's
+pattern and the status of the answer. Whoever reads these numbers knows when, so a count of one
+would say when somebody's report came. Numbers that devices increase are therefore published in
+steps, just as the log counts reports from 100 on (`logs.MANY`): rounded down to a multiple of
+their step, and not at all below the first.
 
     >>> metrics = Metrics()
-    >>> metrics.add("sfumato_uploads_total", by=250, code="201")
-    >>> metrics.add("sfumato_uploads_total", by=99, code="429")
+    >>> metrics.uploads.labels("201").inc(250)
+    >>> metrics.uploads.labels("429").inc(99)
     >>> print(metrics.text())
     # HELP sfumato_reports_total Reports by study and what became of them, in steps of 100.
     # TYPE sfumato_reports_total counter
     # HELP sfumato_uploads_total Uploads by the status that was answered, in steps of 100.
     # TYPE sfumato_uploads_total counter
-    sfumato_uploads_total{code="201"} 200
+    sfumato_uploads_total{code="201"} 200.0
     ...
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
-MANY = 100  # the same as in the log
-MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-# name: type, help, labels
-KNOWN: Mapping[str, tuple[str, str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "sfumato_reports_total": (
-            "counter",
-            "Reports by study and what became of them, in steps of 100.",
-            ("study", "outcome"),
-        ),
-        "sfumato_uploads_total": (
-            "counter",
-            "Uploads by the status that was answered, in steps of 100.",
-            ("code",),
-        ),
-        "sfumato_round_messages_total": (
-            "counter",
-            "Messages of masked rounds by the status that was answered, in steps of 100.",
-            ("code",),
-        ),
-        "sfumato_rounds_total": ("counter", "Masked rounds by how they ended.", ("outcome",)),
-        "sfumato_commits_total": (
-            "counter",
-            "Transactions that stored uploads, in steps of 100.",
-            (),
-        ),
-        "sfumato_commit_seconds_total": (
-            "counter",
-            "Time that those transactions took, in whole seconds.",
-            (),
-        ),
-        "sfumato_worker_errors_total": ("counter", "Steps of the worker that failed.", ()),
-        "sfumato_queue_bytes": ("gauge", "Bytes that wait to be stored, in steps of 8 MiB.", ()),
-        "sfumato_queue_uploads": ("gauge", "Uploads that wait to be stored, in steps of 100.", ()),
-        "sfumato_worker_last_success_age_seconds": (
-            "gauge",
-            "Time since the worker last ended a step without an error.",
-            (),
-        ),
-        "sfumato_build_info": ("gauge", "1, with the version of this collector.", ("version",)),
-    }
+from prometheus_client import (
+    CONTENT_TYPE_PLAIN_0_0_4,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    Metric,
+    generate_latest,
 )
+from prometheus_client.samples import Sample
 
-STEPS: Mapping[str, int] = MappingProxyType(  # of what devices make go up
+from sfumato import __version__
+
+MEDIA_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+MANY = 100  # the same as in the log
+OTHER = "other"  # an address or a method that no route has
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+STEPS: Mapping[str, int] = MappingProxyType(  # of numbers that devices increase
     {
-        "sfumato_reports_total": MANY,
-        "sfumato_uploads_total": MANY,
-        "sfumato_round_messages_total": MANY,
-        "sfumato_commits_total": MANY,
-        "sfumato_commit_seconds_total": 1,
+        "sfumato_reports": MANY,
+        "sfumato_uploads": MANY,
+        "sfumato_round_messages": MANY,
+        "sfumato_commits": MANY,
+        "sfumato_commit_seconds": 1,
+        "sfumato_request_seconds": MANY,
         "sfumato_queue_bytes": 8 << 20,
         "sfumato_queue_uploads": MANY,
     }
@@ -83,58 +58,156 @@ STEPS: Mapping[str, int] = MappingProxyType(  # of what devices make go up
 
 
 class Metrics:
-    """What one process has counted since it started, and what it reads when asked."""
+    """The metrics of one process since it started, each an object of prometheus-client.
+
+    They hold exact numbers; `text` is what may be published.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._values: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
-        self._read: dict[str, Callable[[], float]] = {}
+        self.registry = registry = CollectorRegistry()
+        self.reports = Counter(
+            "sfumato_reports_total",
+            "Reports by study and what became of them, in steps of 100.",
+            ("study", "outcome"),
+            registry=registry,
+        )
+        self.uploads = Counter(
+            "sfumato_uploads_total",
+            "Uploads by the status that was answered, in steps of 100.",
+            ("code",),
+            registry=registry,
+        )
+        self.round_messages = Counter(
+            "sfumato_round_messages_total",
+            "Messages of masked rounds by the status that was answered, in steps of 100.",
+            ("code",),
+            registry=registry,
+        )
+        self.rounds = Counter(
+            "sfumato_rounds_total",
+            "Masked rounds by how they ended.",
+            ("outcome",),
+            registry=registry,
+        )
+        self.commits = Counter(
+            "sfumato_commits_total",
+            "Transactions that stored uploads, in steps of 100.",
+            registry=registry,
+        )
+        self.commit_seconds = Counter(
+            "sfumato_commit_seconds_total",
+            "Time that those transactions took, in whole seconds.",
+            registry=registry,
+        )
+        self.request_seconds = Histogram(
+            "sfumato_request_seconds",
+            "Time from a request to the start of its answer, in steps of 100 requests.",
+            ("route", "method", "code"),
+            buckets=BUCKETS,
+            registry=registry,
+        )
+        self.worker_errors = Counter(
+            "sfumato_worker_errors_total", "Steps of the worker that failed.", registry=registry
+        )
+        # Published once something can be read: see `watch`.
+        self.queue_bytes = Gauge(
+            "sfumato_queue_bytes", "Bytes that wait to be stored, in steps of 8 MiB.", registry=None
+        )
+        self.queue_uploads = Gauge(
+            "sfumato_queue_uploads",
+            "Uploads that wait to be stored, in steps of 100.",
+            registry=None,
+        )
+        self.worker_success_age = Gauge(
+            "sfumato_worker_last_success_age_seconds",
+            "Time since the worker last ended a step without an error.",
+            registry=None,
+        )
+        build = Info("sfumato_build", "1, with the version of this collector.", registry=registry)
+        build.info({"version": __version__})
+        self._published = Published(registry)
+        # To look labels up takes longer than to count, so what they lead to is kept.
+        self._outcomes: dict[tuple[str, str], Counter] = {}
+        self._requests: dict[tuple[str, str, int], tuple[Histogram, Counter | None]] = {}
+        self._answers = {  # counted by status, beside their times
+            ("/v1/tasks/{task_id}/reports", "POST"): self.uploads,
+            ("/v1/rounds/{round_id}/{phase}/{member}", "PUT"): self.round_messages,
+        }
 
-    def add(self, name: str, by: float = 1, **labels: str) -> None:
-        """Count; the labels must be those that the metric has."""
-        key, values = self._key(name, labels), self._values[name]
-        with self._lock:
-            values[key] = values.get(key, 0) + by
+    def watch(self, gauge: Gauge, read: Callable[[], float]) -> None:
+        """Publish a gauge whose value is read each time."""
+        gauge.set_function(read)
+        self.registry.register(gauge)
 
-    def set(self, name: str, value: float, **labels: str) -> None:
-        key = self._key(name, labels)
-        with self._lock:
-            self._values[name][key] = value
+    def count_reports(self, study_id: str, outcome: str, count: int) -> None:
+        counter = self._outcomes.get((study_id, outcome))
+        if counter is None:
+            counter = self._outcomes[study_id, outcome] = self.reports.labels(study_id, outcome)
+        counter.inc(count)
 
-    def read(self, name: str, source: Callable[[], float]) -> None:
-        """A gauge that asks `source` each time."""
-        self._key(name, {})
-        self._read[name] = source
+    def observe_request(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count a request, and the time until its answer began.
+
+        `route` is the pattern of an address and `method` one that it takes, or both are `OTHER`:
+        strangers must not be able to make up labels.
+        """
+        key = route, method, status
+        if key not in self._requests:
+            code, answers = str(status), self._answers.get((route, method))
+            self._requests[key] = (
+                self.request_seconds.labels(route, method, code),
+                None if answers is None else answers.labels(code),
+            )
+        times, counter = self._requests[key]
+        times.observe(seconds)
+        if counter is not None:
+            counter.inc()
 
     def text(self) -> str:
-        """Everything, in Prometheus' text format."""
-        for name, source in self._read.items():
-            self.set(name, source())
-        lines = []
-        with self._lock:
-            for name, (kind, sentence, labels) in KNOWN.items():
-                lines += [f"# HELP {name} {sentence}", f"# TYPE {name} {kind}"]
-                for key, counted in self._values[name].items():
-                    step = STEPS.get(name)
-                    value = counted if step is None else step * math.floor(counted / step)
-                    if step is not None and kind == "counter" and not value:
-                        continue  # even a zero would say that there was a first one
-                    pairs = ",".join(
-                        f'{label}="{_escaped(said)}"'
-                        for label, said in zip(labels, key, strict=True)
-                    )
-                    lines.append(
-                        f"{name}{{{pairs}}} {value:.17g}" if pairs else f"{name} {value:.17g}"
-                    )
-        return "\n".join(lines) + "\n"
-
-    def _key(self, name: str, labels: Mapping[str, str]) -> tuple[str, ...]:
-        wanted = KNOWN[name][2]
-        key = tuple([labels[label] for label in wanted if label in labels])
-        if not len(key) == len(wanted) == len(labels):
-            raise TypeError(f"{name} has the labels {wanted}; got {tuple(labels)}")
-        return key
+        """What may be published, in Prometheus' text format."""
+        return generate_latest(self._published).decode()
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+class Published:
+    """A collector of prometheus-client: the metrics of a registry, with their numbers in steps."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._sums: dict[tuple[str, ...], tuple[float, float]] = {}  # count and sum of a histogram
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            # When a counter was created is when its first report came.
+            metric.samples = [each for each in metric.samples if not each.name.endswith("_created")]
+            if step := STEPS.get(metric.name):
+                metric.samples = list(self._coarsen(metric, step))
+            yield metric
+
+    def _coarsen(self, metric: Metric, step: int) -> Iterator[Sample]:
+        """Round numbers down. Counters and histograms that have not reached a step are left out:
+        even a zero would say that there was a first one."""
+        counts = {
+            _labels(sample): _floor(sample.value, step)
+            for sample in metric.samples
+            if sample.name.endswith(("_total", "_count"))
+        }
+        for sample in metric.samples:
+            value, labels = _floor(sample.value, step), _labels(sample)
+            if metric.type == "gauge":
+                yield sample._replace(value=value)
+            elif count := counts[labels]:
+                if sample.name.endswith("_sum"):  # it changes when the count does, and only then
+                    key = (metric.name, *labels)
+                    if self._sums.get(key, (0, 0))[0] != count:
+                        self._sums[key] = count, sample.value
+                    value = self._sums[key][1]
+                yield sample._replace(value=value)
+
+
+def _floor(value: float, step: int) -> float:
+    return step * math.floor(value / step)
+
+
+def _labels(sample: Sample) -> tuple[str, ...]:
+    """The labels of the counter or histogram that a sample belongs to."""
+    return tuple([value for name, value in sample.labels.items() if name != "le"])

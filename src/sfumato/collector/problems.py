@@ -1,8 +1,8 @@
-"""What the service answers when it does not do what was asked: one table, read in both directions.
+"""Problems that the service answers with: one table, read in both directions.
 
-A problem travels as `application/problem+json` with `status`, `code`, `title` (the sentence of the
-table), and where there is something to say `detail` and `hint`. The service finds the code of an
-error by its class; a client finds the class of a code and raises the same error again.
+A problem is sent as `application/problem+json` with `status`, `code`, `title` (the sentence of the
+table) and, if there is more to say, `detail` and `hint`. The service finds the code of an error by
+its class; a client finds the class of a code and raises the same error again.
 """
 
 from __future__ import annotations
@@ -29,15 +29,11 @@ from sfumato.errors import (
 )
 
 MEDIA_TYPE = "application/problem+json"
-# Headers of every answer, problem or not, that does not say otherwise.
-ALWAYS: Mapping[str, str] = MappingProxyType(
-    {"cache-control": "no-store", "x-content-type-options": "nosniff"}
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A row of the table. `error` is what a client raises for it."""
+    """A row of the table. `error` is the class that a client raises."""
 
     status: int
     title: str
@@ -46,12 +42,12 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        "malformed-upload": Kind(400, "the body is not a row of framed reports"),
+        "malformed-upload": Kind(400, "the body is not a sequence of framed reports"),
         "malformed-join": Kind(400, "the body is not a public key of 32 bytes"),
         "malformed-request": Kind(400, "the body is not the JSON that this address takes"),
-        "unauthorized": Kind(401, "this needs a token that is valid"),
-        "forbidden": Kind(403, "this token's role may not do that"),
-        "wrong-ticket": Kind(403, "this ticket is not that member's"),
+        "unauthorized": Kind(401, "this needs a valid token"),
+        "forbidden": Kind(403, "the role of this token does not allow this"),
+        "wrong-ticket": Kind(403, "this is not the ticket of that member"),
         "not-found": Kind(404, "there is nothing at this address"),
         "unknown-task": Kind(404, "there is no such task"),
         "unknown-study": Kind(404, "there is no such study"),
@@ -63,22 +59,26 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "method-not-allowed": Kind(405, "this address does not take that method"),
         "too-slow": Kind(408, "the body did not arrive in time"),
         "name-taken": Kind(409, "another study has this name"),
-        "wrong-state": Kind(409, "this study is past that"),
+        "wrong-state": Kind(409, "the state of this study does not allow this"),
         "key-taken": Kind(409, "this key, or this ticket, has joined before"),
-        "masked-task": Kind(409, "this task is answered in masked rounds, or is not"),
+        "masked-task": Kind(
+            409, "this task is answered in the other way: by reports, or in masked rounds"
+        ),
         "wrong-phase": Kind(409, "the round is not in this phase"),
         "equivocating": Kind(409, "this member has sent another message in this phase"),
-        "message-refused": Kind(409, "the member's message was not taken"),
+        "message-refused": Kind(409, "the member's message was not accepted"),
         "budget-refused": Kind(409, "the privacy budget does not allow this", BudgetError),
         "task-closed": Kind(410, "this task takes no more reports"),
-        "ticket-over": Kind(410, "nobody waits with this ticket any more"),
+        "ticket-over": Kind(410, "this ticket does not wait for a round any more"),
         "round-aborted": Kind(410, "this round was aborted, and nothing of it was opened"),
         "round-lost": Kind(410, "this round was aborted when its sum was about to be opened"),
         "round-over": Kind(410, "this round is over"),
         "too-large": Kind(413, "the body is larger than this address takes"),
-        "invalid-study": Kind(422, "the study says something that it may not", SpecError),
-        "invalid-items": Kind(422, "the items cannot be read as a dictionary", DataError),
-        "impossible-study": Kind(422, "the study cannot be met", ImpossibleError),
+        "invalid-study": Kind(422, "the study is not valid", SpecError),
+        "invalid-items": Kind(422, "the items are not a valid dictionary", DataError),
+        "impossible-study": Kind(
+            422, "no plan meets the requirements of the study", ImpossibleError
+        ),
         "busy": Kind(429, "reports arrive faster than they can be stored"),
         "internal": Kind(500, "something is wrong with the service; its log says what"),
         "store-unavailable": Kind(503, "the store does not answer", StoreUnavailable),
@@ -89,12 +89,12 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
     }
 )
 _CODES = {kind.error: code for code, kind in KINDS.items() if kind.error is not ServiceError} | {
-    StoreError: "store-unavailable"  # a store's error of no nearer kind
+    StoreError: "store-unavailable"  # for errors of a store without a code of their own
 }
 
 
 class Problem(SfumatoError):  # noqa: N818  # RFC 9457 calls it so
-    """An answer other than what was asked for, by its code in the table."""
+    """An answer that is a problem, by its code in the table."""
 
     def __init__(
         self,
@@ -115,28 +115,28 @@ class Problem(SfumatoError):  # noqa: N818  # RFC 9457 calls it so
 
     @classmethod
     def of(cls, error: SfumatoError) -> Problem:
-        """What is answered when this error was raised; one of no row says nothing of itself."""
+        """The problem for an error; for one that is not in the table it gives no details."""
         if isinstance(error, Problem):
             return error
         for parent in type(error).__mro__:
             if code := _CODES.get(parent):
-                # What stores say may name files and hosts: for the log, not for whoever asks.
-                stored = issubclass(parent, StoreError)
+                # Messages of stores may name files and hosts; they are for the log only.
+                is_store = issubclass(parent, StoreError)
                 return cls(
                     code,
-                    None if stored else str(error),
-                    hint=None if stored else error.hint,
+                    None if is_store else str(error),
+                    hint=None if is_store else error.hint,
                     retry_after_seconds=5 if KINDS[code].status == 503 else None,
                 )
         return cls("internal")
 
     def body(self) -> dict[str, Any]:
-        said = {"detail": self.detail, "hint": self.hint}
+        texts = {"detail": self.detail, "hint": self.hint}
         return {
             "status": self.status,
             "code": self.code,
             "title": KINDS[self.code].title,
-            **{name: text for name, text in said.items() if text is not None},
+            **{name: text for name, text in texts.items() if text is not None},
         }
 
     def headers(self) -> dict[str, str]:
@@ -151,16 +151,16 @@ class Problem(SfumatoError):  # noqa: N818  # RFC 9457 calls it so
 
 
 def problem_response(problem: Problem) -> JSONResponse:
-    return JSONResponse(problem.body(), problem.status, {**ALWAYS, **problem.headers()})
+    return JSONResponse(problem.body(), problem.status, problem.headers())
 
 
 def error_of(status: int, body: Any) -> SfumatoError:
-    """The error that a client raises for an answer; any other body is an error of its own."""
+    """The error that a client raises for an answer."""
     code = body.get("code") if isinstance(body, Mapping) else None
     kind = KINDS.get(code) if isinstance(code, str) else None
     if kind is None:
         return ServiceError(
-            f"the collector answered {status} with something that is no answer of a collector",
+            f"the server answered {status}, but not as a collector does",
             hint="check the address",
         )
     detail, hint = (body.get(name) for name in ("detail", "hint"))

@@ -25,13 +25,15 @@ from sfumato.privacy import SystemRng
 from sfumato.spec import canonical
 from sfumato.study import QUESTIONS, TRUSTS, number
 
+_LARGE_FIELDS = ("items", "dictionary")
+
 
 @signed_in("admin")
 async def new_study(visit: Visit) -> Response:
     return _page(visit, visit.form)
 
 
-@signed_in("admin")
+@signed_in("admin", large_fields=_LARGE_FIELDS)
 async def show_plan(visit: Visit) -> Response:
     """What the study would give and cost; nothing starts.
 
@@ -52,7 +54,7 @@ async def show_plan(visit: Visit) -> Response:
     return _page(visit, visit.form, request, planned=told, digest=digest)
 
 
-@signed_in("admin")
+@signed_in("admin", large_fields=_LARGE_FIELDS)
 async def start(visit: Visit) -> Response:
     """Open the study, if it is the one whose plan was shown."""
     request = None

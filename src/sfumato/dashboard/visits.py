@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
@@ -14,7 +14,7 @@ from sfumato.collector.http.service import Service, service_of
 from sfumato.collector.problems import KINDS, Problem
 from sfumato.collector.tokens import Role
 from sfumato.dashboard import sessions
-from sfumato.dashboard.forms import Form
+from sfumato.dashboard.forms import FORM_BYTES, Form
 from sfumato.dashboard.rendering import guarded, page
 from sfumato.dashboard.sessions import Session
 from sfumato.errors import SfumatoError
@@ -45,9 +45,12 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def signed_in(
-    role: Role = "analyst",
+    role: Role = "analyst", *, large_fields: Collection[str] = ()
 ) -> Callable[[Callable[[Visit], Awaitable[Response]]], Endpoint]:
-    """A page for people of this role. Whoever is not signed in is asked to."""
+    """A page for people of this role. Whoever is not signed in is asked to.
+
+    `large_fields` of its form may be as long as a request to open a study.
+    """
 
     def around(show: Callable[[Visit], Awaitable[Response]]) -> Endpoint:
         async def endpoint(request: Request) -> Response:
@@ -57,7 +60,9 @@ def signed_in(
                 return _ask_to_sign_in(request)
             if not session.may(role):
                 raise Problem("forbidden", hint=f"sign in with a token of role {role}")
-            form = await own_form(request, session) if request.method == "POST" else Form()
+            form = Form()
+            if request.method == "POST":
+                form = await own_form(request, session, large_fields)
             return await show(Visit(request, service, session, form))
 
         return anybody(endpoint)
@@ -96,7 +101,9 @@ async def session_of(request: Request) -> Session | None:
     return await service.show(sessions.find, service.store, name, now=service.now())
 
 
-async def own_form(request: Request, session: Session | None) -> Form:
+async def own_form(
+    request: Request, session: Session | None, large_fields: Collection[str] = ()
+) -> Form:
     """The form that was sent, if it was a page of ours that sent it; else Problem."""
     origin = urlsplit(request.headers.get("origin", ""))
     if origin.netloc != request.headers.get("host", "") or not origin.netloc:
@@ -105,14 +112,15 @@ async def own_form(request: Request, session: Session | None) -> Form:
             "this form was not sent by a page of this collector",
             hint="a proxy before the collector must pass the Host header on as it came",
         )
-    service = service_of(request)
+    service, content_type = service_of(request), request.headers.get("content-type", "")
+    # Our pages send large fields as multipart/form-data; to decode others takes much more memory.
+    is_large = large_fields and content_type.startswith("multipart/form-data")
     body = await service.bodies.read(
-        request.scope,
-        request.receive,
-        most_bytes=service.settings.study_bytes,
+        request,
+        most_bytes=service.settings.study_bytes if is_large else FORM_BYTES,
         seconds=service.settings.upload_seconds,
     )
-    form = await service.show(Form.parse, request.headers.get("content-type", ""), body)
+    form = await service.show(Form.parse, content_type, body, large_fields=large_fields)
     if session is not None and not session.sent(form.text("csrf")):
         raise Problem("forbidden", "this form is of another session", hint="load the page again")
     return form

@@ -1,4 +1,4 @@
-"""One table says what a problem is, and both sides read it."""
+"""One table of problems, which both sides read."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_an_error_of_a_store_names_no_file_and_no_host() -> None:
     assert "internal" not in json.dumps(problem.body())
 
 
-def test_a_mistake_in_a_study_is_told_in_full() -> None:
+def test_a_mistake_in_a_study_is_described_in_full() -> None:
     problem = Problem.of(StudyError("epsilon must be above 0; got -1", hint="raise it"))
     assert problem.code == "invalid-study"
     assert problem.body()["detail"] == "epsilon must be above 0; got -1"
     assert problem.body()["hint"] == "raise it"
 
 
-def test_an_error_that_is_in_no_row_tells_nothing() -> None:
+def test_an_error_that_is_not_in_the_table_gives_no_details() -> None:
     problem = Problem.of(errors.MismatchError("tables of 5f5f5f5f do not add"))
     assert problem.body() == {
         "status": 500,
@@ -60,17 +60,17 @@ def test_an_error_that_is_in_no_row_tells_nothing() -> None:
     }
 
 
-def test_who_must_wait_is_told_for_how_long() -> None:
+def test_a_client_that_must_wait_learns_for_how_long() -> None:
     assert Problem("busy", retry_after_seconds=7).headers()["Retry-After"] == "7"
     assert Problem.of(errors.StoreUnavailable("away")).headers()["Retry-After"]
 
 
-def test_a_release_still_to_come_is_no_failure() -> None:
+def test_a_release_that_is_not_ready_has_an_error_of_its_own() -> None:
     assert isinstance(error_of(404, Problem("not-ready").body()), NotReadyError)
 
 
 @pytest.mark.parametrize("body", [None, [], "text", {}, {"code": "new"}, {"code": 1}])
-def test_an_answer_of_something_else_is_an_error_of_its_own(body: object) -> None:
+def test_an_answer_of_another_server_is_a_service_error(body: object) -> None:
     assert type(error_of(502, body)) is ServiceError
 
 

@@ -42,7 +42,7 @@ def test_the_guide_has_the_bounds() -> None:
     rows = re.findall(r"^\| `(\w+)` \| ([\d,.e-]+) \| ([\d,.e-]+)", text, re.MULTILINE)
     told = {key: tuple(float(end.replace(",", "")) for end in ends) for key, *ends in rows}
     assert {key: told.get(key) for key in MEASURE} == MEASURE
-    assert planning.MOST == 2
+    assert planning.MOST_PLANS == 2
     assert "Two are planned at a time" in text
 
 

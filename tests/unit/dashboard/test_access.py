@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import re
+import select
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -224,3 +227,48 @@ def test_files_of_a_page_may_be_kept_and_no_others_are_there(
     digest = names[0].split("/")[3]
     for wrong in (f"{digest}/VENDORED.md", f"{digest}/../__init__.py", "0/htmx.min.js"):
         assert stranger.get(f"/dashboard/static/{wrong}").status_code == 404
+
+
+def test_a_large_form_of_a_stranger_is_refused_by_its_length(stage: Stage) -> None:
+    connection = http.client.HTTPConnection(stage.address.removeprefix("http://"), timeout=10)
+    connection.putrequest("POST", "/dashboard/sign-in")
+    connection.putheader("Origin", stage.address)
+    connection.putheader("Content-Type", "application/x-www-form-urlencoded")
+    connection.putheader("Content-Length", str(60 << 20))
+    connection.endheaders(b"token=%61%62")
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_a_large_form_without_a_length_is_refused_before_it_has_arrived(stage: Stage) -> None:
+    host, port = stage.address.removeprefix("http://").split(":")
+    head = (
+        f"POST /dashboard/sign-in HTTP/1.1\r\nHost: {host}:{port}\r\nOrigin: {stage.address}\r\n"
+        "Content-Type: application/x-www-form-urlencoded\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    piece = b"%61" * 10_000
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(head.encode())
+        pieces = 0
+        while pieces < 2_000 and not select.select([connection], [], [], 0.001)[0]:
+            connection.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+            pieces += 1
+        assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+    assert pieces * len(piece) < 6 << 20  # most of it in buffers of the system
+
+
+@pytest.mark.parametrize("path", ["/sign-out", f"/studies/{STUDY}/close"])
+def test_only_the_form_of_a_new_study_may_be_large(admin: Visitor, path: str) -> None:
+    large = {"items": "oak\n" * 20_000}
+    for parts in ({}, {"files": {"dictionary": ("trees.txt", b"elm")}}):
+        assert admin.post(f"/dashboard{path}", large, **parts).status_code == 413
+    answer = admin.post("/dashboard/studies/new", large, files={"x": ("", b"")})
+    assert answer.status_code == 422  # the items repeat, and other fields are missing
+    assert admin.post("/dashboard/studies/new", large).status_code == 413  # pages do not send this
+
+
+def test_a_page_is_timed_under_the_pattern_of_its_address(stage: Stage, admin: Visitor) -> None:
+    admin.get(f"/dashboard/studies/{STUDY}")
+    labels = {"route": "/dashboard/studies/{study_id}", "method": "GET", "code": "404"}
+    registry = stage.collector.service.metrics.registry
+    assert registry.get_sample_value("sfumato_request_seconds_count", labels)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfumato.collector.problems import Problem
-from sfumato.dashboard.forms import Form
+from sfumato.dashboard.forms import FORM_BYTES, MOST_FIELDS, Form
 
 URLENCODED = "application/x-www-form-urlencoded"
 TEXTS = st.dictionaries(
@@ -92,3 +92,42 @@ def test_what_was_typed_does_not_print() -> None:
     form = Form.parse(URLENCODED, b"token=canary")
     assert "canary" not in repr(form)
     assert "canary" not in repr(Form.parse(*encoded(files={"f": ("a.txt", b"canary")})))
+
+
+def test_a_form_has_a_limited_number_of_fields() -> None:
+    most = {f"field {number}": "1" for number in range(MOST_FIELDS)}
+    assert len(Form.parse(*encoded(data=most)).texts) == MOST_FIELDS
+    parts = dict.fromkeys(most, ("", b"1"))
+    for options in ({"data": most | {"more": "1"}}, {"data": {"more": "1"}, "files": parts}):
+        with pytest.raises(Problem, match="not a form"):
+            Form.parse(*encoded(**options))
+
+
+@pytest.mark.parametrize("size", [FORM_BYTES, FORM_BYTES + 1])
+def test_only_a_field_that_may_be_large_is_large(size: int) -> None:
+    for options in ({"data": {"a": "x" * size}}, {"files": {"a": ("a.txt", b"x" * size)}}):
+        kind, body = encoded(**options)
+        Form.parse(kind, body, large_fields=["a"])
+        if size <= FORM_BYTES:
+            Form.parse(kind, body)
+        else:
+            with pytest.raises(Problem) as caught:
+                Form.parse(kind, body)
+            assert caught.value.code == "too-large"
+
+
+def test_a_large_file_is_not_written_to_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nonexistent")
+    content = bytes(3 << 20)
+    kind, body = encoded(files={"dictionary": ("trees.txt", content)})
+    form = Form.parse(kind, body, large_fields=["dictionary"])
+    assert form.files["dictionary"].content == content
+
+
+def test_nothing_of_a_malformed_form_is_logged(capfd: pytest.CaptureFixture[str]) -> None:
+    for body in (b"canary", b"--x\r\ncanary: \x00\r\n\r\n", b"--xcanary\r\n"):
+        with pytest.raises(Problem):
+            Form.parse("multipart/form-data; boundary=x", body)
+    with pytest.raises(Problem):
+        Form.parse("text/canary", b"")
+    assert capfd.readouterr() == ("", "")

@@ -1,7 +1,7 @@
-"""What analysts and administrators ask, each with a token of a role that may.
+"""Routes for analysts and administrators, each of which needs a token with a sufficient role.
 
-An analyst sizes studies and reads how far they are, what was released and what was spent. Only an
-admin opens, closes and deletes studies. Nobody is shown a report.
+An analyst sizes studies and reads their state, releases and the ledger. Only an admin opens, closes
+and deletes studies. No route shows a report.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from sfumato.collector import requests, studies, tokens
-from sfumato.collector.http.openapi import answers, takes
+from sfumato.collector.http.openapi import BYTES, problems, takes_json
 from sfumato.collector.http.service import Service, service_of
 from sfumato.collector.problems import Problem
 from sfumato.collector.store.ledger import StoreLedger
@@ -42,8 +42,8 @@ class PlanRequest(_Request):
 
     @field_validator("study")
     @classmethod
-    def _is_said(cls, study: dict[str, Any]) -> dict[str, Any]:
-        """What is too large for a number, such as 1e400, does not say that nothing is promised."""
+    def _check_finite(cls, study: dict[str, Any]) -> dict[str, Any]:
+        """A number that is too large, such as 1e400, must not mean that nothing is promised."""
         for key, value in study.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{key} must be a finite number; epsilon null says: no promise")
@@ -71,7 +71,7 @@ class Me(BaseModel):
 
 
 class Study(BaseModel):
-    """A study and how far it is."""
+    """A study and its state."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -98,7 +98,7 @@ class Entry(BaseModel):
 class Ledger(BaseModel):
     """What was spent of the budget that all studies share."""
 
-    epsilon: float | None = Field(description="that may be spent; null: no limit")
+    epsilon: float | None = Field(description="the budget; null: no limit")
     delta: float
     spent: float | None = Field(description="by the device asked most; null: without bound")
     entries: list[Entry]
@@ -109,21 +109,22 @@ _STUDY_ID = re.compile("[0-9a-f]{32}")
 _Model = TypeVar("_Model", bound=BaseModel)
 
 Served = Annotated[Service, Depends(service_of)]
-Given = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
 
 
 def needs(role: Role) -> Callable[..., Awaitable[TokenRow]]:
-    """Whose token it is, if it may act in this role. Runs before a body is read."""
+    """A dependency that returns the caller's token if it has this role. It runs before a body is
+    read."""
 
-    async def allowed(service: Served, given: Given) -> TokenRow:
-        token = None if given is None else given.credentials
+    async def authorise(service: Served, credentials: Credentials) -> TokenRow:
+        token = None if credentials is None else credentials.credentials
         return await service.call(tokens.authorise, service.store, token, role, now=service.now())
 
-    return allowed
+    return authorise
 
 
 def study_id_of(study_id: Annotated[str, Path(description="32 hexadecimal digits")]) -> str:
-    """What is no id is no study's; a database need not be asked, and may not take it."""
+    """Refuse malformed ids here; a database may not take them."""
     if not _STUDY_ID.fullmatch(study_id):
         raise _unknown_study()
     return study_id
@@ -133,11 +134,15 @@ StudyId = Annotated[str, Depends(study_id_of)]
 ANALYST = Depends(needs("analyst"))
 ADMIN = Depends(needs("admin"))
 
-router = APIRouter(prefix="/v1", responses=answers(401, 503))
+_UNREADABLE = ("malformed-request", "too-slow", "too-large")
+_UNPLANNED = ("invalid-study", "invalid-items", "impossible-study", "busy")
+_UNWRITTEN = ("store-unavailable", "store-read-only", "store-full")
+
+router = APIRouter(prefix="/v1", responses=problems("unauthorized", "store-unavailable"))
 
 
 @router.get("/me")
-async def me(caller: Annotated[TokenRow, ANALYST]) -> Me:
+async def show_caller(caller: Annotated[TokenRow, ANALYST]) -> Me:
     """Whose token this is"""
     return Me(id=caller.id, name=caller.name, role=caller.role, expires=caller.expires)
 
@@ -145,76 +150,84 @@ async def me(caller: Annotated[TokenRow, ANALYST]) -> Me:
 @router.post(
     "/plan",
     dependencies=[ANALYST],
-    responses=answers(400, 408, 413, 422, 429),
-    openapi_extra=takes(PlanRequest),
+    responses=problems(*_UNREADABLE, *_UNPLANNED),
+    openapi_extra=takes_json(PlanRequest),
 )
 async def make_plan(request: Request, service: Served) -> dict[str, Any]:
     """Size a study and predict its error, its bytes and its privacy"""
-    asked = await _read(request, service, PlanRequest)
-    return await service.planners.call(_planned, asked)
+    plan_request = await _read(request, service, PlanRequest)
+    return await service.planners.call(_plan, plan_request)
 
 
 @router.post(
     "/studies",
     status_code=201,
     dependencies=[ADMIN],
-    responses=answers(400, 403, 408, 409, 413, 422, 429, 507),
-    openapi_extra=takes(StudyRequest),
+    responses=problems(
+        "forbidden", *_UNREADABLE, *_UNPLANNED, "name-taken", "budget-refused", *_UNWRITTEN
+    ),
+    openapi_extra=takes_json(StudyRequest),
 )
 async def create_study(request: Request, service: Served) -> Study:
     """Open a study; the same request again opens nothing more"""
-    asked = await _read(request, service, StudyRequest)
+    study_request = await _read(request, service, StudyRequest)
     row = await service.planners.call(
         studies.create,
         service.store,
-        asked.model_dump(),
+        study_request.model_dump(),
         key=service.key,
         rng=SystemRng(),
         now=service.now,
     )
     await service.tasks.snapshot(fresh=True)
-    return await _shown(service, row.id)
+    return await _read_study(service, row.id)
 
 
 @router.get("/studies", dependencies=[ANALYST])
 async def list_studies(service: Served) -> Studies:
     """Every study and its state"""
-    return Studies(studies=await service.call(_listed, service.store))
+    return Studies(studies=await service.call(_read_studies, service.store))
 
 
-@router.get("/studies/{study_id}", dependencies=[ANALYST], responses=answers(404))
+@router.get("/studies/{study_id}", dependencies=[ANALYST], responses=problems("unknown-study"))
 async def show_study(study_id: StudyId, service: Served) -> Study:
     """A study: its state, how many reports came, how many were rejected and why, its plan"""
-    return await _shown(service, study_id)
+    return await _read_study(service, study_id)
 
 
 @router.post(
-    "/studies/{study_id}/close", dependencies=[ADMIN], responses=answers(403, 404, 409, 507)
+    "/studies/{study_id}/close",
+    dependencies=[ADMIN],
+    responses=problems("forbidden", "unknown-study", "wrong-state", *_UNWRITTEN),
 )
 async def close_study(study_id: StudyId, service: Served) -> Study:
     """Take no more reports, and release what they say"""
     await service.call(studies.close, service.store, study_id)
     await service.tasks.snapshot(fresh=True)
-    return await _shown(service, study_id)
+    return await _read_study(service, study_id)
 
 
-@router.delete("/studies/{study_id}", dependencies=[ADMIN], responses=answers(403, 404, 507))
+@router.delete(
+    "/studies/{study_id}",
+    dependencies=[ADMIN],
+    responses=problems("forbidden", "unknown-study", *_UNWRITTEN),
+)
 async def delete_study(study_id: StudyId, service: Served) -> Study:
     """Drop everything that devices sent; the release and the ledger stay"""
     await service.call(studies.delete, service.store, study_id)
     await service.tasks.snapshot(fresh=True)
-    return await _shown(service, study_id)
+    return await _read_study(service, study_id)
 
 
 @router.get(
     "/studies/{study_id}/release",
     dependencies=[ANALYST],
     response_model=dict[str, Any],
-    responses=answers(404),
+    responses=problems("unknown-study", "not-ready"),
 )
 async def show_release(study_id: StudyId, service: Served) -> Response:
     """The answer: estimates with intervals, what they promise and what they cost"""
-    text = await service.call(_released, service.store, study_id)
+    text = await service.call(_read_release, service.store, study_id)
     return Response(text, media_type="application/json")
 
 
@@ -225,52 +238,54 @@ async def show_release(study_id: StudyId, service: Served) -> Response:
     responses={
         200: {
             "description": "The parameters: float32 numbers, little-endian",
-            "content": {"application/octet-stream": {}},
+            "content": BYTES,
         },
-        **answers(404),
+        **problems("unknown-study", "not-ready", "no-model"),
     },
 )
 async def show_model(study_id: StudyId, service: Served) -> Response:
     """The parameters of a released model"""
-    body = await service.call(_released_model, service.store, study_id)
+    body = await service.call(_read_model, service.store, study_id)
     return Response(body, media_type="application/octet-stream")
 
 
 @router.get("/ledger", dependencies=[ANALYST])
 async def show_ledger(service: Served) -> Ledger:
     """What was charged, and what of the budget is spent"""
-    return await service.call(_ledger, service.store)
+    return await service.call(_read_ledger, service.store)
 
 
 async def _read(request: Request, service: Service, model: type[_Model]) -> _Model:
     limits = service.settings
     body = await service.bodies.read(
-        request.scope, request.receive, most_bytes=limits.study_bytes, seconds=limits.upload_seconds
+        request, most_bytes=limits.study_bytes, seconds=limits.upload_seconds
     )
-    return await service.call(_parsed, body, model)
+    return await service.call(_parse, body, model)
 
 
-def _parsed(body: bytes, model: type[_Model]) -> _Model:
+def _parse(body: bytes, model: type[_Model]) -> _Model:
     try:
         return model.model_validate_json(body)
     except ValidationError as problem:
         first = problem.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        said = first["msg"].removeprefix("Value error, ")
-        raise Problem("malformed-request", f"{place}: {said}" if place else said) from None
+        reason = first["msg"].removeprefix("Value error, ")
+        raise Problem("malformed-request", f"{place}: {reason}" if place else reason) from None
 
 
-def _planned(asked: PlanRequest) -> dict[str, Any]:
-    wanted = requests.Request(name="", purpose="", study=asked.study, items=asked.items)
-    study, dictionary = wanted.asked(), wanted.dictionary()
+def _plan(plan_request: PlanRequest) -> dict[str, Any]:
+    request = requests.Request(
+        name="", purpose="", study=plan_request.study, items=plan_request.items
+    )
+    study, dictionary = request.asked(), request.dictionary()
     return plan(study, items=None if dictionary is None else dictionary.items).to_dict()
 
 
-async def _shown(service: Service, study_id: str) -> Study:
+async def _read_study(service: Service, study_id: str) -> Study:
     return Study.model_validate(await service.call(studies.state, service.store, study_id))
 
 
-def _listed(store: Store) -> list[Study]:
+def _read_studies(store: Store) -> list[Study]:
     with store.reading() as tx:
         rows = tx.studies()
     return [
@@ -279,31 +294,30 @@ def _listed(store: Store) -> list[Study]:
     ]
 
 
-def _released(store: Store, study_id: str) -> str:
+def _read_release(store: Store, study_id: str) -> str:
     with store.reading() as tx:
-        known = tx.study(study_id) is not None
-        text = tx.release(study_id) if known else None
-    if not known:
-        raise _unknown_study()
+        if tx.study(study_id) is None:
+            raise _unknown_study()
+        text = tx.release(study_id)
     if text is None:
         raise Problem("not-ready", hint="close the study, or wait until it has its reports")
     return text
 
 
-def _released_model(store: Store, study_id: str) -> bytes:
-    _released(store, study_id)  # or what is missing
+def _read_model(store: Store, study_id: str) -> bytes:
+    _read_release(store, study_id)  # raises if there is none
     with store.reading() as tx:
         body = tx.released_model(study_id)
     if body is None:
-        raise Problem("no-model", hint="its release has all there is")
+        raise Problem("no-model", hint="its release has everything there is")
     return body
 
 
 def _unknown_study() -> Problem:
-    return Problem("unknown-study", hint="sfumato study list names those there are")
+    return Problem("unknown-study", hint="sfumato study list shows all studies")
 
 
-def _ledger(store: Store) -> Ledger:
+def _read_ledger(store: Store) -> Ledger:
     with store.reading() as tx:
         ledger = StoreLedger(tx)
         budget, spent, entries = ledger.budget, ledger.spent(), ledger.entries()

@@ -1,43 +1,31 @@
-"""The service's addresses, put together: devices' routes, administration, and how it is."""
+"""The service's application: the routes of devices, of administration, and those that say how it
+is; and the layer around them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from starlette.datastructures import MutableHeaders
+from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sfumato.collector.http import admin_routes, device_routes, openapi, round_routes
-from sfumato.collector.http.admin_routes import Given, Served, needs
-from sfumato.collector.http.endpoint import problem_of
-from sfumato.collector.http.openapi import answers
+from sfumato.collector.http.admin_routes import Credentials, Served, needs
+from sfumato.collector.http.openapi import problems
 from sfumato.collector.http.service import Service
-from sfumato.collector.metrics import MEDIA_TYPE
-from sfumato.collector.problems import ALWAYS, Problem, problem_response
+from sfumato.collector.logs import log_error
+from sfumato.collector.metrics import MEDIA_TYPE, OTHER
+from sfumato.collector.problems import Problem, problem_response
 from sfumato.errors import SfumatoError
 
-ENDPOINTS = (*device_routes.ENDPOINTS, *round_routes.ENDPOINTS)
-_ENDPOINTS = [(route.methods or set(), route.path_regex, route.app) for route in ENDPOINTS]
-
-
-class Application(FastAPI):
-    """A FastAPI application that hands requests for `ENDPOINTS` to them at once. They are among its
-    routes, too: for other methods."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            for methods, path, endpoint in _ENDPOINTS:
-                if scope["method"] in methods and (match := path.match(scope["path"])):
-                    scope.update(app=self, path_params=match.groupdict())
-                    await endpoint(scope, receive, send)
-                    return
-        await super().__call__(scope, receive, send)
+DIRECT_ROUTERS = (device_routes.router, round_routes.router)
+_DEFAULT_HEADERS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 
 
 def create_app(service: Service, routes: Sequence[BaseRoute] = ()) -> FastAPI:
@@ -54,45 +42,56 @@ def create_app(service: Service, routes: Sequence[BaseRoute] = ()) -> FastAPI:
         docs_url=None,  # the pages would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.service = service
-    app.add_middleware(Shield)
-    app.router.routes.extend((*device_routes.ROUTES, *ENDPOINTS))
-    app.include_router(admin_routes.router)
-    app.add_api_route("/health", health, methods=["GET"])
-    app.add_api_route("/ready", ready, methods=["GET"], responses=answers(503))
+    for router in (*DIRECT_ROUTERS, admin_routes.router):
+        app.include_router(router)
+    app.add_api_route("/health", check_health, methods=["GET"])
     app.add_api_route(
-        "/metrics", metrics, methods=["GET"], response_class=Response, responses=answers(401, 503)
+        "/ready",
+        check_ready,
+        methods=["GET"],
+        responses=problems("store-unavailable", "store-read-only", "worker-failing", "stopping"),
+    )
+    app.add_api_route(
+        "/metrics",
+        show_metrics,
+        methods=["GET"],
+        response_class=Response,
+        responses=problems("unauthorized", "store-unavailable"),
     )
     app.router.routes.extend(routes)
     app.add_exception_handler(SfumatoError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_middleware(Shield)
+    app.state.patterns = dict(_patterns(app.routes))
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's own way
     return app
 
 
-async def health() -> dict[str, str]:
+async def check_health() -> dict[str, str]:
     """The process answers"""
     return {"health": "ok"}
 
 
-async def ready(service: Served) -> dict[str, bool]:
+async def check_ready(service: Served) -> dict[str, bool]:
     """Reports can be stored, and the worker works"""
     await service.check_ready()
     return {"ready": True}
 
 
-async def metrics(service: Served, given: Given) -> Response:
-    """Counters of this process, for Prometheus"""
+async def show_metrics(service: Served, credentials: Credentials) -> Response:
+    """Counters and latencies of this process, for Prometheus"""
     if not service.settings.open_metrics:
-        await needs("analyst")(service, given)
+        await needs("analyst")(service, credentials)
     return Response(service.metrics.text(), media_type=MEDIA_TYPE)
 
 
 class Shield:
-    """Around everything: no answer is cached unless it says so, and an error that nobody expected
-    is a problem without details, with its type in the log."""
+    """Around every route: no answer is cached unless it says so; an error that nobody expected is a
+    problem without details, with its type in the log; and the time until the answer is measured."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -101,15 +100,16 @@ class Shield:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = False
+        begin, started = time.perf_counter(), False
 
         async def send_with_headers(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                headers = MutableHeaders(scope=message)
-                for name, said in ALWAYS.items():
-                    headers.setdefault(name, said)
+                _observe(scope, message["status"], time.perf_counter() - begin)
+                names = {name for name, _ in message["headers"]}
+                missing = [header for header in _DEFAULT_HEADERS if header[0] not in names]
+                message["headers"] = [*message["headers"], *missing]
             await send(message)
 
         try:
@@ -117,13 +117,73 @@ class Shield:
         except ClientDisconnect:
             pass  # nobody is left to answer
         except Exception as error:
-            problem = problem_of(error)
+            problem = _problem_of(error)
             if not started:
                 await problem_response(problem)(scope, receive, send_with_headers)
 
 
+async def _call_endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request by the function of its route, which gets the parameters of the path as they
+    came."""
+    response = await scope["endpoint"](Request(scope, receive), **scope["path_params"])
+    await response(scope, receive, send)
+
+
+_DIRECT = Shield(_call_endpoint)
+_DIRECT_ROUTES = [
+    (route.methods or set(), route.path_regex, route.endpoint)
+    for router in DIRECT_ROUTERS
+    for route in router.routes
+    if isinstance(route, APIRoute)
+]
+
+
+class Application(FastAPI):
+    """A FastAPI application that calls the functions of `DIRECT_ROUTERS` itself: FastAPI's own
+    layers take longer than it takes to store a report."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            for methods, path, endpoint in _DIRECT_ROUTES:
+                if method in methods and (match := path.match(scope["path"])):
+                    scope.update(app=self, endpoint=endpoint, path_params=match.groupdict())
+                    await _DIRECT(scope, receive, send)
+                    return
+        await super().__call__(scope, receive, send)
+
+
+def _observe(scope: Scope, status: int, seconds: float) -> None:
+    """Measure a request. Its labels must not be a stranger's choice."""
+    state = scope["app"].state
+    route = state.patterns.get(scope.get("endpoint"), OTHER)
+    method = OTHER if route == OTHER or status == 405 else scope["method"]
+    state.service.metrics.observe_request(route, method, status, seconds)
+
+
+def _patterns(routes: Sequence[BaseRoute], prefix: str = "") -> Iterator[tuple[object, str]]:
+    """Every endpoint of an application, and the pattern of its address."""
+    for context in iter_route_contexts(routes):
+        pattern = prefix + (context.path or "")
+        if isinstance(context.route, Mount):
+            yield from _patterns(context.route.routes, pattern)
+        else:
+            yield context.endpoint, pattern
+
+
+def _problem_of(error: Exception) -> Problem:
+    """The problem to answer after an error; an unexpected one is logged."""
+    if not isinstance(error, SfumatoError):
+        log_error("internal", error)
+        return Problem("internal")
+    problem = Problem.of(error)
+    if problem is not error and problem.status >= 500:
+        log_error("refused", error, code=problem.code)
+    return problem
+
+
 async def _answer_error(request: Request, error: Exception) -> Response:
-    return problem_response(problem_of(error))
+    return problem_response(_problem_of(error))
 
 
 async def _answer_http(request: Request, error: Exception) -> Response:

@@ -1,9 +1,9 @@
-"""Storing what devices send: one thread, and one commit for everything that waits.
+"""The queue of everything that devices send: one thread, and one commit for all that waits.
 
 A commit costs a sync of the disk, whether it holds one upload or a thousand; so uploads that arrive
-during one commit share the next. What is acknowledged is committed: whoever waits is told after the
-transaction that holds its upload, never before. The queue is bounded by bytes and by uploads; a
-full one refuses (`busy`), and says for how long by how fast it has been emptied.
+during one commit share the next. Acknowledged means committed: an upload is answered after the
+transaction that holds it, never before. The queue is bounded by bytes and by uploads; a full queue
+refuses (`busy`), and says when to come back according to the measured speed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sfumato.collector.store.store import Store, Taking, Transaction
 Item = TypeVar("Item")
 T = TypeVar("T")
 Writer = Callable[[Transaction, Sequence[Item]], Sequence[T]]
-"""Stores items and returns what became of each. It must raise nothing but StoreError."""
+"""Stores items, and returns the outcome of each. It must raise nothing but StoreError."""
 
 _LONGEST_WAIT_SECONDS = 60
-_FULL_SECONDS = 5  # until a task that may be full has been sealed, about
+_FULL_SECONDS = 5  # about how long it takes to seal a task that may be full
 _OVERHEAD_BYTES = 256  # of an upload in the queue, beside its body
-_MEMORY = 0.8  # weight of the past in the measured speed
+_PAST_WEIGHT = 0.8  # in the measured speed
 
 
 @dataclass(slots=True, repr=False)
@@ -45,7 +45,7 @@ class _Upload:
 
 @dataclass(slots=True, repr=False)
 class _Write:
-    """An item in the queue, and who waits for it."""
+    """An item in the queue, and the future that waits for it."""
 
     size: int
     apply: Writer[Any, Any]
@@ -58,14 +58,20 @@ class CommitQueue:
     """A queue of uploads and other writes, and the thread that stores them. `start` it, and `stop`
     it.
 
-    Claim: an upload for which `add_upload` returns True is committed, and will be counted; one for
-        which it returns False came too late for its task; one for which it raises an error may or
-        may not be stored, so its device sends it again, and duplicates are found by their ids.
+    Claim: if `add_upload` returns True, the upload is committed and will be counted; if it returns
+        False, the upload came too late for its task; if it raises an error, the upload may or may
+        not be stored, so its device sends it again, and duplicates are found by their ids.
     """
 
     def __init__(
-        self, store: Store, settings: Settings | None = None, metrics: Metrics | None = None
+        self,
+        store: Store,
+        settings: Settings | None = None,
+        metrics: Metrics | None = None,
+        *,
+        bytes_per_second: float = 1e6,
     ) -> None:
+        """`bytes_per_second` is the assumed speed of the store until the first commit."""
         self._store = store
         self._settings = settings or Settings()
         self._metrics = metrics or Metrics()
@@ -74,16 +80,16 @@ class CommitQueue:
         self._writes = 0
         self._changed = threading.Condition()
         self._stopping = False
-        self._bytes_per_second = 1e6  # a guess until the first commit
+        self._bytes_per_second = bytes_per_second
         self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
-        self._metrics.read("sfumato_queue_bytes", lambda: self._bytes)
-        self._metrics.read("sfumato_queue_uploads", lambda: self._writes)
+        self._metrics.watch(self._metrics.queue_bytes, lambda: self._bytes)
+        self._metrics.watch(self._metrics.queue_uploads, lambda: self._writes)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more, store what was taken, end the thread."""
+        """Refuse new uploads, store those in the queue, end the thread."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -97,23 +103,22 @@ class CommitQueue:
     async def add_upload(
         self, task_id: str, count: int, body: bytes, rejected: Mapping[str, int]
     ) -> bool:
-        """Store an upload; whether its task was open, after the commit.
+        """Store an upload. After the commit, return whether its task was open.
 
-        `rejected` counts what was left out of it, by reason; it is stored with the upload.
+        `rejected` counts the reports that were left out, by reason; it is stored with the upload.
         """
         return await self.write(len(body), _store, _Upload(task_id, count, body, rejected))
 
     async def write(self, size: int, apply: Writer[Item, T | Problem], item: Item) -> T:
-        """Store an item of about so many bytes in the transaction of everything that waits,
-        together with others that have the same `apply`; what that returned for it, after the
-        commit."""
+        """Store an item of about `size` bytes in the next transaction, together with others that
+        have the same `apply`. After the commit, return the outcome that `apply` gave for it."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[T] = loop.create_future()
         with self._changed:
             if self._stopping:
                 raise Problem("stopping", retry_after_seconds=5)
             self._check_capacity(size + _OVERHEAD_BYTES)
-            if not self._waiting:  # the thread is woken when the loop has nothing else to do
+            if not self._waiting:  # wake the thread when the loop has nothing else to do
                 loop.call_soon(self._wake)
             self._waiting.append(_Write(size + _OVERHEAD_BYTES, apply, item, loop, outcome))
             self._bytes += size + _OVERHEAD_BYTES
@@ -121,13 +126,13 @@ class CommitQueue:
         return await outcome
 
     def check_capacity(self) -> None:
-        """Raise `busy` if the queue is full: before a body is read that could not be taken."""
+        """Raise `busy` if the queue is full, before a body is read in vain."""
         with self._changed:
             self._check_capacity(1)
 
     def _check_capacity(self, size: int) -> None:
         if not self._writes:
-            return  # one always fits
+            return  # one write always fits
         full = self._bytes + size > self._settings.queue_bytes
         if full or self._writes >= self._settings.queue_uploads:
             seconds = math.ceil(self._bytes / self._bytes_per_second)
@@ -149,7 +154,7 @@ class CommitQueue:
                 outcomes = self._commit(group)
                 self._measure(sum(write.size for write in group), time.perf_counter() - begin)
             except Exception as problem:
-                # Whatever it is, nobody may wait for ever, and later ones may fare better.
+                # Whatever it is, no request may wait for ever, and later commits may succeed.
                 with self._changed:
                     group += self._take(math.inf)
                 log_error("uploads-not-stored", problem, **counted(len(group)))
@@ -158,11 +163,11 @@ class CommitQueue:
                 self._writes -= len(group)
                 self._bytes -= sum(write.size for write in group)
             for loop in {write.loop for write in group}:
-                with suppress(RuntimeError):  # it has ended, and nobody waits
+                with suppress(RuntimeError):  # it has ended
                     loop.call_soon_threadsafe(_settle, loop, group, outcomes)
 
     def _take(self, most_bytes: float) -> list[_Write]:
-        """The next writes, about so many bytes, that somebody still waits for."""
+        """The next writes of about `most_bytes`, without those that were cancelled."""
         group: list[_Write] = []
         size = 0
         while self._waiting and size < most_bytes:
@@ -177,24 +182,24 @@ class CommitQueue:
 
     def _measure(self, size: int, seconds: float) -> None:
         speed = size / max(seconds, 1e-6)
-        self._bytes_per_second = _MEMORY * self._bytes_per_second + (1 - _MEMORY) * speed
-        self._metrics.add("sfumato_commits_total")
-        self._metrics.add("sfumato_commit_seconds_total", seconds)
+        self._bytes_per_second = _PAST_WEIGHT * self._bytes_per_second + (1 - _PAST_WEIGHT) * speed
+        self._metrics.commits.inc()
+        self._metrics.commit_seconds.inc(seconds)
 
     def _commit(self, group: Sequence[_Write]) -> list[Any]:
-        """What each write comes to; a Problem is for it alone."""
-        # Places in the group, always in this order: so that rows of tasks are locked before those
-        # of rounds, as the worker does it.
-        alike: dict[Writer[Any, Any], list[int]] = {
+        """The outcome of each write; a Problem concerns that write alone."""
+        # Always in this order, so that rows of tasks are locked before those of rounds, as the
+        # worker does it.
+        places_by_writer: dict[Writer[Any, Any], list[int]] = {
             _store: [],
             Transaction.join_all: [],
             Transaction.add_messages: [],
         }
         for place, write in enumerate(group):
-            alike.setdefault(write.apply, []).append(place)
+            places_by_writer.setdefault(write.apply, []).append(place)
         outcomes: list[Any] = [None] * len(group)
         with self._store.transaction() as tx:
-            for apply, places in alike.items():
+            for apply, places in places_by_writer.items():
                 items = [group[place].item for place in places]
                 for place, outcome in zip(places, apply(tx, items), strict=True):
                     outcomes[place] = outcome
@@ -204,7 +209,7 @@ class CommitQueue:
 def _settle(
     loop: asyncio.AbstractEventLoop, group: Sequence[_Write], outcomes: Sequence[Any]
 ) -> None:
-    """Tell those who wait in this loop."""
+    """Set the outcomes that are awaited in this loop."""
     for write, outcome in zip(group, outcomes, strict=True):
         if write.loop is not loop or write.outcome.done():
             continue
@@ -215,7 +220,7 @@ def _settle(
 
 
 def _store(tx: Transaction, uploads: Sequence[_Upload]) -> list[bool | Problem]:
-    """Store uploads, and count what was left out of them."""
+    """Store uploads, and count the reports that were left out of them."""
     rows = [(each.task_id, each.count, each.body) for each in uploads if each.count]
     inserted = iter(tx.insert_uploads(rows))
     takings: list[Taking] = [next(inserted) if each.count else "stored" for each in uploads]

@@ -1,21 +1,23 @@
-"""What devices ask: which studies are open, which items or model they are about, and to take
-reports.
+"""Routes for devices: the open studies, their items and models, and the upload of reports.
 
-No token and no identifier: a request is answered from what it asks for alone.
+A request has no token and no identifier; it is answered from what it asks for alone. FastAPI
+documents these routes, and `app.Application` calls their functions directly.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Annotated
 
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope
 
-from sfumato.collector.http.endpoint import Answer, Endpoint
-from sfumato.collector.http.service import Service, service_of
+from sfumato.collector.http.openapi import BYTES, hexadecimal, problems, takes_bytes
+from sfumato.collector.http.service import service_of
 from sfumato.collector.http.task_cache import task_closed
 from sfumato.collector.problems import Problem
 from sfumato.collector.store.store import Store
@@ -23,15 +25,40 @@ from sfumato.errors import MismatchError
 from sfumato.flow.admission import TooManyReportsError
 
 _LONG_BODY_BYTES = 1 << 16  # admitted in a thread, so that others are answered meanwhile
+_OFFERS_SECONDS = 60  # how long offers may be cached
 _DIGEST = re.compile("[0-9a-f]{64}")
-_OFFERS_SECONDS = 60  # for which offers may be kept
+
+Digest = Annotated[str, hexadecimal(64)]
+TaskId = Annotated[str, hexadecimal(64)]
+router = APIRouter(prefix="/v1")
 
 
-async def offers(request: Request) -> Response:
-    """Every open task's signed offer.
+class Envelope(BaseModel):
+    """A signed offer."""
 
-    200  the offers            304  the same as those of If-None-Match
-    """
+    offer: str = Field(description="canonical JSON of an offer")
+    signature: str = Field(description="Ed25519, in hexadecimal")
+
+
+class Offers(BaseModel):
+    offers: list[Envelope]
+
+
+class Rejections(BaseModel):
+    rejected: dict[str, int] = Field(description="how many reports were rejected, by reason")
+
+
+@router.get(
+    "/offers",
+    response_model=Offers,
+    response_description="The offers",
+    responses={
+        304: {"description": "The same as those of If-None-Match"},
+        **problems("store-unavailable"),
+    },
+)
+async def list_offers(request: Request) -> Response:
+    """Every open task's signed offer."""
     snapshot = await service_of(request).tasks.snapshot()
     headers = {"ETag": snapshot.etag, "Cache-Control": f"public, max-age={_OFFERS_SECONDS}"}
     if snapshot.etag in request.headers.get("if-none-match", ""):
@@ -39,48 +66,78 @@ async def offers(request: Request) -> Response:
     return Response(snapshot.offers, media_type="application/json", headers=headers)
 
 
-async def dictionary(request: Request) -> Response:
-    """The items of a study, one JSON string a line; its name is its SHA-256.
+@router.get(
+    "/dictionaries/{digest}",
+    response_class=PlainTextResponse,
+    response_description="One JSON string per line",
+    responses=problems("unknown-dictionary", "store-unavailable"),
+)
+async def get_dictionary(request: Request, digest: Digest) -> Response:
+    """The items of a study.
 
-    200  the items             404  unknown-dictionary
+    The digest is the SHA-256 of the body.
     """
     unknown = Problem("unknown-dictionary", hint="an offer names its dictionary")
-    return await _by_digest(request, _dictionary, "text/plain", unknown)
+    return await _by_digest(request, digest, _read_dictionary, "text/plain", unknown)
 
 
-async def model(request: Request) -> Response:
-    """The parameters that an open round's devices train from, float32 numbers, little-endian; the
-    name is their SHA-256.
+@router.get(
+    "/models/{digest}",
+    response_class=Response,
+    responses={
+        200: {"description": "float32 numbers, little-endian", "content": BYTES},
+        **problems("unknown-model", "store-unavailable"),
+    },
+)
+async def get_model(request: Request, digest: Digest) -> Response:
+    """The parameters that an open round's devices train from.
 
-    200  the parameters        404  unknown-model
+    The digest is the SHA-256 of the body.
     """
     unknown = Problem("unknown-model", hint="an offer names its model; fetch the offers again")
-    return await _by_digest(request, _model, "application/octet-stream", unknown)
+    return await _by_digest(request, digest, _read_model, "application/octet-stream", unknown)
 
 
-async def upload(service: Service, scope: Scope, receive: Receive) -> Answer:
-    """Store reports for a task; answer when they are on disk.
+@router.post(
+    "/tasks/{task_id}/reports",
+    status_code=201,
+    response_class=Response,
+    response_description="All are stored",
+    responses={
+        200: {"description": "Some were rejected, the others are stored", "model": Rejections},
+        **problems(
+            "malformed-upload",
+            "unknown-task",
+            "too-slow",
+            "masked-task",
+            "task-closed",
+            "too-large",
+            "busy",
+            "store-unavailable",
+            "store-read-only",
+            "stopping",
+            "store-full",
+        ),
+    },
+    openapi_extra=takes_bytes("Reports, each behind its length in four bytes, little-endian"),
+)
+async def upload_reports(request: Request, task_id: TaskId) -> Response:
+    """Store reports for a task; the answer comes when they are on disk.
 
     A device that heard no answer sends the same bytes again: a report counts once. A rejected
     report does not fail the others.
 
-        201  all stored                        410  task-closed
-        200  some rejected; the body says why  413  too-large
-        400  malformed-upload                  429  busy; Retry-After is set
-        404  unknown-task                      503  store-unavailable; Retry-After is set
-        408  too-slow                          507  store-full
-        409  masked-task
-
-    Who sees what: reports are looked at to see whether they are possible, and stored as they came.
-    None is logged or measured; metrics count reports by study and reason only.
+    Who sees what: reports are checked for whether a device could have made them, and stored as they
+    came. None is logged or measured; metrics count reports by study and outcome only.
     """
+    service = service_of(request)
     limits = service.settings
-    task = await service.tasks.find(scope["path_params"]["task_id"])
+    task = await service.tasks.find(task_id)
     if task.admission is None:
         raise Problem("masked-task", hint="join a round of this task")
     service.commits.check_capacity()
     body = await service.bodies.read(
-        scope, receive, most_bytes=limits.upload_bytes, seconds=limits.upload_seconds
+        request, most_bytes=limits.upload_bytes, seconds=limits.upload_seconds
     )
     admit = task.admission.admit
     try:
@@ -98,44 +155,34 @@ async def upload(service: Service, scope: Scope, receive: Receive) -> Answer:
         raise task_closed()
     for outcome, count in (("stored", admitted.count), *rejected.items()):
         if count:
-            service.metrics.add(
-                "sfumato_reports_total", count, study=task.study_id, outcome=outcome
-            )
-    return Answer.of_json(200, {"rejected": rejected}) if rejected else _STORED
+            service.metrics.count_reports(task.study_id, outcome, count)
+    return JSONResponse({"rejected": rejected}) if rejected else _STORED
 
 
-_STORED = Answer(201)  # without a body: uvicorn would send that on its own
-ROUTES = (
-    Route("/v1/offers", offers, methods=["GET"]),
-    Route("/v1/dictionaries/{digest}", dictionary, methods=["GET"]),
-    Route("/v1/models/{digest}", model, methods=["GET"]),
-)
-ENDPOINTS = (
-    Route(
-        "/v1/tasks/{task_id}/reports",
-        Endpoint(upload, counter="sfumato_uploads_total"),
-        methods=["POST"],
-    ),
-)
-
-
-def _model(store: Store, digest: str) -> bytes | None:
-    with store.reading() as tx:
-        return tx.model(digest)
+_STORED = Response(status_code=201)  # without a body: uvicorn would send that on its own
 
 
 async def _by_digest(
-    request: Request, find: Callable[[Store, str], bytes | None], kind: str, unknown: Problem
+    request: Request,
+    digest: str,
+    read: Callable[[Store, str], bytes | None],
+    media_type: str,
+    unknown: Problem,
 ) -> Response:
-    """What never changes under its name, so that caches may keep it."""
-    service, digest = service_of(request), request.path_params["digest"]
-    body = await service.call(find, service.store, digest) if _DIGEST.fullmatch(digest) else None
+    """Content that never changes under its digest, so caches may keep it."""
+    service = service_of(request)
+    body = await service.call(read, service.store, digest) if _DIGEST.fullmatch(digest) else None
     if body is None:
         raise unknown
     headers = {"ETag": f'"{digest}"', "Cache-Control": "public, max-age=31536000, immutable"}
-    return Response(body, media_type=kind, headers=headers)
+    return Response(body, media_type=media_type, headers=headers)
 
 
-def _dictionary(store: Store, digest: str) -> bytes | None:
+def _read_dictionary(store: Store, digest: str) -> bytes | None:
     with store.reading() as tx:
         return tx.dictionary(digest)
+
+
+def _read_model(store: Store, digest: str) -> bytes | None:
+    with store.reading() as tx:
+        return tx.model(digest)

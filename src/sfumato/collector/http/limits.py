@@ -1,5 +1,5 @@
-"""What one caller may take: the head of a request, bytes of a body, time to send them, reports per
-second of a task."""
+"""Limits on what one client may take: the head of a request, the bytes of a body, the time to send
+them, the reports per second of a task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import cast
 
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -173,33 +173,33 @@ class _Connection(asyncio.Protocol):
 
 
 def _number(value: bytes) -> int:
-    """What a header says; 0 if that is no number."""
+    """The number in a header; 0 if it is not a number."""
     return int(value) if value.isdigit() and len(value) <= 20 else 0
 
 
 class Bodies:
-    """Reads bodies of requests, each within its limits and all together within `most_bytes`."""
+    """Reads the bodies of requests, each within its limits and all together within `most_bytes`."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._bytes = 0  # of bodies that are being read
 
-    async def read(
-        self, scope: Scope, receive: Receive, *, most_bytes: int, seconds: float
-    ) -> bytes:
-        """The whole body; one that is too large is refused as soon as that shows."""
-        for name, value in scope["headers"]:
+    async def read(self, request: Request, *, most_bytes: int, seconds: float) -> bytes:
+        """The whole body. Raise `too-large` as soon as it is too large, and `too-slow` if it is not
+        complete in time."""
+        receive = request.receive
+        for name, value in request.scope["headers"]:
             if name == b"content-length" and _number(value) > most_bytes:
                 raise _too_large(most_bytes)
         parts: list[bytes] = []
-        size, is_more = 0, True
+        size, more_body = 0, True
         try:
             async with asyncio.timeout(seconds):
-                while is_more:
+                while more_body:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientDisconnect
-                    part, is_more = message.get("body", b""), message.get("more_body", False)
+                    part, more_body = message.get("body", b""), message.get("more_body", False)
                     parts.append(part)
                     size += len(part)
                     self._bytes += len(part)
@@ -215,7 +215,7 @@ class Bodies:
 
 
 class Bucket:
-    """Lets `per_second` through on average, and up to `burst` at once. None lets everything."""
+    """A token bucket: `per_second` on average, up to `burst` at once; None is no limit."""
 
     def __init__(
         self,
@@ -227,15 +227,15 @@ class Bucket:
         self._burst = max(burst, per_second or 0)
         self._now = now
         self._left = float(self._burst)
-        self._at = now()
+        self._filled_at = now()
 
     def take(self, count: int) -> None:
-        """Raise `busy` if so many are too many now; then none is taken."""
+        """Take `count`, or raise `busy` and take nothing if there are not as many."""
         if self._per_second is None:
             return
-        at = self._now()
-        self._left = min(self._left + (at - self._at) * self._per_second, self._burst)
-        self._at = at
+        now = self._now()
+        self._left = min(self._left + (now - self._filled_at) * self._per_second, self._burst)
+        self._filled_at = now
         if count > self._left:
             seconds = math.ceil((count - self._left) / self._per_second)
             raise Problem("busy", retry_after_seconds=max(seconds, 1))
@@ -243,8 +243,8 @@ class Bucket:
 
 
 class Turnstile:
-    """Lets in as many as take `most_bytes` together, in the order in which they came; one always
-    fits."""
+    """Admits requests in the order of arrival while they take at most `most_bytes` together; one
+    always fits."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -253,10 +253,10 @@ class Turnstile:
 
     @asynccontextmanager
     async def enter(self, size: int, *, seconds: float) -> AsyncIterator[None]:
-        """Wait until there is room for so many bytes, at most for so long, and give it back."""
+        """Wait until `size` bytes are free, at most for `seconds`; give them back at the end."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, turn))
-        self._let_in()
+        self._admit_next()
         is_late = False
         try:
             try:
@@ -268,9 +268,9 @@ class Turnstile:
             yield
         finally:
             self._bytes -= size if is_late or not turn.cancelled() else 0
-            self._let_in()
+            self._admit_next()
 
-    def _let_in(self) -> None:
+    def _admit_next(self) -> None:
         while self._waiting:
             size, turn = self._waiting[0]
             if not turn.done() and self._bytes and self._bytes + size > self._most_bytes:

@@ -1,9 +1,9 @@
-"""The endpoints of masked rounds: to join, to ask for one's round, to send and to get messages.
+"""Routes for masked rounds: to join, to get an invitation, to put and to get messages.
 
-A device proves who it is by a ticket that it drew itself; only the ticket's digest is kept. Every
-message, or the sum that it went into, is on disk when it is acknowledged, and what devices are
-answered follows from that: so any process over the store may answer, and one that is killed forgets
-nothing.
+A device identifies itself by a ticket that it drew itself; only the ticket's digest is kept. Every
+message, or the sum that it went into, is on disk when it is acknowledged, and all answers follow
+from the store: so any process over the store may answer, and one that is killed forgets nothing.
+FastAPI documents these routes, and `app.Application` calls their functions directly.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ import hashlib
 import re
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
 
-from starlette.routing import Route
-from starlette.types import Receive, Scope
+from fastapi import APIRouter, Path
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import Response
 
-from sfumato.collector.http.endpoint import Answer, Endpoint
-from sfumato.collector.http.service import Service
+from sfumato.collector.http.device_routes import TaskId
+from sfumato.collector.http.openapi import BYTES, hexadecimal, problems, takes_bytes
+from sfumato.collector.http.service import Service, service_of
 from sfumato.collector.http.task_cache import task_closed
 from sfumato.collector.http.waiting import Wakening
 from sfumato.collector.problems import Problem
@@ -31,38 +36,98 @@ from sfumato.secagg.coordinator import Phase
 from sfumato.secagg.round import KEY_BYTES
 
 T = TypeVar("T")
-LONGEST_WAIT = 25  # seconds that an answer may be waited for
+LONGEST_WAIT = 25  # seconds
 _TICKET = re.compile("[0-9a-f]{64}")
 _WAIT = re.compile(b"wait=([0-9]{1,9})")  # int() refuses thousands of digits
 _PHASES = {
     str(phase): phase for phase in (Phase.ENROL, Phase.SHARE, Phase.MASK, Phase.ACK, Phase.UNMASK)
 }
-_COHORTS = 4  # that may wait for a round of a task
-_JOIN_BYTES = 256  # that a device which waits takes in the store, about
-_TURN_SECONDS = 5.0  # that a table waits for others to be read
+_COHORTS = 4  # may wait for a round of a task
+_JOIN_BYTES = 256  # about what a waiting device takes in the store
+_TURN_SECONDS = 5.0  # how long a table waits for others to be read
+
+RoundId = Annotated[str, hexadecimal(32)]
+PhaseName = Annotated[str, Path(json_schema_extra={"enum": list(_PHASES)})]
+Member = Annotated[str, Path(json_schema_extra={"type": "integer", "minimum": 0})]
+TICKET_HEADER = {
+    "name": "Authorization",
+    "in": "header",
+    "description": "Ticket, and the 64 hexadecimal digits of one",
+    "schema": {"type": "string", "pattern": "^Ticket [0-9a-f]{64}$"},
+}
+WAIT_PARAMETER = {
+    "name": "wait",
+    "in": "query",
+    "description": "seconds to wait for an answer",
+    "schema": {"type": "integer", "minimum": 0, "maximum": LONGEST_WAIT},
+}
+NOT_YET: dict[int | str, dict[str, Any]] = {204: {"description": "Not yet: ask again"}}
+_OVER = ("round-aborted", "round-lost", "round-over")
+_NOT_STORED = (
+    "too-slow",
+    "too-large",
+    "busy",
+    "store-unavailable",
+    "store-read-only",
+    "stopping",
+    "store-full",
+)
+router = APIRouter(prefix="/v1")
 
 
-async def join(service: Service, scope: Scope, receive: Receive) -> Answer:
+class Ticket(BaseModel):
+    ticket: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Invitation(BaseModel):
+    """The place of a device in a round."""
+
+    member: Annotated[int, Field(ge=0)]
+    invitation: str = Field(description="canonical JSON of round and roster")
+    signature: str = Field(description="Ed25519, in hexadecimal")
+
+
+class Stored(BaseModel):
+    """An acknowledgement."""
+
+
+@router.post(
+    "/tasks/{task_id}/join",
+    status_code=201,
+    response_model=Ticket,
+    response_description="It waits",
+    responses={
+        200: {"description": "It waited already", "model": Ticket},
+        **problems(
+            "malformed-join",
+            "unknown-task",
+            "masked-task",
+            "key-taken",
+            "task-closed",
+            *_NOT_STORED,
+        ),
+    },
+    openapi_extra={
+        "parameters": [TICKET_HEADER],
+        **takes_bytes("An Ed25519 public key", minLength=KEY_BYTES, maxLength=KEY_BYTES),
+    },
+)
+async def join_round(request: Request, task_id: TaskId) -> Response:
     """Wait for a masked round of a task, under a public key that was made for this once.
 
-    The ticket comes in `Authorization: Ticket …`, 64 hexadecimal digits that the device drew; the
-    same key and ticket again are the same device.
-
-        201  it waits; the body says the ticket   409  key-taken, masked-task
-        200  it did already                       410  task-closed
-        400  malformed-join                       429  busy; Retry-After is set
-        404  unknown-task                         503  store-unavailable; Retry-After is set
+    The device draws the ticket itself. The same key and ticket again are the same device.
     """
-    opened = await service.tasks.find(scope["path_params"]["task_id"])
+    service = service_of(request)
+    opened = await service.tasks.find(task_id)
     task = opened.masked
     if task is None:
         raise Problem("masked-task", hint="POST a report to this task")
     identity = await service.bodies.read(
-        scope, receive, most_bytes=KEY_BYTES, seconds=service.settings.upload_seconds
+        request, most_bytes=KEY_BYTES, seconds=service.settings.upload_seconds
     )
     if len(identity) != KEY_BYTES:
         raise Problem("malformed-join", hint="send an Ed25519 public key, and nothing else")
-    ticket = _ticket_in(scope) or secrets.token_hex(KEY_BYTES)
+    ticket = _ticket_in(request) or secrets.token_hex(KEY_BYTES)
     await service.rounds.check_capacity(opened.id, most=_COHORTS * task.max_count)
     member = Join(opened.id, task.campaign, identity, _digest(ticket))
     outcome = await service.commits.write(_JOIN_BYTES, Transaction.join_all, member)
@@ -71,153 +136,185 @@ async def join(service: Service, scope: Scope, receive: Receive) -> Answer:
     if outcome == "taken":
         raise Problem("key-taken", hint="make a new key for every time")
     service.wake_worker()
-    return Answer.of_json(201 if outcome == "new" else 200, {"ticket": ticket})
+    return JSONResponse({"ticket": ticket}, 201 if outcome == "new" else 200)
 
 
-async def get_invitation(service: Service, scope: Scope, receive: Receive) -> Answer:
-    """The round that a ticket is for, once its cohort is complete; waited for up to `wait` seconds.
-
-    200  member, and the signed invitation     403  wrong-ticket
-    204  not yet; ask again                    410  ticket-over, or its round is over
+@router.get(
+    "/tickets",
+    response_model=Invitation,
+    response_description="The round",
+    responses={
+        **NOT_YET,
+        **problems("wrong-ticket", "unknown-round", "ticket-over", *_OVER, "store-unavailable"),
+    },
+    openapi_extra={"parameters": [TICKET_HEADER, WAIT_PARAMETER]},
+)
+async def get_invitation(request: Request) -> Response:
+    """The round that a ticket is for, once its cohort is complete.
 
     Who sees what: a ticket speaks for its device, so it is in a header, which no log of paths has.
     """
-    ticket = _ticket_in(scope)
+    service, ticket = service_of(request), _ticket_in(request)
     if ticket is None:
         raise _wrong_ticket()
     digest = _digest(ticket)
-    place = await long_poll(service, scope, lambda number: _place(service, digest), who=digest)
-    if isinstance(place, Answer):
+    place = await long_poll(request, lambda number: _place(service, digest), who=digest)
+    if isinstance(place, Response):
         return place
     round, member = place
     # The invitation is a JSON object.
-    return Answer(200, b'{"member":%d,%b' % (member, round.invitation[1:]))
+    body = b'{"member":%d,%b' % (member, round.invitation[1:])
+    return Response(body, media_type="application/json")
 
 
-async def put_message(service: Service, scope: Scope, receive: Receive) -> Answer:
-    """Store a member's message of a phase. The same bytes again are the same message.
+@router.put(
+    "/rounds/{round_id}/{phase}/{member}",
+    status_code=201,
+    response_model=Stored,
+    response_description="It is stored",
+    responses={
+        200: {"description": "It was stored before", "model": Stored},
+        **problems(
+            "wrong-ticket",
+            "not-found",
+            "unknown-round",
+            "wrong-phase",
+            "equivocating",
+            *_OVER,
+            *_NOT_STORED,
+        ),
+    },
+    openapi_extra={"parameters": [TICKET_HEADER], **takes_bytes("The message")},
+)
+async def put_message(
+    request: Request, round_id: RoundId, phase: PhaseName, member: Member
+) -> Response:
+    """Store a member's message of a phase; the answer comes when it is on disk.
 
-    201  it is stored                            410  round-aborted, round-lost, round-over
-    200  it was before                           413  too-large
-    403  wrong-ticket                            429  busy; Retry-After is set
-    404  unknown-round                           503  store-unavailable; Retry-After is set
-    409  wrong-phase, equivocating               507  store-full
+    The same bytes again are the same message.
 
     Who sees what: a message is stored as it came; none is logged or measured.
     """
-    round, phase, member, _ = await _find_member(service, scope)
+    service = service_of(request)
+    sender = await _find_member(request, round_id, phase, member)
     service.commits.check_capacity()
-    if phase is Phase.MASK:
-        size = round.most_bytes(phase)
+    if sender.phase is Phase.MASK:
+        size = sender.round.most_bytes(sender.phase)
         async with service.table_turnstile.enter(size, seconds=_TURN_SECONDS):
-            outcome = await _store(service, scope, receive, round, phase, member)
+            outcome = await _store(request, sender)
     else:
-        outcome = await _store(service, scope, receive, round, phase, member)
+        outcome = await _store(request, sender)
     if outcome == "other":
         raise Problem("equivocating")
     if outcome == "late":
-        await service.call(_check_alive, service, round.spec.nonce)
+        await service.call(_check_alive, service, sender.round.spec.nonce)
         raise Problem("wrong-phase", hint="ask what the round tells this member")
     if outcome == "new":
         service.wake_worker()
     return _STORED if outcome == "new" else _STORED_BEFORE
 
 
-async def get_message(service: Service, scope: Scope, receive: Receive) -> Answer:
-    """The message to a member in a phase; waited for up to `wait` seconds.
-
-    200  the bytes            409  message-refused: why the member's message before was not taken
-    204  not yet; ask again   410  round-aborted, round-lost, round-over
-    403  wrong-ticket         404  unknown-round
-    """
-    round, phase, member, digest = await _find_member(service, scope)
+@router.get(
+    "/rounds/{round_id}/{phase}/{member}",
+    response_class=Response,
+    responses={
+        200: {"description": "The message", "content": BYTES},
+        **NOT_YET,
+        **problems(
+            "wrong-ticket",
+            "not-found",
+            "unknown-round",
+            "message-refused",
+            *_OVER,
+            "store-unavailable",
+        ),
+    },
+    openapi_extra={"parameters": [TICKET_HEADER, WAIT_PARAMETER]},
+)
+async def get_message(
+    request: Request, round_id: RoundId, phase: PhaseName, member: Member
+) -> Response:
+    """The message to a member in a phase."""
+    service = service_of(request)
+    reader = await _find_member(request, round_id, phase, member)
 
     async def read(number: int) -> bytes | None:
-        return (await service.rounds.answer(round.spec, phase, number=number)).message(member)
+        answer = await service.rounds.answer(reader.round.spec, reader.phase, number=number)
+        return answer.message(reader.number)
 
-    body = await long_poll(service, scope, read, who=digest)
-    return body if isinstance(body, Answer) else Answer(200, body, "application/octet-stream")
+    body = await long_poll(request, read, who=reader.ticket)
+    if isinstance(body, Response):
+        return body
+    return Response(body, media_type="application/octet-stream")
 
 
-_STORED, _STORED_BEFORE = Answer.of_json(201, {}), Answer.of_json(200, {})
-_MESSAGE = "/v1/rounds/{round_id}/{phase}/{member}"
-ENDPOINTS = (
-    Route(
-        _MESSAGE,
-        Endpoint(put_message, counter="sfumato_round_messages_total"),
-        methods=["PUT"],
-    ),
-    Route(_MESSAGE, Endpoint(get_message), methods=["GET"]),
-    Route("/v1/tickets", Endpoint(get_invitation), methods=["GET"]),
-    Route("/v1/tasks/{task_id}/join", Endpoint(join), methods=["POST"]),
-)
+_STORED, _STORED_BEFORE = JSONResponse({}, 201), JSONResponse({}, 200)
 
 
 async def long_poll(
-    service: Service,
-    scope: Scope,
-    read: Callable[[int], Awaitable[T | None]],
-    *,
-    who: bytes,
-) -> T | Answer:
-    """What `read` returns, at once or when something has changed; 204 if that is None in time. It
-    is given the number of the last change.
+    request: Request, read: Callable[[int], Awaitable[T | None]], *, who: bytes
+) -> T | Response:
+    """What `read` returns, at once or after a change; 204 if that is None until the time is up.
+    `read` gets the number of the last change.
 
-    Of several requests with one ticket the last is waited for; the others' connections are closed.
+    If several requests have the same ticket, only the last one waits; the connections of the others
+    are closed.
     """
-    loop = asyncio.get_running_loop()
-    until, arrival = loop.time() + _wait_seconds(scope), service.changes.arrival_number()
+    changes, loop = service_of(request).changes, asyncio.get_running_loop()
+    until, arrival = loop.time() + _wait_seconds(request), changes.arrival_number()
     while True:
-        number = service.changes.number
+        number = changes.number
         result = await read(number)
         if result is not None:
             return result
         seconds = until - loop.time()
         wakening: Wakening = "timeout"
         if seconds > 0:
-            wakening = await service.changes.wait(number, seconds, who=who, arrival=arrival)
+            wakening = await changes.wait(number, seconds, who=who, arrival=arrival)
         if wakening != "change":
-            closing = {"connection": "close"} if wakening == "superseded" else {}
-            return Answer(204, headers=closing)
+            closing = {"Connection": "close"} if wakening == "superseded" else {}
+            return Response(status_code=204, headers=closing)
 
 
-async def _store(
-    service: Service,
-    scope: Scope,
-    receive: Receive,
-    round: CachedRound,
-    phase: Phase,
-    member: int,
-) -> StoreOutcome:
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A member of a round, in one of its phases."""
+
+    round: CachedRound
+    phase: Phase
+    number: int
+    ticket: bytes = field(repr=False)  # its digest
+
+
+async def _store(request: Request, sender: _Member) -> StoreOutcome:
     """Have a table added, or store any other message."""
+    service, phase = service_of(request), sender.phase
     body = await service.bodies.read(
-        scope,
-        receive,
-        most_bytes=round.most_bytes(phase),
+        request,
+        most_bytes=sender.round.most_bytes(phase),
         seconds=service.settings.upload_seconds,
     )
-    round_id = round.spec.nonce
-    if phase is Phase.MASK and (outcome := await service.add_table(round_id, member, body)):
+    round_id, number = sender.round.spec.nonce, sender.number
+    if phase is Phase.MASK and (outcome := await service.add_table(round_id, number, body)):
         return outcome
-    message = Message(round_id, str(phase), member, fingerprint(body, round.spec.salt), body)
+    digest = fingerprint(body, sender.round.spec.salt)
+    message = Message(round_id, str(phase), number, digest, body)
     return await service.commits.write(len(body), Transaction.add_messages, message)
 
 
-async def _find_member(service: Service, scope: Scope) -> tuple[CachedRound, Phase, int, bytes]:
-    """The round, the phase, the member and its ticket's digest; Problem if it is another's."""
-    parameters = scope["path_params"]
-    round = await service.rounds.find(parameters["round_id"])
-    phase = _PHASES.get(parameters["phase"])
-    if phase is None or not round.has(phase):
+async def _find_member(request: Request, round_id: str, phase: str, member: str) -> _Member:
+    """The member that a request is from; Problem if the ticket is not this member's."""
+    service, ticket = service_of(request), _ticket_in(request)
+    round = await service.rounds.find(round_id)
+    if phase not in _PHASES or not round.has(_PHASES[phase]):
         raise Problem("not-found")
-    ticket = _ticket_in(scope)
     digest = b"" if ticket is None else _digest(ticket)
-    member = round.members.get(digest)
-    if member is None or parameters["member"] != str(member):
-        # Whoever was put back to wait is no member any more, and is told why.
+    number = round.members.get(digest)
+    if number is None or member != str(number):
+        # A device that was put back to wait is not a member any more, and is told why.
         await service.call(_check_alive, service, round.spec.nonce)
         raise _wrong_ticket()
-    return round, phase, member, digest
+    return _Member(round, _PHASES[phase], number, digest)
 
 
 async def _place(service: Service, ticket: bytes) -> tuple[CachedRound, int] | None:
@@ -245,17 +342,14 @@ def _check_alive(service: Service, round_id: str) -> None:
         check_alive(tx, round_id)
 
 
-def _ticket_in(scope: Scope) -> str | None:
-    """The ticket among a request's headers."""
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            kind, _, ticket = value.decode("latin-1").partition(" ")
-            return ticket if kind == "Ticket" and _TICKET.fullmatch(ticket) else None
-    return None
+def _ticket_in(request: Request) -> str | None:
+    """The ticket in a request's headers."""
+    kind, _, ticket = request.headers.get("authorization", "").partition(" ")
+    return ticket if kind == "Ticket" and _TICKET.fullmatch(ticket) else None
 
 
-def _wait_seconds(scope: Scope) -> float:
-    wait = _WAIT.fullmatch(scope["query_string"])
+def _wait_seconds(request: Request) -> float:
+    wait = _WAIT.fullmatch(request.scope["query_string"])
     return min(int(wait[1]), LONGEST_WAIT) if wait else LONGEST_WAIT
 
 

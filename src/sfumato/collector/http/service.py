@@ -1,4 +1,4 @@
-"""What the endpoints work with: one object, made at the start and closed at the end."""
+"""The object that all routes work with, made at the start and closed at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import ParamSpec, TypeVar
 
 from starlette.requests import Request
 
-from sfumato import __version__
 from sfumato.collector.http.commit_queue import CommitQueue
 from sfumato.collector.http.limits import Bodies, Turnstile
 from sfumato.collector.http.task_cache import TaskCache
@@ -30,18 +29,18 @@ from sfumato.collector.worker.table_queue import QueuedTable, TableQueue
 from sfumato.collector.worker.thread import WorkerThread
 from sfumato.errors import ImpossibleError, SfumatoError
 
-_THREADS = 8  # that wait for the store; as many connections
-_PAGE_THREADS = 3  # the same, for people
-_BUSY_SECONDS = 1.0  # that a masked table waits for a worker which does something else
-_TABLE_BYTES = 32 << 20  # of masked tables that are read and added at a time
-_READY_SECONDS = 1.0  # an answer about readiness is good for so long
+_THREADS = 8  # for calls of the store, each with a connection
+_PAGE_THREADS = 3  # the same, for pages
+_BUSY_SECONDS = 1.0  # how long a masked table waits for a busy worker
+_TABLE_BYTES = 32 << 20  # of masked tables that are being read and added
+_READY_SECONDS = 1.0  # how long an answer about readiness is valid
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 class Service:
-    """A collector's store and threads. Everything that blocks goes through `call`."""
+    """A collector's store, caches and threads. All blocking functions go through `call`."""
 
     def __init__(
         self,
@@ -73,14 +72,13 @@ class Service:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="store")
         self._page_pool = ThreadPoolExecutor(_PAGE_THREADS, thread_name_prefix="pages")
         self._ready_until = -1.0
-        self.metrics.set("sfumato_build_info", 1, version=__version__)
 
     def start(self) -> None:
         self.commits.start()
         threading.Thread(target=self._work_out_ledger, name="ledger", daemon=True).start()
 
     async def drain(self) -> None:
-        """Store what was taken; end the threads. The store stays open."""
+        """Store everything in the queue, and end the threads. The store stays open."""
         await asyncio.to_thread(self.commits.stop)
         self._pool.shutdown(wait=True)
         self._page_pool.shutdown(wait=True)
@@ -88,30 +86,29 @@ class Service:
     async def call(
         self, function: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs
     ) -> _T:
-        """Run what blocks in a thread, and wait for it without blocking the loop."""
+        """Run a blocking function in a thread, and wait for it without blocking the loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: function(*arguments, **options))
 
     async def show(
         self, function: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs
     ) -> _T:
-        """As `call`, for pages: in threads that devices never keep busy."""
+        """The same for pages, in threads that devices never keep busy."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._page_pool, lambda: function(*arguments, **options))
 
     async def add_table(self, round_id: str, member: int, body: bytes) -> StoreOutcome | None:
-        """Have this process's worker add a masked table to its round's sum. None if it does not, so
-        that the table is to be stored; a worker that is busy with something else is not waited
-        for."""
+        """Have this process's worker add a masked table to its round's sum. None if there is no
+        such worker, or it is busy with something else: then the table must be stored."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[StoreOutcome | None] = loop.create_future()
 
         def settle(result: StoreOutcome | None) -> None:
-            if not outcome.done():  # else nobody waits any more
+            if not outcome.done():  # else the request has ended
                 outcome.set_result(result)
 
         def settle_from_thread(result: StoreOutcome | None) -> None:
-            with suppress(RuntimeError):  # the loop has ended, and nobody waits
+            with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(settle, result)
 
         table = QueuedTable(member, body, settle_from_thread)
@@ -125,12 +122,12 @@ class Service:
             timer.cancel()
 
     def wake_worker(self) -> None:
-        """There is something for it to do; one in another process finds out by itself."""
+        """Tell the worker of this process that there is work; others find out by themselves."""
         if self.worker is not None:
             self.worker.wake()
 
     async def check_ready(self) -> None:
-        """Raise Problem or StoreError unless reports can be stored and the worker does its work."""
+        """Raise Problem or StoreError unless reports can be stored and the worker works."""
         if not self.commits.alive:
             raise Problem("stopping", retry_after_seconds=5)
         if self.worker is not None and not self.worker.healthy:
@@ -140,7 +137,7 @@ class Service:
             self._ready_until = time.monotonic() + _READY_SECONDS
 
     def _work_out_ledger(self) -> None:
-        with suppress(SfumatoError):  # whoever asks for the ledger is told
+        with suppress(SfumatoError):  # a request for the ledger gets the same error
             work_out(self.store)
 
     def _write_nothing(self) -> None:
@@ -152,27 +149,27 @@ class Service:
 
 
 def service_of(request: Request) -> Service:
-    """The service that a request was made to."""
+    """The service that a request is for."""
     service = request.app.state.service
     assert isinstance(service, Service)  # `app.create_app` put it there
     return service
 
 
-MOST = 2  # plans that are made at a time
+MOST_PLANS = 2  # at a time
 _RETRY_SECONDS = 10
-_EXTREME = (ArithmeticError, IndexError, MemoryError)  # what numbers without measure end in
+_EXTREME = (ArithmeticError, IndexError, MemoryError)  # raised for extreme numbers
 
 
 class Planners:
-    """Runs what plans, in threads of its own."""
+    """Runs functions that plan, each in a thread of its own, and at most `most` at a time."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MOST_PLANS) -> None:
         self._free = threading.Semaphore(most)
 
     async def call(
         self, function: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs
     ) -> _T:
-        """Wait for it without blocking the loop; `busy` if as many as may be are at it."""
+        """Wait for a function without blocking the loop; `busy` if too many run already."""
         if not self._free.acquire(blocking=False):
             raise Problem(
                 "busy",
@@ -182,7 +179,7 @@ class Planners:
         done: Future[_T] = Future()
 
         def run() -> None:
-            done.set_running_or_notify_cancel()  # from here on nobody can take it back
+            done.set_running_or_notify_cancel()  # it cannot be cancelled any more
             try:
                 result = function(*arguments, **options)
             except BaseException as problem:
@@ -198,5 +195,5 @@ class Planners:
         except _EXTREME as problem:
             log_error("not-planned", problem)
             raise ImpossibleError(
-                "no plan can be made of numbers as large or as small as these"
+                "no plan can be made with numbers as large or as small as these"
             ) from None

@@ -1,4 +1,4 @@
-"""What is open: read from the store once a second, and kept ready to answer devices with."""
+"""The open tasks, read from the store about once per second and kept ready for devices."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from sfumato.flow.task import Task
 from sfumato.spec import from_json
 
 _FRESH_SECONDS = 1.0
-_MOST_CLOSED = 10_000  # ids remembered, so that late devices do not cost a read each
+_MOST_CLOSED = 10_000  # ids kept, so that late devices do not cost a read each
 _TASK_ID = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTask:
-    """A task that takes reports, or is `masked` and takes none."""
+    """A task that takes reports, or, if `masked` is set, is answered in masked rounds."""
 
     id: str
     study_id: str
@@ -38,7 +38,7 @@ class OpenTask:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The open tasks at one moment, and the offers of all of them as they are sent."""
+    """The open tasks at one moment, and the body that offers them all."""
 
     tasks: dict[str, OpenTask]
     offers: bytes
@@ -47,9 +47,9 @@ class Snapshot:
 
 
 class TaskCache:
-    """The open tasks of a store, at most a second old. A task that is unknown is looked up at once.
+    """The open tasks of a store, at most a second old. Unknown tasks are looked up at once.
 
-    Whether a task is still open is decided again when its upload is stored, in the transaction.
+    Whether a task is still open is checked again in the transaction that stores an upload.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TaskCache:
         call: Callable[..., Awaitable[object]],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`call(function, *arguments)` runs what blocks, away from the loop."""
+        """`call(function, *arguments)` runs a blocking function in a thread."""
         self._store = store
         self._settings = settings
         self._call = call
@@ -70,16 +70,16 @@ class TaskCache:
         self._renewal: asyncio.Future[None] | None = None  # before the snapshot is too old
 
     async def snapshot(self, *, fresh: bool = False) -> Snapshot:
-        """What is open now; `fresh` reads the store in any case."""
-        asked_at = self._now()
-        oldest = asked_at if fresh else asked_at - _FRESH_SECONDS
+        """The tasks that are open now; `fresh` reads the store in any case."""
+        now = self._now()
+        oldest = now if fresh else now - _FRESH_SECONDS
         snapshot = self._snapshot
         if snapshot is None or snapshot.read_at < oldest:
             async with self._lock:
                 if self._snapshot is None or self._snapshot.read_at < oldest:
                     await self._call(self._refresh)
-        elif snapshot.read_at < asked_at - _FRESH_SECONDS / 2 and not self._is_renewing:
-            self._renewal = asyncio.ensure_future(self._renew())  # so that nobody waits for it
+        elif snapshot.read_at < now - _FRESH_SECONDS / 2 and not self._is_renewing:
+            self._renewal = asyncio.ensure_future(self._renew())  # so that no request waits for it
         assert self._snapshot is not None  # `_refresh` returned
         return self._snapshot
 
@@ -88,22 +88,22 @@ class TaskCache:
         return self._renewal is not None and not self._renewal.done()
 
     async def _renew(self) -> None:
-        with suppress(StoreError):  # who asks next hears of it
+        with suppress(StoreError):  # the next request gets it
             await self.snapshot(fresh=True)
 
     async def find(self, task_id: str) -> OpenTask:
         """The open task of this id; Problem if there is none, or it is closed."""
-        found = (await self.snapshot()).tasks.get(task_id)
-        if found is None and task_id not in self._closed and _TASK_ID.fullmatch(task_id):
+        task = (await self.snapshot()).tasks.get(task_id)
+        if task is None and task_id not in self._closed and _TASK_ID.fullmatch(task_id):
             state = await self._call(self._state, task_id)
             if state == "open":  # it was opened a moment ago
-                found = (await self.snapshot(fresh=True)).tasks.get(task_id)
-            if state is not None and found is None:
+                task = (await self.snapshot(fresh=True)).tasks.get(task_id)
+            if state is not None and task is None:
                 if len(self._closed) >= _MOST_CLOSED:
                     self._closed.clear()
                 self._closed.add(task_id)
-        if found is not None:
-            return found
+        if task is not None:
+            return task
         if task_id in self._closed:
             raise task_closed()
         raise Problem("unknown-task", hint="GET /v1/offers lists the open tasks")
@@ -117,14 +117,14 @@ class TaskCache:
         read_at = self._now()
         with self._store.reading() as tx:
             rows = tx.open_tasks()
-        known = {} if self._snapshot is None else self._snapshot.tasks
-        tasks = {row.id: known.get(row.id) or self._opened(row) for row in rows}
+        previous = {} if self._snapshot is None else self._snapshot.tasks
+        tasks = {row.id: previous.get(row.id) or self._open_task(row) for row in rows}
         envelopes = [json.loads(row.envelope) for row in rows]
         offers = json.dumps({"offers": envelopes}, separators=(",", ":")).encode()
         etag = f'"{sha256(offers).hexdigest()[:32]}"'
         self._snapshot = Snapshot(tasks, offers, etag, read_at)
 
-    def _opened(self, row: TaskRow) -> OpenTask:
+    def _open_task(self, row: TaskRow) -> OpenTask:
         limits, task = self._settings, from_json(row.spec)
         masked = task.is_masked
         return OpenTask(

@@ -1,8 +1,7 @@
-"""Long polls: whoever waits for a change is woken at once if this process's worker makes it, and
-soon if another's does.
+"""Long polls: a request that waits for a change is woken at once if this process's worker makes it,
+and soon if another process does.
 
-While anybody waits, the store is asked now and then whether any round has changed; one small query,
-however many wait.
+While any request waits, the store is polled for changes of rounds, by one small query for all.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ Wakening = Literal["change", "timeout", "superseded"]
 
 
 class ChangeNotifier:
-    """A number that rises when a round may have changed. All but `notify` and `stop` is for one
-    loop."""
+    """A number that rises when a round may have changed. All methods but `notify` and `stop` belong
+    to one loop."""
 
     def __init__(self, store: Store, *, poll_seconds: float = POLL_SECONDS) -> None:
         self._store = store
@@ -37,23 +36,23 @@ class ChangeNotifier:
         self.number = 0
 
     def notify(self) -> None:
-        """A round has changed; from any thread."""
+        """Wake all requests, because a round has changed; from any thread."""
         self._in_loop(self._wake)
 
     def stop(self) -> None:
-        """Let nobody wait any longer; from any thread."""
+        """Let no request wait any longer; from any thread."""
         self._stopping = True
         self._in_loop(self._wake)
 
     def arrival_number(self) -> int:
-        """For a request that is going to wait: later ones have higher numbers."""
+        """A number for a request that will wait; later requests have higher numbers."""
         return next(self._arrivals)
 
     async def wait(self, number: int, seconds: float, *, who: bytes, arrival: int) -> Wakening:
-        """Wait until the number has risen above `number`, or for so many seconds.
+        """Wait until the number has risen above `number`, at most for `seconds`.
 
-        A later request of the same device, `who`, supersedes this one: each that waits keeps a
-        connection, and there must be no more of them than devices.
+        A later request of the same device, `who`, supersedes this one: each waiting request keeps a
+        connection, and a device may keep only one.
         """
         self._loop = asyncio.get_running_loop()
         if self._stopping:
@@ -77,16 +76,16 @@ class ChangeNotifier:
                 del self._waiting[who]
 
     async def _watch(self) -> None:
-        """Look for changes that other processes make, as long as anybody waits."""
-        known = await self._read_state()
-        self._wake()  # for changes before this looked
+        """Look for changes that other processes make, as long as any request waits."""
+        last = await self._read_state()
+        self._wake()  # there may have been changes before
         while not self._stopping:
             await asyncio.sleep(self._poll_seconds)
-            if not self._waiting:  # a request that was woken waits again by now, if at all
+            if not self._waiting:  # a woken request waits again by now, if at all
                 return
             state = await self._read_state()
-            if state is not None and state != known:
-                known = state
+            if state is not None and state != last:
+                last = state
                 self._wake()
 
     async def _read_state(self) -> tuple[int, int] | None:
@@ -103,15 +102,15 @@ class ChangeNotifier:
     def _wake(self) -> None:
         self.number += 1
         waiting, self._waiting = self._waiting, {}
-        for _, one in waiting.values():
-            _settle(one, "timeout" if self._stopping else "change")
+        for _, request in waiting.values():
+            _settle(request, "timeout" if self._stopping else "change")
 
     def _in_loop(self, function: Callable[[], None]) -> None:
         if self._loop is not None:
-            with suppress(RuntimeError):  # it has ended, and nobody waits
+            with suppress(RuntimeError):  # it has ended
                 self._loop.call_soon_threadsafe(function)
 
 
-def _settle(waiting: asyncio.Future[Wakening] | None, heard: Wakening) -> None:
-    if waiting is not None and not waiting.done():
-        waiting.set_result(heard)
+def _settle(request: asyncio.Future[Wakening] | None, wakening: Wakening) -> None:
+    if request is not None and not request.done():
+        request.set_result(wakening)

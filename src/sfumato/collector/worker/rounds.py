@@ -411,7 +411,7 @@ class RoundDriver:
             conclude(tx, task, batch)
             tx.end_round(row.id, "done")
         self._drop(row.id)
-        self._metrics.add("sfumato_rounds_total", outcome="done")
+        self._metrics.rounds.labels("done").inc()
         self._forget()
         self._notify()
 
@@ -435,7 +435,7 @@ class RoundDriver:
                     tx.dissolve(row.id, staying)
                 tx.end_round(row.id, "aborted", problem)
         self._drop(row.id)
-        self._metrics.add("sfumato_rounds_total", outcome=outcome)
+        self._metrics.rounds.labels(outcome).inc()
         self._log("round-aborted", study_id=study.id, task_id=task.id, reason=problem)
         self._forget()
         self._notify()

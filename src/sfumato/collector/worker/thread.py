@@ -39,9 +39,8 @@ class WorkerThread:
         self._errors = 0  # one after another
         self._succeeded_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
-        self._metrics.read(
-            "sfumato_worker_last_success_age_seconds",
-            lambda: time.monotonic() - self._succeeded_at,
+        self._metrics.watch(
+            self._metrics.worker_success_age, lambda: time.monotonic() - self._succeeded_at
         )
 
     def start(self) -> None:
@@ -75,7 +74,7 @@ class WorkerThread:
                 pause = self._pause_seconds
             except Exception as problem:  # whatever it is, the next step may fare better
                 self._errors += 1
-                self._metrics.add("sfumato_worker_errors_total")
+                self._metrics.worker_errors.inc()
                 log_error("worker-failed", problem, count=self._errors)
                 pause = min(
                     _FIRST_PAUSE_SECONDS * 2 ** min(self._errors - 1, 10), _LONGEST_PAUSE_SECONDS

@@ -1,4 +1,4 @@
-"""Administration over real HTTP: who may do what, and a study from its opening to its release."""
+"""Administration over real HTTP: roles, and a study from its opening to its release."""
 
 from __future__ import annotations
 
@@ -12,10 +12,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fastapi.routing import APIRoute
-from starlette.routing import Route
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
 
-from serving import KEY, TASK, Answer, Faulty, ask, body, opened, read, served, settings, wait_for
+from serving import (
+    KEY,
+    TASK,
+    Answer,
+    Faulty,
+    ask,
+    body,
+    opened,
+    read,
+    served,
+    settings,
+    undocumented_answers,
+    wait_for,
+)
 from sfumato.collector import tokens
 from sfumato.collector.http.app import create_app
 from sfumato.collector.http.service import Service
@@ -38,7 +51,7 @@ REQUEST: dict[str, Any] = {
 ROOT = Path(__file__).resolve().parents[4]
 NOBODYS = "0" * 32
 
-# Every route that needs a token, and of which role.
+# Every route that needs a token, and its role.
 RULES: dict[tuple[str, str], Role] = {
     ("GET", "/v1/me"): "analyst",
     ("POST", "/v1/plan"): "analyst",
@@ -72,11 +85,11 @@ class Administered:
     """A collector with its worker, and a token of each role."""
 
     collector: CollectorServer
-    given: dict[str, str]
+    tokens: dict[str, str]
 
-    def ask(self, method: str, path: str, sent: Any = None, *, role: Role = "admin") -> Answer:
-        data = None if sent is None else json.dumps(sent)
-        return ask(self.collector.address, method, path, data, token=self.given[role])
+    def ask(self, method: str, path: str, content: Any = None, *, role: Role = "admin") -> Answer:
+        data = None if content is None else json.dumps(content)
+        return ask(self.collector.address, method, path, data, token=self.tokens[role])
 
 
 @pytest.fixture(scope="module")
@@ -90,21 +103,19 @@ def administered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Administe
                 for role in ("admin", "analyst")
             },
         )
+    assert not undocumented_answers(collector.service)
 
 
-def routes(found: Any) -> Iterator[tuple[str, str]]:
+def routes(app: FastAPI) -> Iterator[tuple[str, str]]:
     """Every method and path of an application, those of included routers too."""
-    for route in found:
-        if isinstance(route, Route | APIRoute):
-            for method in sorted((route.methods or set()) - {"HEAD"}):
-                yield method, route.path
-        else:
-            yield from routes(route.original_router.routes)
+    for route in iter_route_contexts(app.routes):
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            yield method, route.path or ""
 
 
 def test_every_route_has_a_rule(administered: Administered) -> None:
     service = Service(administered.collector.store, settings(Path()), key=KEY)
-    assert set(routes(create_app(service).routes)) == RULES.keys() | OPEN
+    assert set(routes(create_app(service))) == RULES.keys() | OPEN
 
 
 @pytest.mark.parametrize(("method", "path"), RULES, ids=[" ".join(rule) for rule in RULES])
@@ -124,11 +135,11 @@ def test_without_a_valid_token_nothing_is_answered(
             {},
             {"Authorization": "Bearer "},
             {"Authorization": "Bearer sfu_wrong"},
-            {"Authorization": f"Basic {administered.given['admin']}"},
-            {"Authorization": administered.given["admin"]},
+            {"Authorization": f"Basic {administered.tokens['admin']}"},
+            {"Authorization": administered.tokens["admin"]},
             {"Authorization": f"Bearer {revoked}"},
             {"Authorization": f"Bearer {expired}"},
-            {"Cookie": f"token={administered.given['admin']}"},
+            {"Cookie": f"token={administered.tokens['admin']}"},
         )
     ]
     assert {(answer.status, answer.code) for answer in answers} == {(401, "unauthorized")}
@@ -148,8 +159,8 @@ def test_a_role_may_do_what_its_rule_says(
     assert refused == {"admin": False, "analyst": RULES[method, path] == "admin"}
 
 
-def test_who_is_refused_is_not_waited_for(administered: Administered) -> None:
-    """A body is read after the token was looked at."""
+def test_the_body_of_a_refused_request_is_not_read(administered: Administered) -> None:
+    """A body is read after the token is checked."""
     connection = http.client.HTTPConnection(
         administered.collector.address.removeprefix("http://"), timeout=10
     )
@@ -167,9 +178,9 @@ def test_a_token_knows_whose_it_is(administered: Administered) -> None:
 
 def test_a_study_from_its_opening_to_its_release(administered: Administered) -> None:
     collector = administered.collector
-    made = administered.ask("POST", "/v1/studies", REQUEST)
-    assert made.status == 201
-    study_id = made.json()["id"]
+    answer = administered.ask("POST", "/v1/studies", REQUEST)
+    assert answer.status == 201
+    study_id = answer.json()["id"]
     assert administered.ask("POST", "/v1/studies", REQUEST).json()["id"] == study_id
 
     envelopes = ask(collector.address, "GET", "/v1/offers").json()["offers"]
@@ -183,22 +194,22 @@ def test_a_study_from_its_opening_to_its_release(administered: Administered) -> 
     assert (pending.status, pending.code) == (404, "not-ready")
 
     where = f"/v1/tasks/{offer.task.id}/reports"
-    sent = to_reports(offer.task, [0] * 8 + [1] * 4)
-    assert ask(collector.address, "POST", where, sent).status == 201
-    assert ask(collector.address, "POST", where, sent).status == 201  # again: counted once
+    data = to_reports(offer.task, [0] * 8 + [1] * 4)
+    assert ask(collector.address, "POST", where, data).status == 201
+    assert ask(collector.address, "POST", where, data).status == 201  # again: counted once
     assert administered.ask("POST", f"/v1/studies/{study_id}/close").status == 200
     wait_for(
         lambda: administered.ask("GET", f"/v1/studies/{study_id}").json()["state"] == "released",
         "the release",
     )
-    shown = administered.ask("GET", f"/v1/studies/{study_id}", role="analyst").json()
-    assert (shown["received"], shown["counted"], shown["repeated"]) == (24, 12, 12)
+    state = administered.ask("GET", f"/v1/studies/{study_id}", role="analyst").json()
+    assert (state["received"], state["counted"], state["repeated"]) == (24, 12, 12)
     release = administered.ask("GET", f"/v1/studies/{study_id}/release", role="analyst").json()
     assert release["cost"]["devices"] == 12
     assert {row["item"] for row in release["estimates"]} == set(REQUEST["items"])
 
-    gone = administered.ask("DELETE", f"/v1/studies/{study_id}")
-    assert (gone.status, gone.json()["state"]) == (200, "deleted")
+    answer = administered.ask("DELETE", f"/v1/studies/{study_id}")
+    assert (answer.status, answer.json()["state"]) == (200, "deleted")
     assert administered.ask("GET", f"/v1/studies/{study_id}/release").json() == release
     assert study_id in [
         row["id"] for row in administered.ask("GET", "/v1/studies").json()["studies"]
@@ -206,7 +217,7 @@ def test_a_study_from_its_opening_to_its_release(administered: Administered) -> 
 
 
 @pytest.mark.parametrize(
-    ("change", "status", "code", "said"),
+    ("change", "status", "code", "text"),
     [
         ({"study": STUDY | {"epsilon": -1}}, 422, "invalid-study", "epsilon"),
         ({"study": STUDY | {"epsilonn": 1}}, 422, "invalid-study", "epsilonn"),
@@ -223,12 +234,12 @@ def test_a_study_from_its_opening_to_its_release(administered: Administered) -> 
         ({"closes": 1}, 422, "invalid-study", "closes"),
     ],
 )
-def test_a_study_that_cannot_be_is_refused_with_the_reason(
-    administered: Administered, change: dict[str, Any], status: int, code: str, said: str
+def test_an_invalid_study_is_refused_with_the_reason(
+    administered: Administered, change: dict[str, Any], status: int, code: str, text: str
 ) -> None:
     answer = administered.ask("POST", "/v1/studies", REQUEST | {"name": "Another"} | change)
     assert (answer.status, answer.code) == (status, code)
-    assert said in answer.json()["detail"]
+    assert text in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("path", ["/v1/plan", "/v1/studies"])
@@ -240,44 +251,42 @@ def test_a_number_without_bound_promises_nothing_silently(
     request = {"study": STUDY | {"trust": "central", key: "?"}, "items": ["oak", "elm"]}
     if path == "/v1/studies":
         request |= {"name": "Without bound", "purpose": "None."}
-    sent = json.dumps(request).replace('"?"', number)
+    data = json.dumps(request).replace('"?"', number)
     answer = ask(
-        administered.collector.address, "POST", path, sent, token=administered.given["admin"]
+        administered.collector.address, "POST", path, data, token=administered.tokens["admin"]
     )
     assert (answer.status, answer.code) == (400, "malformed-request")
     assert key in answer.json()["detail"]
 
 
 def test_a_lifetime_without_bound_is_refused(administered: Administered) -> None:
-    sent = json.dumps(REQUEST | {"name": "Without bound", "lifetime_epsilon": "?"})
+    data = json.dumps(REQUEST | {"name": "Without bound", "lifetime_epsilon": "?"})
     answer = ask(
         administered.collector.address,
         "POST",
         "/v1/studies",
-        sent.replace('"?"', "1e400"),
-        token=administered.given["admin"],
+        data.replace('"?"', "1e400"),
+        token=administered.tokens["admin"],
     )
     assert (answer.status, answer.code) == (400, "malformed-request")
     assert "lifetime_epsilon" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("epsilon", [None, "inf"])
-def test_no_promise_is_said_in_so_many_words(
-    administered: Administered, epsilon: str | None
-) -> None:
+def test_a_study_without_a_promise_says_so(administered: Administered, epsilon: str | None) -> None:
     request = {"study": STUDY | {"trust": "central", "epsilon": epsilon}, "items": ["oak", "elm"]}
     answer = administered.ask("POST", "/v1/plan", request)
     assert (answer.status, answer.json()["privacy"]["epsilon"]) == (200, None)
 
 
-@pytest.mark.parametrize("sent", ["", "{", "[]", "null", '{"study": {}}x', "\x00"])
-def test_what_is_no_json_of_a_study_is_malformed(administered: Administered, sent: str) -> None:
+@pytest.mark.parametrize("data", ["", "{", "[]", "null", '{"study": {}}x', "\x00"])
+def test_a_body_that_is_not_json_is_malformed(administered: Administered, data: str) -> None:
     answer = ask(
         administered.collector.address,
         "POST",
         "/v1/studies",
-        sent,
-        token=administered.given["admin"],
+        data,
+        token=administered.tokens["admin"],
     )
     assert (answer.status, answer.code) == (400, "malformed-request")
 
@@ -287,7 +296,7 @@ def test_a_study_of_too_many_items_is_too_large(administered: Administered) -> N
     assert (answer.status, answer.code) == (413, "too-large")
 
 
-def test_a_name_is_of_one_study(administered: Administered) -> None:
+def test_two_studies_cannot_have_one_name(administered: Administered) -> None:
     first = REQUEST | {"name": "Taken"}
     assert administered.ask("POST", "/v1/studies", first).status == 201
     answer = administered.ask("POST", "/v1/studies", first | {"purpose": "Something else."})
@@ -308,7 +317,7 @@ def test_a_plan_opens_nothing(administered: Administered) -> None:
 @pytest.mark.parametrize(
     ("method", "ending"), [("GET", ""), ("DELETE", ""), ("POST", "/close"), ("GET", "/release")]
 )
-def test_a_study_that_is_not_there_is_said_to_be_unknown(
+def test_a_missing_study_is_unknown(
     administered: Administered, method: str, ending: str, study_id: str
 ) -> None:
     answer = administered.ask(method, f"/v1/studies/{study_id}{ending}")
@@ -316,13 +325,13 @@ def test_a_study_that_is_not_there_is_said_to_be_unknown(
 
 
 def test_a_deleted_study_cannot_be_closed(administered: Administered) -> None:
-    made = administered.ask("POST", "/v1/studies", REQUEST | {"name": "Deleted"}).json()
-    administered.ask("DELETE", f"/v1/studies/{made['id']}")
-    answer = administered.ask("POST", f"/v1/studies/{made['id']}/close")
+    study = administered.ask("POST", "/v1/studies", REQUEST | {"name": "Deleted"}).json()
+    administered.ask("DELETE", f"/v1/studies/{study['id']}")
+    answer = administered.ask("POST", f"/v1/studies/{study['id']}/close")
     assert (answer.status, answer.code) == (409, "wrong-state")
 
 
-def test_a_study_beyond_the_budget_is_refused_and_the_ledger_shows_what_was_spent(
+def test_a_study_beyond_the_budget_is_refused_and_the_ledger_shows_spending(
     tmp_path: Path,
 ) -> None:
     central = STUDY | {"trust": "central", "epsilon": 1.0, "delta": 1e-6}
@@ -349,29 +358,29 @@ def test_metrics_can_be_opened_to_everybody(tmp_path: Path) -> None:
         answer = ask(address, "GET", "/metrics")
     assert answer.status == 200
     text = answer.body.decode()
-    assert f'sfumato_reports_total{{study="{study_id}",outcome="stored"}} 200\n' in text
+    assert f'sfumato_reports_total{{outcome="stored",study="{study_id}"}} 200.0\n' in text
     assert "127.0.0.1" not in text
     store.close()
 
 
 def test_metrics_do_not_tell_when_a_report_came(tmp_path: Path) -> None:
-    """One report more changes no metric, below a hundred reports and above. The control: that in
-    which the hundredth comes does."""
+    """One more report changes no metric, below a hundred reports and above. The control: the upload
+    with the hundredth does."""
     store = Faulty.open(tmp_path / "collector.db")
     store.migrate()
     study_id = opened(store)
 
-    def told() -> list[str]:
+    def lines() -> list[str]:
         text = ask(address, "GET", "/metrics").body.decode()
         return [line for line in text.splitlines() if "age_seconds" not in line]
 
     def upload(count: int) -> bool:
-        before = told()
+        before = lines()
         assert ask(address, "POST", f"/v1/tasks/{TASK.id}/reports", body(count)).status == 201
-        return told() != before
+        return lines() != before
 
     with served(Service(store, settings(tmp_path, open_metrics=True), key=KEY)) as address:
-        assert not any(study_id in line for line in told())
+        assert not any(study_id in line for line in lines())
         assert not upload(1)
         assert not upload(97)
         assert not upload(1)
@@ -397,10 +406,10 @@ def test_a_collector_is_ready_while_its_store_can_be_written(tmp_path: Path) -> 
 
 def test_the_service_describes_every_route(administered: Administered) -> None:
     described = ask(administered.collector.address, "GET", "/openapi.json").json()
-    found = {
+    operations = {
         (method.upper(), path) for path, methods in described["paths"].items() for method in methods
     }
-    assert found == (RULES.keys() | OPEN) - {("GET", "/openapi.json")}
+    assert operations == (RULES.keys() | OPEN) - {("GET", "/openapi.json")}
     text = json.dumps(described)
     for reference in set(re.findall(r'"\$ref": "#/components/schemas/(\w+)"', text)):
         assert reference in described["components"]["schemas"]
@@ -411,6 +420,28 @@ def test_the_service_describes_every_route(administered: Administered) -> None:
         if operation.get("security")
     }
     assert guarded == RULES.keys()
+
+
+def test_an_answer_that_is_not_described_would_be_noticed(tmp_path: Path) -> None:
+    store = Faulty.open(tmp_path / "collector.db")
+    store.migrate()
+    service = Service(store, settings(tmp_path), key=KEY)
+    service.metrics.observe_request("/v1/offers", "GET", 418, 0.1)
+    assert undocumented_answers(service) == [("GET", "/v1/offers", "418")]
+    store.close()
+
+
+def test_what_happens_is_said_by_an_operation_s_name(administered: Administered) -> None:
+    paths = ask(administered.collector.address, "GET", "/openapi.json").json()["paths"]
+    names = {
+        operation["operationId"] for methods in paths.values() for operation in methods.values()
+    }
+    assert names == {
+        "check_health", "check_ready", "close_study", "create_study", "delete_study",
+        "get_dictionary", "get_invitation", "get_message", "get_model", "join_round",
+        "list_offers", "list_studies", "make_plan", "put_message", "show_caller", "show_ledger",
+        "show_metrics", "show_model", "show_release", "show_study", "upload_reports",
+    }  # fmt: skip
 
 
 def to_reports(task: LocalTask, categories: list[int]) -> bytes:
@@ -428,3 +459,42 @@ def test_every_route_is_in_the_reference_with_its_role() -> None:
         assert f"| `{method} {path}` | {role} |" in text
     for method, path in OPEN:
         assert f"`{method} {path}`" in text
+
+
+def test_every_request_is_timed_under_the_pattern_of_its_address(tmp_path: Path) -> None:
+    store = Faulty.open(tmp_path / "collector.db")
+    store.migrate()
+    opened(store)
+    service = Service(store, settings(tmp_path), key=KEY)
+    upload = f"/v1/tasks/{TASK.id}/reports"
+    with served(service) as address:
+        assert ask(address, "POST", upload, body(1)).status == 201
+        assert ask(address, "POST", upload, b"x").status == 400
+        assert ask(address, "GET", upload).status == 405
+        assert ask(address, "GET", "/v1/offers").status == 200
+        assert ask(address, "GET", f"/v1/dictionaries/{NOBODYS}").status == 404
+        assert ask(address, "GET", f"/v1/studies/{NOBODYS}").status == 401
+        assert ask(address, "GET", "/health").status == 200
+        assert ask(address, "GET", f"/canary/{NOBODYS}").status == 404
+        assert ask(address, "TRACE", "/canary").status == 404
+    (requests,) = [
+        metric
+        for metric in service.metrics.registry.collect()
+        if metric.name == "sfumato_request_seconds"
+    ]
+    counts = {
+        (sample.labels["method"], sample.labels["route"], sample.labels["code"]): sample.value
+        for sample in requests.samples
+        if sample.name.endswith("_count")
+    }
+    assert counts == {
+        ("POST", "/v1/tasks/{task_id}/reports", "201"): 1,
+        ("POST", "/v1/tasks/{task_id}/reports", "400"): 1,
+        ("other", "/v1/tasks/{task_id}/reports", "405"): 1,
+        ("GET", "/v1/offers", "200"): 1,
+        ("GET", "/v1/dictionaries/{digest}", "404"): 1,
+        ("GET", "/v1/studies/{study_id}", "401"): 1,
+        ("GET", "/health", "200"): 1,
+        ("other", "other", "404"): 2,
+    }
+    store.close()

@@ -52,7 +52,7 @@ LOOP = asyncio.new_event_loop()
 
 @pytest.fixture(scope="module", autouse=True)
 def loop() -> Iterator[None]:
-    """The loop in which everybody waits, in a thread of its own."""
+    """The loop in which uploads wait, in a thread of its own."""
     thread = threading.Thread(target=LOOP.run_forever)
     thread.start()
     yield
@@ -62,7 +62,7 @@ def loop() -> Iterator[None]:
 
 
 def settle_loop() -> None:
-    """Let the loop do what it was asked to do before."""
+    """Let the loop run everything that was scheduled before."""
     asyncio.run_coroutine_threadsafe(asyncio.sleep(0), LOOP).result(PATIENCE_SECONDS)
 
 
@@ -73,7 +73,7 @@ def submit(
     data: bytes,
     rejected: Mapping[str, int] | None = None,
 ) -> Future[bool]:
-    """Hand an upload over; Problem if it is not taken."""
+    """Add an upload to the queue; Problem if the queue refuses it."""
     adding = queue.add_upload(task_id, count, data, rejected or {})
     future = asyncio.run_coroutine_threadsafe(adding, LOOP)
     settle_loop()
@@ -86,7 +86,7 @@ def outcome(future: Future[bool]) -> bool:
     return future.result(PATIENCE_SECONDS)
 
 
-def test_what_is_true_is_in_the_store(store: Faulty) -> None:
+def test_an_acknowledged_upload_is_in_the_store(store: Faulty) -> None:
     with started(CommitQueue(store)) as uploads:
         assert outcome(submit(uploads, TASK.id, 3, body(3)))
         assert stored(store) == 3
@@ -96,22 +96,22 @@ def test_uploads_that_wait_share_one_commit(store: Faulty) -> None:
     metrics = Metrics()
     with started(CommitQueue(store, metrics=metrics)) as uploads:
         store.gate = threading.Event()
-        begun = store.begun
+        commits = store.commits
         first = submit(uploads, TASK.id, 1, body(1))
-        wait_for(lambda: store.begun > begun, "the first commit to begin")
+        wait_for(lambda: store.commits > commits, "the first commit to begin")
         others = [submit(uploads, TASK.id, 1, body(1)) for _ in range(50)]
         store.gate.set()
         assert all(map(outcome, [first, *others]))
     assert stored(store) == 51
-    assert metrics._values["sfumato_commits_total"] == {(): 2}
+    assert metrics.registry.get_sample_value("sfumato_commits_total") == 2
 
 
 def test_nothing_is_acknowledged_before_the_commit(store: Faulty) -> None:
     with started(CommitQueue(store)) as uploads:
         store.gate = threading.Event()
-        begun = store.begun
+        commits = store.commits
         future = submit(uploads, TASK.id, 1, body(1))
-        wait_for(lambda: store.begun > begun, "the commit to begin")
+        wait_for(lambda: store.commits > commits, "the commit to begin")
         assert not future.done()
         assert stored(store) == 0  # another connection sees nothing yet
         store.gate.set()
@@ -129,17 +129,17 @@ def test_a_commit_that_fails_acknowledges_nothing(store: Faulty, problem: Except
         assert stored(store) == 0
 
 
-def test_all_who_wait_hear_that_the_store_fails_and_later_ones_fare_better(store: Faulty) -> None:
+def test_an_error_of_the_store_fails_all_that_wait_and_none_that_come_later(store: Faulty) -> None:
     with started(CommitQueue(store)) as uploads:
         store.gate, store.problem = threading.Event(), StoreUnavailable("away")
-        begun = store.begun
+        commits = store.commits
         futures = [submit(uploads, TASK.id, 1, body(1))]
-        wait_for(lambda: store.begun > begun, "the first commit to begin")
+        wait_for(lambda: store.commits > commits, "the first commit to begin")
         futures += [submit(uploads, TASK.id, 1, body(1)) for _ in range(5)]
         store.gate.set()
         wait(futures, PATIENCE_SECONDS)
         assert {type(future.exception()) for future in futures} == {StoreUnavailable}
-        assert store.begun == begun + 1  # those that waited did not have to try
+        assert store.commits == commits + 1  # those that waited did not try again
         store.problem = None
         assert outcome(submit(uploads, TASK.id, 1, body(1)))
         assert stored(store) == 1
@@ -154,13 +154,13 @@ def test_a_task_that_was_closed_takes_nothing(store: Faulty) -> None:
 
 
 def test_a_task_without_room_is_busy_for_its_own_uploads_only(store: Faulty) -> None:
-    """And what was left out of an upload is counted when the rest of it is stored."""
+    """And rejected reports of an upload are counted if the others are stored."""
     small = replace(TASK, cohort="few")
     opened(store, task=small, name="Few", room=2)
     with started(CommitQueue(store)) as uploads:
         store.gate = threading.Event()
-        given = [(small.id, 2), (small.id, 1), (TASK.id, 5), (small.id, 3)]
-        futures = [submit(uploads, task, count, b"x", {"impossible": 1}) for task, count in given]
+        sizes = [(small.id, 2), (small.id, 1), (TASK.id, 5), (small.id, 3)]
+        futures = [submit(uploads, task, count, b"x", {"impossible": 1}) for task, count in sizes]
         store.gate.set()
         problem = futures[1].exception(PATIENCE_SECONDS)
         assert [futures[0].result(), futures[2].result(), futures[3].result()] == [
@@ -185,7 +185,7 @@ def test_a_full_queue_refuses_and_loses_nothing(
 ) -> None:
     with started(CommitQueue(store, settings(tmp_path, **limit))) as uploads:
         store.gate = threading.Event()
-        taken = [submit(uploads, TASK.id, 1, body(1)) for _ in range(4)]
+        accepted = [submit(uploads, TASK.id, 1, body(1)) for _ in range(4)]
         for _ in range(6):
             with pytest.raises(Problem) as caught:
                 submit(uploads, TASK.id, 1, body(1))
@@ -194,7 +194,7 @@ def test_a_full_queue_refuses_and_loses_nothing(
         with pytest.raises(Problem):
             uploads.check_capacity()
         store.gate.set()
-        assert all(map(outcome, taken))
+        assert all(map(outcome, accepted))
         uploads.check_capacity()
         assert outcome(submit(uploads, TASK.id, 1, body(1)))
     assert stored(store) == 5
@@ -208,18 +208,18 @@ def test_an_upload_larger_than_the_queue_is_taken_when_nothing_waits(
 
 
 def test_the_slower_the_store_the_longer_is_the_wait(store: Faulty, tmp_path: Path) -> None:
-    def wait_asked(bytes_per_second: float) -> int:
-        uploads = CommitQueue(store, settings(tmp_path, queue_bytes=10_000))
-        uploads._bytes_per_second = bytes_per_second
+    def retry_after(bytes_per_second: float) -> int:
+        limits = settings(tmp_path, queue_bytes=10_000)
+        uploads = CommitQueue(store, limits, bytes_per_second=bytes_per_second)
         submit(uploads, TASK.id, 1, bytes(9_744))
         with pytest.raises(Problem) as caught:
             submit(uploads, TASK.id, 1, bytes(1))
         return caught.value.retry_after_seconds or 0
 
-    assert [wait_asked(speed) for speed in (1e6, 1_000, 1)] == [1, 10, 60]
+    assert [retry_after(speed) for speed in (1e6, 1_000, 1)] == [1, 10, 60]
 
 
-def test_a_stop_stores_what_was_taken_and_takes_no_more(store: Faulty) -> None:
+def test_a_stop_stores_the_queue_and_refuses_new_uploads(store: Faulty) -> None:
     uploads = CommitQueue(store)
     store.gate = threading.Event()
     uploads.start()
@@ -242,24 +242,24 @@ def refuses(uploads: CommitQueue) -> bool:
     return False
 
 
-def test_an_upload_that_nobody_waits_for_any_more_takes_no_room(store: Faulty) -> None:
+def test_a_cancelled_upload_takes_no_room(store: Faulty) -> None:
     metrics = Metrics()
     with started(CommitQueue(store, metrics=metrics)) as uploads:
         store.gate = threading.Event()
-        begun = store.begun
+        commits = store.commits
         first = submit(uploads, TASK.id, 1, body(1))
-        wait_for(lambda: store.begun > begun, "the first commit to begin")
+        wait_for(lambda: store.commits > commits, "the first commit to begin")
         assert submit(uploads, TASK.id, 1, body(1)).cancel()
         settle_loop()
         store.gate.set()
         assert outcome(first)
         assert outcome(submit(uploads, TASK.id, 1, body(1)))
-    assert "sfumato_queue_uploads 0\n" in metrics.text()
-    assert "sfumato_queue_bytes 0\n" in metrics.text()
+    assert "sfumato_queue_uploads 0.0\n" in metrics.text()
+    assert "sfumato_queue_bytes 0.0\n" in metrics.text()
     assert stored(store) == 2
 
 
-def test_rejections_are_counted_with_what_was_stored(store: Faulty) -> None:
+def test_rejections_are_counted_with_the_upload(store: Faulty) -> None:
     with started(CommitQueue(store)) as uploads:
         assert outcome(submit(uploads, TASK.id, 1, body(1), {"malformed": 2}))
         assert outcome(submit(uploads, TASK.id, 0, b"", {"malformed": 1, "impossible": 4}))

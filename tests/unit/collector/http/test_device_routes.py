@@ -1,4 +1,4 @@
-"""What devices are answered, over real HTTP: an acknowledgement means that it is on disk."""
+"""Answers to devices, over real HTTP: an acknowledged upload is on disk."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ UPLOAD = f"/v1/tasks/{TASK.id}/reports"
 
 
 class Served:
-    """A service and where it answers."""
+    """A service and its address."""
 
     def __init__(self, address: str, service: Service, store: Faulty) -> None:
         self.address, self.service, self.store = address, service, store
@@ -49,7 +49,7 @@ class Served:
         return ask(self.address, "POST", f"/v1/tasks/{task.id}/reports", data)
 
     def new_task(self) -> LocalTask:
-        """Another task that is open."""
+        """Open another task."""
         self._number += 1
         task = replace(TASK, cohort=f"cohort {self._number}")
         opened(self.store, task=task, name=f"Trees {self._number}")
@@ -82,7 +82,7 @@ def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def faults(collector: Served) -> Iterator[Faulty]:
-    """The store, which is made sound again after the test."""
+    """The store, repaired after the test."""
     yield collector.store
     collector.store.problem = collector.store.gate = None
 
@@ -104,13 +104,19 @@ def test_offers_that_are_known_are_not_sent_again(collector: Served) -> None:
     assert other.status == 200
 
 
-def test_a_task_that_may_be_full_asks_to_come_again_and_one_that_is_says_so(
+def test_head_is_answered_as_get_without_the_body(collector: Served) -> None:
+    get, head = (ask(collector.address, method, "/v1/offers") for method in ("GET", "HEAD"))
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["etag"] == get.headers["etag"]
+
+
+def test_a_task_that_may_be_full_is_busy_and_a_full_one_is_closed(
     collector: Served,
 ) -> None:
     task = replace(TASK, cohort="few")
     opened(collector.store, task=task, name="Few trees", room=2)
     assert collector.upload(body(2, task), task).status == 201
-    for data in (body(1, task), body(1, task) + body(1)):  # the second is in part rejected
+    for data in (body(1, task), body(1, task) + body(1)):  # part of the second is rejected
         answer = collector.upload(data, task)
         assert (answer.status, answer.code) == (429, "busy")
         assert "room" in answer.json()["detail"]
@@ -138,9 +144,7 @@ def test_a_dictionary_is_named_by_its_digest_and_kept_for_ever(collector: Served
 
 
 @pytest.mark.parametrize("digest", ["0" * 64, "oak", "%00", "0" * 63])
-def test_a_dictionary_that_is_not_there_is_said_to_be_unknown(
-    collector: Served, digest: str
-) -> None:
+def test_a_missing_dictionary_is_unknown(collector: Served, digest: str) -> None:
     answer = ask(collector.address, "GET", f"/v1/dictionaries/{digest}")
     assert (answer.status, answer.code) == (404, "unknown-dictionary")
 
@@ -154,8 +158,8 @@ def test_reports_are_stored_and_acknowledged(collector: Served) -> None:
 
 def test_a_bad_report_does_not_fail_the_others(collector: Served) -> None:
     task = collector.new_task()
-    sent = [*reports(3, task), b"nonsense", *reports(2), reports(1, task)[0][:-1] + b"\xff"]
-    answer = collector.upload(to_frames(sent), task)
+    frames = [*reports(3, task), b"nonsense", *reports(2), reports(1, task)[0][:-1] + b"\xff"]
+    answer = collector.upload(to_frames(frames), task)
     assert answer.status == 200
     assert answer.json() == {"rejected": {"malformed": 1, "wrong_task": 2, "impossible": 1}}
     assert stored(collector.store, task) == 3
@@ -169,22 +173,22 @@ def test_an_upload_of_bad_reports_stores_nothing(collector: Served) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\1", b"\5\0\0\0abc"])
-def test_a_body_that_is_no_row_of_frames_is_refused(collector: Served, data: bytes) -> None:
+def test_a_body_that_is_not_a_sequence_of_frames_is_refused(collector: Served, data: bytes) -> None:
     answer = collector.upload(data)
     assert (answer.status, answer.code) == (400, "malformed-upload")
 
 
 @pytest.mark.parametrize("task_id", ["0" * 64, "oak", "%00", TASK.id.upper(), TASK.id + "0"])
-def test_a_task_that_is_not_there_is_said_to_be_unknown(collector: Served, task_id: str) -> None:
+def test_a_missing_task_is_unknown(collector: Served, task_id: str) -> None:
     answer = ask(collector.address, "POST", f"/v1/tasks/{task_id}/reports", body(1))
     assert (answer.status, answer.code) == (404, "unknown-task")
 
 
-def test_a_closed_task_takes_nothing_whether_or_not_the_service_knew(collector: Served) -> None:
+def test_a_closed_task_takes_nothing_whether_or_not_the_cache_is_fresh(collector: Served) -> None:
     task = collector.new_task()
     assert collector.upload(body(1, task), task).status == 201
     collector.close(task)
-    answer = collector.upload(body(1, task), task)  # it is taken for open still
+    answer = collector.upload(body(1, task), task)  # the cache still has it as open
     assert (answer.status, answer.code) == (410, "task-closed")
     wait_for(lambda: not collector.offers(task), "the service to know")
     for _ in range(2):
@@ -194,12 +198,12 @@ def test_a_closed_task_takes_nothing_whether_or_not_the_service_knew(collector: 
 
 
 def test_a_task_that_was_opened_a_moment_ago_takes_reports(collector: Served) -> None:
-    ask(collector.address, "GET", "/v1/offers")  # what is open is known for a second
+    ask(collector.address, "GET", "/v1/offers")  # the cache is fresh for a second
     task = collector.new_task()
     assert collector.upload(body(1, task), task).status == 201
 
 
-def test_a_body_that_says_it_is_too_large_is_not_waited_for(collector: Served) -> None:
+def test_a_body_with_too_large_a_length_is_not_read(collector: Served) -> None:
     connection = http.client.HTTPConnection(collector.address.removeprefix("http://"), timeout=10)
     connection.putrequest("POST", UPLOAD)
     connection.putheader("Content-Length", "1000000")
@@ -209,7 +213,7 @@ def test_a_body_that_says_it_is_too_large_is_not_waited_for(collector: Served) -
     assert (answer.status, answer.code) == (413, "too-large")
 
 
-def test_a_body_that_turns_out_to_be_too_large_is_refused(collector: Served) -> None:
+def test_a_body_that_gets_too_large_is_refused(collector: Served) -> None:
     connection = http.client.HTTPConnection(collector.address.removeprefix("http://"), timeout=10)
     parts = (b"\xff" * 1_000 for _ in range(30))
     connection.request("POST", UPLOAD, parts, encode_chunked=True)
@@ -218,13 +222,13 @@ def test_a_body_that_turns_out_to_be_too_large_is_refused(collector: Served) -> 
     assert (answer.status, answer.code) == (413, "too-large")
 
 
-def test_more_reports_than_an_upload_may_have_are_too_large(collector: Served) -> None:
+def test_an_upload_with_too_many_reports_is_too_large(collector: Served) -> None:
     answer = collector.upload(body(101))
     assert (answer.status, answer.code) == (413, "too-large")
     assert collector.upload(body(100)).status == 201
 
 
-def test_a_body_that_does_not_arrive_is_not_waited_for(collector: Served) -> None:
+def test_a_body_that_does_not_arrive_in_time_is_refused(collector: Served) -> None:
     connection = http.client.HTTPConnection(collector.address.removeprefix("http://"), timeout=10)
     connection.putrequest("POST", UPLOAD)
     connection.putheader("Content-Length", "100")
@@ -244,7 +248,7 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(collector: Served) -> Non
         (ValueError("canary"), 500, "internal"),
     ],
 )
-def test_what_is_not_committed_is_not_acknowledged(
+def test_an_upload_that_is_not_committed_is_not_acknowledged(
     collector: Served, faults: Faulty, problem: Exception, status: int, code: str
 ) -> None:
     task = collector.new_task()
@@ -265,11 +269,11 @@ def test_an_answer_waits_for_the_commit(collector: Served, faults: Faulty) -> No
     data = body(1, task)
     assert collector.upload(data, task).status == 201
     faults.gate = threading.Event()
-    begun = faults.begun
+    commits = faults.commits
     answers: list[Answer] = []
     thread = threading.Thread(target=lambda: answers.append(collector.upload(data, task)))
     thread.start()
-    wait_for(lambda: faults.begun > begun, "the commit to begin")
+    wait_for(lambda: faults.commits > commits, "the commit to begin")
     assert not answers
     faults.gate.set()
     thread.join()
@@ -301,11 +305,11 @@ def test_nothing_else_is_cached_and_the_server_does_not_introduce_itself(
     assert "server" not in answer.headers
 
 
-def test_a_connection_that_asks_nothing_is_closed(collector: Served) -> None:
+def test_a_connection_without_a_request_is_closed(collector: Served) -> None:
     host, port = collector.address.removeprefix("http://").split(":")
-    for said in (b"", b"GET /health HTTP/1.1\r\nHost: a\r\nX-Slow: "):
+    for data in (b"", b"GET /health HTTP/1.1\r\nHost: a\r\nX-Slow: "):
         with socket.create_connection((host, int(port)), timeout=10) as connection:
-            connection.sendall(said)
+            connection.sendall(data)
             assert connection.recv(100) == b""
 
 
@@ -330,7 +334,7 @@ def test_one_connection_carries_many_uploads(collector: Served) -> None:
     assert stored(collector.store, task) == 12
 
 
-def test_a_task_has_so_many_reports_a_second(tmp_path: Path) -> None:
+def test_a_task_has_a_limited_rate_of_reports(tmp_path: Path) -> None:
     store = Faulty.open(tmp_path / "collector.db")
     store.migrate()
     opened(store)
@@ -340,13 +344,13 @@ def test_a_task_has_so_many_reports_a_second(tmp_path: Path) -> None:
         assert ask(address, "POST", UPLOAD, body(50)).status == 201
         answer = ask(address, "POST", UPLOAD, body(50))
         assert (answer.status, answer.code) == (429, "busy")
-        assert 2 <= int(answer.headers["retry-after"]) <= 3  # 50 at 20 a second
+        assert 2 <= int(answer.headers["retry-after"]) <= 3  # 50 at 20 per second
         assert stored(store) == 50
     assert not service.commits.alive
     store.close()
 
 
-def test_devices_are_told_to_wait_when_the_queue_is_full_and_nothing_is_lost(
+def test_devices_must_wait_when_the_queue_is_full_and_nothing_is_lost(
     tmp_path: Path,
 ) -> None:
     store = Faulty.open(tmp_path / "collector.db")
@@ -364,14 +368,14 @@ def test_devices_are_told_to_wait_when_the_queue_is_full_and_nothing_is_lost(
         threads = [threading.Thread(target=send) for _ in range(8)]
         for thread in threads:
             thread.start()
-        wait_for(lambda: len(answers) == 5, "those that find the queue full")
+        wait_for(lambda: len(answers) == 5, "the refusals")
         assert {answer.code for answer in answers} == {"busy"}
         assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers)
         connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=10)
         connection.putrequest("POST", UPLOAD)
         connection.putheader("Content-Length", "100")
         connection.endheaders()
-        assert read(connection).code == "busy"  # a body that has no room is not waited for
+        assert read(connection).code == "busy"  # its body is not read
         connection.close()
         store.gate.set()
         for thread in threads:

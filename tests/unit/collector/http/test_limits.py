@@ -1,4 +1,4 @@
-"""What one caller may take is counted by the clock that is given."""
+"""Limits on clients: rates by a given clock, and bytes in use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def takes(bucket: Bucket, count: int) -> bool:
     return True
 
 
-def test_a_burst_is_let_through_and_then_the_rate() -> None:
+def test_a_burst_passes_and_then_the_rate() -> None:
     clock = Clock()
     bucket = Bucket(10, burst=30, now=clock)
     assert takes(bucket, 30)
@@ -41,7 +41,7 @@ def test_a_burst_is_let_through_and_then_the_rate() -> None:
     assert not takes(bucket, 1)
 
 
-def test_who_is_refused_is_told_when_there_will_be_room() -> None:
+def test_a_refusal_says_when_to_come_again() -> None:
     clock = Clock()
     bucket = Bucket(10, burst=30, now=clock)
     bucket.take(30)
@@ -52,7 +52,7 @@ def test_who_is_refused_is_told_when_there_will_be_room() -> None:
     assert takes(bucket, 25)
 
 
-def test_no_rate_lets_everything_through() -> None:
+def test_without_a_rate_everything_passes() -> None:
     bucket = Bucket(None, burst=1)
     assert all(takes(bucket, 10**9) for _ in range(10))
 
@@ -63,7 +63,7 @@ def test_no_rate_lets_everything_through() -> None:
         max_size=50,
     )
 )
-def test_no_more_is_ever_let_through_than_the_rate_and_the_burst_allow(
+def test_no_more_passes_than_the_rate_and_the_burst_allow(
     attempts: list[tuple[float, int]],
 ) -> None:
     clock, passed = Clock(), 0
@@ -74,7 +74,7 @@ def test_no_more_is_ever_let_through_than_the_rate_and_the_burst_allow(
         assert passed <= 30 + 10 * clock.now + 1e-6
 
 
-def test_a_turnstile_lets_in_what_fits_in_order() -> None:
+def test_a_turnstile_admits_requests_in_order_as_they_fit() -> None:
     async def run() -> None:
         turnstile, order = Turnstile(100), list[int]()
         leave = [asyncio.Event() for _ in range(4)]
@@ -93,7 +93,7 @@ def test_a_turnstile_lets_in_what_fits_in_order() -> None:
         leave[1].set()
         await tasks[1]
         await asyncio.sleep(0)
-        assert order == [0, 1]  # the last would fit, and comes after the third
+        assert order == [0, 1]  # the last would fit, but comes after the third
         leave[0].set()
         await tasks[0]
         for _ in range(3):
@@ -106,7 +106,7 @@ def test_a_turnstile_lets_in_what_fits_in_order() -> None:
     asyncio.run(run())
 
 
-def test_a_turnstile_waits_for_nobody_for_ever_and_counts_who_leaves() -> None:
+def test_a_turnstile_does_not_wait_for_ever_and_notices_cancelled_requests() -> None:
     async def run() -> None:
         turnstile = Turnstile(100)
         async with turnstile.enter(1_000, seconds=20):  # one always fits
@@ -118,7 +118,7 @@ def test_a_turnstile_waits_for_nobody_for_ever_and_counts_who_leaves() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await leaving
         async with asyncio.timeout(20), turnstile.enter(100, seconds=60):
-            pass  # nothing of the others is counted any more
+            pass  # the others take nothing any more
 
     asyncio.run(run())
 

@@ -1,4 +1,4 @@
-"""Plans that take long, or come to nothing, are in nobody's way."""
+"""Plans that take long, or fail, do not disturb others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_plan_is_made_and_its_errors_are_raised() -> None:
 
 
 @pytest.mark.parametrize("error", [OverflowError, ZeroDivisionError, IndexError, MemoryError])
-def test_numbers_without_measure_make_a_study_impossible(error: type[Exception]) -> None:
+def test_extreme_numbers_make_a_study_impossible(error: type[Exception]) -> None:
     def overflow() -> None:
         raise error
 
@@ -35,7 +35,7 @@ def test_numbers_without_measure_make_a_study_impossible(error: type[Exception])
         asyncio.run(Planners().call(overflow))
 
 
-def test_whoever_comes_while_others_plan_is_told_to_come_again() -> None:
+def test_a_request_that_comes_while_others_plan_must_come_again() -> None:
     gate = threading.Event()
 
     async def ask() -> None:
@@ -45,7 +45,7 @@ def test_whoever_comes_while_others_plan_is_told_to_come_again() -> None:
         with pytest.raises(Problem, match="being planned") as raised:
             await planners.call(divmod, 7, 2)
         assert (raised.value.status, raised.value.retry_after_seconds) == (429, 10)
-        waiting[0].cancel()  # who asked has gone; the plan goes on
+        waiting[0].cancel()  # the client has left; the plan goes on
         gate.set()
         assert await waiting[1]
         while True:

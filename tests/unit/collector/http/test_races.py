@@ -1,6 +1,6 @@
-"""Two who change a study at once, on each database: the second sees what the first has done.
+"""Two processes change a study at once, on each database: the second sees what the first has done.
 
-The first is held before its commit until the second waits for it, or has gone past it.
+The first waits before its commit until the second waits for it, or has passed it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from sfumato.collector.worker.worker import Worker
 from sfumato.privacy import SystemRng
 
 ROUNDS: dict[str, Any] = {"rounds": 2, "publish": "rounds"}
-Deed = Callable[[Store, str], object]
+Action = Callable[[Store, str], object]
 
 
-class Held(Store):
-    """A store that can be told to wait with its next commit, and tells how far it is."""
+class GatedStore(Store):
+    """A store whose commits can be delayed, and which signals how far it is."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.begins, self.is_there, self.may_commit = (threading.Event() for _ in range(3))
+        self.begins, self.at_commit, self.may_commit = (threading.Event() for _ in range(3))
         self.may_commit.set()
 
     @contextmanager
@@ -38,7 +38,7 @@ class Held(Store):
         self.begins.set()
         with super().transaction() as tx:
             yield tx
-            self.is_there.set()
+            self.at_commit.set()
             assert self.may_commit.wait(PATIENCE_SECONDS)
 
 
@@ -47,7 +47,7 @@ class Both:
 
     def __init__(self, url: str, server: Server | None) -> None:
         self.clock, self._server = Clock(), server
-        self.first, self.second = (Held.open(url, now=self.clock) for _ in range(2))
+        self.first, self.second = (GatedStore.open(url, now=self.clock) for _ in range(2))
         self.first.migrate()
 
     def close(self) -> None:
@@ -55,30 +55,30 @@ class Both:
         self.second.close()
 
     def study(self, *, steps: Callable[[dict[str, Any]], bool], **keys: Any) -> StudyRow:
-        """A study of two devices, which the worker has brought so far that `steps` is met."""
+        """A study of two devices, after the worker's steps until `steps` holds."""
         row = create(self.first, self.clock, devices=2, **keys)
         task = open_task(self.first, row)
         reports = [report(task, category, rng=SystemRng()) for category in range(2)]
         assert upload(self.first, task, reports)
-        worker = self._worker(self.first)
+        worker = self.worker(self.first)
         while not steps(studies.state(self.first, row.id)):
             assert worker.step()
         return row
 
     def work(self, store: Store, study_id: str) -> None:
-        self._worker(store).step()
+        self.worker(store).step()
 
-    def race(self, study_id: str, winner: Deed, loser: Deed) -> None:
-        """The winner is about to commit when the loser begins."""
-        self.first.is_there.clear()
+    def race(self, study_id: str, winner: Action, loser: Action) -> None:
+        """Start the loser when the winner is about to commit."""
+        self.first.at_commit.clear()
         self.first.may_commit.clear()
         self.second.begins.clear()
         threads = [
-            threading.Thread(target=_do, args=(deed, store, study_id))
-            for deed, store in ((winner, self.first), (loser, self.second))
+            threading.Thread(target=_do, args=(action, store, study_id))
+            for action, store in ((winner, self.first), (loser, self.second))
         ]
         threads[0].start()
-        assert self.first.is_there.wait(PATIENCE_SECONDS)
+        assert self.first.at_commit.wait(PATIENCE_SECONDS)
         threads[1].start()
         assert self.second.begins.wait(PATIENCE_SECONDS)
         if self._server is not None:
@@ -91,13 +91,13 @@ class Both:
         assert self._server is not None
         return bool(self._server.execute("SELECT 1 FROM pg_locks WHERE NOT granted"))
 
-    def _worker(self, store: Store) -> Worker:
+    def worker(self, store: Store) -> Worker:
         return Worker(store, key=KEY, now=self.clock, log=lambda event, **fields: None)
 
 
-def _do(deed: Deed, store: Store, study_id: str) -> None:
-    with suppress(Problem):  # a study that is past what is asked
-        deed(store, study_id)
+def _do(action: Action, store: Store, study_id: str) -> None:
+    with suppress(Problem):  # the state of the study does not allow this any more
+        action(store, study_id)
 
 
 @pytest.fixture
@@ -109,20 +109,20 @@ def both(store_url: str, request: pytest.FixtureRequest) -> Iterator[Both]:
 
 
 def is_sealed(state: dict[str, Any]) -> bool:
-    """All came, and the next step finishes the task."""
+    """All reports are counted, and the next step finishes the task."""
     return [(task["state"], task["counted"]) for task in state["tasks"]] == [("closing", 2)]
 
 
-def is_answered(state: dict[str, Any]) -> bool:
+def is_done(state: dict[str, Any]) -> bool:
     return all(task["state"] == "done" for task in state["tasks"])
 
 
-def is_asking(state: dict[str, Any]) -> bool:
+def is_collecting(state: dict[str, Any]) -> bool:
     return True
 
 
 def test_a_study_deleted_while_it_is_released_stays_deleted(both: Both) -> None:
-    study = both.study(steps=is_answered)
+    study = both.study(steps=is_done)
     both.race(study.id, studies.delete, both.work)
     assert studies.state(both.first, study.id)["state"] == "deleted"
     with both.first.reading() as tx:
@@ -130,14 +130,14 @@ def test_a_study_deleted_while_it_is_released_stays_deleted(both: Both) -> None:
 
 
 def test_a_study_released_while_it_is_closed_stays_released(both: Both) -> None:
-    study = both.study(steps=is_answered)
+    study = both.study(steps=is_done)
     both.race(study.id, both.work, studies.close)
     assert studies.state(both.first, study.id)["state"] == "released"
     both.work(both.first, study.id)
 
 
 def test_a_study_deleted_while_it_is_closed_stays_deleted(both: Both) -> None:
-    study = both.study(steps=is_asking)
+    study = both.study(steps=is_collecting)
     both.race(study.id, studies.delete, studies.close)
     state = studies.state(both.first, study.id)
     assert state["state"] == "deleted"
@@ -145,7 +145,7 @@ def test_a_study_deleted_while_it_is_closed_stays_deleted(both: Both) -> None:
 
 
 def test_a_study_deleted_while_it_is_deleted_is_deleted(both: Both) -> None:
-    study = both.study(steps=is_asking)
+    study = both.study(steps=is_collecting)
     both.race(study.id, studies.delete, studies.delete)
     assert studies.state(both.first, study.id)["state"] == "deleted"
 
@@ -164,16 +164,16 @@ def test_a_study_deleted_while_its_task_ends_is_not_charged(both: Both) -> None:
         assert tx.answers(study.id) == []
 
 
-@pytest.mark.parametrize("ended", [studies.close, studies.delete])
-def test_a_study_that_ends_while_it_would_ask_more_opens_no_task(both: Both, ended: Deed) -> None:
-    study = both.study(steps=is_answered, **ROUNDS)
-    both.race(study.id, ended, both.work)
+@pytest.mark.parametrize("end", [studies.close, studies.delete])
+def test_a_study_that_ends_while_it_would_ask_more_opens_no_task(both: Both, end: Action) -> None:
+    study = both.study(steps=is_done, **ROUNDS)
+    both.race(study.id, end, both.work)
     assert len(studies.state(both.first, study.id)["tasks"]) == 1
 
 
 def test_a_task_that_ends_while_its_study_is_closed_has_one_answer(both: Both) -> None:
     study = both.study(steps=is_sealed)
     both.race(study.id, both.work, studies.close)
-    worker = both._worker(both.first)
+    worker = both.worker(both.first)
     work(worker)
     assert studies.state(both.first, study.id)["state"] == "released"

@@ -1,4 +1,4 @@
-"""What devices in masked rounds are answered: the same by every collector over a store."""
+"""Answers to devices in masked rounds: every collector over a store gives the same."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def another(folder: Path) -> Iterator[CollectorServer]:
         yield other
 
 
-def both(stage: Masking, other: CollectorServer, *asked: Any, **options: Any) -> Answer:
-    """What both answer, which must be the same."""
+def both(stage: Masking, other: CollectorServer, *request: Any, **options: Any) -> Answer:
+    """The answer of both collectors, which must be the same."""
     first, second = (
-        ask(address, *asked, **options) for address in (stage.collector.address, other.address)
+        ask(address, *request, **options) for address in (stage.collector.address, other.address)
     )
-    assert (first.status, first.body) == (second.status, second.body), asked
+    assert (first.status, first.body) == (second.status, second.body), request
     dated = ("date",)
     assert {k: v for k, v in first.headers.items() if k not in dated} == {
         k: v for k, v in second.headers.items() if k not in dated
@@ -35,67 +35,70 @@ def both(stage: Masking, other: CollectorServer, *asked: Any, **options: Any) ->
     return first
 
 
-def questions(part: Part) -> Iterator[tuple[str, str, Mapping[str, str]]]:
-    """All that a member may ask, and some that it may not."""
-    asked = part.request(0)
-    if "/v1/rounds/" not in asked.path:
-        yield asked.method, asked.path, asked.headers
+def requests(part: Part) -> Iterator[tuple[str, str, Mapping[str, str]]]:
+    """Every request that a member may make, and some that it may not."""
+    request = part.request(0)
+    if "/v1/rounds/" not in request.path:
+        yield request.method, request.path, request.headers
         return
-    base, _, member = asked.path.split("?")[0].rpartition("/")
+    base, _, member = request.path.split("?")[0].rpartition("/")
     place = base.rpartition("/")[0]
     for phase in (*PHASES, "ack", "nothing"):
-        yield "GET", f"{place}/{phase}/{member}?wait=0", asked.headers
-    yield "GET", f"{place}/share/{int(member) + 1}?wait=0", asked.headers
+        yield "GET", f"{place}/{phase}/{member}?wait=0", request.headers
+    yield "GET", f"{place}/share/{int(member) + 1}?wait=0", request.headers
     yield "GET", f"{place}/share/{member}?wait=0", {}
 
 
-def test_every_question_at_every_step_has_one_answer(tmp_path: Path) -> None:
-    seen: set[int] = set()
+def test_every_request_at_every_step_has_one_answer(tmp_path: Path) -> None:
+    statuses: set[int] = set()
     with masking(tmp_path) as stage, another(tmp_path) as other:
         stage.create(COUNT)
         with devices(stage, COUNT) as them, Http(stage.collector.address) as send:
-            made = parts(them, stage.clock)
+            clients = parts(them, stage.clock)
             for _ in range(12):
-                for part in made:
+                for part in clients:
                     go(part, send)
                     if part.outcome is None and part.waits:
-                        for method, path, headers in questions(part):
-                            seen.add(both(stage, other, method, path, headers=headers).status)
+                        for method, path, headers in requests(part):
+                            answer = both(stage, other, method, path, headers=headers)
+                            statuses.add(answer.status)
                 stage.work()
-            assert {part.outcome for part in made} == {Joined.DONE}
-    assert seen >= {200, 204, 403, 404, 409}
+            assert {part.outcome for part in clients} == {Joined.DONE}
+    assert statuses >= {200, 204, 403, 404, 409}
 
 
 def test_every_message_has_one_answer(tmp_path: Path) -> None:
-    """Said again, another in its place, in another phase, too long, by nobody."""
+    """The same again, another message, another phase, too long, without a ticket."""
     with masking(tmp_path) as stage, another(tmp_path) as other:
         stage.create(COUNT)
         with devices(stage, COUNT) as them, Http(stage.collector.address) as send:
-            made = parts(them, stage.clock)
-            for part in made:
+            clients = parts(them, stage.clock)
+            for part in clients:
                 go(part, send)
             stage.work()
-            asked = made[0].request(0)
-            assert made[0].hear(send(asked.method, asked.path, asked.body, asked.headers))
-            said = made[0].request(0)
-            assert said.method == "PUT"
-            assert send(said.method, said.path, said.body, said.headers).status == 201
-            late = said.path.replace("/enrol/", "/mask/")
-            told = [
+            request = clients[0].request(0)
+            assert clients[0].hear(
+                send(request.method, request.path, request.body, request.headers)
+            )
+            message = clients[0].request(0)
+            assert message.method == "PUT"
+            assert send(message.method, message.path, message.body, message.headers).status == 201
+            late = message.path.replace("/enrol/", "/mask/")
+            statuses = [
                 both(stage, other, "PUT", path, body, headers=headers).status
                 for path, body, headers in [
-                    (said.path, said.body, said.headers),
-                    (said.path, bytes(len(said.body)), said.headers),
-                    (late, b"x", said.headers),
-                    (said.path, bytes(10_000), said.headers),
-                    (said.path, said.body, {}),
-                    (said.path.replace("/enrol/", "/nothing/"), b"x", said.headers),
+                    (message.path, message.body, message.headers),
+                    (message.path, bytes(len(message.body)), message.headers),
+                    (late, b"x", message.headers),
+                    (message.path, bytes(10_000), message.headers),
+                    (message.path, message.body, {}),
+                    (message.path.replace("/enrol/", "/nothing/"), b"x", message.headers),
                 ]
             ]
-    assert told == [200, 409, 409, 413, 403, 404]
+    assert statuses == [200, 409, 409, 413, 403, 404]
 
 
-def test_devices_join_or_are_told_why_not(tmp_path: Path) -> None:
+def test_devices_join_or_get_the_reason_why_not(tmp_path: Path) -> None:
     with masking(tmp_path) as stage, another(tmp_path) as other:
         study = stage.create(COUNT)
         path = f"/v1/tasks/{stage.state(study)['tasks'][0]['id']}/join"
@@ -104,7 +107,7 @@ def test_devices_join_or_are_told_why_not(tmp_path: Path) -> None:
         first = [ask(address, "POST", path, bytes([k]) * 32, headers=tickets[k]) for k in range(3)]
         assert [answer.status for answer in first] == [201] * 3
         assert first[0].json() == {"ticket": f"{0:064x}"}
-        told = [
+        statuses = [
             both(stage, other, "POST", path, body, headers=headers).status
             for body, headers in [
                 (bytes([0]) * 32, tickets[0]),
@@ -113,4 +116,4 @@ def test_devices_join_or_are_told_why_not(tmp_path: Path) -> None:
                 (bytes(100_000), tickets[3]),
             ]
         ]
-    assert told == [200, 409, 400, 413]
+    assert statuses == [200, 409, 400, 413]

@@ -1,4 +1,4 @@
-"""What the server does with connections: heads, bodies, pipelined requests, slow clients, stops."""
+"""The server's connections: heads, bodies, pipelined requests, slow clients, stops."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sfumato.errors import StoreFull
 from sfumato.flow.report import to_frames
 
 CLOSED = replace(TASK, cohort="of yesterday")
-UNKNOWN = replace(TASK, cohort="of nobody")
+UNKNOWN = replace(TASK, cohort="unknown")
 LIMITS = {"upload_bytes": 100_000, "upload_reports": 1_000}
 
 
@@ -60,13 +60,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 @contextmanager
-def standing_alone(folder: Path, **given: Any) -> Iterator[Place]:
-    """A collector of one test's own, with a task that is open."""
+def separate_place(folder: Path, **options: Any) -> Iterator[Place]:
+    """A collector for one test, with an open task."""
     store = Faulty.open(folder / "collector.db")
     assert isinstance(store, Faulty)
     store.migrate()
     opened(store)
-    with served(Service(store, settings(folder, **given), key=KEY)) as url:
+    with served(Service(store, settings(folder, **options), key=KEY)) as url:
         host, port = url.removeprefix("http://").split(":")
         yield Place((host, int(port)), store)
     store.close()
@@ -138,10 +138,10 @@ def test_a_head_that_is_too_long_is_refused_in_one_part_or_in_many(
         try:
             for start in range(0, len(head), size):
                 connection.sendall(head[start : start + size])
-            said = connection.recv(100)
+            answer = connection.recv(100)
         except (BrokenPipeError, ConnectionResetError):
-            return  # it was refused before all of it was sent, and the answer was lost
-        assert said.startswith(b"HTTP/1.1 400 ")
+            return  # it was refused before it was complete, and the answer was lost
+        assert answer.startswith(b"HTTP/1.1 400 ")
 
 
 def test_a_head_of_many_parts_is_read(place: Place) -> None:
@@ -151,28 +151,28 @@ def test_a_head_of_many_parts_is_read(place: Place) -> None:
         assert read(connection).status == 200
 
 
-def test_what_follows_a_body_is_not_taken_for_one_long_head(place: Place) -> None:
-    """Requests without a pause between them, cut at all sorts of places."""
-    asked = [upload(body(900)), request(), upload(body(1)), upload(body(1_000)), request()]
-    sent = b"".join(asked)
-    for size in (len(sent), 50_000, 20_000, 1_999):
+def test_requests_after_a_body_do_not_count_as_one_long_head(place: Place) -> None:
+    """Requests without a pause between them, cut at various places."""
+    requests = [upload(body(900)), request(), upload(body(1)), upload(body(1_000)), request()]
+    data = b"".join(requests)
+    for size in (len(data), 50_000, 20_000, 1_999):
         with connected(place) as connection:
-            for start in range(0, len(sent), size):
-                connection.sendall(sent[start : start + size])
-            assert [read(connection).status for _ in asked] == [201, 200, 201, 201, 200]
+            for start in range(0, len(data), size):
+                connection.sendall(data[start : start + size])
+            assert [read(connection).status for _ in requests] == [201, 200, 201, 201, 200]
 
 
 def test_small_parts_of_an_answer_do_not_wait_for_one_another(tmp_path: Path) -> None:
     with (
         closing(listen(settings(tmp_path))) as listening,
         closing(socket.create_connection(listening.getsockname(), timeout=20)),
-        closing(listening.accept()[0]) as taken,
+        closing(listening.accept()[0]) as accepted,
     ):
-        assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.parametrize(
-    ("sent", "task_id", "status"),
+    ("frames", "task_id", "status"),
     [
         (reports(1), TASK.id, 201),
         (reports(50), TASK.id, 201),
@@ -187,25 +187,25 @@ def test_small_parts_of_an_answer_do_not_wait_for_one_another(tmp_path: Path) ->
     ids=["one", "many", "bad", "other", "none", "long", "unknown", "upper", "closed"],
 )
 def test_an_upload_is_answered_the_same_whole_or_in_chunks(
-    place: Place, sent: list[bytes], task_id: str, status: int
+    place: Place, frames: list[bytes], task_id: str, status: int
 ) -> None:
     with connected(place) as connection:
         answers = []
-        for asked in (
-            upload(to_frames(sent), task_id=task_id),
-            in_chunks(to_frames(sent), task_id),
+        for data in (
+            upload(to_frames(frames), task_id=task_id),
+            in_chunks(to_frames(frames), task_id),
         ):
             before = stored(place.store)
-            connection.sendall(asked)
+            connection.sendall(data)
             answer = read(connection)
-            names = {name: said for name, said in answer.headers.items() if name != "date"}
-            answers.append((answer.status, names, answer.body, stored(place.store) - before))
+            headers = {name: value for name, value in answer.headers.items() if name != "date"}
+            answers.append((answer.status, headers, answer.body, stored(place.store) - before))
         assert answers[0] == answers[1]
         assert answers[0][0] == status
 
 
 @pytest.mark.parametrize("problem", [StoreFull("canary"), ValueError("canary")])
-def test_what_is_not_stored_is_answered_the_same_whole_or_in_chunks(
+def test_a_failed_upload_is_answered_the_same_whole_or_in_chunks(
     place: Place, problem: Exception
 ) -> None:
     with connected(place) as connection:
@@ -214,8 +214,8 @@ def test_what_is_not_stored_is_answered_the_same_whole_or_in_chunks(
         place.store.problem = problem
         try:
             answers = []
-            for asked in (upload(body(1)), in_chunks(body(1))):
-                connection.sendall(asked)
+            for data in (upload(body(1)), in_chunks(body(1))):
+                connection.sendall(data)
                 answers.append(read(connection))
         finally:
             place.store.problem = None
@@ -226,7 +226,7 @@ def test_what_is_not_stored_is_answered_the_same_whole_or_in_chunks(
         assert read(connection).status == 201
 
 
-def test_a_body_may_come_after_its_head_at_once_or_late(place: Place) -> None:
+def test_a_body_may_follow_its_head_at_once_or_later(place: Place) -> None:
     for seconds in (0.0, 0.5):
         with connected(place) as connection:
             for _ in range(3):
@@ -238,7 +238,7 @@ def test_a_body_may_come_after_its_head_at_once_or_late(place: Place) -> None:
                 assert read(connection).status == 201
 
 
-def test_a_device_that_waits_to_be_told_to_go_on_is_told(place: Place) -> None:
+def test_a_device_that_waits_for_100_continue_gets_it(place: Place) -> None:
     with connected(place) as connection:
         head, end, data = upload(body(5), "Expect: 100-continue").partition(b"\r\n\r\n")
         connection.sendall(head + end)
@@ -248,11 +248,11 @@ def test_a_device_that_waits_to_be_told_to_go_on_is_told(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [upload(body(1), "Connection: close"), upload(body(1), version="0")]
+    "data", [upload(body(1), "Connection: close"), upload(body(1), version="0")]
 )
-def test_a_connection_that_is_to_end_ends(place: Place, asked: bytes) -> None:
+def test_a_connection_is_closed_on_request(place: Place, data: bytes) -> None:
     with connected(place) as connection:
-        connection.sendall(asked)
+        connection.sendall(data)
         answer = read(connection)
         assert (answer.status, answer.headers["connection"]) == (201, "close")
         assert connection.recv(1) == b""
@@ -261,22 +261,22 @@ def test_a_connection_that_is_to_end_ends(place: Place, asked: bytes) -> None:
 def test_uploads_without_a_pause_are_answered_in_their_order(place: Place) -> None:
     with connected(place) as connection:
         before = stored(place.store)
-        asked = [upload(body(1)), upload(to_frames([b"bad"])), request(), upload(body(2))] * 5
-        connection.sendall(b"".join(asked))
-        assert [read(connection).status for _ in asked] == [201, 200, 200, 201] * 5
+        requests = [upload(body(1)), upload(to_frames([b"bad"])), request(), upload(body(2))] * 5
+        connection.sendall(b"".join(requests))
+        assert [read(connection).status for _ in requests] == [201, 200, 200, 201] * 5
         assert stored(place.store) == before + 15
 
 
-def test_a_device_that_leaves_before_the_answer_disturbs_nobody(place: Place) -> None:
+def test_a_device_that_leaves_before_the_answer_does_not_disturb_others(place: Place) -> None:
     with connected(place) as connection:
         connection.sendall(upload(body(1)))
         assert read(connection).status == 201
     before = stored(place.store)
-    place.store.gate, begun = threading.Event(), place.store.begun
+    place.store.gate, commits = threading.Event(), place.store.commits
     try:
         with connected(place) as leaving, connected(place) as staying:
             leaving.sendall(upload(body(1)))
-            wait_for(lambda: place.store.begun > begun, "the commit to begin")
+            wait_for(lambda: place.store.commits > commits, "the commit to begin")
             leaving.close()
             staying.sendall(upload(body(1)))
             place.store.gate.set()
@@ -298,10 +298,10 @@ def test_an_upload_under_way_is_answered_when_the_collector_stops(tmp_path: Path
         connection = socket.create_connection(place.address, timeout=20)
         connection.sendall(upload(body(1)))
         assert read(connection).status == 201
-        store.gate, begun = threading.Event(), store.begun
+        store.gate, commits = threading.Event(), store.commits
         connection.sendall(upload(body(1)))
-        wait_for(lambda: store.begun > begun, "the commit to begin")
-        threading.Timer(0.3, store.gate.set).start()  # when it has been told to stop
+        wait_for(lambda: store.commits > commits, "the commit to begin")
+        threading.Timer(0.3, store.gate.set).start()  # when it is stopping
     with closing(connection):
         answers.append(read(connection))
         assert connection.recv(1) == b""
@@ -310,18 +310,18 @@ def test_an_upload_under_way_is_answered_when_the_collector_stops(tmp_path: Path
     store.close()
 
 
-def test_what_comes_before_the_answer_is_answered_after_it(place: Place) -> None:
-    """Requests from somebody who does not wait."""
+def test_requests_before_an_answer_are_answered_after_it(place: Place) -> None:
+    """The client does not wait for answers."""
     with connected(place) as connection:
         connection.sendall(upload(body(1)))
         assert read(connection).status == 201
         before = stored(place.store)
-        place.store.gate, begun = threading.Event(), place.store.begun
+        place.store.gate, commits = threading.Event(), place.store.commits
         try:
             connection.sendall(upload(body(1)))
-            wait_for(lambda: place.store.begun > begun, "the commit to begin")
-            for asked in (upload(body(2)), upload(to_frames([b"bad"])), request(), upload(body(1))):
-                connection.sendall(asked)
+            wait_for(lambda: place.store.commits > commits, "the commit to begin")
+            for data in (upload(body(2)), upload(to_frames([b"bad"])), request(), upload(body(1))):
+                connection.sendall(data)
                 assert not threading.Event().wait(0.02)  # so that it is read on its own
         finally:
             place.store.gate.set()
@@ -330,19 +330,19 @@ def test_what_comes_before_the_answer_is_answered_after_it(place: Place) -> None
         assert stored(place.store) == before + 4
 
 
-def test_a_connection_is_kept_while_it_is_used_and_ended_when_it_is_not(tmp_path: Path) -> None:
-    with standing_alone(tmp_path, idle_seconds=1) as place:
+def test_a_connection_is_kept_while_it_is_used_and_closed_when_it_is_idle(tmp_path: Path) -> None:
+    with separate_place(tmp_path, idle_seconds=1) as place:
         store = place.store
-        with connected(place) as used, connected(place) as begun, connected(place) as unused:
+        with connected(place) as used, connected(place) as partial, connected(place) as unused:
             for turn in range(8):  # for twice as long
                 used.sendall(upload(body(1)) if turn % 3 else request())
                 assert read(used).status in (200, 201)
                 if turn == 0:
-                    begun.sendall(upload(body(1)))
-                    assert read(begun).status == 201
-                    begun.sendall(upload(body(1))[:30])
+                    partial.sendall(upload(body(1)))
+                    assert read(partial).status == 201
+                    partial.sendall(upload(body(1))[:30])
                 assert not threading.Event().wait(0.3)
-            for idle in (begun, unused):
+            for idle in (partial, unused):
                 idle.setblocking(False)
                 assert idle.recv(1) == b""
             store.gate = threading.Event()
@@ -354,8 +354,8 @@ def test_a_connection_is_kept_while_it_is_used_and_ended_when_it_is_not(tmp_path
             assert used.recv(1) == b""  # after another second
 
 
-def test_a_request_within_anothers_head_is_none(place: Place) -> None:
-    """The rest of a head looks like a request of its own, and is a header's value."""
+def test_a_request_within_a_header_is_not_a_request(place: Place) -> None:
+    """The rest of a head looks like another request, but is the value of a header."""
     with connected(place) as connection:
         before = stored(place.store)
         connection.sendall(upload(body(1)) + b"GET /health HTTP/1.1\r\nHost: a\r\nX: ")

@@ -89,7 +89,7 @@ def test_after_an_error_it_goes_on(start: Callable[..., WorkerThread], problem: 
     worker = start(step, metrics)
     wait_for(lambda: not worker.healthy, "the error to show")
     assert len(steps) == 1  # it waits before it tries again
-    assert "sfumato_worker_errors_total 1\n" in metrics.text()
+    assert "sfumato_worker_errors_total 1.0\n" in metrics.text()
     fails.clear()
     wait_for(lambda: worker.healthy, "it to recover")
 
