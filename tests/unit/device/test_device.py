@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sfumato.device import Device, Http, MemoryBox, Sending, Skipped, SqliteBox
+from sfumato.device import Device, Http, MemoryBox, SendSummary, SkipReason, SqliteBox
 from sfumato.device.device import FIRST_RETRY, changes
 from sfumato.device.offers import Offer, sign
 from sfumato.device.outbox import Outcome
@@ -124,7 +124,7 @@ def test_nothing_is_recorded_before_consent(device: Device, server: StandIn) -> 
     (offered,) = device.offers(NOON)
     assert (offered.offer, offered.consent) == (HASHED, "none")
     assert device.record("Street trees", "oak", NOON) is Outcome.NO_CONSENT
-    assert device.send(LATER) == Sending()
+    assert device.send(LATER) == SendSummary()
     assert [request[0] for request in server.requests] == ["GET"]
 
 
@@ -132,9 +132,9 @@ def test_a_value_is_sent_as_a_record_of_the_task(device: Device, server: StandIn
     agreed(device, server, HASHED)
     assert device.offers(NOON)[0].consent == "given"
     assert device.record("Street trees", "oak", NOON) is Outcome.KEPT
-    assert device.send(NOON + 60) == Sending()  # its day is not over
-    assert device.send(LATER) == Sending(sent=1)
-    assert device.send(LATER) == Sending()
+    assert device.send(NOON + 60) == SendSummary()  # its day is not over
+    assert device.send(LATER) == SendSummary(sent=1)
+    assert device.send(LATER) == SendSummary()
     (report,) = server.reports
     assert report.task_id == HASHED.task.id
     assert len(report.message) == HASHED.task.message_bytes
@@ -205,7 +205,7 @@ def test_what_leaves_is_as_much_whatever_a_device_holds(
     size = HEADER_BYTES + offer.task.message_bytes + 4
     count = 2 * offer.daily_reports
     assert seen_of(device, server, offer, happens) == [
-        Sending(sent=count),
+        SendSummary(sent=count),
         [(offer.task.id, offer.task.message_bytes)] * count,
         [("POST", f"/v1/tasks/{offer.task.id}/reports", count * size)],
         count * offer.epsilon,
@@ -227,7 +227,7 @@ def test_a_new_word_is_sent_in_place_of_records_that_say_nothing(
     assert device.record("New words", "elm", NOON) is Outcome.KEPT
     assert device.record("New words", "h2o", NOON) is Outcome.KEPT
     assert device.record("New words", "fir", NOON) is Outcome.KEPT
-    assert device.send(LATER + 86_400) == Sending(sent=3)
+    assert device.send(LATER + 86_400) == SendSummary(sent=3)
     sure = {
         word: search.randomize(search.codes([word])[0], rng=SeededRng(1)).tobytes()
         for word in ("elm", "fir", "")
@@ -258,7 +258,7 @@ def test_a_device_takes_part_in_every_local_study_that_its_user_agreed_to(
     agreed(device, server, TWO, WORDS, central(server))
     for hour in range(3):
         device.take_part(NOON + 3600 * hour)
-    assert device.send(NOON + 9 * 86_400) == Sending(sent=3)
+    assert device.send(NOON + 9 * 86_400) == SendSummary(sent=3)
     assert Counter(report.task_id for report in server.reports) == {
         TWO.task.id: 2,
         WORDS.task.id: 1,
@@ -269,7 +269,7 @@ def test_a_day_has_as_many_records_as_the_lifetime_allows(device: Device, server
     agreed(device, server, replace(TWO, daily_reports=5, lifetime_epsilon=12.0))
     for day in range(3):
         device.record("Street trees", "oak", NOON + day * 86_400)
-        expected = Sending(sent=3) if day == 0 else Sending()
+        expected = SendSummary(sent=3) if day == 0 else SendSummary()
         assert device.send(LATER + day * 86_400) == expected
     assert device.spent() == 12.0
 
@@ -280,13 +280,13 @@ def test_a_trusted_collector_gets_one_table_of_a_device_ever(
     agreed(device, server, central(server))
     assert device.record("Trusted trees", "oak", NOON) is Outcome.KEPT
     assert device.record("Trusted trees", "ash", NOON + 86_400) is Outcome.KEPT
-    assert device.send(NOON + 9 * 86_400) == Sending(sent=1)
+    assert device.send(NOON + 9 * 86_400) == SendSummary(sent=1)
     assert server.messages in ([b"\x00\x00\x01"], [b"\x01\x00\x00"])
     server.offer(central(server, cohort="round 1"))  # the same study asks others
     assert device.offers(NOON + 10 * 86_400)[0].consent == "given"
     again = device.record("Trusted trees", "elm", NOON + 10 * 86_400)
     assert again is Outcome.LIFETIME_SPENT
-    assert device.send(NOON + 20 * 86_400) == Sending()
+    assert device.send(NOON + 20 * 86_400) == SendSummary()
     assert device.spent("Trusted trees") == math.inf
     assert "which the collector can read" in str(device.log()[0])
 
@@ -344,7 +344,7 @@ def test_an_offer_that_cannot_be_trusted_is_not_taken(
     assert len(device.refused) == 1
     with pytest.raises(OfferError, match="offered"):
         device.consent("Street trees")
-    assert device.record("Street trees", "oak", NOON) is Skipped.NOT_OFFERED
+    assert device.record("Street trees", "oak", NOON) is SkipReason.NOT_OFFERED
 
 
 def test_a_study_that_is_offered_twice_is_taken_once(device: Device, server: StandIn) -> None:
@@ -384,7 +384,7 @@ def test_worse_terms_need_consent_again(device: Device, server: StandIn, name: s
     server.offer(WORSE[name])
     (offered,) = device.offers(NOON)
     assert (offered.consent, offered.changes) == ("again", (name,))
-    assert device.record("Street trees", "oak", NOON) is Skipped.CONSENT_AGAIN
+    assert device.record("Street trees", "oak", NOON) is SkipReason.CONSENT_AGAIN
     device.consent("Street trees")
     assert device.offers(NOON)[0].consent == "given"
     assert device.record("Street trees", "oak", NOON) is Outcome.KEPT
@@ -407,7 +407,7 @@ def test_less_noise_of_a_trusted_collector_needs_consent_again(
     agreed(device, server, replace(offer, task=noised))
     server.offer(offer)
     assert device.offers(NOON)[0].changes == ("mechanism",)
-    assert device.record("Trusted trees", "oak", NOON) is Skipped.CONSENT_AGAIN
+    assert device.record("Trusted trees", "oak", NOON) is SkipReason.CONSENT_AGAIN
 
 
 @pytest.mark.parametrize(("noise", "worse"), [(9.0, ()), (4.0, ("noise",)), (None, ("noise",))])
@@ -438,8 +438,8 @@ def test_a_study_that_is_offered_no_more_is_not_recorded_for_but_what_waits_is_s
     device.record("Street trees", "oak", NOON)
     server.offer()
     assert device.offers(NOON) == []
-    assert device.record("Street trees", "oak", NOON) is Skipped.NOT_OFFERED
-    assert device.send(LATER) == Sending(sent=1)
+    assert device.record("Street trees", "oak", NOON) is SkipReason.NOT_OFFERED
+    assert device.send(LATER) == SendSummary(sent=1)
 
 
 def test_withdrawing_deletes_what_was_not_sent(device: Device, server: StandIn) -> None:
@@ -448,7 +448,7 @@ def test_withdrawing_deletes_what_was_not_sent(device: Device, server: StandIn) 
     device.withdraw("Street trees")
     assert device.log() == []
     assert device.record("Street trees", "oak", NOON) is Outcome.NO_CONSENT
-    assert device.send(LATER) == Sending()
+    assert device.send(LATER) == SendSummary()
 
 
 def test_deleting_leaves_consent(device: Device, server: StandIn) -> None:
@@ -465,8 +465,8 @@ def test_a_failed_upload_is_tried_again_with_the_same_bytes(
     agreed(device, server, HASHED)
     device.record("Street trees", "oak", NOON)
     server.script = [(status, {})]
-    assert device.send(LATER) == Sending(kept=1)
-    assert device.send(LATER + FIRST_RETRY) == Sending(sent=1)
+    assert device.send(LATER) == SendSummary(kept=1)
+    assert device.send(LATER + FIRST_RETRY) == SendSummary(sent=1)
     first, second = [body for method, _, _, body in server.requests if method == "POST"]
     assert first == second
 
@@ -480,10 +480,10 @@ def test_an_answer_that_got_lost_counts_a_report_once(
     device.close()
     server.script = [(0, {})]
     device = make()
-    assert device.send(LATER) == Sending(kept=1)
+    assert device.send(LATER) == SendSummary(kept=1)
     device.close()
     device = make()  # the app was restarted
-    assert device.send(LATER + FIRST_RETRY) == Sending(sent=1)
+    assert device.send(LATER + FIRST_RETRY) == SendSummary(sent=1)
     assert len(server.reports) == 2
     assert len(server.messages) == 1
 
@@ -501,7 +501,7 @@ def test_a_collector_that_is_away_is_asked_once_a_call(
     device = make(send=away)
     device.record("Street trees", "oak", NOON)
     device.record("New words", "elm", NOON)
-    assert device.send(LATER + 86_400) == Sending(kept=2)
+    assert device.send(LATER + 86_400) == SendSummary(kept=2)
     assert len(calls) == 1
 
 
@@ -519,12 +519,12 @@ def test_waits_double_and_keep_what_the_collector_asks_for(
         now, row = LATER, []
         for _ in range(4):
             server.script = [(429, {"Retry-After": "100"})]
-            assert device.send(now) == Sending(kept=1)
+            assert device.send(now) == SendSummary(kept=1)
             state = device._peek()
             row.append(state.retries[HASHED.task.id].at - now)
             now = state.retries[HASHED.task.id].at
             before = len(server.requests)
-            assert device.send(now - 1) == Sending(kept=1)  # not yet
+            assert device.send(now - 1) == SendSummary(kept=1)  # not yet
             assert len(server.requests) == before
         waits.append(row)
         send.close()
@@ -537,8 +537,8 @@ def test_a_task_that_is_over_is_forgotten(device: Device, server: StandIn) -> No
     agreed(device, server, HASHED)
     device.record("Street trees", "oak", NOON)
     server.closed.add(HASHED.task.id)
-    assert device.send(LATER) == Sending(forgotten=1)
-    assert device.send(LATER + 86_400) == Sending()
+    assert device.send(LATER) == SendSummary(forgotten=1)
+    assert device.send(LATER + 86_400) == SendSummary()
     assert device.log() == []
 
 
@@ -547,8 +547,8 @@ def test_rejected_reports_are_counted_and_not_sent_again(device: Device, server:
     for _ in range(2):
         device.record("Street trees", "oak", NOON)
     server.rejecting = 1
-    assert device.send(LATER) == Sending(sent=2, rejected=1)
-    assert device.send(LATER + 86_400) == Sending()
+    assert device.send(LATER) == SendSummary(sent=2, rejected=1)
+    assert device.send(LATER + 86_400) == SendSummary()
 
 
 def test_one_upload_a_task(device: Device, server: StandIn) -> None:
@@ -558,7 +558,7 @@ def test_one_upload_a_task(device: Device, server: StandIn) -> None:
             device.record("Street trees", "oak", NOON + day * 86_400)
         device.record("New words", "elm", NOON + day * 86_400)
     server.requests.clear()
-    assert device.send(NOON + 9 * 86_400) == Sending(sent=9)
+    assert device.send(NOON + 9 * 86_400) == SendSummary(sent=9)
     posts = sorted(path for method, path, _, _ in server.requests if method == "POST")
     assert posts == sorted(f"/v1/tasks/{offer.task.id}/reports" for offer in (HASHED, WORDS))
     assert len({report.report_id for report in server.reports}) == 9
@@ -601,7 +601,7 @@ def test_a_crash_after_any_step_loses_no_charge_and_sends_the_same_bytes(
     device.close()
     device = make()
     assert device.spent() == 4.0
-    assert device.send(LATER) == Sending(sent=1)
+    assert device.send(LATER) == SendSummary(sent=1)
     assert server.requests[-1][3] == bodies[0]
 
 
@@ -610,8 +610,8 @@ def test_two_processes_may_share_a_box(make: Callable[..., Device], server: Stan
     agreed(first, server, TWO)
     assert second.record("Street trees", "oak", NOON) is Outcome.KEPT
     assert first.record("Street trees", "oak", NOON) is Outcome.KEPT
-    assert second.send(LATER) == Sending(sent=2)
-    assert first.send(LATER) == Sending()
+    assert second.send(LATER) == SendSummary(sent=2)
+    assert first.send(LATER) == SendSummary()
 
 
 def test_a_dictionary_of_another_digest_or_length_is_refused(

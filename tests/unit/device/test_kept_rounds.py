@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from masking import NAME, Masking, agreed, devices, go, masking, parts, play
-from sfumato.device import Device, Http, Joined, MemoryBox, Part, Response, SqliteBox
+from sfumato.device import Device, Http, MemoryBox, Response, RoundClient, RoundOutcome, SqliteBox
 from sfumato.device.offers import public_key
 from sfumato.errors import StoreFull
 from sfumato.flow.secure_sum import ANY_NONCE
@@ -37,29 +37,29 @@ def test_nothing_in_the_file_shows_a_table_that_has_arrived(stage: Masking, tmp_
         path = tmp_path / "device.db"
         box = SqliteBox(path)
         mine = agreed(Device(box, send, key), stage.clock).part(NAME, "tree 11", stage.clock())
-        assert isinstance(mine, Part)
+        assert isinstance(mine, RoundClient)
         made = [*parts(them, stage.clock), mine]
         for _ in range(3):
             for part in made:
                 go(part, send, until="mask")
             stage.work()
         asked = mine.request(0)  # what it is told before it masks
-        mine.hear(send(asked.method, asked.path, asked.body, asked.headers))
+        mine.receive(send(asked.method, asked.path, asked.body, asked.headers))
         said, (text, message) = mine.request(0), box.round(NAME) or ("", b"")
         assert (said.method, message) == ("PUT", said.body)
         secret = json.loads(json.loads(text)["participant"])
         shown = [secret[name].encode() for name in ("seed", "mask_key", "sharing_seed", "box_key")]
         assert all(each in path.read_bytes() for each in shown)
-        mine.hear(send(said.method, said.path, said.body, said.headers))
+        mine.receive(send(said.method, said.path, said.body, said.headers))
         assert box.round(NAME) == (mine._text, b"")
         assert not any(each in path.read_bytes() for each in [said.body, *shown])
         box.close()
         box = SqliteBox(path)  # what is left is enough to go on with
         again = Device(box, send, key).part(NAME, "tree 11", stage.clock())
-        assert isinstance(again, Part)
+        assert isinstance(again, RoundClient)
         play(stage, [*made[:-1], again])
         box.close()
-    assert again.outcome is Joined.DONE
+    assert again.outcome is RoundOutcome.DONE
     assert stage.release(study).counts.tolist() == [1.0] * COUNT
 
 
@@ -83,7 +83,7 @@ def test_a_table_that_could_not_be_kept_is_masked_at_the_next_try(stage: Masking
     with devices(stage, COUNT - 1) as them, Http(stage.collector.address) as send:
         device = agreed(Device(FullOnce(), send, key), stage.clock)
         mine = device.part(NAME, "tree 11", stage.clock())
-        assert isinstance(mine, Part)
+        assert isinstance(mine, RoundClient)
         made = [*parts(them, stage.clock), mine]
         for _ in range(3):
             for part in made:
@@ -93,7 +93,7 @@ def test_a_table_that_could_not_be_kept_is_masked_at_the_next_try(stage: Masking
             go(mine, send)
         assert (mine.phase, mine.outcome) == ("mask", None)
         play(stage, made)
-    assert {part.outcome for part in made} == {Joined.DONE}
+    assert {part.outcome for part in made} == {RoundOutcome.DONE}
     assert stage.state(study)["state"] == "released"
 
 
@@ -102,7 +102,7 @@ def test_a_round_without_parameters_ends_for_the_device() -> None:
     task = replace(masked(asked=30), max_count=31)
     device = agreed_to(Offering(offered("Trees", task)))
     part = device.part("Trees", "oak", 1.0)
-    assert isinstance(part, Part)
+    assert isinstance(part, RoundClient)
     keys = [bytes([k]) * 32 for k in range(31)]
     joined = Participant.join(
         task.masked_round(31, ANY_NONCE),
@@ -114,8 +114,8 @@ def test_a_round_without_parameters_ends_for_the_device() -> None:
     part._participant = joined
     part._progress = replace(part._progress, stage="hear share", participant=joined.to_json())
     told = members_to_bytes(set(range(31)), 31) + bytes(32)
-    part.hear(Response(200, {}, told))
-    assert part.outcome is Joined.REFUSED
+    part.receive(Response(200, {}, told))
+    assert part.outcome is RoundOutcome.REFUSED
     assert part.problem
 
 
@@ -126,7 +126,7 @@ def test_a_round_of_a_study_that_is_gone_is_forgotten(tmp_path: Path) -> None:
         collector = Offering(trees, shrubs)
         device = agreed_to(collector, box)
         for study in ("Trees", "Shrubs"):
-            assert isinstance(device.part(study, "oak", 1.0), Part)
+            assert isinstance(device.part(study, "oak", 1.0), RoundClient)
         collector.offers = [trees]
         device.offers(2.0)
         assert box.round("Shrubs") is not None
@@ -139,19 +139,19 @@ def test_a_round_of_a_study_that_is_gone_is_forgotten(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "given_up", "outcome"),
     [
-        ("ticket-over", "", Joined.NOT_NEEDED),
-        ("ticket-over", "0" * 32, Joined.ABORTED),  # it was in a round that was given up
-        ("round-aborted", "", Joined.ABORTED),
-        ("round-over", "", Joined.LATE),
-        ("round-over", "0" * 32, Joined.LATE),
-        ("round-lost", "", Joined.LATE),
+        ("ticket-over", "", RoundOutcome.NOT_NEEDED),
+        ("ticket-over", "0" * 32, RoundOutcome.ABORTED),  # it was in a round that was given up
+        ("round-aborted", "", RoundOutcome.ABORTED),
+        ("round-over", "", RoundOutcome.LATE),
+        ("round-over", "0" * 32, RoundOutcome.LATE),
+        ("round-lost", "", RoundOutcome.LATE),
     ],
 )
 def test_who_waits_hears_how_the_round_ended_that_it_missed(
-    code: str, given_up: str, outcome: Joined
+    code: str, given_up: str, outcome: RoundOutcome
 ) -> None:
     part = agreed_to(Offering(offered("Trees", masked()))).part("Trees", "oak", 1.0)
-    assert isinstance(part, Part)
+    assert isinstance(part, RoundClient)
     part._progress = replace(part._progress, stage="wait", round_id=given_up)
-    part.hear(Response(410, {}, json.dumps({"code": code}).encode()))
+    part.receive(Response(410, {}, json.dumps({"code": code}).encode()))
     assert part.outcome is outcome

@@ -15,13 +15,13 @@ from sfumato.cli.device import _in_words
 from sfumato.device import (
     Device,
     Http,
-    Joined,
     MemoryBox,
-    Offered,
-    Part,
+    OfferedStudy,
     Response,
+    RoundClient,
+    RoundOutcome,
     Send,
-    Skipped,
+    SkipReason,
     SqliteBox,
 )
 from sfumato.device.device import changes
@@ -109,11 +109,11 @@ def test_the_function_is_called_once_and_only_when_the_table_is_masked(
         return np.full(LENGTH, 0.25)
 
     made = mine.part(NAME, watched, stage.clock())
-    assert isinstance(made, Part)
+    assert isinstance(made, RoundClient)
     part = made
     others = [a_device(stage, send).part(NAME, still, stage.clock()) for _ in range(COHORT - 1)]
     play(stage, [part, *others])  # type: ignore[list-item]  # all of them are parts
-    assert part.outcome is Joined.DONE
+    assert part.outcome is RoundOutcome.DONE
     assert phases == ["mask"]
     ((terms, parameters),) = given
     assert terms == part.offer.model
@@ -128,11 +128,11 @@ def test_the_same_round_is_gone_on_with_without_fetching_again(
     stage.create(COHORT, **KEYS)
     count = Changed(send, lambda answer: answer)
     box = SqliteBox(tmp_path / "device.db")
-    assert isinstance(a_device(stage, count, box).part(NAME, still, stage.clock()), Part)
+    assert isinstance(a_device(stage, count, box).part(NAME, still, stage.clock()), RoundClient)
     box.close()
     box = SqliteBox(tmp_path / "device.db")
     key = bytes.fromhex(stage.collector.public_key)
-    assert isinstance(Device(box, count, key).part(NAME, still, stage.clock()), Part)
+    assert isinstance(Device(box, count, key).part(NAME, still, stage.clock()), RoundClient)
     assert count.asked == 1
     box.close()
 
@@ -162,8 +162,8 @@ def test_parameters_that_are_not_there_can_be_asked_for_later(stage: Masking, se
     device = a_device(stage, flaky)
     with pytest.raises(ServiceError):
         device.part(NAME, still, stage.clock())
-    assert device.join(NAME, still, stage.clock()) is Joined.UNREACHABLE
-    assert isinstance(device.part(NAME, still, stage.clock()), Part)
+    assert device.join(NAME, still, stage.clock()) is RoundOutcome.UNREACHABLE
+    assert isinstance(device.part(NAME, still, stage.clock()), RoundClient)
 
 
 def test_only_the_current_parameters_are_kept(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_value_that_is_no_function_is_refused(stage: Masking, send: Http) -> N
     device = a_device(stage, send)
     with pytest.raises(SpecError, match="must be a function"):
         device.part(NAME, [0.5] * LENGTH, stage.clock())
-    assert device.record(NAME, "oak", stage.clock()) is Skipped.NOT_ASKED_FOR
+    assert device.record(NAME, "oak", stage.clock()) is SkipReason.NOT_ASKED_FOR
 
 
 @pytest.mark.parametrize("wrong", [np.zeros(3), np.zeros((1, LENGTH)), np.zeros(LENGTH, dtype=int)])
@@ -206,10 +206,10 @@ def test_an_update_of_another_shape_is_not_sent(
 ) -> None:
     stage.create(COHORT, **KEYS)
     mine = a_device(stage, send).part(NAME, lambda *given: wrong, stage.clock())
-    assert isinstance(mine, Part)
+    assert isinstance(mine, RoundClient)
     others = [a_device(stage, send).part(NAME, still, stage.clock()) for _ in range(COHORT - 1)]
     play(stage, [mine, *others], leaving={})  # type: ignore[list-item]  # all of them are parts
-    assert mine.outcome is Joined.REFUSED
+    assert mine.outcome is RoundOutcome.REFUSED
     assert "must be 10 real numbers" in mine.problem
 
 
@@ -250,7 +250,7 @@ def test_consent_is_to_the_model_and_what_is_done_with_it_but_not_to_a_round() -
 
 
 def test_consent_is_asked_for_in_words() -> None:
-    said = _in_words(Offered(offered(), "none"))
+    said = _in_words(OfferedStudy(offered(), "none"))
     assert "what your examples teach a model (softmax, 10 parameters)" in said
     assert "only sums over many devices can be read" in said
 

@@ -20,7 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checks import SEED, assert_chi_square
-from sfumato.device.outbox import DAY_SECONDS, LONGEST_DELAY, Outbox, Outcome, Outgoing, Rule
+from sfumato.device.outbox import (
+    DAY_SECONDS,
+    LONGEST_DELAY,
+    Outbox,
+    Outcome,
+    OutgoingRecord,
+    SendingRule,
+)
 from sfumato.errors import SpecError
 from sfumato.privacy import Rng, SeededRng
 from sfumato.spec import canonical, from_json, to_json
@@ -32,8 +39,10 @@ WORDS = "New words"
 DAY = 20_000
 MORNING = DAY * DAY_SECONDS + 6 * 3600.0
 LATER = MORNING + 10 * DAY_SECONDS  # everything of the day is due
-RULE = Rule(study=EMOJI, task_id="5f" * 32, epsilon=4.0, daily_reports=2, delay_seconds=3 * 3600)
-OTHER = Rule(study=WORDS, task_id="a0" * 32, epsilon=2.0, daily_reports=3, delay_seconds=60)
+RULE = SendingRule(
+    study=EMOJI, task_id="5f" * 32, epsilon=4.0, daily_reports=2, delay_seconds=3 * 3600
+)
+OTHER = SendingRule(study=WORDS, task_id="a0" * 32, epsilon=2.0, daily_reports=3, delay_seconds=60)
 CLEAR = "canary-0f1e2d"  # a value; its record is RECORD
 RECORD = hashlib.sha256(CLEAR.encode()).digest()[:8]
 
@@ -49,7 +58,9 @@ def giving(data: bytes) -> Callable[[Rng], bytes]:
     return lambda rng: data
 
 
-def filled(outbox: Outbox, count: int, rule: Rule = RULE, *, now: float = MORNING) -> list[Outcome]:
+def filled(
+    outbox: Outbox, count: int, rule: SendingRule = RULE, *, now: float = MORNING
+) -> list[Outcome]:
     """Record `count` events whose records are 0, 1, 2, … in one byte each."""
     rng = SeededRng(SEED, count)
     return [
@@ -57,11 +68,11 @@ def filled(outbox: Outbox, count: int, rule: Rule = RULE, *, now: float = MORNIN
     ]
 
 
-def data_of(handed_out: list[Outgoing]) -> list[bytes]:
+def data_of(handed_out: list[OutgoingRecord]) -> list[bytes]:
     return [record.data for record in handed_out]
 
 
-def ids_of(handed_out: list[Outgoing]) -> list[str]:
+def ids_of(handed_out: list[OutgoingRecord]) -> list[str]:
     return [record.id for record in handed_out]
 
 
@@ -224,7 +235,7 @@ def test_the_lowest_limit_of_a_day_holds_whatever_its_turn(limits: tuple[int, ..
     assert len(outbox.due(LATER)) == 1
 
 
-def begin(outbox: Outbox, rule: Rule = RULE) -> Outcome:
+def begin(outbox: Outbox, rule: SendingRule = RULE) -> Outcome:
     return outbox.take_part(rule, giving(b"none"), now=MORNING, rng=SeededRng(SEED))
 
 
@@ -384,7 +395,7 @@ def test_records_are_handed_out_by_task_without_day_time_or_study() -> None:
         filled(outbox, 2, now=MORNING + day * DAY_SECONDS)
     handed_out = outbox.due(LATER)
     assert [record.task_id for record in handed_out] == [RULE.task_id] * 6 + [OTHER.task_id] * 9
-    assert set(Outgoing.__slots__) == {"id", "task_id", "data"}
+    assert set(OutgoingRecord.__slots__) == {"id", "task_id", "data"}
 
 
 def orders(runs: int, rng: Rng) -> list[int]:
@@ -813,7 +824,7 @@ def test_nothing_prints_a_record() -> None:
         ({"task_id": "5f"}, "task_id must be 64 hexadecimal digits"),
         ({"task_id": "5F" * 32}, "lower case"),
         ({"epsilon": 0.0}, "epsilon must be above 0"),
-        ({"epsilon": math.inf}, "epsilon of Rule must be float"),
+        ({"epsilon": math.inf}, "epsilon of SendingRule must be float"),
         ({"daily_reports": 0}, "daily_reports must be at least 1"),
         ({"delay_seconds": 0}, "delay_seconds must be 1 to"),
         ({"delay_seconds": LONGEST_DELAY + 1}, "delay_seconds must be 1 to"),
@@ -915,7 +926,7 @@ class Device:
         self.restarts = restarts  # whether the state goes through its JSON after every call
         self.now = MORNING
         self.events: list[tuple[str, int, float, bytes]] = []  # study, day, epsilon, record
-        self.on_the_way: list[Outgoing] = []
+        self.on_the_way: list[OutgoingRecord] = []
         self.left: dict[bytes, tuple[str, int, float]] = {}  # everything that ever left the device
         self.arrived: set[bytes] = set()
         self.consented = set(STUDIES)
@@ -939,7 +950,7 @@ class Device:
             self.outbox = Outbox.from_json(self.outbox.to_json())
         return result
 
-    def record(self, rule: Rule, times: int) -> list[Outcome]:
+    def record(self, rule: SendingRule, times: int) -> list[Outcome]:
         outcomes = []
         for _ in range(times):
             number = len(self.events)
@@ -967,7 +978,7 @@ class Device:
     def clock(self, day: float) -> None:
         self.now = MORNING + day * DAY_SECONDS
 
-    def due(self) -> list[Outgoing]:
+    def due(self) -> list[OutgoingRecord]:
         self.on_the_way = self.outbox.due(self.now)
         return self.on_the_way
 

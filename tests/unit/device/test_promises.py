@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sfumato.device import Device, Joined, MemoryBox, Part, Response, Skipped
+from sfumato.device import Device, MemoryBox, Response, RoundClient, RoundOutcome, SkipReason
 from sfumato.device.box import Box, State
 from sfumato.device.device import changes
 from sfumato.device.offers import Offer, public_key, sign
@@ -94,7 +94,7 @@ def test_a_sum_that_is_hidden_from_fewer_needs_consent_again(name: str) -> None:
     device = agreed(collector)
     collector.offers = [WEAKER[name]]
     assert [each.changes for each in device.offers(1.0)] == [(name,)]
-    assert device.part("Trees", "oak", 2.0) is Skipped.CONSENT_AGAIN
+    assert device.part("Trees", "oak", 2.0) is SkipReason.CONSENT_AGAIN
 
 
 def test_a_sum_that_is_hidden_from_more_needs_no_consent() -> None:
@@ -105,7 +105,7 @@ def test_a_sum_that_is_hidden_from_more_needs_no_consent() -> None:
     device = agreed(collector)
     collector.offers = [better]
     device.offers(1.0)
-    assert isinstance(device.part("Trees", "oak", 2.0), Part)
+    assert isinstance(device.part("Trees", "oak", 2.0), RoundClient)
 
 
 def test_an_offer_of_a_masked_sum_whose_noise_is_the_collectors_cannot_be_made() -> None:
@@ -142,15 +142,15 @@ def test_what_may_be_masked_is_asked_again_when_it_is(other: Task) -> None:
     """Two rounds are begun before either table is masked: the second device's part ends there."""
     device = agreed(Offering(offered("Trees", masked()), offered("Shrubs", other)))
     first, second = (device.part(study, "oak", 1.0) for study in ("Trees", "Shrubs"))
-    assert isinstance(first, Part)
-    assert isinstance(second, Part)
+    assert isinstance(first, RoundClient)
+    assert isinstance(second, RoundClient)
     for part in (first, second):
         part._progress = replace(part._progress, stage="hear mask")
         part._participant = Masks()  # type: ignore[assignment]  # as far as it is needed
-        part.hear(Response(200, {}, b""))
+        part.receive(Response(200, {}, b""))
     assert (first.phase, first.outcome) == ("mask", None)
     assert first.request().body == b"masked"
-    assert second.outcome is Joined.REFUSED
+    assert second.outcome is RoundOutcome.REFUSED
     assert "one too many" in second.problem
     assert device._peek().contributed["names"].study == "Trees"
 

@@ -16,12 +16,12 @@ from serving import wait_for
 from sfumato.device import (
     Device,
     Http,
-    Joined,
     MemoryBox,
-    Part,
     Response,
+    RoundClient,
+    RoundOutcome,
     Send,
-    Skipped,
+    SkipReason,
     SqliteBox,
     invitations,
 )
@@ -72,23 +72,23 @@ def test_an_app_that_crashes_at_every_step_says_the_same_again(
             stage.work()
             box = SqliteBox(path)
             part = Device(box, record, key).part(NAME, f"tree {COUNT - 1}", stage.clock())
-            assert isinstance(part, Part)
+            assert isinstance(part, RoundClient)
             asked = part.request(0)
             answer = record(asked.method, asked.path, asked.body, asked.headers)
             box.close()  # the answer is lost
             box = SqliteBox(path)
             part = Device(box, record, key).part(NAME, f"tree {COUNT - 1}", stage.clock())
-            assert isinstance(part, Part)
+            assert isinstance(part, RoundClient)
             assert part.request(0).body == asked.body
             answer = record(asked.method, asked.path, asked.body, asked.headers)
-            part.hear(answer)
+            part.receive(answer)
             outcome = part.outcome
             assert (box.round(NAME) is None) == (outcome is not None)
             box.close()
             if outcome is not None:
                 break
         stage.work()
-    assert outcome is Joined.DONE
+    assert outcome is RoundOutcome.DONE
     puts = [(path, body) for method, path, body in record.sent if method == "PUT"]
     assert len({path for path, _ in puts}) == 4
     assert len(set(puts)) == 4  # to each address always the same bytes
@@ -104,7 +104,7 @@ def test_no_value_is_in_the_box_and_no_secret_stays_there(stage: Masking, tmp_pa
         device = agreed(Device(box, send, key), stage.clock)
         device.record(NAME, CANARY, stage.clock())
         mine = device.part(NAME, CANARY, stage.clock())
-        assert isinstance(mine, Part)
+        assert isinstance(mine, RoundClient)
         seen = b""
 
         def look(phase: str) -> None:
@@ -113,7 +113,7 @@ def test_no_value_is_in_the_box_and_no_secret_stays_there(stage: Masking, tmp_pa
             seen += path.read_bytes() + (kept[0].encode() if kept else b"")
 
         play(stage, [mine, *parts(them, stage.clock)], before_step=look)
-        assert mine.outcome is Joined.DONE
+        assert mine.outcome is RoundOutcome.DONE
         identities = json.loads("[" + ",".join(_states(seen)) + "]")
         assert identities  # there was something to look at
         # The dictionary, which everybody has, is all that names an item.
@@ -181,10 +181,10 @@ def test_the_same_devices_answer_every_task_of_their_cohort_once(stage: Masking)
                 (offered,) = device.offers(stage.clock())
                 assert offered.consent == "given"
                 part = device.part(NAME, word, stage.clock())
-                assert isinstance(part, Part)
+                assert isinstance(part, RoundClient)
                 joining.append(part)
             play(stage, joining)
-            assert {part.outcome for part in joining} == {Joined.DONE}
+            assert {part.outcome for part in joining} == {RoundOutcome.DONE}
             answered.append(joining[0].offer.task.id)
     assert len(answered) == offered.offer.contributions > 1
     release = stage.release(study)
@@ -206,12 +206,12 @@ def test_joining_needs_consent_and_a_masked_study(stage: Masking) -> None:
     key = bytes.fromhex(stage.collector.public_key)
     with Http(stage.collector.address) as send:
         device = Device(MemoryBox(), send, key)
-        assert device.join(NAME, "oak", stage.clock()) is Skipped.NOT_OFFERED
+        assert device.join(NAME, "oak", stage.clock()) is SkipReason.NOT_OFFERED
         device.offers(stage.clock())
         assert device.join(NAME, "oak", stage.clock()) is Outcome.NO_CONSENT
         device.consent(NAME)
-        assert device.record(NAME, "oak", stage.clock()) is Skipped.NOT_ASKED_FOR
-        assert isinstance(device.part(NAME, "oak", stage.clock()), Part)
+        assert device.record(NAME, "oak", stage.clock()) is SkipReason.NOT_ASKED_FOR
+        assert isinstance(device.part(NAME, "oak", stage.clock()), RoundClient)
         device.withdraw(NAME)
         assert device.part(NAME, "oak", stage.clock()) is Outcome.NO_CONSENT
 
@@ -257,7 +257,7 @@ def test_an_invitation_that_is_not_the_tasks_is_refused(
         changed = Recorder(send)
         changed.change = lambda path, answer: _changed(answer, change(stage))
         go(made[0], changed)
-        assert made[0].outcome is Joined.REFUSED
+        assert made[0].outcome is RoundOutcome.REFUSED
         assert says in made[0].problem
         assert len(changed.sent) == 1  # it said nothing
 
@@ -290,7 +290,7 @@ def test_what_was_changed_on_the_way_is_refused_and_nothing_more_is_said(
             stage.work()
             if made[0].outcome is not None:
                 break
-        assert made[0].outcome is Joined.REFUSED
+        assert made[0].outcome is RoundOutcome.REFUSED
         said = [path for method, path, _ in changed.sent if method == "PUT"]
         assert not [path for path in said if f"/{phase}/" in path]
         given = them[0].part(NAME, "tree 1", stage.clock())
@@ -302,7 +302,7 @@ def test_a_busy_or_absent_collector_is_asked_again(stage: Masking) -> None:
     pauses: list[float] = []
     with devices(stage, 1) as (device,), Http(stage.collector.address) as send:
         part = device.part(NAME, "oak", stage.clock())
-        assert isinstance(part, Part)
+        assert isinstance(part, RoundClient)
         told = [Response(429, {"retry-after": "7"}, b"{}"), Response(503, {}, b"{}"), None]
 
         def unsteady(method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
@@ -314,7 +314,7 @@ def test_a_busy_or_absent_collector_is_asked_again(stage: Masking) -> None:
             return send(method, path, body, headers) if method == "POST" else Response(410, {}, b"")
 
         ended = drive(part, unsteady, lambda: 1.0, pause=pauses.append)
-        assert ended is Joined.NOT_NEEDED
+        assert ended is RoundOutcome.NOT_NEEDED
         assert pauses == [7.5, 1.0, 2.0]
 
 
@@ -326,10 +326,10 @@ def test_a_collector_that_stays_away_is_left_for_later(stage: Masking) -> None:
             raise ServiceError("away")
 
         part = device.part(NAME, "oak", stage.clock())
-        assert isinstance(part, Part)
+        assert isinstance(part, RoundClient)
         ended = drive(part, nobody, lambda: 0.0, patience_seconds=0.0, pause=lambda _: None)
-        assert ended is Joined.UNREACHABLE
-        assert isinstance(device.part(NAME, "oak", stage.clock()), Part)
+        assert ended is RoundOutcome.UNREACHABLE
+        assert isinstance(device.part(NAME, "oak", stage.clock()), RoundClient)
 
 
 def test_a_collector_that_tells_nothing_new_in_a_phase_is_left_for_later(stage: Masking) -> None:
@@ -348,9 +348,9 @@ def test_a_collector_that_tells_nothing_new_in_a_phase_is_left_for_later(stage: 
             return send(method, path.replace("wait=15", "wait=0"), body, headers)
 
         ended = drive(made[0], at_once, lambda: 0.0, patience_seconds=0.0, pause=lambda _: None)
-        assert ended is Joined.UNREACHABLE
+        assert ended is RoundOutcome.UNREACHABLE
         assert made[0].phase == "share"
-        assert isinstance(them[0].part(NAME, "tree 0", stage.clock()), Part)  # to go on with
+        assert isinstance(them[0].part(NAME, "tree 0", stage.clock()), RoundClient)  # to go on with
 
 
 def test_two_programs_of_one_device_do_not_speak_in_its_name(
@@ -365,11 +365,11 @@ def test_two_programs_of_one_device_do_not_speak_in_its_name(
             stack.callback(box.close)
         agreed(Device(boxes[0], send, key), stage.clock)
         one, other = (Device(box, send, key).part(NAME, "oak", stage.clock()) for box in boxes)
-        assert isinstance(one, Part)
-        assert isinstance(other, Part)
+        assert isinstance(one, RoundClient)
+        assert isinstance(other, RoundClient)
         assert one.request(0).body == other.request(0).body
         go(one, send)
         asked = other.request(0)
         answer = send(asked.method, asked.path, asked.body, asked.headers)
         with pytest.raises(SpecError, match="another program"):
-            other.hear(answer)
+            other.receive(answer)

@@ -16,7 +16,7 @@ from sfumato.collector import studies
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.worker.round_cache import most_bytes
 from sfumato.collector.worker.rounds import MOST_LOST, _drawn
-from sfumato.device import Http, Joined, Part
+from sfumato.device import Http, RoundClient, RoundOutcome
 from sfumato.privacy import SeededRng
 from sfumato.secagg.coordinator import Phase
 from sfumato.secagg.round import BOX_BYTES, SHARE_BYTES, MaskedRound
@@ -36,7 +36,7 @@ def waiting(stage: Masking, send: Http, count: int) -> None:
     with devices(stage, count) as gone:
         for device in gone:
             part = device.part(NAME, "tree 0", stage.clock())
-            assert isinstance(part, Part)
+            assert isinstance(part, RoundClient)
             go(part, send)
 
 
@@ -52,7 +52,7 @@ def test_devices_that_came_and_went_do_not_fail_a_study(stage: Masking) -> None:
             if stage.state(study)["state"] != "collecting":
                 break
             stage.wait_out()
-    assert [part.outcome for part in made].count(Joined.DONE) >= COUNT - 1
+    assert [part.outcome for part in made].count(RoundOutcome.DONE) >= COUNT - 1
     assert stage.release(study).counts.sum() >= COUNT - 1
     (task,) = stage.state(study)["tasks"]
     phases = [each["phase"] for each in task["rounds"]]
@@ -79,14 +79,14 @@ def test_a_round_to_which_too_few_enrol_puts_back_who_did(stage: Masking) -> Non
             assert tx.invitation(row.id) == ""
             assert tx.waiting(task.id) == COUNT - 2
         for part in made[:2]:  # too late: nobody waits for them any more
-            assert go(part, send).outcome in (Joined.NOT_NEEDED, Joined.ABORTED)
+            assert go(part, send).outcome in (RoundOutcome.NOT_NEEDED, RoundOutcome.ABORTED)
         for part in made[2:]:
             assert (go(part, send).phase, part.outcome) == ("wait", None)
         others = [device.part(NAME, "tree 1", stage.clock()) for device in them[:2]]
-        assert all(isinstance(part, Part) for part in others)
+        assert all(isinstance(part, RoundClient) for part in others)
         everybody = [*others, *made[2:]]
         play(stage, everybody)  # type: ignore[arg-type]  # as was seen
-        assert {part.outcome for part in made[2:]} == {Joined.DONE}
+        assert {part.outcome for part in made[2:]} == {RoundOutcome.DONE}
     assert stage.state(study)["state"] == "released"
     assert stage.charges() == 1
 
@@ -105,7 +105,7 @@ def test_a_device_that_is_put_back_waits_for_another_round_than_before(stage: Ma
         stage.wait_out()
         go(made[0], send)
         assert made[0].phase == "wait"
-        assert not made[0].hear(invited)
+        assert not made[0].receive(invited)
         assert (made[0].phase, made[0].outcome) == ("wait", None)
 
 
@@ -123,7 +123,7 @@ def test_one_program_that_fills_the_room_does_not_fail_a_study(stage: Masking) -
     with devices(stage, COUNT) as them:
         made = parts(them, stage.clock)
         play(stage, made)
-    assert {part.outcome for part in made} == {Joined.DONE}
+    assert {part.outcome for part in made} == {RoundOutcome.DONE}
 
 
 def test_a_cohort_is_drawn_by_lot() -> None:
@@ -186,7 +186,7 @@ def test_a_study_stops_after_two_lost_rounds(tmp_path: Path) -> None:
                     go(part, send)
                 stage.work()
                 asked = made[0].request(0)
-                made[0].hear(send(asked.method, asked.path, asked.body, asked.headers))
+                made[0].receive(send(asked.method, asked.path, asked.body, asked.headers))
                 assert made[0]._participant is not None
                 made[0]._participant.seed = bytes(range(32))
                 play(stage, made)
@@ -239,7 +239,7 @@ def test_what_is_refused_is_not_kept(stage: Masking) -> None:
             go(part, send)
         stage.work()
         asked = made[0].request(0)
-        made[0].hear(send(asked.method, asked.path, asked.body, asked.headers))
+        made[0].receive(send(asked.method, asked.path, asked.body, asked.headers))
         asked = made[0].request(0)
         send(asked.method, asked.path, bytes(len(asked.body)), asked.headers)
         stage.work()

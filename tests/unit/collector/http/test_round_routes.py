@@ -10,7 +10,7 @@ from typing import Any
 from masking import PHASES, Masking, devices, go, masking, parts
 from serving import Answer, ask, settings
 from sfumato.collector.serve import CollectorServer, running
-from sfumato.device import Http, Joined, Part
+from sfumato.device import Http, RoundClient, RoundOutcome
 
 COUNT = 12
 
@@ -35,7 +35,7 @@ def both(stage: Masking, other: CollectorServer, *asked: Any, **options: Any) ->
     return first
 
 
-def questions(part: Part) -> Iterator[tuple[str, str, Mapping[str, str]]]:
+def questions(part: RoundClient) -> Iterator[tuple[str, str, Mapping[str, str]]]:
     """All that a member may ask, and some that it may not."""
     asked = part.request(0)
     if "/v1/rounds/" not in asked.path:
@@ -62,7 +62,7 @@ def test_every_question_at_every_step_has_one_answer(tmp_path: Path) -> None:
                         for method, path, headers in questions(part):
                             seen.add(both(stage, other, method, path, headers=headers).status)
                 stage.work()
-            assert {part.outcome for part in made} == {Joined.DONE}
+            assert {part.outcome for part in made} == {RoundOutcome.DONE}
     assert seen >= {200, 204, 403, 404, 409}
 
 
@@ -76,7 +76,7 @@ def test_every_message_has_one_answer(tmp_path: Path) -> None:
                 go(part, send)
             stage.work()
             asked = made[0].request(0)
-            assert made[0].hear(send(asked.method, asked.path, asked.body, asked.headers))
+            assert made[0].receive(send(asked.method, asked.path, asked.body, asked.headers))
             said = made[0].request(0)
             assert said.method == "PUT"
             assert send(said.method, said.path, said.body, said.headers).status == 201
