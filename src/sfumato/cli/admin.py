@@ -35,7 +35,7 @@ def _client(command: _Command) -> _Command:
         show_default=True,
         help="Address of the collector.",
     )
-    @click.option("--ca", type=_FILE, help="Root certificates to trust beside the system's.")
+    @click.option("--ca", type=_FILE, help="Root certificates to trust in addition.")
     @click.option("--plain-http", is_flag=True, help="Allow sending the token without TLS.")
     @wraps(command)
     def with_client(server: str, ca: Path | None, plain_http: bool, **options: Any) -> Any:
@@ -154,6 +154,7 @@ def study_show(client: AdminClient, study: str, as_json: bool) -> None:
 def study_close(client: AdminClient, study: str, yes: bool, as_json: bool) -> None:
     """Stop collecting reports, and release the result
 
+    ID is the study's id or its name.
     \b
     Example:
       sfumato study close "Street trees" --yes
@@ -174,7 +175,8 @@ def study_close(client: AdminClient, study: str, yes: bool, as_json: bool) -> No
 def study_delete(client: AdminClient, study: str, yes: bool, as_json: bool) -> None:
     """Delete all reports of a study
 
-    Its release, if there is one, and its entries in the ledger stay.
+    Its release, if there is one, and its entries in the ledger stay. ID is the study's id or its
+    name.
 
     \b
     Example:
@@ -202,7 +204,7 @@ def release_group() -> None:
 def release_show(client: AdminClient, study: str, as_json: bool) -> None:
     """Show a study's release: estimates with intervals, largest first
 
-    Exits with code 75 if there is no release yet.
+    ID is the study's id or its name. Exits with code 75 if there is no release yet.
 
     \b
     Example:
@@ -220,14 +222,14 @@ def release_show(client: AdminClient, study: str, as_json: bool) -> None:
 @release_group.command("export")
 @click.argument("study", metavar="ID")
 @click.option(
-    "--to", "file", type=_FILE, required=True, help="FILE.json, .csv, .parquet, .png or .pt."
+    "--to", "file", type=_FILE, required=True, help="File: .json, .csv, .parquet, .png or .pt."
 )
 @_client
 @_json
 def release_export(client: AdminClient, study: str, file: Path, as_json: bool) -> None:
     """Write a study's release to a file
 
-    JSON has everything; CSV the estimates; Parquet the estimates, with the rest in its metadata;
+    ID is the study's id or its name. The file's ending is its format: JSON has everything; CSV the estimates; Parquet the estimates, with the rest in its metadata;
     PNG a plot of the largest. For a model, JSON has its description, and .pt its parameters, for
     PyTorch's load_state_dict.
 

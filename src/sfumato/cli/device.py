@@ -66,7 +66,7 @@ def _device(command: _Command) -> _Command:
 
 @click.group("device")
 def device_group() -> None:
-    """Act as one device: list studies, consent to them, record values, send reports
+    """Act as a device: consent to studies, record values, send reports
 
     A device keeps its state in a folder (--home). The first command must give the collector's
     address and public key (--server, --key). They are stored there, and any other key is refused
@@ -193,7 +193,7 @@ def send_command(device: Device, as_json: bool) -> None:
 @device_group.command("log")
 @_device
 def log_command(device: Device, as_json: bool) -> None:
-    """Show which records were sent or are waiting, and their privacy cost
+    """Show the records sent and waiting, and their privacy cost
 
     \b
     Example:
@@ -232,7 +232,7 @@ def delete_command(device: Device, study: str | None, as_json: bool) -> None:
 def run_command(
     device: Device, spool: Path | None, from_stdin: bool, once: bool, as_json: bool
 ) -> None:
-    """Run as an agent: fetch offers, record values, send reports
+    """Run continuously: fetch offers, record values, send reports
 
     Values come as lines STUDY<TAB>VALUE, from files in --spool (each is deleted once it is read) or
     from stdin. Offers are fetched about once an hour, and records are sent at random times. SIGTERM

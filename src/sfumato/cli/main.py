@@ -71,7 +71,7 @@ def _fail(problem: SfumatoError) -> NoReturn:
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="sfumato")
 def main() -> None:
-    """Private federated analytics: ask many devices, get estimates with intervals and a bill
+    """Private federated analytics: estimates with intervals, and their privacy cost
 
     \b
     Example:
@@ -87,8 +87,8 @@ def main() -> None:
 def plan_command(study: Path, as_json: bool, plot: Path | None) -> None:
     """Size a study and predict its error, its traffic and its privacy
 
-    STUDY is a TOML file. A study that cannot be met is refused (exit code 1), with advice on how to
-    make it possible. For trust = "local", --plot draws the error of every oracle against the size
+    STUDY is a TOML file. An impossible study is refused (exit code 1), with advice on how to make
+    it possible. For trust = "local", --plot draws the error of every oracle against the size
     of its table, and marks the one that the plan uses.
 
     \b
@@ -360,11 +360,11 @@ def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) ->
 )
 @click.option("--keep", is_flag=True, help="Keep the collector and its dashboard running.")
 def demo_command(devices: int, seed: int, keep: bool) -> None:
-    """Run a collector and a fleet over HTTP, ask three questions, compare with the truth
+    """Run three studies on this machine, and compare with the truth
 
-    Three studies run at once: emoji and new words with local privacy, and app crashes, where the
-    collector sees only masked sums. The devices are simulated, everything else is real; nothing
-    leaves this machine.
+    Starts a collector and a fleet of devices that talk to it over HTTP. The studies run at once:
+    emoji and new words with local privacy, and app crashes, where the collector sees only masked
+    sums. The devices are simulated, everything else is real; nothing leaves this machine.
 
     \b
     Example:

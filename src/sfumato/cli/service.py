@@ -45,7 +45,7 @@ def _settings(command: _Command) -> _Command:
 @click.command("serve")
 @_settings
 @click.option("--listen", help="HOST:PORT to listen on, in place of the settings'.")
-@click.option("--port", type=click.IntRange(0, 65_535), help="Port to listen on; 0 picks one.")
+@click.option("--port", type=click.IntRange(0, 65_535), help="Port to listen on; 0 picks a free one.")
 @click.option(
     "--no-worker", is_flag=True, help="Only accept reports; `sfumato worker` does the rest."
 )
@@ -64,9 +64,9 @@ def serve_command(
     """Run a collector: accept reports from devices, and release results
 
     Prints the address that it listens on, which also serves the dashboard. Its log goes to stderr,
-    one JSON object per line. SIGTERM and Ctrl-C stop it after the current requests. Settings come
-    from --config and SFUMATO_… variables; by default it listens on this machine only, and its store
-    is in the current folder.
+    one JSON object per line. SIGTERM and Ctrl-C stop it once the work in progress is done. Settings
+    come from --config and SFUMATO_… variables; by default it listens on this machine only, and its
+    store is in the current folder.
 
     \b
     Example:
@@ -228,10 +228,10 @@ def backup_command(settings: Settings, file: Path, as_json: bool) -> None:
 def restore_command(settings: Settings, file: Path, nothing_released: bool, as_json: bool) -> None:
     """Fill an empty store from a copy that `sfumato backup` wrote
 
-    Reports, releases and charges to the ledger from after the copy was made are lost. Running
-    studies with trust central or secure are charged and ended, since they may have been released
-    meanwhile; open new studies in their place. If the collector was stopped before the copy was
-    made, use --nothing-released to continue them.
+    Everything that the collector stored after the copy was made is lost: reports, releases and
+    charges to the ledger. Running studies with trust central or secure are charged and ended, since
+    they may have been released meanwhile; open new studies in their place. If the collector was
+    stopped before the copy was made, use --nothing-released to continue them.
 
     \b
     Example:
