@@ -98,7 +98,7 @@ def questions(devices: int, seed: int) -> tuple[Question, ...]:
         ),
         Question(
             name="Crashing apps",
-            purpose="Which app to mend first.",
+            purpose="Which app to fix first.",
             study={
                 "question": "frequencies",
                 "trust": "secure",
