@@ -46,8 +46,8 @@ def comment_of(line: str) -> str | None:
     >>> comment_of("rows: int  # odd, so that the median is one row's reading")
     "odd, so that the median is one row's reading"
     """
-    found = _COMMENT.match(line)
-    return found[1] if found else None
+    match = _COMMENT.match(line)
+    return match[1] if match else None
 
 
 class MarkdownDocstrings(griffe.Extension):

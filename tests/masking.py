@@ -20,7 +20,7 @@ from sfumato.collector.store.store import StudyRow
 from sfumato.collector.worker.rounds import Patience
 from sfumato.collector.worker.table_queue import TableQueue
 from sfumato.collector.worker.worker import Worker
-from sfumato.device import Device, Http, Joined, MemoryBox, Part, Send
+from sfumato.device import Device, Http, MemoryBox, RoundClient, RoundOutcome, Send
 from sfumato.flow.release import CountRelease
 from sfumato.privacy import SystemRng
 
@@ -136,25 +136,25 @@ def devices(masking: Masking, count: int, *, address: str | None = None) -> Iter
         yield [agreed(Device(MemoryBox(shared), send, key), masking.clock) for _ in range(count)]
 
 
-def parts(devices: Sequence[Device], clock: Clock) -> list[Part]:
+def parts(devices: Sequence[Device], clock: Clock) -> list[RoundClient]:
     """The part of each, the k-th with the k-th value."""
     made = [device.part(NAME, f"tree {k}", clock()) for k, device in enumerate(devices)]
-    assert all(isinstance(part, Part) for part in made), made
+    assert all(isinstance(part, RoundClient) for part in made), made
     return made  # type: ignore[return-value]  # as was seen
 
 
-def go(part: Part, send: Send, *, until: str | None = None) -> Part:
+def go(part: RoundClient, send: Send, *, until: str | None = None) -> RoundClient:
     """On, as far as it comes without waiting; not into the phase `until`."""
     while part.outcome is None and (until is None or part.phase != until):
         asked = part.request(0)
-        if not part.hear(send(asked.method, asked.path, asked.body, asked.headers)):
+        if not part.receive(send(asked.method, asked.path, asked.body, asked.headers)):
             break
     return part
 
 
 def play(
     masking: Masking,
-    parts: Sequence[Part],
+    parts: Sequence[RoundClient],
     *,
     leaving: dict[int, str] | None = None,
     before_step: Callable[[str], None] = lambda phase: None,
@@ -183,7 +183,7 @@ def play(
 def play_on(
     masking: Masking,
     study: StudyRow,
-    parts: Sequence[Part],
+    parts: Sequence[RoundClient],
     send: Send,
     *,
     step: Callable[[], None] = lambda: None,
@@ -198,4 +198,4 @@ def play_on(
 
     wait_for(all_done, "the devices to be done")
     wait_for(lambda: masking.state(study)["state"] == "released", "the release")
-    assert {part.outcome for part in parts} == {Joined.DONE}
+    assert {part.outcome for part in parts} == {RoundOutcome.DONE}

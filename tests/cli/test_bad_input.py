@@ -83,7 +83,7 @@ def test_unreadable_data_is_one_line_and_exit_2(
         ('cohorts = "mixed"', 2, "cohorts of Study must be"),
         ('trust = "nobody"', 2, "trust of Study must be"),
         ('trust = "secure"\ndelta = 0.0', 1, "needs a delta above 0"),
-        ('trust = "secure"\ndevices = 3', 1, "at least 4 devices a round"),
+        ('trust = "secure"\ndevices = 3', 1, "at least 4 devices"),
         ('trust = "local"\nitems_per_device = 2', 2, "items_per_device is for sums"),
         ('trust = "local"\nepsilon = inf', 2, "local privacy needs an epsilon"),
         ('trust = "local"\nbytes_per_device = 10', 1, "leaves 0 bytes for a record"),
@@ -97,15 +97,15 @@ def test_unreadable_data_is_one_line_and_exit_2(
 )
 def test_a_study_that_cannot_be_is_refused(folder: Path, change: str, code: int, says: str) -> None:
     keys = [line.split("=")[0].strip() for line in change.splitlines()]
-    kept = [line for line in STUDY.splitlines() if line.split("=")[0].strip() not in keys]
-    study = "\n".join([*kept, change, "" if "devices" in keys else "devices = 1000"])
+    others = [line for line in STUDY.splitlines() if line.split("=")[0].strip() not in keys]
+    study = "\n".join([*others, change, "" if "devices" in keys else "devices = 1000"])
     (folder / "study.toml").write_text(study)
-    got, out, err = sfumato("plan", "study.toml", cwd=folder)
-    assert (got, out) == (code, "")
+    exit_code, out, err = sfumato("plan", "study.toml", cwd=folder)
+    assert (exit_code, out) == (code, "")
     assert says in err.splitlines()[0]
 
 
-def test_an_impossible_study_says_what_would_make_it_possible(folder: Path) -> None:
+def test_the_error_of_an_impossible_study_says_how_to_make_it_possible(folder: Path) -> None:
     study = STUDY + "devices = 1000\ntarget_error = 0.0001\n"
     (folder / "study.toml").write_text(study)
     code, _, err = sfumato("plan", "study.toml", cwd=folder)
@@ -117,7 +117,7 @@ def test_an_impossible_study_says_what_would_make_it_possible(folder: Path) -> N
     assert sfumato("plan", "study.toml", cwd=folder)[0] == 0
 
 
-def test_too_few_bytes_are_refused_with_how_many_would_do(folder: Path) -> None:
+def test_the_error_of_too_few_bytes_says_how_many_are_enough(folder: Path) -> None:
     words = "word\n" + "".join(f"w{i}\n" for i in range(10_000))
     (folder / "words.csv").write_text(words)
     study = STUDY + "devices = 1000\nbytes_per_device = 100\n"

@@ -114,6 +114,6 @@ def test_every_command_has_help_with_an_example(tmp_path: Path) -> None:
         assert "Example:" in out
 
 
-def test_a_closed_pipe_is_no_error(folder: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(folder: Path) -> None:
     code, _, err = run("reproduce", "list", cwd=folder)
     assert (code, "Traceback" in err) == (0, False)

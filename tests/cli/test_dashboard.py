@@ -1,4 +1,4 @@
-"""`sfumato serve` has the dashboard's pages, unless it is told not to."""
+"""`sfumato serve` serves the dashboard, unless --no-dashboard is given."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from serving import ask
 @pytest.mark.parametrize(
     ("flags", "status"), [([], 303), (["--no-dashboard"], 404)], ids=["with", "without"]
 )
-def test_pages_are_served_unless_they_are_not_wanted(
+def test_pages_are_served_unless_they_are_turned_off(
     tmp_path: Path, flags: list[str], status: int
 ) -> None:
     command = [sys.executable, "-m", "sfumato", "serve", "--port", "0", *flags]
@@ -22,7 +22,7 @@ def test_pages_are_served_unless_they_are_not_wanted(
         (tmp_path / "log").open("wb") as log,
         subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=log) as process,
     ):
-        assert process.stdout is not None  # as asked for
+        assert process.stdout is not None  # it is a pipe
         try:
             line = process.stdout.readline().decode()
             address = line.removeprefix("listening on ").strip()

@@ -46,7 +46,7 @@ def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorSer
 
 @pytest.fixture
 def sfumato(collector: CollectorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sfumato:
-    """`sfumato …` in a folder with a study, for the collector that runs."""
+    """`sfumato …` in a folder with a study, for the running collector."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.toml").write_text(STUDY)
     (tmp_path / "trees.csv").write_text("tree\noak\nelm\nfir\n")
@@ -57,32 +57,32 @@ def sfumato(collector: CollectorServer, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("SFUMATO_SERVER", collector.address)
 
     def invoke(*arguments: str, code: int = 0, answer: str | None = None) -> Result:
-        done = CliRunner().invoke(main, arguments, input=answer)
-        if done.exception is not None and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        assert done.exit_code == code, done.output
-        return done
+        result = CliRunner().invoke(main, arguments, input=answer)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result
 
     token = invoke("token", "create", "--role", "admin", "--name", "ops").stdout.strip()
     monkeypatch.setenv("SFUMATO_TOKEN", token)
     return invoke
 
 
-def answer_of(done: Result) -> Any:
-    return json.loads(done.stdout)
+def answer_of(result: Result) -> Any:
+    return json.loads(result.stdout)
 
 
 def send(collector: CollectorServer, name: str, categories: list[int]) -> None:
-    """What devices with these items send to a study."""
+    """Send the reports of devices with these items to a study."""
     envelopes = ask(collector.address, "GET", "/v1/offers").json()["offers"]
-    offered = [verify(envelope, public_key(collector.key)) for envelope in envelopes]
-    (task,) = [offer.task for offer in offered if offer.study == name]
+    offers = [verify(envelope, public_key(collector.key)) for envelope in envelopes]
+    (task,) = [offer.task for offer in offers if offer.study == name]
     assert isinstance(task, LocalTask)
-    sent = [
+    reports = [
         local_report(task, np.array([category]), rng=SystemRng()).to_bytes()
         for category in categories
     ]
-    answer = ask(collector.address, "POST", f"/v1/tasks/{task.id}/reports", to_frames(sent))
+    answer = ask(collector.address, "POST", f"/v1/tasks/{task.id}/reports", to_frames(reports))
     assert answer.status == 201
 
 
@@ -96,15 +96,15 @@ def test_a_study_from_its_opening_to_a_file(
     assert "error: this study has no release yet" in early.stderr
 
     send(collector, "Trees", [0] * 9 + [1] * 3)
-    shown = sfumato("study", "show", "Trees").stdout
-    assert "12 reports came" in shown
-    assert "4-local differential privacy" in shown
+    text = sfumato("study", "show", "Trees").stdout
+    assert "12 reports received, " in text
+    assert "4-local differential privacy" in text
     assert answer_of(sfumato("study", "show", study_id, "--json"))["received"] == 12
 
-    asked = sfumato("study", "close", "Trees", code=1, answer="n\n")
-    assert "releases what 12 reports say" in asked.output
-    closed = answer_of(sfumato("study", "close", "Trees", "--yes", "--json"))
-    assert closed["state"] in ("closing", "released")
+    refusal = sfumato("study", "close", "Trees", code=1, answer="n\n")
+    assert "releases the result of 12 reports" in refusal.output
+    row = answer_of(sfumato("study", "close", "Trees", "--yes", "--json"))
+    assert row["state"] in ("closing", "released")
     wait_for(
         lambda: answer_of(sfumato("study", "show", study_id, "--json"))["state"] == "released",
         "the release",
@@ -120,12 +120,11 @@ def test_a_study_from_its_opening_to_a_file(
     with (tmp_path / "trees.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["item"] for row in rows] == [row["item"] for row in release["estimates"]]
-    written = pyarrow.parquet.read_table(tmp_path / "trees.parquet")
-    assert written.column("item").to_pylist() == [row["item"] for row in release["estimates"]]
-    assert json.loads(written.schema.metadata[b"sfumato"])["privacy"] == release["privacy"]
+    file_table = pyarrow.parquet.read_table(tmp_path / "trees.parquet")
+    assert file_table.column("item").to_pylist() == [row["item"] for row in release["estimates"]]
+    assert json.loads(file_table.schema.metadata[b"sfumato"])["privacy"] == release["privacy"]
 
-    deleted = sfumato("study", "delete", "Trees", "--yes").stdout
-    assert deleted.startswith("Trees: deleted")
+    assert sfumato("study", "delete", "Trees", "--yes").stdout.startswith("Trees: deleted")
     assert answer_of(sfumato("release", "show", "Trees", "--json")) == release
 
 
@@ -135,7 +134,7 @@ def test_the_ledger_is_shown(sfumato: Sfumato) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["study", "show", "Nobody's"], 2, 'there is no study "Nobody\'s"'),
         (["study", "create", "none.toml", "--name", "A", "--purpose", "B."], 2, "cannot be read"),
@@ -147,35 +146,35 @@ def test_the_ledger_is_shown(sfumato: Sfumato) -> None:
         (["ledger", "show", "--server", "example.org"], 2, "a server must be"),
     ],
 )
-def test_what_goes_wrong_is_one_line_and_an_exit_code(
-    sfumato: Sfumato, arguments: list[str], code: int, said: str
+def test_an_error_is_one_line_and_an_exit_code(
+    sfumato: Sfumato, arguments: list[str], code: int, message: str
 ) -> None:
-    done = sfumato(*arguments, code=code)
-    assert said in done.stderr
-    assert done.stderr.startswith("error: ")
-    assert done.stdout == ""
+    result = sfumato(*arguments, code=code)
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stdout == ""
 
 
-def test_without_a_token_nothing_is_asked(
+def test_a_command_without_a_token_sends_no_request(
     sfumato: Sfumato, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SFUMATO_TOKEN")
-    assert "set SFUMATO_TOKEN" in sfumato("study", "list", code=2).stderr
+    assert "token in SFUMATO_TOKEN" in sfumato("study", "list", code=2).stderr
 
 
-def test_tokens_are_listed_without_themselves_and_revoked(
+def test_tokens_are_listed_without_their_secrets_and_revoked(
     sfumato: Sfumato, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = answer_of(
+    token = answer_of(
         sfumato("token", "create", "--role", "analyst", "--name", "Ada", "--days", "1", "--json")
     )
-    listed = sfumato("token", "list").stdout
-    assert f"{made['id']}  analyst" in listed
-    assert made["token"] not in listed + sfumato("token", "list", "--json").stdout
-    monkeypatch.setenv("SFUMATO_TOKEN", made["token"])
+    text = sfumato("token", "list").stdout
+    assert f"{token['id']}  analyst" in text
+    assert token["token"] not in text + sfumato("token", "list", "--json").stdout
+    monkeypatch.setenv("SFUMATO_TOKEN", token["token"])
     assert answer_of(sfumato("study", "list", "--json")) is not None
     assert "role" in sfumato(*create("Trees"), code=1).stderr
-    sfumato("token", "revoke", made["id"])
+    sfumato("token", "revoke", token["id"])
     assert "needs a valid token" in sfumato("study", "list", code=1).stderr
 
 
@@ -184,13 +183,13 @@ def test_a_copy_of_the_store_makes_another(sfumato: Sfumato, tmp_path: Path) -> 
     sfumato(*create("Copied"))
     sfumato("backup", "copy.db")
     assert "not overwritten" in sfumato("backup", "copy.db", code=1).stderr
-    restored = sfumato("restore", "copy.db", "--store", "sqlite:///again.db").stdout
-    assert "may have been released after the copy was made: Copied\n" in restored
-    assert "count what they released as spent" in restored
-    told = answer_of(
+    text = sfumato("restore", "copy.db", "--store", "sqlite:///again.db").stdout
+    assert "may have been released after the copy was made: Copied\n" in text
+    assert "count their releases as spent" in text
+    answer = answer_of(
         sfumato("restore", "copy.db", "--store", "sqlite:///on.db", "--nothing-released", "--json")
     )
-    assert told == {"restored": "copy.db", "ended": [], "warning": None}
+    assert answer == {"restored": "copy.db", "ended": [], "warning": None}
     before = answer_of(sfumato("token", "list", "--json"))
     assert answer_of(sfumato("token", "list", "--store", "sqlite:///again.db", "--json")) == before
 
@@ -199,21 +198,21 @@ def test_settings_are_checked_and_shown_without_secrets(sfumato: Sfumato, tmp_pa
     (tmp_path / "collector.toml").write_text('store = "sqlite:///a.db"\nretention_days = 7\n')
     (tmp_path / "wrong.toml").write_text("retention = 7\n")
     store = "postgresql://collector:hunter2@db.example/sfumato"
-    done = sfumato(
+    result = sfumato(
         "serve", "--config", "collector.toml", "--store", store, "--port", "1", "--check"
     )
-    assert "retention_days = 7\n" in done.stdout
-    assert 'listen = "127.0.0.1:1"\n' in done.stdout
-    assert "hunter2" not in done.output
-    shown = answer_of(sfumato("serve", "--config", "collector.toml", "--check", "--json"))
-    assert shown["retention_days"] == 7
+    assert "retention_days = 7\n" in result.stdout
+    assert 'listen = "127.0.0.1:1"\n' in result.stdout
+    assert "hunter2" not in result.output
+    values = answer_of(sfumato("serve", "--config", "collector.toml", "--check", "--json"))
+    assert values["retention_days"] == 7
     assert (
         "unknown key retention"
         in sfumato("serve", "--config", "wrong.toml", "--check", code=2).stderr
     )
 
 
-def test_an_address_that_is_taken_is_said_to_be(collector: CollectorServer, tmp_path: Path) -> None:
+def test_an_address_in_use_is_reported(collector: CollectorServer, tmp_path: Path) -> None:
     port = collector.address.rpartition(":")[2]
     code, out, err = run("serve", "--port", port, cwd=tmp_path)
     assert (code, out) == (1, "")
@@ -228,8 +227,7 @@ def test_every_command_of_the_service_has_help_with_an_example() -> None:
             if hasattr(command, "commands"):
                 yield from leaves(command, [*path, name])
 
-    found = list(leaves(main, []))
-    assert ["study", "create"] in found
-    for path in found:
-        shown = CliRunner().invoke(main, [*path, "--help"]).output
-        assert "Example:" in shown, path
+    commands = list(leaves(main, []))
+    assert ["study", "create"] in commands
+    for path in commands:
+        assert "Example:" in CliRunner().invoke(main, [*path, "--help"]).output, path

@@ -23,7 +23,7 @@ from typing import Any
 from databases import table_names
 from integration.processes import PATIENCE_SECONDS, Collector, wait_for_end
 from sfumato.collector.store.database import database
-from sfumato.device import Device, Joined, Part, Response, SqliteBox
+from sfumato.device import Device, Response, RoundClient, RoundOutcome, SqliteBox
 from sfumato.device.outbox import DAY_SECONDS
 from sfumato.flow.report import to_frames
 
@@ -212,7 +212,7 @@ def answer(wire: Wire, key: bytes, home: Path) -> bytes:
             assert device.record("Trees", VALUE, today) == "kept"
             assert device.record("Parks", [VALUE, ITEMS[number]], today) == "kept"
             assert device.record("Words", WORDS[number], today) == "kept"
-            assert device.send(today + 2 * DAY_SECONDS).sent == 3
+            assert device.send(today + 2 * DAY_SECONDS).delivered == 3
             said += [repr(device), *map(repr, device.log()), *map(str, device.log())]
     said += take_part(wire, key, home, today)
     return "\n".join(said).encode() + files(home, "")
@@ -225,14 +225,16 @@ def take_part(wire: Wire, key: bytes, home: Path, today: int) -> list[str]:
         devices = [stack.enter_context(Device(box, wire, key)) for box in boxes]
         parts = [device.part("Lakes", ITEMS[place], today) for place, device in enumerate(devices)]
         until = time.monotonic() + PATIENCE_SECONDS
-        while any(part.outcome is None for part in parts if isinstance(part, Part)):
+        while any(part.outcome is None for part in parts if isinstance(part, RoundClient)):
             assert time.monotonic() < until, "the masked round does not end"
             for part in parts:
-                assert isinstance(part, Part)
+                assert isinstance(part, RoundClient)
                 if part.outcome is None:
                     asked = part.request(0)
-                    part.hear(wire(asked.method, asked.path, asked.body, asked.headers))
-        assert {part.outcome for part in parts if isinstance(part, Part)} == {Joined.DONE}
+                    part.receive(wire(asked.method, asked.path, asked.body, asked.headers))
+        assert {part.outcome for part in parts if isinstance(part, RoundClient)} == {
+            RoundOutcome.DONE
+        }
         return [repr(part) for part in parts]
 
 

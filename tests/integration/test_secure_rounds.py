@@ -20,7 +20,7 @@ import pytest
 from checks import SEED
 from integration.serving import Admin, Mortal, living
 from sfumato.collector.store.store import Store
-from sfumato.device import Device, Http, Joined, MemoryBox, Part, Response, offers
+from sfumato.device import Device, Http, MemoryBox, Response, RoundClient, RoundOutcome, offers
 from sfumato.errors import ServiceError
 from sfumato.flow.release import CountRelease
 from sfumato.simulation.network_fleet import LEFT, PHASES, Traveller, leaves_in, travel
@@ -138,7 +138,7 @@ def run(
         travellers = []
         for k, device in enumerate(them):
             part = device.part(NAME, f"tree {k}", time.time())
-            assert isinstance(part, Part), part
+            assert isinstance(part, RoundClient), part
             travellers.append(Traveller(part, leaves_in(rates, chance)))
         coming = {
             phase: sum(each.leaves not in PHASES[: place + 1] for each in travellers)
@@ -160,7 +160,7 @@ def check(release: CountRelease, travellers: Sequence[Traveller], charged: int) 
     for k, traveller in enumerate(travellers):
         is_masked = traveller.leaves not in ("enrol", "share", "mask")
         assert counts[f"tree {k}"] == float(is_masked), (k, traveller.outcome, traveller.leaves)
-        assert traveller.outcome == (Joined.DONE if traveller.leaves is None else LEFT)
+        assert traveller.outcome == (RoundOutcome.DONE if traveller.leaves is None else LEFT)
     assert release.cost.devices == release.counts.sum()
     assert charged == 1
 

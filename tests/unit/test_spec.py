@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import sfumato.simulation.simulate  # registers every kind
 from sfumato import spec
 from sfumato.device.offers import Offer
-from sfumato.device.outbox import Rule
+from sfumato.device.outbox import SendingRule
 from sfumato.errors import SpecError
 from sfumato.flow.aggregation import Masked, Plain
 from sfumato.flow.model_terms import LocalTraining, ModelTerms
@@ -202,7 +202,7 @@ EXAMPLES: dict[str, Any] = {
     "text_keys": TextKeys(length=16),
     "word_keys": WordKeys(alphabet="añ森", length=30),
     "dense_sketch": DenseSketch(length=50, rows=3, width=4, blocks=2, seed=1, round=2),
-    "device_rule": Rule(
+    "device_rule": SendingRule(
         study="emoji", task_id="ab" * 32, epsilon=4.0, daily_reports=1, delay_seconds=3600
     ),
     "direct_response": DirectResponse(epsilon=1.0, categories=3),

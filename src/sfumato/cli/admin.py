@@ -1,4 +1,4 @@
-"""Commands that ask a running collector: its studies, its releases, its ledger."""
+"""Commands for a running collector: its studies, its releases, its ledger."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path)
 _DAY_ZERO = date(1970, 1, 1)
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-_yes = click.option("--yes", is_flag=True, help="Do not ask.")
+_yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 def _client(command: _Command) -> _Command:
-    """Options of commands that ask a running collector: `client` asks it."""
+    """Add the options that a command needs to pass it a `client` of a running collector."""
 
     @click.option(
         "--server",
@@ -35,20 +35,20 @@ def _client(command: _Command) -> _Command:
         show_default=True,
         help="Address of the collector.",
     )
-    @click.option("--ca", type=_FILE, help="Certificates to trust besides the system's.")
-    @click.option("--plain-http", is_flag=True, help="Send the token without TLS.")
+    @click.option("--ca", type=_FILE, help="Root certificates to trust in addition.")
+    @click.option("--plain-http", is_flag=True, help="Allow sending the token without TLS.")
     @wraps(command)
     def with_client(server: str, ca: Path | None, plain_http: bool, **options: Any) -> Any:
-        return command(client=_connected(server, ca, plain_http), **options)
+        return command(client=_connect(server, ca, plain_http), **options)
 
-    return with_client  # type: ignore[return-value]  # click adds what is missing
+    return with_client  # type: ignore[return-value]  # click adds the other arguments
 
 
 @click.group("study")
 def study_group() -> None:
     """Open, watch, close and delete the studies of a collector
 
-    The collector's address is --server or SFUMATO_SERVER, the token SFUMATO_TOKEN.
+    Give the collector's address as --server or SFUMATO_SERVER, and the token as SFUMATO_TOKEN.
 
     \b
     Example:
@@ -58,16 +58,22 @@ def study_group() -> None:
 
 @study_group.command("create")
 @click.argument("study", type=_FILE)
-@click.option("--name", required=True, help="What users are shown; consent goes by it.")
+@click.option("--name", required=True, help="Name shown to users, who consent to it.")
 @click.option("--purpose", required=True, help="One sentence, shown to users.")
 @click.option(
-    "--daily-reports", type=click.IntRange(min=1), help="Of one device; default: the study's."
+    "--daily-reports",
+    type=click.IntRange(min=1),
+    help="Reports per device and day. Default: the study's.",
 )
-@click.option("--delay-seconds", type=click.IntRange(min=1), default=86_400, show_default=True)
-@click.option("--lifetime-epsilon", type=float, help="What one device may spend in all.")
 @click.option(
-    "--closes", type=click.DateTime(["%Y-%m-%d"]), help="Last day on which reports count."
+    "--delay-seconds",
+    type=click.IntRange(min=1),
+    default=86_400,
+    show_default=True,
+    help="Longest random delay of a report after its day.",
 )
+@click.option("--lifetime-epsilon", type=float, help="Total epsilon that one device may spend.")
+@click.option("--closes", type=click.DateTime(["%Y-%m-%d"]), help="Last day for reports.")
 @_client
 @_json
 def study_create(
@@ -83,8 +89,8 @@ def study_create(
 ) -> None:
     """Open a study to devices
 
-    STUDY is a TOML file; the dictionary that it names is read here and sent. The same command again
-    opens nothing more.
+    STUDY is a TOML file; the dictionary that it names is read here and sent. Repeating the same
+    command has no effect.
 
     \b
     Example:
@@ -92,7 +98,7 @@ def study_create(
     """
     from sfumato.collector.client import study_keys
 
-    made = client.create_study(
+    row = client.create_study(
         {
             "name": name,
             "purpose": purpose,
@@ -103,7 +109,7 @@ def study_create(
             "closes": None if closes is None else (closes.date() - _DAY_ZERO).days,
         }
     )
-    _print_study(made, as_json)
+    _print_study(row, as_json)
 
 
 @study_group.command("list")
@@ -146,18 +152,19 @@ def study_show(client: AdminClient, study: str, as_json: bool) -> None:
 @_client
 @_json
 def study_close(client: AdminClient, study: str, yes: bool, as_json: bool) -> None:
-    """Stop collecting, and release what the reports say
+    """Stop collecting reports, and release the result
 
+    ID is the study's id or its name.
     \b
     Example:
       sfumato study close "Street trees" --yes
     """
-    known = client.study(client.id_of(study))
+    row = client.study(client.id_of(study))
     cost = ""
-    if TRUSTS[known["privacy"]["trust"]].is_charged and known["privacy"]["epsilon"] is not None:
-        cost = f" and spends epsilon {known['privacy']['epsilon']:g} of the budget"
-    _ask(f"this releases what {known['received']:,} reports say{cost}; close it?", yes)
-    _print_study(client.close_study(known["id"]), as_json)
+    if TRUSTS[row["privacy"]["trust"]].is_charged and row["privacy"]["epsilon"] is not None:
+        cost = f" and spends epsilon {row['privacy']['epsilon']:g} of the budget"
+    _confirm(f"this releases the result of {row['received']:,} reports{cost}; close it?", yes)
+    _print_study(client.close_study(row["id"]), as_json)
 
 
 @study_group.command("delete")
@@ -166,22 +173,23 @@ def study_close(client: AdminClient, study: str, yes: bool, as_json: bool) -> No
 @_client
 @_json
 def study_delete(client: AdminClient, study: str, yes: bool, as_json: bool) -> None:
-    """Drop all that devices sent for a study
+    """Delete all reports of a study
 
-    Its release, if there is one, and its entries in the ledger stay.
+    Its release, if there is one, and its entries in the ledger stay. ID is the study's id or its
+    name.
 
     \b
     Example:
       sfumato study delete "Street trees" --yes
     """
-    known = client.study(client.id_of(study))
-    _ask(f"this drops {known['received']:,} reports for good; delete them?", yes)
-    _print_study(client.delete_study(known["id"]), as_json)
+    row = client.study(client.id_of(study))
+    _confirm(f"this permanently deletes {row['received']:,} reports; delete them?", yes)
+    _print_study(client.delete_study(row["id"]), as_json)
 
 
 @click.group("release")
 def release_group() -> None:
-    """Read what a collector has released
+    """Show and export the releases of a collector
 
     \b
     Example:
@@ -196,7 +204,7 @@ def release_group() -> None:
 def release_show(client: AdminClient, study: str, as_json: bool) -> None:
     """Show a study's release: estimates with intervals, largest first
 
-    Ends with 75 while there is none yet.
+    ID is the study's id or its name. Exits with code 75 if there is no release yet.
 
     \b
     Example:
@@ -214,16 +222,16 @@ def release_show(client: AdminClient, study: str, as_json: bool) -> None:
 @release_group.command("export")
 @click.argument("study", metavar="ID")
 @click.option(
-    "--to", "file", type=_FILE, required=True, help="FILE.json, .csv, .parquet, .png or .pt."
+    "--to", "file", type=_FILE, required=True, help="File: .json, .csv, .parquet, .png or .pt."
 )
 @_client
 @_json
 def release_export(client: AdminClient, study: str, file: Path, as_json: bool) -> None:
     """Write a study's release to a file
 
-    JSON holds everything; CSV the estimates; Parquet the estimates, with the rest in its metadata;
-    PNG a plot of the largest. Of a model, JSON holds what there is to say about it, and .pt its
-    parameters, as PyTorch's load_state_dict takes them.
+    ID is the study's id or its name. The file's ending is its format: JSON has everything; CSV the estimates; Parquet the estimates, with the rest in its metadata;
+    PNG a plot of the largest. For a model, JSON has its description, and .pt its parameters, for
+    PyTorch's load_state_dict.
 
     \b
     Example:
@@ -234,7 +242,7 @@ def release_export(client: AdminClient, study: str, file: Path, as_json: bool) -
 
     ending, endings = file.suffix.removeprefix("."), (*EstimateRelease.endings, MODEL_ENDING)
     if ending not in endings:
-        raise SpecError(f"{file} must end in .{', .'.join(endings)}")
+        raise SpecError(f"the file's name must end in .{', .'.join(endings)}; got {file}")
     study_id = client.id_of(study)
     data = client.release(study_id)
     if ending == MODEL_ENDING:
@@ -255,7 +263,7 @@ def release_export(client: AdminClient, study: str, file: Path, as_json: bool) -
 
 @click.group("ledger")
 def ledger_group() -> None:
-    """Read what a collector has spent of its devices' privacy
+    """Show how much of the privacy budget a collector has spent
 
     \b
     Example:
@@ -267,7 +275,7 @@ def ledger_group() -> None:
 @_client
 @_json
 def ledger_show(client: AdminClient, as_json: bool) -> None:
-    """Show the charges, and what of the budget is spent
+    """Show the charges, and how much of the budget is spent
 
     \b
     Example:
@@ -280,26 +288,26 @@ def ledger_show(client: AdminClient, as_json: bool) -> None:
     for entry in ledger["entries"]:
         click.echo(f"{entry['campaign'][:12]}  {entry['cohort']:<12}  {entry['loss']['kind']}")
     spent = "without bound" if ledger["spent"] is None else f"epsilon {ledger['spent']:.4g}"
-    allowed = "no limit" if ledger["epsilon"] is None else f"epsilon {ledger['epsilon']:g}"
-    click.echo(f"spent {spent}, allowed {allowed}, at delta {ledger['delta']:g}")
+    budget = "no limit" if ledger["epsilon"] is None else f"epsilon {ledger['epsilon']:g}"
+    click.echo(f"spent {spent}, allowed {budget}, at delta {ledger['delta']:g}")
 
 
 COMMANDS = (study_group, release_group, ledger_group)
 
 
-def _connected(server: str, ca: Path | None, plain_http: bool) -> AdminClient:
+def _connect(server: str, ca: Path | None, plain_http: bool) -> AdminClient:
     from sfumato.collector.client import AdminClient
 
     token = os.environ.get("SFUMATO_TOKEN", "")
     if not token:
         raise SpecError(
-            "a collector is administered with a token, and there is none",
-            hint="set SFUMATO_TOKEN to what sfumato token create printed",
+            "this command needs an administrator's token in SFUMATO_TOKEN; it is not set",
+            hint="create one with sfumato token create, and export it as SFUMATO_TOKEN",
         )
     return AdminClient(server, token, ca=ca, plain_http=plain_http)
 
 
-def _ask(question: str, yes: bool) -> None:
+def _confirm(question: str, yes: bool) -> None:
     if not yes and not click.confirm(question, err=True):
         raise click.Abort
 
@@ -313,15 +321,15 @@ def _print_study(study: dict[str, Any], as_json: bool) -> None:
         click.echo(f"  {study['problem']}")
     rejected = ", ".join(f"{count:,} {why}" for why, count in study["rejected"].items())
     click.echo(
-        f"  {study['received']:,} reports came, {study['counted']:,} count, "
-        f"{study['repeated']:,} came again; rejected: {rejected or 'none'}"
+        f"  {study['received']:,} reports received, {study['counted']:,} counted, "
+        f"{study['repeated']:,} duplicates; rejected: {rejected or 'none'}"
     )
     for task in study["tasks"]:
-        wanted = "" if task["wanted"] is None else f" of {task['wanted']:,}"
+        total = "" if task["wanted"] is None else f" of {task['wanted']:,}"
         if not TRUSTS[study["privacy"]["trust"]].is_masked:
-            click.echo(f"  {task['cohort']}: {task['state']}, {task['received']:,}{wanted} reports")
+            click.echo(f"  {task['cohort']}: {task['state']}, {task['received']:,}{total} reports")
             continue
-        line = f"  {task['cohort']}: {task['state']}, {task['waiting']:,}{wanted} devices wait"
+        line = f"  {task['cohort']}: {task['state']}, {task['waiting']:,}{total} devices waiting"
         for number, each in enumerate(task["rounds"], 1):
             line += f"; round {number}: {each['phase']}"
         click.echo(line)

@@ -1,8 +1,8 @@
 """The demo: a collector, a fleet of devices that talk to it over HTTP, three studies at once.
 
-Everything is real but the people: the collector is a process of its own on an embedded store, each
-device a `device.Device` that takes part in all three studies, and what passes between them passes
-over loopback HTTP. Time is simulated, so that the day's wait of a record is over at once.
+Everything is real except the people: the collector is a separate process with an embedded store,
+each device is a `device.Device` that takes part in all three studies, and they communicate over
+loopback HTTP. Time is simulated, so that records need not wait for the end of the day.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from sfumato.errors import ServiceError
 from sfumato.flow.release import CountRelease
 from sfumato.simulation.network_fleet import NetworkFleet
 
-LEAST_DEVICES = 200
-MOST_SECONDS = 600.0  # for one study, from the first device to its release
-Tell = Callable[[str, str, float], None]  # of a study: its name, its stage, how far it is
+TIMEOUT_SECONDS = 600.0  # how long to wait for a study's release
+Progress = Callable[[str, str, float], None]  # gets a study's name, its stage and its progress
 
 EMOJI = [
     "😂", "❤️", "😭", "😍", "🙏", "🔥", "😊", "👍", "🥰", "✨", "🤔", "😎", "🎉",
@@ -46,22 +45,22 @@ APPS = [f"{name}-{kind}" for name in ("maps", "mail", "music", "notes") for kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A study of the demo, and what devices hold."""
+    """A study of the demo, with the devices' data."""
 
     name: str
     purpose: str
     study: Mapping[str, Any]
     items: Sequence[str] | None
-    held: Sequence[str]  # one a device
+    values: Sequence[str]  # one per device
 
     @property
     def truth(self) -> Counter[str]:
-        return Counter(self.held)
+        return Counter(self.values)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back."""
+    """The release of a question, and how long it took."""
 
     question: Question
     release: CountRelease
@@ -69,12 +68,12 @@ class Answer:
 
 
 def questions(devices: int, seed: int) -> tuple[Question, ...]:
-    """Of emoji and new words nobody is trusted; of apps only masked sums are seen."""
-    chance = np.random.default_rng(seed)
+    """Emoji and new words with local privacy; apps, where the collector sees only masked sums."""
+    rng = np.random.default_rng(seed)
 
-    def drawn(items: Sequence[str], exponent: float) -> list[str]:
+    def draw(items: Sequence[str], exponent: float) -> list[str]:
         shares = np.arange(1, len(items) + 1, dtype=np.float64) ** -exponent
-        return [str(item) for item in chance.choice(items, size=devices, p=shares / shares.sum())]
+        return [str(item) for item in rng.choice(items, size=devices, p=shares / shares.sum())]
 
     return (
         Question(
@@ -82,7 +81,7 @@ def questions(devices: int, seed: int) -> tuple[Question, ...]:
             purpose="Which emoji to put first on the keyboard.",
             study={"question": "frequencies", "trust": "local", "epsilon": 4.0, "devices": devices},
             items=EMOJI,
-            held=drawn(EMOJI, 1.0),
+            values=draw(EMOJI, 1.0),
         ),
         Question(
             name="New words",
@@ -95,11 +94,11 @@ def questions(devices: int, seed: int) -> tuple[Question, ...]:
                 "word_length": 8,
             },
             items=None,
-            held=drawn(WORDS, 1.0),
+            values=draw(WORDS, 1.0),
         ),
         Question(
             name="Crashing apps",
-            purpose="Which app to mend first.",
+            purpose="Which app to fix first.",
             study={
                 "question": "frequencies",
                 "trust": "secure",
@@ -109,13 +108,13 @@ def questions(devices: int, seed: int) -> tuple[Question, ...]:
                 "dropout": 0.05,
             },
             items=APPS,
-            held=drawn(APPS, 0.8),
+            values=draw(APPS, 0.8),
         ),
     )
 
 
 class Demo:
-    """A collector that runs, and studies on it."""
+    """A running collector, and studies on it."""
 
     def __init__(self, server: str, key: bytes, token: str) -> None:
         self.server, self.token, self._key = server, token, key
@@ -125,19 +124,19 @@ class Demo:
     def dashboard(self) -> str:
         return f"{self.server}/dashboard"
 
-    def run(self, asked: Sequence[Question], tell: Tell) -> list[Answer]:
-        """Ask all of them at once; the answers in the same order."""
-        made = [self._create(question, tell) for question in asked]
-        with ThreadPoolExecutor(len(asked)) as threads:
+    def run(self, questions: Sequence[Question], progress: Progress) -> list[Answer]:
+        """Ask all questions at once; the answers are in the same order."""
+        ids = [self._create(question, progress) for question in questions]
+        with ThreadPoolExecutor(len(questions)) as threads:
             jobs = [
-                threads.submit(self._ask, question, study_id, tell)
-                for question, study_id in zip(asked, made, strict=True)
+                threads.submit(self._ask, question, study_id, progress)
+                for question, study_id in zip(questions, ids, strict=True)
             ]
             return [job.result() for job in jobs]
 
-    def _create(self, question: Question, tell: Tell) -> str:
-        tell(question.name, "planning", 0.0)
-        made = self._admin.create_study(
+    def _create(self, question: Question, progress: Progress) -> str:
+        progress(question.name, "planning", 0.0)
+        row = self._admin.create_study(
             {
                 "name": question.name,
                 "purpose": question.purpose,
@@ -146,29 +145,33 @@ class Demo:
                 "delay_seconds": 3600,
             }
         )
-        return str(made["id"])
+        return str(row["id"])
 
-    def _ask(self, question: Question, study_id: str, tell: Tell) -> Answer:
+    def _ask(self, question: Question, study_id: str, progress: Progress) -> Answer:
         started = time.perf_counter()
         with NetworkFleet(
-            self.server, self._key, [[value] for value in question.held], connections=8
+            self.server, self._key, [[value] for value in question.values], connections=8
         ) as fleet:
             fleet.ask(
                 question.name,
-                progress=lambda stage, share: tell(question.name, f"asking, {stage}", share),
+                progress=lambda stage, share: progress(question.name, f"asking, {stage}", share),
             )
-        tell(question.name, "waiting for the release", 1.0)
-        release = self._released(study_id)
-        tell(question.name, "released", 1.0)
+        progress(question.name, "waiting for the release", 1.0)
+        release = self._wait_for_release(study_id)
+        progress(question.name, "released", 1.0)
         return Answer(question, release, time.perf_counter() - started)
 
-    def _released(self, study_id: str) -> CountRelease:
-        """Close the study, if it has not closed by itself, and wait."""
-        until = time.monotonic() + MOST_SECONDS
+    def _wait_for_release(self, study_id: str) -> CountRelease:
+        """Close the study, if it is still open, and wait for its release."""
+        until = time.monotonic() + TIMEOUT_SECONDS
         self._admin.close_study(study_id)
         while (state := self._admin.study(study_id))["state"] not in ("released", "failed"):
             if time.monotonic() > until:
-                raise ServiceError(f"a release of {state['name']!r} took too long")
+                raise ServiceError(
+                    f"the study {state['name']!r} must be released within {TIMEOUT_SECONDS:g} "
+                    f"seconds; it is still {state['state']}",
+                    hint="try again with fewer --devices",
+                )
             time.sleep(0.1)
         if state["state"] == "failed":
             raise ServiceError(f"the study {state['name']!r} failed: {state['problem']}")
@@ -177,7 +180,7 @@ class Demo:
 
 @contextmanager
 def collector(folder: Path) -> Iterator[Demo]:
-    """A collector with its store in a folder, as `sfumato serve` starts one, and a token for it."""
+    """Start a collector with its store in a folder, as `sfumato serve` does, and a token for it."""
     store = Store.open(str(folder / "collector.db"))
     store.migrate()
     _, token = tokens.create(store, name="demo", role="admin", days=1)
@@ -209,9 +212,9 @@ def collector(folder: Path) -> Iterator[Demo]:
 
 
 def _public_key(log: Path) -> bytes:
-    """The key that devices pin, which the collector writes into its log when it starts."""
+    """The public key that devices pin; the collector logs it when it starts."""
     for line in log.read_text(encoding="utf-8").splitlines():
-        told = json.loads(line)
-        if told.get("event") == "started":
-            return bytes.fromhex(told["public_key"])
-    raise ServiceError("the collector's log does not tell its public key")
+        entry = json.loads(line)
+        if entry.get("event") == "started":
+            return bytes.fromhex(entry["public_key"])
+    raise ServiceError("the collector's log has no public key", hint=f"see {log}")

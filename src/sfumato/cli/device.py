@@ -1,4 +1,4 @@
-"""Commands of a device: thin, over `device`."""
+"""Commands of a device, a thin layer over `sfumato.device`."""
 
 from __future__ import annotations
 
@@ -20,25 +20,29 @@ from sfumato.cli.printing import print_json
 from sfumato.errors import SpecError
 
 if TYPE_CHECKING:
-    from sfumato.device import Device, Offered
-    from sfumato.device.runner import Done, Runner
+    from sfumato.device import Device, OfferedStudy
+    from sfumato.device.runner import Activity, Runner
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path)
-_SPOOL_SECONDS = 1.0  # between two looks into the spool
+_SPOOL_SECONDS = 1.0  # the time between two steps of a runner
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 def _device(command: _Command) -> _Command:
-    """Options of commands of a device: `device` is the one in --home."""
+    """Add the options that a command needs to pass it the `device` in --home."""
 
     @click.option(
-        "--home", required=True, type=_FILE, envvar="SFUMATO_DEVICE_HOME", help="Its folder."
+        "--home",
+        required=True,
+        type=_FILE,
+        envvar="SFUMATO_DEVICE_HOME",
+        help="Folder of the device.",
     )
     @click.option("--server", envvar="SFUMATO_SERVER", help="Address of its collector.")
     @click.option("--key", envvar="SFUMATO_SERVER_KEY", help="The collector's public key, in hex.")
-    @click.option("--ca", type=_FILE, help="Root certificates, in place of the system's.")
-    @click.option("--plain-http", is_flag=True, help="Allow http to other machines than this one.")
+    @click.option("--ca", type=_FILE, help="Root certificates to use instead of the system's.")
+    @click.option("--plain-http", is_flag=True, help="Allow plain http to other machines.")
     @json_option
     @wraps(command)
     def with_device(
@@ -51,21 +55,22 @@ def _device(command: _Command) -> _Command:
     ) -> Any:
         from sfumato.device import Device
 
-        server, key = _pinned(home, server, key)
+        server, key = _pin(home, server, key)
         with Device.open(
             home / "device.db", server, public_key(key), ca=ca, allow_plain=plain_http
         ) as device:
             return command(device=device, **options)
 
-    return with_device  # type: ignore[return-value]  # click adds what is missing
+    return with_device  # type: ignore[return-value]  # click adds the other arguments
 
 
 @click.group("device")
 def device_group() -> None:
-    """Be one device: see studies, agree to them, record values, send what is due
+    """Act as a device: consent to studies, record values, send reports
 
-    A device lives in a folder (--home). The first command tells it its collector's address and
-    public key (--server, --key); they are kept there, and another key is refused from then on.
+    A device keeps its state in a folder (--home). The first command must give the collector's
+    address and public key (--server, --key). They are stored there, and any other key is refused
+    from then on.
 
     \b
     Example:
@@ -79,7 +84,7 @@ def device_group() -> None:
 def offers_command(device: Device, as_json: bool) -> None:
     """List the studies that the collector offers, and their terms
 
-    Offers that the collector's key has not signed are left out, and told on stderr.
+    Offers that the collector's key has not signed are left out, with a message on stderr.
 
     \b
     Example:
@@ -87,30 +92,30 @@ def offers_command(device: Device, as_json: bool) -> None:
     """
     offers = device.offers(time.time())
     for reason in device.refused:
-        click.echo(f"not taken: {reason}", err=True)
+        click.echo(f"refused: {reason}", err=True)
     if as_json:
-        print_json([_plain(offered) for offered in offers])
+        print_json([_plain(study) for study in offers])
         return
-    for offered in offers:
-        click.echo(_in_words(offered))
+    for study in offers:
+        click.echo(describe(study))
     if not offers:
         click.echo("no study is open", err=True)
 
 
 @device_group.command("consent")
 @click.argument("study")
-@click.option("--yes", is_flag=True, help="Agree without being asked.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @_device
 def consent_command(device: Device, study: str, yes: bool, as_json: bool) -> None:
-    """Agree to a study on the terms that it is offered on
+    """Consent to a study on the terms of its offer
 
     \b
     Example:
       sfumato device consent "Street trees" --home phone --yes
     """
-    known = {offered.offer.study: offered for offered in device.known_offers()}
-    if study in known and not yes:
-        click.echo(_in_words(known[study]), err=True)
+    studies = {each.offer.study: each for each in device.known_offers()}
+    if study in studies and not yes:
+        click.echo(describe(studies[study]), err=True)
         click.confirm("Take part?", abort=True, err=True)
     device.consent(study)
     _print({"study": study, "consent": "given"}, f"{study}: consent given", as_json)
@@ -120,7 +125,7 @@ def consent_command(device: Device, study: str, yes: bool, as_json: bool) -> Non
 @click.argument("study")
 @_device
 def withdraw_command(device: Device, study: str, as_json: bool) -> None:
-    """Take consent back, and delete what was not sent
+    """Withdraw consent, and delete unsent records
 
     \b
     Example:
@@ -135,10 +140,10 @@ def withdraw_command(device: Device, study: str, as_json: bool) -> None:
 @click.argument("value", default="-")
 @_device
 def record_command(device: Device, study: str, value: str, as_json: bool) -> None:
-    """Make a value private and keep the result, to be sent later
+    """Privatise a value, and keep the result to be sent later
 
-    VALUE is read from a line of stdin if it is not given, so that no list of processes shows it.
-    Prints what became of it: kept, no_consent, … (see the guide on devices).
+    VALUE is read from a line of stdin if it is not given, so that it does not appear in the list of
+    processes. Prints what became of it: kept, no_consent, … (see the guide on devices).
 
     \b
     Example:
@@ -156,9 +161,9 @@ def record_command(device: Device, study: str, value: str, as_json: bool) -> Non
 def join_command(device: Device, study: str, value: str, as_json: bool) -> None:
     """Take part in a masked round of a study
 
-    Waits for other devices, and returns when the round is over for this one; the same command goes
-    on with a round that was interrupted. VALUE is read from a line of stdin if it is not given.
-    Prints how it ended: done, not_needed, aborted, … (see the guide on devices).
+    Waits for other devices, and returns when the round is over for this one. To continue an
+    interrupted round, run the same command again. VALUE is read from a line of stdin if it is not
+    given. Prints how the round ended: done, not_needed, aborted, … (see the guide on devices).
 
     \b
     Example:
@@ -174,22 +179,21 @@ def join_command(device: Device, study: str, value: str, as_json: bool) -> None:
 def send_command(device: Device, as_json: bool) -> None:
     """Send the records that are due
 
-    A record is due at a random time after its day. What the collector does not acknowledge is kept
-    for the next call.
+    A record is due at a random time after its day. Records that the collector does not acknowledge
+    are kept for the next call.
 
     \b
     Example:
       sfumato device send --home phone
     """
-    done = device.send(time.time())
-    plain = {name: getattr(done, name) for name in ("sent", "rejected", "forgotten", "kept")}
-    _print(plain, ", ".join(f"{name} {count}" for name, count in plain.items()), as_json)
+    counts = device.send(time.time()).to_dict()
+    _print(counts, ", ".join(f"{name} {count}" for name, count in counts.items()), as_json)
 
 
 @device_group.command("log")
 @_device
 def log_command(device: Device, as_json: bool) -> None:
-    """Show what was sent, what waits, and what it costs
+    """Show the records sent and waiting, and their privacy cost
 
     \b
     Example:
@@ -210,7 +214,7 @@ def log_command(device: Device, as_json: bool) -> None:
 @click.argument("study", required=False)
 @_device
 def delete_command(device: Device, study: str | None, as_json: bool) -> None:
-    """Delete what was not sent, of one study or of all
+    """Delete unsent records, of one study or of all
 
     \b
     Example:
@@ -221,18 +225,18 @@ def delete_command(device: Device, study: str | None, as_json: bool) -> None:
 
 
 @device_group.command("run")
-@click.option("--spool", type=_FILE, help="Folder to take files of values from.")
-@click.option("--stdin", "from_stdin", is_flag=True, help="Take values from lines of stdin.")
-@click.option("--once", is_flag=True, help="Do what is to be done now, and stop.")
+@click.option("--spool", type=_FILE, help="Folder to read files of values from.")
+@click.option("--stdin", "from_stdin", is_flag=True, help="Read values from lines of stdin.")
+@click.option("--once", is_flag=True, help="Do one step, and exit.")
 @_device
 def run_command(
     device: Device, spool: Path | None, from_stdin: bool, once: bool, as_json: bool
 ) -> None:
-    """Be an agent: look at offers, record what comes, send what is due
+    """Run continuously: fetch offers, record values, send reports
 
-    Values come as lines STUDY<TAB>VALUE, from files in --spool (each is deleted when it is taken)
-    or from stdin. Offers are looked at about hourly, and records sent at random times. SIGTERM and
-    Ctrl-C stop it between two steps. What it did is told on stdout, in counts.
+    Values come as lines STUDY<TAB>VALUE, from files in --spool (each is deleted once it is read) or
+    from stdin. Offers are fetched about once an hour, and records are sent at random times. SIGTERM
+    and Ctrl-C stop it between two steps. Prints counts of what it did to stdout.
 
     \b
     Example:
@@ -243,17 +247,17 @@ def run_command(
     runner = Runner(device, spool=spool)
     if once:
         if from_stdin:
-            runner.look(time.time())
+            runner.fetch_offers(time.time())
             runner.record(sys.stdin, time.time())
         runner.step(time.time())
-        _tell(runner.report(), as_json)
+        _print_activity(runner.report(), as_json)
         return
     _run(runner, from_stdin, as_json)
 
 
 def _run(runner: Runner, from_stdin: bool, as_json: bool) -> None:
-    """Until a signal: lines as they come, and steps when their time has come."""
-    lines: SimpleQueue[str | None] = SimpleQueue()  # None: stop; its `put` is safe in a signal
+    """Record lines as they come, and run steps, until a signal."""
+    lines: SimpleQueue[str | None] = SimpleQueue()  # None: stop; `put` is safe in signal handlers
 
     def stop(number: int, frame: object) -> None:
         lines.put(None)
@@ -264,7 +268,7 @@ def _run(runner: Runner, from_stdin: bool, as_json: bool) -> None:
     try:
         while True:
             runner.step(time.time())
-            _tell(runner.report(), as_json)
+            _print_activity(runner.report(), as_json)
             try:
                 line = lines.get(timeout=_SPOOL_SECONDS)
             except Empty:
@@ -282,36 +286,36 @@ def _read(lines: SimpleQueue[str | None]) -> None:
         lines.put(line)
 
 
-def _tell(done: Done, as_json: bool) -> None:
-    plain = done.to_dict()
-    for problem in done.problems:
+def _print_activity(activity: Activity, as_json: bool) -> None:
+    data = activity.to_dict()
+    for problem in activity.problems:
         click.echo(f"problem: {problem}", err=True)
-    said = {name: value for name, value in plain.items() if value and name != "problems"}
-    if as_json and (said or done.problems):
-        print_json(plain)
-    elif said:
-        click.echo(", ".join(f"{name} {json.dumps(value)}" for name, value in said.items()))
+    counts = {name: value for name, value in data.items() if value and name != "problems"}
+    if as_json and (counts or activity.problems):
+        print_json(data)
+    elif counts:
+        click.echo(", ".join(f"{name} {json.dumps(value)}" for name, value in counts.items()))
     sys.stdout.flush()
 
 
-def _pinned(home: Path, server: str | None, key: str | None) -> tuple[str, str]:
-    """The collector of this home; what is given the first time is kept."""
+def _pin(home: Path, server: str | None, key: str | None) -> tuple[str, str]:
+    """The address and the key of this home's collector, which the first command stores."""
     path = home / "collector.json"
-    kept: dict[str, str] = {}
+    pins: dict[str, str] = {}
     if path.exists():
-        kept = json.loads(path.read_text(encoding="utf-8"))
-    server, key = server or kept.get("server"), key or kept.get("key")
+        pins = json.loads(path.read_text(encoding="utf-8"))
+    server, key = server or pins.get("server"), key or pins.get("key")
     if server is None or key is None:
         raise SpecError(
             f"the device in {home} does not know its collector yet",
-            hint="give --server and --key; they are kept",
+            hint="give --server and --key once; they are stored",
         )
-    if key != kept.get("key", key):
+    if key != pins.get("key", key):
         raise SpecError(
             f"the device in {home} belongs to a collector with another key",
             hint="use another --home for another collector",
         )
-    if kept != {"key": key, "server": server}:
+    if pins != {"key": key, "server": server}:
         public_key(key)
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = path.with_suffix(".tmp")
@@ -332,8 +336,8 @@ def public_key(text: str) -> bytes:
     return key
 
 
-def _plain(offered: Offered) -> dict[str, Any]:
-    offer = offered.offer
+def _plain(study: OfferedStudy) -> dict[str, Any]:
+    offer = study.offer
     names = (
         "study", "purpose", "question", "trust", "epsilon", "delta", "daily_reports",
         "delay_seconds", "lifetime_epsilon", "items_per_report", "closes", "masked",
@@ -341,37 +345,37 @@ def _plain(offered: Offered) -> dict[str, Any]:
     terms = {name: getattr(offer, name) for name in names}
     if offer.model is not None:
         terms["model"] = {"name": offer.model.model, "parameters": offer.model.parameters}
-    return {**terms, "task": offer.task.id, "consent": offered.consent, "changes": offered.changes}
+    return {**terms, "task": offer.task.id, "consent": study.consent, "changes": study.changes}
 
 
-def _in_words(offered: Offered) -> str:
-    """An offer as a user reads it before they agree."""
-    offer = offered.offer
+def describe(study: OfferedStudy) -> str:
+    """The terms of a study, for a user to read before they consent."""
+    offer = study.offer
     if offer.epsilon is None:
         terms = (
-            "the collector can read what you send"
+            "the collector can read your reports"
             if not offer.task.is_masked
-            else "only sums over many devices can be read of what you send"
+            else "the collector can read only sums over many devices, not your reports"
         )
         times = "once" if offer.contributions == 1 else f"at most {offer.contributions} times"
         terms += f"; you send {times}"
         if offer.model is not None:
             terms += (
-                f", what your examples teach a model ({offer.model.model}, "
-                f"{offer.model.parameters:,} parameters)"
+                f" an update of a model ({offer.model.model}, {offer.model.parameters:,} "
+                "parameters), computed from your examples"
             )
     else:
         terms = (
             f"each record is private at epsilon {offer.epsilon:g}; at most {offer.daily_reports} "
-            f"a day are sent"
+            "are sent per day"
         )
         if offer.lifetime_epsilon is not None:
-            terms += f", and never more than epsilon {offer.lifetime_epsilon:g} in all"
+            terms += f", and never more than epsilon {offer.lifetime_epsilon:g} in total"
     state = {
         "none": "you do not take part",
         "given": "you take part",
-        "again": f"asks for consent again: changed {', '.join(offered.changes)}",
-    }[offered.consent]
+        "again": f"needs your consent again: changed {', '.join(study.changes)}",
+    }[study.consent]
     return f"{offer.study}: {offer.purpose}\n  {terms}\n  {state}"
 
 

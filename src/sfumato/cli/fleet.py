@@ -1,4 +1,4 @@
-"""The command of a fleet of made-up devices: thin, over `network_fleet`."""
+"""The command for a fleet of simulated devices, a thin layer over `network_fleet`."""
 
 from __future__ import annotations
 
@@ -18,33 +18,50 @@ _FILE = click.Path(path_type=Path)
 @click.command("fleet")
 @click.option("--server", required=True, envvar="SFUMATO_SERVER", help="Address of the collector.")
 @click.option("--key", required=True, envvar="SFUMATO_SERVER_KEY", help="Its public key, in hex.")
-@click.option("--study", required=True, help="Name of the study, as devices are shown it.")
+@click.option("--study", required=True, help="Name of the study.")
 @click.option(
     "--data", required=True, type=_FILE, help="CSV, CSV.gz or Parquet file; .npy for vectors."
 )
 @click.option(
     "--kind",
     type=click.Choice(["examples", "femnist", "mnist", "shakespeare", "commits"]),
-    help="To train a model: what the data is, as for sfumato train.",
+    help="To train a model: the kind of data, as for sfumato train.",
 )
 @click.option("--item-column", help='Column of items. Default: "item", or the first column.')
 @click.option("--device-column", help="Column that names the device of each row.")
 @click.option(
-    "--devices", type=click.IntRange(min=1), help="How many; all in the data if not given."
+    "--devices", type=click.IntRange(min=1), help="Number of devices. Default: all in the data."
 )
-@click.option("--days", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--pause", type=click.FloatRange(min=0), default=0.0, help="Seconds between days.")
 @click.option(
-    "--drop", type=click.FloatRange(0, 0.9), default=0.0, help="Rate of lost answers and repeats."
+    "--days",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Number of simulated days.",
+)
+@click.option(
+    "--pause",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Seconds to pause between days.",
+)
+@click.option(
+    "--drop",
+    type=click.FloatRange(0, 0.9),
+    default=0.0,
+    show_default=True,
+    help="Rate of lost answers and repeated uploads.",
 )
 @click.option(
     "--leave",
     multiple=True,
     metavar="PHASE=SHARE",
-    help="Of masked rounds: devices that vanish in a phase (enrol, share, mask, ack, unmask).",
+    help="Share of devices that drop out of masked rounds in a phase (enrol, share, mask, ack, "
+    "unmask).",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run, noise included.")
-@click.option("--plain-http", is_flag=True, help="Allow http to other machines than this one.")
+@click.option("--plain-http", is_flag=True, help="Allow plain http to other machines.")
 @json_option
 def fleet_command(
     server: str,
@@ -63,13 +80,13 @@ def fleet_command(
     plain_http: bool,
     as_json: bool,
 ) -> None:
-    """Answer a study with many made-up devices, over real HTTP
+    """Answer a study with many simulated devices, over real HTTP
 
-    Each device agrees to the study, records its items of the data and sends them when they are due,
-    on a simulated clock: days pass at once. With --drop uploads are repeated and answers lost, as
-    on a bad network; nothing is counted twice for it. Studies with trust "secure" are answered in
-    masked rounds, in real time; with --leave some devices vanish on the way. With --kind each
-    client of the data helps to train a model.
+    Each device agrees to the study, records its items from the data and sends them when they are
+    due. Its clock is simulated: days pass at once. With --drop, uploads are repeated and answers
+    lost, as on a bad network; nothing is counted twice. Studies with trust "secure" run in masked
+    rounds, in real time; with --leave, some devices drop out. With --kind, each client of the data
+    helps to train a model.
 
     \b
     Example:
@@ -79,22 +96,22 @@ def fleet_command(
     from sfumato.simulation.population import Population
 
     rates = _rates(leave)
-    held: Sequence[Held]
+    values: Sequence[Held]
     if kind is not None:
         from sfumato.learn import data as loaders
         from sfumato.learn.local_update import trainers
 
-        held = trainers(loaders.read(kind, data).train)[:devices]
+        values = trainers(loaders.read(kind, data).train)[:devices]
     elif data.suffix == ".npy":
         from sfumato.simulation import vectors
 
-        held = list(vectors.load(data))[:devices]
+        values = list(vectors.load(data))[:devices]
     else:
         population = Population.load(data, item_column=item_column, device_column=device_column)
-        held = holdings(population, devices, seed)
+        values = holdings(population, devices, seed)
     with (
         NetworkFleet(
-            server, public_key(key), held, drop=drop, seed=seed, allow_plain=plain_http
+            server, public_key(key), values, drop=drop, seed=seed, allow_plain=plain_http
         ) as fleet,
         progress_bar() as progress,
     ):
@@ -103,14 +120,17 @@ def fleet_command(
         print_json(summary.to_dict())
     else:
         for name, value in summary.to_dict().items():
-            shown = json.dumps(value) if isinstance(value, dict) else f"{value:,}"
-            click.echo(f"{name:<10} {shown}")
+            text = json.dumps(value) if isinstance(value, dict) else f"{value:,}"
+            click.echo(f"{name:<10} {text}")
     if summary.unsent:
-        raise ServiceError(f"{summary.unsent:,} records could not be sent")
+        raise ServiceError(
+            f"all records must be sent; {summary.unsent:,} could not be",
+            hint="check that the collector is running and the study is open",
+        )
 
 
 def _rates(leave: Sequence[str]) -> dict[str, float]:
-    """What --leave says: a share of the devices by phase."""
+    """The share of devices that --leave gives for each phase."""
     rates = {}
     for text in leave:
         phase, _, share = text.partition("=")

@@ -1,4 +1,4 @@
-"""`sfumato …`: the command line, over the same functions as the library.
+"""The command line `sfumato`, a thin layer over the library's functions.
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 misused (a bad
 option, study or file), 75 not ready yet.
@@ -40,20 +40,20 @@ from sfumato.errors import (
     SpecError,
 )
 
-_MISUSED = (SpecError, DataError)
-_NOT_READY = 75  # what sysexits.h calls a temporary failure
+_USER_ERRORS = (SpecError, DataError)
+_NOT_READY = 75  # EX_TEMPFAIL in sysexits.h
 _STUDY = click.Path(path_type=Path)
 
 
 class _Commands(click.Group):
-    """Turns our errors into one line, a hint and an exit code; anything else is a bug and shows."""
+    """Prints our errors as one line and a hint, with an exit code; others are bugs and show."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except SfumatoError as problem:
             _fail(problem)
-        except BrokenPipeError:  # the reader of our output went away: nothing is wrong
+        except BrokenPipeError:  # the reader of our output is gone, which is not an error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
 
@@ -65,13 +65,13 @@ def _fail(problem: SfumatoError) -> NoReturn:
         click.echo(f"hint: {problem.hint}", err=True)
     if isinstance(problem, NotReadyError):
         sys.exit(_NOT_READY)
-    sys.exit(2 if isinstance(problem, _MISUSED) else 1)
+    sys.exit(2 if isinstance(problem, _USER_ERRORS) else 1)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="sfumato")
 def main() -> None:
-    """Private federated analytics: ask a fleet, get an answer with error bars and a bill
+    """Private federated analytics: estimates with intervals, and their privacy cost
 
     \b
     Example:
@@ -85,11 +85,11 @@ def main() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.option("--plot", type=_STUDY, help="Draw the trade-off of a local study (PNG, SVG, PDF).")
 def plan_command(study: Path, as_json: bool, plot: Path | None) -> None:
-    """Size a study and predict its error, its bytes and its privacy
+    """Size a study and predict its error, its traffic and its privacy
 
-    STUDY is a TOML file. A study that cannot be met is refused (exit code 1), with what would make
-    it possible. --plot draws error against the size of the table, for every oracle that trust =
-    "local" can take, and marks the one taken.
+    STUDY is a TOML file. An impossible study is refused (exit code 1), with advice on how to make
+    it possible. For trust = "local", --plot draws the error of every oracle against the size
+    of its table, and marks the one that the plan uses.
 
     \b
     Example:
@@ -97,28 +97,28 @@ def plan_command(study: Path, as_json: bool, plot: Path | None) -> None:
     """
     from sfumato.planning import plan
 
-    planned = plan(study)
+    result = plan(study)
     if plot is not None:
-        planned.design.draw(planned.study).savefig(plot, dpi=150)
+        result.design.draw(result.study).savefig(plot, dpi=150)
         click.echo(f"wrote {plot}", err=True)
     if as_json:
-        print_json(planned.to_dict())
+        print_json(result.to_dict())
     else:
-        click.echo(repr(planned))
+        click.echo(repr(result))
 
 
 @main.command("simulate")
 @click.argument("study", type=_STUDY)
-@click.option("--data", required=True, type=_STUDY, help="CSV, CSV.gz, Parquet or numpy file.")
+@click.option("--data", required=True, type=_STUDY, help="CSV, CSV.gz, Parquet or NumPy file.")
 @click.option("--item-column", help='Column of items. Default: "item", or the first column.')
 @click.option("--device-column", help="Column that names the device of each row.")
 @click.option("--count-column", help="Column that says how many times each row counts.")
-@click.option("--rounds", type=click.IntRange(min=1), help="Rounds, instead of the study's.")
-@click.option("--seed", type=click.IntRange(min=0), help="Repeat a run exactly, noise included.")
-@click.option("--ledger", type=_STUDY, help="Charge this ledger file; made if it is not there.")
 @click.option(
-    "--protocol", is_flag=True, help="Let every device answer by itself, message by message."
+    "--rounds", type=click.IntRange(min=1), help="Number of rounds, in place of the study's."
 )
+@click.option("--seed", type=click.IntRange(min=0), help="Repeat a run exactly, noise included.")
+@click.option("--ledger", type=_STUDY, help="Ledger file to charge; created if missing.")
+@click.option("--protocol", is_flag=True, help="Run every device by itself, message by message.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def simulate_command(
     study: Path,
@@ -132,11 +132,11 @@ def simulate_command(
     protocol: bool,
     as_json: bool,
 ) -> None:
-    """Ask a study's question of simulated devices
+    """Run a study on simulated devices
 
-    A row of the data is one device's item, unless a device column groups rows. Estimates come
-    largest first with 95% intervals. For a mean a row is one device's vector (.npy, .npz, or
-    columns of numbers).
+    Each row of the data is one device's item, unless a device column groups rows. Estimates are
+    printed with 95% intervals, largest first. For a mean, each row is one device's vector (.npy,
+    .npz, or columns of numbers).
 
     \b
     Example:
@@ -150,13 +150,13 @@ def simulate_command(
     question = Study.load(study)
     if rounds is not None:
         question = replace(question, rounds=rounds)
-    books = None
+    account = None
     if ledger is not None:
-        allowed = question.epsilon
-        if allowed is not None and question.is_local:  # epsilon is that of one report
-            allowed *= question.daily_reports or 1
-        books = Ledger(Budget(epsilon=allowed, delta=question.delta), ledger)
-    with progress_bar() as progress, warnings.catch_warnings(record=True) as caught:
+        epsilon = question.epsilon
+        if epsilon is not None and question.is_local:  # epsilon is that of one report
+            epsilon *= question.daily_reports or 1
+        account = Ledger(Budget(epsilon=epsilon, delta=question.delta), ledger)
+    with progress_bar() as progress, warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always", SimulationWarning)
         release: Any = simulate(
             question,
@@ -165,11 +165,11 @@ def simulate_command(
             device_column=device_column,
             count_column=count_column,
             seed=seed,
-            ledger=books,
+            ledger=account,
             protocol=protocol,
             progress=progress,
         )
-    for warning in caught:
+    for warning in messages:
         click.echo(f"warning: {warning.message}", err=True)
     if as_json:
         print_release_json(release)
@@ -185,19 +185,31 @@ def simulate_command(
     type=click.Choice(["examples", "femnist", "mnist", "shakespeare", "commits"]),
     default="examples",
     show_default=True,
-    help="What the data is: an .npz of inputs, targets and client, or a known data set.",
+    help="Kind of data: an .npz file of inputs, targets and client, or a known data set.",
 )
-@click.option("--public-test", is_flag=True, help="No client's data are among the test examples.")
-@click.option("--checkpoint", type=_STUDY, help="Written after every round; needs --ledger.")
-@click.option("--resume", is_flag=True, help="Go on from the checkpoint, with the same ledger.")
-@click.option("--metrics", type=_STUDY, help="Append a line of JSON per round to this file.")
-@click.option("--tensorboard", type=_STUDY, help="Write the same for TensorBoard, to this folder.")
+@click.option("--public-test", is_flag=True, help="The test examples come from no client.")
+@click.option(
+    "--checkpoint", type=_STUDY, help="Write this file after every round; needs --ledger."
+)
+@click.option("--resume", is_flag=True, help="Continue from the checkpoint, with the same ledger.")
+@click.option("--metrics", type=_STUDY, help="Append one line of JSON per round to this file.")
+@click.option("--tensorboard", type=_STUDY, help="Write the metrics to this TensorBoard folder.")
 @click.option("--model", "model_file", type=_STUDY, help="Write the parameters to this file.")
-@click.option("--device", default="cpu", show_default=True, help="Of PyTorch: cpu, cuda, cuda:1.")
-@click.option("--float-noise", is_flag=True, help="Floating-point sums and noise: experiments.")
-@click.option("--evaluate-every", type=click.IntRange(min=1), default=10, show_default=True)
+@click.option(
+    "--device", default="cpu", show_default=True, help="PyTorch device: cpu, cuda, cuda:1."
+)
+@click.option(
+    "--float-noise", is_flag=True, help="Floating-point sums and noise, for experiments only."
+)
+@click.option(
+    "--evaluate-every",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Rounds between two evaluations.",
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run exactly, noise included.")
-@click.option("--ledger", type=_STUDY, help="Charge this ledger file; made if it is not there.")
+@click.option("--ledger", type=_STUDY, help="Ledger file to charge; created if missing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def train_command(
     study: Path,
@@ -218,12 +230,12 @@ def train_command(
 ) -> None:
     """Train a study's model on simulated clients
 
-    With --ledger every round is charged before it is run. A training that was interrupted goes on
-    from its checkpoint with --resume, and needs the ledger that it started with: a round that is
-    run again is charged again, and training ends early where the ledger refuses one.
+    With --ledger, every round is charged before it runs. With --resume, an interrupted training
+    continues from its checkpoint; it needs the ledger that it started with. A round that runs again
+    is charged again, and training ends early if the ledger refuses a round.
 
-    Accuracy and loss are exact. Unless --public-test says that no client holds any of the test
-    examples, the release says that they are not covered by its guarantee.
+    Accuracy and loss are exact. Unless --public-test says that no client has any of the test
+    examples, the release states that its guarantee does not cover accuracy and loss.
 
     \b
     Example:
@@ -236,21 +248,21 @@ def train_command(
     from sfumato.study import Study
 
     question = Study.load(study)
-    books = None
+    account = None
     if ledger is not None:
-        books = Ledger(Budget(epsilon=question.epsilon, delta=question.delta), ledger)
+        account = Ledger(Budget(epsilon=question.epsilon, delta=question.delta), ledger)
     with progress_bar() as progress:
         progress("reading", 0.0)
         clients = loaders.read(kind, data)
         if public_test:
             clients = replace(clients, public_test=True)
-        trained = train(
+        release = train(
             question,
             clients,
             device=device,
             exact=not float_noise,
             seed=seed,
-            ledger=books,
+            ledger=account,
             checkpoint=checkpoint,
             resume=resume,
             metrics=metrics,
@@ -259,28 +271,36 @@ def train_command(
             progress=progress,
         )
     if model_file is not None:
-        trained.save(model_file)
+        release.save(model_file)
         click.echo(f"wrote {model_file}", err=True)
     if as_json:
-        print_json(trained.to_dict())
+        print_json(release.to_dict())
         return
-    click.echo(repr(trained))
-    for seen in trained.history:
-        click.echo(f"  round {seen.round:>6,}  accuracy {seen.accuracy:.4f}  rate {seen.rate:.3g}")
-    print_bill(trained)
+    click.echo(repr(release))
+    for entry in release.history:
+        line = f"  round {entry.round:>6,}  accuracy {entry.accuracy:.4f}  rate {entry.rate:.3g}"
+        click.echo(line)
+    print_bill(release)
 
 
 @main.command("reproduce")
 @click.argument("name")
-@click.option("--scale", type=click.Choice(["small", "paper"]), default="small", show_default=True)
+@click.option(
+    "--scale",
+    type=click.Choice(["small", "paper"]),
+    default="small",
+    show_default=True,
+    help="Size of the experiment: a small one, or the paper's.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers and claims as JSON lines.")
 @click.option(
     "--out", type=_STUDY, help="Folder for the figure and the numbers. Default: out/NAME."
 )
 def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) -> None:
-    """Make a figure of a paper again, and say which of its claims hold
+    """Reproduce a figure of a paper, and check which of its claims hold
 
-    NAME is one of `sfumato reproduce list`. Writes NAME.png, NAME.svg and NAME.jsonl.
+    NAME is one of those that `sfumato reproduce list` prints. Writes NAME.png, NAME.svg and
+    NAME.jsonl.
 
     \b
     Example:
@@ -288,21 +308,19 @@ def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) ->
     """
     from sfumato.reproduce import figures
 
-    known = figures()
+    experiments = figures()
     if name == "list":
         if as_json:
-            for figure in known.values():
+            for figure in experiments.values():
                 print_json({"name": figure.name, "title": figure.title})
         else:
-            for figure in known.values():
+            for figure in experiments.values():
                 click.echo(f"{figure.name:<12} {figure.title}")
         return
-    if name not in known:
-        raise SpecError(
-            f"there is no figure {name!r}", hint="sfumato reproduce list names those there are"
-        )
+    if name not in experiments:
+        raise SpecError(f"there is no figure {name!r}", hint="sfumato reproduce list prints all")
     with progress_bar() as progress:
-        outcome = known[name].run(scale, progress)
+        outcome = experiments[name].run(scale, progress)
     folder = out or Path("out") / name
     folder.mkdir(parents=True, exist_ok=True)
     lines = [dict(line) for line in outcome.numbers]
@@ -326,15 +344,27 @@ def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) ->
 
 
 @main.command("demo")
-@click.option("--devices", type=click.IntRange(min=200), default=2_000, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=1, help="Of what devices hold.")
-@click.option("--keep", is_flag=True, help="Leave the collector and its dashboard running.")
+@click.option(
+    "--devices",
+    type=click.IntRange(min=200),
+    default=2_000,
+    show_default=True,
+    help="Number of simulated devices.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="Seed of the devices' data.",
+)
+@click.option("--keep", is_flag=True, help="Keep the collector and its dashboard running.")
 def demo_command(devices: int, seed: int, keep: bool) -> None:
-    """Run a collector and a fleet over HTTP, ask three questions, compare with the truth
+    """Run three studies on this machine, and compare with the truth
 
-    Three studies at once: emoji and new words, of which no device tells the truth, and app crashes,
-    of which the collector sees masked sums alone. Devices are made up, all else is real; nothing
-    leaves this machine.
+    Starts a collector and a fleet of devices that talk to it over HTTP. The studies run at once:
+    emoji and new words with local privacy, and app crashes, where the collector sees only masked
+    sums. The devices are simulated, everything else is real; nothing leaves this machine.
 
     \b
     Example:
@@ -349,15 +379,15 @@ def demo_command(devices: int, seed: int, keep: bool) -> None:
         demo.collector(Path(folder)) as running,
     ):
         click.echo(f"dashboard  {running.dashboard}\ntoken      {running.token}\n", err=True)
-        asked = demo.questions(devices, seed)
-        with progress_bars([question.name for question in asked]) as tell:
-            answers = running.run(asked, tell)
+        questions = demo.questions(devices, seed)
+        with progress_bars([question.name for question in questions]) as report:
+            answers = running.run(questions, report)
         for answer in answers:
             click.echo(f"{answer.question.name}: {answer.question.purpose}\n")
             print_estimates(answer.release, truth=dict(answer.question.truth), top=8)
             click.echo()
         if keep:
-            click.echo("the dashboard stays open until Ctrl-C", err=True)
+            click.echo("the dashboard runs until Ctrl-C", err=True)
             with suppress(KeyboardInterrupt):
                 threading.Event().wait()
 

@@ -1,4 +1,4 @@
-"""What commands print: progress on stderr, releases as a table or as JSON on stdout."""
+"""Printing for commands: progress on stderr, releases as a table or JSON on stdout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, float], None]]:
-    """A bar on stderr where it is a terminal, else a line a stage."""
+    """A progress bar on stderr if it is a terminal, otherwise one line per stage."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -21,13 +21,13 @@ def progress_bar() -> Iterator[Callable[[str, float], None]]:
     if not console.is_terminal:
         last = ""
 
-        def tell_line(stage: str, share: float) -> None:
+        def print_stage(stage: str, share: float) -> None:
             nonlocal last
             if stage != last:
                 click.echo(f"{stage} …", err=True)
                 last = stage
 
-        yield tell_line
+        yield print_stage
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -37,29 +37,29 @@ def progress_bar() -> Iterator[Callable[[str, float], None]]:
 
 @contextmanager
 def progress_bars(names: Sequence[str]) -> Iterator[Callable[[str, str, float], None]]:
-    """A bar for each name on stderr where it is a terminal, else a line a stage."""
+    """One progress bar per name on stderr if it is a terminal, otherwise one line per stage."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
     last: dict[str, str] = {}
 
-    def tell_line(name: str, stage: str, share: float) -> None:
+    def print_stage(name: str, stage: str, share: float) -> None:
         if last.get(name) != stage:
             click.echo(f"{name}: {stage} …", err=True)
             last[name] = stage
 
     if not console.is_terminal:
-        yield tell_line
+        yield print_stage
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bar:
         jobs = {name: bar.add_task(name, total=1.0) for name in names}
 
-        def tell(name: str, stage: str, share: float) -> None:
+        def update(name: str, stage: str, share: float) -> None:
             bar.update(jobs[name], description=f"{name}: {stage}", completed=share)
 
-        yield tell
+        yield update
 
 
 def print_json(data: Any) -> None:
@@ -67,7 +67,7 @@ def print_json(data: Any) -> None:
 
 
 def print_release(release: Any) -> None:
-    """A release for people: its largest counts as a table, or what it says of itself; its bill."""
+    """Print a release for people: a table of its largest counts, or its repr; then its bill."""
     from sfumato.flow.release import CountRelease
 
     if isinstance(release, CountRelease):
@@ -78,7 +78,7 @@ def print_release(release: Any) -> None:
 
 
 def print_release_json(release: Any) -> None:
-    """The release as one JSON object, in pieces: a dictionary may have millions of items."""
+    """Print a release as one JSON object, in pieces, since it may have millions of items."""
     from sfumato.flow.release import EstimateRelease
 
     if not isinstance(release, EstimateRelease):
@@ -116,7 +116,7 @@ def print_estimates(release: Any, truth: dict[str, int] | None, top: int = 20) -
     console = Console(width=None if sys.stdout.isatty() else 100)
     console.print(table)
     if len(release) > top:
-        click.echo(f"… and {len(release) - top:,} more; --json has them all")
+        click.echo(f"… and {len(release) - top:,} more; --json prints all")
     print_bill(release)
 
 
@@ -124,7 +124,7 @@ def print_bill(release: Any) -> None:
     cost = release.cost
     click.echo(
         f"\n{cost.devices:,} devices, {cost.rounds} round{'s' if cost.rounds > 1 else ''}, "
-        f"{cost.bytes_per_device:,} bytes a device, {cost.seconds:.1f} s"
+        f"{cost.bytes_per_device:,} bytes per device, {cost.seconds:.1f} s"
     )
     click.echo(release.privacy.statement)
     for note in release.notes:

@@ -1,4 +1,4 @@
-"""Commands that run a collector and look after its store: thin, over `sfumato.collector`."""
+"""Commands that run a collector and maintain its store, a thin layer over `sfumato.collector`."""
 
 from __future__ import annotations
 
@@ -23,34 +23,36 @@ if TYPE_CHECKING:  # the service is an extra, and slow to import
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path)
-_FORGOTTEN = (
-    "this ledger does not know of studies that were opened, nor of tasks that were charged, after "
-    "the copy was made: count what they released as spent"
+_LEDGER_WARNING = (
+    "this ledger lacks the studies that were opened and the tasks that were charged after the copy "
+    "was made: count their releases as spent"
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 def _settings(command: _Command) -> _Command:
-    """Options of commands that open the store: `settings` is what they say."""
+    """Add the options that a command needs to pass it the `settings` of a collector."""
 
-    @click.option("--config", type=_FILE, help="TOML file of settings.")
-    @click.option("--store", help="The store, in place of the settings'.")
+    @click.option("--config", type=_FILE, help="TOML file with settings.")
+    @click.option("--store", help="Address of the store, in place of the settings'.")
     @wraps(command)
     def with_settings(config: Path | None, store: str | None, **options: Any) -> Any:
-        return command(settings=_loaded(config, store=store), **options)
+        return command(settings=_load(config, store=store), **options)
 
-    return with_settings  # type: ignore[return-value]  # click adds what is missing
+    return with_settings  # type: ignore[return-value]  # click adds the other arguments
 
 
 @click.command("serve")
 @_settings
-@click.option("--listen", help="HOST:PORT, in place of the settings'.")
-@click.option("--port", type=click.IntRange(0, 65_535), help="Port; 0 takes one that is free.")
+@click.option("--listen", help="HOST:PORT to listen on, in place of the settings'.")
 @click.option(
-    "--no-worker", is_flag=True, help="Take reports only; `sfumato worker` does the rest."
+    "--port", type=click.IntRange(0, 65_535), help="Port to listen on; 0 picks a free one."
 )
-@click.option("--no-dashboard", is_flag=True, help="Serve the API without the pages.")
-@click.option("--check", is_flag=True, help="Print the settings and start nothing.")
+@click.option(
+    "--no-worker", is_flag=True, help="Only accept reports; `sfumato worker` does the rest."
+)
+@click.option("--no-dashboard", is_flag=True, help="Serve the API without the dashboard.")
+@click.option("--check", is_flag=True, help="Print the settings and exit.")
 @_json
 def serve_command(
     settings: Settings,
@@ -61,12 +63,12 @@ def serve_command(
     check: bool,
     as_json: bool,
 ) -> None:
-    """Run a collector: take reports from devices, and release what they say
+    """Run a collector: accept reports from devices, and release results
 
-    Prints the address that it listens on; a browser gets the dashboard there. Its log goes to
-    stderr, a JSON object a line. SIGTERM and Ctrl-C end it when what is under way is done. Settings
-    come from --config and SFUMATO_… variables; without any it listens on this machine only, with a
-    store in this folder.
+    Prints the address that it listens on, which also serves the dashboard. Its log goes to stderr,
+    one JSON object per line. SIGTERM and Ctrl-C stop it once the work in progress is done. Settings
+    come from --config and SFUMATO_… variables; by default it listens on this machine only, and its
+    store is in the current folder.
 
     \b
     Example:
@@ -74,45 +76,45 @@ def serve_command(
     """
     settings = _with_address(settings, listen, port)
     if check:
-        shown = settings.to_dict()
+        data = settings.to_dict()
         if as_json:
-            print_json(shown)
+            print_json(data)
         else:
-            for name, value in shown.items():
+            for name, value in data.items():
                 click.echo(f"{name} = {json.dumps(value)}")
         return
 
     def announce(address: str) -> None:
         _print({"address": address}, f"listening on {address}", as_json)
 
-    _imported_service().serve(
+    _import_service().serve(
         settings,
         announce=announce,
         with_worker=not no_worker,
-        routes=() if no_dashboard else _imported_service("sfumato.dashboard").ROUTES,
+        routes=() if no_dashboard else _import_service("sfumato.dashboard").ROUTES,
     )
 
 
 @click.command("worker")
 @_settings
 def worker_command(settings: Settings) -> None:
-    """Run a collector's worker alone: seal reports, release studies
+    """Run only a collector's worker: seal reports, release studies
 
-    For a store that `sfumato serve --no-worker` takes reports into. Of several workers one works,
-    and the others wait for it to end.
+    For a store that `sfumato serve --no-worker` writes reports to. If there are several workers,
+    one is active, and the others wait until it stops.
 
     \b
     Example:
       sfumato worker --config collector.toml
     """
-    _imported_service().work(settings)
+    _import_service().work(settings)
 
 
 @click.group("token")
 def token_group() -> None:
-    """Make, list and revoke the tokens of administrators and analysts
+    """Create, list and revoke the tokens of administrators and analysts
 
-    These commands open the store themselves, so they need no token, and no running collector.
+    These commands open the store directly, so they need neither a token nor a running collector.
 
     \b
     Example:
@@ -122,12 +124,23 @@ def token_group() -> None:
 
 @token_group.command("create")
 @_settings
-@click.option("--role", type=click.Choice(["admin", "analyst"]), required=True)
-@click.option("--name", required=True, help="Whose it is.")
-@click.option("--days", type=click.IntRange(min=1), default=90, show_default=True)
+@click.option(
+    "--role",
+    type=click.Choice(["admin", "analyst"]),
+    required=True,
+    help="What the token allows.",
+)
+@click.option("--name", required=True, help="Name of the owner.")
+@click.option(
+    "--days",
+    type=click.IntRange(min=1),
+    default=90,
+    show_default=True,
+    help="Days until it expires.",
+)
 @_json
 def token_create(settings: Settings, role: Any, name: str, days: int, as_json: bool) -> None:
-    """Print a new token, this once
+    """Create a token and print it; it cannot be shown again
 
     \b
     Example:
@@ -135,7 +148,7 @@ def token_create(settings: Settings, role: Any, name: str, days: int, as_json: b
     """
     from sfumato.collector import tokens
 
-    with _opened(settings) as store:
+    with _open(settings) as store:
         row, token = tokens.create(store, role=role, name=name, days=days)
     if as_json:
         print_json({"id": row.id, "token": token, "role": role, "expires": row.expires})
@@ -148,13 +161,13 @@ def token_create(settings: Settings, role: Any, name: str, days: int, as_json: b
 @_settings
 @_json
 def token_list(settings: Settings, as_json: bool) -> None:
-    """List tokens by id, without the tokens
+    """List the tokens' ids, roles and owners, not the tokens themselves
 
     \b
     Example:
       sfumato token list
     """
-    with _opened(settings) as store, store.reading() as tx:
+    with _open(settings) as store, store.reading() as tx:
         rows = tx.tokens()
     if as_json:
         print_json(
@@ -173,7 +186,7 @@ def token_list(settings: Settings, as_json: bool) -> None:
 @_settings
 @_json
 def token_revoke(settings: Settings, token_id: str, as_json: bool) -> None:
-    """Refuse a token from now on
+    """Revoke a token: it is refused from now on
 
     \b
     Example:
@@ -181,7 +194,7 @@ def token_revoke(settings: Settings, token_id: str, as_json: bool) -> None:
     """
     from sfumato.collector import tokens
 
-    with _opened(settings) as store:
+    with _open(settings) as store:
         tokens.revoke(store, token_id)
     _print({"revoked": token_id}, f"revoked {token_id}", as_json)
 
@@ -193,8 +206,7 @@ def token_revoke(settings: Settings, token_id: str, as_json: bool) -> None:
 def backup_command(settings: Settings, file: Path, as_json: bool) -> None:
     """Copy the store to a new file while the collector runs
 
-    Keep the signing key with it. PostgreSQL's own tools (pg_dump) are used for a store that is
-    there.
+    Keep the signing key with the copy. For a store in PostgreSQL, use its own tools (pg_dump).
 
     \b
     Example:
@@ -212,16 +224,16 @@ def backup_command(settings: Settings, file: Path, as_json: bool) -> None:
 @click.option(
     "--nothing-released",
     is_flag=True,
-    help="Nothing was released after the copy was made: let its studies go on.",
+    help="Nothing was released after the copy was made: continue its studies.",
 )
 @_json
 def restore_command(settings: Settings, file: Path, nothing_released: bool, as_json: bool) -> None:
-    """Make an empty store from a copy that `sfumato backup` wrote
+    """Fill an empty store from a copy that `sfumato backup` wrote
 
-    Reports acknowledged after the copy was made are gone, and so are releases and charges to the
-    ledger. Studies with trust central or secure that were under way are charged and ended, since
-    they may have been released meanwhile; new studies have to be opened in their place. If the
-    collector was stopped before the copy was made, say --nothing-released, and they go on.
+    Everything that the collector stored after the copy was made is lost: reports, releases and
+    charges to the ledger. Running studies with trust central or secure are charged and ended, since
+    they may have been released meanwhile; open new studies in their place. If the collector was
+    stopped before the copy was made, use --nothing-released to continue them.
 
     \b
     Example:
@@ -236,7 +248,7 @@ def restore_command(settings: Settings, file: Path, nothing_released: bool, as_j
             "charged and ended, since they may have been released after the copy was made: "
             + ", ".join(ended)
         )
-    warning = None if nothing_released else _FORGOTTEN
+    warning = None if nothing_released else _LEDGER_WARNING
     if warning:
         lines.append(warning)
     data = {"restored": str(file), "ended": ended, "warning": warning}
@@ -252,11 +264,11 @@ COMMANDS = (
 )
 
 
-def _loaded(config: Path | None, **given: Any) -> Settings:
+def _load(config: Path | None, **options: Any) -> Settings:
     from sfumato.collector.settings import Settings
 
-    wanted = {name: value for name, value in given.items() if value is not None}
-    return replace(Settings.load(config), **wanted)
+    overrides = {name: value for name, value in options.items() if value is not None}
+    return replace(Settings.load(config), **overrides)
 
 
 def _with_address(settings: Settings, listen: str | None, port: int | None) -> Settings:
@@ -266,17 +278,18 @@ def _with_address(settings: Settings, listen: str | None, port: int | None) -> S
     return replace(settings, listen=listen)
 
 
-def _imported_service(module: str = "sfumato.collector.serve") -> Any:
+def _import_service(module: str = "sfumato.collector.serve") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as problem:
         raise SpecError(
-            f"a collector needs {problem.name}", hint="pip install 'sfumato[server]'"
+            f"a collector needs the package {problem.name}, which is not installed",
+            hint="pip install 'sfumato[server]'",
         ) from problem
 
 
 @contextmanager
-def _opened(settings: Settings) -> Iterator[Store]:
+def _open(settings: Settings) -> Iterator[Store]:
     from sfumato.collector.store.store import Store
 
     store = Store.open(settings.store)

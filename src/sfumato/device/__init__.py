@@ -1,25 +1,25 @@
-"""What runs on a device: consent, records made private at once, an outbox, uploads.
+"""The device client: consent, records that are privatised at once, an outbox, uploads.
 
-An app embeds `Device`; it needs numpy and cryptography, and nothing else of what sfumato uses
-elsewhere. docs/guides/devices.md shows how, docs/guides/device_rules.md what is kept and sent.
+An app embeds `Device`, which needs only numpy and cryptography. docs/guides/devices.md shows how;
+docs/guides/device_rules.md says what is kept and sent.
 """
 
 from sfumato.device.box import Box, MemoryBox, SqliteBox
 from sfumato.device.client import Http, Response, Send
-from sfumato.device.device import Device, Offered, Sending, Skipped
-from sfumato.device.rounds import Joined, Part
+from sfumato.device.device import Device, OfferedStudy, SendSummary, SkipReason
+from sfumato.device.rounds import RoundClient, RoundOutcome
 
 __all__ = [
     "Box",
     "Device",
     "Http",
-    "Joined",
     "MemoryBox",
-    "Offered",
-    "Part",
+    "OfferedStudy",
     "Response",
+    "RoundClient",
+    "RoundOutcome",
     "Send",
-    "Sending",
-    "Skipped",
+    "SendSummary",
+    "SkipReason",
     "SqliteBox",
 ]

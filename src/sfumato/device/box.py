@@ -1,4 +1,4 @@
-"""Where a device keeps its state between calls: one SQLite file, or memory for made-up devices."""
+"""Where a device keeps its state between calls: an SQLite file, or memory for simulated devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sfumato.errors import (
 from sfumato.flow.task import Task
 from sfumato.spec import canonical, to_json
 
-WAIT_SECONDS = 30.0  # for another process that has the box open
+WAIT_SECONDS = 30.0  # how long to wait for another process that has the box open
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS state (only INTEGER PRIMARY KEY CHECK (only = 1), text TEXT)",
     "CREATE TABLE IF NOT EXISTS dictionary (digest TEXT PRIMARY KEY, body BLOB NOT NULL)",
@@ -43,12 +43,12 @@ _KINDS = {
 
 
 class Box(Protocol):
-    """What every box does. Inside `transaction` a state is read, changed and written as one."""
+    """The interface of a box. Inside `transaction`, reading, changing and writing are atomic."""
 
     def transaction(self) -> AbstractContextManager[None]: ...
 
     def read(self) -> str | None:
-        """The state that was written last."""
+        """Return the state that was last written."""
         ...
 
     def write(self, state: str) -> None: ...
@@ -57,12 +57,12 @@ class Box(Protocol):
 
     def keep_dictionary(self, digest: str, body: bytes) -> None: ...
 
-    def drop_dictionaries(self, wanted: set[str]) -> None:
-        """Drop all but these."""
+    def drop_dictionaries(self, except_for: set[str]) -> None:
+        """Drop all dictionaries except those with these digests."""
         ...
 
     def round(self, study: str) -> tuple[str, bytes] | None:
-        """Where the device is in a masked round of a study, and its last message."""
+        """Return the device's progress in a masked round of a study, and its last message."""
         ...
 
     def keep_round(self, study: str, state: str, message: bytes) -> None: ...
@@ -70,34 +70,35 @@ class Box(Protocol):
     def drop_round(self, study: str) -> None: ...
 
     def model(self, study: str) -> tuple[str, bytes] | None:
-        """The parameters that a study's model had last, behind their digest."""
+        """Return the digest and the bytes of the latest parameters of a study's model."""
         ...
 
     def keep_model(self, study: str, digest: str, body: bytes) -> None:
-        """Keep these, and no others of the study."""
+        """Keep these parameters in place of earlier ones of the study."""
         ...
 
-    def drop_models(self, wanted: set[str]) -> None:
-        """Drop those of all studies but these, and but those that a round is begun of."""
+    def drop_models(self, except_for: set[str]) -> None:
+        """Drop the models of all studies except these and those with an unfinished round."""
         ...
 
-    def drop_rounds(self, wanted: set[str]) -> None:
-        """Drop the rounds of all studies but these."""
+    def drop_rounds(self, except_for: set[str]) -> None:
+        """Drop the rounds of all studies except these."""
         ...
 
     def close(self) -> None: ...
 
 
 class SqliteBox:
-    """A box in a file that its user alone may read. What was written is on disk on return.
+    """A box in a file that only its owner may read. Data is on disk when a transaction returns.
 
-    Several processes may use one: a transaction waits for another's. Deleted bytes are overwritten.
+    Several processes may share one; their transactions wait for each other. Deleted bytes are
+    overwritten.
     """
 
     def __init__(self, path: Path | str) -> None:
         self._path = str(path)
         with self._as_store_errors():
-            with suppress(FileExistsError):  # to open and close one would let go of its locks
+            with suppress(FileExistsError):  # opening and closing it would release its locks
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             self._connection = sqlite3.connect(
                 self._path, isolation_level=None, timeout=WAIT_SECONDS
@@ -136,27 +137,27 @@ class SqliteBox:
 
     def dictionary(self, digest: str) -> bytes | None:
         with self._as_store_errors():
-            found = self._connection.execute(
+            row = self._connection.execute(
                 "SELECT body FROM dictionary WHERE digest = ?", (digest,)
             ).fetchone()
-        return None if found is None else bytes(found[0])
+        return None if row is None else bytes(row[0])
 
     def keep_dictionary(self, digest: str, body: bytes) -> None:
         with self._as_store_errors():
             self._connection.execute("REPLACE INTO dictionary VALUES (?, ?)", (digest, body))
 
-    def drop_dictionaries(self, wanted: set[str]) -> None:
+    def drop_dictionaries(self, except_for: set[str]) -> None:
         with self._as_store_errors():
-            with closing(self._connection.execute("SELECT digest FROM dictionary")) as kept:
-                gone = [(digest,) for (digest,) in kept if digest not in wanted]
-            self._connection.executemany("DELETE FROM dictionary WHERE digest = ?", gone)
+            with closing(self._connection.execute("SELECT digest FROM dictionary")) as rows:
+                digests = [(digest,) for (digest,) in rows if digest not in except_for]
+            self._connection.executemany("DELETE FROM dictionary WHERE digest = ?", digests)
 
     def round(self, study: str) -> tuple[str, bytes] | None:
         with self._as_store_errors():
-            found = self._connection.execute(
+            row = self._connection.execute(
                 "SELECT state, message FROM round WHERE study = ?", (study,)
             ).fetchone()
-        return None if found is None else (str(found[0]), bytes(found[1]))
+        return None if row is None else (str(row[0]), bytes(row[1]))
 
     def keep_round(self, study: str, state: str, message: bytes) -> None:
         with self._as_store_errors():
@@ -168,37 +169,37 @@ class SqliteBox:
 
     def model(self, study: str) -> tuple[str, bytes] | None:
         with self._as_store_errors():
-            found = self._connection.execute(
+            row = self._connection.execute(
                 "SELECT digest, body FROM model WHERE study = ?", (study,)
             ).fetchone()
-        return None if found is None else (str(found[0]), bytes(found[1]))
+        return None if row is None else (str(row[0]), bytes(row[1]))
 
     def keep_model(self, study: str, digest: str, body: bytes) -> None:
         with self._as_store_errors():
             self._connection.execute("REPLACE INTO model VALUES (?, ?, ?)", (study, digest, body))
 
-    def drop_models(self, wanted: set[str]) -> None:
+    def drop_models(self, except_for: set[str]) -> None:
         with self._as_store_errors():
             with closing(
                 self._connection.execute(
                     "SELECT study FROM model WHERE study NOT IN (SELECT study FROM round)"
                 )
-            ) as kept:
-                gone = [(study,) for (study,) in kept if study not in wanted]
-            self._connection.executemany("DELETE FROM model WHERE study = ?", gone)
+            ) as rows:
+                studies = [(study,) for (study,) in rows if study not in except_for]
+            self._connection.executemany("DELETE FROM model WHERE study = ?", studies)
 
-    def drop_rounds(self, wanted: set[str]) -> None:
+    def drop_rounds(self, except_for: set[str]) -> None:
         with self._as_store_errors():
-            with closing(self._connection.execute("SELECT study FROM round")) as kept:
-                gone = [(study,) for (study,) in kept if study not in wanted]
-            self._connection.executemany("DELETE FROM round WHERE study = ?", gone)
+            with closing(self._connection.execute("SELECT study FROM round")) as rows:
+                studies = [(study,) for (study,) in rows if study not in except_for]
+            self._connection.executemany("DELETE FROM round WHERE study = ?", studies)
 
     def close(self) -> None:
         self._connection.close()
 
     @contextmanager
     def _as_store_errors(self) -> Iterator[None]:
-        """What SQLite and the system say, as our errors; never with what was being written."""
+        """Raise errors of SQLite and the system as ours, without the data being written."""
         try:
             yield
         except OSError as problem:
@@ -210,13 +211,12 @@ class SqliteBox:
             family = "_".join(name.split("_")[:2])
             raise _KINDS.get(family, StoreError)(
                 f"the device's box at {self._path} cannot be used: {family or 'not a database'}",
-                hint="free some space, or see who holds the file; nothing was changed",
+                hint="free some space, or see which process uses the file; nothing was changed",
             ) from None
 
 
 class MemoryBox:
-    """A box that is gone with the program: for many made-up devices, who may share what they
-    fetched, dictionaries and models."""
+    """A box in memory, for simulated devices; they may share dictionaries and models."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class MemoryBox:
         self._models = {} if models is None else models
         self._shares_models = models is not None
         self._dictionaries = {} if dictionaries is None else dictionaries
-        self._shared = dictionaries is not None
+        self._shares_dictionaries = dictionaries is not None
         self._rounds: dict[str, tuple[str, bytes]] = {}
 
     @contextmanager
@@ -251,9 +251,9 @@ class MemoryBox:
     def keep_dictionary(self, digest: str, body: bytes) -> None:
         self._dictionaries[digest] = body
 
-    def drop_dictionaries(self, wanted: set[str]) -> None:
-        if not self._shared:
-            for digest in self._dictionaries.keys() - wanted:
+    def drop_dictionaries(self, except_for: set[str]) -> None:
+        if not self._shares_dictionaries:
+            for digest in self._dictionaries.keys() - except_for:
                 del self._dictionaries[digest]
 
     def round(self, study: str) -> tuple[str, bytes] | None:
@@ -271,13 +271,13 @@ class MemoryBox:
     def keep_model(self, study: str, digest: str, body: bytes) -> None:
         self._models[study] = digest, body
 
-    def drop_models(self, wanted: set[str]) -> None:
+    def drop_models(self, except_for: set[str]) -> None:
         if not self._shares_models:
-            for study in self._models.keys() - wanted - self._rounds.keys():
+            for study in self._models.keys() - except_for - self._rounds.keys():
                 del self._models[study]
 
-    def drop_rounds(self, wanted: set[str]) -> None:
-        for study in self._rounds.keys() - wanted:
+    def drop_rounds(self, except_for: set[str]) -> None:
+        for study in self._rounds.keys() - except_for:
             del self._rounds[study]
 
     def close(self) -> None:
@@ -290,7 +290,7 @@ _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, Typ
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """When a task that could not be answered is tried again."""
+    """When to try a task's upload again, and how often it has failed."""
 
     failures: int
     at: float
@@ -298,64 +298,68 @@ class Retry:
 
 @dataclass(slots=True)
 class Contribution:
-    """What this device did for a campaign: its cohort, and the tasks whose sum has its table."""
+    """This device's part in a campaign: its cohort, and the tasks whose sums include its table."""
 
     study: str
     cohort: str
-    tasks: set[str] = field(default_factory=set)  # of masked rounds; an outbox counts the others
+    tasks: set[str] = field(default_factory=set)  # masked rounds only; the outbox counts the others
 
 
 @dataclass(slots=True, repr=False)
 class State:
-    """Changed in place by `Device`, which writes it to its box before it acts on anything."""
+    """A device's state. `Device` changes it in place and writes it to its box before acting."""
 
     outbox: Outbox = field(default_factory=Outbox)
-    offered: dict[str, Offer] = field(default_factory=dict)  # by study, as does the next one
-    agreed: dict[str, Offer] = field(default_factory=dict)
-    report_ids: dict[str, str] = field(default_factory=dict)  # of records that are on the way
+    offers: dict[str, Offer] = field(default_factory=dict)  # by study, as of the last fetch
+    agreements: dict[str, Offer] = field(default_factory=dict)  # by study: the terms agreed to
+    report_ids: dict[str, str] = field(default_factory=dict)  # by record that is on the way
     retries: dict[str, Retry] = field(default_factory=dict)  # by task
-    contributed: dict[str, Contribution] = field(default_factory=dict)  # by campaign
+    contributions: dict[str, Contribution] = field(default_factory=dict)  # by campaign
 
     def may_contribute(self, offer: Offer, task: Task) -> bool:
-        """Whether a table for this task keeps the device within what the study's promise counts
-        with: one cohort of a campaign, a task once, and no more tasks than the offer says. A
-        campaign is one study's: another's that names it is not answered."""
-        known = self.contributed.get(_campaign(offer, task))
-        if known is not None and (
-            known.study != offer.study or known.cohort != task.cohort or task.id in known.tasks
+        """Whether a table for this task keeps the device within the study's contribution bound.
+
+        The bound is one cohort per campaign, one table per task, and no more tasks than the offer
+        says. A campaign belongs to one study; another study that names it gets no answer.
+        """
+        earlier = self.contributions.get(_campaign(offer, task))
+        if earlier is not None and (
+            earlier.study != offer.study
+            or earlier.cohort != task.cohort
+            or task.id in earlier.tasks
         ):
             return False
-        every = [part for part in self.contributed.values() if part.study == offer.study]
-        return sum(len(part.tasks) for part in every) < offer.contributions
+        of_study = [each for each in self.contributions.values() if each.study == offer.study]
+        return sum(len(each.tasks) for each in of_study) < offer.contributions
 
     def contribute(self, offer: Offer, task: Task) -> Contribution:
-        """Write down that this device is in the task's cohort."""
-        return self.contributed.setdefault(
+        """Note that this device is in the task's cohort."""
+        return self.contributions.setdefault(
             _campaign(offer, task), Contribution(offer.study, task.cohort)
         )
 
     def take_back(self, offer: Offer, task: Task) -> None:
-        """The table that was sent for this task is in no sum."""
-        part = self.contributed.get(_campaign(offer, task))
-        if part is not None and part.study == offer.study:
-            part.tasks.discard(task.id)
-            if not part.tasks:
-                del self.contributed[_campaign(offer, task)]
+        """Note that the table sent for this task is not in any sum."""
+        contribution = self.contributions.get(_campaign(offer, task))
+        if contribution is not None and contribution.study == offer.study:
+            contribution.tasks.discard(task.id)
+            if not contribution.tasks:
+                del self.contributions[_campaign(offer, task)]
 
     def to_json(self) -> str:
         return canonical(
             {
                 "version": VERSION,
                 "outbox": self.outbox.to_json(),
-                "offered": [_text(offer) for offer in self.offered.values()],
-                "agreed": [_text(offer) for offer in self.agreed.values()],
+                "offered": [_text(offer) for offer in self.offers.values()],
+                "agreed": [_text(offer) for offer in self.agreements.values()],
                 "report_ids": self.report_ids,
                 "retries": {
                     task: [retry.failures, retry.at] for task, retry in self.retries.items()
                 },
                 "contributed": {
-                    campaign: [part.study, part.cohort, sorted(part.tasks)]
-                    for campaign, part in self.contributed.items()
+                    campaign: [each.study, each.cohort, sorted(each.tasks)]
+                    for campaign, each in self.contributions.items()
                 },
             }
         )
@@ -365,24 +369,24 @@ class State:
         try:
             data = json.loads(text)
             if data["version"] != VERSION:
-                raise SpecError("another version")
+                raise ValueError
             return cls(
                 outbox=Outbox.from_json(data["outbox"]),
-                offered=_by_study(data["offered"]),
-                agreed=_by_study(data["agreed"]),
+                offers=_by_study(data["offered"]),
+                agreements=_by_study(data["agreed"]),
                 report_ids=dict(data["report_ids"]),
                 retries={
                     task: Retry(int(n), float(at)) for task, (n, at) in data["retries"].items()
                 },
-                contributed={
+                contributions={
                     campaign: Contribution(study, cohort, set(tasks))
                     for campaign, (study, cohort, tasks) in data["contributed"].items()
                 },
             )
-        except (*_UNREADABLE, SpecError, OfferError):  # whatever it is: it might show a record
+        except (*_UNREADABLE, SpecError, OfferError):  # the cause is hidden: it might show a record
             raise SpecError(
-                f"a device's state must be what version {VERSION} wrote; got another text",
-                hint="use the release of sfumato that wrote it; a state is not to be edited",
+                f"a device's state must be as version {VERSION} wrote it; got other text",
+                hint="use the release of sfumato that wrote it; do not edit the state",
             ) from None
 
 

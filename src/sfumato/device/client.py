@@ -1,5 +1,4 @@
-"""What a device asks of a collector, over any `Send`: offers, dictionaries, models, room for
-reports."""
+"""A device's requests to a collector, over any `Send`: offers, dictionaries, models, uploads."""
 
 from __future__ import annotations
 
@@ -20,25 +19,25 @@ from sfumato.errors import OfferError, ServiceError, SpecError
 from sfumato.flow.model_terms import ModelTerms, digest_of
 from sfumato.flow.report import LENGTH_BYTES, Report, to_frames
 
-MOST_REPORTS = 10_000  # of one upload
-MOST_BYTES = 1 << 22
-LONGEST_ASKED = 7 * 86_400  # seconds that a collector may ask a device to wait
+MAX_REPORTS = 10_000  # per upload
+MAX_BYTES = 1 << 22  # per upload
+MAX_RETRY_AFTER = 7 * 86_400  # the longest wait, in seconds, that a collector may ask for
 _OVER = {(404, "unknown-task"), (410, "task-closed")}
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What became of some reports. `stored`: the collector has them, but for those rejected."""
+    """What became of some reports. If `stored`, the collector has all but the rejected ones."""
 
     stored: bool
     rejected: int = 0
-    is_over: bool = False  # the task takes no more
+    is_over: bool = False  # the task accepts no more reports
     retry_after_seconds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Dictionary:
-    """A list of items by its digest, which says what is in it."""
+    """A list of items, identified by its digest."""
 
     digest: str
     body: bytes = field(compare=False, repr=False)
@@ -49,7 +48,7 @@ class Dictionary:
 
 
 def fetch_offers(send: Send) -> list[Any]:
-    """The envelopes of all open tasks, as they came: nothing is verified yet."""
+    """Fetch the envelopes of all open tasks, without verifying them."""
     answer = _expect(send("GET", "/v1/offers", b"", {}))
     try:
         envelopes = json.loads(answer.body)["offers"]
@@ -61,25 +60,31 @@ def fetch_offers(send: Send) -> list[Any]:
 
 
 def fetch_dictionary(send: Send, digest: str) -> Dictionary:
-    """The dictionary of this digest; another body is refused."""
+    """Fetch the dictionary with this digest; any other body is refused."""
     body = _expect(send("GET", f"/v1/dictionaries/{digest}", b"", {})).body
     if hashlib.sha256(body).hexdigest() != digest:
-        raise OfferError("a dictionary must have the digest that the offer names; got another")
+        raise OfferError(
+            "a dictionary must have the digest that the offer names; got another",
+            hint="the collector, or somebody on the way, sent something else; try again later",
+        )
     dictionary = Dictionary(digest, body)
     dictionary.places()
     return dictionary
 
 
 def fetch_model(send: Send, terms: ModelTerms) -> bytes:
-    """The parameters that these terms name; another body is refused."""
+    """Fetch the parameters that these terms name; any other body is refused."""
     body = _expect(send("GET", f"/v1/models/{terms.digest}", b"", {})).body
     if len(body) != terms.size or digest_of(body) != terms.digest:
-        raise OfferError("a model must have the size and the digest that the offer names")
+        raise OfferError(
+            "a model must have the size and the digest that the offer names; got another",
+            hint="the collector, or somebody on the way, sent something else; try again later",
+        )
     return body
 
 
 def upload(send: Send, task_id: str, reports: Sequence[Report]) -> Upload:
-    """Send reports in one body, of which `in_uploads` says how many fit."""
+    """Send reports in one body; `split_into_uploads` makes pieces that fit."""
     body = to_frames(report.to_bytes() for report in reports)
     answer = send("POST", f"/v1/tasks/{task_id}/reports", body, {})
     if answer.status in (200, 201):
@@ -91,12 +96,12 @@ def upload(send: Send, task_id: str, reports: Sequence[Report]) -> Upload:
     )
 
 
-def in_uploads(reports: Sequence[Report]) -> Iterator[Sequence[Report]]:
-    """The reports of one task in as many pieces as bodies take."""
+def split_into_uploads(reports: Sequence[Report]) -> Iterator[Sequence[Report]]:
+    """The reports of one task in pieces, each of which fits into one upload."""
     start, size = 0, 0
     for place, report in enumerate(reports):
         more = LENGTH_BYTES + len(report.to_bytes())
-        if place > start and (size + more > MOST_BYTES or place - start == MOST_REPORTS):
+        if place > start and (size + more > MAX_BYTES or place - start == MAX_REPORTS):
             yield reports[start:place]
             start, size = place, 0
         size += more
@@ -111,7 +116,7 @@ def _places(dictionary: Dictionary) -> dict[str, int]:
     except (ValueError, RecursionError):
         items = [None]
     if not all(isinstance(item, str) for item in items) or len(set(items)) < len(items):
-        raise OfferError("a dictionary must have one text a line, each once; got something else")
+        raise OfferError("a dictionary must have one text per line, each once; got something else")
     return {item: place for place, item in enumerate(items)}
 
 
@@ -132,31 +137,31 @@ def _rejected(answer: Response) -> int:
 
 
 def problem_of(answer: Response) -> tuple[str, str]:
-    """The code of a problem, and what it says; a 410 without one is a task that is over."""
+    """The code and the text of a problem; 410 without a code means that the task is closed."""
     try:
-        told = json.loads(answer.body)
-        code, said = told.get("code"), told.get("detail") or told.get("title")
+        problem = json.loads(answer.body)
+        code, detail = problem.get("code"), problem.get("detail") or problem.get("title")
     except (ValueError, AttributeError, RecursionError):
-        code = said = None
+        code = detail = None
     if code is None and answer.status == 410:
         code = "task-closed"
-    return str(code), str(said or f"the collector answered {answer.status}")
+    return str(code), str(detail or f"the collector answered {answer.status}")
 
 
 def retry_after(answer: Response) -> int:
-    """Seconds for which the collector asks to be left alone."""
+    """How many seconds the collector asks the device to wait before its next request."""
     text = answer.headers.get("retry-after", "")
-    return min(int(text[:9]), LONGEST_ASKED) if text.isascii() and text.isdigit() else 0
+    return min(int(text[:9]), MAX_RETRY_AFTER) if text.isascii() and text.isdigit() else 0
 
 
 TIMEOUT_SECONDS = 20.0
-LARGEST_BODY = 1 << 28  # of an answer
+MAX_ANSWER_BYTES = 1 << 28
 HEADERS = {"User-Agent": "sfumato"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Response:
-    """What a collector answered; names of headers are in lower case."""
+    """A collector's answer; the names of headers are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -167,15 +172,16 @@ class Response:
 
 
 Send: TypeAlias = Callable[[str, str, bytes, Mapping[str, str]], Response]
-"""Method, path, body and further headers to an answer; ServiceError if none came."""
+"""Sends a request (method, path, body, further headers) and returns the answer; raises ServiceError
+if there is none."""
 
 
 class Http:
-    """One connection to a collector, kept open between calls and made again when it is gone.
+    """One connection to a collector, kept open between calls and reopened when it was closed.
 
-    `ca` is a file of root certificates, in place of the system's. Without TLS anybody on the way
-    could read along and change what is sent, so plain http is for this machine only, unless
-    `allow_plain`.
+    `ca` is a file of root certificates to use instead of the system's. Without TLS, anybody on the
+    way could read and change the traffic, so plain http is allowed for this machine only, unless
+    `allow_plain` is set.
     """
 
     def __init__(
@@ -188,19 +194,26 @@ class Http:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise SpecError("a collector's address must be https://host, with a port if need be")
+            raise SpecError(
+                "a collector's address must be like https://host or https://host:port; "
+                "got something else"
+            )
         if parts.username or parts.query or parts.fragment:
-            raise SpecError("a collector's address must have no user, query or fragment")
+            raise SpecError(
+                "a collector's address must have no user, query or fragment; leave them out"
+            )
         if parts.scheme == "http" and not (allow_plain or _is_loopback(parts.hostname)):
             raise SpecError(
-                "a collector must be reached by https, unless it is on this machine; got http",
+                "a collector on another machine must be reached by https; got http",
                 hint="allow plain http only where the network itself is private",
             )
         self._prefix = parts.path.rstrip("/")
-        self._connection = self._made(parts.scheme, parts.hostname, parts.port, ca, timeout_seconds)
+        self._connection = self._connect(
+            parts.scheme, parts.hostname, parts.port, ca, timeout_seconds
+        )
 
     @staticmethod
-    def _made(
+    def _connect(
         scheme: str, host: str, port: int | None, ca: Path | str | None, timeout: float
     ) -> http.client.HTTPConnection:
         if scheme == "http":
@@ -208,15 +221,17 @@ class Http:
         try:
             context = ssl.create_default_context(cafile=None if ca is None else str(ca))
         except OSError as problem:
-            raise SpecError(f"the root certificates at {ca} cannot be read") from problem
+            raise SpecError(
+                f"the root certificates at {ca} cannot be read; give a readable PEM file"
+            ) from problem
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         return http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
 
     def __call__(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
-        """The answer; ServiceError if there is none. A connection that went stale is made anew."""
+        """The collector's answer; ServiceError if there is none. Reopens a stale connection."""
         fresh = self._connection.sock is None
         try:
-            return self._asked(method, path, body, headers)
+            return self._request(method, path, body, headers)
         except (http.client.RemoteDisconnected, ConnectionError):
             self._connection.close()
             if fresh:
@@ -225,12 +240,12 @@ class Http:
             self._connection.close()
             raise _unreachable() from None
         try:
-            return self._asked(method, path, body, headers)
+            return self._request(method, path, body, headers)
         except (OSError, http.client.HTTPException):
             self._connection.close()
             raise _unreachable() from None
 
-    def _asked(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
+    def _request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
         connection = self._connection
         connection.putrequest(method, self._prefix + path, skip_accept_encoding=True)
         length = {"Content-Length": str(len(body))} if body else {}
@@ -238,14 +253,14 @@ class Http:
             connection.putheader(name, value)
         connection.endheaders(body or None)
         answer = connection.getresponse()
-        if answer.length is None or answer.length > LARGEST_BODY:
-            data = answer.read(LARGEST_BODY + 1)
+        if answer.length is None or answer.length > MAX_ANSWER_BYTES:
+            data = answer.read(MAX_ANSWER_BYTES + 1)
         else:
             data = answer.read()  # all of it: a shorter body is an error
-        if len(data) > LARGEST_BODY:
+        if len(data) > MAX_ANSWER_BYTES:
             raise http.client.HTTPException
-        told = {name.lower(): value for name, value in answer.getheaders()}
-        return Response(answer.status, told, data)
+        received = {name.lower(): value for name, value in answer.getheaders()}
+        return Response(answer.status, received, data)
 
     def close(self) -> None:
         self._connection.close()

@@ -1,14 +1,14 @@
-"""What devices are told: a study's task and terms, signed by the collector.
+"""Offers to devices: a study's task and terms, signed by the collector.
 
 An offer travels as an envelope: its canonical JSON, and an Ed25519 signature over it. A device
-knows the collector's public key beforehand and takes no offer that another key signed.
+knows the collector's public key beforehand and refuses offers signed by any other key.
 
     >>> from sfumato.privacy import HashedResponse
     >>> randomizer = HashedResponse(epsilon=4.0, rows=1024, width=56, seed=1)
     >>> offer = Offer(study="Street trees", purpose="Which trees to plant next.",
     ...               question="frequencies", trust="local", epsilon=4.0,
     ...               task=LocalTask(randomizer=randomizer, cohort="everybody"))
-    >>> key = bytes(range(32))  # in earnest 32 random bytes, kept secret
+    >>> key = bytes(range(32))  # in production, 32 random bytes that are kept secret
     >>> verify(sign(offer, key), public_key(key)) == offer
     True
 """
@@ -21,7 +21,7 @@ from typing import Any, Literal
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from sfumato.device.outbox import Rule, check_hex
+from sfumato.device.outbox import SendingRule, check_hex
 from sfumato.errors import OfferError, SpecError
 from sfumato.flow.model_terms import ModelTerms
 from sfumato.flow.report import WIRE_VERSION
@@ -34,58 +34,59 @@ from sfumato.spec import from_json, later, require, spec, to_json
 from sfumato.study import QUESTIONS, TRUSTS
 
 KEY_BYTES = 32
-_CONTEXT = b"sfumato offer v1\0"  # so that a signature of an offer is never one of something else
+_CONTEXT = b"sfumato offer v1\0"  # so that the signature of an offer is valid for nothing else
 
 
 @spec("offer")
 class Offer:
-    """A study as devices are asked to take part in it: what for, on which terms, and the task.
+    """An invitation to take part in a study: its purpose, its terms and its task.
 
-    The terms must be the task's own: a device takes no word for an epsilon that its randomizer does
-    not keep. Under trust "central" nothing is private to the collector, so `epsilon` is None; so it
-    is under "secure", where a masked sum is private by the noise of all devices together. A trusted
-    collector may ask for `masked` tables, too: then it sees their sum, and no table.
+    The terms must be the task's own: an offer cannot state an epsilon that its randomizer does not
+    provide. `epsilon` is None under trust "central", where nothing is private to the collector, and
+    under "secure", where the noise of all devices together makes a masked sum private. A trusted
+    collector may ask for `masked` tables as well; it then sees only their sum.
     """
 
-    study: str  # the name that users are shown; consent goes by it
-    purpose: str  # one sentence, shown beside it
+    study: str  # the name that users see; consent is recorded under it
+    purpose: str  # one sentence, shown beside the name
     question: str
     trust: Literal["local", "secure", "central"]
     task: LocalTask | Task | WordTask
     epsilon: float | None  # of one record
-    delta: float | None = None  # of what is released, if not local
+    delta: float | None = None  # of the release, if not local
     noise: float | None = None
-    """Of a study's noised tables, at least: the noise's standard deviation over the L2 norm of what
-    one device adds. None where there are none, or the task is the only one to be asked."""
+    """The least noise in any of the study's tables: its standard deviation divided by the L2 norm
+    of one device's contribution. None if no table has noise, or if this is the only task."""
     daily_reports: int = 1
     delay_seconds: int = 86_400
     lifetime_epsilon: float | None = None
     items_per_report: int = 1
-    contributions: int = 1  # tasks of the study that one device answers at most
-    dictionary: str | None = None  # its digest: the items asked about, or the words already known
+    contributions: int = 1  # the most tasks of the study that one device answers
+    dictionary: str | None = None  # digest of the list of items to count, or of known words to skip
     keys: TextKeys | WordKeys | Prefix | None = None
-    """What of an item a table counts, where the task's own sketch does not say."""
-    model: ModelTerms | None = None  # that devices train in this round
+    """Which part of an item a table counts, if the task's own sketch does not say."""
+    model: ModelTerms | None = None  # the model to train in this round
     closes: int | None = None  # the last day, since 1970-01-01 UTC, on which devices answer
-    min_version: int = WIRE_VERSION  # of the wire, that a device must speak at least
-    masked: bool = later(False)  # trust "central": a table is sent in a masked round
+    min_version: int = WIRE_VERSION  # the lowest wire version that a device must support
+    masked: bool = later(False)  # under trust "central": tables are sent in masked rounds
 
     def check(self) -> None:
         require(
             self.purpose.isprintable() and self.purpose.strip() == self.purpose != "",
-            "purpose must be a sentence to show on one line, without spaces around it",
+            "purpose must be one line of printable text without spaces around it; "
+            f"got {self.purpose!r}",
         )
         require(
             self.question in QUESTIONS and self.trust in QUESTIONS[self.question].planners,
-            f"there is no {self.question} with trust {self.trust}; a newer version may have it",
+            f"this version has no {self.question} with trust {self.trust}; a newer one may",
         )
         facts, trust = QUESTIONS[self.question], TRUSTS[self.trust]
-        fitting: type = Task
+        expected: type = Task
         if trust.is_local:
-            fitting = LocalTask if facts.dictionary == "listed" else WordTask
+            expected = LocalTask if facts.dictionary == "listed" else WordTask
         require(
-            isinstance(self.task, fitting),
-            f"the task of {self.question} with trust {self.trust} must be a {fitting.__name__}; "
+            isinstance(self.task, expected),
+            f"the task of {self.question} with trust {self.trust} must be a {expected.__name__}; "
             f"got a {type(self.task).__name__}",
         )
         require(
@@ -101,32 +102,33 @@ class Offer:
             masked = self.task.is_masked
             require(
                 masked == (self.masked or trust.is_masked),
-                'a table is masked if, and only if, trust is "secure" or the offer says so; '
-                f'got {"a masked" if masked else "an open"} one with trust "{self.trust}"',
+                'a table must be masked if, and only if, trust is "secure" or the offer says so; '
+                f'got {"a masked" if masked else "an open"} table with trust "{self.trust}"',
             )
             require(
                 not trust.is_masked
                 or self.task.mechanism.in_shares
                 or isinstance(self.task.mechanism, NoNoise),
-                "a masked sum must have its noise from devices: noise at the release is the "
-                "collector's to add, who would see the sum without it; use noise in shares",
+                "a masked sum must get its noise from devices; a collector that adds noise at the "
+                "release would see the sum without it; use noise in shares",
             )
-            kept = self.task.noise_multiplier
+            multiplier = self.task.noise_multiplier
             require(
-                self.noise is None or kept is None or self.noise <= kept * (1 + 1e-9),
-                f"noise must be at most what the task has, {kept}; got {self.noise}",
+                self.noise is None or multiplier is None or self.noise <= multiplier * (1 + 1e-9),
+                f"noise must be at most the task's, {multiplier}; got {self.noise}",
             )
             self._check_values(self.task)
         require(
             not self.masked or not (trust.is_local or trust.is_masked),
-            f'masked is said with trust "central"; got "{self.trust}"',
+            f'masked is for trust "central" only; got trust "{self.trust}"',
         )
         self._check_model()
         if self.dictionary is not None:
             check_hex(self.dictionary, 64, "dictionary")
         require(
             self.dictionary is not None or not self.task.takes_categories(self.keys),
-            "this task takes categories, so dictionary must name the list that they are of",
+            "dictionary must name the list of categories, since this task takes categories; "
+            "got None",
         )
         require(
             self.contributions >= 1, f"contributions must be at least 1; got {self.contributions}"
@@ -139,11 +141,13 @@ class Offer:
     def _check_values(self, task: Task) -> None:
         require(
             (QUESTIONS[self.question].data != "items") == isinstance(task.sketch, VectorSketch),
-            "a mean or a model, and nothing else, is of vectors",
+            "a mean or a model must have a task of vectors, and no other question may have one; "
+            f"got {self.question} with a {type(task.sketch).__name__}",
         )
         require(
             self.keys is None or isinstance(task.sketch, OneHot | CountSketch),
-            "keys are for tables that count items; this one has others of its own",
+            "keys must be None unless the table is a OneHot or a CountSketch; "
+            f"got them with a {type(task.sketch).__name__}",
         )
         if isinstance(self.keys, Prefix) and isinstance(task.sketch, OneHot):
             prefixes = self.keys.radix**self.keys.size
@@ -155,25 +159,26 @@ class Offer:
     def _check_model(self) -> None:
         require(
             (QUESTIONS[self.question].data == "examples") == (self.model is not None),
-            "a train study, and no other, says which model is trained",
+            "model must be given for a train study, and only then; "
+            f"got {self.question} {'without' if self.model is None else 'with'} a model",
         )
         if self.model is None:
             return
         require(
             TRUSTS[self.trust].is_masked,
-            f'a model is trained with trust "secure"; got {self.trust}',
+            f'a model must be trained with trust "secure"; got "{self.trust}"',
         )
         length = getattr(getattr(self.task, "sketch", None), "length", None)
         require(
             length == self.model.parameters,
-            f"the task's vectors must be of the model's {self.model.parameters} parameters; "
+            f"the task's vectors must have the length of the model, {self.model.parameters}; "
             f"got {length}",
         )
 
     @property
-    def rule(self) -> Rule:
-        """What a device's outbox does for it."""
-        return Rule(
+    def rule(self) -> SendingRule:
+        """The rule by which a device's outbox sends records for this study."""
+        return SendingRule(
             study=self.study,
             task_id=self.task.id,
             epsilon=self.epsilon,
@@ -191,38 +196,41 @@ def sign(offer: Offer, key: bytes) -> dict[str, str]:
 
 
 def verify(envelope: Mapping[str, Any], key: bytes) -> Offer:
-    """The offer in an envelope that the holder of this public key signed; else OfferError.
+    """The offer in an envelope that the holder of this public key signed.
 
-    The signature is checked before anything of the offer is read.
+    Raises OfferError otherwise. The signature is checked before the offer is parsed.
     """
     members = envelope if isinstance(envelope, Mapping) else {}
-    text, signed = members.get("offer"), members.get("signature")
+    text, digits = members.get("offer"), members.get("signature")
     if members.keys() != {"offer", "signature"} or not (
-        isinstance(text, str) and isinstance(signed, str)
+        isinstance(text, str) and isinstance(digits, str)
     ):
-        raise OfferError("an envelope must hold an offer and its signature, two texts; got others")
-    check_signature(_CONTEXT, text, signed, key)
+        raise OfferError("an envelope must hold two texts, offer and signature; got others")
+    check_signature(_CONTEXT, text, digits, key)
     return offer_from_text(text)
 
 
 def signature(context: bytes, text: str, key: bytes) -> str:
-    """Ed25519 over both, in hexadecimal, with a collector's secret key."""
+    """The Ed25519 signature over both, in hexadecimal, with a collector's secret key."""
     return _secret(key).sign(context + text.encode()).hex()
 
 
-def check_signature(context: bytes, text: str, signed: str, key: bytes) -> None:
-    """Raise OfferError unless the holder of this public key signed the text in this context."""
+def check_signature(context: bytes, text: str, digits: str, key: bytes) -> None:
+    """Raise OfferError unless the holder of this public key signed the text in this context.
+
+    `digits` is the signature in hexadecimal.
+    """
     try:
-        _public(key).verify(bytes.fromhex(signed), context + text.encode())
-    except (InvalidSignature, ValueError):  # ValueError: no hexadecimal digits, or a surrogate
+        _public(key).verify(bytes.fromhex(digits), context + text.encode())
+    except (InvalidSignature, ValueError):  # ValueError: not hexadecimal, or a surrogate
         raise OfferError(
-            "an offer must be signed with the collector's key; this signature is another's",
+            "an offer must be signed with the collector's key; this signature does not match it",
             hint="check the collector's address and its public key",
         ) from None
 
 
 def offer_from_text(text: str) -> Offer:
-    """The offer whose canonical JSON this is: for texts whose signature was seen."""
+    """The offer with this canonical JSON; for texts whose signature was checked."""
     try:
         offer = from_json(text)
     except SpecError as problem:
@@ -233,7 +241,7 @@ def offer_from_text(text: str) -> Offer:
 
 
 def public_key(key: bytes) -> bytes:
-    """The public half, 32 bytes, of a secret key: what devices are given beforehand."""
+    """The public half, 32 bytes, of a secret key; devices get it beforehand."""
     return _secret(key).public_key().public_bytes_raw()
 
 

@@ -1,4 +1,4 @@
-"""From a value to what may be kept of it: the only file of a device that sees values."""
+"""From a value to its privatised report: the only module of a device that sees values."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ from sfumato.sketch.words import Prefix, codes_of
 
 I64 = npt.NDArray[np.int64]
 Value: TypeAlias = "str | Sequence[str] | Sequence[float] | npt.NDArray[np.floating] | Train"
-"""What a device holds: a text, several, or a vector; for a model, what computes its update."""
+"""A device's data: a text, several texts or a vector; for a model, a function that computes its
+update."""
 
 
 def privatiser(
     offer: Offer, value: Value, places: Mapping[str, int] | None
 ) -> Callable[[Rng], bytes] | None:
-    """What makes the message of a report out of a value; None where the value says nothing to a
-    local study: there is none, or it is a word that is known or of another alphabet. The device
-    then sends what `says_nothing` makes.
+    """A function that makes the message of a report from a value.
 
-    `places` is the offer's dictionary, if it has one. Where the collector is trusted with the table
-    several values may come at once, and those that a report has room for are drawn among them.
+    None if the value says nothing to a local study: there is no value, or it is a word that is
+    already known or has another alphabet. The device then uses `none_privatiser`.
+
+    `places` is the offer's dictionary, if it has one. If the collector is trusted with the table,
+    there may be several values; those that fit into a report are drawn at random.
     """
     task = offer.task
     if isinstance(task, Task):
@@ -50,103 +52,106 @@ def privatiser(
     values = _texts(value)
     if len(values) > 1:
         raise SpecError(
-            "a value of a local study is a record of its own; got several",
+            "a local study must get one value per record; got several",
             hint="record them one by one",
         )
     if isinstance(task, WordTask):
-        known = places or {}
-        values = tuple(word for word in values if word not in known)
+        known_words = places or {}
+        values = tuple(word for word in values if word not in known_words)
         if not task.discoverer.codes(values)[1].all():
             return None
     if not values:
         return None
-    said: Any = _categories(values, places) if task.takes_categories() else values
-    return lambda rng: _record(task, said, rng)
+    data: Any = _categories(values, places) if task.takes_categories() else values
+    return lambda rng: _record(task, data, rng)
 
 
-def says_nothing(task: LocalTask | WordTask) -> Callable[[Rng], bytes]:
-    """What makes the message of a report that says "none"."""
+def none_privatiser(task: LocalTask | WordTask) -> Callable[[Rng], bytes]:
+    """A function that makes the message of a report that says "none"."""
     return lambda rng: _record(task, (), rng)
 
 
 def _record(task: LocalTask | WordTask, values: Any, rng: Rng) -> bytes:
-    """One record: those of a day are kept, and leave, one by one."""
+    """The message of a single record: a day's records are kept and sent one by one."""
     return local_report(replace(task, records_per_report=1), values, rng=rng).message
 
 
 def table_report(
     task: Task, keys: ItemKeys | None, value: Value, places: Mapping[str, int] | None
 ) -> Callable[[Rng], Report]:
-    """What makes a device's report of a task whose tables the collector may see."""
-    send = sendable(task, keys, value, places)
+    """A function that makes a device's report for a task whose tables the collector may see."""
+    select = selector(task, keys, value, places)
 
-    def made(rng: Rng) -> Report:
+    def make(rng: Rng) -> Report:
         own = stream(rng, task.id)  # a table is made once
-        return report(task, send(own), rng=own)
+        return report(task, select(own), rng=own)
 
-    return made
+    return make
 
 
 def table(
     task: Task, keys: ItemKeys | None, value: Value, places: Mapping[str, int] | None
 ) -> Callable[[Rng], I64]:
-    """What makes a device's share of a masked sum, flat, noise included."""
-    send = sendable(task, keys, value, places)
+    """A function that makes a device's share of a masked sum, flat and with its noise."""
+    select = selector(task, keys, value, places)
 
-    def made(rng: Rng) -> I64:
+    def make(rng: Rng) -> I64:
         own = stream(rng, task.id)
-        return contribute(task, send(own), devices=1, rng=own).reshape(-1)
+        return contribute(task, select(own), devices=1, rng=own).reshape(-1)
 
-    return made
+    return make
 
 
-def sendable(
-    task: Task, offered: ItemKeys | None, value: Value, places: Mapping[str, int] | None
+def selector(
+    task: Task, item_keys: ItemKeys | None, value: Value, places: Mapping[str, int] | None
 ) -> Callable[[Rng], Any]:
-    """What makes out of a device's values those that its table is made of: within the task's bound,
-    and only what the study counts. What is left out leaves zeros.
+    """A function that selects the values for a device's table.
 
-    `offered` is what of an item the table counts, where its sketch does not say.
+    It keeps to the task's contribution bound and takes only values that the study counts. Values
+    that are left out leave zeros. `item_keys` says which part of an item the table counts, if its
+    sketch does not.
     """
     sketch = task.sketch
     if isinstance(sketch, VectorSketch):
         vector = _vector(value, sketch.length)
         return lambda rng: sketch.tables(vector, rng=rng)
     values = _texts(value)
-    if isinstance(offered, Prefix):
-        prefix = offered
-        assert isinstance(sketch, OneHot | CountSketch)  # the offer has seen to it
+    if isinstance(item_keys, Prefix):
+        prefix = item_keys
+        assert isinstance(sketch, OneHot | CountSketch)  # checked by the offer
         codes, fits = codes_of(values, prefix.alphabet, prefix.length)
         words = codes[fits]
-        return lambda rng: prefix.values(sketch, words[_chosen(len(words), task, rng)])
-    keys = sketch.keys if isinstance(sketch, InvertibleSketch) else offered
+        return lambda rng: prefix.values(sketch, words[_sample(len(words), task, rng)])
+    keys = sketch.keys if isinstance(sketch, InvertibleSketch) else item_keys
     if keys is not None:
-        items = _keyed(keys, values)
-        return lambda rng: [items[place] for place in _chosen(len(items), task, rng)]
+        items = _items_with_keys(keys, values)
+        return lambda rng: [items[place] for place in _sample(len(items), task, rng)]
 
-    def listed(rng: Rng) -> Any:
-        held = tuple(values[place] for place in _chosen(len(values), task, rng))
+    def select(rng: Rng) -> Any:
+        sample = tuple(values[place] for place in _sample(len(values), task, rng))
         if not task.takes_categories():
-            return held
-        found = _categories(held, places)
-        return found[found >= 0]
+            return sample
+        categories = _categories(sample, places)
+        return categories[categories >= 0]
 
-    return listed
+    return select
 
 
 def masked_table(
     offer: Offer, value: Value, places: Mapping[str, int] | None, parameters: bytes | None = None
 ) -> Callable[[Rng], I64]:
-    """What makes a device's share of a masked sum. `parameters` are those of a model that is
-    trained."""
+    """A function that makes a device's share of a masked sum.
+
+    `parameters` are those of the model to train, if there is one.
+    """
     task = offer.task
-    assert isinstance(task, Task)  # no other is masked
+    assert isinstance(task, Task)  # other tasks are not masked
     if offer.model is None:
         return table(task, offer.keys, value, places)
     if not callable(value):
         raise SpecError(
-            "a value of this study must be a function of terms, parameters and chance; "
-            "got no function"
+            "a value of this study must be a function of terms, parameters and rng; "
+            f"got a {type(value).__name__}"
         )
     return update_table(task, offer.model, parameters, value)
 
@@ -154,33 +159,36 @@ def masked_table(
 def update_table(
     task: Task, terms: ModelTerms, parameters: bytes | None, train: Train
 ) -> Callable[[Rng], I64]:
-    """The same of a model's update, which is computed when the table is made and not before."""
+    """A function that computes a model's update when it is called, and makes its table."""
     sketch = task.sketch
-    assert isinstance(sketch, VectorSketch)  # the offer has seen to it
+    assert isinstance(sketch, VectorSketch)  # checked by the offer
 
-    def made(rng: Rng) -> I64:
+    def make(rng: Rng) -> I64:
         own = stream(rng, task.id)
         if parameters is None:
-            raise SpecError("the model of this round is not here; fetch the offers, and join again")
+            raise SpecError("the model of this round is missing; fetch the offers, and join again")
         update = np.asarray(train(terms, terms.read(parameters), own))
         if update.shape != (sketch.length,) or update.dtype.kind != "f":
-            raise SpecError(f"an update of this model must be {sketch.length} real numbers")
+            raise SpecError(
+                f"an update of this model must be an array of {sketch.length} floats; "
+                f"got shape {update.shape} of {update.dtype}"
+            )
         tables = sketch.tables(terms.kept(update)[None], rng=own)
         return contribute(task, tables, devices=1, rng=own).reshape(-1)
 
-    return made
+    return make
 
 
-def _keyed(keys: Keys, values: tuple[str, ...]) -> list[str]:
-    """The items that have a key, cut to it, each once."""
+def _items_with_keys(keys: Keys, values: tuple[str, ...]) -> list[str]:
+    """The distinct items that have a key, truncated to it."""
     if not values:
         return []
     numbers, fits = keys.numbers(values)
     return [str(item) for item in keys.items(np.unique(numbers[fits], axis=0))[0].to_pylist()]
 
 
-def _chosen(count: int, task: Task, rng: Rng) -> npt.NDArray[np.int64]:
-    """Which of so many values a table has room for, drawn by lot."""
+def _sample(count: int, task: Task, rng: Rng) -> npt.NDArray[np.int64]:
+    """The places of a random sample of `count` values within the task's contribution bound."""
     return bound_contributions(np.zeros(count, dtype=np.int64), task.items_per_device, rng=rng)
 
 
@@ -188,7 +196,7 @@ def _categories(
     values: tuple[str, ...], places: Mapping[str, int] | None
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Each value's place in the dictionary; −1 where it is not listed."""
-    assert places is not None  # an offer of such a task names a dictionary
+    assert places is not None  # the offer of such a task names a dictionary
     return np.array([places.get(value, -1) for value in values], dtype=np.int64)
 
 
@@ -197,11 +205,13 @@ def _texts(value: Value) -> tuple[str, ...]:
     if isinstance(value, Sequence) and not isinstance(value, str):
         values = tuple(value)
     try:
-        sound = all(isinstance(text, str) and text.encode() is not None for text in values)
+        is_text = all(isinstance(text, str) and text.encode() is not None for text in values)
     except UnicodeEncodeError:
-        sound = False
-    if not sound:  # never say which value it was, nor let a cause say it
-        raise SpecError("a value must be a text of Unicode without surrogates")
+        is_text = False
+    if not is_text:  # neither the message nor a cause may show the value
+        raise SpecError(
+            "a value must be Unicode text without surrogates, or several; got something else"
+        )
     return tuple(values)
 
 
@@ -211,5 +221,7 @@ def _vector(value: Value, length: int) -> npt.NDArray[np.float64]:
     except (TypeError, ValueError):
         vector = np.empty(0)
     if vector.shape != (length,) or not np.isfinite(vector).all():
-        raise SpecError(f"a value of this study must be {length} finite numbers")
+        raise SpecError(
+            f"a value of this study must be {length} finite numbers; got something else"
+        )
     return vector.reshape(1, length)

@@ -1,13 +1,14 @@
-"""A device's part in a masked round: what it asks next, and what it makes of the answer.
+"""The client of a masked round, without I/O: its next request, and how it handles the answer.
 
     join ─▶ wait ─▶ say enrol ─▶ hear share ─▶ say share ─▶ hear mask ─▶ say mask
          ─▶ [hear ack ─▶ say ack] ─▶ hear unmask ─▶ say unmask ─▶ over
-    and back to wait if too few enrol: nothing but public keys was sent
+    and back to wait if too few devices enrol: only public keys have been sent by then
 
-Nothing here moves bytes: `request` says what to ask, `hear` is told the answer, and every step is
-in the device's box before the next request can leave. So an app that crashes goes on where it was,
-with the same bytes, and so does one whose collector was away. The values themselves are kept by
-nobody: until the table is masked, the app gives them again after a crash.
+"say" puts the device's message of a phase, "hear" gets what the next message depends on. `request`
+returns the next request, `receive` takes its answer, and every step is in the device's box before
+the next request can be sent. So after a crash, or while the collector is away, the client continues
+where it was, with the same bytes. The values are not stored: if the app crashes before the table is
+masked, it must supply them again.
 """
 
 from __future__ import annotations
@@ -36,35 +37,35 @@ from sfumato.secagg.participant import Participant
 from sfumato.spec import canonical, to_json
 
 VERSION = 1
-PATIENCE_SECONDS = 600.0  # for a collector that does not answer
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between tries to reach it, at most
-POLL_SECONDS = 15  # that an answer is waited for: less than a connection's patience
+TIMEOUT_SECONDS = 600.0  # how long to try without progress
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # the longest first pause, and of all, between two tries
+POLL_SECONDS = 15  # how long the collector may hold a request; less than a connection's timeout
 _PHASES = ("enrol", "share", "mask", "ack", "unmask")
-_SENT = ("say mask", "hear ack", "say ack", "hear unmask", "say unmask")  # its table
+_AFTER_MASKING = ("say mask", "hear ack", "say ack", "hear unmask", "say unmask")
 _NOT_IN_A_SUM = ("round-aborted", "message-refused", "wrong-phase")
-_BUSY = (408, 429, 500, 502, 503, 504, 507)  # the same may work later
+_BUSY = (408, 429, 500, 502, 503, 504, 507)  # the same request may succeed later
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 MakeTable = Callable[[Rng], npt.NDArray[np.int64]]
-Changing = Callable[[], AbstractContextManager[State]]
+Transaction = Callable[[], AbstractContextManager[State]]
 
 
-class Joined(StrEnum):
-    """How a device's part in a round ended. None of these is an error."""
+class RoundOutcome(StrEnum):
+    """How a round ended for a device. None of these is an error."""
 
-    DONE = "done"  # it has given its share of what opens the sum
-    NOT_NEEDED = "not_needed"  # the task is closed, or its round began while it was away
-    LATE = "late"  # the round went on without it, or did not take its message
-    ABORTED = "aborted"  # too few were left; nothing was opened, and it may join again
-    LOST = "lost"  # the round ended when the sum was about to be opened: it counts
-    REFUSED = "refused"  # the device would not go on; `Part.problem` says why
-    UNREACHABLE = "unreachable"  # no answer, or nothing new, in time; it can be gone on with
-    WAITING = "waiting"  # there was no round in time; it can be gone on with
+    DONE = "done"  # the device sent its last message
+    NOT_NEEDED = "not_needed"  # the task is closed, or its round began without this device
+    LATE = "late"  # the round went on without it, or refused its message
+    ABORTED = "aborted"  # too few devices were left; nothing was opened, and it may join again
+    LOST = "lost"  # the round ended while its sum was being opened: it counts as a contribution
+    REFUSED = "refused"  # the device refused to continue; `RoundClient.problem` says why
+    UNREACHABLE = "unreachable"  # no answer, or no progress, in time; the same call continues
+    WAITING = "waiting"  # no round began in time; the same call continues
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Request:
-    """What to ask of the collector."""
+    """A request to the collector."""
 
     method: str
     path: str
@@ -77,10 +78,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Progress:
-    """What is kept of a part in the box, but for the last message."""
+    """The state of a round as stored in the box, without the last message."""
 
     offer: Offer
-    stage: str  # "join", "wait", or "say" or "hear" and a phase
+    stage: str  # "join", "wait", "say <phase>" or "hear <phase>"
     ticket: str
     identity: str  # Ed25519 private key, in hexadecimal
     round_id: str = ""
@@ -89,7 +90,7 @@ class _Progress:
 
     @property
     def task(self) -> Task:
-        assert isinstance(self.offer.task, Task)  # as `begin` has seen to
+        assert isinstance(self.offer.task, Task)  # checked before `begin`
         return self.offer.task
 
     @property
@@ -116,67 +117,70 @@ class _Progress:
             if data.pop("version") != VERSION:
                 raise ValueError
             return cls(**{**data, "offer": offer_from_text(data["offer"])})
-        except (*_UNREADABLE, OfferError):  # whatever it is: it might show a secret
-            raise SpecError("the state of a masked round in this box cannot be read") from None
+        except (*_UNREADABLE, OfferError):  # the cause is hidden: it might show a secret
+            raise SpecError(
+                "the state of a masked round in this box cannot be read; "
+                "use the release of sfumato that wrote it"
+            ) from None
 
 
-class Part:
-    """One device in one masked round of a study, at the latest place that its box knows.
+class RoundClient:
+    """One device in one masked round of a study, at the last stage stored in its box.
 
-    Ask `request`, tell `hear` the answer, until `outcome` says how it ended.
+    Send `request()` and pass its answer to `receive`, until `outcome` is set.
     """
 
     def __init__(
         self,
         box: Box,
-        changing: Changing,
+        transaction: Transaction,
         key: bytes,
         study: str,
         *,
         rng: Rng,
     ) -> None:
-        """`changing` opens a transaction of the box on the device's state."""
-        self._box, self._changing, self._key, self._study = box, changing, key, study
+        """`transaction` opens a transaction of the box on the device's state."""
+        self._box, self._transaction, self._key, self._study = box, transaction, key, study
         self._rng = rng
-        self.make_table: MakeTable | None = None  # of the device's values
+        self.make_table: MakeTable | None = None  # from the device's values
         self._participant: Participant | None = None
-        self.outcome: Joined | None = None
-        self.problem = ""  # why it was refused, in the collector's words or the device's
-        self.retry_after_seconds = 0  # that the collector asked for
-        kept = box.round(study)
-        if kept is None:
-            raise SpecError("this device is in no round of the study; join it")
-        self._text, self._message = kept
+        self.outcome: RoundOutcome | None = None
+        self.problem = ""  # why the collector or the device refused
+        self.retry_after_seconds = 0  # as the collector asked
+        row = box.round(study)
+        if row is None:
+            raise SpecError("this device is not in a round of the study; join it")
+        self._text, self._message = row
         self._progress = _Progress.from_json(self._text)
 
     @staticmethod
     def begin(box: Box, offer: Offer, *, rng: Rng) -> None:
-        """Have a part in the offer's task, within a transaction of the box."""
-        made = _Progress(
+        """Begin to take part in the offer's task, within a transaction of the box."""
+        progress = _Progress(
             offer=offer,
             stage="join",
             ticket=rng.words(4).tobytes().hex(),
             identity=rng.words(4).tobytes().hex(),
         )
-        box.keep_round(offer.study, made.to_json(), b"")
+        box.keep_round(offer.study, progress.to_json(), b"")
 
     @property
     def offer(self) -> Offer:
-        """What it answers."""
+        """The offer that this round answers."""
         return self._progress.offer
 
     @property
     def phase(self) -> str:
-        """What it is about: join, wait, or a phase of the round."""
+        """The current phase: join, wait, or a phase of the round."""
         return self._progress.stage.rpartition(" ")[2]
 
     @property
     def waits(self) -> bool:
-        """Whether the next request is one to wait for."""
+        """Whether the collector may hold the next request until there is news."""
         return self._progress.stage.startswith(("wait", "hear"))
 
     def request(self, wait_seconds: int = POLL_SECONDS) -> Request:
-        """What to ask next. The same until `hear` was told an answer."""
+        """The next request. It stays the same until `receive` gets an answer."""
         progress = self._progress
         headers = {"Authorization": f"Ticket {progress.ticket}"}
         if progress.stage == "join":
@@ -190,23 +194,23 @@ class Part:
             return Request("PUT", path, self._message, headers)
         return Request("GET", f"{path}?wait={wait_seconds}", b"", headers)
 
-    def hear(self, answer: Response) -> bool:
-        """Take in what was answered; whether that brought it further."""
+    def receive(self, answer: Response) -> bool:
+        """Handle an answer; returns whether it made progress."""
         self.retry_after_seconds = retry_after(answer)
         if answer.status in _BUSY or answer.status == 204:
             return False
         stage = self._progress.stage
         try:
             if answer.status in (200, 201):
-                return self._go_on(stage, answer.body)
-            self._refused(stage, answer)
+                return self._advance(stage, answer.body)
+            self._handle_refusal(stage, answer)
         except (ImpossibleError, MismatchError, OfferError, SpecError) as problem:
-            # It says nothing more in this round; whether its table is in the sum it cannot know.
+            # It leaves the round; whether its table is in the sum, it cannot know.
             self.problem = str(problem)
-            self._end(Joined.REFUSED)
+            self._end(RoundOutcome.REFUSED)
         return True
 
-    def _go_on(self, stage: str, body: bytes) -> bool:
+    def _advance(self, stage: str, body: bytes) -> bool:
         verb, _, phase = stage.partition(" ")
         if stage == "join":
             self._keep(replace(self._progress, stage="wait"), b"")
@@ -215,16 +219,16 @@ class Part:
         elif verb == "hear":
             self._answer(phase, body)
         elif phase == "unmask":
-            self._end(Joined.DONE)
+            self._end(RoundOutcome.DONE)
         else:
             place = _PHASES.index(phase) + 1
             if _PHASES[place] == "ack" and not self._progress.semi_malicious:
                 place += 1
-            self._heard(phase, replace(self._progress, stage=f"hear {_PHASES[place]}"))
+            self._drop_message(phase, replace(self._progress, stage=f"hear {_PHASES[place]}"))
         return True
 
-    def _heard(self, phase: str, progress: _Progress) -> None:
-        """Its message has arrived: it is said no more, and nothing is kept that shows a table."""
+    def _drop_message(self, phase: str, progress: _Progress) -> None:
+        """Forget the message, which has arrived, and everything that could reveal a table."""
         participant = self._take_participant()
         if phase == "mask":
             participant.forget_table()
@@ -233,48 +237,54 @@ class Part:
         self._participant = participant
 
     def _enrol(self, body: bytes) -> bool:
-        """The cohort is complete: take part in its round, if it is what the task asks for. False if
-        it is the one that was given up: a collector may be a second behind."""
+        """Enrol in the round of a complete cohort, if it fits the task.
+
+        False if the round is the one that was aborted: a collector may be a second behind.
+        """
         progress = self._progress
         try:
-            told = json.loads(body)
-            member = int(told["member"])
+            envelope = json.loads(body)
+            member = int(envelope["member"])
         except _UNREADABLE:
-            raise MismatchError("an invitation must be JSON with a member; got others") from None
-        invitation = invitations.verify(told, self._key)
+            raise MismatchError(
+                "an invitation must be a JSON object with a member; got something else"
+            ) from None
+        invitation = invitations.verify(envelope, self._key)
         if invitation.round.nonce == progress.round_id:
             return False
         identity = bytes.fromhex(progress.identity)
-        known = 0 <= member < len(invitation.roster)
-        if not known or invitation.roster[member] != public_key(identity):
-            raise MismatchError("the roster must list this device's key under its member")
+        in_roster = 0 <= member < len(invitation.roster)
+        if not in_roster or invitation.roster[member] != public_key(identity):
+            raise MismatchError(
+                f"the roster must list this device's key as that of member {member}; got another"
+            )
         participant = join_round(
             progress.task, invitation.round, member, identity, invitation.roster, rng=self._rng
         )
         joined = replace(progress, round_id=invitation.round.nonce, member=member)
-        self._say("enrol", participant, participant.enrol(), joined)
+        self._put_message("enrol", participant, participant.enrol(), joined)
         return True
 
-    def _answer(self, phase: str, told: bytes) -> None:
+    def _answer(self, phase: str, body: bytes) -> None:
         participant = self._take_participant()
         if phase == "share":
-            message = participant.share(told)
+            message = participant.share(body)
         elif phase == "mask":
             if self.make_table is None:
                 raise SpecError("this device's values are needed to mask them; join with them")
-            message = participant.mask(told, self.make_table(self._rng))
+            message = participant.mask(body, self.make_table(self._rng))
         elif phase == "ack":
-            message = participant.acknowledge(told)
+            message = participant.acknowledge(body)
         elif self._progress.semi_malicious:  # it knows the survivors: it signed them
-            message = participant.unmask(participant.survivors, told)
+            message = participant.unmask(participant.survivors, body)
         else:
-            message = participant.unmask(told)
-        self._say(phase, participant, message, self._progress)
+            message = participant.unmask(body)
+        self._put_message(phase, participant, message, self._progress)
 
-    def _say(
+    def _put_message(
         self, phase: str, participant: Participant, message: bytes, progress: _Progress
     ) -> None:
-        """Keep a message, and what its next one depends on, before it can leave."""
+        """Store a message, and the state that the next one depends on, before it can be sent."""
         self._keep(
             replace(progress, stage=f"say {phase}", participant=participant.to_json()),
             message,
@@ -283,51 +293,51 @@ class Part:
         self._participant = participant
 
     def _take_participant(self) -> Participant:
-        """The participant, to change and to keep. Until it is kept the one in the box counts, and
+        """The participant, to change and store. Until it is stored, the one in the box counts, and
         the next try begins with it."""
         participant, self._participant = self._participant, None
         return participant or Participant.from_json(self._progress.participant)
 
-    def _refused(self, stage: str, answer: Response) -> None:
+    def _handle_refusal(self, stage: str, answer: Response) -> None:
         code, self.problem = problem_of(answer)
         if stage == "join":
-            self._end(Joined.NOT_NEEDED)
+            self._end(RoundOutcome.NOT_NEEDED)
         elif stage == "wait" and code not in ("round-lost", "round-over"):
-            given_up = code == "round-aborted" or self._progress.round_id != ""
-            self._end(Joined.ABORTED if given_up else Joined.NOT_NEEDED)
+            aborted = code == "round-aborted" or self._progress.round_id != ""
+            self._end(RoundOutcome.ABORTED if aborted else RoundOutcome.NOT_NEEDED)
         elif code == "round-aborted" and stage in ("say enrol", "hear share"):
-            # It may be put back to wait; what it was in the round is forgotten.
+            # It may have to wait for another round; forget its state in this one.
             self._participant = None
             self._keep(replace(self._progress, stage="wait", member=0, participant=""), b"")
         elif code in ("round-lost", "round-over"):
-            self._end(Joined.LOST if stage in _SENT else Joined.LATE)
+            self._end(RoundOutcome.LOST if stage in _AFTER_MASKING else RoundOutcome.LATE)
         else:
-            # What a collector says that follows the protocol is so: the table is in no sum. One
-            # that need not follow it may say so of a table that it goes on to open.
-            believed = not self._progress.semi_malicious and code in _NOT_IN_A_SUM
+            # If the collector follows the protocol, the table is in no sum. A collector that need
+            # not follow it could say so about a table that it goes on to open.
+            is_credible = not self._progress.semi_malicious and code in _NOT_IN_A_SUM
             self._end(
-                Joined.ABORTED if code == "round-aborted" else Joined.LATE,
-                take_back=believed and stage in ("say mask", "hear unmask"),
+                RoundOutcome.ABORTED if code == "round-aborted" else RoundOutcome.LATE,
+                take_back=is_credible and stage in ("say mask", "hear unmask"),
             )
 
     def _keep(self, progress: _Progress, message: bytes, *, contributes: bool = False) -> None:
         text = progress.to_json()
-        with self._changing() as state:
+        with self._transaction() as state:
             self._check_alone()
-            if contributes:  # asked again: another study may have been answered since it began
+            if contributes:  # check again: the device may have answered another study since
                 if not state.may_contribute(progress.offer, progress.task):
                     raise MismatchError(
-                        "a device must be in one cohort of a campaign, a task once, and no more "
+                        "a device must join one cohort per campaign, each task once, and no more "
                         "tasks of a study than agreed; this table would be one too many"
                     )
                 state.contribute(progress.offer, progress.task).tasks.add(progress.task.id)
             self._box.keep_round(self._study, text, message)
         self._progress, self._text, self._message = progress, text, message
 
-    def _end(self, outcome: Joined, *, take_back: bool = False) -> None:
-        """Forget the round; with `take_back` it does not count as a contribution."""
+    def _end(self, outcome: RoundOutcome, *, take_back: bool = False) -> None:
+        """Forget the round; with `take_back`, it does not count as a contribution."""
         task = self._progress.task
-        with self._changing() as state:
+        with self._transaction() as state:
             self._check_alone()
             if take_back:
                 state.take_back(self._progress.offer, task)
@@ -335,48 +345,51 @@ class Part:
         self._participant, self.outcome = None, outcome
 
     def _check_alone(self) -> None:
-        kept = self._box.round(self._study)
-        if kept is None or kept[0] != self._text:
-            raise SpecError("another program has gone on with this device's round, or left it")
+        row = self._box.round(self._study)
+        if row is None or row[0] != self._text:
+            raise SpecError(
+                "only one program may drive a device's round; "
+                "another one has continued or left it since"
+            )
 
     def __repr__(self) -> str:  # never a secret
-        return f"Part({self._progress.stage})"
+        return f"RoundClient({self._progress.stage})"
 
 
 def drive(
-    part: Part,
+    client: RoundClient,
     send: Send,
-    chance: Callable[[], float],
+    random: Callable[[], float],
     *,
-    patience_seconds: float = PATIENCE_SECONDS,
+    timeout_seconds: float = TIMEOUT_SECONDS,
     cohort_seconds: float = math.inf,
     pause: Callable[[float], None] = time.sleep,
-) -> Joined:
-    """Ask and hear until it is over, or the collector has not answered for so long, or told nothing
-    new in a phase, or there is no round after `cohort_seconds`.
+) -> RoundOutcome:
+    """Exchange messages until the round is over for this device.
 
-    After a failure it waits for a time that doubles and is drawn by `chance`, in [0, 1), and no
-    less than the collector asks for.
+    Stops if there is no progress for `timeout_seconds`, or no round after `cohort_seconds`. After a
+    failure it pauses as long as the collector asks, plus a random time (`random` draws from [0, 1))
+    whose bound doubles with each failure.
     """
-    until, failures = time.monotonic() + patience_seconds, 0
+    until, failures = time.monotonic() + timeout_seconds, 0
     joining_until = time.monotonic() + cohort_seconds
-    while part.outcome is None:
-        if part.phase == "wait" and time.monotonic() > joining_until:
-            return Joined.WAITING
-        asked, status = part.request(), 0
+    while client.outcome is None:
+        if client.phase == "wait" and time.monotonic() > joining_until:
+            return RoundOutcome.WAITING
+        request, status = client.request(), 0
         try:
-            answer = send(asked.method, asked.path, asked.body, asked.headers)
-            status, moved = answer.status, part.hear(answer)
+            answer = send(request.method, request.path, request.body, request.headers)
+            status, has_advanced = answer.status, client.receive(answer)
         except ServiceError:
-            moved = False
-        if moved or (status == 204 and part.phase == "wait"):
-            until, failures = time.monotonic() + patience_seconds, 0
+            has_advanced = False
+        if has_advanced or (status == 204 and client.phase == "wait"):
+            until, failures = time.monotonic() + timeout_seconds, 0
         elif time.monotonic() > until:
-            return Joined.UNREACHABLE
-        elif status == 204:  # it was waited for
+            return RoundOutcome.UNREACHABLE
+        elif status == 204:  # the collector held the request; ask again at once
             failures = 0
         else:
             failures += 1
-            most = min(FIRST_PAUSE * 2.0 ** min(failures - 1, 32), LONGEST_PAUSE)
-            pause(part.retry_after_seconds + most * chance())
-    return part.outcome
+            longest = min(FIRST_PAUSE * 2.0 ** min(failures - 1, 32), LONGEST_PAUSE)
+            pause(client.retry_after_seconds + longest * random())
+    return client.outcome

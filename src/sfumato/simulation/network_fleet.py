@@ -20,13 +20,13 @@ import numpy.typing as npt
 from sfumato.device import (
     Device,
     Http,
-    Joined,
     MemoryBox,
-    Part,
     Response,
+    RoundClient,
+    RoundOutcome,
     Send,
-    Sending,
-    Skipped,
+    SendSummary,
+    SkipReason,
 )
 from sfumato.device.offers import Offer
 from sfumato.device.outbox import DAY_SECONDS, Outcome
@@ -208,11 +208,11 @@ class NetworkFleet:
         today = int(time.time() // DAY_SECONDS)
         offer: Offer | None = self._offer(study, today, SOON_SECONDS)
         assert offer is not None  # else `_offer` has raised
-        outcomes, total, answered = Counter[str](), Sending(), set[str]()
+        outcomes, total, answered = Counter[str](), SendSummary(), set[str]()
         asked: Counter[int] = Counter()  # tasks that each device was asked
         if offer.task.is_masked:
             outcomes = self._in_rounds(study, leaving or {}, patience_seconds, tell)
-            total = Sending(sent=outcomes[Joined.DONE])
+            total = SendSummary(delivered=outcomes[RoundOutcome.DONE])
             return self._summary(days, outcomes, total, time.perf_counter() - started)
         while offer is not None:
             coming = self._coming(offer.task.cohort)
@@ -220,7 +220,7 @@ class NetworkFleet:
                 offer, coming, today, days, pause_seconds, answered, tell
             )
             outcomes += told
-            total = (replace(total, kept=0) if self._come is None else total) + sending
+            total = (replace(total, pending=0) if self._come is None else total) + sending
             asked.update(coming)
             offer = None if self._is_last(asked, offer) else self._another(study, today, answered)
         return self._summary(days, outcomes, total, time.perf_counter() - started)
@@ -234,14 +234,14 @@ class NetworkFleet:
         pause_seconds: float,
         answered: set[str],
         tell: Callable[[str, float], None],
-    ) -> tuple[Counter[str], Sending, int]:
+    ) -> tuple[Counter[str], SendSummary, int]:
         """Record and send, day by day; the day after the last. `answered` gets the tasks' ids."""
         study = offer.study
         last = days - (-offer.delay_seconds // DAY_SECONDS)  # when the last record is due
         outcomes: Counter[str] = Counter()
-        total, tries, refused = Sending(), 0, 0
+        total, tries, refused = SendSummary(), 0, 0
         for day in range(last + _TRIES):
-            if day > last and not total.kept:
+            if day > last and not total.pending:
                 break
             tell(f"day {day + 1}", min(day / (last + 1), 1.0))
             if 0 < day < days:
@@ -252,7 +252,7 @@ class NetworkFleet:
                 time.sleep(min(0.05 * 2**tries, _LONGEST_PAUSE))
                 tries += 1
             refused = self._refused()
-            total = replace(total, kept=0)
+            total = replace(total, pending=0)
             for told, sending in self._everybody(offer, coming, today, day, days):
                 outcomes += told
                 total += sending
@@ -297,7 +297,7 @@ class NetworkFleet:
             travellers = {
                 number: Traveller(part, leaves_in(rates, self._chance))
                 for number in numbers
-                if isinstance(part := self._part(study, number, patience), Part)
+                if isinstance(part := self._part(study, number, patience), RoundClient)
             }
             refused = "" if travellers else offer.task.id
             travellers = _of_first_task(travellers, offer.task.id, seen)
@@ -312,13 +312,13 @@ class NetworkFleet:
                     ]
                 )
                 outcomes += ended
-                if ended.keys() <= {Joined.WAITING, Joined.UNREACHABLE, LEFT}:
+                if ended.keys() <= {RoundOutcome.WAITING, RoundOutcome.UNREACHABLE, LEFT}:
                     break  # a cohort that is never complete, or a collector that is gone
                 gone |= {number for number, each in travellers.items() if each.has_left}
                 done = {
                     number: each.part.offer
                     for number, each in travellers.items()
-                    if each.outcome == Joined.DONE
+                    if each.outcome == RoundOutcome.DONE
                 }
                 answered |= {offer.task.id for offer in done.values()}
                 asked.update(done.keys())
@@ -346,11 +346,11 @@ class NetworkFleet:
     def _coming(self, cohort: str) -> Collection[int]:
         return range(len(self._devices)) if self._come is None else self._come(cohort)
 
-    def _part(self, study: str, number: int, patience: float) -> Part | Outcome | Skipped:
+    def _part(self, study: str, number: int, patience: float) -> RoundClient | Outcome | SkipReason:
         """A device's part in a round that it can take part in now."""
         device, now = self._devices[number], time.time()
 
-        def part() -> Part | Outcome | Skipped:
+        def part() -> RoundClient | Outcome | SkipReason:
             for offered in device.offers(now):
                 if offered.offer.study == study and offered.consent == "none":
                     device.consent(study)
@@ -377,11 +377,11 @@ class NetworkFleet:
 
     def _everybody(
         self, offer: Offer, coming: Collection[int], today: int, day: int, days: int
-    ) -> Iterator[tuple[Counter[str], Sending]]:
+    ) -> Iterator[tuple[Counter[str], SendSummary]]:
         """A day of these devices, those of one connection after one another."""
         links = len(self._links)
 
-        def drive(link: int) -> list[tuple[Counter[str], Sending]]:
+        def drive(link: int) -> list[tuple[Counter[str], SendSummary]]:
             mine = [number for number in coming if number % links == link]
             return [self._live(number, offer, today + day, day, days) for number in mine]
 
@@ -391,7 +391,7 @@ class NetworkFleet:
 
     def _live(
         self, number: int, offer: Offer, date: int, day: int, days: int
-    ) -> tuple[Counter[str], Sending]:
+    ) -> tuple[Counter[str], SendSummary]:
         """A day of one device: see what is offered, record what is the day's, send what is due."""
         device, opening = self._devices[number], float(date * DAY_SECONDS)
         outcomes: Counter[str] = Counter()
@@ -433,17 +433,17 @@ class NetworkFleet:
         return sum(send.traffic.refused.total() + send.traffic.unanswered for send in self._sends)
 
     def _summary(
-        self, days: int, outcomes: Counter[str], total: Sending, seconds: float
+        self, days: int, outcomes: Counter[str], total: SendSummary, seconds: float
     ) -> FleetSummary:
         traffic = [send.traffic for send in self._sends]
         return FleetSummary(
             devices=len(self._devices),
             days=days,
             outcomes=outcomes,
-            sent=total.sent,
+            sent=total.delivered,
             rejected=total.rejected,
             forgotten=total.forgotten,
-            unsent=total.kept,
+            unsent=total.pending,
             uploads=sum(each.uploads for each in traffic),
             repeated=sum(each.repeated for each in traffic),
             lost=sum(each.lost for each in traffic),
@@ -490,7 +490,7 @@ _PAUSE_SECONDS = 0.05  # before a collector that was away is asked again
 class Traveller:
     """A device on its way through a round. It says nothing from the phase `leaves` on."""
 
-    part: Part
+    part: RoundClient
     leaves: str | None = None
     not_before: float = field(default=0.0, repr=False)
 
@@ -551,7 +551,7 @@ def _drive(
         if heard:
             until = time.monotonic() + patience_seconds
         elif time.monotonic() > until:
-            ended[Joined.UNREACHABLE] += len(under_way)
+            ended[RoundOutcome.UNREACHABLE] += len(under_way)
             return ended
         if not heard:
             time.sleep(_PAUSE_SECONDS)
@@ -559,7 +559,7 @@ def _drive(
         if went_on:
             moved = time.monotonic()
         elif time.monotonic() - moved > idle_seconds:
-            ended[Joined.WAITING] += len(under_way)
+            ended[RoundOutcome.WAITING] += len(under_way)
             return ended
         for traveller in under_way:
             if traveller.outcome is not None:
@@ -575,7 +575,7 @@ def _go(send: Send, traveller: Traveller, wait_seconds: int) -> bool:
     part, went_on = traveller.part, False
     while traveller.outcome is None and time.monotonic() >= traveller.not_before:
         asked = part.request(wait_seconds)
-        further = part.hear(send(asked.method, asked.path, asked.body, asked.headers))
+        further = part.receive(send(asked.method, asked.path, asked.body, asked.headers))
         if not further:
             traveller.not_before = time.monotonic() + part.retry_after_seconds
             break

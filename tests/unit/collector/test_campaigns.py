@@ -16,7 +16,7 @@ from masking import NAME, devices, masking, play
 from sfumato.collector import studies
 from sfumato.collector.store.store import Store, StudyRow
 from sfumato.collector.worker.worker import Worker
-from sfumato.device import Joined, Part
+from sfumato.device import RoundClient, RoundOutcome
 from sfumato.device.offers import Offer, public_key, verify
 from sfumato.device.private import privatiser
 from sfumato.flow.release import CountRelease, MeanRelease
@@ -211,10 +211,10 @@ def test_a_secure_mean_of_vectors(tmp_path: Path) -> None:
             joining = []
             for device, vector in zip(them, vectors, strict=True):
                 part = device.part(NAME, vector, stage.clock())
-                assert isinstance(part, Part)
+                assert isinstance(part, RoundClient)
                 joining.append(part)
             play(stage, joining)
-            assert {part.outcome for part in joining} == {Joined.DONE}
+            assert {part.outcome for part in joining} == {RoundOutcome.DONE}
         with stage.collector.store.reading() as tx:
             text = tx.release(study.id)
         assert text is not None

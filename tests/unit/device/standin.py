@@ -1,4 +1,4 @@
-"""A collector that keeps what it is sent: the devices' side of the wire, and nothing else."""
+"""A stand-in for a collector, with only the endpoints that devices use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PUBLIC = public_key(KEY)
 
 
 class StandIn(ThreadingHTTPServer):
-    """Answers as it should, unless `script` has (status, headers) to answer next uploads with."""
+    """Answers correctly, unless `script` has (status, headers) for the next uploads."""
 
     daemon_threads = True
 
@@ -26,9 +26,9 @@ class StandIn(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Answers)
         self.envelopes: list[Any] = []
         self.dictionaries: dict[str, bytes] = {}
-        self.reports: list[Report] = []  # stored, also those that came twice
+        self.reports: list[Report] = []  # stored reports, including duplicates
         self.closed: set[str] = set()
-        self.rejecting = 0  # reports of the next upload
+        self.rejecting = 0  # how many reports of the next upload to reject
         self.script: list[tuple[int, dict[str, str]]] = []
         self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
 
@@ -37,11 +37,11 @@ class StandIn(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def offer(self, *offers: Offer) -> None:
-        """Offer these studies, and no others."""
+        """Offer only these studies."""
         self.envelopes = [sign(offer, KEY) for offer in offers]
 
     def keep(self, items: Sequence[str]) -> str:
-        """Serve a dictionary; its digest."""
+        """Serve a dictionary; returns its digest."""
         body = "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in items).encode()
         digest = hashlib.sha256(body).hexdigest()
         self.dictionaries[digest] = body
@@ -49,7 +49,7 @@ class StandIn(ThreadingHTTPServer):
 
     @property
     def messages(self) -> list[bytes]:
-        """What was said, each report once."""
+        """The messages of the stored reports, without duplicates."""
         return list({report.report_id: report.message for report in self.reports}.values())
 
 
@@ -70,7 +70,7 @@ class _Answers(BaseHTTPRequestHandler):
         self._log(body)
         if self.server.script:
             status, headers = self.server.script.pop(0)
-            if status == 0:  # stored, and never acknowledged
+            if status == 0:  # stored, but never acknowledged
                 self.server.reports += map(Report.from_bytes, from_frames(body))
                 self.close_connection = True
                 return None

@@ -1,11 +1,13 @@
-"""What a box promises: whole transactions on disk, for its user's eyes only."""
+"""The promises of a box: atomic transactions on disk, readable by its owner only."""
 
 from __future__ import annotations
 
+import sqlite3
 import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +17,23 @@ from sfumato.errors import StoreError, StoreFull, StoreReadOnly
 
 @pytest.fixture(params=["file", "memory"])
 def box(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Box]:
-    made: Box = SqliteBox(tmp_path / "box.db") if request.param == "file" else MemoryBox()
-    yield made
-    made.close()
+    box: Box = SqliteBox(tmp_path / "box.db") if request.param == "file" else MemoryBox()
+    yield box
+    box.close()
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[sqlite3.Connection]:
+    """The connections that boxes open."""
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def recording(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        opened.append(connect(*arguments, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", recording)
+    return opened
 
 
 def test_a_new_box_is_empty(box: Box) -> None:
@@ -46,7 +62,7 @@ def test_a_transaction_that_fails_leaves_no_trace(box: Box) -> None:
     assert box.read() == "one"
 
 
-def test_dictionaries_stay_while_they_are_wanted(box: Box) -> None:
+def test_dictionaries_are_dropped_except_for_some(box: Box) -> None:
     with box.transaction():
         for name in ("one", "two"):
             box.keep_dictionary(name, name.encode())
@@ -62,7 +78,7 @@ def test_shared_dictionaries_are_not_dropped_by_one_of_many() -> None:
     assert one.dictionary("one") == b"one"
 
 
-def test_a_box_is_for_its_users_eyes_only(tmp_path: Path) -> None:
+def test_only_its_owner_can_read_a_box(tmp_path: Path) -> None:
     box = SqliteBox(tmp_path / "box.db")
     with box.transaction():
         box.write("state")
@@ -81,11 +97,13 @@ def test_what_was_deleted_is_not_on_disk(tmp_path: Path) -> None:
     assert b"privatised" not in (tmp_path / "box.db").read_bytes()
 
 
-def test_a_full_disk_keeps_the_last_state(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_last_state(
+    tmp_path: Path, connections: list[sqlite3.Connection]
+) -> None:
     box = SqliteBox(tmp_path / "box.db")
     with box.transaction():
         box.write("one")
-    box._connection.execute("PRAGMA max_page_count = 6")
+    connections[0].execute("PRAGMA max_page_count = 6")
     with pytest.raises(StoreFull) as caught, box.transaction():
         box.write("canary" * 10_000)
     assert "canary" not in str(caught.value)
@@ -98,9 +116,11 @@ def test_a_full_disk_keeps_the_last_state(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_box_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+def test_a_box_that_cannot_be_written_says_so(
+    tmp_path: Path, connections: list[sqlite3.Connection]
+) -> None:
     box = SqliteBox(tmp_path / "box.db")
-    box._connection.execute("PRAGMA query_only = ON")
+    connections[0].execute("PRAGMA query_only = ON")
     with pytest.raises(StoreReadOnly), box.transaction():
         box.write("one")
     box.close()
@@ -116,13 +136,13 @@ def no_database(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("spoil", [no_folder, no_database])
-def test_a_file_that_is_no_box_is_refused(tmp_path: Path, spoil: Callable[[Path], Path]) -> None:
+def test_a_file_that_is_not_a_box_is_refused(tmp_path: Path, spoil: Callable[[Path], Path]) -> None:
     with pytest.raises(StoreError, match="device's box"):
         SqliteBox(spoil(tmp_path))
 
 
 def test_transactions_of_two_connections_take_turns(tmp_path: Path) -> None:
-    """The second begins when the first is over; it would begin at once if neither waited."""
+    """The second begins when the first has ended; without waiting, it would begin at once."""
     path = tmp_path / "box.db"
     first, began = SqliteBox(path), threading.Event()
 

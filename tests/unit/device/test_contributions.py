@@ -1,4 +1,4 @@
-"""What a device's own ledger allows it to add to sums."""
+"""The contributions to sums that a device's own ledger allows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OFFER = Offer(
 AGAIN = replace(TASK, sketch=CountSketch(rows=3, width=8, seed=2))  # of the same cohort
 
 
-def contributed(*tasks: Task) -> State:
+def state_with(*tasks: Task) -> State:
     state = State()
     for task in tasks:
         state.contribute(OFFER, task).tasks.add(task.id)
@@ -39,36 +39,36 @@ def contributed(*tasks: Task) -> State:
 
 
 def test_a_task_is_answered_once() -> None:
-    assert contributed().may_contribute(OFFER, TASK)
-    assert not contributed(TASK).may_contribute(OFFER, TASK)
-    assert contributed(TASK).may_contribute(OFFER, AGAIN)
+    assert state_with().may_contribute(OFFER, TASK)
+    assert not state_with(TASK).may_contribute(OFFER, TASK)
+    assert state_with(TASK).may_contribute(OFFER, AGAIN)
 
 
 def test_a_device_is_in_one_cohort_of_a_campaign() -> None:
     other = replace(TASK, cohort="round 1")
-    assert not contributed(TASK).may_contribute(OFFER, other)
-    assert contributed(TASK).may_contribute(OFFER, replace(other, campaign="counts"))
+    assert not state_with(TASK).may_contribute(OFFER, other)
+    assert state_with(TASK).may_contribute(OFFER, replace(other, campaign="counts"))
 
 
 def test_a_study_gets_no_more_than_its_offer_says() -> None:
     third, fourth = (replace(TASK, sketch=CountSketch(rows=3, width=8, seed=k)) for k in (3, 4))
-    assert contributed(TASK, AGAIN).may_contribute(OFFER, third)
-    assert not contributed(TASK, AGAIN, third).may_contribute(OFFER, fourth)
-    assert not contributed(TASK, AGAIN, third).may_contribute(
+    assert state_with(TASK, AGAIN).may_contribute(OFFER, third)
+    assert not state_with(TASK, AGAIN, third).may_contribute(OFFER, fourth)
+    assert not state_with(TASK, AGAIN, third).may_contribute(
         OFFER, replace(fourth, campaign="another")
     )
     elsewhere = replace(OFFER, study="Park trees")
-    assert contributed(TASK, AGAIN, third).may_contribute(
+    assert state_with(TASK, AGAIN, third).may_contribute(
         elsewhere, replace(fourth, campaign="park")
     )
 
 
-def test_what_is_in_no_sum_is_taken_back() -> None:
-    state = contributed(TASK)
+def test_a_table_that_is_in_no_sum_is_taken_back() -> None:
+    state = state_with(TASK)
     state.take_back(OFFER, TASK)
     assert state.may_contribute(OFFER, TASK)
     assert state.may_contribute(OFFER, replace(TASK, cohort="round 1"))
-    state = contributed(TASK, AGAIN)
+    state = state_with(TASK, AGAIN)
     state.take_back(OFFER, AGAIN)
     assert not state.may_contribute(OFFER, TASK)
     assert not state.may_contribute(OFFER, replace(TASK, cohort="round 1"))

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sfumato.device import Device, Http, MemoryBox, Sending, Skipped, SqliteBox
+from sfumato.device import Device, Http, MemoryBox, SendSummary, SkipReason, SqliteBox
+from sfumato.device.box import State
 from sfumato.device.device import FIRST_RETRY, changes
 from sfumato.device.offers import Offer, sign
 from sfumato.device.outbox import Outcome
@@ -30,7 +31,7 @@ from unit.device.standin import KEY, PUBLIC, StandIn, running
 
 DAY = 20_000
 NOON = DAY * 86_400 + 43_200.0
-LATER = (DAY + 2) * 86_400.0  # when whatever was recorded at noon is due
+LATER = (DAY + 2) * 86_400.0  # when all records of noon are due
 CANARY = "canary-0f1e2d"
 
 HASHED = Offer(
@@ -124,17 +125,17 @@ def test_nothing_is_recorded_before_consent(device: Device, server: StandIn) -> 
     (offered,) = device.offers(NOON)
     assert (offered.offer, offered.consent) == (HASHED, "none")
     assert device.record("Street trees", "oak", NOON) is Outcome.NO_CONSENT
-    assert device.send(LATER) == Sending()
+    assert device.send(LATER) == SendSummary()
     assert [request[0] for request in server.requests] == ["GET"]
 
 
 def test_a_value_is_sent_as_a_record_of_the_task(device: Device, server: StandIn) -> None:
     agreed(device, server, HASHED)
     assert device.offers(NOON)[0].consent == "given"
-    assert device.record("Street trees", "oak", NOON) is Outcome.KEPT
-    assert device.send(NOON + 60) == Sending()  # its day is not over
-    assert device.send(LATER) == Sending(sent=1)
-    assert device.send(LATER) == Sending()
+    assert device.record("Street trees", "oak", NOON) is Outcome.QUEUED
+    assert device.send(NOON + 60) == SendSummary()  # its day is not over
+    assert device.send(LATER) == SendSummary(delivered=1)
+    assert device.send(LATER) == SendSummary()
     (report,) = server.reports
     assert report.task_id == HASHED.task.id
     assert len(report.message) == HASHED.task.message_bytes
@@ -172,8 +173,8 @@ WHAT_HAPPENS: list[Any] = [
 ]
 
 
-def seen_of(device: Device, server: StandIn, offer: Offer, happens: Any) -> list[object]:
-    """What the collector sees of a device, but for the bytes that coins decide, on two days."""
+def view_of(device: Device, server: StandIn, offer: Offer, happens: Any) -> list[object]:
+    """The collector's view of a device on two days, except for bytes that are random."""
     agreed(device, server, offer)
     server.requests.clear()
     for day in range(2):
@@ -181,18 +182,18 @@ def seen_of(device: Device, server: StandIn, offer: Offer, happens: Any) -> list
         for value in [happens] if isinstance(happens, str) else happens or [()]:
             device.record(offer.study, value, now)
     sending = device.send(NOON + 9 * 86_400)
-    told = [(report.task_id, len(report.message)) for report in server.reports]
-    seen = [(method, path, len(body)) for method, path, _, body in server.requests]
-    return [sending, told, seen, device.spent()]
+    reports = [(report.task_id, len(report.message)) for report in server.reports]
+    requests = [(method, path, len(body)) for method, path, _, body in server.requests]
+    return [sending, reports, requests, device.spent()]
 
 
 @pytest.mark.parametrize("study", ["words", "words, three a day", "hashed", "direct, two a day"])
 @pytest.mark.parametrize("happens", WHAT_HAPPENS, ids=repr)
-def test_what_leaves_is_as_much_whatever_a_device_holds(
+def test_traffic_does_not_depend_on_the_values_of_a_device(
     device: Device, server: StandIn, study: str, happens: Any
 ) -> None:
-    """A known word, one of another alphabet, no word, several: as many records, as long, as dear.
-    The control is the test of the outbox without `take_part`, of which fewer records leave."""
+    """A known word, one of another alphabet, none, several: the same number, size and cost.
+    The control is the test of an outbox without `take_part`, which sends fewer records."""
     words = replace(WORDS, delay_seconds=3600, dictionary=server.keep(["oak"]))
     offers = {
         "words": words,
@@ -204,8 +205,8 @@ def test_what_leaves_is_as_much_whatever_a_device_holds(
     assert offer.epsilon is not None
     size = HEADER_BYTES + offer.task.message_bytes + 4
     count = 2 * offer.daily_reports
-    assert seen_of(device, server, offer, happens) == [
-        Sending(sent=count),
+    assert view_of(device, server, offer, happens) == [
+        SendSummary(delivered=count),
         [(offer.task.id, offer.task.message_bytes)] * count,
         [("POST", f"/v1/tasks/{offer.task.id}/reports", count * size)],
         count * offer.epsilon,
@@ -222,12 +223,12 @@ def test_a_new_word_is_sent_in_place_of_records_that_say_nothing(
     task = replace(WORDS.task, discoverer=search)
     offer = replace(WORDS, task=task, epsilon=20.0, daily_reports=3)
     agreed(device, server, replace(offer, dictionary=server.keep(["oak"])))
-    assert device.record("New words", (), NOON) is Outcome.KEPT
-    assert device.record("New words", "oak", NOON) is Outcome.KEPT
-    assert device.record("New words", "elm", NOON) is Outcome.KEPT
-    assert device.record("New words", "h2o", NOON) is Outcome.KEPT
-    assert device.record("New words", "fir", NOON) is Outcome.KEPT
-    assert device.send(LATER + 86_400) == Sending(sent=3)
+    assert device.record("New words", (), NOON) is Outcome.QUEUED
+    assert device.record("New words", "oak", NOON) is Outcome.QUEUED
+    assert device.record("New words", "elm", NOON) is Outcome.QUEUED
+    assert device.record("New words", "h2o", NOON) is Outcome.QUEUED
+    assert device.record("New words", "fir", NOON) is Outcome.QUEUED
+    assert device.send(LATER + 86_400) == SendSummary(delivered=3)
     sure = {
         word: search.randomize(search.codes([word])[0], rng=SeededRng(1)).tobytes()
         for word in ("elm", "fir", "")
@@ -236,7 +237,7 @@ def test_a_new_word_is_sent_in_place_of_records_that_say_nothing(
 
 
 def test_the_first_task_of_a_day_has_all_of_its_records(device: Device, server: StandIn) -> None:
-    """How many go to which would tell when the events were."""
+    """The number for each task would otherwise reveal when the events happened."""
     agreed(device, server, TWO)
     device.record("Street trees", (), NOON)
     assert isinstance(TWO.task, LocalTask)
@@ -244,7 +245,7 @@ def test_the_first_task_of_a_day_has_all_of_its_records(device: Device, server: 
     server.offer(other)
     device.offers(NOON)
     assert device.record("Street trees", "oak", NOON) is Outcome.DAY_OVER
-    assert device.record("Street trees", "oak", NOON + 86_400) is Outcome.KEPT
+    assert device.record("Street trees", "oak", NOON + 86_400) is Outcome.QUEUED
     device.send(NOON + 9 * 86_400)
     assert Counter(report.task_id for report in server.reports) == {
         TWO.task.id: 2,
@@ -258,7 +259,7 @@ def test_a_device_takes_part_in_every_local_study_that_its_user_agreed_to(
     agreed(device, server, TWO, WORDS, central(server))
     for hour in range(3):
         device.take_part(NOON + 3600 * hour)
-    assert device.send(NOON + 9 * 86_400) == Sending(sent=3)
+    assert device.send(NOON + 9 * 86_400) == SendSummary(delivered=3)
     assert Counter(report.task_id for report in server.reports) == {
         TWO.task.id: 2,
         WORDS.task.id: 1,
@@ -269,7 +270,7 @@ def test_a_day_has_as_many_records_as_the_lifetime_allows(device: Device, server
     agreed(device, server, replace(TWO, daily_reports=5, lifetime_epsilon=12.0))
     for day in range(3):
         device.record("Street trees", "oak", NOON + day * 86_400)
-        expected = Sending(sent=3) if day == 0 else Sending()
+        expected = SendSummary(delivered=3) if day == 0 else SendSummary()
         assert device.send(LATER + day * 86_400) == expected
     assert device.spent() == 12.0
 
@@ -278,15 +279,15 @@ def test_a_trusted_collector_gets_one_table_of_a_device_ever(
     device: Device, server: StandIn
 ) -> None:
     agreed(device, server, central(server))
-    assert device.record("Trusted trees", "oak", NOON) is Outcome.KEPT
-    assert device.record("Trusted trees", "ash", NOON + 86_400) is Outcome.KEPT
-    assert device.send(NOON + 9 * 86_400) == Sending(sent=1)
+    assert device.record("Trusted trees", "oak", NOON) is Outcome.QUEUED
+    assert device.record("Trusted trees", "ash", NOON + 86_400) is Outcome.QUEUED
+    assert device.send(NOON + 9 * 86_400) == SendSummary(delivered=1)
     assert server.messages in ([b"\x00\x00\x01"], [b"\x01\x00\x00"])
     server.offer(central(server, cohort="round 1"))  # the same study asks others
     assert device.offers(NOON + 10 * 86_400)[0].consent == "given"
     again = device.record("Trusted trees", "elm", NOON + 10 * 86_400)
     assert again is Outcome.LIFETIME_SPENT
-    assert device.send(NOON + 20 * 86_400) == Sending()
+    assert device.send(NOON + 20 * 86_400) == SendSummary()
     assert device.spent("Trusted trees") == math.inf
     assert "which the collector can read" in str(device.log()[0])
 
@@ -295,7 +296,7 @@ def test_several_values_go_into_one_table_as_far_as_there_is_room(
     device: Device, server: StandIn
 ) -> None:
     agreed(device, server, central(server, items_per_device=2))
-    assert device.record("Trusted trees", ["oak", "yew", "oak", "oak"], NOON) is Outcome.KEPT
+    assert device.record("Trusted trees", ["oak", "yew", "oak", "oak"], NOON) is Outcome.QUEUED
     device.send(NOON + 9 * 86_400)
     assert server.messages in ([b"\x00\x00\x01"], [b"\x00\x00\x02"])
 
@@ -318,8 +319,8 @@ def test_a_sketch_of_an_open_domain_needs_no_dictionary(device: Device, server: 
     device.record("Trusted trees", "oak", NOON)
     device.send(NOON + 9 * 86_400)
     assert isinstance(task.aggregation, Plain)
-    sent = task.aggregation.open(task.aggregation.unpack(server.messages[0], sketch.shape))
-    assert np.array_equal(sent, sketch.encode(["oak"]))
+    table = task.aggregation.open(task.aggregation.unpack(server.messages[0], sketch.shape))
+    assert np.array_equal(table, sketch.encode(["oak"]))
 
 
 @pytest.mark.parametrize(
@@ -344,7 +345,7 @@ def test_an_offer_that_cannot_be_trusted_is_not_taken(
     assert len(device.refused) == 1
     with pytest.raises(OfferError, match="offered"):
         device.consent("Street trees")
-    assert device.record("Street trees", "oak", NOON) is Skipped.NOT_OFFERED
+    assert device.record("Street trees", "oak", NOON) is SkipReason.NOT_OFFERED
 
 
 def test_a_study_that_is_offered_twice_is_taken_once(device: Device, server: StandIn) -> None:
@@ -384,10 +385,10 @@ def test_worse_terms_need_consent_again(device: Device, server: StandIn, name: s
     server.offer(WORSE[name])
     (offered,) = device.offers(NOON)
     assert (offered.consent, offered.changes) == ("again", (name,))
-    assert device.record("Street trees", "oak", NOON) is Skipped.CONSENT_AGAIN
+    assert device.record("Street trees", "oak", NOON) is SkipReason.CONSENT_AGAIN
     device.consent("Street trees")
     assert device.offers(NOON)[0].consent == "given"
-    assert device.record("Street trees", "oak", NOON) is Outcome.KEPT
+    assert device.record("Street trees", "oak", NOON) is Outcome.QUEUED
 
 
 @pytest.mark.parametrize("name", BETTER)
@@ -395,7 +396,7 @@ def test_better_terms_need_no_consent(device: Device, server: StandIn, name: str
     agreed(device, server, wider())
     server.offer(BETTER[name])
     assert device.offers(NOON)[0].consent == "given"
-    assert device.record("Street trees", "oak", NOON) is Outcome.KEPT
+    assert device.record("Street trees", "oak", NOON) is Outcome.QUEUED
 
 
 def test_less_noise_of_a_trusted_collector_needs_consent_again(
@@ -407,7 +408,7 @@ def test_less_noise_of_a_trusted_collector_needs_consent_again(
     agreed(device, server, replace(offer, task=noised))
     server.offer(offer)
     assert device.offers(NOON)[0].changes == ("mechanism",)
-    assert device.record("Trusted trees", "oak", NOON) is Skipped.CONSENT_AGAIN
+    assert device.record("Trusted trees", "oak", NOON) is SkipReason.CONSENT_AGAIN
 
 
 @pytest.mark.parametrize(("noise", "worse"), [(9.0, ()), (4.0, ("noise",)), (None, ("noise",))])
@@ -431,15 +432,15 @@ def test_more_contributions_need_consent_again(server: StandIn) -> None:
     assert changes(replace(offer, contributions=2), offer) == ()
 
 
-def test_a_study_that_is_offered_no_more_is_not_recorded_for_but_what_waits_is_sent(
+def test_waiting_records_of_a_study_that_is_no_longer_offered_are_sent(
     device: Device, server: StandIn
 ) -> None:
     agreed(device, server, HASHED)
     device.record("Street trees", "oak", NOON)
     server.offer()
     assert device.offers(NOON) == []
-    assert device.record("Street trees", "oak", NOON) is Skipped.NOT_OFFERED
-    assert device.send(LATER) == Sending(sent=1)
+    assert device.record("Street trees", "oak", NOON) is SkipReason.NOT_OFFERED
+    assert device.send(LATER) == SendSummary(delivered=1)
 
 
 def test_withdrawing_deletes_what_was_not_sent(device: Device, server: StandIn) -> None:
@@ -448,14 +449,14 @@ def test_withdrawing_deletes_what_was_not_sent(device: Device, server: StandIn) 
     device.withdraw("Street trees")
     assert device.log() == []
     assert device.record("Street trees", "oak", NOON) is Outcome.NO_CONSENT
-    assert device.send(LATER) == Sending()
+    assert device.send(LATER) == SendSummary()
 
 
 def test_deleting_leaves_consent(device: Device, server: StandIn) -> None:
     agreed(device, server, HASHED)
     device.record("Street trees", "oak", NOON)
     assert device.delete() == 1
-    assert device.record("Street trees", "oak", NOON) is Outcome.KEPT
+    assert device.record("Street trees", "oak", NOON) is Outcome.QUEUED
 
 
 @pytest.mark.parametrize("status", [429, 503, 507, 408, 500, 400, 302])
@@ -465,8 +466,8 @@ def test_a_failed_upload_is_tried_again_with_the_same_bytes(
     agreed(device, server, HASHED)
     device.record("Street trees", "oak", NOON)
     server.script = [(status, {})]
-    assert device.send(LATER) == Sending(kept=1)
-    assert device.send(LATER + FIRST_RETRY) == Sending(sent=1)
+    assert device.send(LATER) == SendSummary(pending=1)
+    assert device.send(LATER + FIRST_RETRY) == SendSummary(delivered=1)
     first, second = [body for method, _, _, body in server.requests if method == "POST"]
     assert first == second
 
@@ -480,10 +481,10 @@ def test_an_answer_that_got_lost_counts_a_report_once(
     device.close()
     server.script = [(0, {})]
     device = make()
-    assert device.send(LATER) == Sending(kept=1)
+    assert device.send(LATER) == SendSummary(pending=1)
     device.close()
     device = make()  # the app was restarted
-    assert device.send(LATER + FIRST_RETRY) == Sending(sent=1)
+    assert device.send(LATER + FIRST_RETRY) == SendSummary(delivered=1)
     assert len(server.reports) == 2
     assert len(server.messages) == 1
 
@@ -501,30 +502,31 @@ def test_a_collector_that_is_away_is_asked_once_a_call(
     device = make(send=away)
     device.record("Street trees", "oak", NOON)
     device.record("New words", "elm", NOON)
-    assert device.send(LATER + 86_400) == Sending(kept=2)
+    assert device.send(LATER + 86_400) == SendSummary(pending=2)
     assert len(calls) == 1
 
 
 def test_waits_double_and_keep_what_the_collector_asks_for(
     make: Callable[..., Device], server: StandIn
 ) -> None:
-    """Over 40 devices the k-th wait is uniform over 30·2^k seconds, after the 100 asked for: all
-    are within, and the largest is beyond half of it but with probability 2^-40."""
+    """The k-th wait is the 100 seconds asked for, plus a uniform time below 30·2^k. For 40 devices,
+    the largest is in the upper half of that range, except with probability 2^-40."""
     waits: list[list[float]] = []
     for seed in range(40):
         send = Http(server.url)
-        device = Device(MemoryBox(), send, PUBLIC, rng=SeededRng(seed))
+        box = MemoryBox()
+        device = Device(box, send, PUBLIC, rng=SeededRng(seed))
         agreed(device, server, HASHED)
         device.record("Street trees", "oak", NOON)
         now, row = LATER, []
         for _ in range(4):
             server.script = [(429, {"Retry-After": "100"})]
-            assert device.send(now) == Sending(kept=1)
-            state = device._peek()
-            row.append(state.retries[HASHED.task.id].at - now)
-            now = state.retries[HASHED.task.id].at
+            assert device.send(now) == SendSummary(pending=1)
+            retry = State.from_json(box.read() or "").retries[HASHED.task.id]
+            row.append(retry.at - now)
+            now = retry.at
             before = len(server.requests)
-            assert device.send(now - 1) == Sending(kept=1)  # not yet
+            assert device.send(now - 1) == SendSummary(pending=1)  # not yet
             assert len(server.requests) == before
         waits.append(row)
         send.close()
@@ -537,8 +539,8 @@ def test_a_task_that_is_over_is_forgotten(device: Device, server: StandIn) -> No
     agreed(device, server, HASHED)
     device.record("Street trees", "oak", NOON)
     server.closed.add(HASHED.task.id)
-    assert device.send(LATER) == Sending(forgotten=1)
-    assert device.send(LATER + 86_400) == Sending()
+    assert device.send(LATER) == SendSummary(forgotten=1)
+    assert device.send(LATER + 86_400) == SendSummary()
     assert device.log() == []
 
 
@@ -547,18 +549,18 @@ def test_rejected_reports_are_counted_and_not_sent_again(device: Device, server:
     for _ in range(2):
         device.record("Street trees", "oak", NOON)
     server.rejecting = 1
-    assert device.send(LATER) == Sending(sent=2, rejected=1)
-    assert device.send(LATER + 86_400) == Sending()
+    assert device.send(LATER) == SendSummary(delivered=2, rejected=1)
+    assert device.send(LATER + 86_400) == SendSummary()
 
 
-def test_one_upload_a_task(device: Device, server: StandIn) -> None:
+def test_one_upload_per_task(device: Device, server: StandIn) -> None:
     agreed(device, server, TWO, WORDS)
     for day in range(3):
         for _ in range(2):
             device.record("Street trees", "oak", NOON + day * 86_400)
         device.record("New words", "elm", NOON + day * 86_400)
     server.requests.clear()
-    assert device.send(NOON + 9 * 86_400) == Sending(sent=9)
+    assert device.send(NOON + 9 * 86_400) == SendSummary(delivered=9)
     posts = sorted(path for method, path, _, _ in server.requests if method == "POST")
     assert posts == sorted(f"/v1/tasks/{offer.task.id}/reports" for offer in (HASHED, WORDS))
     assert len({report.report_id for report in server.reports}) == 9
@@ -570,18 +572,16 @@ def test_every_device_sends_the_same_headers(make: Callable[..., Device], server
         device.record("Street trees", "oak", NOON)
         device.send(LATER)
     host = server.url.removeprefix("http://")
-    seen = Counter(json.dumps(headers) for _, _, headers, _ in server.requests)
-    posted = {"Host": host, "User-Agent": "sfumato", "Content-Length": "55"}
-    assert set(seen) == {
+    assert {json.dumps(headers) for _, _, headers, _ in server.requests} == {
         json.dumps({"Host": host, "User-Agent": "sfumato"}),
-        json.dumps(posted),
+        json.dumps({"Host": host, "User-Agent": "sfumato", "Content-Length": "55"}),
     }
 
 
 def test_a_crash_after_any_step_loses_no_charge_and_sends_the_same_bytes(
     make: Callable[..., Device], server: StandIn, tmp_path: Path
 ) -> None:
-    """A device that dies while it sends has its ids on disk before the first byte leaves."""
+    """A device that crashes while sending has its ids on disk before it sends the first byte."""
     device = agreed(make(), server, HASHED)
     device.record("Street trees", "oak", NOON)
     device.close()
@@ -601,17 +601,17 @@ def test_a_crash_after_any_step_loses_no_charge_and_sends_the_same_bytes(
     device.close()
     device = make()
     assert device.spent() == 4.0
-    assert device.send(LATER) == Sending(sent=1)
+    assert device.send(LATER) == SendSummary(delivered=1)
     assert server.requests[-1][3] == bodies[0]
 
 
 def test_two_processes_may_share_a_box(make: Callable[..., Device], server: StandIn) -> None:
     first, second = make(), make()
     agreed(first, server, TWO)
-    assert second.record("Street trees", "oak", NOON) is Outcome.KEPT
-    assert first.record("Street trees", "oak", NOON) is Outcome.KEPT
-    assert second.send(LATER) == Sending(sent=2)
-    assert first.send(LATER) == Sending()
+    assert second.record("Street trees", "oak", NOON) is Outcome.QUEUED
+    assert first.record("Street trees", "oak", NOON) is Outcome.QUEUED
+    assert second.send(LATER) == SendSummary(delivered=2)
+    assert first.send(LATER) == SendSummary()
 
 
 def test_a_dictionary_of_another_digest_or_length_is_refused(
@@ -628,7 +628,7 @@ def test_a_dictionary_of_another_digest_or_length_is_refused(
     short = replace(offer, dictionary=server.keep(["ash", "elm"]))
     server.offer(short)
     device.offers(NOON)
-    with pytest.raises(OfferError, match="as many items"):
+    with pytest.raises(OfferError, match="one item for each of its task's"):
         device.consent("Street trees")
     assert device.record("Street trees", "oak", NOON) is Outcome.NO_CONSENT
 
@@ -646,7 +646,7 @@ def test_a_dictionary_goes_with_its_study(device: Device, server: StandIn, tmp_p
 def test_no_value_is_kept_printed_or_sent(
     device: Device, server: StandIn, tmp_path: Path, study: str
 ) -> None:
-    """Hashed records, so that the bytes of no dictionary are on disk either."""
+    """The records are hashed, so that no dictionary is on disk."""
     alphabet = "abcdefghijklmnopqrstuvwxyz0123456789-"
     words = WordTask(
         discoverer=PrefixExtension(
@@ -659,12 +659,12 @@ def test_no_value_is_kept_printed_or_sent(
     offers = {"local": HASHED, "words": replace(WORDS, task=words), "central": central(server)}
     offer = offers[study]
     agreed(device, server, offer)
-    assert device.record(offer.study, CANARY, NOON) is Outcome.KEPT
-    shown = [repr(device), repr(device._state), repr(device.log()), repr(vars(device))]
+    assert device.record(offer.study, CANARY, NOON) is Outcome.QUEUED
+    texts = [repr(device), repr(device.log()), repr(vars(device))]
     device.send(NOON + 9 * 86_400)
-    shown += [repr(device), repr(device.log()), repr(server.requests)]
+    texts += [repr(device), repr(device.log()), repr(server.requests)]
     spellings = (CANARY, CANARY.encode().hex(), CANARY[:8])
-    assert not [spelling for spelling in spellings if spelling in "".join(shown)]
+    assert not [spelling for spelling in spellings if spelling in "".join(texts)]
     disk = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert not [spelling for spelling in spellings if spelling.encode() in disk]
 
@@ -676,9 +676,9 @@ def test_no_error_shows_a_value(device: Device, server: StandIn, value: Any) -> 
     agreed(device, server, HASHED)
     with pytest.raises(SpecError) as caught:
         device.record("Street trees", value, NOON)
-    told = "".join(traceback.format_exception_only(caught.value))
-    assert CANARY not in told
-    assert "271828" not in told
+    text = "".join(traceback.format_exception_only(caught.value))
+    assert CANARY not in text
+    assert "271828" not in text
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
     assert device.log() == []

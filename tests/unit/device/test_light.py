@@ -1,4 +1,4 @@
-"""A device needs numpy and cryptography: with everything else refused it works from end to end."""
+"""A device needs only numpy and cryptography: it works from end to end with all else refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from unit.device.standin import PUBLIC, StandIn, running
 from unit.device.test_device import HASHED, WORDS, central, direct
-from unit.device.test_models import BODY, LENGTH, offered
+from unit.device.test_models import BODY, LENGTH, offer_with
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = (
@@ -30,7 +30,7 @@ with Device.open(path, server, bytes.fromhex(key)) as device:
     for study in studies:
         device.consent(study)
         print(device.record(study, "elm", NOON))
-    print(device.send(NOON + 9 * 86_400).sent)
+    print(device.send(NOON + 9 * 86_400).delivered)
 print(*sorted(set(HEAVY) & set(sys.modules)))
 """
 REFUSING = f"""
@@ -49,11 +49,11 @@ def server() -> Iterator[StandIn]:
         yield server
 
 
-def ran(python: str, script: str, server: StandIn, folder: Path, **environment: str) -> str:
-    """What a device of its own process prints after it took part in a study of each kind."""
+def output_of(python: str, script: str, server: StandIn, folder: Path, **environment: str) -> str:
+    """The output of a device in a separate process that takes part in a study of each kind."""
     offers = [central(server), direct(server), WORDS]
     server.offer(*offers)
-    done = subprocess.run(
+    process = subprocess.run(
         [python, "-c", textwrap.dedent(script), str(folder / "box.db"), server.url, PUBLIC.hex()]
         + [offer.study for offer in offers],
         env={"PYTHONPATH": str(ROOT / "src"), **environment},
@@ -61,34 +61,34 @@ def ran(python: str, script: str, server: StandIn, folder: Path, **environment: 
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     assert [len(message) for message in server.messages if len(message) != 1] == [
         offer.task.message_bytes for offer in sorted(offers, key=lambda offer: offer.task.id)
         if offer.task.message_bytes != 1
     ]  # fmt: skip
-    return done.stdout
+    return process.stdout
 
 
 def test_a_device_runs_where_nothing_heavy_can_be_imported(server: StandIn, tmp_path: Path) -> None:
-    told = ran(sys.executable, REFUSING + DEVICE, server, tmp_path)
-    assert told.split("\n") == ["kept", "kept", "kept", "3", "", ""]
+    output = output_of(sys.executable, REFUSING + DEVICE, server, tmp_path)
+    assert output.split("\n") == ["kept", "kept", "kept", "3", "", ""]
 
 
 def test_a_device_imports_nothing_heavy_where_it_could(server: StandIn, tmp_path: Path) -> None:
-    told = ran(sys.executable, DEVICE, server, tmp_path)
-    assert told.split("\n") == ["kept", "kept", "kept", "3", "", ""]
+    output = output_of(sys.executable, DEVICE, server, tmp_path)
+    assert output.split("\n") == ["kept", "kept", "kept", "3", "", ""]
 
 
 def test_the_refusal_would_be_noticed() -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", REFUSING + "import sfumato.planning"],
         env={"PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 1
-    assert "a device does without pyarrow" in done.stderr
+    assert process.returncode == 1
+    assert "a device does without pyarrow" in process.stderr
 
 
 @pytest.mark.slow
@@ -96,8 +96,8 @@ def test_a_device_runs_with_numpy_and_cryptography_alone(server: StandIn, tmp_pa
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     python = str(tmp_path / "venv" / "bin" / "python")
     subprocess.run([python, "-m", "pip", "install", "--quiet", "numpy", "cryptography"], check=True)
-    told = ran(python, DEVICE, server, tmp_path)
-    assert told.split("\n") == ["kept", "kept", "kept", "3", "", ""]
+    output = output_of(python, DEVICE, server, tmp_path)
+    assert output.split("\n") == ["kept", "kept", "kept", "3", "", ""]
 
 
 def test_the_names_of_the_package_are_there_when_they_are_used() -> None:
@@ -113,18 +113,18 @@ def test_the_names_of_the_package_are_there_when_they_are_used() -> None:
     except AttributeError as problem:
         print(problem)
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
         env={"PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout == "module 'sfumato' has no attribute 'nothing'\n"
+    assert process.stdout == "module 'sfumato' has no attribute 'nothing'\n"
 
 
 def test_an_update_of_a_model_needs_no_torch() -> None:
-    """The agent's own part of a training, from the offer to the table."""
+    """The device's part in training a model, from the offer to the table."""
     script = REFUSING + (
         "import numpy as np\nfrom sfumato.device.private import masked_table\n"
         "from sfumato.privacy import SystemRng\nfrom sfumato.spec import from_json\n"
@@ -134,19 +134,19 @@ def test_an_update_of_a_model_needs_no_torch() -> None:
     )
     from sfumato.spec import to_json
 
-    done = subprocess.run(
-        [sys.executable, "-c", script, to_json(offered()), BODY.hex()],
+    process = subprocess.run(
+        [sys.executable, "-c", script, to_json(offer_with()), BODY.hex()],
         env={"PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{LENGTH}\n"
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == f"{LENGTH}\n"
 
 
 def test_hashed_items_need_no_arrow(server: StandIn) -> None:
-    """The one randomizer that the devices above did not use."""
+    """The one randomizer that the devices above do not use."""
     script = REFUSING + (
         "from sfumato.flow.contribute import local_report\nfrom sfumato.privacy import SystemRng\n"
         "from sfumato.spec import from_json\nimport sfumato.device.offers\n"
@@ -155,11 +155,11 @@ def test_hashed_items_need_no_arrow(server: StandIn) -> None:
     )
     from sfumato.spec import to_json
 
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script, to_json(HASHED)],
         env={"PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout == f"{HASHED.task.message_bytes}\n"
+    assert process.stdout == f"{HASHED.task.message_bytes}\n"

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from masking import NAME, Masking, agreed, masking, play
-from sfumato.cli.device import _in_words
+from sfumato.cli.device import describe
 from sfumato.device import (
     Device,
     Http,
-    Joined,
     MemoryBox,
-    Offered,
-    Part,
+    OfferedStudy,
     Response,
+    RoundClient,
+    RoundOutcome,
     Send,
-    Skipped,
+    SkipReason,
     SqliteBox,
 )
 from sfumato.device.device import changes
@@ -51,7 +51,7 @@ def still(terms: ModelTerms, parameters: Any, rng: Rng) -> Any:
     return np.zeros(terms.parameters, dtype=np.float32)
 
 
-def offered(**changed: Any) -> Offer:
+def offer_with(**changed: Any) -> Offer:
     sketch = VectorSketch(length=LENGTH, clip=0.5, bound=0.5, scale=1000.0)
     task = SecureSum(corrupt=0.05, dropout=0.0).task(
         sketch=sketch, mechanism=NoNoise(), campaign="a pass", cohort="round 0", asked=COHORT,
@@ -63,14 +63,14 @@ def offered(**changed: Any) -> Offer:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Masking]:
-    with masking(tmp_path) as made:
-        yield made
+    with masking(tmp_path) as stage:
+        yield stage
 
 
 @pytest.fixture
 def send(stage: Masking) -> Iterator[Http]:
-    with Http(stage.collector.address) as made:
-        yield made
+    with Http(stage.collector.address) as send:
+        yield send
 
 
 def a_device(stage: Masking, send: Send, box: Any = None) -> Device:
@@ -78,18 +78,18 @@ def a_device(stage: Masking, send: Send, box: Any = None) -> Device:
     return agreed(Device(box or MemoryBox(), send, key), stage.clock)
 
 
-class Changed:
-    """A way to a collector that answers something else for a model, and counts how often."""
+class ChangedModels:
+    """A connection to a collector that changes the answers with models, and counts them."""
 
     def __init__(self, send: Send, change: Callable[[Response], Response]) -> None:
         self._send, self._change = send, change
-        self.asked = 0
+        self.count = 0
 
     def __call__(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
         answer = self._send(method, path, body, headers)
         if not path.startswith("/v1/models/"):
             return answer
-        self.asked += 1
+        self.count += 1
         return self._change(answer)
 
 
@@ -98,42 +98,42 @@ def test_the_function_is_called_once_and_only_when_the_table_is_masked(
 ) -> None:
     stage.create(COHORT, **KEYS)
     phases: list[str] = []
-    given: list[tuple[ModelTerms, Any]] = []
+    calls: list[tuple[ModelTerms, Any]] = []
     box = SqliteBox(tmp_path / "device.db")
-    count = Changed(send, lambda answer: answer)
-    mine = a_device(stage, count, box)
+    models = ChangedModels(send, lambda answer: answer)
+    mine = a_device(stage, models, box)
 
-    def watched(terms: ModelTerms, parameters: Any, rng: Rng) -> Any:
-        given.append((terms, parameters))
+    def train(terms: ModelTerms, parameters: Any, rng: Rng) -> Any:
+        calls.append((terms, parameters))
         phases.append(part.phase)
         return np.full(LENGTH, 0.25)
 
-    made = mine.part(NAME, watched, stage.clock())
-    assert isinstance(made, Part)
-    part = made
+    client = mine.part(NAME, train, stage.clock())
+    assert isinstance(client, RoundClient)
+    part = client
     others = [a_device(stage, send).part(NAME, still, stage.clock()) for _ in range(COHORT - 1)]
     play(stage, [part, *others])  # type: ignore[list-item]  # all of them are parts
-    assert part.outcome is Joined.DONE
+    assert part.outcome is RoundOutcome.DONE
     assert phases == ["mask"]
-    ((terms, parameters),) = given
+    ((terms, parameters),) = calls
     assert terms == part.offer.model
     assert digest_of(to_bytes(parameters)) == terms.digest
-    assert count.asked == 1
+    assert models.count == 1
     box.close()
 
 
-def test_the_same_round_is_gone_on_with_without_fetching_again(
+def test_a_round_continues_without_fetching_its_model_again(
     stage: Masking, send: Http, tmp_path: Path
 ) -> None:
     stage.create(COHORT, **KEYS)
-    count = Changed(send, lambda answer: answer)
+    models = ChangedModels(send, lambda answer: answer)
     box = SqliteBox(tmp_path / "device.db")
-    assert isinstance(a_device(stage, count, box).part(NAME, still, stage.clock()), Part)
+    assert isinstance(a_device(stage, models, box).part(NAME, still, stage.clock()), RoundClient)
     box.close()
     box = SqliteBox(tmp_path / "device.db")
     key = bytes.fromhex(stage.collector.public_key)
-    assert isinstance(Device(box, count, key).part(NAME, still, stage.clock()), Part)
-    assert count.asked == 1
+    assert isinstance(Device(box, models, key).part(NAME, still, stage.clock()), RoundClient)
+    assert models.count == 1
     box.close()
 
 
@@ -150,7 +150,7 @@ def test_other_parameters_than_the_offers_are_refused(
     stage: Masking, send: Http, change: Callable[[Response], Response]
 ) -> None:
     stage.create(COHORT, **KEYS)
-    device = a_device(stage, Changed(send, change))
+    device = a_device(stage, ChangedModels(send, change))
     with pytest.raises(OfferError, match="the size and the digest that the offer names"):
         device.part(NAME, still, stage.clock())
 
@@ -158,12 +158,12 @@ def test_other_parameters_than_the_offers_are_refused(
 def test_parameters_that_are_not_there_can_be_asked_for_later(stage: Masking, send: Http) -> None:
     stage.create(COHORT, **KEYS)
     answers = [Response(404, {}, b'{"code": "unknown-model"}'), Response(503, {}, b"{}")]
-    flaky = Changed(send, lambda answer: answers.pop() if answers else answer)
+    flaky = ChangedModels(send, lambda answer: answers.pop() if answers else answer)
     device = a_device(stage, flaky)
     with pytest.raises(ServiceError):
         device.part(NAME, still, stage.clock())
-    assert device.join(NAME, still, stage.clock()) is Joined.UNREACHABLE
-    assert isinstance(device.part(NAME, still, stage.clock()), Part)
+    assert device.join(NAME, still, stage.clock()) is RoundOutcome.UNREACHABLE
+    assert isinstance(device.part(NAME, still, stage.clock()), RoundClient)
 
 
 def test_only_the_current_parameters_are_kept(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_only_the_current_parameters_are_kept(tmp_path: Path) -> None:
         box.keep_model("two", "33" * 32, b"other")
         assert box.model("one") == ("22" * 32, b"new")
         box.keep_round("two", "{}", b"")
-        box.drop_models(set())  # of "two", a round is begun
+        box.drop_models(set())  # "two" has an unfinished round
         assert (box.model("one"), box.model("two")) == (None, ("33" * 32, b"other"))
         box.drop_round("two")
         box.drop_models({"two"})
@@ -184,7 +184,7 @@ def test_only_the_current_parameters_are_kept(tmp_path: Path) -> None:
         box.close()
 
 
-def test_made_up_devices_share_their_model() -> None:
+def test_simulated_devices_share_their_model() -> None:
     shared: dict[str, tuple[str, bytes]] = {}
     one, other = MemoryBox(None, shared), MemoryBox(None, shared)
     one.keep_model("one", "11" * 32, b"all")
@@ -192,12 +192,12 @@ def test_made_up_devices_share_their_model() -> None:
     assert other.model("one") == ("11" * 32, b"all")
 
 
-def test_a_value_that_is_no_function_is_refused(stage: Masking, send: Http) -> None:
+def test_a_value_that_is_not_a_function_is_refused(stage: Masking, send: Http) -> None:
     stage.create(COHORT, **KEYS)
     device = a_device(stage, send)
     with pytest.raises(SpecError, match="must be a function"):
         device.part(NAME, [0.5] * LENGTH, stage.clock())
-    assert device.record(NAME, "oak", stage.clock()) is Skipped.NOT_ASKED_FOR
+    assert device.record(NAME, "oak", stage.clock()) is SkipReason.NOT_ASKED_FOR
 
 
 @pytest.mark.parametrize("wrong", [np.zeros(3), np.zeros((1, LENGTH)), np.zeros(LENGTH, dtype=int)])
@@ -205,67 +205,67 @@ def test_an_update_of_another_shape_is_not_sent(
     stage: Masking, send: Http, wrong: np.ndarray[Any, Any]
 ) -> None:
     stage.create(COHORT, **KEYS)
-    mine = a_device(stage, send).part(NAME, lambda *given: wrong, stage.clock())
-    assert isinstance(mine, Part)
+    mine = a_device(stage, send).part(NAME, lambda *_: wrong, stage.clock())
+    assert isinstance(mine, RoundClient)
     others = [a_device(stage, send).part(NAME, still, stage.clock()) for _ in range(COHORT - 1)]
     play(stage, [mine, *others], leaving={})  # type: ignore[list-item]  # all of them are parts
-    assert mine.outcome is Joined.REFUSED
-    assert "must be 10 real numbers" in mine.problem
+    assert mine.outcome is RoundOutcome.REFUSED
+    assert "must be an array of 10 floats" in mine.problem
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
 def test_an_update_that_is_not_finite_is_sent_as_zeros(bad: float) -> None:
     update = np.full(LENGTH, 0.25)
     update[3] = bad
-    sent = [
-        masked_table(offered(), lambda *given, made=made: made, None, BODY)(SeededRng(1))
-        for made in (update, np.full(LENGTH, 0.125))
+    tables = [
+        masked_table(offer_with(), lambda *_, vector=vector: vector, None, BODY)(SeededRng(1))
+        for vector in (update, np.full(LENGTH, 0.125))
     ]
-    assert not sent[0].any()
-    assert sent[1].tolist() == [125] * LENGTH
+    assert not tables[0].any()
+    assert tables[1].tolist() == [125] * LENGTH
 
 
 def test_an_update_longer_than_allowed_is_sent_as_zeros() -> None:
-    short = offered(model=replace(TERMS, largest_l1=1.0))
+    short = offer_with(model=replace(TERMS, largest_l1=1.0))
     for size, is_sent in ((0.09, True), (0.11, False)):
-        found = masked_table(short, lambda *given, size=size: np.full(LENGTH, size), None, BODY)
-        assert found(SeededRng(1)).any() == is_sent
+        make = masked_table(short, lambda *_, size=size: np.full(LENGTH, size), None, BODY)
+        assert make(SeededRng(1)).any() == is_sent
 
 
-def test_parameters_that_are_gone_stop_the_round() -> None:
-    with pytest.raises(SpecError, match="not here"):
-        masked_table(offered(), still, None, None)(SeededRng(1))
+def test_missing_parameters_stop_the_round() -> None:
+    with pytest.raises(SpecError, match="is missing"):
+        masked_table(offer_with(), still, None, None)(SeededRng(1))
 
 
-def test_consent_is_to_the_model_and_what_is_done_with_it_but_not_to_a_round() -> None:
-    agreed_to = offered()
-    later = offered(model=replace(TERMS, round=2, digest="0" * 64))
-    assert changes(agreed_to, later) == ()
+def test_consent_is_to_the_model_and_its_training_but_not_to_one_round() -> None:
+    agreement = offer_with()
+    later = offer_with(model=replace(TERMS, round=2, digest="0" * 64))
+    assert changes(agreement, later) == ()
     for worse in (
         replace(TERMS, model="mlp"),
         replace(TERMS, local=LocalTraining(learning_rate=0.1, batch=20, epochs=5)),
         replace(TERMS, rounds=9),
     ):
-        assert changes(agreed_to, offered(model=worse)) == ("model",)
+        assert changes(agreement, offer_with(model=worse)) == ("model",)
 
 
 def test_consent_is_asked_for_in_words() -> None:
-    said = _in_words(Offered(offered(), "none"))
-    assert "what your examples teach a model (softmax, 10 parameters)" in said
-    assert "only sums over many devices can be read" in said
+    text = describe(OfferedStudy(offer_with(), "none"))
+    assert "an update of a model (softmax, 10 parameters)" in text
+    assert "can read only sums over many devices" in text
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"model": None}, "says which model"),
-        ({"question": "mean"}, "says which model"),
-        ({"model": replace(TERMS, parameters=11)}, "the model's 11 parameters; got 10"),
+        ({"model": None}, "train without a model"),
+        ({"question": "mean"}, "mean with a model"),
+        ({"model": replace(TERMS, parameters=11)}, "the length of the model, 11; got 10"),
     ],
 )
 def test_an_offer_and_its_model_fit(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        offered(**changed)
+        offer_with(**changed)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The rules of a device: what it keeps, sends and never keeps, and what its ledger says."""
+"""The rules of an outbox: what a device keeps and sends, and what its ledger counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checks import SEED, assert_chi_square
-from sfumato.device.outbox import DAY_SECONDS, LONGEST_DELAY, Outbox, Outcome, Outgoing, Rule
+from sfumato.device.outbox import (
+    DAY_SECONDS,
+    LONGEST_DELAY,
+    Outbox,
+    Outcome,
+    OutgoingRecord,
+    SendingRule,
+)
 from sfumato.errors import SpecError
 from sfumato.privacy import Rng, SeededRng
 from sfumato.spec import canonical, from_json, to_json
@@ -32,8 +39,10 @@ WORDS = "New words"
 DAY = 20_000
 MORNING = DAY * DAY_SECONDS + 6 * 3600.0
 LATER = MORNING + 10 * DAY_SECONDS  # everything of the day is due
-RULE = Rule(study=EMOJI, task_id="5f" * 32, epsilon=4.0, daily_reports=2, delay_seconds=3 * 3600)
-OTHER = Rule(study=WORDS, task_id="a0" * 32, epsilon=2.0, daily_reports=3, delay_seconds=60)
+RULE = SendingRule(
+    study=EMOJI, task_id="5f" * 32, epsilon=4.0, daily_reports=2, delay_seconds=3 * 3600
+)
+OTHER = SendingRule(study=WORDS, task_id="a0" * 32, epsilon=2.0, daily_reports=3, delay_seconds=60)
 CLEAR = "canary-0f1e2d"  # a value; its record is RECORD
 RECORD = hashlib.sha256(CLEAR.encode()).digest()[:8]
 
@@ -49,7 +58,9 @@ def giving(data: bytes) -> Callable[[Rng], bytes]:
     return lambda rng: data
 
 
-def filled(outbox: Outbox, count: int, rule: Rule = RULE, *, now: float = MORNING) -> list[Outcome]:
+def filled(
+    outbox: Outbox, count: int, rule: SendingRule = RULE, *, now: float = MORNING
+) -> list[Outcome]:
     """Record `count` events whose records are 0, 1, 2, … in one byte each."""
     rng = SeededRng(SEED, count)
     return [
@@ -57,11 +68,11 @@ def filled(outbox: Outbox, count: int, rule: Rule = RULE, *, now: float = MORNIN
     ]
 
 
-def data_of(handed_out: list[Outgoing]) -> list[bytes]:
+def data_of(handed_out: list[OutgoingRecord]) -> list[bytes]:
     return [record.data for record in handed_out]
 
 
-def ids_of(handed_out: list[Outgoing]) -> list[str]:
+def ids_of(handed_out: list[OutgoingRecord]) -> list[str]:
     return [record.id for record in handed_out]
 
 
@@ -70,7 +81,7 @@ def full() -> Outbox:
     outbox = consenting()
     filled(outbox, 2)
     filled(outbox, 3, OTHER)
-    outbox.sent(ids_of(outbox.due(LATER))[:3], LATER)
+    outbox.confirm(ids_of(outbox.due(LATER))[:3], LATER)
     filled(outbox, 2, now=LATER)
     return outbox
 
@@ -91,9 +102,9 @@ def test_without_consent_nothing_is_privatised_or_kept() -> None:
 
 def test_consent_to_one_study_is_none_to_another() -> None:
     outbox = consenting(WORDS)
-    assert outbox.consented == (WORDS,)
+    assert outbox.consents == (WORDS,)
     assert filled(outbox, 1, RULE) == [Outcome.NO_CONSENT]
-    assert filled(outbox, 1, OTHER) == [Outcome.KEPT]
+    assert filled(outbox, 1, OTHER) == [Outcome.QUEUED]
 
 
 def test_withdrawing_leaves_no_trace_of_what_was_not_sent() -> None:
@@ -128,8 +139,8 @@ def test_an_event_is_privatised_at_once_with_the_generator_that_was_given() -> N
     calls = []
     rng = SeededRng(SEED)
 
-    def privatise(given: Rng) -> bytes:
-        calls.append(given)
+    def privatise(generator: Rng) -> bytes:
+        calls.append(generator)
         return RECORD
 
     consenting().record(RULE, privatise, now=MORNING, rng=rng)
@@ -152,7 +163,7 @@ def test_a_value_is_not_kept() -> None:
 
 @pytest.mark.parametrize("second", [0.0, 1.0, 43_210.5, DAY_SECONDS - 0.001])
 def test_the_time_of_an_event_within_its_day_leaves_no_trace(second: float) -> None:
-    """The whole state is the same, to the byte, whenever in the day the events were."""
+    """The state is the same, to the byte, whatever the times of the events in the day."""
     states = []
     for now in (MORNING, DAY * DAY_SECONDS + second):
         outbox = consenting()
@@ -187,7 +198,7 @@ def test_an_event_that_cannot_be_privatised_changes_nothing() -> None:
 def test_no_more_than_the_daily_limit_is_kept_and_the_outcome_says_what_happened() -> None:
     outbox = consenting()
     outcomes = filled(outbox, 50)
-    assert outcomes[:2] == [Outcome.KEPT, Outcome.KEPT]
+    assert outcomes[:2] == [Outcome.QUEUED, Outcome.QUEUED]
     assert set(outcomes[2:]) <= {Outcome.REPLACED_ANOTHER, Outcome.THINNED_OUT}
     assert len(outbox.due(LATER)) == 2
 
@@ -224,26 +235,26 @@ def test_the_lowest_limit_of_a_day_holds_whatever_its_turn(limits: tuple[int, ..
     assert len(outbox.due(LATER)) == 1
 
 
-def begin(outbox: Outbox, rule: Rule = RULE) -> Outcome:
+def begin(outbox: Outbox, rule: SendingRule = RULE) -> Outcome:
     return outbox.take_part(rule, giving(b"none"), now=MORNING, rng=SeededRng(SEED))
 
 
 @pytest.mark.parametrize("events", range(5))
-def test_as_many_records_leave_of_a_day_that_was_begun_whatever_happens(events: int) -> None:
-    """The control: of a day that was not, as many leave as there were events, up to the limit."""
-    begun, control = consenting(), consenting()
-    assert begin(begun) is Outcome.KEPT
-    outcomes = filled(begun, events)
-    assert outcomes[:2] == [Outcome.KEPT] * len(outcomes[:2])  # "none" goes first
-    assert begin(begun) is Outcome.KEPT  # what is full stays as it is
+def test_after_take_part_the_number_of_records_does_not_depend_on_events(events: int) -> None:
+    """The control: without `take_part`, one record per event is sent, up to the limit."""
+    outbox, control = consenting(), consenting()
+    assert begin(outbox) is Outcome.QUEUED
+    outcomes = filled(outbox, events)
+    assert outcomes[:2] == [Outcome.QUEUED] * len(outcomes[:2])  # "none" goes first
+    assert begin(outbox) is Outcome.QUEUED  # a full day does not change
     filled(control, events)
-    left = data_of(begun.due(LATER))
+    left = data_of(outbox.due(LATER))
     assert len(left) == 2
     assert left.count(b"none") == 2 - min(events, 2)
     assert len(control.due(LATER)) == min(events, 2)
 
 
-def test_a_day_that_was_begun_keeps_the_lowest_limit_and_the_first_task() -> None:
+def test_after_take_part_a_day_keeps_the_lowest_limit_and_the_first_task() -> None:
     outbox = consenting()
     begin(outbox, replace(RULE, daily_reports=3))
     assert begin(outbox, replace(RULE, task_id="77" * 32)) is Outcome.DAY_OVER
@@ -259,7 +270,7 @@ def test_nothing_is_begun_without_consent_or_budget() -> None:
     assert begin(outbox) is Outcome.NO_CONSENT
     outbox.consent(EMOJI)
     rule = replace(RULE, lifetime_epsilon=4.0)  # one record, of two that a day may have
-    assert begin(outbox, rule) is Outcome.KEPT
+    assert begin(outbox, rule) is Outcome.QUEUED
     assert data_of(outbox.due(LATER)) == [b"none"]
     later = outbox.take_part(rule, giving(b"none"), now=LATER, rng=SeededRng(SEED))
     assert later is Outcome.LIFETIME_SPENT
@@ -270,7 +281,7 @@ def test_a_clock_set_back_into_a_day_that_was_sent_adds_nothing_to_it() -> None:
     filled(outbox, 1)  # below the limit, and over all the same
     handed_out = outbox.due(LATER)
     assert filled(outbox, 5) == [Outcome.DAY_OVER] * 5
-    outbox.sent(ids_of(handed_out), LATER)
+    outbox.confirm(ids_of(handed_out), LATER)
     assert filled(outbox, 5) == [Outcome.DAY_OVER] * 5
     outbox.withdraw(EMOJI)
     outbox.consent(EMOJI)
@@ -281,13 +292,13 @@ def test_a_clock_that_ran_ahead_does_not_silence_the_days_in_between() -> None:
     outbox = consenting()
     ahead = MORNING + 300 * DAY_SECONDS
     filled(outbox, 2, now=ahead)
-    outbox.sent(ids_of(outbox.due(ahead + 2 * DAY_SECONDS)), ahead + 2 * DAY_SECONDS)
-    assert filled(outbox, 2) == [Outcome.KEPT, Outcome.KEPT]
+    outbox.confirm(ids_of(outbox.due(ahead + 2 * DAY_SECONDS)), ahead + 2 * DAY_SECONDS)
+    assert filled(outbox, 2) == [Outcome.QUEUED, Outcome.QUEUED]
     assert len(outbox.due(LATER)) == 2
 
 
 def kept_pairs(runs: int, rng: Rng) -> list[int]:
-    """How often each two of a day's five records were the two that were sent."""
+    """How often each pair of a day's five records was sent."""
     outcomes: Counter[tuple[int, ...]] = Counter()
     for _ in range(runs):
         outbox = consenting()
@@ -298,7 +309,7 @@ def kept_pairs(runs: int, rng: Rng) -> list[int]:
 
 
 class Tampered:
-    """A generator whose words for every `period`-th record are changed."""
+    """A generator that changes the words for every `period`-th record."""
 
     def __init__(self, period: int, change: Callable[[U64], None]) -> None:
         self._rng = SeededRng(SEED, 9)
@@ -319,8 +330,8 @@ def test_each_of_a_days_records_is_equally_likely_to_be_sent() -> None:
     assert_chi_square(kept_pairs(20_000, SeededRng(SEED, 1)), np.full(10, 0.1))
 
 
-def test_a_lot_that_favours_a_days_last_record_is_caught() -> None:
-    """The negative control: its lot is a tenth lower, so it is sent in 44.4% of days."""
+def test_a_priority_that_favours_a_days_last_record_is_caught() -> None:
+    """The negative control: its priority is a tenth lower, so it is sent in 44.4% of days."""
 
     def lower(words: U64) -> None:
         words[3] -= words[3] // np.uint64(10)
@@ -384,7 +395,7 @@ def test_records_are_handed_out_by_task_without_day_time_or_study() -> None:
         filled(outbox, 2, now=MORNING + day * DAY_SECONDS)
     handed_out = outbox.due(LATER)
     assert [record.task_id for record in handed_out] == [RULE.task_id] * 6 + [OTHER.task_id] * 9
-    assert set(Outgoing.__slots__) == {"id", "task_id", "data"}
+    assert set(OutgoingRecord.__slots__) == {"id", "task_id", "data"}
 
 
 def orders(runs: int, rng: Rng) -> list[int]:
@@ -406,7 +417,7 @@ def test_records_are_handed_out_in_random_order() -> None:
 
 
 def test_an_order_that_favours_the_last_record_is_caught() -> None:
-    """The negative control: one last record in ten goes first for sure, so 40% of them do."""
+    """The negative control: one last record in ten always goes first, so 40% of them do."""
 
     def first(words: U64) -> None:
         if words[3] % np.uint64(10) == 0:
@@ -426,20 +437,20 @@ def test_a_record_is_handed_out_until_it_is_sent() -> None:
     outbox = consenting()
     filled(outbox, 2)
     first, second = outbox.due(LATER)
-    assert outbox.sent([first.id], LATER) == 1
+    assert outbox.confirm([first.id], LATER) == 1
     assert outbox.due(LATER) == [second]
     assert outbox.due(MORNING) == [second]  # also when the clock was set back
-    assert outbox.sent([second.id], LATER) == 1
+    assert outbox.confirm([second.id], LATER) == 1
     assert outbox.due(LATER) == []
 
 
-def test_hearing_twice_that_a_record_arrived_changes_nothing() -> None:
+def test_a_second_confirmation_changes_nothing() -> None:
     outbox = consenting()
     filled(outbox, 2)
     ids = ids_of(outbox.due(LATER))
-    outbox.sent(ids, LATER)
+    outbox.confirm(ids, LATER)
     before = outbox.to_json()
-    assert outbox.sent(ids, LATER) == 0
+    assert outbox.confirm(ids, LATER) == 0
     assert outbox.to_json() == before
 
 
@@ -447,7 +458,7 @@ def test_a_record_that_arrived_although_an_older_state_says_it_waits_is_charged(
     outbox = consenting()
     filled(outbox, 2)
     older = Outbox.from_json(outbox.to_json())
-    older.sent(ids_of(outbox.due(LATER)), LATER)
+    older.confirm(ids_of(outbox.due(LATER)), LATER)
     assert older.spent() == outbox.spent() == 8.0
     assert filled(older, 1) == [Outcome.DAY_OVER]
 
@@ -459,7 +470,7 @@ def test_the_log_says_in_words_what_was_sent_what_is_on_the_way_and_what_waits()
     outbox = consenting()
     filled(outbox, 2)
     handed_out = outbox.due(LATER)
-    outbox.sent([handed_out[0].id], LATER)
+    outbox.confirm([handed_out[0].id], LATER)
     filled(outbox, 2, OTHER, now=LATER)
     assert [str(entry) for entry in outbox.log()] == [
         "2024-10-14: sent 1 record (1 bytes) for Popular emoji, at a privacy cost of epsilon 4",
@@ -474,7 +485,7 @@ def test_the_log_has_exactly_the_bytes_that_were_sent() -> None:
     filled(outbox, 2)
     filled(outbox, 3, OTHER)
     handed_out = outbox.due(LATER)
-    outbox.sent(ids_of(handed_out), LATER)
+    outbox.confirm(ids_of(handed_out), LATER)
     logged = [record for entry in outbox.log() for record in entry.records]
     assert sorted(logged) == sorted((record.task_id, record.data) for record in handed_out)
     assert [entry.size for entry in outbox.log()] == [3, 2]  # by study on one day
@@ -484,7 +495,7 @@ def test_the_log_has_exactly_the_bytes_that_were_sent() -> None:
 def test_what_was_sent_leaves_the_log_after_the_days_that_were_set_and_the_ledger_never() -> None:
     outbox = consenting(keep_sent_days=2)
     filled(outbox, 2)
-    outbox.sent(ids_of(outbox.due(LATER)), LATER)
+    outbox.confirm(ids_of(outbox.due(LATER)), LATER)
     outbox.due(LATER + DAY_SECONDS)
     assert len(outbox.log()) == 1
     outbox.due(LATER + 2 * DAY_SECONDS)
@@ -496,7 +507,7 @@ def test_how_long_the_log_is_kept_can_be_changed_and_zero_keeps_none() -> None:
     outbox = consenting()
     filled(outbox, 2)
     outbox.keep_sent(0)
-    outbox.sent(ids_of(outbox.due(LATER)), LATER)
+    outbox.confirm(ids_of(outbox.due(LATER)), LATER)
     assert outbox.log() == []
 
 
@@ -522,9 +533,9 @@ def test_deleting_one_study_leaves_the_others() -> None:
 
 def test_deleting_does_not_delete_what_was_sent() -> None:
     outbox = full()
-    sent = [entry for entry in outbox.log() if entry.state == "sent"]
+    entries = [entry for entry in outbox.log() if entry.state == "sent"]
     outbox.delete()
-    assert outbox.log() == sent
+    assert outbox.log() == entries
 
 
 def test_a_record_deleted_on_its_way_is_gone_and_stays_charged() -> None:
@@ -534,7 +545,7 @@ def test_a_record_deleted_on_its_way_is_gone_and_stays_charged() -> None:
     outbox.delete(EMOJI)
     assert RECORD.hex() not in outbox.to_json()
     assert outbox.due(LATER) == []
-    assert outbox.sent(ids, LATER) == 0
+    assert outbox.confirm(ids, LATER) == 0
     assert outbox.spent(EMOJI) == 4.0
 
 
@@ -548,14 +559,14 @@ def test_records_of_a_task_that_is_over_are_dropped() -> None:
     assert {record.task_id for record in outbox.due(LATER)} == {later_task.task_id}
 
 
-def test_thinned_out_records_leave_no_trace_and_lots_none_once_a_day_is_over() -> None:
+def test_thinned_out_records_leave_no_trace_nor_do_priorities_after_the_day() -> None:
     outbox, rng = consenting(), SeededRng(SEED)
     rule = replace(RULE, delay_seconds=LONGEST_DELAY)
     for number in range(200):
         outbox.record(rule, giving(f"{number:08}".encode()), now=MORNING, rng=rng)
     state = outbox.to_json()
-    kept = [number for number in range(200) if f"{number:08}".encode().hex() in state]
-    assert len(kept) == 2
+    numbers = [number for number in range(200) if f"{number:08}".encode().hex() in state]
+    assert len(numbers) == 2
     first = min(record["due"] for record in json.loads(state)["waiting"])
     assert len(outbox.due(first)) == 1
     assert [record["lot"] for record in json.loads(outbox.to_json())["waiting"]] == [0, 0]
@@ -584,13 +595,13 @@ def test_a_record_is_charged_once_however_often_it_is_handed_out_and_sent() -> N
     filled(outbox, 1)
     for _ in range(3):
         handed_out = outbox.due(LATER)
-    outbox.sent(ids_of(handed_out), LATER)
-    outbox.sent(ids_of(handed_out), LATER)
+    outbox.confirm(ids_of(handed_out), LATER)
+    outbox.confirm(ids_of(handed_out), LATER)
     assert outbox.spent() == 4.0
 
 
 def test_thinning_gives_no_discount() -> None:
-    """Two of a hundred records are sent: they cost what two cost."""
+    """Two of a hundred records are sent: they cost as much as any two."""
     outbox = consenting()
     filled(outbox, 100)
     outbox.due(LATER)
@@ -616,13 +627,13 @@ def test_beyond_its_lifetime_epsilon_a_study_sends_nothing_more() -> None:
     for day in range(6):
         filled(outbox, 9, rule, now=MORNING + day * DAY_SECONDS)
         out = outbox.due(MORNING + (day + 1) * DAY_SECONDS)
-        outbox.sent(ids_of(out), MORNING + (day + 1) * DAY_SECONDS)
+        outbox.confirm(ids_of(out), MORNING + (day + 1) * DAY_SECONDS)
         handed_out += len(out)
     assert handed_out == 3
     assert outbox.spent(EMOJI) == 12.0
     assert filled(outbox, 1, rule, now=LATER) == [Outcome.LIFETIME_SPENT]
     assert "waiting" not in [entry.state for entry in outbox.log()]  # what cannot go is deleted
-    assert filled(outbox, 1, OTHER, now=LATER) == [Outcome.KEPT]
+    assert filled(outbox, 1, OTHER, now=LATER) == [Outcome.QUEUED]
 
 
 def test_a_study_without_budget_privatises_nothing() -> None:
@@ -663,7 +674,7 @@ def test_the_state_survives_its_json() -> None:
     again = Outbox.from_json(outbox.to_json())
     assert again.to_json() == outbox.to_json()
     assert again.log() == outbox.log()
-    assert again.consented == outbox.consented
+    assert again.consents == outbox.consents
     assert again.due(LATER) == outbox.due(LATER)
     assert again.spent(EMOJI, DAY) == outbox.spent(EMOJI, DAY)
 
@@ -687,7 +698,7 @@ DEEP += ',"data":""}],"charged":[],"sent":[]}'
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", "{}", "[" * 100_000, '"version"', "1", DEEP]
 )
-def test_what_is_no_state_at_all_is_refused(text: str) -> None:
+def test_text_that_is_not_a_state_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="state of an outbox"):
         Outbox.from_json(text)
 
@@ -788,15 +799,15 @@ def test_a_key_that_stands_twice_is_refused() -> None:
 def test_nothing_prints_a_record() -> None:
     outbox = consenting()
     outbox.record(RULE, giving(RECORD), now=MORNING, rng=SeededRng(SEED))
-    shown = [repr(outbox), str(outbox), repr(outbox.log()), str(outbox.log()[0])]
+    texts = [repr(outbox), str(outbox), repr(outbox.log()), str(outbox.log()[0])]
     handed_out = outbox.due(LATER)
-    shown += [repr(handed_out), repr(outbox.log())]
-    outbox.sent(ids_of(handed_out), LATER)
-    shown += [repr(outbox), repr(outbox.log()), str(outbox.log()[0])]
-    for text in shown:
+    texts += [repr(handed_out), repr(outbox.log())]
+    outbox.confirm(ids_of(handed_out), LATER)
+    texts += [repr(outbox), repr(outbox.log()), str(outbox.log()[0])]
+    for text in texts:
         assert RECORD.hex() not in text
         assert repr(RECORD)[2:-1] not in text
-    assert shown[0] == (
+    assert texts[0] == (
         "Outbox(2 studies with consent, 1 records unsent, 0 in the log, epsilon 0 spent)"
     )
 
@@ -807,13 +818,13 @@ def test_nothing_prints_a_record() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"study": ""}, "study must be a name"),
-        ({"study": "two\nlines"}, "study must be a name"),
-        ({"study": " padded"}, "study must be a name"),
+        ({"study": ""}, "study must be one line"),
+        ({"study": "two\nlines"}, "study must be one line"),
+        ({"study": " padded"}, "study must be one line"),
         ({"task_id": "5f"}, "task_id must be 64 hexadecimal digits"),
         ({"task_id": "5F" * 32}, "lower case"),
         ({"epsilon": 0.0}, "epsilon must be above 0"),
-        ({"epsilon": math.inf}, "epsilon of Rule must be float"),
+        ({"epsilon": math.inf}, "epsilon of SendingRule must be float"),
         ({"daily_reports": 0}, "daily_reports must be at least 1"),
         ({"delay_seconds": 0}, "delay_seconds must be 1 to"),
         ({"delay_seconds": LONGEST_DELAY + 1}, "delay_seconds must be 1 to"),
@@ -828,14 +839,14 @@ def test_a_rule_that_cannot_be_is_refused(changes: dict[str, Any], message: str)
 MISTAKES: dict[str, Callable[[Outbox], object]] = {
     "a clock before 1970": lambda outbox: outbox.due(-1.0),
     "a clock in milliseconds": lambda outbox: outbox.due(1.8e12),
-    "a clock that is no number": lambda outbox: outbox.sent([], math.nan),
+    "a clock that is no number": lambda outbox: outbox.confirm([], math.nan),
     "no clock": lambda outbox: outbox.due(None),  # type: ignore[arg-type]  # the mistake
     "an empty study": lambda outbox: outbox.consent(""),
     "no study": lambda outbox: outbox.withdraw(None),  # type: ignore[arg-type]  # the mistake
     "a study that is a number": lambda outbox: outbox.delete(3),  # type: ignore[arg-type]  # so is this
     "half a task id": lambda outbox: outbox.forget("5f" * 16),
-    "a record for an id": lambda outbox: outbox.sent([RECORD.hex()], LATER),
-    "an id for ids": lambda outbox: outbox.sent("0" * 32, LATER),
+    "a record for an id": lambda outbox: outbox.confirm([RECORD.hex()], LATER),
+    "an id for ids": lambda outbox: outbox.confirm("0" * 32, LATER),
     "a time for a day": lambda outbox: outbox.spent(EMOJI, LATER),  # type: ignore[arg-type]  # the mistake
     "days below zero": lambda outbox: outbox.keep_sent(-1),
     "text for a record": lambda outbox: outbox.record(
@@ -863,7 +874,7 @@ MISTAKES: dict[str, Callable[[Outbox], object]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_without_the_record_and_changes_nothing(mistake: str) -> None:
+def test_the_error_of_a_mistake_omits_the_record_and_nothing_changes(mistake: str) -> None:
     outbox = consenting()
     filled(outbox, 2)
     before = outbox.to_json()
@@ -898,7 +909,7 @@ Operation = tuple[Any, ...]
 OPERATIONS: list[Operation] = [
     *(("record", rule, times) for rule in RULES for times in (1, 2, 6) for _ in range(3)),
     *(("clock", day) for day in DAYS for _ in range(3)),
-    *[("due",), ("deliver",), ("deliver",), ("sent", 1), ("sent", 3)] * 2,
+    *[("due",), ("deliver",), ("deliver",), ("confirm", 1), ("confirm", 3)] * 2,
     *(("consent", study) for study in STUDIES for _ in range(4)),
     *(("withdraw", study) for study in STUDIES),
     *(("delete", study) for study in (*STUDIES, None)),
@@ -908,28 +919,28 @@ LIVES = st.lists(st.tuples(st.sampled_from(OPERATIONS), st.booleans()), max_size
 
 
 class Device:
-    """An app that saves after each call, before it uses what the call returned; and may crash."""
+    """An app that saves its state after each call, before it uses the result, and may crash."""
 
     def __init__(self, *, restarts: bool) -> None:
         self.outbox = consenting()
         self.restarts = restarts  # whether the state goes through its JSON after every call
         self.now = MORNING
         self.events: list[tuple[str, int, float, bytes]] = []  # study, day, epsilon, record
-        self.on_the_way: list[Outgoing] = []
+        self.on_the_way: list[OutgoingRecord] = []
         self.left: dict[bytes, tuple[str, int, float]] = {}  # everything that ever left the device
         self.arrived: set[bytes] = set()
-        self.consented = set(STUDIES)
+        self.consents = set(STUDIES)
 
     def do(self, operation: Operation, crash: bool) -> object:
-        """Run one operation; if the device crashes, it is as if the call had not been made."""
+        """Run one operation; if the device crashes, the call has no effect."""
         name, *arguments = operation
         if name == "deliver":
-            return self.do(("due",), False), self.do(("sent", 99), crash)
-        saved, consented, arrived = self.outbox.to_json(), set(self.consented), set(self.arrived)
+            return self.do(("due",), False), self.do(("confirm", 99), crash)
+        saved, consented, arrived = self.outbox.to_json(), set(self.consents), set(self.arrived)
         result: object = getattr(self, name)(*arguments)
         if crash:
             self.outbox, self.on_the_way = Outbox.from_json(saved), []
-            self.consented, self.arrived = consented, arrived
+            self.consents, self.arrived = consented, arrived
             return None
         if name == "due":
             for outgoing in self.on_the_way:
@@ -939,7 +950,7 @@ class Device:
             self.outbox = Outbox.from_json(self.outbox.to_json())
         return result
 
-    def record(self, rule: Rule, times: int) -> list[Outcome]:
+    def record(self, rule: SendingRule, times: int) -> list[Outcome]:
         outcomes = []
         for _ in range(times):
             number = len(self.events)
@@ -957,32 +968,32 @@ class Device:
                 rule, privatise, now=self.now, rng=SeededRng(SEED, 5, number)
             )
             outcomes.append(outcome)
-            assert (outcome == Outcome.NO_CONSENT) == (rule.study not in self.consented)
-            expected = outcome in (Outcome.KEPT, Outcome.REPLACED_ANOTHER, Outcome.THINNED_OUT)
+            assert (outcome == Outcome.NO_CONSENT) == (rule.study not in self.consents)
+            expected = outcome in (Outcome.QUEUED, Outcome.REPLACED_ANOTHER, Outcome.THINNED_OUT)
             assert calls == expected
-            kept = outcome in (Outcome.KEPT, Outcome.REPLACED_ANOTHER)
-            assert (data in self.held()) == kept
+            is_waiting = outcome in (Outcome.QUEUED, Outcome.REPLACED_ANOTHER)
+            assert (data in self.records()) == is_waiting
         return outcomes
 
     def clock(self, day: float) -> None:
         self.now = MORNING + day * DAY_SECONDS
 
-    def due(self) -> list[Outgoing]:
+    def due(self) -> list[OutgoingRecord]:
         self.on_the_way = self.outbox.due(self.now)
         return self.on_the_way
 
-    def sent(self, count: int) -> int:
-        chosen = self.on_the_way[:count]
-        self.arrived |= {outgoing.data for outgoing in chosen}
-        return self.outbox.sent(ids_of(chosen), self.now)
+    def confirm(self, count: int) -> int:
+        records = self.on_the_way[:count]
+        self.arrived |= {record.data for record in records}
+        return self.outbox.confirm(ids_of(records), self.now)
 
     def consent(self, study: str) -> None:
         self.outbox.consent(study)
-        self.consented.add(study)
+        self.consents.add(study)
 
     def withdraw(self, study: str) -> None:
         self.outbox.withdraw(study)
-        self.consented.discard(study)
+        self.consents.discard(study)
         self.check_no_trace(study)
 
     def delete(self, study: str | None) -> None:
@@ -991,21 +1002,21 @@ class Device:
 
     def forget(self, task_id: str) -> None:
         self.outbox.forget(task_id)
-        assert {data for data, task in self.held().items() if task == task_id} <= self.arrived
+        assert {data for data, task in self.records().items() if task == task_id} <= self.arrived
 
-    def held(self) -> dict[bytes, str]:
-        """Every record that is on the device, and its task."""
+    def records(self) -> dict[bytes, str]:
+        """Every record on the device, with its task."""
         return {data: task for entry in self.outbox.log() for task, data in entry.records}
 
     def check_no_trace(self, study: str | None) -> None:
-        """Of the study nothing is stored but what arrived."""
+        """Nothing of the study is stored except records that arrived."""
         state = self.outbox.to_json()
         for event_study, _, _, data in self.events:
             if study in (None, event_study) and data not in self.arrived:
                 assert data.hex() not in state
 
     def check(self) -> None:
-        """What must hold at every moment, of everything that ever left."""
+        """Check the limits for everything that was ever sent."""
         days, spent = Counter[tuple[str, int]](), defaultdict[str, float](float)
         for study, day, epsilon in self.left.values():
             days[study, day] += 1
@@ -1054,8 +1065,8 @@ def test_a_restart_at_any_point_changes_nothing(
         assert running.outbox.to_json() == restarting.outbox.to_json()
 
 
-def test_an_app_that_brings_back_an_older_state_breaks_the_limit_and_is_caught() -> None:
-    """The negative control of the property: the state of noon returns after the day was sent."""
+def test_an_app_that_restores_an_older_state_breaks_the_limit_and_is_caught() -> None:
+    """The negative control: the state of noon is restored after the day's records were sent."""
     device = Device(restarts=False)
     device.record(RULES[2], 2)
     noon = device.outbox.to_json()
@@ -1070,7 +1081,7 @@ def test_an_app_that_brings_back_an_older_state_breaks_the_limit_and_is_caught()
         device.check()
 
 
-# a collector that is trusted with what it is sent
+# a collector that can read the records
 
 READABLE = replace(RULE, epsilon=None)
 
@@ -1080,18 +1091,18 @@ def test_a_record_that_the_collector_can_read_leaves_once_ever() -> None:
     filled(outbox, 2, READABLE)
     filled(outbox, 1, READABLE, now=MORNING + DAY_SECONDS)
     (first,) = outbox.due(LATER)  # of three that waited
-    outbox.sent([first.id], LATER)
+    outbox.confirm([first.id], LATER)
     assert filled(outbox, 1, READABLE, now=LATER) == [Outcome.LIFETIME_SPENT]
     assert outbox.due(LATER + 10 * DAY_SECONDS) == []
-    assert filled(outbox, 1, OTHER, now=LATER) == [Outcome.KEPT]  # another study's
+    assert filled(outbox, 1, OTHER, now=LATER) == [Outcome.QUEUED]  # another study's
 
 
-def test_what_the_collector_can_read_has_no_bound_and_is_told() -> None:
+def test_a_record_that_the_collector_can_read_has_no_bound_and_the_log_says_so() -> None:
     outbox = consenting()
     filled(outbox, 1, READABLE)
     assert "which the collector can read" in str(outbox.log()[0])
     assert outbox.spent() == 0
-    outbox.sent(ids_of(outbox.due(LATER)), LATER)
+    outbox.confirm(ids_of(outbox.due(LATER)), LATER)
     assert outbox.spent(EMOJI) == outbox.spent() == math.inf
     assert outbox.spent(WORDS) == 0
     assert "which the collector can read" in str(outbox.log()[0])
@@ -1101,7 +1112,7 @@ def test_a_state_with_readable_records_survives() -> None:
     outbox = consenting()
     filled(outbox, 1, READABLE)
     filled(outbox, 3, OTHER)
-    outbox.sent(ids_of(outbox.due(LATER)), LATER)
+    outbox.confirm(ids_of(outbox.due(LATER)), LATER)
     filled(outbox, 1, OTHER, now=LATER)
     again = Outbox.from_json(outbox.to_json())
     assert again.to_json() == outbox.to_json()

@@ -1,4 +1,4 @@
-"""What a device in masked rounds holds a collector to: the terms agreed to, and its own ledger."""
+"""The limits that a device in masked rounds enforces: the terms agreed to, and its own ledger."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sfumato.device import Device, Joined, MemoryBox, Part, Response, Skipped
+from sfumato.device import Device, MemoryBox, Response, RoundClient, RoundOutcome, SkipReason
 from sfumato.device.box import Box, State
 from sfumato.device.device import changes
 from sfumato.device.offers import Offer, public_key, sign
@@ -20,26 +20,27 @@ from sfumato.flow.aggregation import Masked, Plain
 from sfumato.flow.secure_sum import SecureSum
 from sfumato.flow.task import Task
 from sfumato.privacy import NoiseAtRelease, NoiseInShares, NoNoise
+from sfumato.secagg.participant import Participant
 from sfumato.sketch import CountSketch
 
 KEY = bytes(range(32))
 SUM = SecureSum(corrupt=0.2, dropout=0.05, mode="semi_malicious")
 
 
-def masked(
-    *, seed: int = 1, campaign: str = "names", cohort: str = "round 0", asked: int = 100
+def masked_task(
+    *, seed: int = 1, campaign: str = "names", cohort: str = "round 0", devices: int = 100
 ) -> Task:
     return SUM.task(
         sketch=CountSketch(rows=3, width=8, seed=seed),
         mechanism=NoiseInShares(scale=20.0, survivors=2),
         campaign=campaign,
         cohort=cohort,
-        asked=asked,
+        asked=devices,
         items_per_device=1,
     )
 
 
-def offered(study: str, task: Task, *, contributions: int = 1) -> Offer:
+def offer_for(study: str, task: Task, *, contributions: int = 1) -> Offer:
     return Offer(
         study=study,
         purpose="Which trees to plant next.",
@@ -54,7 +55,7 @@ def offered(study: str, task: Task, *, contributions: int = 1) -> Offer:
 
 
 class Offering:
-    """A collector that offers what it is told to, and nothing else."""
+    """A collector that makes these offers, and does nothing else."""
 
     def __init__(self, *offers: Offer) -> None:
         self.offers: Sequence[Offer] = offers
@@ -64,99 +65,116 @@ class Offering:
         return Response(200, {}, json.dumps({"offers": envelopes}).encode())
 
 
-def agreed(collector: Offering, box: Box | None = None) -> Device:
+def consenting_device(collector: Offering, box: Box | None = None) -> Device:
     device = Device(box or MemoryBox(), collector, public_key(KEY))
     for each in device.offers(0.0):
         device.consent(each.offer.study)
     return device
 
 
-def changed(**given: Any) -> Offer:
-    """The study's offer, its sum hidden otherwise; noise in shares as that needs it."""
-    task = masked()
+def resume(device: Device, box: Box, study: str, **changes: Any) -> RoundClient:
+    """The device's round at another stage, as if it had been interrupted there."""
+    assert isinstance(device.part(study, "oak", 1.0), RoundClient)
+    text, message = box.round(study) or ("", b"")
+    box.keep_round(study, json.dumps(json.loads(text) | changes), message)
+    part = device.part(study, "oak", 1.0)
+    assert isinstance(part, RoundClient)
+    return part
+
+
+def offer_with(**terms: Any) -> Offer:
+    """The study's offer with other terms of masking, and the noise in shares that they need."""
+    task = masked_task()
     assert isinstance(task.aggregation, Masked)
-    hidden = replace(task.aggregation, **given)
-    colluders = int(hidden.corrupt * task.max_count + 1e-9)
+    aggregation = replace(task.aggregation, **terms)
+    colluders = int(aggregation.corrupt * task.max_count + 1e-9)
     noise = replace(task.mechanism, colluders=colluders)  # type: ignore[type-var]  # in shares
-    return offered("Trees", replace(task, aggregation=hidden, mechanism=noise))
+    return offer_for("Trees", replace(task, aggregation=aggregation, mechanism=noise))
 
 
 WEAKER = {
-    "mode": changed(mode="semi_honest"),
-    "corrupt": changed(corrupt=0.1),
-    "security_bits": changed(security_bits=40),
+    "mode": offer_with(mode="semi_honest"),
+    "corrupt": offer_with(corrupt=0.1),
+    "security_bits": offer_with(security_bits=40),
 }
 
 
 @pytest.mark.parametrize("name", WEAKER)
-def test_a_sum_that_is_hidden_from_fewer_needs_consent_again(name: str) -> None:
-    collector = Offering(offered("Trees", masked()))
-    device = agreed(collector)
+def test_weaker_masking_needs_consent_again(name: str) -> None:
+    collector = Offering(offer_for("Trees", masked_task()))
+    device = consenting_device(collector)
     collector.offers = [WEAKER[name]]
     assert [each.changes for each in device.offers(1.0)] == [(name,)]
-    assert device.part("Trees", "oak", 2.0) is Skipped.CONSENT_AGAIN
+    assert device.part("Trees", "oak", 2.0) is SkipReason.CONSENT_AGAIN
 
 
-def test_a_sum_that_is_hidden_from_more_needs_no_consent() -> None:
+def test_stronger_masking_needs_no_consent() -> None:
     for weaker in WEAKER.values():
-        assert changes(weaker, offered("Trees", masked())) == ()
-    better = changed(security_bits=100)
-    collector = Offering(offered("Trees", masked()))
-    device = agreed(collector)
+        assert changes(weaker, offer_for("Trees", masked_task())) == ()
+    better = offer_with(security_bits=100)
+    collector = Offering(offer_for("Trees", masked_task()))
+    device = consenting_device(collector)
     collector.offers = [better]
     device.offers(1.0)
-    assert isinstance(device.part("Trees", "oak", 2.0), Part)
+    assert isinstance(device.part("Trees", "oak", 2.0), RoundClient)
 
 
-def test_an_offer_of_a_masked_sum_whose_noise_is_the_collectors_cannot_be_made() -> None:
+def test_the_collector_cannot_offer_to_add_the_noise_of_a_masked_sum() -> None:
     noise = NoiseAtRelease(noise="gaussian", scale=20.0)
     with pytest.raises(SpecError, match="noise from devices"):
-        offered("Trees", replace(masked(), mechanism=noise))
+        offer_for("Trees", replace(masked_task(), mechanism=noise))
 
 
-def test_a_campaign_is_one_studys() -> None:
-    """Else the second would be counted as the first, and asked without end."""
-    state, first = State(), masked()
-    state.contribute(offered("Trees", first), first).tasks.add(first.id)
+def test_a_campaign_belongs_to_one_study() -> None:
+    """Otherwise the second would be counted as the first, and could ask without limit."""
+    state, first = State(), masked_task()
+    state.contribute(offer_for("Trees", first), first).tasks.add(first.id)
     for seed in (1, 2):
-        another = masked(seed=seed)
-        assert not state.may_contribute(offered("Shrubs", another), another)
-    apart = masked(campaign="shrubs")
-    assert state.may_contribute(offered("Shrubs", apart), apart)
-    state.take_back(offered("Shrubs", first), first)  # it has nothing to take back
-    assert not state.may_contribute(offered("Trees", first), first)
+        another = masked_task(seed=seed)
+        assert not state.may_contribute(offer_for("Shrubs", another), another)
+    apart = masked_task(campaign="shrubs")
+    assert state.may_contribute(offer_for("Shrubs", apart), apart)
+    state.take_back(offer_for("Shrubs", first), first)  # without effect
+    assert not state.may_contribute(offer_for("Trees", first), first)
 
 
 def test_a_report_to_a_trusted_collector_keeps_its_campaign_from_other_studies() -> None:
-    plain = replace(masked(), mechanism=NoNoise(), aggregation=Plain(modulus_bits=12), min_count=1)
-    central = replace(offered("Trees", masked()), trust="central", task=plain, noise=None)
-    state, other = State(), masked(seed=2)
+    plain = replace(
+        masked_task(), mechanism=NoNoise(), aggregation=Plain(modulus_bits=12), min_count=1
+    )
+    central = replace(offer_for("Trees", masked_task()), trust="central", task=plain, noise=None)
+    state, other = State(), masked_task(seed=2)
     state.contribute(central, plain)
-    assert not state.may_contribute(offered("Shrubs", other), other)
+    assert not state.may_contribute(offer_for("Shrubs", other), other)
 
 
 @pytest.mark.parametrize(
-    "other", [masked(), masked(seed=2, cohort="round 1")], ids=["task", "cohort"]
+    "other", [masked_task(), masked_task(seed=2, cohort="round 1")], ids=["task", "cohort"]
 )
-def test_what_may_be_masked_is_asked_again_when_it_is(other: Task) -> None:
-    """Two rounds are begun before either table is masked: the second device's part ends there."""
-    device = agreed(Offering(offered("Trees", masked()), offered("Shrubs", other)))
+def test_the_contribution_bound_is_checked_again_when_a_table_is_masked(
+    other: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rounds begin before either table is masked: the second ends there for the device."""
+    monkeypatch.setattr(Participant, "from_json", lambda text: ReadyToMask())
+    box = MemoryBox()
+    device = consenting_device(
+        Offering(offer_for("Trees", masked_task()), offer_for("Shrubs", other)), box
+    )
     first, second = (device.part(study, "oak", 1.0) for study in ("Trees", "Shrubs"))
-    assert isinstance(first, Part)
-    assert isinstance(second, Part)
+    assert isinstance(first, RoundClient)
+    assert isinstance(second, RoundClient)
+    first, second = (resume(device, box, study, stage="hear mask") for study in ("Trees", "Shrubs"))
     for part in (first, second):
-        part._progress = replace(part._progress, stage="hear mask")
-        part._participant = Masks()  # type: ignore[assignment]  # as far as it is needed
-        part.hear(Response(200, {}, b""))
+        part.receive(Response(200, {}, b""))
     assert (first.phase, first.outcome) == ("mask", None)
     assert first.request().body == b"masked"
-    assert second.outcome is Joined.REFUSED
+    assert second.outcome is RoundOutcome.REFUSED
     assert "one too many" in second.problem
-    assert device._peek().contributed["names"].study == "Trees"
+    assert State.from_json(box.read() or "").contributions["names"].study == "Trees"
 
 
-class Masks:
-    """A participant whose neighbours' boxes have come."""
+class ReadyToMask:
+    """A participant that has its neighbours' boxes."""
 
     def mask(self, boxes: bytes, table: npt.NDArray[np.int64]) -> bytes:
         return b"masked"

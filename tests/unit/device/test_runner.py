@@ -1,4 +1,4 @@
-"""An agent by itself: values from a folder or from lines, timers, and the commands of a device."""
+"""A device that runs by itself: values from a folder or from lines, timers, and its commands."""
 
 from __future__ import annotations
 
@@ -35,14 +35,19 @@ def server() -> Iterator[StandIn]:
 
 
 @pytest.fixture
-def device(server: StandIn) -> Iterator[Device]:
-    with Device(MemoryBox(), Http(server.url), PUBLIC) as device:
+def send(server: StandIn) -> Http:
+    return Http(server.url)
+
+
+@pytest.fixture
+def device(send: Http) -> Iterator[Device]:
+    with Device(MemoryBox(), send, PUBLIC) as device:
         device.offers(NOON)
         device.consent("Street trees")
         yield device
 
 
-def test_files_of_the_spool_are_recorded_and_gone(device: Device, tmp_path: Path) -> None:
+def test_files_of_the_spool_are_recorded_and_deleted(device: Device, tmp_path: Path) -> None:
     (tmp_path / "one").write_text("Street trees\toak\nStreet trees\telm\nBirds\tjay\n")
     (tmp_path / "two").write_bytes(b"no tab\nStreet trees\t\xff\n")
     (tmp_path / "three.part").write_text("Street trees\toak\n")
@@ -59,31 +64,39 @@ class PowerCutError(Exception):
     pass
 
 
-class Unplugged(MemoryBox):
-    """A box of a device that loses its power when it writes."""
+class UnpluggedBox(MemoryBox):
+    """The box of a device that may lose its power when it writes."""
+
+    has_power = True
 
     def write(self, state: str) -> None:
-        raise PowerCutError
+        if not self.has_power:
+            raise PowerCutError
+        super().write(state)
 
 
 def test_a_crash_records_no_value_twice(server: StandIn, tmp_path: Path) -> None:
     (tmp_path / "one").write_text("Street trees\toak\n")
-    with Device(Unplugged(), Http(server.url), PUBLIC) as device:
+    box = UnpluggedBox()
+    with Device(box, Http(server.url), PUBLIC) as device:
         runner = Runner(device, spool=tmp_path)
+        runner.fetch_offers(NOON)
+        device.consent("Street trees")
+        box.has_power = False
         with pytest.raises(PowerCutError):
-            runner._take(NOON)
+            runner.step(NOON)
     assert not list(tmp_path.iterdir())
 
 
 def test_timers_are_jittered_around_their_mean(device: Device, server: StandIn) -> None:
-    """Steps ten seconds apart: between two looks there is half to one and a half of the mean."""
+    """With steps every ten seconds, fetches are 0.5 to 1.5 times the mean apart."""
     runner = Runner(device, rng=SeededRng(1))
-    looks: list[int] = []
+    fetches: list[int] = []
     for second in range(0, 40_000, 10):
         before = len(server.requests)
         runner.step(NOON + second)
-        looks += [second] * (len(server.requests) - before)  # nothing is due, so nothing is sent
-    gaps = [later - earlier for earlier, later in pairwise(looks)]
+        fetches += [second] * (len(server.requests) - before)  # nothing is due, nothing is sent
+    gaps = [later - earlier for earlier, later in pairwise(fetches)]
     assert len(gaps) >= 5
     assert all(OFFERS_SECONDS / 2 <= gap <= OFFERS_SECONDS * 1.5 + 10 for gap in gaps)
     assert len(set(gaps)) > 1
@@ -97,33 +110,35 @@ def test_a_record_is_sent_when_it_is_due_and_a_timer_says_so(
     due = (NOON // DAY_SECONDS + 1) * DAY_SECONDS + HASHED.delay_seconds
     for second in range(0, int(due + 2 * SEND_SECONDS - NOON), 60):
         runner.step(NOON + second)
-    assert len(server.messages) == 2  # of the day, whatever happened on it
-    assert runner.report().sending.sent == 2
+    assert len(server.messages) == 2  # the day's limit, whatever happened
+    assert runner.report().sending.delivered == 2
 
 
 def test_a_runner_takes_part_on_every_day_on_which_it_runs(device: Device, server: StandIn) -> None:
-    """On the fourth day, what is of the three before it has been sent."""
+    """On the fourth day, the records of the first three have been sent."""
     runner = Runner(device)
     for hour in range(3 * 24):
         runner.step(NOON // DAY_SECONDS * DAY_SECONDS + hour * 3600)
-    runner.record(["Street trees\toak\n"], NOON + DAY_SECONDS)  # a value more changes nothing
+    runner.record(["Street trees\toak\n"], NOON + DAY_SECONDS)  # one more value changes nothing
     device.send((NOON // DAY_SECONDS + 4) * DAY_SECONDS)
     assert len(server.messages) == 3 * 2
 
 
-def test_a_collector_that_is_away_is_a_problem_and_no_end(device: Device, server: StandIn) -> None:
+def test_a_runner_continues_without_its_collector(
+    device: Device, send: Http, server: StandIn
+) -> None:
     server.shutdown()
     server.server_close()
-    device._send.close()  # type: ignore[attr-defined]  # the connection that was kept
+    send.close()  # the open connection
     runner = Runner(device)
     runner.record(["Street trees\toak\n"], NOON)
     runner.step(NOON)
-    done = runner.report()
-    assert done.values == {"kept": 1}
-    assert done.problems == ["the collector did not answer"]
+    activity = runner.report()
+    assert activity.values == {"kept": 1}
+    assert activity.problems == ["the collector did not answer"]
 
 
-def test_a_spool_that_is_no_folder_is_refused(device: Device, tmp_path: Path) -> None:
+def test_a_spool_that_is_not_a_folder_is_refused(device: Device, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="spool"):
         Runner(device, spool=tmp_path / "none").step(NOON)
 
@@ -132,41 +147,41 @@ def at_home(server: StandIn, folder: Path) -> tuple[str, ...]:
     return ("--home", str(folder / "phone"), "--server", server.url, "--key", PUBLIC.hex())
 
 
-def told(*arguments: str, code: int = 0) -> str:
-    """What `sfumato device …` prints, in this process; data and the rest in one text."""
-    done = CliRunner().invoke(main, ["device", *arguments])
-    assert done.exit_code == code, done.output
-    return done.output
+def output_of(*arguments: str, code: int = 0) -> str:
+    """The output of `sfumato device …`, stdout and stderr together."""
+    result = CliRunner().invoke(main, ["device", *arguments])
+    assert result.exit_code == code, result.output
+    return result.output
 
 
 def test_the_commands_of_a_device(server: StandIn, tmp_path: Path) -> None:
-    (offered,) = json.loads(told("offers", *at_home(server, tmp_path), "--json"))
+    (offered,) = json.loads(output_of("offers", *at_home(server, tmp_path), "--json"))
     assert (offered["study"], offered["consent"]) == ("Street trees", "none")
     home = ("--home", str(tmp_path / "phone"))  # the collector is known from here on
-    assert told("consent", "Street trees", "--yes", *home) == "Street trees: consent given\n"
-    assert told("record", "Street trees", "oak", *home) == "kept\n"
-    assert json.loads(told("log", *home, "--json"))["state"] == "waiting"
+    assert output_of("consent", "Street trees", "--yes", *home) == "Street trees: consent given\n"
+    assert output_of("record", "Street trees", "oak", *home) == "kept\n"
+    assert json.loads(output_of("log", *home, "--json"))["state"] == "waiting"
     nothing = {"sent": 0, "rejected": 0, "forgotten": 0, "kept": 0}
-    assert json.loads(told("send", *home, "--json")) == nothing
-    assert told("delete", *home) == "deleted 2 records\n"
-    assert told("withdraw", "Street trees", *home) == "Street trees: consent withdrawn\n"
-    assert told("record", "Street trees", "oak", *home) == "no_consent\n"
+    assert json.loads(output_of("send", *home, "--json")) == nothing
+    assert output_of("delete", *home) == "deleted 2 records\n"
+    assert output_of("withdraw", "Street trees", *home) == "Street trees: consent withdrawn\n"
+    assert output_of("record", "Street trees", "oak", *home) == "no_consent\n"
 
 
 def test_a_home_keeps_to_its_collectors_key(server: StandIn, tmp_path: Path) -> None:
     home = ("--home", str(tmp_path / "phone"))
-    assert "--server and --key" in told("log", *home, code=2)
-    assert told("log", *at_home(server, tmp_path)) == ""
-    assert "another key" in told("log", *home, "--key", "00" * 32, code=2)
+    assert "--server and --key" in output_of("log", *home, code=2)
+    assert output_of("log", *at_home(server, tmp_path)) == ""
+    assert "another key" in output_of("log", *home, "--key", "00" * 32, code=2)
     short = ("--home", str(tmp_path / "other"), "--server", server.url, "--key", "00")
-    assert "64 hexadecimal digits" in told("log", *short, code=2)
+    assert "64 hexadecimal digits" in output_of("log", *short, code=2)
 
 
 def test_consent_is_asked_for(server: StandIn, tmp_path: Path) -> None:
-    told("offers", *at_home(server, tmp_path))
-    asked = told("consent", "Street trees", "--home", str(tmp_path / "phone"), code=1)
-    assert "private at epsilon 4" in asked
-    assert "Take part?" in asked
+    output_of("offers", *at_home(server, tmp_path))
+    question = output_of("consent", "Street trees", "--home", str(tmp_path / "phone"), code=1)
+    assert "private at epsilon 4" in question
+    assert "Take part?" in question
 
 
 def agent(server: StandIn, folder: Path, *options: str) -> subprocess.Popen[str]:
@@ -189,8 +204,8 @@ def agent(server: StandIn, folder: Path, *options: str) -> subprocess.Popen[str]
     )
 
 
-def test_once_does_what_is_to_be_done_and_stops(server: StandIn, tmp_path: Path) -> None:
-    """A record of yesterday is sent, and values of stdin and of the spool are recorded."""
+def test_once_does_one_step_and_stops(server: StandIn, tmp_path: Path) -> None:
+    """A record of yesterday is sent, and values from stdin and from the spool are recorded."""
     (tmp_path / "phone").mkdir()
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "values").write_text("Street trees\tash\n")
@@ -199,12 +214,12 @@ def test_once_does_what_is_to_be_done_and_stops(server: StandIn, tmp_path: Path)
         device.offers(long_ago)
         device.consent("Street trees")
         device.record("Street trees", "oak", long_ago)
-    started = agent(server, tmp_path, "--once", "--stdin", "--spool", "spool")
-    out, err = started.communicate(f"Street trees\telm\n{CANARY}\n", timeout=60)
-    assert started.returncode == 0, err
-    done = json.loads(out)
-    assert done["values"] == {"kept": 2, "unreadable": 1}
-    assert done["sent"] == 2
+    process = agent(server, tmp_path, "--once", "--stdin", "--spool", "spool")
+    out, err = process.communicate(f"Street trees\telm\n{CANARY}\n", timeout=60)
+    assert process.returncode == 0, err
+    counts = json.loads(out)
+    assert counts["values"] == {"kept": 2, "unreadable": 1}
+    assert counts["sent"] == 2
     assert CANARY not in out + err
     assert not list((tmp_path / "spool").iterdir())
     assert len(server.messages) == 2
@@ -215,21 +230,21 @@ def test_a_signal_ends_an_agent_cleanly(
     server: StandIn, tmp_path: Path, number: signal.Signals
 ) -> None:
     server.offer(replace(HASHED, daily_reports=50))
-    told("offers", *at_home(server, tmp_path))
-    told("consent", "Street trees", "--yes", "--home", str(tmp_path / "phone"))
+    output_of("offers", *at_home(server, tmp_path))
+    output_of("consent", "Street trees", "--yes", "--home", str(tmp_path / "phone"))
     before = len(server.requests)
-    started = agent(server, tmp_path, "--stdin")
+    process = agent(server, tmp_path, "--stdin")
     try:
-        assert started.stdin is not None
-        assert started.stdout is not None
-        wait_for(lambda: len(server.requests) > before, "a look at the offers")
-        started.stdin.write("Street trees\toak\n")
-        started.stdin.flush()
-        assert json.loads(started.stdout.readline())["values"] == {"kept": 1}
-        os.kill(started.pid, number)
-        out, err = started.communicate(timeout=30)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        wait_for(lambda: len(server.requests) > before, "a fetch of the offers")
+        process.stdin.write("Street trees\toak\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["values"] == {"kept": 1}
+        os.kill(process.pid, number)
+        out, err = process.communicate(timeout=30)
     finally:
-        if started.poll() is None:
-            started.kill()
-            started.communicate()
-    assert (started.returncode, out, err) == (0, "", "")
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert (process.returncode, out, err) == (0, "", "")

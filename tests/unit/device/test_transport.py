@@ -1,4 +1,4 @@
-"""Bytes over HTTP: TLS, stale connections, silence, and headers that mark nobody."""
+"""Requests over HTTP: TLS, stale connections, silence, and headers that identify no device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from unit.device.standin import StandIn, running
 
 @contextmanager
 def raw(*answers: bytes) -> Iterator[str]:
-    """A server that says these bytes to one connection after another, whatever it is asked."""
+    """A server that sends these bytes to one connection after another, whatever the request."""
     listening = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -43,12 +43,12 @@ def raw(*answers: bytes) -> Iterator[str]:
         listening.close()
 
 
-def certificate(folder: Path) -> Path:
-    """A file with a key and a certificate of this machine, its own root."""
+def write_certificate(folder: Path) -> Path:
+    """A file with a key and a self-signed certificate of this machine."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "collector")])
     now = datetime.datetime.now(datetime.UTC)
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -64,7 +64,7 @@ def certificate(folder: Path) -> Path:
     )
     path = folder / "collector.pem"
     path.write_bytes(
-        made.public_bytes(serialization.Encoding.PEM)
+        certificate.public_bytes(serialization.Encoding.PEM)
         + key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
@@ -107,7 +107,7 @@ def test_plain_http_to_others_is_for_those_who_ask_for_it() -> None:
 
 
 def test_a_certificate_is_checked_against_the_roots_given(tmp_path: Path) -> None:
-    path = certificate(tmp_path)
+    path = write_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(path)
     with running() as server:
@@ -134,7 +134,7 @@ def test_a_path_in_the_address_comes_before_every_other(server: StandIn) -> None
 
 
 def test_requests_share_a_connection() -> None:
-    said = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
     listening = socket.create_server(("127.0.0.1", 0))
     with closing(listening), Http(f"http://127.0.0.1:{listening.getsockname()[1]}") as send:
 
@@ -143,7 +143,7 @@ def test_requests_share_a_connection() -> None:
             with connection:
                 for word in (b"ok", b"no"):
                     connection.recv(65_536)
-                    connection.sendall(said + word)
+                    connection.sendall(head + word)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -152,8 +152,8 @@ def test_requests_share_a_connection() -> None:
 
 
 def test_a_connection_that_went_stale_is_made_again() -> None:
-    said = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-    with raw(said, said) as url, Http(url) as send:  # each connection is closed after its answer
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    with raw(answer, answer) as url, Http(url) as send:  # each answer closes its connection
         assert [send("GET", "/", b"", {}).status for _ in range(2)] == [200, 200]
 
 

@@ -19,7 +19,7 @@ from sfumato.cli.main import main
 from sfumato.collector import studies, tokens
 from sfumato.collector.serve import CollectorServer, running
 from sfumato.collector.store.store import StudyRow
-from sfumato.device import Joined
+from sfumato.device import RoundOutcome
 from sfumato.errors import SpecError
 from sfumato.flow.release import CountRelease, MeanRelease
 from sfumato.privacy import SystemRng
@@ -78,7 +78,7 @@ def test_a_fleet_answers_masked_rounds_over_a_bad_network(tmp_path: Path) -> Non
         ) as fleet:
             summary = fleet.ask(NAME)
         release = CountRelease.from_dict(released(collector, study))
-    assert summary.sent == summary.outcomes[Joined.DONE] == 24
+    assert summary.sent == summary.outcomes[RoundOutcome.DONE] == 24
     assert summary.repeated > 0
     assert summary.lost > 0
     assert release.counts.tolist() == [1.0] * 24

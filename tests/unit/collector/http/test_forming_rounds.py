@@ -18,7 +18,7 @@ from serving import ask
 from sfumato.collector import studies
 from sfumato.collector.worker.round_cache import most_bytes
 from sfumato.collector.worker.rounds import MOST_LOST, _drawn
-from sfumato.device import Http, Joined, Part
+from sfumato.device import Http, RoundClient, RoundOutcome
 from sfumato.privacy import SeededRng
 from sfumato.secagg.coordinator import Coordinator, Phase
 from sfumato.secagg.round import BOX_BYTES, SHARE_BYTES, MaskedRound
@@ -38,7 +38,7 @@ def join_and_leave(stage: Masking, send: Http, count: int) -> None:
     with devices(stage, count) as dropouts:
         for device in dropouts:
             part = device.part(NAME, "tree 0", stage.clock())
-            assert isinstance(part, Part)
+            assert isinstance(part, RoundClient)
             go(part, send)
 
 
@@ -54,7 +54,7 @@ def test_devices_that_came_and_went_do_not_fail_a_study(stage: Masking) -> None:
             if stage.state(study)["state"] != "collecting":
                 break
             stage.wait_out()
-    assert [part.outcome for part in clients].count(Joined.DONE) >= COUNT - 1
+    assert [part.outcome for part in clients].count(RoundOutcome.DONE) >= COUNT - 1
     assert stage.release(study).counts.sum() >= COUNT - 1
     (task,) = stage.state(study)["tasks"]
     phases = [each["phase"] for each in task["rounds"]]
@@ -81,14 +81,14 @@ def test_a_round_with_too_few_enrolments_puts_its_members_back(stage: Masking) -
             assert tx.invitation(row.id) == ""
             assert tx.waiting(task.id) == COUNT - 2
         for part in clients[:2]:  # too late
-            assert go(part, send).outcome in (Joined.NOT_NEEDED, Joined.ABORTED)
+            assert go(part, send).outcome in (RoundOutcome.NOT_NEEDED, RoundOutcome.ABORTED)
         for part in clients[2:]:
             assert (go(part, send).phase, part.outcome) == ("wait", None)
         others = [device.part(NAME, "tree 1", stage.clock()) for device in them[:2]]
-        assert all(isinstance(part, Part) for part in others)
+        assert all(isinstance(part, RoundClient) for part in others)
         everybody = [*others, *clients[2:]]
         play(stage, everybody)  # type: ignore[arg-type]  # checked above
-        assert {part.outcome for part in clients[2:]} == {Joined.DONE}
+        assert {part.outcome for part in clients[2:]} == {RoundOutcome.DONE}
     assert stage.state(study)["state"] == "released"
     assert stage.charges() == 1
 
@@ -107,7 +107,7 @@ def test_a_device_that_is_put_back_waits_for_another_round_than_before(stage: Ma
         stage.wait_out()
         go(clients[0], send)
         assert clients[0].phase == "wait"
-        assert not clients[0].hear(invitation)
+        assert not clients[0].receive(invitation)
         assert (clients[0].phase, clients[0].outcome) == ("wait", None)
 
 
@@ -125,7 +125,7 @@ def test_one_program_that_takes_all_places_does_not_fail_a_study(stage: Masking)
     with devices(stage, COUNT) as them:
         clients = parts(them, stage.clock)
         play(stage, clients)
-    assert {part.outcome for part in clients} == {Joined.DONE}
+    assert {part.outcome for part in clients} == {RoundOutcome.DONE}
 
 
 def test_a_cohort_is_drawn_by_lot() -> None:
@@ -187,7 +187,9 @@ def test_a_study_stops_after_two_lost_rounds(tmp_path: Path) -> None:
                     go(part, send)
                 stage.work()
                 request = clients[0].request(0)
-                clients[0].hear(send(request.method, request.path, request.body, request.headers))
+                clients[0].receive(
+                    send(request.method, request.path, request.body, request.headers)
+                )
                 assert clients[0]._participant is not None
                 clients[0]._participant.seed = bytes(range(32))
                 play(stage, clients)
@@ -246,7 +248,7 @@ def test_a_refused_message_is_not_kept(stage: Masking, tmp_path: Path) -> None:
             go(part, send)
         stage.work()
         request = clients[0].request(0)
-        clients[0].hear(send(request.method, request.path, request.body, request.headers))
+        clients[0].receive(send(request.method, request.path, request.body, request.headers))
         request = clients[0].request(0)
         send(request.method, request.path, bytes(len(request.body)), request.headers)
         stage.work()

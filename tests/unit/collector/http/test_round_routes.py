@@ -10,7 +10,7 @@ from typing import Any
 from masking import PHASES, Masking, devices, go, masking, parts
 from serving import Answer, ask, settings
 from sfumato.collector.serve import CollectorServer, running
-from sfumato.device import Http, Joined, Part
+from sfumato.device import Http, RoundClient, RoundOutcome
 
 COUNT = 12
 
@@ -35,7 +35,7 @@ def both(stage: Masking, other: CollectorServer, *request: Any, **options: Any) 
     return first
 
 
-def requests(part: Part) -> Iterator[tuple[str, str, Mapping[str, str]]]:
+def requests(part: RoundClient) -> Iterator[tuple[str, str, Mapping[str, str]]]:
     """Every request that a member may make, and some that it may not."""
     request = part.request(0)
     if "/v1/rounds/" not in request.path:
@@ -63,7 +63,7 @@ def test_every_request_at_every_step_has_one_answer(tmp_path: Path) -> None:
                             answer = both(stage, other, method, path, headers=headers)
                             statuses.add(answer.status)
                 stage.work()
-            assert {part.outcome for part in clients} == {Joined.DONE}
+            assert {part.outcome for part in clients} == {RoundOutcome.DONE}
     assert statuses >= {200, 204, 403, 404, 409}
 
 
@@ -77,7 +77,7 @@ def test_every_message_has_one_answer(tmp_path: Path) -> None:
                 go(part, send)
             stage.work()
             request = clients[0].request(0)
-            assert clients[0].hear(
+            assert clients[0].receive(
                 send(request.method, request.path, request.body, request.headers)
             )
             message = clients[0].request(0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from masking import NAME, devices, go, masking, parts
 from sfumato.collector.backup import backup, restore
-from sfumato.device import Http, Joined
+from sfumato.device import Http, RoundOutcome
 from sfumato.device.outbox import Outcome
 
 COUNT = 12
@@ -43,7 +43,7 @@ def test_a_round_under_way_is_lost_when_its_store_is_brought_back(tmp_path: Path
     with masking(after) as again, Http(again.collector.address) as send:
         assert again.charges() == 1  # of what may have been opened
         again.work()
-        assert go(made[-1], send).outcome is Joined.LOST
+        assert go(made[-1], send).outcome is RoundOutcome.LOST
         assert them[-1].part(NAME, "tree 11", again.clock()) is Outcome.LIFETIME_SPENT
         (task,) = again.state(study)["tasks"]
         assert "restored" in task["rounds"][0]["problem"]

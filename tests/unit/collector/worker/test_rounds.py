@@ -17,7 +17,7 @@ from serving import Answer, ask, settings, wait_for
 from sfumato.collector import studies
 from sfumato.collector.serve import running
 from sfumato.collector.store.ledger import StoreLedger
-from sfumato.device import Device, Http, Joined, MemoryBox, Part
+from sfumato.device import Device, Http, MemoryBox, RoundClient, RoundOutcome
 from sfumato.device.outbox import Outcome
 from sfumato.spec import from_json
 
@@ -30,7 +30,7 @@ def stage(tmp_path: Path) -> Iterator[Masking]:
         yield made
 
 
-def say(stage: Masking, part: Part, body: bytes | None = None, **changed: Any) -> Answer:
+def say(stage: Masking, part: RoundClient, body: bytes | None = None, **changed: Any) -> Answer:
     """What a part would say next, or another body, ticket or path."""
     asked = part.request(0)
     path = str(changed.get("path", asked.path))
@@ -49,7 +49,7 @@ def rows(stage: Masking, sql: str) -> list[Any]:
         return tx._run(sql)
 
 
-def in_phase(stage: Masking, made: list[Part], phase: str, send: Http) -> None:
+def in_phase(stage: Masking, made: list[RoundClient], phase: str, send: Http) -> None:
     """Everybody has heard what the phase begins with, and is about to speak."""
     for _ in range(8):
         for part in made:
@@ -57,11 +57,11 @@ def in_phase(stage: Masking, made: list[Part], phase: str, send: Http) -> None:
                 part.outcome is None and part.request(0).path.split("?")[0].split("/")[-2] != phase
             ):
                 asked = part.request(0)
-                if not part.hear(send(asked.method, asked.path, asked.body, asked.headers)):
+                if not part.receive(send(asked.method, asked.path, asked.body, asked.headers)):
                     break
             if part.outcome is None and part.waits and part.phase == phase:
                 asked = part.request(0)
-                part.hear(send(asked.method, asked.path, asked.body, asked.headers))
+                part.receive(send(asked.method, asked.path, asked.body, asked.headers))
         if all(part.phase == phase and not part.waits for part in made):
             return
         stage.work()
@@ -73,7 +73,7 @@ def test_a_round_adds_up_every_table_once_and_is_charged_once(stage: Masking) ->
     with devices(stage, COUNT) as them:
         made = parts(them, stage.clock)
         play(stage, made)
-    assert [part.outcome for part in made] == [Joined.DONE] * COUNT
+    assert [part.outcome for part in made] == [RoundOutcome.DONE] * COUNT
     release = stage.release(study)
     assert release.counts.tolist() == [1.0] * COUNT
     assert release.cost.devices == COUNT
@@ -103,7 +103,7 @@ def test_who_only_acknowledges_may_be_the_collector_of_suspicious_devices(stage:
         made = parts(them, stage.clock)
         play(stage, made, before_step=phases.add)
     assert "ack" in phases
-    assert {part.outcome for part in made} == {Joined.DONE}
+    assert {part.outcome for part in made} == {RoundOutcome.DONE}
     assert stage.release(study).counts.sum() == 40
 
 
@@ -125,7 +125,7 @@ def test_a_worker_that_starts_anew_goes_on_where_the_rows_are(stage: Masking, ph
         stage.clock.advance(2)
         stage.work()
         play(stage, made, before_step=lambda _: stage.restart())
-    assert {part.outcome for part in made} == {Joined.DONE}
+    assert {part.outcome for part in made} == {RoundOutcome.DONE}
     assert stage.release(study).counts.tolist() == [1.0] * COUNT
     assert stage.charges() == 1
 
@@ -172,7 +172,7 @@ def test_a_worker_that_lost_its_lock_for_a_while_takes_nothing_for_granted(
     with devices(stage, COUNT) as them:
         made = parts(them, stage.clock)
         play(stage, made, before_step=other)
-    assert {part.outcome for part in made} == {Joined.DONE}
+    assert {part.outcome for part in made} == {RoundOutcome.DONE}
     assert stage.release(study).counts.tolist() == [1.0] * COUNT
     assert stage.charges() == 1
 
@@ -183,8 +183,8 @@ def test_who_was_too_many_for_a_round_is_told_when_it_is_over(stage: Masking) ->
         made = parts(them, stage.clock)
         play(stage, made)
         outcomes = [part.outcome for part in made]
-        assert outcomes.count(Joined.DONE) == COUNT // 2
-        assert outcomes.count(Joined.NOT_NEEDED) == 2
+        assert outcomes.count(RoundOutcome.DONE) == COUNT // 2
+        assert outcomes.count(RoundOutcome.NOT_NEEDED) == 2
 
 
 @pytest.mark.parametrize("phase", ["enrol", "share", "mask", "unmask"])
@@ -255,7 +255,7 @@ def test_who_is_late_is_told_so_and_the_others_go_on(stage: Masking) -> None:
         stage.wait_out()
         assert say(stage, made[0]).code == "wrong-phase"
         go(made[0], send)
-        assert made[0].outcome is Joined.LATE
+        assert made[0].outcome is RoundOutcome.LATE
         play(stage, made[1:])
     assert stage.release(study).counts.sum() == COUNT - 1
 
@@ -287,11 +287,11 @@ def test_a_round_below_its_floor_is_aborted_and_the_next_one_has_other_secrets(
     with devices(stage, COUNT) as them, Http(stage.collector.address) as send:
         made = parts(them, stage.clock)
         play(stage, made, leaving={0: "mask", 1: "mask"})
-        assert {part.outcome for part in made[2:]} == {Joined.ABORTED}
+        assert {part.outcome for part in made[2:]} == {RoundOutcome.ABORTED}
         assert stage.charges() == 0
         for part in made[:2]:
             go(part, send)
-        assert [part.outcome for part in made[:2]] == [Joined.ABORTED] * 2
+        assert [part.outcome for part in made[:2]] == [RoundOutcome.ABORTED] * 2
         play(stage, parts(them, stage.clock))
     (task,) = stage.state(study)["tasks"]
     assert [each["phase"] for each in task["rounds"]] == ["aborted", "done"]
@@ -315,7 +315,7 @@ def test_a_study_fails_after_so_many_aborted_rounds_and_says_why(stage: Masking)
             play(stage, made, leaving={0: "share", 1: "share"})
             for part in made:
                 go(part, send)
-        assert go(waiting, send).outcome is Joined.NOT_NEEDED
+        assert go(waiting, send).outcome is RoundOutcome.NOT_NEEDED
     shown = stage.state(study)
     assert shown["state"] == "failed"
     assert "3 masked rounds were aborted" in shown["problem"]
@@ -332,7 +332,7 @@ def test_a_sum_that_could_have_been_opened_counts_for_its_devices(stage: Masking
         assert stage.charges() == 1
         for part in made:
             go(part, send)
-        assert {part.outcome for part in made[:-1]} == {Joined.LOST}
+        assert {part.outcome for part in made[:-1]} == {RoundOutcome.LOST}
         for device in them:  # each has given its table to this task
             assert device.part(NAME, "tree 0", stage.clock()) is Outcome.LIFETIME_SPENT
     with devices(stage, COUNT) as others:  # who may still be asked
@@ -351,7 +351,7 @@ def test_a_round_that_the_budget_refuses_opens_nothing(tmp_path: Path) -> None:
         with devices(stage, COUNT) as them:
             made = parts(them, stage.clock)
             play(stage, made)
-            assert {part.outcome for part in made} == {Joined.ABORTED}
+            assert {part.outcome for part in made} == {RoundOutcome.ABORTED}
         shown = stage.state(study)
         assert shown["state"] == "failed"
         assert "budget" in shown["problem"]
@@ -406,7 +406,7 @@ def test_a_closed_study_needs_nobody_who_waits(stage: Masking) -> None:
         stage.work()
         for part in made:
             go(part, send)
-        assert {part.outcome for part in made} == {Joined.NOT_NEEDED}
+        assert {part.outcome for part in made} == {RoundOutcome.NOT_NEEDED}
     assert stage.state(study)["problem"].startswith("no device answered")
 
 
@@ -423,7 +423,7 @@ def test_a_deleted_study_ends_its_round_for_everybody(stage: Masking) -> None:
         stage.work()
         for part in made:
             go(part, send)
-        assert all(part.outcome in (Joined.ABORTED, Joined.LATE) for part in made)
+        assert all(part.outcome in (RoundOutcome.ABORTED, RoundOutcome.LATE) for part in made)
     for table in ("round", "joined", "round_message"):
         assert rows(stage, f"SELECT COUNT(*) FROM {table}") == [(0,)]  # noqa: S608  # our own names
     assert stage.charges() == 0
@@ -445,9 +445,11 @@ def test_several_collectors_share_a_round(store_url: str, tmp_path: Path) -> Non
                     if part.outcome is None:
                         send = (one, other)[(place + turn) % 2]
                         asked = part.request(0)
-                        part.hear(send(asked.method, asked.path, asked.body, asked.headers))
+                        part.receive(send(asked.method, asked.path, asked.body, asked.headers))
                 stage.work()
-            assert {part.outcome for part in made} == {Joined.DONE}, stage.state(study)["problem"]
+            assert {part.outcome for part in made} == {RoundOutcome.DONE}, stage.state(study)[
+                "problem"
+            ]
         assert stage.release(study).counts.tolist() == [1.0] * COUNT
 
 
@@ -472,7 +474,7 @@ def test_who_waits_is_told_at_once_and_by_another_process_soon(tmp_path: Path) -
             thread.start()
         for thread in threads:
             thread.join(60)
-        assert ended == [Joined.DONE] * COUNT
+        assert ended == [RoundOutcome.DONE] * COUNT
         wait_for(lambda: stage.state(study)["state"] == "released", "the release")
 
 

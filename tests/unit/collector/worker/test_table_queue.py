@@ -19,7 +19,7 @@ from sfumato.collector.serve import running
 from sfumato.collector.store.round_tables import Message, StoreOutcome
 from sfumato.collector.worker.rounds import RoundDriver
 from sfumato.collector.worker.table_queue import QueuedTable, TableQueue
-from sfumato.device import Http, Joined, Part
+from sfumato.device import Http, RoundClient, RoundOutcome
 from sfumato.errors import StoreError
 
 COUNT = 12
@@ -86,7 +86,7 @@ def test_who_waits_too_long_withdraws_unless_it_is_being_added() -> None:
 class Round:
     """A round that has come to the phase mask, and what each device would say."""
 
-    def __init__(self, stage: Masking, made: list[Part]) -> None:
+    def __init__(self, stage: Masking, made: list[RoundClient]) -> None:
         self.stage, self.parts = stage, made
         asked = [part.request(0) for part in made]
         self.id = asked[0].path.split("/")[3]
@@ -109,7 +109,7 @@ class Round:
     def end(self, study: Any) -> None:
         """Everybody says again what it has said, and the round goes on to its end."""
         play(self.stage, self.parts)
-        assert {part.outcome for part in self.parts} == {Joined.DONE}
+        assert {part.outcome for part in self.parts} == {RoundOutcome.DONE}
         assert self.stage.release(study).counts.tolist() == [1.0] * COUNT
         assert self.stage.charges() == 1
 
@@ -127,7 +127,7 @@ def masked(folder: Path) -> Iterator[tuple[Round, Any]]:
                     go(part, send, until="mask")
                     if part.phase == "mask" and part.waits:  # to hear what it begins with
                         asked = part.request(0)
-                        part.hear(send(asked.method, asked.path, asked.body, asked.headers))
+                        part.receive(send(asked.method, asked.path, asked.body, asked.headers))
                 if all(part.phase == "mask" and not part.waits for part in made):
                     break
                 stage.work()
@@ -334,12 +334,12 @@ def test_over_http_tables_reach_the_worker_of_the_same_process(
 class Site:
     """A collector with its worker, and devices about to send a table that is long."""
 
-    def __init__(self, stage: Masking, study: Any, made: list[Part]) -> None:
+    def __init__(self, stage: Masking, study: Any, made: list[RoundClient]) -> None:
         self.stage, self.study, self.parts = stage, study, made
         host, port = stage.collector.address.removeprefix("http://").split(":")
         self.address = host, int(port)
 
-    def request(self, part: Part) -> bytes:
+    def request(self, part: RoundClient) -> bytes:
         asked = part.request(0)
         head = f"{asked.method} {asked.path} HTTP/1.1\r\nHost: c\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in asked.headers.items())
@@ -366,7 +366,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         )
         with devices(stage, COUNT) as them, Http(collector.address) as send:
             made = [device.part(NAME, np.full(cells, 1e-3), stage.clock()) for device in them]
-            joining = [part for part in made if isinstance(part, Part)]
+            joining = [part for part in made if isinstance(part, RoundClient)]
             assert len(joining) == COUNT
 
             def all_at_mask() -> bool:
@@ -374,7 +374,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
                     go(part, send, until="mask")
                     if part.phase == "mask" and part.waits:
                         asked = part.request(0)
-                        part.hear(send(asked.method, asked.path, asked.body, asked.headers))
+                        part.receive(send(asked.method, asked.path, asked.body, asked.headers))
                 return all(part.phase == "mask" and not part.waits for part in joining)
 
             wait_for(all_at_mask, "the phase mask")

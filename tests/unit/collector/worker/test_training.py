@@ -23,7 +23,7 @@ from sfumato.collector import studies, tokens
 from sfumato.collector.client import AdminClient
 from sfumato.collector.serve import running
 from sfumato.collector.store.store import StudyRow
-from sfumato.device import Device, Http, Joined, MemoryBox, Part
+from sfumato.device import Device, Http, MemoryBox, RoundClient, RoundOutcome
 from sfumato.device.offers import Offer, public_key, verify
 from sfumato.device.outbox import Outcome
 from sfumato.errors import (
@@ -90,12 +90,12 @@ class Fleet:
             for number in range(len(HELD))
         ]
 
-    def parts(self, numbers: Sequence[int]) -> list[Part]:
+    def parts(self, numbers: Sequence[int]) -> list[RoundClient]:
         made = []
         for number in numbers:
             device = agreed(self.devices[number], self._stage.clock)
             part = device.part(NAME, HELD[number], self._stage.clock())
-            assert isinstance(part, Part), part
+            assert isinstance(part, RoundClient), part
             made.append(part)
         return made
 
@@ -110,7 +110,7 @@ class Fleet:
 
         wait_for(is_offered, "the latest task to be offered")
 
-    def round(self, numbers: Sequence[int], **options: Any) -> list[Part]:
+    def round(self, numbers: Sequence[int], **options: Any) -> list[RoundClient]:
         self.wait_for_offer(self.devices[0])
         parts = self.parts(numbers)
         play(self._stage, parts, **options)
@@ -148,7 +148,7 @@ def test_workers_that_start_anew_train_the_model_that_one_process_does(
         assert (asked.model.round, asked.contributions) == (number + 1, design.passes)
         digests.append(asked.model.digest)
         parts = fleet.round(design.members(number).tolist())
-        assert {part.outcome for part in parts} == {Joined.DONE}
+        assert {part.outcome for part in parts} == {RoundOutcome.DONE}
         with stage.collector.store.reading() as tx:
             kept = tx._run("SELECT digest FROM model")
         assert len(kept) == 1  # of the latest task alone
