@@ -146,4 +146,4 @@ class Stage:
 
     def sealed(self, task: TaskRow) -> list[bytes]:
         with self.store.reading() as tx:
-            return list(tx.sealed(task.id))
+            return list(tx.sealed_records(task.id))

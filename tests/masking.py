@@ -16,7 +16,7 @@ from serving import settings, wait_for
 from sfumato.collector import studies
 from sfumato.collector.serve import CollectorServer, running
 from sfumato.collector.store.store import StudyRow
-from sfumato.collector.worker.rounds import Patience
+from sfumato.collector.worker.rounds import RoundLimits
 from sfumato.collector.worker.table_queue import TableQueue
 from sfumato.collector.worker.worker import Worker
 from sfumato.device import Device, Http, Joined, MemoryBox, Part, Send
@@ -52,7 +52,7 @@ class Masking:
             key=self.collector.key,
             now=self.clock,
             log=lambda event, **fields: None,
-            patience=Patience(cohort_seconds=600, phase_seconds=PHASE_SECONDS, tries=self.tries),
+            limits=RoundLimits(cohort_seconds=600, phase_seconds=PHASE_SECONDS, tries=self.tries),
             notify=notify,
             tables=self.tables,
         )

@@ -115,7 +115,7 @@ def opened(
     key: bytes = KEY,
     task: LocalTask | Task | WordTask = TASK,
     name: str = "Trees",
-    room: int | None = None,
+    capacity_left: int | None = None,
 ) -> str:
     """The id of a study that asks one local task, put into the store as it is when it is open."""
     study_id = secrets.token_hex(16)
@@ -148,8 +148,8 @@ def opened(
                 spec=to_json(task),
                 envelope=json.dumps(offers.sign(offer, key)),
                 state="open",
-                wanted=None,
-                room=room,
+                target=None,
+                capacity_left=capacity_left,
             )
         )
     return study_id
@@ -171,7 +171,7 @@ def body(count: int, task: LocalTask = TASK) -> bytes:
 def stored(store: Store, task: LocalTask | Task | WordTask = TASK) -> int:
     """How many reports of a task are in the store."""
     with store.reading() as tx:
-        return tx.received(task.id)
+        return tx.received_count(task.id)
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:

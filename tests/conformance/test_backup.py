@@ -69,14 +69,14 @@ def test_a_copy_made_while_others_write_is_a_store_of_one_moment(
     restore(target, copy, nothing_released=True)
     with closing(Store.open(target)) as restored:
         with restored.reading() as tx:
-            count = tx.received(TASK.id)
+            count = tx.received_count(TASK.id)
             assert count == tx.counts(TASK.id).get("reports", 0)
             assert [study.name for study in tx.studies()] == [STUDY.name]
             assert tx.entries() == [("campaign", "cohort", "task", "{}")]
         with restored.transaction() as tx:  # numbers go on where they were
             assert tx.insert_uploads([(TASK.id, 1, b"new")]) == ["stored"]
-            assert tx.received(TASK.id) == count + 1
-            assert tx.pending(TASK.id, 1_000_000)[-1][2] == b"new"
+            assert tx.received_count(TASK.id) == count + 1
+            assert tx.pending_uploads(TASK.id, 1_000_000)[-1][2] == b"new"
 
     with pytest.raises(StoreError, match="not overwritten"):
         restore(target, copy)

@@ -11,7 +11,7 @@ from sfumato.collector.store.store import Store, StudyRow, TaskRow
 from sfumato.errors import StoreError
 
 STUDY = StudyRow("0a" * 16, "Popular emoji", "Which to offer", "collecting", "{}", "{}", "{}", "{}")
-TASK = TaskRow("a1" * 32, STUDY.id, 0, "{}", "{}", "open", None, room=10)
+TASK = TaskRow("a1" * 32, STUDY.id, 0, "{}", "{}", "open", None, capacity_left=10)
 FREE = TaskRow("a2" * 32, STUDY.id, 1, "{}", "{}", "open", None)
 
 
@@ -32,16 +32,16 @@ def upload(store: Store, *counts: int, task: TaskRow = TASK) -> list[str]:
 def seal(store: Store, kept: int, repeated: int) -> None:
     """As the worker does, of all that wait."""
     with store.transaction() as tx:
-        tx.delete_uploads(TASK.id, [number for number, _, _ in tx.pending(TASK.id, 1_000)])
+        tx.delete_uploads(TASK.id, [number for number, _, _ in tx.pending_uploads(TASK.id, 1_000)])
         tx.add_sealed(TASK.id, b"sum", kept)
-        tx.give_room(TASK.id, repeated)
+        tx.return_capacity(TASK.id, repeated)
 
 
 def room(store: Store, task: TaskRow = TASK) -> int | None:
     with store.reading() as tx:
         row = tx.task(task.id)
     assert row is not None
-    return row.room
+    return row.capacity_left
 
 
 def test_a_task_takes_what_it_has_room_for(asked: Store) -> None:
@@ -50,14 +50,14 @@ def test_a_task_takes_what_it_has_room_for(asked: Store) -> None:
     assert upload(asked, 3, 4, 3) == ["stored", "full", "stored"]
     assert room(asked) == 0
     with asked.reading() as tx:
-        assert tx.received(TASK.id) == 10
+        assert tx.received_count(TASK.id) == 10
 
 
 def test_a_task_without_a_limit_takes_everything(asked: Store) -> None:
     assert upload(asked, 1_000, 1_000, task=FREE) == ["stored", "stored"]
     assert room(asked, FREE) is None
     with asked.transaction() as tx:
-        tx.give_room(FREE.id, 3)
+        tx.return_capacity(FREE.id, 3)
     assert room(asked, FREE) is None
 
 
@@ -113,4 +113,4 @@ def test_many_who_upload_at_once_are_not_given_more_than_there_is(
     assert stored == 10
     assert room(asked) == 0
     with asked.reading() as tx:
-        assert tx.received(TASK.id) == 10
+        assert tx.received_count(TASK.id) == 10

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sfumato.collector.store.round_tables import (
-    TAKEN,
+    ACCEPTED,
     WAITING,
     Join,
     JoinOutcome,
@@ -52,7 +52,7 @@ def asked(store: Store) -> Store:
 def formed(asked: Store) -> Store:
     """The same with a round of them."""
     with asked.transaction() as tx:
-        chosen = tx.who_waits(TASK.id)
+        chosen = tx.waiting_devices(TASK.id)
         tx.add_round(TASK.id, ROUND, '{"invitation":"…"}', [number for number, _ in chosen])
     return asked
 
@@ -63,7 +63,7 @@ def test_a_key_joins_a_campaign_once(asked: Store) -> None:
         assert join(tx, TASK.id, "campaign", key(0), key(99)) == "taken"
         assert join(tx, TASK.id, "campaign", key(99), key(100)) == "taken"
         assert join(tx, TASK.id, "another", key(0), key(99)) == "new"
-        assert tx.waiting(TASK.id) == COUNT + 1
+        assert tx.waiting_count(TASK.id) == COUNT + 1
         tx.set_task_state(TASK.id, "closing", expected=["open"])
         assert join(tx, TASK.id, "campaign", key(50), key(51)) == "closed"
         assert join(tx, TASK.id, "campaign", key(0), key(100)) == "same"
@@ -88,8 +88,8 @@ def test_many_who_join_together_fare_as_if_one_by_one(asked: Store) -> None:
             *["new"] * 20,
             "same",
         ]
-        assert tx.waiting(TASK.id) == COUNT + 80 + 1
-        assert {bytes(identity) for _, identity in tx.who_waits(TASK.id)} == {
+        assert tx.waiting_count(TASK.id) == COUNT + 80 + 1
+        assert {bytes(identity) for _, identity in tx.waiting_devices(TASK.id)} == {
             *(key(number) for number in range(COUNT)),
             *(join.identity for join in many),
         }
@@ -118,7 +118,7 @@ def test_of_two_in_a_group_with_one_ticket_or_one_key_one_joins(asked: Store) ->
 
 def test_those_who_wait_become_members_in_their_order(formed: Store) -> None:
     with formed.reading() as tx:
-        assert tx.waiting(TASK.id) == 0
+        assert tx.waiting_count(TASK.id) == 0
         assert tx.rounds(TASK.id) == [ROUND]
         assert tx.round(ROUND.id) == ROUND
         assert tx.round("00" * 16) is None
@@ -140,18 +140,18 @@ def test_a_round_that_is_given_up_lets_some_wait_again_and_forgets_the_others(
     formed: Store,
 ) -> None:
     with formed.transaction() as tx:
-        assert tx.under_way() == {ROUND.id: TASK.id}
+        assert tx.active_rounds() == {ROUND.id: TASK.id}
         tx.dissolve(ROUND.id, [1, 3])
         tx.end_round(ROUND.id, "aborted", "too few")
-        tx.drop_ended()
+        tx.drop_ended_rounds()
     with formed.reading() as tx:
-        assert [bytes(identity) for _, identity in tx.who_waits(TASK.id)] == [key(1), key(3)]
+        assert [bytes(identity) for _, identity in tx.waiting_devices(TASK.id)] == [key(1), key(3)]
         assert tx.place(key(103)) == Place(TASK.id, None, None, None)
         assert tx.place(key(102)) is None
         assert tx.members(ROUND.id) == []
-        assert tx.under_way() == {}
+        assert tx.active_rounds() == {}
         (row,) = tx.rounds(TASK.id)
-        assert not row.came_together
+        assert not row.was_formed
         assert (row.deadline, tx.invitation(ROUND.id)) == (0, "")
 
 
@@ -202,12 +202,19 @@ def test_messages_are_settled_and_may_be_forgotten(formed: Store) -> None:
             keep(tx, ROUND.id, "enrol", member, b"d", bytes([member]) * 9_000)
         assert list(tx.messages(ROUND.id, "enrol", [3, 0, 7])) == [0, 3]
         assert tx.messages(ROUND.id, "enrol", []) == {}
-        tx.settle(ROUND.id, "enrol", {0: TAKEN, 1: TAKEN, 2: "malformed"}, forget=False)
+        tx.set_outcomes(
+            ROUND.id, "enrol", {0: ACCEPTED, 1: ACCEPTED, 2: "malformed"}, drop_bodies=False
+        )
         assert tx.messages(ROUND.id, "enrol", [1, 2]) == {1: b"\x01" * 9_000, 2: b""}
-        tx.settle(ROUND.id, "enrol", {1: TAKEN}, forget=True)
+        tx.set_outcomes(ROUND.id, "enrol", {1: ACCEPTED}, drop_bodies=True)
         assert tx.messages(ROUND.id, "enrol", [1]) == {1: b""}
         assert accepted_members(tx.senders(ROUND.id, "enrol")) == {0, 1, 3}
-        assert tx.senders(ROUND.id, "enrol") == {0: TAKEN, 1: TAKEN, 2: "malformed", 3: WAITING}
+        assert tx.senders(ROUND.id, "enrol") == {
+            0: ACCEPTED,
+            1: ACCEPTED,
+            2: "malformed",
+            3: WAITING,
+        }
         assert tx.checkpoint(ROUND.id) is None
         tx.set_checkpoint(ROUND.id, b"sum")
     with formed.reading() as tx:
@@ -216,11 +223,11 @@ def test_messages_are_settled_and_may_be_forgotten(formed: Store) -> None:
 
 def test_a_phase_that_begins_is_news(formed: Store) -> None:
     with formed.transaction() as tx:
-        before = tx.news()
+        before = tx.revision()
         tx.close_phase(ROUND.id)
-        assert tx.news() == before  # nobody is told anything by that
+        assert tx.revision() == before  # nobody is told anything by that
         tx.open_phase(ROUND.id, "share", 200, charged=False)
-        assert tx.news() != before
+        assert tx.revision() != before
         tx.open_phase(ROUND.id, "unmask", 300, charged=True)
         tx.set_deadline(ROUND.id, 400)
         assert tx.round(ROUND.id) == replace(
@@ -233,13 +240,13 @@ def test_a_round_that_is_over_keeps_digests_only(formed: Store) -> None:
         keep(tx, ROUND.id, "enrol", 0, b"digest", b"body")
         tx.open_phase(ROUND.id, "share", 200, charged=False)
         tx.set_checkpoint(ROUND.id, b"sum")
-        tx.drop_ended()  # which it has not
+        tx.drop_ended_rounds()  # which it has not
         assert tx.checkpoint(ROUND.id) == b"sum"
-        assert tx.ended() == []
+        assert tx.ended_rounds() == []
         tx.end_round(ROUND.id, "aborted", "too few")
-        assert len(tx.ended()) == 1
-        tx.drop_ended()
-        assert tx.ended() == []
+        assert len(tx.ended_rounds()) == 1
+        tx.drop_ended_rounds()
+        assert tx.ended_rounds() == []
     with formed.transaction() as tx:
         assert tx.checkpoint(ROUND.id) is None
         assert tx.messages(ROUND.id, "enrol", range(9)) == {0: b""}

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from sfumato.collector.store.database import database
-from sfumato.collector.store.driver import Connection
+from sfumato.collector.store.driver import DatabaseConnection
 from sfumato.collector.store.store import Store, StudyRow, TaskRow, TokenRow, Transaction
 from sfumato.errors import StoreError, StoreReadOnly, StoreUnavailable
 
@@ -34,9 +34,9 @@ TASK = TaskRow(
     spec='{"kind":"task"}',
     envelope='{"offer":"…"}',
     state="open",
-    wanted=None,
+    target=None,
 )
-OTHERS = replace(TASK, id="b1" * 32, study_id=OTHER.id, wanted=1_000)
+OTHERS = replace(TASK, id="b1" * 32, study_id=OTHER.id, target=1_000)
 TABLES = {
     "answer": "task",
     "budget": "number",
@@ -64,7 +64,7 @@ def asked(store: Store) -> Store:
 
 
 @contextmanager
-def raw(url: str) -> Iterator[Connection]:
+def raw(url: str) -> Iterator[DatabaseConnection]:
     """A connection in a transaction, past the store's own methods."""
     with closing(database(url).connect()) as connection:
         connection.begin(writing=True)
@@ -91,7 +91,7 @@ def write_everywhere(tx: Transaction) -> None:
     tx.set_task_state(OTHERS.id, "closing", expected=["open"])
     tx.add_dictionary("d1" * 32, b"oak")
     assert tx.insert_uploads([(TASK.id, 2, b"two"), (TASK.id, 1, b"one")]) == ["stored", "stored"]
-    tx.unseen(TASK.id, [b"i" * 16])
+    tx.add_report_ids(TASK.id, [b"i" * 16])
     tx.add_sealed(TASK.id, b"sealed", 7)
     tx.count(TASK.id, "repeated", 3)
     tx.add_answer(TASK.id, b"table", 7)
@@ -134,9 +134,9 @@ def test_studies_come_back_as_they_were_put_with_the_day(store_url: str) -> None
             tx.add_study(OTHER)
         with store.reading() as tx:
             assert tx.studies() == [replace(STUDY, since=today), replace(OTHER, since=today)]
-            assert tx.study(OTHER.id) == tx.study_named(OTHER.name) == tx.studies()[1]
+            assert tx.study(OTHER.id) == tx.study_by_name(OTHER.name) == tx.studies()[1]
             assert tx.study("0c" * 16) is None
-            assert tx.study_named("nobody's") is None
+            assert tx.study_by_name("nobody's") is None
         today += 3
         with store.transaction() as tx:
             tx.set_study_state(STUDY.id, "failed", "the budget is spent", expected=["collecting"])
@@ -176,7 +176,7 @@ def test_what_is_not_there_cannot_be_changed_or_added_to(asked: Store) -> None:
         lambda tx: tx.set_study_state(wrong, "closing", expected=["collecting"]),
         lambda tx: tx.set_task_state(wrong, "closing", expected=["open"]),
         lambda tx: tx.add_task(replace(TASK, id=wrong, study_id=wrong)),
-        lambda tx: tx.unseen(wrong, [b"i" * 16]),
+        lambda tx: tx.add_report_ids(wrong, [b"i" * 16]),
         lambda tx: tx.add_sealed(wrong, b"", 0),
         lambda tx: tx.count(wrong, "reports", 1),
         lambda tx: tx.add_answer(wrong, b"", 0),
@@ -204,11 +204,11 @@ def test_uploads_are_taken_for_open_tasks_only(asked: Store) -> None:
         assert tx.insert_uploads(uploads) == ["stored", "closed", "closed", "stored"]
         assert tx.insert_uploads([]) == []
     with asked.reading() as tx:
-        assert [(count, body) for _, count, body in tx.pending(TASK.id, 100)] == [
+        assert [(count, body) for _, count, body in tx.pending_uploads(TASK.id, 100)] == [
             (3, b"a"),
             (4, b"d"),
         ]
-        assert tx.pending(OTHERS.id, 100) == []
+        assert tx.pending_uploads(OTHERS.id, 100) == []
 
 
 @pytest.mark.parametrize("count", [1, 49, 50, 51, 100, 149])
@@ -218,7 +218,7 @@ def test_uploads_of_any_number_are_stored_in_their_order(asked: Store, count: in
         bodies = [b"%d" % place * (1 + place % 7) for place in range(count)]
         assert tx.insert_uploads([(TASK.id, 1, body) for body in bodies]) == ["stored"] * count
     with asked.reading() as tx:
-        found = tx.pending(TASK.id, 1_000)
+        found = tx.pending_uploads(TASK.id, 1_000)
     assert [body for _, _, body in found] == bodies
     assert [number for number, _, _ in found] == sorted(number for number, _, _ in found)
 
@@ -228,7 +228,9 @@ def test_pending_gives_the_oldest_within_the_limit_and_one_at_least(asked: Store
     for _ in range(10):
         counts = [rng.randint(1, 9) for _ in range(rng.randint(0, 12))]
         with asked.transaction() as tx:
-            tx.delete_uploads(TASK.id, [number for number, _, _ in tx.pending(TASK.id, 10_000)])
+            tx.delete_uploads(
+                TASK.id, [number for number, _, _ in tx.pending_uploads(TASK.id, 10_000)]
+            )
             tx.insert_uploads(
                 [
                     upload
@@ -243,7 +245,7 @@ def test_pending_gives_the_oldest_within_the_limit_and_one_at_least(asked: Store
                     break
                 expected.append((count, b"%d" % place))
             with asked.reading() as tx:
-                found = tx.pending(TASK.id, most)
+                found = tx.pending_uploads(TASK.id, most)
             assert [(count, body) for _, count, body in found] == expected
 
 
@@ -251,12 +253,12 @@ def test_only_the_named_uploads_are_deleted(asked: Store) -> None:
     with asked.transaction() as tx:
         tx.insert_uploads([(TASK.id, 1, b"%d" % place) for place in range(5)])
         tx.insert_uploads([(OTHERS.id, 1, b"other")])
-        numbers = [number for number, _, _ in tx.pending(TASK.id, 10)]
+        numbers = [number for number, _, _ in tx.pending_uploads(TASK.id, 10)]
         tx.delete_uploads(TASK.id, [numbers[3], numbers[0]])
         tx.delete_uploads(TASK.id, [])
     with asked.reading() as tx:
-        assert [body for _, _, body in tx.pending(TASK.id, 10)] == [b"1", b"2", b"4"]
-        assert len(tx.pending(OTHERS.id, 10)) == 1
+        assert [body for _, _, body in tx.pending_uploads(TASK.id, 10)] == [b"1", b"2", b"4"]
+        assert len(tx.pending_uploads(OTHERS.id, 10)) == 1
 
 
 @pytest.mark.parametrize("whose", ["another worker's", "another task's"])
@@ -265,11 +267,11 @@ def test_uploads_that_are_not_there_to_delete_undo_the_transaction(
 ) -> None:
     with asked.transaction() as tx:
         tx.insert_uploads([(TASK.id, 1, b"mine"), (OTHERS.id, 1, b"other")])
-        number = tx.pending(TASK.id, 10)[0][0]
+        number = tx.pending_uploads(TASK.id, 10)[0][0]
         if whose == "another worker's":
             tx.delete_uploads(TASK.id, [number])
         else:
-            number = tx.pending(OTHERS.id, 10)[0][0]
+            number = tx.pending_uploads(OTHERS.id, 10)[0][0]
 
     def seal() -> None:
         with asked.transaction() as tx:
@@ -280,7 +282,7 @@ def test_uploads_that_are_not_there_to_delete_undo_the_transaction(
         seal()
     with asked.reading() as tx:
         assert tx.sealed_count(TASK.id) == 0
-        assert len(tx.pending(OTHERS.id, 10)) == 1
+        assert len(tx.pending_uploads(OTHERS.id, 10)) == 1
 
 
 def test_a_report_id_is_unseen_once_in_each_task(asked: Store) -> None:
@@ -290,8 +292,8 @@ def test_a_report_id_is_unseen_once_in_each_task(asked: Store) -> None:
         task_id = rng.choice([TASK.id, OTHERS.id])
         ids = [bytes([rng.randrange(40)]) * 16 for _ in range(rng.randrange(30))]
         with asked.transaction() as tx:
-            assert tx.unseen(task_id, ids) == set(ids) - seen[task_id]
-            assert tx.unseen(task_id, ids[:3]) == set()
+            assert tx.add_report_ids(task_id, ids) == set(ids) - seen[task_id]
+            assert tx.add_report_ids(task_id, ids[:3]) == set()
         seen[task_id] |= set(ids)
 
 
@@ -299,13 +301,13 @@ def test_many_ids_and_uploads_go_in_one_call(asked: Store) -> None:
     many = 50_100  # more than fit into one statement
     ids = [number.to_bytes(16, "little") for number in range(many)]
     with asked.transaction() as tx:
-        tx.unseen(TASK.id, ids[::2])
-        assert tx.unseen(TASK.id, ids) == set(ids[1::2])
+        tx.add_report_ids(TASK.id, ids[::2])
+        assert tx.add_report_ids(TASK.id, ids) == set(ids[1::2])
         assert set(tx.insert_uploads([(TASK.id, 1, each) for each in ids])) == {"stored"}
-        pending = tx.pending(TASK.id, many)
+        pending = tx.pending_uploads(TASK.id, many)
         assert [body for _, _, body in pending] == ids
         tx.delete_uploads(TASK.id, [number for number, _, _ in pending])
-        assert tx.pending(TASK.id, many) == []
+        assert tx.pending_uploads(TASK.id, many) == []
 
 
 def test_sealed_data_come_back_in_their_order(asked: Store) -> None:
@@ -314,16 +316,16 @@ def test_sealed_data_come_back_in_their_order(asked: Store) -> None:
         tx.add_sealed(OTHERS.id, b"other", 5)
         tx.add_sealed(TASK.id, b"second", 4)
     with asked.reading() as tx:
-        assert list(tx.sealed(TASK.id)) == [b"first", b"second"]
+        assert list(tx.sealed_records(TASK.id)) == [b"first", b"second"]
         assert tx.sealed_count(TASK.id) == 7
-        unread = tx.sealed(TASK.id)
+        unread = tx.sealed_records(TASK.id)
     with pytest.raises(StoreError, match="over"):
         next(unread)
 
 
 def test_received_counts_what_waits_what_was_sealed_and_what_was_repeated(asked: Store) -> None:
     with asked.transaction() as tx:
-        assert tx.received(TASK.id) == 0
+        assert tx.received_count(TASK.id) == 0
         assert tx.counts(TASK.id) == {}
         tx.insert_uploads([(TASK.id, 3, b"a"), (TASK.id, 4, b"b"), (OTHERS.id, 50, b"c")])
         tx.add_sealed(TASK.id, b"", 10)
@@ -331,9 +333,9 @@ def test_received_counts_what_waits_what_was_sealed_and_what_was_repeated(asked:
         tx.count(TASK.id, "repeated", 200)
         tx.count(TASK.id, "rejected:malformed", 5_000)
     with asked.reading() as tx:
-        assert tx.received(TASK.id) == 317
+        assert tx.received_count(TASK.id) == 317
         assert tx.counts(TASK.id) == {"repeated": 300, "rejected:malformed": 5_000}
-        assert tx.received(OTHERS.id) == 50
+        assert tx.received_count(OTHERS.id) == 50
 
 
 def test_a_task_is_answered_once(asked: Store) -> None:
@@ -423,7 +425,7 @@ def test_dropping_the_data_of_a_study_leaves_its_ledger_its_release_and_other_st
         write_everywhere(tx)
         tx.set_task_state(OTHERS.id, "open", expected=["closing"])
         tx.insert_uploads([(OTHERS.id, 1, b"other")])
-        tx.unseen(OTHERS.id, [b"o" * 16])
+        tx.add_report_ids(OTHERS.id, [b"o" * 16])
         tx.add_sealed(OTHERS.id, b"other", 1)
         tx.add_answer(OTHERS.id, b"other", 1)
     before = everything(store_url)
@@ -472,12 +474,12 @@ def test_a_failure_that_was_caught_still_undoes_the_transaction(
 
 def test_reading_sees_one_moment_and_cannot_write(asked: Store) -> None:
     with asked.reading() as tx:
-        assert tx.received(TASK.id) == 0
+        assert tx.received_count(TASK.id) == 0
         with asked.transaction() as other:
             other.insert_uploads([(TASK.id, 1, b"a")])
-        assert tx.received(TASK.id) == 0
+        assert tx.received_count(TASK.id) == 0
     with asked.reading() as tx:
-        assert tx.received(TASK.id) == 1
+        assert tx.received_count(TASK.id) == 1
     with pytest.raises(StoreReadOnly), asked.reading() as tx:
         tx.set_task_state(TASK.id, "done", expected=["open"])
     with asked.transaction() as tx:

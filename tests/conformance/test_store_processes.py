@@ -49,7 +49,7 @@ def test_no_upload_is_taken_after_its_task_was_closed_and_none_is_lost(asked: St
         with asked.transaction() as tx:
             tx.set_task_state(task.id, "closing", expected=["open"])
         with asked.reading() as tx:
-            kept = [body for _, _, body in tx.pending(task.id, 10_000)]
+            kept = [body for _, _, body in tx.pending_uploads(task.id, 10_000)]
         for thread in threads:
             thread.join()
         assert sorted(kept) == sorted(accepted)
@@ -133,7 +133,7 @@ def test_a_worker_writes_under_its_lock_and_keeps_it_when_a_block_raises(
         with closing(Store.open(store_url)) as other, other.worker_lock() as is_other:
             assert not is_other
     with asked.reading() as tx:
-        assert [body for _, _, body in tx.pending(TASK.id, 9)] == [b"kept"]
+        assert [body for _, _, body in tx.pending_uploads(TASK.id, 9)] == [b"kept"]
 
 
 def test_a_worker_whose_call_failed_has_to_take_its_lock_again(asked: Store) -> None:
@@ -184,6 +184,6 @@ def test_what_was_acknowledged_survives_a_kill(
         assert child.stdout is not None
         acknowledged = max([acknowledged, *map(int, child.stdout.read().split())])
     with asked.reading() as tx:
-        kept = [int(body) for _, _, body in tx.pending(TASK.id, 1_000_000)]
+        kept = [int(body) for _, _, body in tx.pending_uploads(TASK.id, 1_000_000)]
     assert kept == list(range(len(kept)))
     assert len(kept) > acknowledged

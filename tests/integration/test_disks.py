@@ -180,7 +180,7 @@ def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path, disk: Path) -> No
         assert (answer.status, answer.code) == (503, "store-read-only")
         assert int(answer.headers["retry-after"]) > 0
         wait_for(lambda: ask(trees.address, "GET", "/ready").status == 503, "it not to be ready")
-        assert "can be read, not written" in collector.log()
+        assert "is read-only" in collector.log()
         collector.kill()
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
         collector.start()
@@ -204,7 +204,7 @@ def test_a_server_that_takes_no_writes_is_told_and_then_goes_on(
             assert ask(trees.address, "GET", "/ready").status == 503
             collector.kill()
             code, said = collector.attempt()
-            assert (code, "can be read, not written" in said) == (1, True), said
+            assert (code, "is read-only" in said) == (1, True), said
         finally:
             read_only(postgres, "off")
         collector.start()

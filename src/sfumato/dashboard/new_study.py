@@ -85,7 +85,7 @@ async def start(visit: Visit) -> Response:
 
 def _planned(request: Mapping[str, Any]) -> Plan:
     asked = requests.Request.from_mapping(request)
-    study, dictionary = asked.asked(), asked.dictionary()
+    study, dictionary = asked.parse_study(), asked.dictionary()
     return plan(study, items=None if dictionary is None else dictionary.items)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from sfumato.collector import studies
 from sfumato.collector.problems import Problem
-from sfumato.collector.store.ledger import StoreLedger, by_cohort, price, spent_by
+from sfumato.collector.store.ledger import StoreLedger, entries_by_cohort, price, spent_by
 from sfumato.collector.store.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.collector.studies import terms_of
 from sfumato.dashboard import charts
@@ -54,11 +54,11 @@ def lines(store: Store) -> list[Line]:
 def _line(tx: Transaction, row: StudyRow) -> Line:
     tasks, told = tx.tasks(row.id), json.loads(row.plan)
     if row.state in ALIVE:
-        received = sum(studies.came(tx, task.id) for task in tasks)
+        received = sum(studies.report_count(tx, task.id) for task in tasks)
     else:  # what was sealed may have been dropped; the counts stay
         received = sum(tx.counts(task.id).get("reports", 0) for task in tasks)
     return Line(
-        row, told["study"], told, received, wanted_of([task.wanted for task in tasks], told)
+        row, told["study"], told, received, wanted_of([task.target for task in tasks], told)
     )
 
 
@@ -114,7 +114,7 @@ def known(store: Store, study_id: str) -> Known:
         under_way = {
             task["id"]: _answering(*found)
             for task in state["tasks"]
-            if task["rounds"] and (found := tx.round_under_way(task["id"])) is not None
+            if task["rounds"] and (found := tx.active_round(task["id"])) is not None
         }
     released, listed = (None, ()) if text is None else _read(text)
     return Known(state, under_way, released, listed)
@@ -254,7 +254,7 @@ def books(store: Store) -> Books:
         spent=spent_by(entries, budget) if entries else 0.0,
         charges=tuple(
             _charges(charges, owners[charges[0].task], names, budget.delta)
-            for charges in by_cohort(entries).values()
+            for charges in entries_by_cohort(entries).values()
         ),
         local=tuple(_local_cost(row) for row in rows if _trust(row) == "local"),
     )

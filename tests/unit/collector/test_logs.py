@@ -101,7 +101,7 @@ def test_another_library_repeats_itself_once_a_minute(
 
 
 def test_texts_without_end_are_not_remembered_without_end() -> None:
-    seldom = logs.Seldom()
+    seldom = logs.RepeatFilter()
     for number in range(1_000):
         assert seldom.filter(logging.makeLogRecord({"msg": f"text {number}"}))
     assert len(seldom._said) <= 100

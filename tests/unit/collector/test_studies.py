@@ -54,7 +54,7 @@ def names(store: Store) -> list[str]:
 def test_a_local_task_closes_when_every_device_has_sent_its_day(store: Store, clock: Clock) -> None:
     """Each sends as many reports, whatever it holds, so that all of them are wanted."""
     twice = create(store, clock, daily_reports=2, **LOCAL)
-    assert open_task(store, twice).wanted == 2 * 40
+    assert open_task(store, twice).target == 2 * 40
 
 
 @pytest.mark.parametrize("keys", [{}, NOISED, LOCAL, {"question": "new_words", **LOCAL}])
@@ -70,7 +70,7 @@ def test_a_study_opens_one_task_that_devices_are_told_of(
     trust = keys.get("trust", "central")
     assert (offer.trust, offer.epsilon) == (trust, 4.0 if trust == "local" else None)
     assert (offer.delay_seconds, offer.closes, offer.daily_reports) == (60, TODAY + 9, 1)
-    assert task.wanted == 40
+    assert task.target == 40
     with store.reading() as tx:
         assert offer.dictionary is not None
         body = tx.dictionary(offer.dictionary)
@@ -116,7 +116,7 @@ def test_two_studies_alike_share_neither_tasks_nor_a_place_in_the_ledger(
         ({"devices": None}, StudyError, "give devices"),
         ({"colour": "green"}, StudyError, "unknown key colour"),
         ({"terms": {"colour": "green"}}, StudyError, "unknown key colour in the request"),
-        ({"terms": {"closes": TODAY - 1}}, StudyError, "must not be past"),
+        ({"terms": {"closes": TODAY - 1}}, StudyError, "must not be in the past"),
         ({"terms": {"daily_reports": 2}}, StudyError, "planned for 1 reports"),
         ({"terms": {"delay_seconds": 0}}, SfumatoError, "delay_seconds"),
         ({"terms": {"name": "two\nlines"}}, SfumatoError, "study"),
@@ -173,7 +173,7 @@ def test_a_plan_comes_back_from_the_store_as_it_was_made(store: Store, clock: Cl
 def test_a_task_wants_the_reports_that_its_plan_was_made_for(
     store: Store, clock: Clock, keys: dict[str, Any], wanted: int
 ) -> None:
-    assert open_task(store, create(store, clock, **keys)).wanted == wanted
+    assert open_task(store, create(store, clock, **keys)).target == wanted
 
 
 # Closing and deleting
@@ -204,7 +204,7 @@ def test_deleting_drops_what_devices_sent_and_keeps_what_was_released_and_charge
     with store.reading() as tx:
         assert tx.release(row.id) is not None
         assert len(tx.entries()) == 1
-        assert list(tx.sealed(task.id)) == []
+        assert list(tx.sealed_records(task.id)) == []
         assert tx.answers(row.id) == []
     with pytest.raises(Problem) as caught:
         studies.close(store, row.id)
@@ -221,7 +221,7 @@ def test_a_study_deleted_while_it_collects_takes_no_more_reports(
     studies.delete(store, row.id)
     assert not upload(store, task, [report(task, 1, rng=rng)])
     with store.reading() as tx:
-        assert tx.pending(task.id, 1) == []
+        assert tx.pending_uploads(task.id, 1) == []
 
 
 def test_an_unknown_study_is_a_problem_of_its_own(store: Store) -> None:

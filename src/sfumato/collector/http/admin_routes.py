@@ -262,7 +262,7 @@ def _parsed(body: bytes, model: type[_Model]) -> _Model:
 
 def _planned(asked: PlanRequest) -> dict[str, Any]:
     wanted = requests.Request(name="", purpose="", study=asked.study, items=asked.items)
-    study, dictionary = wanted.asked(), wanted.dictionary()
+    study, dictionary = wanted.parse_study(), wanted.dictionary()
     return plan(study, items=None if dictionary is None else dictionary.items).to_dict()
 
 

@@ -108,7 +108,7 @@ def test_a_task_that_may_be_full_asks_to_come_again_and_one_that_is_says_so(
     collector: Served,
 ) -> None:
     task = replace(TASK, cohort="few")
-    opened(collector.store, task=task, name="Few trees", room=2)
+    opened(collector.store, task=task, name="Few trees", capacity_left=2)
     assert collector.upload(body(2, task), task).status == 201
     for data in (body(1, task), body(1, task) + body(1)):  # the second is in part rejected
         answer = collector.upload(data, task)

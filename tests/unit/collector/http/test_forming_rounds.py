@@ -75,9 +75,9 @@ def test_a_round_to_which_too_few_enrol_puts_back_who_did(stage: Masking) -> Non
         with stage.collector.store.reading() as tx:
             (task,) = tx.tasks(study.id)
             (row,) = tx.rounds(task.id)
-            assert (row.phase, row.came_together, row.deadline) == ("aborted", False, 0)
+            assert (row.phase, row.was_formed, row.deadline) == ("aborted", False, 0)
             assert tx.invitation(row.id) == ""
-            assert tx.waiting(task.id) == COUNT - 2
+            assert tx.waiting_count(task.id) == COUNT - 2
         for part in made[:2]:  # too late: nobody waits for them any more
             assert go(part, send).outcome in (Joined.NOT_NEEDED, Joined.ABORTED)
         for part in made[2:]:
@@ -193,7 +193,7 @@ def test_a_study_stops_after_two_lost_rounds(tmp_path: Path) -> None:
                 stage.work()
         shown = stage.state(study)
         assert shown["state"] == "failed"
-        assert "2 masked rounds were charged and opened nothing" in shown["problem"]
+        assert "2 masked rounds were charged without a result" in shown["problem"]
         assert "another secret than it had committed to" in shown["problem"]
         assert "member" not in shown["problem"]  # whose fault it was
         assert stage.charges() == MOST_LOST < stage.tries
@@ -266,7 +266,7 @@ def test_a_round_whose_rows_do_not_agree_fails_its_study(stage: Masking) -> None
         stage.work()  # or it finds work for ever
     shown = stage.state(study)
     assert shown["state"] == "failed"
-    assert "do not agree: the sum is of 0 tables, and 1 were taken" in shown["problem"]
+    assert "do not agree: the sum is of 0 tables, and 1 were accepted" in shown["problem"]
 
 
 def test_a_ticket_keeps_one_connection(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import browsing
 import serving
 from sfumato.collector.serve import open_store
 from sfumato.collector.store import ledger
-from sfumato.collector.store.ledger import StoreLedger, by_cohort, price
+from sfumato.collector.store.ledger import StoreLedger, entries_by_cohort, price
 from sfumato.privacy import AdditiveLoss, Budget, Entry
 from sfumato.privacy.ledger import spent
 from unit.dashboard.visiting import signed_in
@@ -70,7 +70,7 @@ def test_each_cohort_has_its_price() -> None:
     loss = AdditiveLoss(noise="laplace", scale=2.0, l1=1.0, l2=1.0, unit_cells=1)
     entries = [Entry("a", "one", "t1", loss), Entry("a", "two", "t2", loss)]
     entries.append(Entry("a", "one", "t3", loss))
-    cohorts = by_cohort(entries)
+    cohorts = entries_by_cohort(entries)
     assert {name: len(charges) for name, charges in cohorts.items()} == {
         ("a", "one"): 2,
         ("a", "two"): 1,

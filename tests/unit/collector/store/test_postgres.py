@@ -53,7 +53,7 @@ def fill(store: Store) -> int:
 
 def received(store: Store) -> int:
     with store.reading() as tx:
-        return tx.received(TASK.id)
+        return tx.received_count(TASK.id)
 
 
 @contextmanager

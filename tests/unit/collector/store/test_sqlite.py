@@ -52,12 +52,12 @@ def fill(store: Store) -> int:
 
 def make_room(store: Store) -> None:
     with store.transaction() as tx:
-        tx.delete_uploads(TASK.id, [number for number, _, _ in tx.pending(TASK.id, 3)])
+        tx.delete_uploads(TASK.id, [number for number, _, _ in tx.pending_uploads(TASK.id, 3)])
 
 
 def received(store: Store) -> int:
     with store.reading() as tx:
-        return tx.received(TASK.id)
+        return tx.received_count(TASK.id)
 
 
 def test_a_full_store_keeps_what_it_acknowledged_and_works_again_when_there_is_room(
@@ -169,7 +169,7 @@ def test_a_store_that_another_process_holds_is_unavailable_until_it_lets_go(tmp_
             with pytest.raises(StoreUnavailable, match="locked"), other.transaction():
                 pass
             with other.reading() as tx:  # reading goes on
-                assert tx.received(TASK.id) == 0
+                assert tx.received_count(TASK.id) == 0
         with other.transaction() as tx:
             assert tx.insert_uploads([UPLOAD]) == ["stored"]
 
@@ -217,7 +217,7 @@ def test_what_was_deleted_is_not_in_the_file(tmp_path: Path) -> None:
     with closing(asked(Store.open(tmp_path / "collector.db"))) as store:
         with store.transaction() as tx:
             tx.insert_uploads([(TASK.id, 1, canary * 10), (TASK.id, 1, canary * 10_000)])
-            tx.unseen(TASK.id, [canary])
+            tx.add_report_ids(TASK.id, [canary])
         with store.transaction() as tx:
             tx.drop_data(STUDY.id)
     left = [path for path in tmp_path.iterdir() if canary in path.read_bytes()]
@@ -233,12 +233,12 @@ def test_what_was_deleted_is_not_in_the_log_of_a_store_in_use_once_it_is_forgott
         with store.transaction() as tx:
             tx.insert_uploads([(TASK.id, 1, canary)])
         with store.reading() as tx:
-            assert tx.received(TASK.id) == 1
+            assert tx.received_count(TASK.id) == 1
             with store.transaction() as other:
                 other.drop_data(STUDY.id)
-            assert not store.forget()  # somebody still reads from the log
+            assert not store.scrub()  # somebody still reads from the log
         assert canary in log.read_bytes()
-        assert store.forget()
+        assert store.scrub()
         assert canary not in log.read_bytes()
         with store.transaction() as tx:  # and it is written to as before
             assert tx.insert_uploads([UPLOAD]) == ["stored"]

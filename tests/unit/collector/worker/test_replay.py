@@ -138,7 +138,7 @@ def test_messages_that_are_gone_are_an_error_of_the_store(stage: Masking) -> Non
             with pytest.raises(DataError, match="not all there"):
                 replay.replay(tx, row)
             tx._run("UPDATE round_message SET body = ? WHERE phase = 'enrol'", b"")
-            with pytest.raises(DataError, match="taken is now refused: malformed"):
+            with pytest.raises(DataError, match="accepted is now refused: malformed"):
                 replay.replay(tx, row)
 
 

@@ -71,7 +71,7 @@ def create(store: Store, name: str = "Trees", items: list[str] | None = None, **
 
 def row_of(store: Store, study_id: str) -> StudyRow:
     with store.reading() as tx:
-        return studies.found(tx, study_id)
+        return studies.get_study(tx, study_id)
 
 
 def answer(store: Store, study_id: str, words: Sequence[str]) -> None:

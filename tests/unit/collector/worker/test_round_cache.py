@@ -45,7 +45,7 @@ def stage(tmp_path: Path) -> Iterator[Masking]:
 
 def round_id(stage: Masking) -> str:
     with stage.collector.store.reading() as tx:
-        (only,) = tx.under_way()
+        (only,) = tx.active_rounds()
     return only
 
 

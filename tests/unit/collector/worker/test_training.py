@@ -245,7 +245,7 @@ def test_another_study_trains_no_model(stage: Masking) -> None:
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 def test_a_collector_goes_through_passes_and_says_so(stage: Masking, sampling: str) -> None:
-    with pytest.raises(StudyError, match="a collector goes through devices in passes") as refused:
+    with pytest.raises(StudyError, match="a collector trains in passes") as refused:
         stage.create(CLIENTS, **{**KEYS, "training": {**MODEL, "sampling": sampling}})
     assert 'training.sampling = "passes"' in str(refused.value.hint)
     for asked in (MODEL, {**MODEL, "sampling": "passes"}):

@@ -96,20 +96,20 @@ def test_sealed_records_have_no_ids_and_another_order(stage: Stage) -> None:
     assert records != messages
     assert not any(report[33:49] in data for report in reports)
     with stage.store.reading() as tx:
-        assert tx.pending(task.id, 1) == []
+        assert tx.pending_uploads(task.id, 1) == []
 
 
 def test_memory_is_given_back_when_something_was_sealed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[int] = []
-    give_back = memory.give_back
+    trim_memory = memory.trim_memory
 
-    def counted() -> None:
-        give_back()
+    def count_field() -> None:
+        trim_memory()
         given.append(1)
 
-    monkeypatch.setattr(memory, "give_back", counted)
+    monkeypatch.setattr(memory, "trim_memory", count_field)
     stage.worker.step()  # the first one may have something to forget of the life before
     given.clear()
     stage.worker.step()
@@ -210,7 +210,7 @@ def test_rounds_come_one_after_another(stage: Stage, keys: dict[str, Any]) -> No
     stage.answer(study, 0, 1, 2)
     work(stage.worker)
     second = open_task(stage.store, study)
-    assert (second.number, second.wanted) == (1, 3)
+    assert (second.number, second.target) == (1, 3)
     assert not upload(stage.store, first, [report(first, 5, rng=stage.rng)])
     stage.answer(study, 3, 4, 5)
     work(stage.worker)
@@ -283,7 +283,7 @@ def test_a_local_release_is_that_of_the_same_records_in_memory(stage: Stage) -> 
     assert release.frame() == alike.frame()
     assert release.privacy == alike.privacy
     assert release.plan == alike.plan
-    assert any("300 reports that came" in note for note in release.notes)
+    assert any("300 reports received" in note for note in release.notes)
 
 
 def test_new_words_are_found(stage: Stage) -> None:
