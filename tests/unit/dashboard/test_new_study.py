@@ -13,7 +13,7 @@ import pytest
 
 from browsing import TREES, Stage
 from sfumato.dashboard.forms import File, Form
-from sfumato.dashboard.new_study import GROUPS, _applies, digest_of, items_of, request_of
+from sfumato.dashboard.new_study import GROUPS, applies, digest_of, items_of, request_of
 from sfumato.errors import DataError, StudyError
 from sfumato.study import QUESTIONS
 from unit.dashboard.test_pages import said
@@ -215,7 +215,7 @@ def test_a_number_that_is_none_is_refused_by_the_name_of_its_field() -> None:
         refused = 0
         for question, trust in ANSWERED:
             filled = Form({"question": question, "trust": trust, field.name: "x"})
-            if _applies(field, filled.texts):
+            if applies(field, filled.texts):
                 with pytest.raises(StudyError, match=f"{field.name} must be a"):
                     request_of(filled)
                 refused += 1

@@ -35,7 +35,7 @@ class StoreLedger:
 
     def charge(self, *, campaign: str, cohort: str, task: str, loss: Charge) -> None:
         """Record a loss, or raise BudgetError and record nothing."""
-        self._tx.hold_budget()
+        self._tx.lock_budget()
         self.check(campaign=campaign, cohort=cohort, task=task, loss=loss)
         self._tx.add_entry(campaign, cohort, task, to_json(loss))
 
@@ -77,12 +77,12 @@ def entries_by_cohort(entries: Sequence[Entry]) -> dict[tuple[str, str], list[En
 
 def spent_by(entries: Sequence[Entry], budget: Budget) -> float:
     """`privacy.ledger.spent`, cached, because composition may take a second."""
-    return _spent(tuple(entries), budget)
+    return cached_spent(tuple(entries), budget)
 
 
 def price(charges: Sequence[Entry], delta: float) -> float:
     """The epsilon of these charges to one cohort, as if there were no others; cached."""
-    return _price(tuple(loss_of_task(charge.loss) for charge in charges), delta)
+    return cached_price(tuple(loss_of_task(charge.loss) for charge in charges), delta)
 
 
 def precompute_costs(store: Store) -> None:
@@ -97,10 +97,10 @@ def precompute_costs(store: Store) -> None:
 
 
 @lru_cache(maxsize=16)
-def _spent(entries: tuple[Entry, ...], budget: Budget) -> float:
+def cached_spent(entries: tuple[Entry, ...], budget: Budget) -> float:
     return spent(entries, budget)
 
 
 @lru_cache(maxsize=512)
-def _price(losses: tuple[Loss, ...], delta: float) -> float:
+def cached_price(losses: tuple[Loss, ...], delta: float) -> float:
     return epsilon_of(losses, delta)

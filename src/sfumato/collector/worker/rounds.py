@@ -190,7 +190,7 @@ class RoundDriver:
             return False
         with self._store.transaction() as tx:
             current = tx.lock_study(study.id)
-            devices = _sample(tx.waiting_devices(task.id), cohort, self._rng)
+            devices = sample_cohort(tx.waiting_devices(task.id), cohort, self._rng)
             if len(devices) < cohort or current is None or current.state != "collecting":
                 return False  # the study has been closed or deleted
             roster = tuple(bytes(identity) for _, identity in devices)
@@ -482,7 +482,9 @@ def _is_likely_enough(study: StudyRow, task: Task, cohort: int) -> bool:
     return expected.least(cohort, grace_bits=_LIKELY_BITS) >= task.min_count
 
 
-def _sample(waiting: Sequence[tuple[int, bytes]], count: int, rng: Rng) -> list[tuple[int, bytes]]:
+def sample_cohort(
+    waiting: Sequence[tuple[int, bytes]], count: int, rng: Rng
+) -> list[tuple[int, bytes]]:
     """A random sample of this size, in random order."""
     if not waiting:
         return []

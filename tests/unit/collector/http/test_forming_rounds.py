@@ -15,7 +15,7 @@ from serving import ask
 from sfumato.collector import studies
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.worker.round_cache import most_bytes
-from sfumato.collector.worker.rounds import MOST_LOST, _drawn
+from sfumato.collector.worker.rounds import MOST_LOST, sample_cohort
 from sfumato.device import Http, Joined, Part
 from sfumato.privacy import SeededRng
 from sfumato.secagg.coordinator import Phase
@@ -129,9 +129,9 @@ def test_one_program_that_fills_the_room_does_not_fail_a_study(stage: Masking) -
 def test_a_cohort_is_drawn_by_lot() -> None:
     """A device that came first is in a cohort as often as any other, and has any number there."""
     waiting = [(number, bytes([number])) for number in range(20)]
-    drawn = [_drawn(waiting, 5, SeededRng(seed)) for seed in range(2_000)]
+    drawn = [sample_cohort(waiting, 5, SeededRng(seed)) for seed in range(2_000)]
     assert all(len(set(cohort)) == 5 for cohort in drawn)
-    assert drawn[0] == _drawn(waiting, 5, SeededRng(0))
+    assert drawn[0] == sample_cohort(waiting, 5, SeededRng(0))
     times = np.bincount([number for cohort in drawn for number, _ in cohort], minlength=20)
     # Each is binomial(2000, 1/4), of deviation 19.4. By Bonferroni over 20 devices six deviations
     # are exceeded with probability below 1e-7; the first five always, or never, is 38 or more.

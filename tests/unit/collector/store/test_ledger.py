@@ -27,7 +27,7 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return spent(entries, budget)
 
     monkeypatch.setattr(ledger, "spent", counting)
-    ledger._spent.cache_clear()
+    ledger.cached_spent.cache_clear()
     return found
 
 
@@ -57,9 +57,9 @@ def test_a_collector_composes_what_was_charged_when_it_starts(
 ) -> None:
     charge(tmp_path, 2, scale=3.5)
     composed.clear()
-    ledger._spent.cache_clear()  # as another process
+    ledger.cached_spent.cache_clear()  # as another process
     with browsing.staged(tmp_path) as stage:
-        serving.wait_for(lambda: ledger._spent.cache_info().currsize == 1, "the ledger")
+        serving.wait_for(lambda: ledger.cached_spent.cache_info().currsize == 1, "the ledger")
         visitor = signed_in(stage, "analyst")
         assert "Epsilon spent" in visitor.get("/dashboard/ledger").text
         visitor.close()
