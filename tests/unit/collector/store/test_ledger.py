@@ -14,7 +14,7 @@ from sfumato.collector.store import ledger
 from sfumato.collector.store.ledger import StoreLedger, entries_by_cohort, price
 from sfumato.privacy import AdditiveLoss, Budget, Entry
 from sfumato.privacy.ledger import spent
-from unit.dashboard.visiting import signed_in
+from unit.dashboard.visiting import sign_in_as
 
 
 @pytest.fixture
@@ -58,9 +58,9 @@ def test_a_collector_composes_what_was_charged_when_it_starts(
     charge(tmp_path, 2, scale=3.5)
     composed.clear()
     ledger.cached_spent.cache_clear()  # as another process
-    with browsing.staged(tmp_path) as stage:
+    with browsing.open_stage(tmp_path) as stage:
         serving.wait_for(lambda: ledger.cached_spent.cache_info().currsize == 1, "the ledger")
-        visitor = signed_in(stage, "analyst")
+        visitor = sign_in_as(stage, "analyst")
         assert "Epsilon spent" in visitor.get("/dashboard/ledger").text
         visitor.close()
     assert composed == [2]
