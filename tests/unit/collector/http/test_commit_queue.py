@@ -96,9 +96,9 @@ def test_uploads_that_wait_share_one_commit(store: Faulty) -> None:
     metrics = Metrics()
     with started(CommitQueue(store, metrics=metrics)) as uploads:
         store.gate = threading.Event()
-        begun = store.begun
+        commits = store.commits
         first = submit(uploads, TASK.id, 1, body(1))
-        wait_for(lambda: store.begun > begun, "the first commit to begin")
+        wait_for(lambda: store.commits > commits, "the first commit to begin")
         others = [submit(uploads, TASK.id, 1, body(1)) for _ in range(50)]
         store.gate.set()
         assert all(map(outcome, [first, *others]))
@@ -109,9 +109,9 @@ def test_uploads_that_wait_share_one_commit(store: Faulty) -> None:
 def test_nothing_is_acknowledged_before_the_commit(store: Faulty) -> None:
     with started(CommitQueue(store)) as uploads:
         store.gate = threading.Event()
-        begun = store.begun
+        commits = store.commits
         future = submit(uploads, TASK.id, 1, body(1))
-        wait_for(lambda: store.begun > begun, "the commit to begin")
+        wait_for(lambda: store.commits > commits, "the commit to begin")
         assert not future.done()
         assert stored(store) == 0  # another connection sees nothing yet
         store.gate.set()
@@ -132,14 +132,14 @@ def test_a_commit_that_fails_acknowledges_nothing(store: Faulty, problem: Except
 def test_all_who_wait_hear_that_the_store_fails_and_later_ones_fare_better(store: Faulty) -> None:
     with started(CommitQueue(store)) as uploads:
         store.gate, store.problem = threading.Event(), StoreUnavailable("away")
-        begun = store.begun
+        commits = store.commits
         futures = [submit(uploads, TASK.id, 1, body(1))]
-        wait_for(lambda: store.begun > begun, "the first commit to begin")
+        wait_for(lambda: store.commits > commits, "the first commit to begin")
         futures += [submit(uploads, TASK.id, 1, body(1)) for _ in range(5)]
         store.gate.set()
         wait(futures, PATIENCE_SECONDS)
         assert {type(future.exception()) for future in futures} == {StoreUnavailable}
-        assert store.begun == begun + 1  # those that waited did not have to try
+        assert store.commits == commits + 1  # those that waited did not have to try
         store.problem = None
         assert outcome(submit(uploads, TASK.id, 1, body(1)))
         assert stored(store) == 1
@@ -246,9 +246,9 @@ def test_an_upload_that_nobody_waits_for_any_more_takes_no_room(store: Faulty) -
     metrics = Metrics()
     with started(CommitQueue(store, metrics=metrics)) as uploads:
         store.gate = threading.Event()
-        begun = store.begun
+        commits = store.commits
         first = submit(uploads, TASK.id, 1, body(1))
-        wait_for(lambda: store.begun > begun, "the first commit to begin")
+        wait_for(lambda: store.commits > commits, "the first commit to begin")
         assert submit(uploads, TASK.id, 1, body(1)).cancel()
         settle_loop()
         store.gate.set()

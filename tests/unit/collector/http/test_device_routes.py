@@ -265,11 +265,11 @@ def test_an_answer_waits_for_the_commit(collector: Served, faults: Faulty) -> No
     data = body(1, task)
     assert collector.upload(data, task).status == 201
     faults.gate = threading.Event()
-    begun = faults.begun
+    commits = faults.commits
     answers: list[Answer] = []
     thread = threading.Thread(target=lambda: answers.append(collector.upload(data, task)))
     thread.start()
-    wait_for(lambda: faults.begun > begun, "the commit to begin")
+    wait_for(lambda: faults.commits > commits, "the commit to begin")
     assert not answers
     faults.gate.set()
     thread.join()

@@ -268,11 +268,11 @@ def test_a_device_that_leaves_before_the_answer_disturbs_nobody(place: Place) ->
         connection.sendall(upload(body(1)))
         assert read(connection).status == 201
     before = stored(place.store)
-    place.store.gate, begun = threading.Event(), place.store.begun
+    place.store.gate, commits = threading.Event(), place.store.commits
     try:
         with connected(place) as leaving, connected(place) as staying:
             leaving.sendall(upload(body(1)))
-            wait_for(lambda: place.store.begun > begun, "the commit to begin")
+            wait_for(lambda: place.store.commits > commits, "the commit to begin")
             leaving.close()
             staying.sendall(upload(body(1)))
             place.store.gate.set()
@@ -294,9 +294,9 @@ def test_an_upload_under_way_is_answered_when_the_collector_stops(tmp_path: Path
         connection = socket.create_connection(place.address, timeout=20)
         connection.sendall(upload(body(1)))
         assert read(connection).status == 201
-        store.gate, begun = threading.Event(), store.begun
+        store.gate, commits = threading.Event(), store.commits
         connection.sendall(upload(body(1)))
-        wait_for(lambda: store.begun > begun, "the commit to begin")
+        wait_for(lambda: store.commits > commits, "the commit to begin")
         threading.Timer(0.3, store.gate.set).start()  # when it has been told to stop
     with closing(connection):
         answers.append(read(connection))
@@ -312,10 +312,10 @@ def test_what_comes_before_the_answer_is_answered_after_it(place: Place) -> None
         connection.sendall(upload(body(1)))
         assert read(connection).status == 201
         before = stored(place.store)
-        place.store.gate, begun = threading.Event(), place.store.begun
+        place.store.gate, commits = threading.Event(), place.store.commits
         try:
             connection.sendall(upload(body(1)))
-            wait_for(lambda: place.store.begun > begun, "the commit to begin")
+            wait_for(lambda: place.store.commits > commits, "the commit to begin")
             for asked in (upload(body(2)), upload(to_frames([b"bad"])), request(), upload(body(1))):
                 connection.sendall(asked)
                 assert not threading.Event().wait(0.02)  # so that it is read on its own
@@ -329,16 +329,16 @@ def test_what_comes_before_the_answer_is_answered_after_it(place: Place) -> None
 def test_a_connection_is_kept_while_it_is_used_and_ended_when_it_is_not(tmp_path: Path) -> None:
     with standing_alone(tmp_path, idle_seconds=1) as place:
         store = place.store
-        with connected(place) as used, connected(place) as begun, connected(place) as unused:
+        with connected(place) as used, connected(place) as partial, connected(place) as unused:
             for turn in range(8):  # for twice as long
                 used.sendall(upload(body(1)) if turn % 3 else request())
                 assert read(used).status in (200, 201)
                 if turn == 0:
-                    begun.sendall(upload(body(1)))
-                    assert read(begun).status == 201
-                    begun.sendall(upload(body(1))[:30])
+                    partial.sendall(upload(body(1)))
+                    assert read(partial).status == 201
+                    partial.sendall(upload(body(1))[:30])
                 assert not threading.Event().wait(0.3)
-            for idle in (begun, unused):
+            for idle in (partial, unused):
                 idle.setblocking(False)
                 assert idle.recv(1) == b""
             store.gate = threading.Event()
