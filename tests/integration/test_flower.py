@@ -1,12 +1,12 @@
 """Sfumato in a Flower app: real messages, mods and strategies, with and without processes.
 
-Needs flwr, so it runs where `scripts/integrations` has made an environment:
+Needs flwr, so it runs in the environment that `scripts/integrations` creates:
 
     .venv-flower-app/bin/python -m pytest tests/integration/test_flower.py
     .venv-flower-app/bin/python -m pytest tests/integration/test_flower.py -m slow
 
-The slow test starts a SuperLink and SuperNodes on loopback; the others put a grid in their place
-that calls the ClientApp itself.
+The slow test starts a SuperLink and SuperNodes on loopback; the others use a grid that calls the
+ClientApp itself.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ Change = Callable[[int, Message], Message | None]
 
 @pytest.fixture(autouse=True)
 def identity(monkeypatch: Any) -> None:
-    """Who makes a message: in a ServerApp, Flower sets this."""
+    """The identity of a message's creator, which Flower sets in a ServerApp."""
     from flwr.supercore.task_identity import TaskIdentity
 
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
 
 
-class HandGrid(Grid):  # type: ignore[misc]  # flwr is not there for mypy
+class HandGrid(Grid):  # type: ignore[misc]  # mypy has no flwr
     """Calls the ClientApp of each node when its message is pushed; `change` may alter an answer,
-    or lose it by giving None."""
+    or lose it by returning None."""
 
     def __init__(self, app: ClientApp, nodes: int, change: Change | None = None) -> None:
         self.app, self.change = app, change
@@ -79,23 +79,23 @@ class HandGrid(Grid):  # type: ignore[misc]  # flwr is not there for mypy
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        made = []
+        message_ids = []
         for message in messages:
             name, node = str(uuid.uuid4()), message.metadata.dst_node_id
             message.metadata.__dict__["_message_id"] = name
-            made.append(name)
-            told = message.content.get(KEY, {})
-            self.steps.append(str(told.get("step")))
+            message_ids.append(name)
+            fields = message.content.get(KEY, {})
+            self.steps.append(str(fields.get("step")))
             try:
                 answer = self.app(copy.deepcopy(message), self.contexts[node])
-            except Exception:  # noqa: S112  # as a node would: the server gets no answer
+            except Exception:  # noqa: S112  # as on a node: the server gets no answer
                 continue
-            # A node that gets the message knows itself.
+            # In a real node, Flower sets this.
             answer.metadata.__dict__["_src_node_id"] = node
             changed = answer if self.change is None else self.change(node, answer)
             if changed is not None:
                 self.answers[name] = changed
-        return made
+        return message_ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self.answers.pop(name) for name in list(message_ids) if name in self.answers]
@@ -115,17 +115,17 @@ def model() -> dict[str, np.ndarray[Any, Any]]:
 
 
 def change_of(node: int) -> np.ndarray[Any, Any]:
-    """What client `node` changes: norms from 0.5 to 0.9, no two alike."""
-    drawn = np.random.default_rng(node).standard_normal(LENGTH)
-    return np.asarray(drawn * (0.5 + 0.4 * (node % 5) / 5) / np.linalg.norm(drawn))
+    """The update of client `node`: norms from 0.5 to 0.9, all different."""
+    vector = np.random.default_rng(node).standard_normal(LENGTH)
+    return np.asarray(vector * (0.5 + 0.4 * (node % 5) / 5) / np.linalg.norm(vector))
 
 
 def app_of(mod: Any, train: Callable[[dict[str, Any], int], dict[str, Any]] | None = None) -> Any:
     app = ClientApp(mods=[mod])
 
-    @app.train()  # type: ignore[untyped-decorator]  # flwr is not there for mypy
-    def trained(message: Message, context: Context) -> Message:
-        assert KEY not in message.content  # the app sees what it always saw
+    @app.train()  # type: ignore[untyped-decorator]  # mypy has no flwr
+    def train_client(message: Message, context: Context) -> Message:
+        assert KEY not in message.content  # the app sees no difference
         before = {name: each.numpy() for name, each in message.content["arrays"].items()}
         if train is not None:
             after = train(before, context.node_id)
@@ -159,7 +159,7 @@ def mean_of(nodes: Iterable[int]) -> np.ndarray[Any, Any]:
 def one_round(
     strategy: SketchedStrategy, grid: HandGrid, number: int = 1
 ) -> tuple[np.ndarray[Any, Any] | None, Any]:
-    """The mean update that a round gives, or None, and its metrics."""
+    """The mean update of a round, or None, and its metrics."""
     start = model()
     messages = list(strategy.configure_train(number, arrays_of(start), ConfigRecord(), grid))
     replies = grid.send_and_receive(messages)
@@ -172,8 +172,8 @@ def one_round(
 
 
 def rounding_of(design: UpdateDesign, nodes: int) -> float:
-    """The most that a whole, unnoised mean is off by in a coordinate: rounding moves each client
-    by one whole number at most; float32 arrays of size 1 by 1e-6 each way."""
+    """The largest error of an unnoised mean in a coordinate: rounding moves each client by at most
+    one whole number; float32 arrays of size 1 by 1e-6 each way."""
     return 1 / design.sketch(LENGTH, nodes, 1).scale + 4e-6
 
 
@@ -186,25 +186,25 @@ def test_the_mean_of_whole_updates_is_exact_up_to_rounding(secure: bool) -> None
     assert np.abs(update - mean_of(range(1, 7))).max() <= rounding_of(design, 6)
     assert metrics["clients"] == 6
     assert metrics["epsilon"] == math.inf
-    wanted = ["hello", "enrol", "share", "mask", "unmask"] if secure else ["train"]
-    assert grid.steps == [step for step in wanted for _ in range(6)]
+    steps = ["hello", "enrol", "share", "mask", "unmask"] if secure else ["train"]
+    assert grid.steps == [step for step in steps for _ in range(6)]
 
 
 def test_a_masked_sum_of_sketches_is_the_plain_one_up_to_rounding() -> None:
     """Both decode sums of the same clipped sketches, each rounded by one whole number at most, so a
     cell of the mean differs by 2/scale at most, and a decoded coordinate by √rows times that."""
-    found = []
+    updates = []
     for secure in (False, True):
         design = UpdateDesign(clip=1.0, rate=4, rows=5, secure=secure, seed=3)
         update, _ = one_round(strategy_of(design), HandGrid(app_of(sfumato_mod), 6))
         assert update is not None
-        found.append(update)
+        updates.append(update)
     sketch = design.sketch(LENGTH, 6, 1)
-    assert np.abs(found[0] - found[1]).max() <= 2 * math.sqrt(5) / sketch.scale + 1e-5
+    assert np.abs(updates[0] - updates[1]).max() <= 2 * math.sqrt(5) / sketch.scale + 1e-5
     other = UpdateDesign(clip=1.0, rate=4, rows=5, seed=4)  # the negative control
     update, _ = one_round(strategy_of(other), HandGrid(app_of(sfumato_mod), 6))
     assert update is not None
-    assert np.abs(found[0] - update).max() > 10 * math.sqrt(5) / sketch.scale
+    assert np.abs(updates[0] - update).max() > 10 * math.sqrt(5) / sketch.scale
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -218,14 +218,16 @@ def test_noise_has_the_deviation_that_is_accounted_for(secure: bool) -> None:
     strategy = strategy_of(design)
     update, metrics = one_round(strategy, HandGrid(app_of(sfumato_mod), 10))
     assert update is not None
-    told = design.round(Layout.of(model()), 10, 1)
-    deviation = told.task.mechanism.stddev(10) / told.sketch.scale / 10
+    round_design = design.round(Layout.of(model()), 10, 1)
+    deviation = round_design.task.mechanism.stddev(10) / round_design.sketch.scale / 10
     squares = float(np.square((update - mean_of(range(1, 11))) / deviation).sum())
     low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], LENGTH)
     assert low < squares < high
     assert not low < 4 * squares < high
     assert not low < squares / 4 < high
-    assert metrics["epsilon"] == pytest.approx(epsilon_of([told.task.loss], 1e-5), rel=1e-12)
+    assert metrics["epsilon"] == pytest.approx(
+        epsilon_of([round_design.task.loss], 1e-5), rel=1e-12
+    )
 
 
 def test_epsilon_adds_up_and_a_spent_budget_stops_the_rounds() -> None:
@@ -236,14 +238,14 @@ def test_epsilon_adds_up_and_a_spent_budget_stops_the_rounds() -> None:
     grid = HandGrid(app_of(sfumato_mod), 4)
     spent = [one_round(strategy, grid, number)[1]["epsilon"] for number in (1, 2)]
     assert spent == pytest.approx([one, two], rel=1e-12)
-    asked = len(grid.steps)
+    step_count = len(grid.steps)
     assert one_round(strategy, grid, 3) == (None, None)
-    assert len(grid.steps) == asked  # nobody was bothered
+    assert len(grid.steps) == step_count  # no client was asked
     assert strategy.spending.epsilon == pytest.approx(two, rel=1e-12)
 
 
 def test_random_cohorts_are_accounted_for_as_such() -> None:
-    """Three of thirty clients a round, five times."""
+    """Three of thirty clients per round, in five rounds."""
     spent = {}
     for sampling in ("all", "fixed"):
         design = UpdateDesign(clip=1.0, noise_multiplier=2.0, sampling=sampling, seed=1)
@@ -267,14 +269,14 @@ def test_long_updates_are_clipped(secure: bool) -> None:
     design = UpdateDesign(clip=0.25, secure=secure, seed=1)
     update, _ = one_round(strategy_of(design), HandGrid(app_of(sfumato_mod), 5))
     assert update is not None
-    wanted = np.mean(
+    expected = np.mean(
         [0.25 * change_of(node) / np.linalg.norm(change_of(node)) for node in range(1, 6)], axis=0
     )
-    assert np.abs(update - wanted).max() <= rounding_of(design, 5)
+    assert np.abs(update - expected).max() <= rounding_of(design, 5)
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_a_client_whose_update_is_not_finite_sends_zeros_and_is_not_told_apart(
+def test_a_client_whose_update_is_not_finite_sends_zeros_and_is_not_recognised(
     secure: bool,
 ) -> None:
     def train(before: dict[str, Any], node: int) -> dict[str, Any]:
@@ -331,10 +333,10 @@ def test_an_answer_that_does_not_belong_is_refused_by_name(
 
 def test_a_table_that_is_too_long_is_refused() -> None:
     design = UpdateDesign(clip=1.0, seed=1)
-    told = design.round(Layout.of(model()), 5, 1)
-    huge = np.full(told.sketch.cells, told.sketch.rounding.largest, dtype=np.int64)
-    assert isinstance(told.task.aggregation, Plain)
-    sealed = told.task.aggregation.seal(huge)
+    round_design = design.round(Layout.of(model()), 5, 1)
+    huge = np.full(round_design.sketch.cells, round_design.sketch.rounding.largest, dtype=np.int64)
+    assert isinstance(round_design.task.aggregation, Plain)
+    sealed = round_design.task.aggregation.seal(huge)
 
     def change(node: int, answer: Message) -> Message:
         if node == 3:
@@ -352,14 +354,14 @@ def test_a_client_of_another_version_says_so(secure: bool, monkeypatch: Any) -> 
     grid = HandGrid(app_of(sfumato_mod), 5)
     push = grid.push_messages
 
-    def pushed(messages: Iterable[Message]) -> Iterable[str]:
+    def push_changed(messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
         for message in messages:
             if message.metadata.dst_node_id == 2:
-                message.content[KEY]["version"] = VERSION + 1  # as a newer client would read it
+                message.content[KEY]["version"] = VERSION + 1  # like that of a newer client
         return push(messages)
 
-    monkeypatch.setattr(grid, "push_messages", pushed)
+    monkeypatch.setattr(grid, "push_messages", push_changed)
     assert one_round(strategy, grid)[1]["clients"] == 4
     assert strategy.refused == {"version": 1}
 
@@ -376,19 +378,19 @@ def test_a_client_without_the_mod_is_absent() -> None:
     assert strategy.refused == {"absent": 1}
 
 
-def test_the_mod_sends_nothing_else_and_refuses_who_does_not_ask_for_sketches() -> None:
-    kept = []
+def test_the_mod_sends_nothing_else_and_refuses_other_strategies() -> None:
+    answers = []
 
     def change(node: int, answer: Message) -> Message:
-        kept.append(answer)
+        answers.append(answer)
         return answer
 
     grid = HandGrid(app_of(sfumato_mod), 3, change)
     one_round(strategy_of(UpdateDesign(clip=1.0, seed=1)), grid)
-    for answer in kept:
+    for answer in answers:
         assert list(answer.content) == [KEY]
-        named = {"version", "table", "round", "layout", "seed"}
-        assert set(answer.content[KEY]) == named
+        names = {"version", "table", "round", "layout", "seed"}
+        assert set(answer.content[KEY]) == names
     plain = strategies.FedAvg(fraction_evaluate=0.0)
     messages = plain.configure_train(1, arrays_of(model()), ConfigRecord(), grid)
     with pytest.raises(MismatchError, match="SketchedStrategy"):
@@ -404,8 +406,8 @@ def test_a_client_can_insist_on_masks() -> None:
 
 
 @pytest.mark.parametrize("step", ["hello", "enrol", "share", "mask", "unmask"])
-def test_who_vanishes_in_any_step_is_missing_and_nothing_else(step: str) -> None:
-    """The sum is of those that masked; who vanishes after that is in it."""
+def test_a_client_that_vanishes_in_any_step_is_missing_and_nothing_else(step: str) -> None:
+    """The sum is over the clients that masked, including those that vanish later."""
     lost = losing(step, {2})
     design = UpdateDesign(clip=1.0, secure=True, dropout=0.35, seed=1)
     strategy = strategy_of(design)
@@ -436,25 +438,25 @@ def test_when_too_many_vanish_the_round_is_left_out_and_the_next_one_runs(step: 
 
 
 def losing(step: str, nodes: set[int]) -> Any:
-    """A change that loses what these nodes answer from this step on."""
+    """A change that loses the answers of these nodes from this step on."""
     order = ["hello", "enrol", "share", "mask", "unmask"]
 
     def change(node: int, answer: Message) -> Message | None:
-        now = change.grid.steps[-1]  # type: ignore[attr-defined]  # set by who uses it
+        now = change.grid.steps[-1]  # type: ignore[attr-defined]  # set by the caller
         return None if node in nodes and order.index(now) >= order.index(step) else answer
 
     return change
 
 
-def test_a_masked_table_tells_nothing_and_rounds_have_different_masks() -> None:
+def test_a_masked_table_reveals_nothing_and_rounds_have_different_masks() -> None:
     """False alarm 1e-6: cells of a masked table are uniform, so the mean of 300 of them, as shares
     of the modulus, is within 4.9 deviations of a half. Bare tables are far outside: their cells are
     residues next to 0 and to the modulus, and few lie between."""
-    kept: list[bytes] = []
+    tables: list[bytes] = []
 
     def change(node: int, answer: Message) -> Message:
         if "table" in answer.content[KEY] and node == 1:
-            kept.append(answer.content[KEY]["table"])
+            tables.append(answer.content[KEY]["table"])
         return answer
 
     design = UpdateDesign(clip=1.0, secure=True, seed=1)
@@ -462,7 +464,7 @@ def test_a_masked_table_tells_nothing_and_rounds_have_different_masks() -> None:
     grid = HandGrid(app_of(sfumato_mod), 4, change)
     one_round(strategy, grid, 1)
     one_round(strategy, grid, 2)
-    first, second = kept
+    first, second = tables
     assert first != second
     bits = design.round(Layout.of(model()), 4, 1).task.aggregation.modulus_bits
 
@@ -473,7 +475,7 @@ def test_a_masked_table_tells_nothing_and_rounds_have_different_masks() -> None:
         return int(((shares > 0.25) & (shares < 0.75)).sum())
 
     deviation = math.sqrt(LENGTH) / 2
-    for table in kept:
+    for table in tables:
         assert abs(middle(table) - LENGTH / 2) < 4.9 * deviation
     plain = UpdateDesign(clip=1.0, seed=1).round(Layout.of(model()), 4, 1)
     rng = SystemRng()
@@ -482,7 +484,7 @@ def test_a_masked_table_tells_nothing_and_rounds_have_different_masks() -> None:
     assert abs(middle(text) - LENGTH / 2) > 4.9 * deviation
 
 
-def test_inner_strategies_of_means_do_what_they_do() -> None:
+def test_inner_strategies_of_means_work() -> None:
     """FedAvgM with momentum moves by the mean update in its first round, FedAdam by about its rate
     in every coordinate."""
     design = UpdateDesign(clip=1.0, seed=1)
@@ -504,18 +506,18 @@ def test_strategies_that_need_every_update_are_refused(kind: Any) -> None:
 
 
 def test_secrets_stay_on_the_client() -> None:
-    """A client's keys are in no message that it sends."""
-    kept: list[Message] = []
+    """A client's keys are in none of its messages."""
+    answers: list[Message] = []
 
     def change(node: int, answer: Message) -> Message:
-        kept.append(copy.deepcopy(answer))
+        answers.append(copy.deepcopy(answer))
         return answer
 
     grid = HandGrid(app_of(sfumato_mod), 4, change)
     one_round(strategy_of(UpdateDesign(clip=1.0, secure=True, seed=1)), grid)
-    sent = b"".join(
+    data = b"".join(
         value
-        for answer in kept
+        for answer in answers
         for value in answer.content[KEY].values()
         if isinstance(value, bytes)
     )
@@ -524,7 +526,7 @@ def test_secrets_stay_on_the_client() -> None:
         for name in ("identity", "box_key", "mask_key", "seed", "sharing_seed"):
             secret = bytes.fromhex(state[name])
             assert len(secret) == 32
-            assert secret not in sent
+            assert secret not in data
 
 
 @pytest.mark.slow
@@ -544,7 +546,7 @@ def test_the_example_runs_on_a_superlink_and_survives_a_node_that_is_killed(tmp_
         check=False,
     )
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
-    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["secure"]
-    clients = [each["clients"] for each in found["rounds"].values()]
+    results = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["secure"]
+    clients = [each["clients"] for each in results["rounds"].values()]
     assert clients[0] == 5
     assert clients[-1] == 4  # one was killed, and the last round ran without it
