@@ -1,4 +1,4 @@
-"""A collector with its dashboard, devices that answer it over HTTP, and a browser to look at it."""
+"""A collector with its dashboard, devices that report to it over HTTP, and a browser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import SeededRng
 
-if TYPE_CHECKING:  # a browser is for some of the tests only
+if TYPE_CHECKING:  # only some tests need a browser
     from playwright.sync_api import Browser
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,7 +44,7 @@ TREES = [
 
 
 class Stage:
-    """A collector that runs, and what a test does with it from outside."""
+    """A running collector, and what tests do with it from outside."""
 
     def __init__(self, collector: serve.CollectorServer) -> None:
         self.collector = collector
@@ -67,62 +67,63 @@ class Stage:
     ) -> str:
         """The id of a new study."""
         study = {"question": "frequencies", "trust": "local", "epsilon": 4.0, **keys}
-        told = {"name": name, "purpose": purpose, "study": study, "items": items}
-        return str(self.client.create_study(told | (terms or {}))["id"])
+        request = {"name": name, "purpose": purpose, "study": study, "items": items}
+        return str(self.client.create_study(request | (terms or {}))["id"])
 
     def answer(self, study: str, values: Sequence[str]) -> None:
-        """Let a device hold each of these values, and send it in one upload with the others'."""
+        """Send one report for each of these values, all in one upload."""
         task = self._task(study)
         frames = [self._report(task, value) for value in values]
-        sent = serving.ask(self.address, "POST", f"/v1/tasks/{task.id}/reports", to_frames(frames))
-        assert sent.status == 201, sent.body
+        path = f"/v1/tasks/{task.id}/reports"
+        answer = serving.ask(self.address, "POST", path, to_frames(frames))
+        assert answer.status == 201, answer.body
 
     def state(self, study_id: str) -> str:
         return str(self.client.study(study_id)["state"])
 
     def finish(self, study_id: str, state: str = "released") -> None:
-        """Close a study, and wait until it has come to this state."""
+        """Close a study, and wait until it is in this state."""
         self.client.close_study(study_id)
         serving.wait_for(lambda: self.state(study_id) == state, f"the study to be {state}")
 
     def offers(self) -> list[Offer]:
-        """What devices are told."""
-        told = serving.ask(self.address, "GET", "/v1/offers").json()["offers"]
+        """The offers that devices get."""
+        envelopes = serving.ask(self.address, "GET", "/v1/offers").json()["offers"]
         key = bytes.fromhex(self.collector.public_key)
-        return [offers.verify(envelope, key) for envelope in told]
+        return [offers.verify(envelope, key) for envelope in envelopes]
 
     def _task(self, study: str) -> LocalTask | Task | WordTask:
         (offer,) = [offer for offer in self.offers() if offer.study == study]
         return offer.task
 
     def _report(self, task: LocalTask | Task | WordTask, value: str) -> bytes:
-        held: Any = TREES.index(value) if task.takes_categories() else value
+        item: Any = TREES.index(value) if task.takes_categories() else value
         if isinstance(task, Task):
-            return device.report(task, [held], rng=self._rng).to_bytes()
-        assert isinstance(task, LocalTask)  # what the tests ask
-        return device.local_report(task, [held], rng=self._rng).to_bytes()
+            return device.report(task, [item], rng=self._rng).to_bytes()
+        assert isinstance(task, LocalTask)  # the tests ask for no other
+        return device.local_report(task, [item], rng=self._rng).to_bytes()
 
 
 @contextmanager
-def staged(folder: Path, **settings: Any) -> Iterator[Stage]:
-    """A collector with its dashboard, in a thread, while the block lasts."""
+def open_stage(folder: Path, **settings: Any) -> Iterator[Stage]:
+    """A collector with its dashboard, running in a thread during the block."""
     with serve.running(serving.settings(folder, **settings), routes=ROUTES) as collector:
         yield Stage(collector)
 
 
 def program() -> str:
-    """A browser of this machine; LookupError says why there is none."""
+    """The path of a browser on this machine; LookupError if there is none."""
     if importlib.util.find_spec("playwright") is None:
         raise LookupError("playwright is not installed")
-    found = subprocess.run([ROOT / "scripts/browser"], capture_output=True, text=True, check=False)
-    if found.returncode != 0:
-        raise LookupError(f"scripts/browser found none: {found.stderr.strip()[-200:]}")
-    return found.stdout.strip()
+    script = subprocess.run([ROOT / "scripts/browser"], capture_output=True, text=True, check=False)
+    if script.returncode != 0:
+        raise LookupError(f"scripts/browser found none: {script.stderr.strip()[-200:]}")
+    return script.stdout.strip()
 
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """A browser that runs while the block lasts; LookupError says why there is none."""
+    """A browser, running during the block; LookupError if there is none."""
     path = program()
     from playwright.sync_api import sync_playwright
 
@@ -134,13 +135,13 @@ def browser() -> Iterator[Browser]:
             opened.close()
 
 
-def held(counts: dict[str, int]) -> list[str]:
-    """What devices hold, so many each."""
+def values_of(counts: dict[str, int]) -> list[str]:
+    """The values of devices with these counts."""
     return [value for value, count in counts.items() for _ in range(count)]
 
 
-def falling(devices: int) -> dict[str, int]:
-    """Trees, each less common than the one before; so many in all."""
+def falling_counts(devices: int) -> dict[str, int]:
+    """Counts of trees, each less common than the one before, for this many devices."""
     shares = [1 / (place + 2) for place in range(len(TREES))]
     counts = [round(devices * share / sum(shares)) for share in shares]
     counts[0] += devices - sum(counts)

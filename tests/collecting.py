@@ -27,7 +27,7 @@ TODAY = 20_000  # days since 1970
 
 
 class Clock:
-    """Stands still until it is told to go on."""
+    """A clock that stands still until it is advanced."""
 
     def __init__(self, seconds: float = TODAY * DAY_SECONDS + 1.0) -> None:
         self.seconds = seconds
@@ -48,27 +48,27 @@ def request(
 ) -> dict[str, Any]:
     """A request for a study without noise, unless the keys of the study say otherwise."""
     study = {"question": "frequencies", "trust": "central", "epsilon": None, "devices": 40, **keys}
-    told = {"name": name, "purpose": "Which trees to plant next.", "study": study, "items": items}
-    return told | (terms or {})
+    purpose = "Which trees to plant next."
+    return {"name": name, "purpose": purpose, "study": study, "items": items} | (terms or {})
 
 
 def create(
     store: Store, clock: Clock, *arguments: Any, rng: Rng | None = None, **keys: Any
 ) -> StudyRow:
     """The study of a `request` with these arguments."""
-    asked = request(*arguments, **keys)
-    return studies.create(store, asked, key=KEY, rng=rng or SystemRng(), now=clock)
+    values = request(*arguments, **keys)
+    return studies.create(store, values, key=KEY, rng=rng or SystemRng(), now=clock)
 
 
 def open_task(store: Store, study: StudyRow) -> TaskRow:
-    """The one task that is open."""
+    """The only open task of a study."""
     with store.reading() as tx:
         (row,) = [row for row in tx.tasks(study.id) if row.state == "open"]
     return row
 
 
 def report(task: TaskRow, category: int, *, rng: Rng) -> bytes:
-    """What a device that holds an item of `ITEMS` sends."""
+    """The report of a device with an item of `ITEMS`."""
     spec: LocalTask | Task | WordTask = from_json(task.spec)
     value: Any = category if spec.takes_categories() else ITEMS[category]
     if isinstance(spec, Task):
@@ -79,14 +79,14 @@ def report(task: TaskRow, category: int, *, rng: Rng) -> bytes:
 
 
 def word(task: TaskRow, text: str, *, rng: Rng) -> bytes:
-    """What a device that typed a word sends."""
+    """The report of a device with a word."""
     spec = from_json(task.spec)
     assert isinstance(spec, WordTask)
     return local_report(spec, [text], rng=rng).to_bytes()
 
 
 def upload(store: Store, task: TaskRow, reports: Iterable[bytes]) -> bool:
-    """Store reports as the service does; whether the task took them."""
+    """Store reports as the service does; return whether the task accepted them."""
     frames = list(reports)
     with store.transaction() as tx:
         return tx.insert_uploads([(task.id, len(frames), to_frames(frames))]) == ["stored"]
@@ -101,13 +101,13 @@ def work(worker: Worker, most: int = 1_000) -> None:
 
 
 class Stage:
-    """A store, a worker and a clock; `said` is what was logged."""
+    """A store, a worker and a clock; `events` has the log."""
 
     def __init__(self, path: Path) -> None:
         self.clock, self.rng, self.path = Clock(), SeededRng(SEED), path
         self.store = Store.open(path, now=self.clock)
         self.store.migrate()
-        self.said: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
         self.worker = self.start()
 
     def start(self, **options: Any) -> Worker:
@@ -116,7 +116,7 @@ class Stage:
             key=KEY,
             now=self.clock,
             rng=self.rng,
-            log=lambda event, **fields: self.said.append((event, fields)),
+            log=lambda event, **fields: self.events.append((event, fields)),
             **options,
         )
 
@@ -124,7 +124,7 @@ class Stage:
         return create(self.store, self.clock, *arguments, rng=self.rng, **keys)
 
     def answer(self, study: StudyRow, *categories: int) -> list[bytes]:
-        """Reports of so many devices to the task that is open."""
+        """Send one report for each of these categories to the open task."""
         task = open_task(self.store, study)
         reports = [report(task, category, rng=self.rng) for category in categories]
         assert upload(self.store, task, reports)
@@ -146,4 +146,4 @@ class Stage:
 
     def sealed(self, task: TaskRow) -> list[bytes]:
         with self.store.reading() as tx:
-            return list(tx.sealed(task.id))
+            return list(tx.sealed_records(task.id))

@@ -1,7 +1,7 @@
 """Databases for tests: files, and a PostgreSQL server that lives as long as the run.
 
-`store_url` and `store` come once for each database; `postgres_url` is an empty place on the run's
-server. Where there is no server, and none can be had, its tests are skipped.
+`store_url` and `store` come once for each database; `postgres_url` is an empty schema on the run's
+server. Without a server, its tests are skipped.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sfumato.collector.store.database import database
 from sfumato.collector.store.schema import STEPS
 from sfumato.collector.store.store import Store
 
@@ -36,10 +38,7 @@ _SETTINGS = {
 
 
 class Server:
-    """A PostgreSQL server of our own, in a folder of its own, on a port of this machine only.
-
-    It syncs as a real one does, which is the default.
-    """
+    """A PostgreSQL server in a folder of its own, on a local port. It syncs, as by default."""
 
     def __init__(self, programs: Path, folder: Path) -> None:
         self._programs = programs
@@ -64,11 +63,11 @@ class Server:
         return f"postgresql://tester:{self._password}@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
-        """Return when it answers."""
+        """Start the server, and return when it answers."""
         settings = {**_SETTINGS, "port": self.port, "unix_socket_directories": self._folder}
-        given = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        command = [str(self._programs / "postgres"), "-D", str(self._folder / "data"), *given]
-        if shutil.which("setpriv"):  # then it ends with us, however we end
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        command = [str(self._programs / "postgres"), "-D", str(self._folder / "data"), *options]
+        if shutil.which("setpriv"):  # so that it ends with us, however we end
             command = ["setpriv", "--pdeathsig", "INT", *command]
         with (self._folder / "log").open("ab") as log:
             process: subprocess.Popen[bytes] = subprocess.Popen(
@@ -82,7 +81,7 @@ class Server:
             time.sleep(0.02)
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """SIGINT cuts off whoever is connected; SIGQUIT is as good as a crash."""
+        """Stop the server: SIGINT cuts all connections, SIGQUIT is like a crash."""
         if self._process is not None:
             self._process.send_signal(how)
             self._process.wait(PATIENCE_SECONDS)
@@ -102,13 +101,13 @@ class Server:
             return cursor.fetchall() if cursor.description else []
 
     def empty_database(self) -> str:
-        """The URL of a database that has nothing else in it."""
+        """The URL of a new, empty database."""
         name = f"test_{secrets.token_hex(8)}"
         self.execute(f"CREATE DATABASE {name} TEMPLATE template0")
         return self.url(name)
 
     def lend(self, folder: Path) -> None:
-        """Make a folder that the server may write to."""
+        """Create a folder that the server may write to."""
         folder.mkdir()
         if self._owner:
             os.chown(folder, self._owner.pw_uid, self._owner.pw_gid)
@@ -132,7 +131,7 @@ class Server:
         )
 
     def _identity(self) -> dict[str, Any]:
-        """A server refuses to be root."""
+        """The user to run as: a server refuses to be root."""
         if self._owner is None:
             return {}
         return {"user": self._owner.pw_uid, "group": self._owner.pw_gid, "extra_groups": []}
@@ -142,12 +141,14 @@ class Server:
 def postgres() -> Iterator[Server]:
     """The run's server. A test that stops it starts it again."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
-    found = subprocess.run([ROOT / "scripts/postgres"], capture_output=True, text=True, check=False)
-    if found.returncode != 0:
-        pytest.skip(f"scripts/postgres found no server: {found.stderr.strip()[-200:]}")
-    # Not in pytest's own folder: another user cannot pass through that.
+    script = subprocess.run(
+        [ROOT / "scripts/postgres"], capture_output=True, text=True, check=False
+    )
+    if script.returncode != 0:
+        pytest.skip(f"scripts/postgres found no server: {script.stderr.strip()[-200:]}")
+    # Not in pytest's own folder, which other users cannot enter.
     with tempfile.TemporaryDirectory(prefix="sfumato-", dir=_quick_disk()) as folder:
-        server = Server(Path(found.stdout.strip()), Path(folder))
+        server = Server(Path(script.stdout.strip()), Path(folder))
         try:
             server.start()
             yield server
@@ -157,7 +158,7 @@ def postgres() -> Iterator[Server]:
 
 @pytest.fixture
 def postgres_url(postgres: Server) -> str:
-    """An empty schema of its own: a database of its own would take a second to make and drop."""
+    """A new, empty schema: a new database would take a second to create and drop."""
     name = f"test_{secrets.token_hex(8)}"
     postgres.execute(f"CREATE SCHEMA {name}")
     return f"{postgres.url()}?options=-csearch_path%3D{name}"
@@ -165,7 +166,7 @@ def postgres_url(postgres: Server) -> str:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where an empty store can be made, on each database in turn."""
+    """The URL of an empty store, on each database in turn."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/collector.db"
     url: str = request.getfixturevalue("postgres_url")
@@ -181,9 +182,18 @@ def store(store_url: str) -> Iterator[Store]:
     store.close()
 
 
+def execute(url: str, sql: str, *parameters: Any) -> list[Any]:
+    """Execute one statement on a store's database, past the store's own methods."""
+    with closing(database(url).connect()) as connection:
+        connection.begin(writing=True)
+        rows = connection.execute(sql, parameters)
+        connection.commit()
+        return list(rows)
+
+
 def _quick_disk() -> str | None:
-    """A disk in memory if there is one with room: a crashed server syncs each of its files."""
-    memory = "/dev/shm"  # noqa: S108 -- a folder with a random name is made in it
+    """A disk in memory with enough space, if any: a crashed server syncs each of its files."""
+    memory = "/dev/shm"  # noqa: S108 -- a folder with a random name is created in it
     try:
         has_room = shutil.disk_usage(memory).free > 1 << 30
     except OSError:
@@ -192,7 +202,7 @@ def _quick_disk() -> str | None:
 
 
 def _owner() -> pwd.struct_passwd | None:
-    """Who runs the server when we are root."""
+    """The user that runs the server when we are root."""
     if os.geteuid() != 0:
         return None
     names = {entry.pw_name: entry for entry in pwd.getpwall()}
@@ -207,7 +217,7 @@ def _free_port() -> int:
 
 
 def table_names() -> list[str]:
-    """The tables that a store has, by the steps that make and drop them."""
-    named = re.findall(r"(CREATE|DROP) TABLE (\w+)", str(STEPS))
-    dropped = {name for verb, name in named if verb == "DROP"}
-    return [name for verb, name in named if verb == "CREATE" and name not in dropped]
+    """The tables of a store, from the steps that create and drop them."""
+    steps = re.findall(r"(CREATE|DROP) TABLE (\w+)", str(STEPS))
+    dropped = {name for verb, name in steps if verb == "DROP"}
+    return [name for verb, name in steps if verb == "CREATE" and name not in dropped]

@@ -17,7 +17,7 @@ from sfumato.collector import studies
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.serve import CollectorServer, running
 from sfumato.collector.store.store import StudyRow
-from sfumato.collector.worker.rounds import Patience
+from sfumato.collector.worker.rounds import RoundLimits
 from sfumato.collector.worker.table_queue import TableQueue
 from sfumato.collector.worker.worker import Worker
 from sfumato.device import Device, Http, MemoryBox, RoundClient, RoundOutcome, Send
@@ -54,7 +54,7 @@ class Masking:
             key=self.collector.key,
             now=self.clock,
             log=lambda event, **fields: None,
-            patience=Patience(cohort_seconds=600, phase_seconds=PHASE_SECONDS, tries=self.tries),
+            limits=RoundLimits(cohort_seconds=600, phase_seconds=PHASE_SECONDS, tries=self.tries),
             notify=notify,
             tables=self.tables,
             metrics=self.metrics,

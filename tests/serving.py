@@ -1,4 +1,4 @@
-"""A collector for tests: real HTTP on a port that the system chose, an open study, reports."""
+"""A collector for tests: real HTTP on a free port, an open study, reports."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Faulty(Store):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server answered."""
+    """The answer of a server."""
 
     status: int
     headers: Mapping[str, str]  # names in lower case
@@ -66,7 +66,7 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """Of a problem."""
+        """The code of a problem."""
         assert self.headers["content-type"] == "application/problem+json"
         return str(self.json()["code"])
 
@@ -83,8 +83,8 @@ def ask(
     """One request over a connection of its own."""
     connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
     try:
-        given = dict(headers or {}) | ({"Authorization": f"Bearer {token}"} if token else {})
-        connection.request(method, path, body, given)
+        fields = dict(headers or {}) | ({"Authorization": f"Bearer {token}"} if token else {})
+        connection.request(method, path, body, fields)
         return read(connection)
     finally:
         connection.close()
@@ -96,9 +96,9 @@ def read(connection: http.client.HTTPConnection) -> Answer:
     return Answer(response.status, names, response.read())
 
 
-def settings(folder: Path, **given: Any) -> Settings:
-    """Settings of a collector whose files are in `folder`, quick to do what it does."""
-    usual = {
+def settings(folder: Path, **options: Any) -> Settings:
+    """Settings of a collector with its files in `folder`, and short intervals."""
+    defaults = {
         "store": f"sqlite:///{folder}/collector.db",
         "signing_key": str(folder / "collector.key"),
         "listen": "127.0.0.1:0",
@@ -106,7 +106,7 @@ def settings(folder: Path, **given: Any) -> Settings:
         "seal_seconds": 0.1,
         "log_level": "error",
     }
-    return Settings(**{**usual, **given})
+    return Settings(**{**defaults, **options})
 
 
 def opened(
@@ -115,9 +115,9 @@ def opened(
     key: bytes = KEY,
     task: LocalTask | Task | WordTask = TASK,
     name: str = "Trees",
-    room: int | None = None,
+    capacity_left: int | None = None,
 ) -> str:
-    """The id of a study that asks one local task, put into the store as it is when it is open."""
+    """Put an open study with one local task into the store, and return its id."""
     study_id = secrets.token_hex(16)
     offer = Offer(
         study=name,
@@ -148,15 +148,15 @@ def opened(
                 spec=to_json(task),
                 envelope=json.dumps(offers.sign(offer, key)),
                 state="open",
-                wanted=None,
-                room=room,
+                target=None,
+                capacity_left=capacity_left,
             )
         )
     return study_id
 
 
 def reports(count: int, task: LocalTask = TASK) -> list[bytes]:
-    """What so many devices send."""
+    """The reports of this many devices."""
     values = task.randomizer.values(np.array(["oak"] * count))
     records = task.randomizer.randomize(values, rng=SystemRng())
     return [
@@ -169,13 +169,13 @@ def body(count: int, task: LocalTask = TASK) -> bytes:
 
 
 def stored(store: Store, task: LocalTask | Task | WordTask = TASK) -> int:
-    """How many reports of a task are in the store."""
+    """The number of reports of a task in the store."""
     with store.reading() as tx:
-        return tx.received(task.id)
+        return tx.received_count(task.id)
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Return when it holds; fail if it does not within the patience of a test."""
+    """Return when the condition holds; fail if it does not in time."""
     until = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < until, f"waited in vain for {what}"
@@ -184,7 +184,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 @contextmanager
 def served(service: Service) -> Iterator[str]:
-    """The address of a service that answers, without a worker, while the block lasts."""
+    """The address of a service, running without a worker during the block."""
     server = make_server(create_app(service), service.settings)
     listening, started = listen(service.settings), threading.Event()
     server.on_started = started.set

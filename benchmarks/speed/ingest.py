@@ -206,15 +206,17 @@ def _stores(kind: str) -> Iterator[list[str]]:
 @contextmanager
 def _collector(store: str, **settings: Any) -> Iterator[tuple[Any, Path]]:
     """`sfumato serve` over a store, and a folder to write to."""
-    from integration.serving import Mortal, living
+    from integration.serving import KillableCollector, running_collectors
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         key = folder / "collector.key"
         key.write_text(KEY.hex())
         key.chmod(0o600)
-        collector = Mortal(folder, store, **{"worker_seconds": 1, "seal_seconds": 60, **settings})
-        with living(collector):
+        collector = KillableCollector(
+            folder, store, **{"worker_seconds": 1, "seal_seconds": 60, **settings}
+        )
+        with running_collectors(collector):
             yield collector, folder
 
 
@@ -229,9 +231,9 @@ def _task(store_url: str) -> LocalTask:
 
 def _write_upload(folder: Path, store_url: str, reports: int) -> Path:
     """Write a file with an upload of `reports` reports."""
-    from integration.serving import telling
+    from integration.serving import report_maker
 
-    report_of = telling(_task(store_url))
+    report_of = report_maker(_task(store_url))
     file = folder / "upload"
     file.write_bytes(to_frames(report_of(number) for number in range(reports)))
     return file

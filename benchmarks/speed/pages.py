@@ -173,17 +173,18 @@ def _prepare(folder: Path, case: _Case) -> tuple[dict[str, str], str]:
         "store": f"sqlite:///{folder}/collector.db",
         "signing_key": f"{folder}/collector.key",
     }
-    with browsing.staged(folder, **settings) as stage:
+    with browsing.open_stage(folder, **settings) as stage:
         released = []
         for number in range(case.studies):
             trust = ("local", "central")[number % 2]
             released.append(
                 stage.open(f"Trees {number}", trust=trust, epsilon=2.0, devices=200 + number)
             )
-            stage.answer(f"Trees {number}", browsing.held(browsing.falling(200 + number)))
+            counts = browsing.falling_counts(200 + number)
+            stage.answer(f"Trees {number}", browsing.values_of(counts))
         items = [*_trees(), *(f"shrub {number}" for number in range(ITEMS - len(_trees())))]
         released.append(stage.open("Shrubs", items=items, trust="central", epsilon=2.0, devices=90))
-        stage.answer("Shrubs", browsing.held(browsing.falling(90)))
+        stage.answer("Shrubs", browsing.values_of(browsing.falling_counts(90)))
         serving.wait_for(
             lambda: {stage.state(study) for study in released} == {"released"}, "the releases"
         )

@@ -1,4 +1,4 @@
-"""Somebody at a screen: what goes wrong on it is collected, and must be nothing."""
+"""A page in a browser that collects everything that goes wrong on it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from browsing import Stage
 from sfumato.dashboard import sessions
 
-if TYPE_CHECKING:  # where there is no browser, tests are skipped and not in error
+if TYPE_CHECKING:  # without a browser, tests are skipped
     from playwright.sync_api import BrowserContext, Page
 
-PATIENCE = 20_000.0  # milliseconds: a first plan imports what it needs
+TIMEOUT = 20_000.0  # in milliseconds; the first plan imports much
 AXE = Path(__file__).parent / "axe.min.js"
 WATCH = """
 window.violations = [];
@@ -25,23 +25,23 @@ document.addEventListener("securitypolicyviolation", (event) => {
 
 @dataclass
 class Screen:
-    """A page in a browser, and what went wrong on it."""
+    """A page in a browser, and the errors on it."""
 
     context: BrowserContext
     page: Page
     stage: Stage
-    wrong: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
     def watch(self, page: Page) -> None:
-        page.on("pageerror", lambda error: self.wrong.append(f"script: {error}"))
-        page.on("request", lambda request: self._see(request.url))
-        page.on("console", lambda message: self._hear(message.type, message.text))
+        page.on("pageerror", lambda error: self.errors.append(f"script: {error}"))
+        page.on("request", lambda request: self._check_url(request.url))
+        page.on("console", lambda message: self._check_message(message.type, message.text))
 
     def open(self, path: str) -> None:
         self.page.goto(f"{self.stage.address}{path}")
 
     def enter(self) -> None:
-        """Be signed in, without having seen the form."""
+        """Sign in without the form."""
         name, _ = sessions.start(self.stage.collector.store, self.stage.token(), now=time.time())
         self.context.add_cookies(
             [{"name": sessions.COOKIE, "value": name, "url": f"{self.stage.address}/dashboard"}]
@@ -52,10 +52,10 @@ class Screen:
         self.page.get_by_label("Token").fill(token or self.stage.token())
         self.page.get_by_role("button", name="Sign in").click()
 
-    def _see(self, url: str) -> None:
+    def _check_url(self, url: str) -> None:
         if not url.startswith((f"{self.stage.address}/", "data:", "blob:")):
-            self.wrong.append(f"request to {url}")
+            self.errors.append(f"request to {url}")
 
-    def _hear(self, kind: str, text: str) -> None:
-        if kind == "error" and "Failed to load resource" not in text:  # a status is no error here
-            self.wrong.append(f"console: {text}")
+    def _check_message(self, kind: str, text: str) -> None:
+        if kind == "error" and "Failed to load resource" not in text:  # an HTTP status is fine
+            self.errors.append(f"console: {text}")

@@ -1,4 +1,4 @@
-"""What people do with the dashboard, in a real browser, against a real collector."""
+"""Journeys through the dashboard, in a real browser, against a real collector."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import browsing
 import serving
 from browser.screens import Screen
-from browsing import TREES, Stage, falling, held
+from browsing import TREES, Stage, falling_counts, values_of
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 from playwright.sync_api import Browser, Page, expect
@@ -21,16 +21,16 @@ NO_SCRIPTS = pytest.mark.parametrize("options", [{"java_script_enabled": False}]
 
 
 def fill(page: Page, name: str, **fields: str) -> None:
-    """The form of a new study."""
+    """Fill in the form of a new study."""
     page.get_by_label("Name").fill(name)
     page.get_by_label("Purpose").fill("Which trees to plant next.")
-    page.get_by_label("Items, one a line").fill("\n".join(TREES))
+    page.get_by_label("Items, one per line").fill("\n".join(TREES))
     for label, value in {"Epsilon": "4", "Devices": "300", **fields}.items():
         page.get_by_label(label, exact=True).fill(value)
 
 
 def test_without_a_study_the_page_says_how_to_start_one(browser: Browser, tmp_path: Path) -> None:
-    with browsing.staged(tmp_path) as stage:
+    with browsing.open_stage(tmp_path) as stage:
         page = browser.new_page()
         page.goto(stage.address)
         page.get_by_label("Token").fill(stage.token())
@@ -60,7 +60,7 @@ def test_a_study_is_planned_started_watched_released_and_exported(
     screen.open("/dashboard/studies/new")
     fill(page, "Watched trees")
     page.get_by_role("button", name="Show the plan").click()
-    plan = page.get_by_role("region", name="The plan")
+    plan = page.get_by_role("region", name="Plan")
     expect(plan).to_contain_text("4-local differential privacy for each report")
     expect(plan).to_contain_text("± ")
     assert "Watched trees" not in [study["name"] for study in stage.client.studies()]
@@ -68,22 +68,22 @@ def test_a_study_is_planned_started_watched_released_and_exported(
     plan.get_by_role("button", name="Start").click()
     expect(page.get_by_role("heading", name="Watched trees")).to_be_visible()
     expect(page.get_by_text("0 of 300 reports")).to_be_visible()
-    page.evaluate("() => { window.stays = true }")  # until the page is loaded anew
+    page.evaluate("() => { window.stays = true }")  # until the page is reloaded
 
-    stage.answer("Watched trees", held(falling(120)))
+    stage.answer("Watched trees", values_of(falling_counts(120)))
     expect(page.get_by_text("120 of 300 reports")).to_be_visible()
     expect(page.get_by_role("progressbar", name="Reports")).to_have_attribute("value", "120")
     expect(page.get_by_role("status")).to_contain_text("40% of the reports")
 
-    stage.answer("Watched trees", held(falling(180)))
+    stage.answer("Watched trees", values_of(falling_counts(180)))
     expect(page.locator("[data-drawn] svg")).to_be_visible()
     assert page.evaluate("() => window.stays")
     expect(page.get_by_role("status")).to_contain_text("Released")
     (study,) = [row["id"] for row in stage.client.studies() if row["name"] == "Watched trees"]
-    told = stage.client.release(study)
+    release = stage.client.release(study)
     rows = page.locator(".values tbody tr")
-    expect(rows).to_have_count(len(told["estimates"]))
-    expect(rows.first).to_contain_text(told["estimates"][0]["item"])
+    expect(rows).to_have_count(len(release["estimates"]))
+    expect(rows.first).to_contain_text(release["estimates"][0]["item"])
     expect(page.locator("[data-chart] .mark-rule.role-mark line")).to_have_count(20)  # intervals
 
     for ending in ("JSON", "CSV"):
@@ -93,10 +93,10 @@ def test_a_study_is_planned_started_watched_released_and_exported(
         download.value.save_as(file)
         assert file.name == f"watched-trees.{ending.lower()}"
         assert file.stat().st_size > 100
-    assert json.loads((tmp_path / "watched-trees.json").read_text("utf-8")) == told
+    assert json.loads((tmp_path / "watched-trees.json").read_text("utf-8")) == release
 
 
-def test_a_study_that_cannot_be_is_refused_before_it_starts(screen: Screen) -> None:
+def test_an_impossible_study_is_refused_before_it_starts(screen: Screen) -> None:
     screen.enter()
     screen.open("/dashboard/studies/new")
     fill(screen.page, "Impossible trees", Devices="0")
@@ -118,10 +118,10 @@ def test_fields_of_another_question_or_trust_are_not_shown(screen: Screen) -> No
     expect(page.get_by_label("Delta")).to_be_visible()
     page.get_by_role("radio", name="New words", exact=True).check()
     expect(page.get_by_label("Alphabet")).to_be_visible()
-    expect(page.get_by_label("Items, one a line")).to_be_visible()
+    expect(page.get_by_label("Items, one per line")).to_be_visible()
     page.get_by_role("radio", name="Mean", exact=True).check()
     expect(page.get_by_label("Alphabet")).to_be_hidden()
-    expect(page.get_by_label("Items, one a line")).to_be_hidden()
+    expect(page.get_by_label("Items, one per line")).to_be_hidden()
     expect(page.get_by_label("Clip")).to_be_visible()
 
 
@@ -136,12 +136,12 @@ def test_a_study_that_fails_says_why_where_it_is_watched(screen: Screen, stage: 
 
 
 def press_to(page: Page, name: str, *, role: str) -> None:
-    """Press Tab until the element of this name has the focus, and shows it."""
-    wanted = page.get_by_role(role, name=name, exact=True)  # type: ignore[arg-type]
+    """Press Tab until the element with this name has a visible focus."""
+    element = page.get_by_role(role, name=name, exact=True)  # type: ignore[arg-type]
     for _ in range(60):
         page.keyboard.press("Tab")
-        if wanted.evaluate("element => element === document.activeElement"):
-            assert wanted.evaluate("element => getComputedStyle(element).outlineStyle !== 'none'")
+        if element.evaluate("element => element === document.activeElement"):
+            assert element.evaluate("element => getComputedStyle(element).outlineStyle !== 'none'")
             return
     raise AssertionError(f"Tab does not lead to {name}")
 
@@ -154,7 +154,7 @@ def test_a_study_is_made_and_closed_with_the_keyboard_alone(screen: Screen, stag
     keys.press("Enter")
     page.get_by_role("heading", name="Studies", level=1).wait_for()
     keys.press("Tab")
-    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     keys.press("Enter")
     press_to(page, "New study", role="link")
     keys.press("Enter")
@@ -162,7 +162,7 @@ def test_a_study_is_made_and_closed_with_the_keyboard_alone(screen: Screen, stag
     for label, text in {
         "Name": "Typed trees",
         "Purpose": "Which trees to plant next.",
-        "Items, one a line": "oak\nelm",
+        "Items, one per line": "oak\nelm",
         "Epsilon": "4",
         "Devices": "200",
     }.items():
@@ -170,7 +170,7 @@ def test_a_study_is_made_and_closed_with_the_keyboard_alone(screen: Screen, stag
         keys.insert_text(text)
     press_to(page, "Show the plan", role="button")
     keys.press("Enter")
-    page.get_by_role("heading", name="The plan").wait_for()
+    page.get_by_role("heading", name="Plan").wait_for()
     press_to(page, "Start", role="button")
     keys.press("Enter")
     page.get_by_role("heading", name="Typed trees").wait_for()
@@ -191,7 +191,7 @@ def test_the_focus_stays_where_it_is_while_a_page_follows_a_study(
     screen.open("/dashboard/studies")
     link = screen.page.get_by_role("link", name="Focused trees")
     link.focus()
-    stage.answer("Focused trees", held(falling(40)))
+    stage.answer("Focused trees", values_of(falling_counts(40)))
     expect(screen.page.get_by_text("40 of 300 reports")).to_be_visible()
     expect(link).to_be_focused()
     stage.finish(study)
@@ -206,11 +206,11 @@ def test_everything_but_charts_works_without_scripts(
     page.get_by_role("link", name="New study").click()
     fill(page, "Plain trees", Devices="100")
     page.get_by_role("button", name="Show the plan").click()
-    expect(page.get_by_role("heading", name="The plan")).to_be_visible()
+    expect(page.get_by_role("heading", name="Plan")).to_be_visible()
     expect(page.get_by_label("Name")).to_have_value("Plain trees")
     page.get_by_role("button", name="Start").click()
     expect(page.get_by_text("0 of 100 reports")).to_be_visible()
-    stage.answer("Plain trees", held(falling(80)))
+    stage.answer("Plain trees", values_of(falling_counts(80)))
     page.reload()
     expect(page.get_by_text("80 of 100 reports")).to_be_visible()
     page.get_by_role("link", name="Close now").click()
@@ -220,10 +220,10 @@ def test_everything_but_charts_works_without_scripts(
     serving.wait_for(lambda: stage.state(study) == "released", "the release")
     page.reload()
     expect(page.locator(".values tbody tr")).to_have_count(len(TREES))
-    expect(page.get_by_text("The picture needs JavaScript")).to_be_visible()
+    expect(page.get_by_text("The chart needs JavaScript")).to_be_visible()
 
 
-def test_a_page_whose_session_ends_goes_to_where_one_signs_in(screen: Screen, stage: Stage) -> None:
+def test_a_page_whose_session_ends_goes_to_the_sign_in_page(screen: Screen, stage: Stage) -> None:
     study = stage.open("Left trees", devices=300)
     screen.enter()
     screen.open(f"/dashboard/studies/{study}")
@@ -235,7 +235,7 @@ def test_a_page_whose_session_ends_goes_to_where_one_signs_in(screen: Screen, st
 
 
 def test_what_breaks_the_policy_is_noticed(screen: Screen) -> None:
-    """The negative control of what every test here checks."""
+    """The negative control of the checks in every test."""
     screen.enter()
     screen.open("/dashboard/studies")
     with screen.page.expect_event("pageerror"):
@@ -246,9 +246,9 @@ def test_what_breaks_the_policy_is_noticed(screen: Screen) -> None:
               setTimeout(() => { throw new Error("on purpose") });
             }"""
         )
-    assert "script: on purpose" in screen.wrong
-    found = screen.page.evaluate("() => window.violations")
-    assert {each.partition(":")[0] for each in found} == {"style-src-attr", "connect-src"}
-    assert any(each.startswith("console: ") for each in screen.wrong)
-    screen.wrong.clear()
+    assert "script: on purpose" in screen.errors
+    violations = screen.page.evaluate("() => window.violations")
+    assert {each.partition(":")[0] for each in violations} == {"style-src-attr", "connect-src"}
+    assert any(each.startswith("console: ") for each in screen.errors)
+    screen.errors.clear()
     screen.page.evaluate("() => { window.violations = [] }")

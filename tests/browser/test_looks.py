@@ -1,4 +1,4 @@
-"""Every page for everybody: with a screen reader, in light and dark, on a phone."""
+"""Accessibility of every page: with a screen reader, in light and dark, on a phone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 import serving
 from browser.screens import AXE, Screen
-from browsing import Stage, falling, held
+from browsing import Stage, falling_counts, values_of
 
 PHONE = {"viewport": {"width": 360, "height": 740}}
 LONG = "Donaudampfschifffahrtsgesellschaft" * 3
@@ -16,17 +16,17 @@ LONG = "Donaudampfschifffahrtsgesellschaft" * 3
 
 @pytest.fixture(scope="module")
 def pages(stage: Stage) -> dict[str, str]:
-    """An address of every page there is, in every state."""
+    """The address of every page, in every state."""
     released = stage.open(LONG[:90], devices=200, purpose=LONG)
-    stage.answer(LONG[:90], held(falling(200)))
+    stage.answer(LONG[:90], values_of(falling_counts(200)))
     charged = stage.open("Charged trees", trust="central", epsilon=1.0, devices=50)
-    stage.answer("Charged trees", held(falling(50)))
+    stage.answer("Charged trees", values_of(falling_counts(50)))
     serving.wait_for(lambda: stage.state(released) == "released", "the release")
     serving.wait_for(lambda: stage.state(charged) == "released", "the other release")
     failed = stage.open("Failed trees", devices=200)
     stage.finish(failed, "failed")
     collecting = stage.open("Collected trees", devices=200, terms={"lifetime_epsilon": 40.0})
-    stage.answer("Collected trees", held(falling(20)))
+    stage.answer("Collected trees", values_of(falling_counts(20)))
     studies = "/dashboard/studies"
     return {
         "studies": studies,
@@ -48,28 +48,28 @@ def visit(screen: Screen, path: str) -> None:
         screen.page.locator("[data-drawn] svg").wait_for()
 
 
-def planned(screen: Screen) -> None:
-    """Show a plan under the form, and more of the form."""
+def show_plan(screen: Screen) -> None:
+    """Show a plan below the form, and the rest of the form."""
     page = screen.page
     for name, value in {"name": "T", "purpose": "P", "items": "a\nb", "epsilon": "1"}.items():
         page.locator(f"#{name}").fill(value)
     page.locator("#devices").fill("1000")
-    page.get_by_text("More, as TOML").click()
+    page.get_by_text("More settings (TOML)").click()
     page.get_by_role("button", name="Show the plan").click()
-    page.get_by_role("heading", name="The plan").wait_for()
+    page.get_by_role("heading", name="Plan").wait_for()
 
 
-def found(screen: Screen) -> list[str]:
-    """What axe has against the page, in light and dark."""
+def faults(screen: Screen) -> list[str]:
+    """The faults that axe finds on the page, in light and dark."""
     screen.page.emulate_media(color_scheme="dark")
-    in_the_dark = found_now(screen)
+    in_dark = faults_now(screen)
     screen.page.emulate_media(color_scheme="light")
-    return [*found_now(screen), *in_the_dark]
+    return [*faults_now(screen), *in_dark]
 
 
-def found_now(screen: Screen) -> list[str]:
-    """The rule, and where. In the dark only colours are others."""
-    told = screen.page.evaluate(
+def faults_now(screen: Screen) -> list[str]:
+    """Rules and elements. In dark mode only the colours differ."""
+    report = screen.page.evaluate(
         """() => axe.run(document, {
           resultTypes: ["violations"],
           ...(matchMedia("(prefers-color-scheme: dark)").matches
@@ -78,7 +78,7 @@ def found_now(screen: Screen) -> list[str]:
     )
     return [
         f"{rule['id']}: {node['target']} {node['failureSummary']}"
-        for rule in told["violations"]
+        for rule in report["violations"]
         for node in rule["nodes"]
     ]
 
@@ -86,18 +86,18 @@ def found_now(screen: Screen) -> list[str]:
 def test_no_page_has_a_fault_that_axe_finds(screen: Screen, pages: dict[str, str]) -> None:
     screen.context.add_init_script(path=AXE)
     screen.sign_in("wrong")
-    assert found(screen) == []
+    assert faults(screen) == []
     screen.enter()
     for path in pages.values():
         visit(screen, path)
-        assert found(screen) == [], path
+        assert faults(screen) == [], path
     screen.open(pages["new"])
-    planned(screen)
-    assert found(screen) == []
+    show_plan(screen)
+    assert faults(screen) == []
     screen.page.locator("#devices").fill("0")
     screen.page.get_by_role("button", name="Show the plan").click()
     screen.page.get_by_role("alert").wait_for()
-    assert found(screen) == []
+    assert faults(screen) == []
 
 
 def test_axe_finds_a_fault(screen: Screen) -> None:
@@ -105,10 +105,10 @@ def test_axe_finds_a_fault(screen: Screen) -> None:
     screen.context.add_init_script(path=AXE)
     screen.open("/dashboard/sign-in")
     screen.page.evaluate("() => document.querySelector('label').remove()")
-    assert [fault.partition(":")[0] for fault in found(screen)] == ["label"]
+    assert [fault.partition(":")[0] for fault in faults(screen)] == ["label"]
     screen.page.evaluate("() => { document.querySelector('h1').style.color = '#333' }")
-    told = [fault.partition(":")[0] for fault in found(screen)]
-    assert told == ["label", "color-contrast"]  # what is dark is seen in light
+    rules = [fault.partition(":")[0] for fault in faults(screen)]
+    assert rules == ["label", "color-contrast"]  # a dark colour is visible in light mode
 
 
 def overflow(screen: Screen) -> int:
@@ -131,7 +131,7 @@ def test_on_a_phone_no_page_is_wider_than_the_screen(
         visit(screen, path)
         assert overflow(screen) == 0, path
     screen.open(pages["new"])
-    planned(screen)
+    show_plan(screen)
     assert overflow(screen) == 0
     screen.page.evaluate("() => document.querySelector('main').append('w'.repeat(200))")
     screen.page.evaluate("() => { document.body.style.overflowWrap = 'normal' }")

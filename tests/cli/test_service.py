@@ -138,7 +138,7 @@ def test_the_ledger_is_shown(sfumato: Sfumato) -> None:
     [
         (["study", "show", "Nobody's"], 2, 'there is no study "Nobody\'s"'),
         (["study", "create", "none.toml", "--name", "A", "--purpose", "B."], 2, "cannot be read"),
-        ([*create("Late"), "--closes", "1999-12-31"], 2, "closes must not be past"),
+        ([*create("Late"), "--closes", "1999-12-31"], 2, "closes must not be in the past"),
         (["release", "export", "Trees", "--to", "trees.xls"], 2, "must end in"),
         (["token", "revoke", "00"], 2, "there is no token 00"),
         (["ledger", "show", "--server", "http://127.0.0.1:1"], 1, "cannot be reached"),

@@ -1,4 +1,4 @@
-"""A copy of a store, on each database, is a store as it was at one moment."""
+"""A copy of a store is a snapshot, on each database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TASK = TaskRow("a1" * 32, STUDY.id, 0, "{}", "{}", "open", None)
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def places(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
-    """Where a store can be, and where its copy can be restored."""
+    """The URLs of a store and of its restored copy."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/collector.db", f"sqlite:///{tmp_path}/restored.db"
     server: Server = request.getfixturevalue("postgres")
@@ -31,7 +31,7 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 
 @contextmanager
 def writers(store: Store) -> Iterator[None]:
-    """Others that write: each of their transactions adds an upload and counts it."""
+    """Threads that write: each of their transactions adds an upload and counts it."""
     stop = threading.Event()
 
     def write() -> None:
@@ -51,7 +51,7 @@ def writers(store: Store) -> Iterator[None]:
             thread.join()
 
 
-def test_a_copy_made_while_others_write_is_a_store_of_one_moment(
+def test_a_copy_made_while_others_write_is_a_snapshot(
     places: tuple[str, str], tmp_path: Path
 ) -> None:
     url, target = places
@@ -69,14 +69,14 @@ def test_a_copy_made_while_others_write_is_a_store_of_one_moment(
     restore(target, copy, nothing_released=True)
     with closing(Store.open(target)) as restored:
         with restored.reading() as tx:
-            count = tx.received(TASK.id)
+            count = tx.received_count(TASK.id)
             assert count == tx.counts(TASK.id).get("reports", 0)
             assert [study.name for study in tx.studies()] == [STUDY.name]
             assert tx.entries() == [("campaign", "cohort", "task", "{}")]
-        with restored.transaction() as tx:  # numbers go on where they were
+        with restored.transaction() as tx:  # numbers continue
             assert tx.insert_uploads([(TASK.id, 1, b"new")]) == ["stored"]
-            assert tx.received(TASK.id) == count + 1
-            assert tx.pending(TASK.id, 1_000_000)[-1][2] == b"new"
+            assert tx.received_count(TASK.id) == count + 1
+            assert tx.pending_uploads(TASK.id, 1_000_000)[-1][2] == b"new"
 
     with pytest.raises(StoreError, match="not overwritten"):
         restore(target, copy)
@@ -93,7 +93,7 @@ def test_there_is_nothing_to_copy_in_an_empty_store(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_no_copy_is_refused_and_leaves_no_table(
+def test_another_file_is_refused_and_leaves_no_table(
     places: tuple[str, str], tmp_path: Path
 ) -> None:
     with pytest.raises(StoreError, match="no copy"):

@@ -32,7 +32,7 @@ def run(url: str, sql: str, parameters: Sequence[object] = ()) -> list[tuple[obj
         return rows
 
 
-def test_what_was_in_an_older_version_is_in_the_next(store_url: str) -> None:
+def test_data_of_an_older_version_is_kept(store_url: str) -> None:
     schema.migrate(database(store_url), OLD)
     run(store_url, "INSERT INTO old (word) VALUES (?)", ("oak",))
     schema.migrate(database(store_url), (*OLD, NEXT))
@@ -82,7 +82,7 @@ def test_a_store_that_was_not_migrated_says_so(store_url: str) -> None:
             assert tx.studies() == []
 
 
-def test_a_store_is_migrated_once_by_many_who_start_together(store_url: str) -> None:
+def test_a_store_is_migrated_once_by_simultaneous_starts(store_url: str) -> None:
     problems: list[Exception] = []
     together = threading.Barrier(6)
 

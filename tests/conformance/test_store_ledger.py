@@ -12,9 +12,7 @@ from sfumato.collector.store.store import Store
 from sfumato.errors import BudgetError
 from sfumato.privacy import AdditiveLoss, Budget
 
-LOSS = AdditiveLoss(
-    noise="skellam", scale=9.4467, l1=5, l2=5**0.5, unit_cells=5
-)  # epsilon 1, about
+LOSS = AdditiveLoss(noise="skellam", scale=9.4467, l1=5, l2=5**0.5, unit_cells=5)  # about epsilon 1
 
 
 def test_two_transactions_do_not_both_spend_the_last_of_a_budget(store: Store) -> None:
@@ -25,7 +23,7 @@ def test_two_transactions_do_not_both_spend_the_last_of_a_budget(store: Store) -
         with store.transaction() as tx:
             StoreLedger(tx).charge(campaign="a", cohort="x", task="s", loss=LOSS)
             charged.set()
-            ended.wait(0.5)  # while the second has its chance; it has not if all is well
+            ended.wait(0.5)  # give the second a chance, which it must not get
 
     def second() -> None:
         assert charged.wait(30)

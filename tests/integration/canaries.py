@@ -1,7 +1,7 @@
-"""Canaries that go through a collector: what callers of all kinds tell of themselves.
+"""Canaries that go through a collector: recognisable data about callers of all kinds.
 
 `drive` runs studies of each trust, from their opening to their release, from an address of its own
-and with headers, values and mistakes that can be recognised; and keeps all that is to be seen.
+and with recognisable headers, values and mistakes, and collects everything that is left.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sfumato.flow.report import to_frames
 
 PEER = "127.77.0.9"  # the whole of 127.0.0.0/8 is this machine
 DEVICES = 12
-FEW = {"dropout": 0.1, "corrupt": 0.05}  # with which so few devices make a masked round
+FEW = {"dropout": 0.1, "corrupt": 0.05}  # allows masked rounds of few devices
 ITEMS = [f"tree {number}" for number in range(60)]
 TABLES = table_names()
 
@@ -41,7 +41,7 @@ def canary(kind: str) -> str:
 VALUE, HOME, QUERY, PAYLOAD, TYPO = map(canary, ("value", "home", "query", "payload", "typo"))
 WORDS = ["".join(secrets.choice(string.ascii_lowercase) for _ in range(10)) for _ in range(DEVICES)]
 BAD_TOKEN = "sfu_" + secrets.token_urlsafe(32)
-TOLD = {  # in headers, by their names
+HEADER_CANARIES = {  # by header
     "User-Agent": canary("agent"),
     "X-Forwarded-For": "203.0.113.77",
     "Forwarded": "198.51.100.23",
@@ -53,11 +53,11 @@ TOLD = {  # in headers, by their names
     "From": canary("from"),
     "If-None-Match": canary("tag"),
 }
-HEADERS = TOLD | {
-    "Forwarded": f"for={TOLD['Forwarded']}",
-    "Cookie": f"device={TOLD['Cookie']}",
-    "Referer": f"http://example.org/{TOLD['Referer']}",
-    "If-None-Match": f'"{TOLD["If-None-Match"]}"',
+HEADERS = HEADER_CANARIES | {
+    "Forwarded": f"for={HEADER_CANARIES['Forwarded']}",
+    "Cookie": f"device={HEADER_CANARIES['Cookie']}",
+    "Referer": f"http://example.org/{HEADER_CANARIES['Referer']}",
+    "If-None-Match": f'"{HEADER_CANARIES["If-None-Match"]}"',
 }
 CANARIES = {
     "a value": VALUE,
@@ -66,13 +66,13 @@ CANARIES = {
     "a refused payload": PAYLOAD,
     "a refused token": BAD_TOKEN,
     "the peer's address": PEER,
-    **{f"the header {name}": text for name, text in TOLD.items()},
+    **{f"the header {name}": text for name, text in HEADER_CANARIES.items()},
     **{f"word {number}": word for number, word in enumerate(WORDS)},
 }
 
 
 def traces(text: str) -> Iterator[bytes]:
-    """How a text could be written down: plain, encoded, or as a hash of it."""
+    """The forms in which a text could be stored: plain, encoded, or as a hash."""
     plain = text.encode()
     yield plain
     yield text.encode("utf-16-le")
@@ -81,12 +81,12 @@ def traces(text: str) -> Iterator[bytes]:
             yield form
         yield form.hex().encode()
         yield form.hex().upper().encode()
-        for shift in range(3):  # what is before it in the same text moves it
+        for shift in range(3):  # its offset in the encoded text
             yield base64.b64encode(bytes(shift) + form)[4 * (shift > 0) : -4]
 
 
-def found(places: Mapping[str, bytes], canaries: Mapping[str, str]) -> set[tuple[str, str]]:
-    """Which canary is in which place, in any form."""
+def find_canaries(places: Mapping[str, bytes], canaries: Mapping[str, str]) -> set[tuple[str, str]]:
+    """The canaries in each place, in any form."""
     return {
         (what, where)
         for what, text in canaries.items()
@@ -97,15 +97,15 @@ def found(places: Mapping[str, bytes], canaries: Mapping[str, str]) -> set[tuple
 
 @dataclass
 class Wire:
-    """A way to a collector from an address of its own, with headers that say who asks.
+    """A client with an address of its own, and headers that identify it.
 
-    It keeps every byte that comes back.
+    It keeps every byte of the answers.
     """
 
     address: str
     token: str | None = None
     answers: bytearray = field(default_factory=bytearray)
-    uploads: list[tuple[str, bytes]] = field(default_factory=list)  # that were stored
+    uploads: list[tuple[str, bytes]] = field(default_factory=list)  # stored ones
     messages: list[bytes] = field(default_factory=list)  # of masked rounds
     tickets: set[str] = field(default_factory=set)
 
@@ -117,9 +117,9 @@ class Wire:
             self.address.removeprefix("http://"), timeout=30, source_address=(PEER, 0)
         )
         with closing(connection):
-            given = {**HEADERS, **bearer, **(headers or {})}
+            all_headers = {**HEADERS, **bearer, **(headers or {})}
             query = f"{'&' if '?' in path else '?'}who={QUERY}"
-            connection.request(method, path + query, body or None, given)
+            connection.request(method, path + query, body or None, all_headers)
             answer = connection.getresponse()
             assert connection.sock is None or connection.sock.getsockname()[0] == PEER
             data = answer.read()
@@ -128,13 +128,13 @@ class Wire:
             self.uploads.append((path.split("/")[3], body))
         if method == "PUT" and answer.status == 201:
             self.messages.append(body)
-        if given.get("Authorization", "").startswith("Ticket "):
-            self.tickets.add(given["Authorization"].removeprefix("Ticket "))
-        told = {name.lower(): value for name, value in answer.headers.items()}
-        return Response(answer.status, told, data)
+        if all_headers.get("Authorization", "").startswith("Ticket "):
+            self.tickets.add(all_headers["Authorization"].removeprefix("Ticket "))
+        fields = {name.lower(): value for name, value in answer.headers.items()}
+        return Response(answer.status, fields, data)
 
     def raw(self, data: bytes) -> None:
-        """Say something that need not be HTTP, and hear what comes of it."""
+        """Send data that need not be HTTP, and read the answer."""
         host, _, port = self.address.removeprefix("http://").rpartition(":")
         with socket.create_connection((host, int(port)), 30, source_address=(PEER, 0)) as line:
             line.sendall(data)
@@ -142,20 +142,20 @@ class Wire:
             while part := line.recv(1 << 16):
                 self.answers += part
 
-    def json(self, method: str, path: str, sent: Any = None) -> Any:
-        answer = self(method, path, b"" if sent is None else json.dumps(sent).encode())
+    def json(self, method: str, path: str, body: Any = None) -> Any:
+        answer = self(method, path, b"" if body is None else json.dumps(body).encode())
         assert answer.status < 300, answer.body
         return json.loads(answer.body)
 
 
 def rows(store: str) -> dict[str, bytes]:
-    """All that is in each table of a store, every column of every row."""
+    """The contents of each table of a store: every column of every row."""
     content = {}
     with closing(database(store).connect()) as connection:
         connection.begin(writing=False)
         for table in (*TABLES, "migration"):
-            told = connection.execute(f"SELECT * FROM {table}")  # noqa: S608  # names of our own
-            cells = [cell for row in told for cell in row]
+            rows_of_table = connection.execute(f"SELECT * FROM {table}")  # noqa: S608  # names of our own
+            cells = [cell for row in rows_of_table for cell in row]
             content[table] = b"\n".join(
                 cell if isinstance(cell, bytes) else str(cell).encode() for cell in cells
             )
@@ -164,16 +164,16 @@ def rows(store: str) -> dict[str, bytes]:
 
 
 def files(folder: Path, name: str) -> bytes:
-    """The bytes of a database as it is on disk: its file, its log, what is free in them."""
+    """The bytes of a database on disk: its file and its log, including free pages."""
     return b"".join(path.read_bytes() for path in sorted(folder.glob(f"{name}*")))
 
 
 @dataclass
 class Run:
-    """All places that a run has left something in, and what devices sent."""
+    """All places where a run may have left traces, and the messages of devices."""
 
     places: dict[str, bytes] = field(default_factory=dict)
-    echoes: bytes = b""  # what an administrator was told about a mistake
+    echoes: bytes = b""  # answers to an administrator's mistakes
     uploads: list[tuple[str, bytes]] = field(default_factory=list)
     messages: list[bytes] = field(default_factory=list)
     tickets: set[str] = field(default_factory=set)
@@ -182,9 +182,9 @@ class Run:
 
 
 def create(admin: Wire) -> dict[str, str]:
-    """A study of each kind that devices are asked about: the name and the id."""
-    usual = {"devices": DEVICES, "delta": 1e-6}
-    asked: dict[str, tuple[dict[str, Any], list[str] | None]] = {
+    """Create a study of each kind; return ids by name."""
+    defaults = {"devices": DEVICES, "delta": 1e-6}
+    studies: dict[str, tuple[dict[str, Any], list[str] | None]] = {
         "Trees": ({"question": "frequencies", "trust": "local", "epsilon": 4.0}, ITEMS),
         "Parks": ({"question": "frequencies", "trust": "central", "epsilon": None}, ITEMS),
         "Words": ({"question": "new_words", "trust": "local", "epsilon": 8.0}, None),
@@ -194,17 +194,17 @@ def create(admin: Wire) -> dict[str, str]:
         name: admin.json(
             "POST",
             "/v1/studies",
-            {"name": name, "purpose": "To plant.", "study": {**usual, **keys}, "items": items},
+            {"name": name, "purpose": "To plant.", "study": {**defaults, **keys}, "items": items},
         )["id"]
-        for name, (keys, items) in asked.items()
+        for name, (keys, items) in studies.items()
     }
 
 
 def answer(wire: Wire, key: bytes, home: Path) -> bytes:
-    """Devices record canaries and send them; what is then in their files, and what they say."""
+    """Let devices record canaries and send them; return their files, logs and representations."""
     home.mkdir()
     today = int(time.time() // DAY_SECONDS) * DAY_SECONDS
-    said = []
+    lines = []
     for number in range(DEVICES):
         with Device(SqliteBox(home / f"{number}.db"), wire, key) as device:
             for offered in device.offers(today):
@@ -213,13 +213,13 @@ def answer(wire: Wire, key: bytes, home: Path) -> bytes:
             assert device.record("Parks", [VALUE, ITEMS[number]], today) == "kept"
             assert device.record("Words", WORDS[number], today) == "kept"
             assert device.send(today + 2 * DAY_SECONDS).delivered == 3
-            said += [repr(device), *map(repr, device.log()), *map(str, device.log())]
-    said += take_part(wire, key, home, today)
-    return "\n".join(said).encode() + files(home, "")
+            lines += [repr(device), *map(repr, device.log()), *map(str, device.log())]
+    lines += take_part(wire, key, home, today)
+    return "\n".join(lines).encode() + files(home, "")
 
 
 def take_part(wire: Wire, key: bytes, home: Path, today: int) -> list[str]:
-    """The same devices in a masked round, each with an item of its own; how they show."""
+    """Run a masked round with the same devices, each with its own item; return their reprs."""
     with ExitStack() as stack:
         boxes = [SqliteBox(home / f"{number}.db") for number in range(DEVICES)]
         devices = [stack.enter_context(Device(box, wire, key)) for box in boxes]
@@ -230,8 +230,8 @@ def take_part(wire: Wire, key: bytes, home: Path, today: int) -> list[str]:
             for part in parts:
                 assert isinstance(part, RoundClient)
                 if part.outcome is None:
-                    asked = part.request(0)
-                    part.receive(wire(asked.method, asked.path, asked.body, asked.headers))
+                    request = part.request(0)
+                    part.receive(wire(request.method, request.path, request.body, request.headers))
         assert {part.outcome for part in parts if isinstance(part, RoundClient)} == {
             RoundOutcome.DONE
         }
@@ -239,7 +239,7 @@ def take_part(wire: Wire, key: bytes, home: Path, today: int) -> list[str]:
 
 
 def misbehave(wire: Wire, task_id: str) -> None:
-    """Uploads and requests that are refused, with what must not be kept in them."""
+    """Send uploads and requests that are refused, with content that must not be kept."""
     noise = PAYLOAD.encode()
     header = b"\x01" + bytes.fromhex(task_id)
     path = f"/v1/tasks/{task_id}/reports"
@@ -260,7 +260,7 @@ def misbehave(wire: Wire, task_id: str) -> None:
 
 
 def err(admin: Wire, study_id: str) -> None:
-    """An administrator's mistakes; the answers may repeat what was said, and nothing else may."""
+    """Make an administrator's mistakes; only the answers to them may repeat them."""
     good = {"question": "frequencies", "trust": "local", "epsilon": 4.0, "devices": 5}
     for study in ({TYPO: 1}, {**good, "trust": TYPO}, {**good, "epsilon": TYPO}, {**good, TYPO: 1}):
         for path in ("/v1/plan", "/v1/studies"):
@@ -270,18 +270,18 @@ def err(admin: Wire, study_id: str) -> None:
             assert admin("POST", path, json.dumps(request).encode()).status in (400, 422)
     assert admin("POST", "/v1/plan", f'{{"{TYPO}'.encode()).status == 400
     assert admin("POST", "/v1/studies", json.dumps({TYPO: TYPO}).encode()).status == 400
-    taken = {"name": "Trees", "purpose": TYPO, "study": good, "items": [TYPO]}
-    assert admin("POST", "/v1/studies", json.dumps(taken).encode()).status == 409
+    name_taken = {"name": "Trees", "purpose": TYPO, "study": good, "items": [TYPO]}
+    assert admin("POST", "/v1/studies", json.dumps(name_taken).encode()).status == 409
     assert admin("GET", f"/v1/studies/{TYPO}").status == 404
     assert admin("POST", f"/v1/studies/{study_id}/close", TYPO.encode()).status == 200
     bad = Wire(admin.address, BAD_TOKEN)
     assert bad("GET", "/v1/me").status == 401
-    assert bad("POST", "/v1/studies", json.dumps(taken).encode()).status == 401
+    assert bad("POST", "/v1/studies", json.dumps(name_taken).encode()).status == 401
     admin.answers += bad.answers
 
 
 def look(admin: Wire, studies: Mapping[str, str]) -> bytes:
-    """Ask everything that an administrator can; the releases."""
+    """Ask everything that an administrator can; return the releases."""
     released = b""
     for path in ("/v1/me", "/v1/studies", "/v1/ledger", "/health", "/ready", "/openapi.json"):
         admin.json("GET", path)
@@ -292,7 +292,7 @@ def look(admin: Wire, studies: Mapping[str, str]) -> bytes:
 
 
 def drive(served: Collector, folder: Path) -> Run:
-    """The whole of it: studies, devices, mistakes, releases."""
+    """Run everything: studies, devices, mistakes, releases."""
     admin, wire, erring = (
         Wire(served.address, token) for token in (served.token(), None, served.token())
     )
@@ -305,13 +305,13 @@ def drive(served: Collector, folder: Path) -> Run:
         name: wait_for_end(served.admin(), study_id)["state"]
         for name, study_id in run.studies.items()
     }
-    assert states.pop("Words") in ("released", "failed")  # a length that nobody drew finds no word
+    assert states.pop("Words") in ("released", "failed")  # fails if a length was not drawn
     assert set(states.values()) == {"released"}
     for offer in offers:
         if offer["dictionary"]:
             wire("GET", f"/v1/dictionaries/{offer['dictionary']}")
-    task_id, sent = wire.uploads[0]
-    assert wire("POST", f"/v1/tasks/{task_id}/reports", sent).status == 410
+    task_id, body = wire.uploads[0]
+    assert wire("POST", f"/v1/tasks/{task_id}/reports", body).status == 410
     err(erring, run.studies["Trees"])
     run.places["releases"] = look(admin, run.studies)
     run.places["metrics"] = admin("GET", "/metrics").body

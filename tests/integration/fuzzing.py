@@ -1,6 +1,6 @@
-"""Requests that nobody should send, and a client that sends them: for the test of the service.
+"""Bad requests, and a client that sends them, to test the service.
 
-They are made from what the service says of itself (/openapi.json): each address with paths, tokens
+They are made from the service's own description (/openapi.json): each address with paths, tokens
 and bodies that are nearly right; and from those requests by breaking their bytes.
 """
 
@@ -19,7 +19,7 @@ from urllib.parse import quote
 from sfumato.flow.report import Report, to_frames
 from sfumato.study import Study
 
-PATIENCE_SECONDS = 5.0  # within which every request is answered, or its connection closed
+PATIENCE_SECONDS = 5.0  # how long an answer, or the end of the connection, may take
 CONNECTIONS = 48
 _ANSWER = re.compile(rb"HTTP/1\.1 (\d{3})[^\r\n]*\r\n((?:[^\r\n]+\r\n)*)\r\n")
 _LENGTH = re.compile(rb"^content-length: *(\d+)\r$", re.IGNORECASE | re.MULTILINE)
@@ -65,7 +65,7 @@ STUDY_KEYS = [each.name for each in fields(Study)]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Bytes to send, in pieces with a pause (in seconds) after each; how many answers to hear."""
+    """Bytes to send, in pieces with a pause (in seconds) after each; the number of answers."""
 
     pieces: tuple[bytes, ...]
     pause: float = 0.0
@@ -74,8 +74,8 @@ class Request:
 
 
 @dataclass
-class Heard:
-    """What came of all requests."""
+class Responses:
+    """The answers to all requests."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     slow: list[Request] = field(default_factory=list)  # neither answered nor closed in time
@@ -85,32 +85,32 @@ class Heard:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What a fuzzer knows of the collector: more than a stranger does."""
+    """What a fuzzer knows about the collector, which is more than a stranger does."""
 
     paths: dict[str, Any]  # of the service's description
     tokens: Sequence[str]
     study_ids: Sequence[str]
     digests: Sequence[str]  # of dictionaries
-    messages: dict[str, list[bytes]]  # by task: what devices send to it
+    messages: dict[str, list[bytes]]  # of devices, by task
     masked: Sequence[str]  # tasks whose tables are masked
-    studies: Sequence[dict[str, Any]]  # requests that are right
+    studies: Sequence[dict[str, Any]]  # correct requests
 
 
 class Fuzzer:
     """Makes requests, the same ones for the same seed."""
 
-    def __init__(self, known: Knowledge, seed: int) -> None:
-        self._known = known
+    def __init__(self, knowledge: Knowledge, seed: int) -> None:
+        self._knowledge = knowledge
         self._chance = random.Random(seed)
         self._tickets = [self._chance.randbytes(32).hex() for _ in range(100)]
         self._addresses = [
-            (method.upper(), path) for path, each in known.paths.items() for method in each
+            (method.upper(), path) for path, each in knowledge.paths.items() for method in each
         ]
 
     def requests(self, count: int) -> Iterator[Request]:
         kinds: list[tuple[Callable[[], Request], int]] = [
             (self._described, 45),
-            (self._asked, 25),
+            (self._study_request, 25),
             (self._upload, 60),
             (self._broken, 50),
             (self._odd_address, 20),
@@ -128,27 +128,27 @@ class Fuzzer:
         """An address as it is described, with a body that is nearly right."""
         method, path = self._chance.choice(self._addresses)
         body = b""
-        if "requestBody" in self._known.paths[path][method.lower()]:
+        if "requestBody" in self._knowledge.paths[path][method.lower()]:
             odd = self._chance.choice(ODD_JSON).encode("utf-8", "surrogatepass")
             body = self._chance.choice((odd, b"{}", self._chance.randbytes(300)))
         return Request((self._http(method, self._filled(path), body),), kind="described")
 
-    def _asked(self) -> Request:
-        """A study to plan or to open, with one thing wrong with it, or two."""
-        asked = json.loads(json.dumps(self._chance.choice(self._known.studies)))
+    def _study_request(self) -> Request:
+        """A study to plan or to open, with one or two mistakes."""
+        request = json.loads(json.dumps(self._chance.choice(self._knowledge.studies)))
         path = self._chance.choice(("/v1/plan", "/v1/studies"))
         if path == "/v1/plan":
-            asked = {"study": asked["study"], "items": asked["items"]}
+            request = {"study": request["study"], "items": request["items"]}
         for _ in range(self._chance.choice((1, 1, 2))):
-            inside = asked["study"] if isinstance(asked["study"], dict) else {}
-            where = self._chance.choice((asked, inside, inside, inside))
+            inside = request["study"] if isinstance(request["study"], dict) else {}
+            where = self._chance.choice((request, inside, inside, inside))
             keys = [*where, *(STUDY_KEYS if where is inside else ("x",))]
             where[self._chance.choice(keys)] = self._odd_value()
-        text = json.dumps(asked, ensure_ascii=self._chance.random() < 0.5)
+        text = json.dumps(request, ensure_ascii=self._chance.random() < 0.5)
         body = text.encode("utf-8", "surrogatepass")
-        token = self._known.tokens[0]
+        token = self._knowledge.tokens[0]
         head = [f"Authorization: Bearer {token}", f"Content-Length: {len(body)}"]
-        return Request((_head("POST", path, head) + body,), kind="asked")
+        return Request((_head("POST", path, head) + body,), kind="study")
 
     def _upload(self) -> Request:
         return Request((self._http("POST", *self._reports()),), kind="upload")
@@ -171,7 +171,7 @@ class Fuzzer:
                 data[at:at] = data[at : at + size] * self._chance.choice((1, 3, 100))
             elif step == 3:
                 data[at:at] = self._chance.choice((b"\r\n", b"\n", b"\0", b":", b" ", b"\xff"))
-            elif self._chance.random() < 0.1:  # few: each waits until it is given up
+            elif self._chance.random() < 0.1:  # rarely: each waits for the timeout
                 del data[at:]
         return Request((bytes(data),), kind="broken")
 
@@ -200,16 +200,16 @@ class Fuzzer:
         return Request((head + chunks + end,), kind="chunked")
 
     def _masked(self) -> Request:
-        """A device that joins a masked round, or speaks in one; or says that it does."""
+        """A device that joins a masked round, or sends a message in one, or pretends to."""
         ticket = self._chance.choice(self._tickets)
         key = self._chance.choice((ticket.encode()[:32], self._chance.randbytes(32), b"x" * 33))
-        wait = self._chance.choice(("0", "1", "00001"))  # of any other, as long as may be
+        wait = self._chance.choice(("0", "1", "00001"))  # others wait as long as possible
         odd_wait = self._chance.choice(("", "-1", "1e3", "9" * 5_000, "%D9%A1", "0&wait=x"))
         phase = self._chance.choice(("enrol", "share", "mask", "ack", "unmask", "done", "", "x"))
         nonce = self._chance.choice(("0" * 32, self._chance.randbytes(16).hex(), "x"))
         method, path, body = self._chance.choice(
             (
-                ("POST", f"/v1/tasks/{self._chance.choice(self._known.masked)}/join", key),
+                ("POST", f"/v1/tasks/{self._chance.choice(self._knowledge.masked)}/join", key),
                 ("GET", f"/v1/tickets?wait={wait}", b""),
                 ("GET", f"/v1/tickets?wait={odd_wait}", b""),
                 ("GET", f"/v1/rounds/{nonce}/{phase}/{self._chance.choice((0, -1, 'x'))}", b""),
@@ -217,9 +217,9 @@ class Fuzzer:
             )
         )
         if path.endswith(f"/tickets?wait={odd_wait}"):
-            ticket = ticket[::-1]  # which nobody has, or it would be waited for
-        given = self._chance.choice((ticket, ticket, ticket[:-1], "x", ""))
-        head = [f"Authorization: Ticket {given}", f"Content-Length: {len(body)}"]
+            ticket = ticket[::-1]  # an unknown ticket, or the answer would wait
+        sent_ticket = self._chance.choice((ticket, ticket, ticket[:-1], "x", ""))
+        head = [f"Authorization: Ticket {sent_ticket}", f"Content-Length: {len(body)}"]
         return Request((_head(method, path, head) + body,), kind="masked")
 
     def _pipelined(self) -> Request:
@@ -242,8 +242,10 @@ class Fuzzer:
 
     def _reports(self, *, whole: bool = False) -> tuple[str, bytes]:
         """The path of an upload and its body: reports, most of them nearly right."""
-        task_id = self._chance.choice(list(self._known.messages))
-        messages = self._chance.choices(self._known.messages[task_id], k=self._chance.randint(1, 5))
+        task_id = self._chance.choice(list(self._knowledge.messages))
+        messages = self._chance.choices(
+            self._knowledge.messages[task_id], k=self._chance.randint(1, 5)
+        )
         reports = [
             Report(task_id, self._chance.randbytes(16), message).to_bytes() for message in messages
         ]
@@ -289,16 +291,16 @@ class Fuzzer:
         return self._chance.choice(plain)
 
     def _filled(self, path: str) -> str:
-        """A path with its names filled in; if there are none, as it is, or with a query."""
-        known = {
-            "study_id": self._known.study_ids,
-            "digest": self._known.digests,
-            "task_id": list(self._known.messages),
+        """A path with its names filled in, sometimes with a query."""
+        values = {
+            "study_id": self._knowledge.study_ids,
+            "digest": self._knowledge.digests,
+            "task_id": list(self._knowledge.messages),
         }
 
         def fill(match: re.Match[str]) -> str:
-            if self._chance.random() < 0.6 and known.get(match[1]):
-                return str(self._chance.choice(known[match[1]]))
+            if self._chance.random() < 0.6 and values.get(match[1]):
+                return str(self._chance.choice(values[match[1]]))
             odd = (*ODD_TEXTS, "0" * 64, "0" * 32, "g" * 32, "0" * 31, "A" * 64)
             return quote(self._chance.choice(odd), safe=self._chance.choice(("", "/")))
 
@@ -318,7 +320,9 @@ class Fuzzer:
         return self._head(method, path, [*length, *headers], keep=keep) + body
 
     def _head(self, method: str, path: str, headers: Sequence[str], *, keep: bool = False) -> bytes:
-        token = self._chance.choice((*self._known.tokens, *self._known.tokens, "sfu_wrong", ""))
+        token = self._chance.choice(
+            (*self._knowledge.tokens, *self._knowledge.tokens, "sfu_wrong", "")
+        )
         bearer = [f"Authorization: Bearer {token}"] if token else []
         return _head(method, path, [*bearer, *headers], keep=keep)
 
@@ -329,58 +333,60 @@ def _head(method: str, path: str, headers: Sequence[str], *, keep: bool = False)
     return "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n"
 
 
-async def send_all(address: str, requests: Iterator[Request]) -> Heard:
-    """Send requests over so many connections at once, each over a new one."""
-    heard = Heard()
+async def send_all(address: str, requests: Iterator[Request]) -> Responses:
+    """Send requests over CONNECTIONS connections at once, each over a new one."""
+    responses = Responses()
     host, _, port = address.removeprefix("http://").rpartition(":")
 
     async def drive() -> None:
         for request in requests:
-            await _exchange(host, int(port), request, heard)
+            await _exchange(host, int(port), request, responses)
 
     await asyncio.gather(*(drive() for _ in range(CONNECTIONS)))
-    return heard
+    return responses
 
 
-async def _exchange(host: str, port: int, request: Request, heard: Heard) -> None:
+async def _exchange(host: str, port: int, request: Request, responses: Responses) -> None:
     clock = asyncio.get_running_loop().time
-    patience = PATIENCE_SECONDS + request.pause * len(request.pieces)
+    timeout_seconds = PATIENCE_SECONDS + request.pause * len(request.pieces)
     reader, writer = await asyncio.open_connection(host, port)
-    begun, got, statuses = clock(), b"", list[int]()
+    start, data, statuses = clock(), b"", list[int]()
     try:
-        async with asyncio.timeout(patience):
-            talking = asyncio.ensure_future(_say(writer, request))
+        async with asyncio.timeout(timeout_seconds):
+            sending = asyncio.ensure_future(_send(writer, request))
             try:
-                while len(statuses := answers(got)) < request.answers:
+                while len(statuses := answers(data)) < request.answers:
                     part = await reader.read(1 << 20)
                     if not part:
                         break
-                    got += part
+                    data += part
             finally:
-                talking.cancel()
+                sending.cancel()
     except ConnectionError:
-        statuses = answers(got)
+        statuses = answers(data)
     except TimeoutError:
-        heard.slow.append(request)
+        responses.slow.append(request)
     finally:
         writer.transport.abort()
-    heard.longest_seconds = max(heard.longest_seconds, clock() - begun)
-    heard.statuses.update([str(status) for status in statuses] or ["closed"])
-    heard.failed += [(each, request) for each in statuses if each >= 500 and each not in (503, 507)]
+    responses.longest_seconds = max(responses.longest_seconds, clock() - start)
+    responses.statuses.update([str(status) for status in statuses] or ["closed"])
+    responses.failed += [
+        (each, request) for each in statuses if each >= 500 and each not in (503, 507)
+    ]
 
 
-async def _say(writer: asyncio.StreamWriter, request: Request) -> None:
+async def _send(writer: asyncio.StreamWriter, request: Request) -> None:
     try:
         for piece in request.pieces:
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(request.pause)
     except ConnectionError:
-        pass  # it has heard enough
+        pass  # the server has closed the connection
 
 
 def answers(data: bytes) -> list[int]:
-    """The statuses of the answers in what was received; of the last, the body may be missing."""
+    """The statuses of the answers in this data; the body of the last may be missing."""
     statuses, at = [], 0
     while match := _ANSWER.match(data, at):
         status, length = int(match[1]), _LENGTH.search(match[2])

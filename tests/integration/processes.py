@@ -1,4 +1,4 @@
-"""A collector as its users run it: `sfumato serve`, a process, as a rule with any free port."""
+"""A collector as its users run it: a process of `sfumato serve`, usually on a free port."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _SETTINGS = {"worker_seconds": "0.05", "seal_seconds": "0.5"}
 
 
 class Collector:
-    """A collector that runs. Its files, and what it prints, are in `folder`."""
+    """A running collector, with its files and its output in `folder`."""
 
     def __init__(self, process: subprocess.Popen[bytes], store: str, folder: Path) -> None:
         self.process = process
         self.store = store
         self.stdout, self.stderr = folder / "stdout", folder / "stderr"
-        self.address = self._announced()
+        self.address = self._read_address()
         key = bytes.fromhex((folder / "collector.key").read_text().strip())
         self.public_key = offers.public_key(key)
 
     def token(self, role: Role = "admin") -> str:
-        """A token that is good for a day."""
+        """A token that is valid for a day."""
         with closing(Store.open(self.store)) as store:
             return tokens.create(store, role=role, name=role, days=1)[1]
 
     def admin(self) -> AdminClient:
         return AdminClient(self.address, self.token())
 
-    def _announced(self) -> str:
+    def _read_address(self) -> str:
         until = time.monotonic() + PATIENCE_SECONDS
         while True:
             first, newline, _ = self.stdout.read_text().partition("\n")
@@ -52,8 +52,8 @@ class Collector:
 
 
 def launch(folder: Path, store: str, *, port: int = 0, **settings: Any) -> subprocess.Popen[bytes]:
-    """A process that has just been started: what it prints goes to `stdout` and `stderr`."""
-    given = {
+    """Start a process, with its output in the files `stdout` and `stderr`."""
+    options = {
         **_SETTINGS,
         "signing_key": folder / "collector.key",
         **settings,
@@ -61,7 +61,7 @@ def launch(folder: Path, store: str, *, port: int = 0, **settings: Any) -> subpr
     }
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("SFUMATO_")},
-        **{f"SFUMATO_{name.upper()}": str(value) for name, value in given.items()},
+        **{f"SFUMATO_{name.upper()}": str(value) for name, value in options.items()},
     }
     with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
         return subprocess.Popen(
@@ -75,7 +75,7 @@ def launch(folder: Path, store: str, *, port: int = 0, **settings: Any) -> subpr
 
 @contextmanager
 def collector(folder: Path, store: str | None = None, **settings: Any) -> Iterator[Collector]:
-    """A collector while the block lasts; `settings` are those of a file, by their names."""
+    """A collector, running during the block, with these settings."""
     store = store or f"sqlite:///{folder}/collector.db"
     process = launch(folder, store, **settings)
     try:
@@ -88,7 +88,7 @@ def collector(folder: Path, store: str | None = None, **settings: Any) -> Iterat
 
 
 def wait_for_end(admin: AdminClient, study_id: str) -> dict[str, Any]:
-    """A study's state when it asks nothing more."""
+    """Wait for the end of a study, and return its state."""
     until = time.monotonic() + PATIENCE_SECONDS
     while (state := admin.study(study_id))["state"] in ("collecting", "closing"):
         assert time.monotonic() < until, f"still {state['state']}"

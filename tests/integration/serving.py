@@ -1,4 +1,4 @@
-"""Collectors that die and are started again, and devices that do not give up on them."""
+"""Collectors that are killed and restarted, and devices that keep trying."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ from sfumato.privacy import SystemRng
 T = TypeVar("T")
 
 PAUSE_SECONDS = 0.02  # before a device, or an administrator, tries again
-_AGAIN = {429, 503}  # what is answered to devices that are to come again
+_AGAIN = {429, 503}  # statuses after which devices try again
 
 
-class Mortal:
-    """A collector's process, which can be killed at any moment; all that it leaves is the store.
+class KillableCollector:
+    """A collector's process, which can be killed at any moment; only the store survives.
 
-    If it `stays`, it is found at its first address after each death.
+    If it `stays`, it keeps its first address after each restart.
     """
 
     def __init__(self, folder: Path, store: str, *, stays: bool = False, **settings: Any) -> None:
         folder.mkdir(exist_ok=True)
         self.folder, self.store = folder, store
-        self.address: str | None = None  # None: nobody is there
+        self.address: str | None = None  # None: it does not run
         self._settings = {"seal_seconds": 0.1, "log_level": "warning", **settings}
         self._process: subprocess.Popen[bytes] | None = None
         self._stays, self._port = stays, 0
 
     def begin(self) -> None:
-        """Start it, and do not wait for it."""
+        """Start it, without waiting for it."""
         assert self._process is None
         self._process = launch(self.folder, self.store, port=self._port, **self._settings)
 
     def start(self) -> None:
-        """Return when it answers."""
+        """Start it, and return when it answers."""
         if self._process is None:
             self.begin()
         assert self._process is not None
         until = time.monotonic() + PATIENCE_SECONDS
         while self.address is None:
-            said, end, _ = (self.folder / "stdout").read_text().partition("\n")
+            first_line, end, _ = (self.folder / "stdout").read_text().partition("\n")
             if end:
-                self.address = said.removeprefix("listening on ")
+                self.address = first_line.removeprefix("listening on ")
                 self._port = int(self.address.rpartition(":")[2]) if self._stays else 0
             else:
                 assert self._process.poll() is None, self.log()
@@ -70,7 +70,7 @@ class Mortal:
                 time.sleep(0.01)
 
     def attempt(self) -> tuple[int, str]:
-        """Start it where it cannot run: its exit code, and what it said on stderr."""
+        """Start it where it cannot run; return its exit code and its stderr."""
         self.begin()
         assert self._process is not None
         code = self._process.wait(PATIENCE_SECONDS)
@@ -78,7 +78,7 @@ class Mortal:
         return code, self.log()
 
     def kill(self) -> None:
-        """End it as a system does that has no memory left."""
+        """Kill it, as a system without free memory does."""
         self.address = None
         if self._process is not None:
             self._process.kill()
@@ -95,8 +95,8 @@ class Mortal:
 
 
 @contextmanager
-def living(*collectors: Mortal) -> Iterator[None]:
-    """Collectors that answer; in the end they are killed."""
+def running_collectors(*collectors: KillableCollector) -> Iterator[None]:
+    """Start collectors, and kill them at the end."""
     try:
         for collector in collectors:
             collector.start()
@@ -107,9 +107,9 @@ def living(*collectors: Mortal) -> Iterator[None]:
 
 
 class Admin:
-    """An administrator of some collectors over one store, who asks again when nobody answers."""
+    """An administrator of some collectors over one store, who retries when none answers."""
 
-    def __init__(self, collectors: Sequence[Mortal]) -> None:
+    def __init__(self, collectors: Sequence[KillableCollector]) -> None:
         self._collectors = collectors
         with closing(Store.open(collectors[0].store)) as store:
             self._token = tokens.create(store, role="admin", name="admin", days=1)[1]
@@ -121,14 +121,14 @@ class Admin:
                 if (address := collector.address) is not None:
                     try:
                         return question(AdminClient(address, self._token))
-                    except (ServiceError, StoreUnavailable):  # it was killed, or its store was
+                    except (ServiceError, StoreUnavailable):  # it or its store was killed
                         if time.monotonic() > until:
                             raise
             assert time.monotonic() < until, "no collector is alive"
             time.sleep(PAUSE_SECONDS)
 
     def open(self, request: dict[str, Any]) -> tuple[str, LocalTask | Task | WordTask]:
-        """A new study's id, and what it asks devices, from its offer."""
+        """Create a study; return its id and its task, from its offer."""
         study_id = self.ask(lambda client: client.create_study(request))["id"]
         first = self._collectors[0]
         key = offers.public_key(bytes.fromhex((first.folder / "collector.key").read_text()))
@@ -137,12 +137,12 @@ class Admin:
         with closing(connection):
             connection.request("GET", "/v1/offers")
             envelopes = json.loads(connection.getresponse().read())["offers"]
-        told = [offers.verify(envelope, key) for envelope in envelopes]
-        (task,) = [offer.task for offer in told if offer.study == request["name"]]
+        verified = [offers.verify(envelope, key) for envelope in envelopes]
+        (task,) = [offer.task for offer in verified if offer.study == request["name"]]
         return study_id, task
 
-    def released(self, study_id: str) -> dict[str, Any]:
-        """The release of a study, when it is there."""
+    def wait_for_release(self, study_id: str) -> dict[str, Any]:
+        """Wait for the release of a study, and return it."""
         until = time.monotonic() + PATIENCE_SECONDS
         while (state := self.ask(lambda client: client.study(study_id)))["state"] != "released":
             assert state["state"] in ("collecting", "closing"), state["problem"]
@@ -151,50 +151,56 @@ class Admin:
         return self.ask(lambda client: client.release(study_id))
 
 
-def telling(task: LocalTask | Task | WordTask) -> Callable[[int], bytes]:
-    """What the device of a number sends: all have the same to tell, each by an id of its own."""
+def report_maker(task: LocalTask | Task | WordTask) -> Callable[[int], bytes]:
+    """A function that makes the report of a device by its number: all have the same value, and each
+    an id of its own."""
     assert not isinstance(task, WordTask)
     rng = SystemRng()
     if isinstance(task, Task):
-        said = device.report(task, [0], rng=rng)
+        example = device.report(task, [0], rng=rng)
     else:
-        said = device.local_report(task, [0], rng=rng)
-    task_id = task.id  # a digest: to work it out costs more than a report
-    return lambda number: Report(task_id, secrets.token_bytes(16), said.message).to_bytes()
+        example = device.local_report(task, [0], rng=rng)
+    task_id = task.id  # a digest, which takes longer than a report
+    return lambda number: Report(task_id, secrets.token_bytes(16), example.message).to_bytes()
 
 
 @dataclass(eq=False)
-class Asked:
-    """A study as devices see it: each has a number, and tells what stands for it, once."""
+class FleetStudy:
+    """A study for a fleet: each device has a number, and sends one report for it."""
 
     task_id: str
     report: Callable[[int], bytes]  # of the device of a number
     most: float = float("inf")  # numbers that may be used so far
-    sent: int = 0  # of all numbers below, something may have arrived
+    next_number: int = 0  # reports of all lower numbers may have arrived
     acknowledged: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    study: Asked
+    study: FleetStudy
     numbers: frozenset[int]
     reports: tuple[bytes, ...]
 
 
 class Fleet:
-    """Threads that upload all the time, to whichever collector is there.
+    """Threads that upload all the time, to any running collector.
 
-    What was not acknowledged is sent again, the same bytes, until it is; a few devices give up.
-    Some send again what was acknowledged, alone or among reports that are new.
+    Uploads are repeated, byte for byte, until they are acknowledged; a few devices give up. Some
+    repeat acknowledged reports, alone or among new ones.
     """
 
     def __init__(
-        self, collectors: Sequence[Mortal], studies: Sequence[Asked], *, threads: int, seed: str
+        self,
+        collectors: Sequence[KillableCollector],
+        studies: Sequence[FleetStudy],
+        *,
+        threads: int,
+        seed: str,
     ) -> None:
         self._collectors, self._studies = collectors, studies
         self._lock = threading.Lock()
         self._over = threading.Event()
-        self._past: list[Upload] = []  # that were acknowledged
+        self._past: list[Upload] = []  # acknowledged ones
         self.statuses: Counter[int | None] = Counter()  # None: no answer
         self._threads = [
             threading.Thread(target=self._live, args=(random.Random(f"{seed} {number}"),))
@@ -203,7 +209,7 @@ class Fleet:
 
     @contextmanager
     def uploading(self) -> Iterator[None]:
-        """While the block lasts."""
+        """Upload during the block."""
         for thread in self._threads:
             thread.start()
         try:
@@ -227,8 +233,9 @@ class Fleet:
             return old
         study = chance.choice(self._studies)
         with self._lock:
-            first, study.sent = study.sent, int(min(study.sent + chance.randint(1, 4), study.most))
-        fresh = range(first, study.sent)
+            first = study.next_number
+            study.next_number = int(min(first + chance.randint(1, 4), study.most))
+        fresh = range(first, study.next_number)
         reports = [study.report(number) for number in fresh]
         if old is not None and old.study is study and chance.random() < 0.1:
             reports.append(chance.choice(old.reports))
@@ -236,7 +243,7 @@ class Fleet:
         return Upload(study, frozenset(fresh), tuple(reports)) if reports else None
 
     def _deliver(self, upload: Upload, line: _Line, chance: random.Random) -> bool:
-        """Send until it is acknowledged; whether it was."""
+        """Send until it is acknowledged; return whether it was."""
         while not self._over.is_set():
             if not line.is_open():
                 self._over.wait(PAUSE_SECONDS)
@@ -257,12 +264,12 @@ class Fleet:
 class _Line:
     """A connection to one of the collectors, as long as it lasts."""
 
-    def __init__(self, collectors: Sequence[Mortal], chance: random.Random) -> None:
+    def __init__(self, collectors: Sequence[KillableCollector], chance: random.Random) -> None:
         self._collectors, self._chance = collectors, chance
         self._connection: http.client.HTTPConnection | None = None
 
     def is_open(self) -> bool:
-        """Whether there is somebody to send to."""
+        """Whether there is a collector to send to."""
         if self._connection is None and (address := self._chance.choice(self._collectors).address):
             self._connection = http.client.HTTPConnection(
                 address.removeprefix("http://"), timeout=20
@@ -270,8 +277,8 @@ class _Line:
         return self._connection is not None
 
     def post(self, task_id: str, body: bytes) -> int | None:
-        """The status that was answered; None if there was no answer."""
-        assert self._connection is not None  # it was asked whether it is
+        """Post an upload; return the status, or None if there was no answer."""
+        assert self._connection is not None  # see `is_open`
         try:
             self._connection.request("POST", f"/v1/tasks/{task_id}/reports", body)
             answer = self._connection.getresponse()

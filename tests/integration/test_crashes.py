@@ -1,8 +1,8 @@
-"""A collector is killed while devices upload, again and again: nothing acknowledged is lost, and
-nothing counts twice.
+"""A collector is killed repeatedly while devices upload: no acknowledged report is lost, and none
+counts twice.
 
-Every device of the central study tells a value of its own, and there is no noise; so each count of
-the release must be 0 or 1, and 1 if the report was acknowledged.
+Every device of the central study has its own value, and there is no noise; so each count of the
+release must be 0 or 1, and 1 if the report was acknowledged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ import pytest
 
 from databases import Server
 from integration.processes import PATIENCE_SECONDS
-from integration.serving import Admin, Asked, Fleet, Mortal, living, telling
+from integration.serving import (
+    Admin,
+    Fleet,
+    FleetStudy,
+    KillableCollector,
+    report_maker,
+    running_collectors,
+)
 from sfumato.flow import contribute as device
 from sfumato.flow.release import CountRelease
 from sfumato.flow.task import LocalTask, Task
@@ -28,33 +35,39 @@ from sfumato.privacy import SystemRng
 
 SEED = os.environ.get("SFUMATO_TEST_SEED", "crashes")
 THREADS = 6
-MOST_ANSWERS = 100  # between two deaths
-MOST_SECONDS = 0.2  # after them
-START_SECONDS = 1.5  # about: some are killed within
+MOST_ANSWERS = 100  # between two kills
+MOST_SECONDS = 0.2  # longest pause before a kill
+START_SECONDS = 1.5  # about how long a start takes; some are killed within it
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of all that was sent."""
+    """What became of all reports."""
 
     kills: int
     restarts: int  # of the database
     acknowledged: int  # reports of both studies
-    unique: int  # of them, those with a value of their own
+    unique: int  # those of the central study
     unacknowledged: int
     lost: int
     doubled: int
-    invented: int  # values that nobody sent
+    invented: int  # values that no device sent
 
     @property
     def is_sound(self) -> bool:
         return not (self.lost or self.doubled or self.invented)
 
 
-def judged(
-    cells: Sequence[float], central: Asked, records: int, local: Asked, *, kills: int, restarts: int
+def compare(
+    cells: Sequence[float],
+    central: FleetStudy,
+    records: int,
+    local: FleetStudy,
+    *,
+    kills: int,
+    restarts: int,
 ) -> Outcome:
-    """Compare what was released with what was acknowledged."""
+    """Compare the releases with the acknowledged reports."""
     count = np.asarray(cells)
     acknowledged = np.isin(np.arange(count.size), list(central.acknowledged))
     return Outcome(
@@ -62,17 +75,18 @@ def judged(
         restarts=restarts,
         acknowledged=len(central.acknowledged) + len(local.acknowledged),
         unique=len(central.acknowledged),
-        unacknowledged=sum(each.sent - len(each.acknowledged) for each in (central, local)),
+        unacknowledged=sum(each.next_number - len(each.acknowledged) for each in (central, local)),
         lost=int((count[acknowledged] < 1).sum()) + max(0, len(local.acknowledged) - records),
-        doubled=int((count > 1).sum()) + max(0, records - local.sent),
-        invented=int((count[central.sent :] != 0).sum()) + int((count != np.round(count)).sum()),
+        doubled=int((count > 1).sum()) + max(0, records - local.next_number),
+        invented=int((count[central.next_number :] != 0).sum())
+        + int((count != np.round(count)).sum()),
     )
 
 
 class Trial:
-    """Two studies, some collectors over one store, and what is done to them."""
+    """Two studies, some collectors over one store, and kills."""
 
-    def __init__(self, collectors: Sequence[Mortal], *, values: int, seed: str) -> None:
+    def __init__(self, collectors: Sequence[KillableCollector], *, values: int, seed: str) -> None:
         self.collectors, self.chance = collectors, random.Random(seed)
         self.admin = Admin(collectors)
         self._values, self._rng = values, SystemRng()
@@ -81,16 +95,16 @@ class Trial:
         )
         assert isinstance(task, Task)
         self._task = task
-        self.central = Asked(task.id, self._table, most=0)
+        self.central = FleetStudy(task.id, self._table, most=0)
         self._local_id, task = self.admin.open(
             _request("Street trees", _items(20), trust="local", epsilon=4.0, devices=10_000_000)
         )
         assert isinstance(task, LocalTask)
-        self.local = Asked(task.id, telling(task))
+        self.local = FleetStudy(task.id, report_maker(task))
         self.fleet = Fleet(collectors, [self.central, self.local], threads=THREADS, seed=seed)
 
     def run(self, kills: int, postgres: Server | None = None, restarts: int = 0) -> Outcome:
-        """Kill so many times, the last of them while the studies are closed; see what comes out."""
+        """Kill this many times, the last of them while the studies close; return the outcome."""
         deeds = ["kill"] * kills + ["restart"] * restarts
         self.chance.shuffle(deeds)
         late = max(1, len(deeds) // 8)  # deeds while the studies are closed
@@ -107,12 +121,12 @@ class Trial:
                     self._live(is_closed)
                     postgres.restart()
             self._close()
-        central = CountRelease.from_dict(self.admin.released(self._central_id))
-        local = CountRelease.from_dict(self.admin.released(self._local_id))
+        central = CountRelease.from_dict(self.admin.wait_for_release(self._central_id))
+        local = CountRelease.from_dict(self.admin.wait_for_release(self._local_id))
         unexpected = self.fleet.statuses.keys() - {None, 201, 410, 503}
         assert not unexpected, f"{self.fleet.statuses}\n{self.collectors[0].log()}"
         assert central.cost.devices == central.counts.sum()
-        return judged(
+        return compare(
             self._cells(central),
             self.central,
             local.cost.devices,
@@ -122,9 +136,9 @@ class Trial:
         )
 
     def _cells(self, release: CountRelease) -> list[float]:
-        """What was released for each value, by its number."""
-        told = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
-        return [told[item] for item in _items(self._values)]
+        """The released count of each value, by its number."""
+        counts = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
+        return [counts[item] for item in _items(self._values)]
 
     def _kill(self, is_closed: bool) -> None:
         victim = self.chance.choice(self.collectors)
@@ -138,11 +152,11 @@ class Trial:
         victim.start()
 
     def _live(self, is_closed: bool) -> None:
-        """Let some uploads be acknowledged, if any still are, and a moment pass."""
+        """Wait for some acknowledged uploads, unless the studies are closed, and a moment more."""
         answers = 0 if is_closed else self.chance.randint(1, MOST_ANSWERS)
         until = time.monotonic() + PATIENCE_SECONDS
-        wanted = self.fleet.statuses[201] + answers
-        while self.fleet.statuses[201] < wanted:
+        target = self.fleet.statuses[201] + answers
+        while self.fleet.statuses[201] < target:
             assert time.monotonic() < until, self.fleet.statuses
             time.sleep(0.001)
         time.sleep(self.chance.uniform(0, MOST_SECONDS))
@@ -160,7 +174,7 @@ def _items(count: int) -> list[str]:
 
 
 def _request(name: str, items: list[str], **keys: Any) -> dict[str, Any]:
-    """A study that asks more devices than there are, so that it is not full before it is closed."""
+    """A study for more devices than there are, so that it does not close by itself."""
     study = {"question": "frequencies", "trust": "central", "epsilon": None, **keys}
     return {"name": name, "purpose": "Which to plant next.", "items": items, "study": study}
 
@@ -171,13 +185,13 @@ def test_nothing_is_lost_or_doubled_when_a_collector_is_killed(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
-def test_nothing_is_lost_or_doubled_in_fifty_deaths(tmp_path: Path) -> None:
+def test_nothing_is_lost_or_doubled_in_fifty_kills(tmp_path: Path) -> None:
     check(on_file(tmp_path, kills=50))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
-def test_nothing_is_lost_or_doubled_in_fifty_deaths_and_five_of_their_server(
+def test_nothing_is_lost_or_doubled_in_fifty_kills_and_five_of_their_server(
     tmp_path: Path, postgres: Server, postgres_url: str
 ) -> None:
     check(on_server(tmp_path, postgres, postgres_url, kills=50, restarts=5))
@@ -185,16 +199,16 @@ def test_nothing_is_lost_or_doubled_in_fifty_deaths_and_five_of_their_server(
 
 def on_file(folder: Path, *, kills: int) -> Outcome:
     """One collector over a file."""
-    collector = Mortal(folder / "one", f"sqlite:///{folder}/collector.db")
-    with living(collector):
+    collector = KillableCollector(folder / "one", f"sqlite:///{folder}/collector.db")
+    with running_collectors(collector):
         return Trial([collector], values=100 * kills, seed=SEED).run(kills)
 
 
 def on_server(folder: Path, postgres: Server, url: str, *, kills: int, restarts: int) -> Outcome:
-    """Two collectors over a PostgreSQL server, which dies as well."""
+    """Two collectors over a PostgreSQL server, which is killed as well."""
     key = folder / "one" / "collector.key"
-    collectors = [Mortal(folder / name, url, signing_key=key) for name in ("one", "two")]
-    with living(*collectors):
+    collectors = [KillableCollector(folder / name, url, signing_key=key) for name in ("one", "two")]
+    with running_collectors(*collectors):
         trial = Trial(collectors, values=100 * (kills + restarts), seed=SEED)
         return trial.run(kills, postgres, restarts)
 
@@ -202,11 +216,11 @@ def on_server(folder: Path, postgres: Server, url: str, *, kills: int, restarts:
 def check(outcome: Outcome) -> None:
     print(outcome)  # noqa: T201
     assert outcome.is_sound, outcome
-    assert outcome.acknowledged > 20 * outcome.kills, outcome  # or nothing was seen
+    assert outcome.acknowledged > 20 * outcome.kills, outcome  # or the test shows nothing
 
 
 @pytest.mark.parametrize(
-    ("cells", "records", "found"),
+    ("cells", "records", "fault"),
     [
         ([1, 1, 0, 0], 2, "sound"),
         ([1, 1, 1, 0], 3, "sound"),
@@ -220,10 +234,10 @@ def check(outcome: Outcome) -> None:
         ([1, 1.5, 0, 0], 2, "invented"),
     ],
 )
-def test_what_is_lost_or_doubled_is_seen(cells: list[float], records: int, found: str) -> None:
-    """Of both studies, three devices sent something and two were acknowledged."""
-    asked = [Asked("", lambda _: b"", sent=3, acknowledged={0, 1}) for _ in range(2)]
-    outcome = judged(cells, asked[0], records, asked[1], kills=0, restarts=0)
-    assert outcome.is_sound == (found == "sound")
-    assert outcome.is_sound or getattr(outcome, found) > 0
+def test_lost_and_doubled_reports_are_noticed(cells: list[float], records: int, fault: str) -> None:
+    """In both studies, three devices sent something and two were acknowledged."""
+    pair = [FleetStudy("", lambda _: b"", next_number=3, acknowledged={0, 1}) for _ in range(2)]
+    outcome = compare(cells, pair[0], records, pair[1], kills=0, restarts=0)
+    assert outcome.is_sound == (fault == "sound")
+    assert outcome.is_sound or getattr(outcome, fault) > 0
     assert (outcome.acknowledged, outcome.unique, outcome.unacknowledged) == (4, 2, 2)

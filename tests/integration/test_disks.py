@@ -1,4 +1,4 @@
-"""A store that is full, or cannot be written: devices are told, and what was acknowledged stays."""
+"""A store that is full or read-only: devices get errors, and acknowledged reports stay."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from databases import Server
-from integration.serving import Admin, Mortal, living, telling
+from integration.serving import Admin, KillableCollector, report_maker, running_collectors
 from serving import Answer, ask, wait_for
 from sfumato.collector.store.postgres import Postgres
 from sfumato.flow.release import CountRelease
 from sfumato.flow.report import from_frames, to_frames
 
 DISK_BYTES = 40 << 20
-BALLAST_BYTES = 32 << 20  # of something else: what is sealed takes more room than what came
-FREE_BYTES = 2 << 20  # on a disk that has nothing but uploads
-REPORTS = 5_000  # of an upload
+BALLAST_BYTES = 32 << 20  # other data: sealed records need more space than uploads
+FREE_BYTES = 2 << 20  # on a disk with only uploads
+REPORTS = 5_000  # per upload
 STUDY = {
     "name": "Street trees",
     "purpose": "Which to plant next.",
@@ -30,12 +30,12 @@ STUDY = {
 
 
 class Trees:
-    """A study, and uploads to it that come until they are acknowledged."""
+    """A study, and uploads to it that are repeated until they are acknowledged."""
 
-    def __init__(self, collector: Mortal) -> None:
+    def __init__(self, collector: KillableCollector) -> None:
         self._collector, self.admin = collector, Admin([collector])
         self._study_id, task = self.admin.open(STUDY)
-        self._path, self._report = f"/v1/tasks/{task.id}/reports", telling(task)
+        self._path, self._report = f"/v1/tasks/{task.id}/reports", report_maker(task)
         self.acknowledged = 0  # reports
         self.refused: list[bytes] = []  # uploads
 
@@ -49,18 +49,18 @@ class Trees:
         return answer
 
     def upload_again(self) -> None:
-        """What was refused, the same bytes, until there is nothing left."""
+        """Repeat the refused uploads, byte for byte, until all are acknowledged."""
 
-        def is_taken() -> bool:
+        def is_accepted() -> bool:
             return self.upload(self.refused.pop()).status == 201
 
         while self.refused:
-            wait_for(is_taken, "the store to take uploads again")
+            wait_for(is_accepted, "the store to take uploads again")
 
     def released(self) -> int:
-        """Close the study; how many reports it counted, without noise."""
+        """Close the study; return how many reports it counted, without noise."""
         self.admin.ask(lambda client: client.close_study(self._study_id))
-        release = CountRelease.from_dict(self.admin.released(self._study_id))
+        release = CountRelease.from_dict(self.admin.wait_for_release(self._study_id))
         return int(release.counts.sum())
 
     @property
@@ -80,7 +80,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @contextmanager
 def mounted(folder: Path) -> Iterator[Path]:
-    """The folder, with such a disk in its place."""
+    """Mount such a disk on the folder."""
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0755", "tmpfs", str(folder)]
     try:
         done = subprocess.run(mount, capture_output=True, check=False)
@@ -94,8 +94,8 @@ def mounted(folder: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def filled(trees: Trees, disk: Path, ballast_bytes: int = BALLAST_BYTES) -> Answer:
-    """The first answer but 201, on a disk that something else takes most of."""
+def fill_disk(trees: Trees, disk: Path, ballast_bytes: int = BALLAST_BYTES) -> Answer:
+    """Fill a disk that is mostly occupied; return the first answer other than 201."""
     (disk / "ballast").write_bytes(bytes(ballast_bytes))
     while (answer := trees.upload()).status == 201:
         assert trees.acknowledged * 50 < 10 * DISK_BYTES, "it never filled up"
@@ -103,15 +103,17 @@ def filled(trees: Trees, disk: Path, ballast_bytes: int = BALLAST_BYTES) -> Answ
     return answer
 
 
-def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path, disk: Path) -> None:
-    collector = Mortal(tmp_path / "one", f"sqlite:///{disk}/collector.db", seal_seconds=3_600)
-    with living(collector):
+def test_a_full_disk_is_reported_and_loses_nothing(tmp_path: Path, disk: Path) -> None:
+    collector = KillableCollector(
+        tmp_path / "one", f"sqlite:///{disk}/collector.db", seal_seconds=3_600
+    )
+    with running_collectors(collector):
         trees = Trees(collector)
-        answer = filled(trees, disk)
+        answer = fill_disk(trees, disk)
         assert (answer.status, answer.code) == (507, "store-full")
         assert answer.json()["title"] == "the store has no room left"
         for _ in range(5):
-            assert trees.upload().status in (201, 507)  # a little room may turn up
+            assert trees.upload().status in (201, 507)  # a little space may become free
         assert ask(trees.address, "GET", "/health").status == 200
         assert "no room left" in collector.log()
         (disk / "ballast").unlink()
@@ -124,10 +126,12 @@ def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path, disk: Path) -> No
 def test_a_collector_that_dies_on_a_full_disk_has_what_it_acknowledged(
     tmp_path: Path, disk: Path
 ) -> None:
-    collector = Mortal(tmp_path / "one", f"sqlite:///{disk}/collector.db", seal_seconds=3_600)
-    with living(collector):
+    collector = KillableCollector(
+        tmp_path / "one", f"sqlite:///{disk}/collector.db", seal_seconds=3_600
+    )
+    with running_collectors(collector):
         trees = Trees(collector)
-        filled(trees, disk)
+        fill_disk(trees, disk)
         collector.kill()
         collector.start()
         (disk / "ballast").unlink()
@@ -135,22 +139,22 @@ def test_a_collector_that_dies_on_a_full_disk_has_what_it_acknowledged(
         assert trees.released() == trees.acknowledged
 
 
-def test_a_full_disk_of_a_server_is_told_and_loses_nothing(
+def test_a_full_disk_of_a_server_is_reported_and_loses_nothing(
     tmp_path: Path, postgres: Server, postgres_url: str
 ) -> None:
-    """The disk is that of the uploads; those that were acknowledged are counted from there."""
-    collector = Mortal(tmp_path / "one", postgres_url, seal_seconds=3_600)
+    """The disk has the table of uploads; the acknowledged ones are counted from there."""
+    collector = KillableCollector(tmp_path / "one", postgres_url, seal_seconds=3_600)
     with (
         tempfile.TemporaryDirectory(prefix="sfumato-") as name,
         mounted(Path(name)) as disk,
-        living(collector),
+        running_collectors(collector),
     ):
         trees = Trees(collector)
         postgres.lend(disk / "tables")
         postgres.execute(f"CREATE TABLESPACE small LOCATION '{disk}/tables'")
         move_uploads(postgres_url, "small")
         try:
-            answer = filled(trees, disk, DISK_BYTES - FREE_BYTES)
+            answer = fill_disk(trees, disk, DISK_BYTES - FREE_BYTES)
             assert (answer.status, answer.code) == (507, "store-full")
             assert ask(trees.address, "GET", "/health").status == 200
             assert "no room left" in collector.log()
@@ -168,9 +172,9 @@ def move_uploads(url: str, disk: str) -> None:
         connection.execute(f"ALTER TABLE upload SET TABLESPACE {disk}")
 
 
-def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path, disk: Path) -> None:
-    collector = Mortal(tmp_path / "one", f"sqlite:///{disk}/collector.db")
-    with living(collector):
+def test_a_read_only_disk_is_reported(tmp_path: Path, disk: Path) -> None:
+    collector = KillableCollector(tmp_path / "one", f"sqlite:///{disk}/collector.db")
+    with running_collectors(collector):
         trees = Trees(collector)
         assert trees.upload().status == 201
         collector.kill()
@@ -180,7 +184,7 @@ def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path, disk: Path) -> No
         assert (answer.status, answer.code) == (503, "store-read-only")
         assert int(answer.headers["retry-after"]) > 0
         wait_for(lambda: ask(trees.address, "GET", "/ready").status == 503, "it not to be ready")
-        assert "can be read, not written" in collector.log()
+        assert "is read-only" in collector.log()
         collector.kill()
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
         collector.start()
@@ -188,11 +192,11 @@ def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path, disk: Path) -> No
         assert trees.released() == trees.acknowledged == 2 * REPORTS
 
 
-def test_a_server_that_takes_no_writes_is_told_and_then_goes_on(
+def test_a_read_only_server_is_reported_and_then_used_again(
     tmp_path: Path, postgres: Server, postgres_url: str
 ) -> None:
-    collector = Mortal(tmp_path / "one", postgres_url)
-    with living(collector):
+    collector = KillableCollector(tmp_path / "one", postgres_url)
+    with running_collectors(collector):
         trees = Trees(collector)
         assert trees.upload().status == 201
         try:
@@ -203,8 +207,8 @@ def test_a_server_that_takes_no_writes_is_told_and_then_goes_on(
             assert int(answer.headers["retry-after"]) > 0
             assert ask(trees.address, "GET", "/ready").status == 503
             collector.kill()
-            code, said = collector.attempt()
-            assert (code, "can be read, not written" in said) == (1, True), said
+            code, log = collector.attempt()
+            assert (code, "is read-only" in log) == (1, True), log
         finally:
             read_only(postgres, "off")
         collector.start()

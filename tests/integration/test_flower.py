@@ -1,6 +1,6 @@
 """Sfumato in a Flower app: real messages, mods and strategies, with and without processes.
 
-Needs flwr, so it runs where `scripts/integrations` has made an environment:
+Needs flwr, so it runs in the environment that `scripts/integrations` creates:
 
     .venv-flower-app/bin/python -m pytest tests/integration/test_flower.py
     .venv-flower-app/bin/python -m pytest tests/integration/test_flower.py -m slow
@@ -90,7 +90,7 @@ class HandGrid(Grid):  # type: ignore[misc]  # flwr is not there for mypy
                 answer = self.app(copy.deepcopy(message), self.contexts[node])
             except Exception:  # noqa: S112  # like a failing node: the server gets no answer
                 continue
-            # A node that gets the message knows itself.
+            # In a real node, Flower sets this.
             answer.metadata.__dict__["_src_node_id"] = node
             changed = answer if self.change is None else self.change(node, answer)
             if changed is not None:
@@ -159,7 +159,7 @@ def mean_of(nodes: Iterable[int]) -> np.ndarray[Any, Any]:
 def one_round(
     strategy: SketchedStrategy, grid: HandGrid, number: int = 1
 ) -> tuple[np.ndarray[Any, Any] | None, Any]:
-    """The mean update that a round gives, or None, and its metrics."""
+    """The mean update of a round, or None, and its metrics."""
     start = model()
     messages = list(strategy.configure_train(number, arrays_of(start), ConfigRecord(), grid))
     replies = grid.send_and_receive(messages)
@@ -358,7 +358,7 @@ def test_a_client_of_another_version_says_so(secure: bool, monkeypatch: Any) -> 
         messages = list(messages)
         for message in messages:
             if message.metadata.dst_node_id == 2:
-                message.content[KEY]["version"] = VERSION + 1  # as a newer client would read it
+                message.content[KEY]["version"] = VERSION + 1  # like that of a newer client
         return push(messages)
 
     monkeypatch.setattr(grid, "push_messages", push_newer)

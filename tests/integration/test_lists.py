@@ -1,5 +1,5 @@
-"""Campaigns over a real network that end as their simulation does, to the last bit: through
-collectors that are killed between rounds and while the reports of a round are half in.
+"""Campaigns over a real network with exactly the results of their simulation, through collectors
+that are killed between rounds and in the middle of a round.
 
 Devices draw from `SeededRng(seed, k)` and a study's hash functions and secret from
 `SeededRng(seed)`, in both. Nothing else is drawn: the noise on a list is the campaign's own. (Noise
@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from checks import SEED
-from integration.serving import Admin, Mortal, living
+from integration.serving import Admin, KillableCollector, running_collectors
 from sfumato import plan, simulate
 from sfumato.collector import studies
 from sfumato.collector.store.store import Store
@@ -33,7 +33,7 @@ from sfumato.simulation.population import Cohorts, Population
 from sfumato.spec import from_json
 from sfumato.study import Study
 
-ITEMS = 2  # of a device
+ITEMS = 2  # per device
 STUDY: dict[str, Any] = {
     "question": "heavy_hitters",
     "trust": "central",
@@ -43,32 +43,32 @@ STUDY: dict[str, Any] = {
 }
 PROMISED = STUDY | {"epsilon": 8.0, "delta": 1e-2, "bytes_per_device": 6_000}
 OPEN = STUDY | {"epsilon": None, "bytes_per_device": 500}
-CONNECTIONS = 4  # of the fleet: as many requests are under way at once
+CONNECTIONS = 4  # of the fleet, each with one request at a time
 
 
 def trees(devices: int) -> dict[str, list[str]]:
-    """What devices hold: a few items that many have, and many that few have."""
+    """Items of devices: a few common ones, and many rare ones."""
     chance = np.random.default_rng([SEED, devices])
-    drawn = np.minimum(chance.zipf(1.3, devices * ITEMS), 500)
+    numbers = np.minimum(chance.zipf(1.3, devices * ITEMS), 500)
     return {
-        "item": [f"t{number}" for number in drawn],
-        "device": [f"d{place // ITEMS}" for place in range(drawn.size)],
+        "item": [f"t{number}" for number in numbers],
+        "device": [f"d{place // ITEMS}" for place in range(numbers.size)],
     }
 
 
 @dataclass
 class Fate:
-    """Kills the collector, and starts it again, before certain messages of a study's devices: by
-    the number of the step, and how many of its messages were sent before.
+    """Kills the collector, and restarts it, before certain messages of a study's devices: by the
+    number of the step, and the number of messages in it so far.
 
-    A task of plain reports is a step. A masked round has five: to join it, and to enrol, share,
-    mask and unmask in it.
+    A task of plain reports is a step. A masked round has five: join, enrol, share, mask and
+    unmask.
     """
 
-    collector: Mortal
+    collector: KillableCollector
     deaths: set[tuple[int, int]]
     died: list[tuple[int, int]] = field(default_factory=list)
-    _sent: Counter[str] = field(default_factory=Counter)  # by step, in their order
+    _counts: Counter[str] = field(default_factory=Counter)  # by step, in their order
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def pass_by(self, method: str, path: str) -> None:
@@ -76,8 +76,8 @@ class Fate:
             return
         step = path.rpartition("/")[0] if method == "PUT" else path  # without the member
         with self._lock:
-            self._sent[step] += 1
-            moment = (list(self._sent).index(step), self._sent[step] - 1)
+            self._counts[step] += 1
+            moment = (list(self._counts).index(step), self._counts[step] - 1)
             if moment in self.deaths and moment not in self.died:
                 self.died.append(moment)
                 self.collector.kill()
@@ -86,14 +86,14 @@ class Fate:
 
 @dataclass
 class Course:
-    """A study from its creation to its release: what it gave, and at which rates it asked."""
+    """The result of a study from its creation to its release, and its sampling rates."""
 
     estimates: list[dict[str, Any]]
     rates: list[float]
 
 
 def over_the_network(
-    collector: Mortal,
+    collector: KillableCollector,
     patch: pytest.MonkeyPatch,
     name: str,
     keys: Mapping[str, Any],
@@ -107,7 +107,7 @@ def over_the_network(
         "name": name,
         "purpose": "Which to plant next.",
         "study": keys,
-        "items": listed(keys),
+        "items": dictionary_of(keys),
         "delay_seconds": 1,
     }
     population = Population.load(trees(keys["devices"]), device_column="device")
@@ -125,7 +125,7 @@ def over_the_network(
         row = studies.create(store, request, key=key, rng=SeededRng(seed), now=time.time)
         study, design = from_json(row.study), from_json(row.design)
         assert isinstance(study, Study)
-        public = getattr(design, "names", design)  # whose seed deals out the devices
+        public = getattr(design, "names", design)  # its seed assigns devices to cohorts
         cohorts = Cohorts.of(study, design, public.seed, population.devices, exact=True)
         assert collector.address is not None
         with NetworkFleet(
@@ -139,10 +139,10 @@ def over_the_network(
             summary = fleet.ask(name)
         times = 2 if keys["question"] == "histogram" else 1
         assert summary.sent + summary.forgotten == times * keys["devices"]
-        # Whose answer was lost with the collector may find its task closed, and its report counted.
+        # A device whose answer was lost may find its task closed, and its report counted.
         assert summary.forgotten <= CONNECTIONS * len(deaths)
         assert summary.unsent == 0
-        released = Admin([collector]).released(row.id)
+        released = Admin([collector]).wait_for_release(row.id)
         with store.reading() as tx:
             tasks = [from_json(task.spec) for task in tx.tasks(row.id)]
     assert sorted(fate.died) == sorted(deaths)
@@ -152,14 +152,14 @@ def over_the_network(
     return Course(released["estimates"], [mechanism.rate for mechanism in listing])
 
 
-def listed(keys: Mapping[str, Any]) -> list[str] | None:
-    """The dictionary, if the question is of one."""
+def dictionary_of(keys: Mapping[str, Any]) -> list[str] | None:
+    """The dictionary, if the question has one."""
     return [f"t{number}" for number in range(1, 9)] if keys["question"] == "frequencies" else None
 
 
-def simulated(keys: Mapping[str, Any], seed: int) -> list[dict[str, Any]]:
+def simulate_study(keys: Mapping[str, Any], seed: int) -> list[dict[str, Any]]:
     release = simulate(
-        plan(dict(keys), items=listed(keys)),
+        plan(dict(keys), items=dictionary_of(keys)),
         trees(keys["devices"]),
         device_column="device",
         seed=seed,
@@ -175,35 +175,35 @@ def check(
     sizes: dict[str, int],
     deaths: Sequence[Sequence[tuple[int, int]]],
 ) -> None:
-    """A campaign with a promise and one without, each through a collector that is killed and
-    through one that is not."""
-    asked = [(PROMISED | sizes, SEED), (OPEN | sizes, SEED + 2)]
+    """Run a campaign with a privacy guarantee and one without, each through a collector that is
+    killed and through one that is not."""
+    campaigns = [(PROMISED | sizes, SEED), (OPEN | sizes, SEED + 2)]
     courses: list[list[Course]] = [[], []]
     for place, killing in (("killed", deaths), ("alive", [(), ()])):
-        collector = Mortal(
+        collector = KillableCollector(
             folder / place, f"sqlite:///{folder}/{place}.db", stays=True, worker_seconds=0.05
         )
-        with living(collector):
-            for number, (keys, seed) in enumerate(asked):
+        with running_collectors(collector):
+            for number, (keys, seed) in enumerate(campaigns):
                 courses[number].append(
                     over_the_network(
                         collector, patch, f"{number}", keys, deaths=killing[number], seed=seed
                     )
                 )
-    for (keys, seed), (killed, alive) in zip(asked, courses, strict=True):
-        expected = simulated(keys, seed)
+    for (keys, seed), (killed, alive) in zip(campaigns, courses, strict=True):
+        expected = simulate_study(keys, seed)
         assert expected
         assert killed.estimates == expected
         assert alive.estimates == expected
         assert killed.rates == alive.rates
-        assert len(set(alive.rates)) == sizes["rounds"]  # what a table showed set the next rate
-        assert simulated(keys, seed + 1) != expected  # the control
+        assert len(set(alive.rates)) == sizes["rounds"]  # each table determines the next rate
+        assert simulate_study(keys, seed + 1) != expected  # the control
 
 
 def test_a_campaign_whose_collector_is_killed_ends_as_its_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the second of three rounds is half in, and between the second and the third."""
+    """In the middle of the second of three rounds, and between the second and the third."""
     check(tmp_path, monkeypatch, {"devices": 120, "rounds": 3}, [[(1, 20)], [(2, 0)]])
 
 
@@ -226,22 +226,22 @@ def check_masked(
     keys: Mapping[str, Any],
     deaths: Sequence[tuple[int, int]],
 ) -> Course:
-    """A campaign in masked rounds, through a collector that is killed."""
+    """Run a campaign in masked rounds, through a collector that is killed."""
     store = f"sqlite:///{folder}/collector.db"
-    collector = Mortal(folder, store, stays=True, worker_seconds=0.05, phase_seconds=600)
-    with living(collector):
+    collector = KillableCollector(folder, store, stays=True, worker_seconds=0.05, phase_seconds=600)
+    with running_collectors(collector):
         course = over_the_network(collector, patch, "Trees", keys, deaths=deaths, seed=SEED)
-    expected = simulated(keys, SEED)
+    expected = simulate_study(keys, SEED)
     assert expected
     assert course.estimates == expected
-    assert simulated(keys, SEED + 1) != expected  # the control
+    assert simulate_study(keys, SEED + 1) != expected  # the control
     return course
 
 
 def test_a_campaign_in_masked_rounds_ends_as_its_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed while the masked tables of the second round are half in."""
+    """Killed in the middle of the masked tables of the second round."""
     sizes = {"devices": 120, "rounds": 2, "bytes_per_device": 20_000}
     course = check_masked(tmp_path, monkeypatch, PROMISED | MASKED | sizes, [(8, 30)])
     assert len(set(course.rates)) == 2
@@ -251,7 +251,7 @@ def test_a_campaign_in_masked_rounds_ends_as_its_simulation(
 def test_a_histogram_in_masked_rounds_ends_as_its_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between the names and the counts. A table has no room for all names."""
+    """Killed between the names and the counts. A table is too small for all names."""
     sizes = {"devices": 40, "items_per_device": ITEMS, "bytes_per_device": 2_000}
     check_masked(tmp_path, monkeypatch, COUNTED | sizes, [(5, 0)])
 
@@ -260,7 +260,7 @@ def test_a_histogram_in_masked_rounds_ends_as_its_simulation(
 def test_noise_in_shares_is_the_simulations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With trust "secure" all noise is the devices' own, so that counts have the same. Killed while
+    """With trust "secure" all noise comes from the devices, so both have the same. Killed while
     the first round is unmasked, and between the two."""
     study = {"question": "frequencies", "trust": "secure", "epsilon": 1.0, "corrupt": 0.05}
     sizes = {"devices": 80, "rounds": 2, "items_per_device": ITEMS}

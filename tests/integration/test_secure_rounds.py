@@ -1,7 +1,7 @@
 """Masked rounds whose collector is killed in every phase, while devices vanish: the sum is exact.
 
-Each device holds an item of its own and there is no noise, so a correct release has a one for every
-device whose masked table was acknowledged, and a zero for every other one.
+Each device has its own item and there is no noise, so a correct release has a one for every device
+whose masked table was acknowledged, and a zero for every other one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from checks import SEED
-from integration.serving import Admin, Mortal, living
+from integration.serving import Admin, KillableCollector, running_collectors
 from sfumato.collector.store.store import Store
 from sfumato.device import Device, Http, MemoryBox, Response, RoundClient, RoundOutcome, offers
 from sfumato.errors import ServiceError
@@ -29,9 +29,9 @@ NAME = "Street trees"
 
 
 class Line:
-    """A way to a collector that is somewhere else after each death."""
+    """A connection to a collector whose address changes at each restart."""
 
-    def __init__(self, collector: Mortal) -> None:
+    def __init__(self, collector: KillableCollector) -> None:
         self._collector = collector
         self._address: str | None = None
         self._http: Http | None = None
@@ -39,11 +39,11 @@ class Line:
     def __call__(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
         address = self._collector.address
         if address is None:
-            raise ServiceError("nobody is there")
+            raise ServiceError("the collector does not run")
         if address != self._address:
             self.close()
             self._address, self._http = address, Http(address)
-        assert self._http is not None  # it was made with the address
+        assert self._http is not None  # created with the address
         return self._http(method, path, body, headers)
 
     def close(self) -> None:
@@ -53,14 +53,14 @@ class Line:
 
 @dataclass
 class Fate:
-    """Kills the collector once in each of some phases, when some of its messages have come.
+    """Kills the collector once in each of some phases, after some of its messages.
 
-    It ends a phase when all have come that will, so that nothing depends on how busy a machine is.
+    It ends a phase after its last message, so that nothing depends on the speed of the machine.
     """
 
-    collector: Mortal
+    collector: KillableCollector
     kills: Sequence[str]
-    coming: Mapping[str, int]  # devices that speak in each phase
+    coming: Mapping[str, int]  # number of devices that send a message in each phase
     killed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -89,15 +89,16 @@ class Fate:
 
     def _look(self, store: Store) -> None:
         with store.reading() as tx:
-            live = tx._run("SELECT id, phase FROM round WHERE phase NOT IN ('done', 'aborted')")
-            came = {round_id: len(tx.senders(round_id, phase)) for round_id, phase in live}
-        for round_id, phase in live:
+            rows = [tx.round(round_id) for round_id in tx.active_rounds()]
+            phases = {row.id: row.phase for row in rows if row is not None}
+            counts = {round_id: len(tx.senders(round_id, phases[round_id])) for round_id in phases}
+        for round_id, phase in phases.items():
             if phase in set(self.kills) - set(self.killed):
-                if came[round_id] >= 0.3 * self.coming[phase]:
+                if counts[round_id] >= 0.3 * self.coming[phase]:
                     self.killed.append(phase)
                     self.collector.kill()
                     self.collector.start()
-            elif came[round_id] >= self.coming[phase]:
+            elif counts[round_id] >= self.coming[phase]:
                 with store.transaction() as tx:
                     row = tx.round(round_id)
                     if row is not None and row.phase == phase:
@@ -112,9 +113,9 @@ def run(
     rates: Mapping[str, float],
     **keys: Any,
 ) -> tuple[CountRelease, list[Traveller], int]:
-    """A study from its creation to its release: what it gave, each device's part, and how often it
-    was charged."""
-    collector = Mortal(
+    """Run a study from its creation to its release; return the release, each device's session, and
+    the number of charges."""
+    collector = KillableCollector(
         folder, f"sqlite:///{folder}/collector.db", worker_seconds=0.05, phase_seconds=600
     )
     study = {"question": "frequencies", "trust": "secure", "epsilon": None, "devices": devices}
@@ -125,18 +126,18 @@ def run(
         "items": [f"tree {k}" for k in range(devices)],
     }
     chance = np.random.default_rng(SEED)
-    with living(collector):
+    with running_collectors(collector):
         admin = Admin([collector])
         study_id, _ = admin.open(request)
         key = offers.public_key(bytes.fromhex((folder / "collector.key").read_text().strip()))
         lines = [Line(collector) for _ in range(4)]
         shared: dict[str, bytes] = {}
-        them = [Device(MemoryBox(shared), lines[k % 4], key) for k in range(devices)]
-        for device in them:
+        fleet = [Device(MemoryBox(shared), lines[k % 4], key) for k in range(devices)]
+        for device in fleet:
             device.offers(time.time())
             device.consent(NAME)
         travellers = []
-        for k, device in enumerate(them):
+        for k, device in enumerate(fleet):
             part = device.part(NAME, f"tree {k}", time.time())
             assert isinstance(part, RoundClient), part
             travellers.append(Traveller(part, leaves_in(rates, chance)))
@@ -147,7 +148,7 @@ def run(
         fate = Fate(collector, kills, coming)
         with fate.at_work():
             travel([(lines[group], travellers[group::4]) for group in range(4)])
-            release = CountRelease.from_dict(admin.released(study_id))
+            release = CountRelease.from_dict(admin.wait_for_release(study_id))
         for line in lines:
             line.close()
         charged = len(admin.ask(lambda client: client.ledger())["entries"])
@@ -166,14 +167,14 @@ def check(release: CountRelease, travellers: Sequence[Traveller], charged: int) 
 
 
 def test_a_collector_that_is_killed_twice_gives_an_exact_sum(tmp_path: Path) -> None:
-    """Of forty devices a tenth vanish."""
-    rates = {phase: 0.025 for phase in PHASES if phase != "ack"}  # which there is not
+    """A tenth of forty devices vanish."""
+    rates = {phase: 0.025 for phase in PHASES if phase != "ack"}  # it has no such phase
     check(*run(tmp_path, 40, kills=["mask", "unmask"], rates=rates, dropout=0.2))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_collector_that_is_killed_in_every_phase_gives_an_exact_sum(tmp_path: Path) -> None:
-    """Two hundred devices that trust the collector with nothing, a tenth of whom vanish."""
+    """Two hundred devices that do not trust the collector; a tenth of them vanish."""
     rates = dict.fromkeys(PHASES, 0.02)
     check(*run(tmp_path, 200, kills=PHASES, rates=rates, collector="semi_malicious"))

@@ -1,4 +1,4 @@
-"""Who has no token that is good for it gets nowhere, at every address that needs one."""
+"""Every address that needs a token refuses requests without a suitable one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sfumato.collector.store.store import Store, TokenRow
 from sfumato.collector.tokens import Role
 
 FOR_EVERYBODY = {"/health", "/ready"}
-READING = {("POST", "/v1/plan")}  # besides every GET: it changes nothing
+READING = {("POST", "/v1/plan")}  # besides every GET; it changes nothing
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 STUDY = {
     "name": "Street trees",
@@ -48,7 +48,7 @@ def needing_a_token(folder: Path) -> list[tuple[str, str]]:
 
 @dataclass
 class Site:
-    """A collector with a study, and tokens that are good for nothing, or for little."""
+    """A collector with a study, a good token, an analyst's, and invalid ones."""
 
     address: str
     study_id: str
@@ -61,7 +61,7 @@ class Site:
         return ask(self.address, method, path.format(study_id=self.study_id), b"{}", token=token)
 
     def content(self) -> list[Answer]:
-        """What an administrator sees."""
+        """The answers that an administrator gets."""
         paths = ("/v1/studies", "/v1/studies/{study_id}", "/v1/ledger")
         return [
             Answer(a.status, {}, a.body) for a in (self.ask("GET", p, self.good) for p in paths)
@@ -73,22 +73,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("collector")
     with running(settings(folder)) as served:
 
-        def made(role: Role, **options: Any) -> tuple[TokenRow, str]:
+        def new_token(role: Role, **options: Any) -> tuple[TokenRow, str]:
             return tokens.create(served.store, role=role, name=role, days=1, **options)
 
-        row, revoked = made("admin")
+        row, revoked = new_token("admin")
         tokens.revoke(served.store, row.id)
-        _, good = made("admin")
+        _, good = new_token("admin")
         yield Site(
             address=served.address,
             study_id=AdminClient(served.address, good).create_study(STUDY)["id"],
             good=good,
-            low=made("analyst")[1],
+            low=new_token("analyst")[1],
             bad={
                 "missing": None,
                 "wrong": good[:-1] + ("A" if good[-1] != "A" else "B"),
                 "cut": good[:-1],
-                "expired": made("admin", now=lambda: 0.0)[1],
+                "expired": new_token("admin", now=lambda: 0.0)[1],
                 "revoked": revoked,
             },
             routes=needing_a_token(folder),
@@ -100,7 +100,7 @@ def test_the_application_has_addresses_that_need_a_token(site: Site) -> None:
     assert len(site.routes) >= 10
 
 
-def test_a_token_that_is_not_good_gets_nowhere_and_is_told_the_same_as_none(site: Site) -> None:
+def test_an_invalid_token_gets_the_same_answer_as_none(site: Site) -> None:
     before = site.content()
     for method, path in site.routes:
         answers = {name: site.ask(method, path, token) for name, token in site.bad.items()}
@@ -108,8 +108,8 @@ def test_a_token_that_is_not_good_gets_nowhere_and_is_told_the_same_as_none(site
             site.bad, 401
         ), (method, path)
         assert len({answer.body for answer in answers.values()}) == 1
-        told = [answer.headers.keys() for answer in answers.values()]
-        assert all(names == told[0] for names in told)
+        header_names = [answer.headers.keys() for answer in answers.values()]
+        assert all(names == header_names[0] for names in header_names)
     assert site.content() == before
 
 
@@ -125,10 +125,10 @@ def test_an_analyst_changes_nothing(site: Site) -> None:
 
 
 def test_no_other_method_opens_an_address(site: Site) -> None:
-    """Not even with a token: what a route does not name, it does not take."""
+    """Not even with a token: a route accepts only the methods that it names."""
     before = site.content()
     for path in {path for _, path in site.routes}:
-        known = {method for method, where in site.routes if where == path}
-        for method in set(METHODS) - known:
+        methods = {method for method, where in site.routes if where == path}
+        for method in set(METHODS) - methods:
             assert site.ask(method, path, site.good).status == 405, (method, path)
     assert site.content() == before

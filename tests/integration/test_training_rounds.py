@@ -1,5 +1,5 @@
-"""A model that devices train through a collector, which is killed on the way, is the one that one
-process trains alone: bit for bit, and at the price that was planned."""
+"""A model trained by devices through a collector that is killed is the same, bit for bit, as one
+trained in a single process, and costs what was planned."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from integration.serving import Admin, Mortal, living
+from integration.serving import Admin, KillableCollector, running_collectors
 from integration.test_secure_rounds import Line
 from sfumato import plan
 from sfumato.device import offers
@@ -41,32 +41,32 @@ def population(clients: int = CLIENTS) -> Federated:
     owner = torch.repeat_interleave(torch.arange(clients), 1 + torch.arange(clients) % 6)
     targets = torch.randint(0, 3, (len(owner) + 60,), generator=draw)
     inputs = places[targets] + 0.3 * torch.randn(len(targets), 12, generator=draw)
-    held = group_by_client(inputs[60:], targets[60:], owner, clients)
-    return Federated(held, inputs[:60], targets[:60], "made up")
+    examples = group_by_client(inputs[60:], targets[60:], owner, clients)
+    return Federated(examples, inputs[:60], targets[:60], "made up")
 
 
 class Fate:
-    """Kills the collector while a round collects masked tables, and between two rounds; whoever
-    calls goes on when it answers again."""
+    """Kills the collector while a round collects masked tables, and between two rounds; callers
+    continue when it answers again."""
 
-    def __init__(self, collector: Mortal, design: TrainingDesign) -> None:
+    def __init__(self, collector: KillableCollector, design: TrainingDesign) -> None:
         self._collector, self._design = collector, design
         self._lock = threading.Lock()
         self._computed = 0  # updates
         self.killed: list[str] = []
 
-    def come(self, cohort: str) -> list[int]:
-        """Who answers the task of a cohort, which is offered, and which nobody has joined."""
+    def members(self, cohort: str) -> list[int]:
+        """The devices that answer the task of a cohort, which is offered and not yet joined."""
         number = int(cohort.split()[1])
         if number == 2:
             self._kill("between rounds")
         return self._design.members(number).tolist()  # type: ignore[no-any-return]  # numpy's
 
     def over(self, train: Train) -> Train:
-        """The same, and what comes over the collector meanwhile."""
+        """The same function, during which the collector may be killed."""
 
         def watched(terms: ModelTerms, parameters: F32, rng: Rng) -> Any:
-            with self._lock:  # a connection's devices mask one after another: some have
+            with self._lock:  # devices of a connection mask one after another: some have
                 self._computed += 1
                 if self._computed == self._design.cohort + 6:
                     self._kill("within a round")
@@ -82,7 +82,7 @@ class Fate:
 
 
 def test_a_collector_that_is_killed_trains_the_model_that_one_process_does(tmp_path: Path) -> None:
-    collector = Mortal(
+    collector = KillableCollector(
         tmp_path, f"sqlite:///{tmp_path}/collector.db", worker_seconds=0.05, phase_seconds=600
     )
     data = population()
@@ -91,12 +91,12 @@ def test_a_collector_that_is_killed_trains_the_model_that_one_process_does(tmp_p
         "purpose": "To tell trees apart.",
         "study": {**STUDY, "training": MODEL},
     }
-    with living(collector):
+    with running_collectors(collector):
         admin = Admin([collector])
         study_id, _ = admin.open(request)
         key = offers.public_key(bytes.fromhex((tmp_path / "collector.key").read_text().strip()))
-        asked = admin.ask(lambda client: client.study(study_id))["study"]
-        design = plan(asked).design
+        study = admin.ask(lambda client: client.study(study_id))["study"]
+        design = plan(study).design
         assert isinstance(design, TrainingDesign)
         fate = Fate(collector, design)
         with NetworkFleet(
@@ -105,11 +105,11 @@ def test_a_collector_that_is_killed_trains_the_model_that_one_process_does(tmp_p
             [fate.over(each) for each in trainers(data.train)],
             seed=SEED,
             connections=2,
-            come=fate.come,
+            come=fate.members,
             connect=lambda: Line(collector),
         ) as fleet:
             done = fleet.ask(NAME, patience_seconds=PATIENCE_SECONDS)
-        released = admin.released(study_id)
+        released = admin.wait_for_release(study_id)
         parameters = admin.ask(lambda client: client.model(study_id))
         ledger = admin.ask(lambda client: client.ledger())
     assert fate.killed == ["within a round", "between rounds"]
@@ -128,7 +128,7 @@ def test_a_collector_that_is_killed_trains_the_model_that_one_process_does(tmp_p
 
 
 def check_ledger(ledger: dict[str, Any], design: TrainingDesign) -> None:
-    """A charge a round, and no more than planned in all; sampling nobody, not much less either."""
+    """One charge per round, in total no more than planned, and without sampling not much less."""
     assert [entry["cohort"] for entry in ledger["entries"]] == [f"round {k}" for k in range(ROUNDS)]
     assert len({entry["campaign"] for entry in ledger["entries"]}) == design.passes == 2
     planned = epsilon_of([design.loss], ledger["delta"])

@@ -1,4 +1,4 @@
-"""The walks of docs/architecture.md: each step is taken, in the order that the page has."""
+"""The walks of docs/architecture.md: each step is called, in the order of the page."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def walks() -> dict[str, list[str]]:
     """The steps of each walk, by its name."""
     text = PAGE.read_text(encoding="utf-8").split("<!-- walks -->")[1].split("<!-- /walks -->")[0]
     parts = re.split(r"^\*\*(.+?)\*\*$", text, flags=re.MULTILINE)[1:]
-    found = zip(parts[::2], parts[1::2], strict=True)
-    return {name.strip("`"): re.findall(r"`([\w.]+)`", steps) for name, steps in found}
+    sections = zip(parts[::2], parts[1::2], strict=True)
+    return {name.strip("`"): re.findall(r"`([\w.]+)`", steps) for name, steps in sections}
 
 
 def calls(scenario: Callable[[], object], steps: set[str]) -> list[str]:
     """The calls of these functions, in order, on all threads."""
-    seen: list[str] = []
+    names: list[str] = []
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
@@ -38,7 +38,7 @@ def calls(scenario: Callable[[], object], steps: set[str]) -> list[str]:
             module = frame.f_globals["__name__"].removeprefix("sfumato.")
             name = f"{module}.{code.co_qualname}"
             if name in steps:
-                seen.append(name)
+                names.append(name)
 
     threading.setprofile(note)
     sys.setprofile(note)
@@ -47,7 +47,7 @@ def calls(scenario: Callable[[], object], steps: set[str]) -> list[str]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    return seen
+    return names
 
 
 def train_once() -> None:
@@ -78,6 +78,8 @@ def test_a_walk_goes_as_the_page_says(name: str, tmp_path: Path) -> None:
     }
     steps = walks()[name]
     assert len(steps) >= 5
-    taken = iter(calls(scenarios[name], set(steps)))
-    missing = [step for step in steps if step not in taken]  # which goes on where it was
+    recorded = iter(calls(scenarios[name], set(steps)))
+    missing = [
+        step for step in steps if step not in recorded
+    ]  # `in` continues after the last match
     assert not missing

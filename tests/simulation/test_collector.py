@@ -240,7 +240,7 @@ class World:
             assert fate.id is not None
             fate.stopped = True
             with self.store.reading() as tx:
-                row = studies.found(tx, fate.id)
+                row = studies.get_study(tx, fate.id)
             if row.state != "failed":
                 studies.close(self.store, fate.id)
 
@@ -255,7 +255,7 @@ class World:
             assert fate.id is not None
             fate.stopped = True
             with self.store.reading() as tx:
-                row = studies.found(tx, fate.id)
+                row = studies.get_study(tx, fate.id)
             if row.state == "collecting":
                 studies.close(self.store, row.id)
 
@@ -285,11 +285,11 @@ class World:
     def _check_study(self, fate: Fate, charged: list[str]) -> None:
         assert fate.id is not None
         with self.store.reading() as tx:
-            row, tasks = studies.found(tx, fate.id), tx.tasks(fate.id)
+            row, tasks = studies.get_study(tx, fate.id), tx.tasks(fate.id)
             text = tx.release(fate.id)
             counts = [tx.counts(task.id) for task in tasks]
-            waiting = sum(len(tx.pending(task.id, 1)) for task in tasks)
-            sealed = [data for task in tasks for data in tx.sealed(task.id)]
+            waiting = sum(len(tx.pending_uploads(task.id, 1)) for task in tasks)
+            sealed = [data for task in tasks for data in tx.sealed_records(task.id)]
         assert {task.state for task in tasks} == {"done"}
         assert waiting == 0, "reports wait for a study that has ended"
         if row.state == "deleted":

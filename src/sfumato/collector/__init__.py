@@ -1,1 +1,1 @@
-"""The collector: a service that takes reports from devices, and gives releases to analysts."""
+"""The collector: a service that receives reports from devices and gives releases to analysts."""

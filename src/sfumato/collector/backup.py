@@ -1,9 +1,9 @@
-"""Copy a store while it works, and restore a copy.
+"""Copy a store while it is in use, and restore a copy.
 
-A copy is what was there at one moment. A restored one has forgotten what came later: reports that
-were acknowledged since then, releases, and *charges to the ledger*. What was under way in it, the
-store that it was made of may have finished since, and released. So `restore` charges and ends that,
-unless the operator knows that nothing was released; what began after the copy it cannot know of.
+A copy is a snapshot. A restored one lacks everything later: acknowledged reports, releases, and
+*charges to the ledger*. The original store may have finished and released studies that were active
+in the copy. So `restore` charges and ends those, unless the operator knows that nothing was
+released; it cannot know about studies that began after the copy.
 
 A copy of an SQLite store is an SQLite file, one of a PostgreSQL store a file for `pg_restore`.
 """
@@ -19,14 +19,12 @@ from pathlib import Path
 from sfumato.collector import studies
 from sfumato.collector.store import schema
 from sfumato.collector.store.database import database
-from sfumato.collector.store.store import Store, StudyRow, StudyState, TaskState, Transaction
+from sfumato.collector.store.store import Store, StudyRow, Transaction
 from sfumato.errors import StoreError
 from sfumato.flow.task import Task
 from sfumato.spec import from_json, to_json
 from sfumato.study import Study
 
-_UNDER_WAY: tuple[StudyState, ...] = ("collecting", "closing")
-_UNDONE: tuple[TaskState, ...] = ("open", "closing")
 _RESTORED = (
     "the store was restored from a copy, and this study may have been released after the copy was "
     "made; its open tasks are charged"
@@ -34,7 +32,7 @@ _RESTORED = (
 
 
 def backup(url: str | Path, path: Path | str) -> None:
-    """Write a copy of the store to a new file at `path`, readable for its owner only."""
+    """Write a copy of the store to a new file at `path`, readable by its owner only."""
     source, copy = database(url), Path(path)
     if source.is_empty():
         raise StoreError(f"{source.name} is empty, so there is nothing to copy")
@@ -43,12 +41,12 @@ def backup(url: str | Path, path: Path | str) -> None:
 
 
 def restore(url: str | Path, path: Path | str, *, nothing_released: bool = False) -> list[str]:
-    """Make the store at `url` from a copy. One that has tables is never overwritten.
+    """Restore a copy to the store at `url`; a store that has tables is never overwritten.
 
-    Studies that were under way and are answered by sums (trust central or secure) are ended, and
-    their open tasks charged: the same devices' reports must not be released a second time. Returns
-    their names. With `nothing_released` after the copy was made, they go on. Masked rounds under
-    way are charged and ended in any case.
+    Active studies answered by sums (trust central or secure) are ended, and their open tasks
+    charged: the same devices' reports must not be released a second time. Returns their names. With
+    `nothing_released` after the copy was made, they continue. Active masked rounds are charged and
+    ended in any case.
     """
     target, copy = database(url), Path(path)
     if not copy.is_file():
@@ -56,7 +54,7 @@ def restore(url: str | Path, path: Path | str, *, nothing_released: bool = False
     if not target.is_empty():
         raise StoreError(
             f"{target.name} has tables already, and is not overwritten",
-            hint="restore to an empty database, or to a file that is not there",
+            hint="restore to an empty database, or to a file that does not exist",
         )
     target.copy_from(copy)
     schema.migrate(target)  # the copy may be older than this code
@@ -66,32 +64,35 @@ def restore(url: str | Path, path: Path | str, *, nothing_released: bool = False
 
 
 def _lose_rounds(tx: Transaction) -> None:
-    """End the masked rounds under way, as charged: their devices must not think that nothing was
-    opened, nor be told of other survivors than before."""
-    for round_id, task_id in tx.under_way().items():
+    """End the active masked rounds as charged: their devices must not assume that nothing was
+    opened, nor get another set of survivors than before."""
+    for round_id, task_id in tx.active_rounds().items():
         row, task = tx.round(round_id), tx.task(task_id)
-        assert row is not None  # as it is under way
-        assert task is not None  # as it has a round
-        spec: Task = from_json(task.spec)  # no other is masked
+        assert row is not None  # since it is active
+        assert task is not None  # since it has a round
+        spec: Task = from_json(task.spec)  # the only kind with masks
         if not row.charged:
-            _charge(tx, studies.found(tx, task.study_id), spec)
-            tx.set_charged(round_id)
+            _charge(tx, studies.get_study(tx, task.study_id), spec)
+            tx.mark_charged(round_id)
         tx.end_round(round_id, "aborted", "the store was restored from a copy")
 
 
 def _end_studies(tx: Transaction) -> list[str]:
-    """End the studies under way that are answered by sums, and charge their open tasks. Local
-    studies go on: their noise is in the reports, and a release adds none."""
+    """End the active studies that are answered by sums, and charge their open tasks. Local studies
+    continue: their noise is in the reports, and a release adds none."""
     charged, ended = {task_id for _, _, task_id, _ in tx.entries()}, []
     for row in tx.studies():
-        if row.state not in _UNDER_WAY:
+        if row.state not in studies.ALIVE:
             continue
         study: Study = from_json(row.study)
         if study.is_local:
             continue
-        tx.set_study_state(row.id, "failed", _RESTORED, expected=_UNDER_WAY)
+        tx.set_study_state(row.id, "failed", _RESTORED, expected=studies.ALIVE)
         for task in tx.tasks(row.id):
-            if tx.set_task_state(task.id, "done", expected=_UNDONE) and task.id not in charged:
+            if (
+                tx.set_task_state(task.id, "done", expected=studies.UNFINISHED)
+                and task.id not in charged
+            ):
                 _charge(tx, row, from_json(task.spec))
         tx.end_rounds(row.id, _RESTORED)
         ended.append(row.name)
@@ -99,18 +100,18 @@ def _end_studies(tx: Transaction) -> list[str]:
 
 
 def _charge(tx: Transaction, study: StudyRow, task: Task) -> None:
-    """Write down what may have been spent, whether the budget allows it or not; where tasks are
-    parts of a plan, all of it."""
+    """Record what may have been spent, whether the budget allows it or not; if tasks are parts of a
+    plan, the cost of the whole plan."""
     cost = to_json(studies.charge_of(study, task))
     tx.add_entry(task.campaign, task.cohort, task.id, cost)
 
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[Path]:
-    """A file to write to, which gets its name when it is whole and on disk."""
+    """A file to write to, which gets its name when it is complete and on disk."""
     try:
         if path.exists():
-            raise StoreError(f"there is a file at {path}, which is not overwritten")
+            raise StoreError(f"{path} exists, and is not overwritten")
         number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         part = Path(name)
         try:
@@ -126,7 +127,7 @@ def _new_file(path: Path) -> Iterator[Path]:
 
 
 def _sync_folder(path: Path) -> None:
-    """A new name is on disk when its folder is."""
+    """Sync a folder, so that a new name in it is on disk."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

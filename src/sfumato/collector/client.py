@@ -1,6 +1,6 @@
-"""Talks to a collector as an administrator or an analyst does; the command line is over this.
+"""A client for administrators and analysts of a collector, which the command line uses.
 
-With Python alone: nothing of the service is needed where it is administered from.
+It does not need the packages of the service.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from sfumato.collector.problems import error_of
 from sfumato.errors import ServiceError, SpecError, StudyError
 from sfumato.study import Study
 
-TIMEOUT_SECONDS = 600  # a study of millions of items is planned for minutes
+TIMEOUT_SECONDS = 600  # planning a study with millions of items takes minutes
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class AdminClient:
-    """A collector at a distance. Each method is one request; what it refuses is raised.
+    """A client for a remote collector. Each method is one request, and raises if it is refused.
 
-    The errors are those that the same functions raise on the spot: StudyError, ImpossibleError,
-    BudgetError, StoreError; ServiceError for the rest, NotReadyError for a release still to come.
+    The errors are those that the same functions raise locally: StudyError, ImpossibleError,
+    BudgetError, StoreError; NotReadyError for a release still to come, ServiceError for the rest.
     """
 
     def __init__(
@@ -40,18 +40,18 @@ class AdminClient:
         ca: Path | str | None = None,
         plain_http: bool = False,
     ) -> None:
-        """`ca` is a file of certificates to trust besides the system's; a token is sent over plain
-        http to this machine only, unless `plain_http` says that the network is safe."""
+        """`ca` is a file of certificates to trust besides the system's; the token is sent over
+        plain http to this machine only, unless `plain_http` says that the network is safe."""
         parts = urlsplit(server)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             raise SpecError(f"a server must be https://HOST[:PORT] or http://…; got {server}")
         if parts.scheme == "http" and parts.hostname not in _LOOPBACK and not plain_http:
             raise SpecError(
                 f"a token is not sent to {parts.hostname} over plain http",
-                hint="use https://, or --plain-http if nobody else is on that network",
+                hint="use https://, or --plain-http if the network is safe",
             )
         if not token.isascii() or not token.isprintable():
-            raise SpecError("a token must be printable characters of ASCII", hint=_TOKEN_HINT)
+            raise SpecError("a token must be printable ASCII characters", hint=_TOKEN_HINT)
         self._parts, self._token, self._ca = parts, token, ca
 
     def me(self) -> dict[str, Any]:
@@ -86,17 +86,15 @@ class AdminClient:
         return self._ask("GET", "/v1/ledger")
 
     def id_of(self, study: str) -> str:
-        """The id of a study given by its id or its name."""
-        known = self.studies()
+        """The id of a study, from its id or its name."""
+        rows = self.studies()
         for key in ("id", "name"):
-            if found := [row["id"] for row in known if row[key] == study]:
-                return str(found[0])
-        raise SpecError(
-            f"there is no study {study!r}", hint="sfumato study list names those there are"
-        )
+            if ids := [row["id"] for row in rows if row[key] == study]:
+                return str(ids[0])
+        raise SpecError(f"there is no study {study!r}", hint="sfumato study list shows all studies")
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        answer = _parsed(self._fetch(method, path, body))
+        answer = _parse(self._fetch(method, path, body))
         if not isinstance(answer, dict):
             raise error_of(200, answer)
         return answer
@@ -113,13 +111,13 @@ class AdminClient:
             status, content = response.status, response.read()
         except (OSError, http.client.HTTPException) as problem:
             raise ServiceError(
-                f"the collector at {self._parts.netloc} cannot be reached: {_said(problem)}",
+                f"the collector at {self._parts.netloc} cannot be reached: {_reason(problem)}",
                 hint="check the address (--server or SFUMATO_SERVER), and that it runs",
             ) from problem
         finally:
             connection.close()
         if status >= 300:
-            raise error_of(status, _parsed(content))
+            raise error_of(status, _parse(content))
         return content
 
     def _connection(self) -> http.client.HTTPConnection:
@@ -138,7 +136,7 @@ class AdminClient:
         return f"AdminClient({self._parts.netloc})"
 
 
-_TOKEN_HINT = "set SFUMATO_TOKEN to what sfumato token create printed"  # noqa: S105  # no token
+_TOKEN_HINT = "set SFUMATO_TOKEN to the output of sfumato token create"  # noqa: S105  # no token
 
 
 def study_keys(path: Path | str) -> dict[str, Any]:
@@ -153,14 +151,14 @@ def study_keys(path: Path | str) -> dict[str, Any]:
         batches = files.read_columns(dictionary, [name], [pa.string()])
         items = [item for batch in batches for item in batch.column(0).to_pylist()]
         if None in items:
-            raise StudyError(f"the dictionary {dictionary} has an item that is missing")
+            raise StudyError(f"the dictionary {dictionary} has a missing item")
     for name, value in keys.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise StudyError(f"{name} must be finite; got {value}")
     return {"study": keys, "items": items}
 
 
-def _parsed(content: bytes) -> Any:
+def _parse(content: bytes) -> Any:
     try:
         return json.loads(content)
     except ValueError:
@@ -171,6 +169,6 @@ def _safe(study_id: str) -> str:
     return quote(study_id, safe="")
 
 
-def _said(problem: Exception) -> str:
+def _reason(problem: Exception) -> str:
     text = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
     return text[:200]

@@ -1,7 +1,7 @@
 """The key with which a collector signs its offers: a file that only its owner can read.
 
-Devices know the public half from the start and take no offer that another key signed, so a lost key
-is a lost fleet: keep a copy of the file where you keep backups.
+Devices know the public key from the start and accept no offer signed with another one, so a lost
+key is a lost fleet: keep a copy of the file with your backups.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ def load_or_make(path: Path | str, store: Store) -> bytes:
     """The key in this file; a new one if there is no file and nothing was signed yet."""
     file = Path(path)
     with store.reading() as tx:
-        used = bool(tx.studies())
-        signed = [row.envelope for row in tx.open_tasks()]
+        has_studies = bool(tx.studies())
+        envelopes = [row.envelope for row in tx.open_tasks()]
     if not file.exists():
-        if used:
+        if has_studies:
             raise SpecError(
                 f"there is no signing key at {file}, and the store has studies signed with one",
-                hint="bring the file back: devices take offers of no other key",
+                hint="restore the file: devices accept no offers signed with another key",
             )
         _make(file)
     key = _read(file)
-    for envelope in signed[:1]:
+    for envelope in envelopes[:1]:
         try:
             offers.verify(json.loads(envelope), offers.public_key(key))
         except OfferError:
             raise SpecError(
                 f"the key in {file} is not the one that this store's offers were signed with",
-                hint="bring the file back: devices take offers of no other key",
+                hint="restore the file: devices accept no offers signed with another key",
             ) from None
     return key
 
@@ -50,15 +50,17 @@ def _read(file: Path) -> bytes:
         key = bytes.fromhex(file.read_text(encoding="ascii").strip())
     except OSError as problem:
         raise SpecError(f"the signing key {file} cannot be read: {problem.strerror}") from None
-    except ValueError:  # its message would show what is in the file
+    except ValueError:  # its message would show the content
         key = b""
     if len(key) != offers.KEY_BYTES:
-        raise SpecError(f"{file} is no signing key: it must hold {2 * offers.KEY_BYTES} hex digits")
+        raise SpecError(
+            f"{file} is not a signing key: it must have {2 * offers.KEY_BYTES} hex digits"
+        )
     return key
 
 
 def _make(file: Path) -> None:
-    """Write a new key, whole or not at all; one that somebody else makes meanwhile stays."""
+    """Write a new key, whole or not at all; never replace one that appears meanwhile."""
     draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
         descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -68,7 +70,7 @@ def _make(file: Path) -> None:
         finally:
             os.close(descriptor)
         try:
-            os.link(draft, file)  # unlike a rename, it never replaces a file
+            os.link(draft, file)  # unlike a rename, this never replaces a file
         except FileExistsError:
             pass
         finally:
@@ -79,4 +81,4 @@ def _make(file: Path) -> None:
         finally:
             os.close(folder)
     except OSError as problem:
-        raise SpecError(f"no signing key can be made at {file}: {problem.strerror}") from problem
+        raise SpecError(f"cannot create a signing key at {file}: {problem.strerror}") from problem

@@ -1,9 +1,9 @@
-"""The service's log: one JSON object a line on stderr, made of fields from a closed list.
+"""The service's log: one JSON object per line on stderr, with fields from a closed list.
 
-A field that is not on the list is an error where the line is written, so an address, a header or a
-payload cannot slip in. Of an exception there is its type, and its message if it is one of ours;
-of another library's line, its type or its fixed text without what it was filled with. Strangers can
-make the server beneath us repeat itself, so each such line is written once a minute at most.
+A field that is not on the list raises an error where the line is written, so an address, a header
+or a payload cannot slip in. An exception is logged with its type, and with its message if it is
+ours; another library's line with its type or its fixed text, without the arguments. Strangers can
+make the HTTP server repeat itself, so each such line is written at most once a minute.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sfumato.errors import SfumatoError
 
 FIELDS = frozenset(
     {
-        "address",  # that the service listens on
+        "address",  # where the service listens
         "code",  # of a problem
         "count",
         "duration_ms",
         "hint",
-        "public_key",  # with which devices check offers
+        "public_key",  # for devices to check offers with
         "reason",
         "study_id",
         "task_id",
@@ -33,9 +33,9 @@ FIELDS = frozenset(
     }
 )
 _OURS = "sfumato"
-MANY = 100  # reports, of which a line says how many there were
-_SELDOM_SECONDS = 60.0
-_MOST_TEXTS = 100  # remembered, of other libraries
+MANY = 100  # reports from which on a line has their count
+_REPEAT_SECONDS = 60.0
+_MOST_TEXTS = 100  # texts of other libraries to remember
 _LOGGER = logging.getLogger(_OURS)
 
 
@@ -46,18 +46,18 @@ def log(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
     _LOGGER.log(level, event, extra={"fields": fields})
 
 
-def counted(count: int) -> dict[str, int]:
-    """The field `count`, if it is of many. A line has a time: with a count of one it would say when
-    somebody's report came.
+def count_field(count: int) -> dict[str, int]:
+    """The field `count`, if it is at least `MANY`. Lines have a time, so a count of one would
+    reveal when a report arrived.
 
-    >>> counted(250), counted(1)
+    >>> count_field(250), count_field(1)
     ({'count': 250}, {})
     """
     return {"count": count} if count >= MANY else {}
 
 
 def log_error(event: str, error: BaseException, **fields: Any) -> None:
-    """Write a line about an exception: its type; its message if it is ours."""
+    """Write a line about an exception: its type, and its message if it is ours."""
     reason = type(error).__name__
     if isinstance(error, SfumatoError):
         reason += f": {error}"
@@ -65,11 +65,11 @@ def log_error(event: str, error: BaseException, **fields: Any) -> None:
 
 
 def set_up(level: str, stream: IO[str] | None = None) -> None:
-    """Send the service's lines, and warnings of the server beneath it, to `stream` (stderr)."""
+    """Send the service's lines, and warnings of the HTTP server, to `stream` (stderr)."""
     ours, others = (logging.StreamHandler(stream or sys.stderr) for _ in range(2))
     ours.setFormatter(JsonLines())
     others.setFormatter(JsonLines())
-    others.addFilter(Seldom())
+    others.addFilter(RepeatFilter())
     for name, least in ((_OURS, level.upper()), ("uvicorn", "WARNING"), ("asyncio", "ERROR")):
         logger = logging.getLogger(name)
         logger.handlers = [ours if name == _OURS else others]
@@ -77,28 +77,28 @@ def set_up(level: str, stream: IO[str] | None = None) -> None:
         logger.propagate = False
 
 
-class Seldom(logging.Filter):
-    """Lets a text through once a minute; the line that follows says how many were left out."""
+class RepeatFilter(logging.Filter):
+    """Passes a text once a minute; the next line with it says how many were left out."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: dict[str, tuple[float, int]] = {}  # when, and how often since
+        self._texts: dict[str, tuple[float, int]] = {}  # when written, and how often left out since
 
     def filter(self, record: logging.LogRecord) -> bool:
         text = str(record.msg)
-        at, left_out = self._said.get(text, (-math.inf, 0))
-        if 0 <= record.created - at < _SELDOM_SECONDS:
-            self._said[text] = at, left_out + 1
+        at, left_out = self._texts.get(text, (-math.inf, 0))
+        if 0 <= record.created - at < _REPEAT_SECONDS:
+            self._texts[text] = at, left_out + 1
             return False
-        if len(self._said) >= _MOST_TEXTS:
-            self._said.clear()
-        self._said[text] = record.created, 0
+        if len(self._texts) >= _MOST_TEXTS:
+            self._texts.clear()
+        self._texts[text] = record.created, 0
         record.left_out = left_out
         return True
 
 
 class JsonLines(logging.Formatter):
-    """Our records with their fields; others' with nothing but their fixed text."""
+    """Formats our records with their fields, and others with their fixed text only."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {

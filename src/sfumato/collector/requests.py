@@ -1,4 +1,4 @@
-"""What is sent to start a study, and the dictionary as devices get it."""
+"""The request that starts a study, and the dictionary in the format that devices get."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sfumato.questions.question import Dictionary
 from sfumato.spec import canonical
 from sfumato.study import Study, TrainingKeys
 
-MEASURE = {  # beyond it, nobody has a study; some plans would take hours to find that out
+LIMITS = {  # of sensible studies; plans far beyond them would take hours
     "epsilon": (1e-9, 100.0),
     "delta": (1e-20, 1.0),
     "devices": (1, 10**10),
@@ -30,55 +30,56 @@ MEASURE = {  # beyond it, nobody has a study; some plans would take hours to fin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is sent to start a study: the keys of a study file, and the terms for devices."""
+    """The request that starts a study: the keys of a study file, and the terms for devices."""
 
-    name: str  # that users are shown; their consent goes by it
+    name: str  # shown to users, who consent to it
     purpose: str  # one sentence, shown beside it
     study: Mapping[str, Any]
     items: Sequence[str] | None = None  # the dictionary
-    daily_reports: int | None = None  # of one device; None: what the study says, or one
+    daily_reports: int | None = None  # per device; None: as in the study, or one
     delay_seconds: int = DAY_SECONDS
     lifetime_epsilon: float | None = None
-    closes: int | None = None  # the last day, since 1970-01-01 UTC, on which reports are taken
+    closes: int | None = None  # the last day for reports, in days since 1970-01-01 UTC
 
     @classmethod
-    def from_mapping(cls, given: Mapping[str, Any]) -> Request:
+    def from_mapping(cls, values: Mapping[str, Any]) -> Request:
         """A request from its keys; unknown and missing ones raise StudyError."""
-        known = [field.name for field in fields(cls)]
-        if unknown := sorted(set(given) - set(known)):
+        keys = [field.name for field in fields(cls)]
+        if unknown := sorted(set(values) - set(keys)):
             raise StudyError(
                 f"unknown key{'s' if len(unknown) > 1 else ''} {', '.join(unknown)} in the request",
-                hint=f"the keys are {', '.join(known)}",
+                hint=f"the keys are {', '.join(keys)}",
             )
-        if missing := [name for name in ("name", "purpose", "study") if name not in given]:
+        if missing := [name for name in ("name", "purpose", "study") if name not in values]:
             raise StudyError(f"a request must have {', '.join(missing)}")
-        return cls(**given)
+        return cls(**values)
 
-    def asked(self) -> Study:
-        """The study, if it is one that this collector answers."""
+    def parse_study(self) -> Study:
+        """The study; StudyError if a collector cannot answer it."""
         if not isinstance(self.study, Mapping):
             raise StudyError("study must be the keys of a study file")
         for key in ("dictionary", "dictionary_column"):
             if self.study.get(key) is not None:
-                raise StudyError(f"{key} is for files; send the items themselves, as items")
+                raise StudyError(f"{key} is for files; send the items themselves as items")
         study = Study.from_mapping(self.study)
         if study.trust not in (trusts := study.facts.collected):
             raise StudyError(
-                f"a collector does not answer {study.question} with trust {study.trust}; it does "
-                f"with {' or '.join(trusts)}"
+                f"a collector does not answer {study.question} with trust {study.trust}; use "
+                f"{' or '.join(trusts)}"
             )
         if study.training is not None:
             study = replace(study, training=_in_passes(study.training))
-        for key, (least, most) in MEASURE.items():
+        for key, (least, most) in LIMITS.items():
             value = getattr(study, key)
             if value and not least <= value <= most:
                 raise StudyError(
-                    f"{key} of a study that a collector runs is {least:g} to {most:g}; got {value}"
+                    f"{key} must be {least:g} to {most:g} for a study that a collector runs; "
+                    f"got {value}"
                 )
         if study.facts.dictionary == "none" and self.items is not None:
             raise StudyError(f"{study.question} have no dictionary; leave out the items")
         if study.facts.dictionary == "listed" and self.items is None:
-            raise StudyError(f"{study.question} are of listed items; send them, as items")
+            raise StudyError(f"{study.question} need a list of items; send it as items")
         return study
 
     def dictionary(self) -> Dictionary | None:
@@ -92,17 +93,17 @@ class Request:
             raise DataError("items must be Unicode without surrogates") from None
 
     def digest(self, study: Study, dictionary: str | None) -> str:
-        """What makes two requests the same; a dictionary goes by its own digest."""
-        told = {field.name: getattr(self, field.name) for field in fields(self)}
-        told |= {"study": study.to_dict(), "items": dictionary}
-        return hashlib.sha256(canonical(told).encode()).hexdigest()
+        """Equal for equal requests; a dictionary is represented by its own digest."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values |= {"study": study.to_dict(), "items": dictionary}
+        return hashlib.sha256(canonical(values).encode()).hexdigest()
 
 
 def _in_passes(keys: TrainingKeys) -> TrainingKeys:
-    """A cohort over a network is whoever comes, and who that is is known: nothing is sampled."""
+    """Over a network the collector knows which devices are in a cohort: nothing is sampled."""
     if keys.sampling not in (None, "passes"):
         raise StudyError(
-            "a collector goes through devices in passes, since it knows who is in a cohort; "
+            "a collector trains in passes, since it knows which devices are in a cohort; "
             f"got training.sampling = {keys.sampling!r}",
             hint='set training.sampling = "passes", or leave it out',
         )
@@ -110,7 +111,7 @@ def _in_passes(keys: TrainingKeys) -> TrainingKeys:
 
 
 def to_lines(dictionary: Dictionary) -> bytes:
-    """A dictionary as devices get it: an item a line, each a JSON string."""
+    """A dictionary in the format that devices get: one item per line, each a JSON string."""
     return "".join(
         json.dumps(item, ensure_ascii=False) + "\n" for item in dictionary.items.to_pylist()
     ).encode()

@@ -29,21 +29,20 @@ from sfumato.collector.settings import Settings
 from sfumato.collector.store.ledger import set_budget
 from sfumato.collector.store.store import Store
 from sfumato.collector.worker.replay import PhaseMessages
-from sfumato.collector.worker.rounds import Patience
+from sfumato.collector.worker.rounds import RoundLimits
 from sfumato.collector.worker.table_queue import TableQueue
 from sfumato.collector.worker.thread import WorkerThread
 from sfumato.collector.worker.worker import Worker
 from sfumato.device import offers
 from sfumato.errors import ServiceError, SpecError
 
-# Whoever asks comes before what the worker computes: by default each answer may wait 5 ms for it.
-_GARBAGE = 20_000  # objects that are made before those in rings are looked for
-_SWITCH_SECONDS = 0.002
+_GARBAGE = 20_000  # allocations before the garbage collector runs
+_SWITCH_SECONDS = 0.002  # how long the worker may delay an answer; Python's default is 5 ms
 _LOOPBACK = ("http://127.", "http://[::1]")
 
 
 class CollectorServer:
-    """A collector that is set up and not yet running: the store is open, the address is taken."""
+    """A collector that is set up but not yet running: its store and its socket are open."""
 
     def __init__(
         self,
@@ -52,7 +51,7 @@ class CollectorServer:
         with_worker: bool = True,
         routes: Sequence[BaseRoute] = (),
     ) -> None:
-        """`routes` are answered beside the collector's own: the dashboard's, for instance."""
+        """`routes` are served beside the collector's own, such as the dashboard's."""
         self._settings = settings
         self.store, self.key = open_store(settings)
         try:
@@ -90,11 +89,11 @@ class CollectorServer:
 
     @property
     def public_key(self) -> str:
-        """What devices are given to check offers with, in hexadecimal."""
+        """The key for devices to check offers with, in hexadecimal."""
         return offers.public_key(self.key).hex()
 
     def run(self, started: Callable[[], None] = lambda: None) -> None:
-        """Serve until `stop`; then finish what is under way, and close the store."""
+        """Serve until `stop`; then finish active requests, and close the store."""
         try:
             if self._worker is not None:
                 self._worker.start()
@@ -112,14 +111,14 @@ class CollectorServer:
         return self._server.should_exit
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Take no more requests; from any thread. `at_once` waits for none that is under way."""
+        """Accept no more requests; from any thread. `at_once` does not wait for active ones."""
         self._server.should_exit = True
         self._changes.stop()
         self._server.force_exit = self._server.force_exit or at_once
 
 
 def open_store(settings: Settings) -> tuple[Store, bytes]:
-    """The store, up to date, with its budget; and the key that signs its offers."""
+    """The store, migrated and with its budget, and the key that signs its offers."""
     store = Store.open(settings.store)
     try:
         store.migrate()
@@ -140,14 +139,14 @@ def worker_of(
     tables: TableQueue | None = None,
     messages: PhaseMessages | None = None,
 ) -> WorkerThread:
-    """The worker of a store, in a thread of its own; it calls `notify` when there is something new
-    for devices that wait. It shares `tables` and `messages` with a server in this process."""
+    """The worker of a store, in its own thread; it calls `notify` when there is something new for
+    waiting devices. It shares `tables` and `messages` with a server in this process."""
     worker = Worker(
         store,
         key=key,
         retention_days=settings.retention_days,
         seal_seconds=settings.seal_seconds,
-        patience=Patience(
+        limits=RoundLimits(
             cohort_seconds=settings.cohort_seconds,
             phase_seconds=settings.phase_seconds,
             tries=settings.round_tries,
@@ -167,14 +166,14 @@ def serve(
     with_worker: bool = True,
     routes: Sequence[BaseRoute] = (),
 ) -> None:
-    """Run a collector until SIGTERM or SIGINT; a second one does not wait.
+    """Run a collector until SIGTERM or SIGINT; a second signal stops it at once.
 
-    `announce` is told the address once it answers.
+    `announce` is called with the address once the collector answers.
     """
     logs.set_up(settings.log_level)
     sys.setswitchinterval(_SWITCH_SECONDS)
     collector = CollectorServer(settings, with_worker=with_worker, routes=routes)
-    gc.freeze()  # what is here stays; to look through it again and again took a tenth of all time
+    gc.freeze()  # these objects stay; scanning them again and again took a tenth of all time
     gc.set_threshold(_GARBAGE, *gc.get_threshold()[1:])
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -182,7 +181,7 @@ def serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    _say_what_is_unwise(collector)
+    _log_warnings(collector)
 
     def started() -> None:
         logs.log(
@@ -202,14 +201,14 @@ def work(settings: Settings) -> None:
     store, key = open_store(settings)
     try:
         worker = worker_of(store, settings, key)
-        signals: SimpleQueue[int] = SimpleQueue()  # which a signal's handler may put into
+        signals: SimpleQueue[int] = SimpleQueue()  # its put() is safe in a signal handler
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: signals.put(number))
         worker.start()
         logs.log("started", version=__version__)
         signals.get()
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)  # a second one does not wait
+            signal.signal(number, signal.SIG_DFL)  # a second signal stops it at once
         _end(worker, settings)
     finally:
         store.close()
@@ -228,7 +227,7 @@ def running(
     try:
         while not started.wait(0.05):
             if not thread.is_alive():
-                raise ServiceError("the collector did not start; its log says why")
+                raise ServiceError("the collector did not start; see its log")
         yield collector
     finally:
         collector.stop()
@@ -236,25 +235,25 @@ def running(
 
 
 def _end(worker: WorkerThread, settings: Settings) -> None:
-    """A step that takes longer is left: what it has not committed is done again."""
+    """Stop the worker, but do not wait for a long step: what it has not committed is repeated."""
     if not worker.stop(settings.shutdown_seconds):
         logs.log("worker-left", level=logging.WARNING, reason="its step takes long")
 
 
-def _say_what_is_unwise(collector: CollectorServer) -> None:
+def _log_warnings(collector: CollectorServer) -> None:
     with collector.store.reading() as tx:
         tokens = tx.tokens()
     if not tokens:
         logs.log(
             "no-token",
             level=logging.WARNING,
-            hint="sfumato token create --role admin --name NAME makes one",
+            hint="sfumato token create --role admin --name NAME creates one",
         )
     if collector.address.startswith("http://") and not collector.address.startswith(_LOOPBACK):
         logs.log(
             "plain-http",
             level=logging.WARNING,
-            hint="set tls_cert and tls_key, or listen on 127.0.0.1 behind a proxy that has them",
+            hint="set tls_cert and tls_key, or listen on 127.0.0.1 behind a TLS proxy",
         )
 
 
@@ -263,7 +262,7 @@ _UNREAD_BYTES = 1 << 18  # of an answer, in the kernel's buffer of a connection
 
 
 class Server(uvicorn.Server):
-    """A server that is stopped by whoever runs it, and not by signals of its own."""
+    """A server that its caller stops; it does not handle signals itself."""
 
     on_started: Callable[[], None] | None = None
 
@@ -278,7 +277,7 @@ class Server(uvicorn.Server):
 
 
 def make_server(app: ASGIApp, settings: Settings) -> Server:
-    """The server; certificates are read now."""
+    """Create the server, and load its certificates."""
     limited = ConnectionLimits(
         app,
         connections=settings.connections * 7 // 8,
@@ -316,7 +315,7 @@ def make_server(app: ASGIApp, settings: Settings) -> Server:
 
 
 def listen(settings: Settings) -> socket.socket:
-    """The socket on which the server takes connections."""
+    """Open the socket on which the server accepts connections."""
     host, port = settings.address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -324,10 +323,10 @@ def listen(settings: Settings) -> socket.socket:
     except OSError as problem:
         raise ServiceError(
             f"cannot listen on {settings.listen}: {problem.strerror}",
-            hint="see what else listens there, or set listen to another address",
+            hint="find out what else listens there, or set listen to another address",
         ) from problem
-    # Connections inherit it. asyncio sets it on sockets that name their protocol, and this one does
-    # not; without, the second part of an answer waits 40 ms for the first to be acknowledged.
+    # Connections inherit this. asyncio sets it only on sockets that name their protocol, which this
+    # one does not; without it, the second part of an answer waits 40 ms for an acknowledgement.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # Inherited as well: what a client has not read stays with us, where its deadline sees it.
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
@@ -335,7 +334,7 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def address_of(listening: socket.socket, settings: Settings) -> str:
-    """The address to reach it by."""
+    """The URL of a listening socket."""
     host, port = listening.getsockname()[:2]
     scheme = "http" if settings.tls_cert is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,7 +1,7 @@
-"""How a collector is set up: a TOML file, and SFUMATO_… in the environment, which goes first.
+"""The settings of a collector: a TOML file, overridden by SFUMATO_… in the environment.
 
-Every setting has a default that is right for one machine; docs/guides/deploy.md has the list.
-Relative paths are relative to the folder that the collector is started in.
+Every setting has a default that suits a single machine; docs/guides/deploy.md lists them. Relative
+paths are relative to the folder in which the collector is started.
 
     >>> Settings.load(environment={"SFUMATO_LISTEN": "127.0.0.1:0"}).listen
     '127.0.0.1:0'
@@ -25,7 +25,7 @@ from sfumato.privacy import Budget
 from sfumato.spec import require
 
 PREFIX = "SFUMATO_"
-NEVER = "never"  # what a file says where None differs from the default
+NEVER = "never"  # stands for None in a file
 LEVELS = ("debug", "info", "warning", "error")
 MEBIBYTE = 1 << 20
 
@@ -34,32 +34,32 @@ MEBIBYTE = 1 << 20
 class Settings:
     """Every key of a collector's file is a field here, under the same name."""
 
-    store: str = field(default="sqlite:///sfumato.db", repr=False)  # may hold a password
-    listen: str = "127.0.0.1:8420"  # port 0: one that is free
-    signing_key: str = "sfumato.key"  # a file; made at the first start
+    store: str = field(default="sqlite:///sfumato.db", repr=False)  # may contain a password
+    listen: str = "127.0.0.1:8420"  # port 0: any free port
+    signing_key: str = "sfumato.key"  # a file, created at the first start
     tls_cert: str | None = None
     tls_key: str | None = None
-    budget_epsilon: float | None = None  # what all central studies may spend; None: no limit
+    budget_epsilon: float | None = None  # for all central studies together; None: no limit
     budget_delta: float = 1e-6
     retention_days: int | None = 30  # of sealed data after a release; None, in a file "never"
     open_metrics: bool = False  # /metrics without a token
     log_level: str = "info"
-    upload_bytes: int = 4 * MEBIBYTE  # of one body
-    upload_reports: int = 10_000  # in one body
-    upload_seconds: float = 30.0  # that a body may take to arrive
-    study_bytes: int = 64 * MEBIBYTE  # of a request to make a study: its items are in it
-    queue_bytes: int = 64 * MEBIBYTE  # that wait to be stored; beyond, devices are told to wait
+    upload_bytes: int = 4 * MEBIBYTE  # most bytes in one body
+    upload_reports: int = 10_000  # most reports in one body
+    upload_seconds: float = 30.0  # how long a body may take to arrive
+    study_bytes: int = 64 * MEBIBYTE  # most bytes in a request for a study, which has its items
+    queue_bytes: int = 64 * MEBIBYTE  # most bytes waiting to be stored; then devices must wait
     queue_uploads: int = 10_000
-    commit_bytes: int = 8 * MEBIBYTE  # stored in one transaction, about
-    reports_per_second: int | None = None  # of one task; beyond, devices are told to wait
+    commit_bytes: int = 8 * MEBIBYTE  # about the most bytes stored in one transaction
+    reports_per_second: int | None = None  # for one task; beyond, devices must wait
     connections: int = 1_000
-    idle_seconds: int = 15  # before a connection that asks nothing is closed
-    shutdown_seconds: int = 30  # for what is under way when the collector is stopped
-    worker_seconds: float = 1.0  # between looks at a store with nothing to do
-    seal_seconds: float = 60.0  # that reports wait for others to be mixed with
-    cohort_seconds: float = 600.0  # that a masked round waits for its last devices
-    phase_seconds: float = 120.0  # that its devices have for each answer
-    round_tries: int = 5  # rounds that may be aborted before their study fails
+    idle_seconds: int = 15  # before an idle connection is closed
+    shutdown_seconds: int = 30  # to finish requests when the collector is stopped
+    worker_seconds: float = 1.0  # between checks of a store with nothing to do
+    seal_seconds: float = 60.0  # how long reports wait for others to be mixed with
+    cohort_seconds: float = 600.0  # how long a masked round waits for its last devices
+    phase_seconds: float = 120.0  # how long its devices have for each answer
+    round_tries: int = 5  # how many rounds may be aborted before their study fails
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Settings)
@@ -78,9 +78,9 @@ class Settings:
         )
         require(
             (self.tls_cert is None) == (self.tls_key is None),
-            "tls_cert and tls_key go together; got one of them",
+            "tls_cert and tls_key must both be set, or neither; got one of them",
         )
-        _ = self.address, self.budget  # they check themselves
+        _ = self.address, self.budget  # these raise for invalid values
 
     @property
     def address(self) -> tuple[str, int]:
@@ -100,34 +100,34 @@ class Settings:
     def load(
         cls, path: Path | str | None = None, *, environment: Mapping[str, str] | None = None
     ) -> Settings:
-        """Settings from a file, if one is given, and the environment; unknown keys raise."""
-        given = {} if path is None else _read(path)
-        known = [field.name for field in fields(cls)]
-        if unknown := sorted(set(given) - set(known)):
+        """Settings from a file, if any, and the environment; unknown keys raise SpecError."""
+        values = {} if path is None else _read(path)
+        keys = [field.name for field in fields(cls)]
+        if unknown := sorted(set(values) - set(keys)):
             raise SpecError(
                 f"unknown key{'s' if len(unknown) > 1 else ''} {', '.join(unknown)} in {path}",
-                hint=f"the keys are {', '.join(known)}",
+                hint=f"the keys are {', '.join(keys)}",
             )
         hints = typing.get_type_hints(cls)
         for name, value in (os.environ if environment is None else environment).items():
             key = name.removeprefix(PREFIX).lower()
-            if name == PREFIX + key.upper() and key in known:
+            if name == PREFIX + key.upper() and key in keys:
                 is_never = key == "retention_days" and value == NEVER
-                given[key] = value if is_never else _parsed(name, value, hints[key])
-        if given.get("retention_days") == NEVER:
-            given["retention_days"] = None
-        return cls(**given)
+                values[key] = value if is_never else _parse(name, value, hints[key])
+        if values.get("retention_days") == NEVER:
+            values["retention_days"] = None
+        return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """The effective settings, as a file has them: without the store's password."""
-        shown = {field.name: getattr(self, field.name) for field in fields(self)}
+        """The effective settings, as in a file, but without the store's password."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.retention_days is None:
-            shown["retention_days"] = NEVER
-        return shown | {"store": without_secrets(self.store)}
+            values["retention_days"] = NEVER
+        return values | {"store": without_secrets(self.store)}
 
 
 def without_secrets(store: str) -> str:
-    """A store's address as it may be shown: no password, and no options, which may hold one.
+    """A store's address without a password, and without options, which may contain one.
 
     >>> without_secrets("postgresql://collector:hunter2@db.example/sfumato?sslpassword=x")
     'postgresql://collector@db.example/sfumato'
@@ -148,8 +148,8 @@ def _read(path: Path | str) -> dict[str, Any]:
         raise SpecError(f"the settings {path} are not TOML: {problem}") from problem
 
 
-def _parsed(name: str, text: str, hint: Any) -> Any:
-    """What a variable of the environment says; an empty one says nothing, where that can be."""
+def _parse(name: str, text: str, hint: Any) -> Any:
+    """The value of an environment variable; an empty one is None, where that is allowed."""
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if not text and type(None) in kinds:
         return None

@@ -1,8 +1,8 @@
-"""A study's life: planned, opened to devices, closed, deleted; its tasks one after another.
+"""The life of a study: planned, opened to devices, closed, deleted; its tasks one after another.
 
-A study gets a public seed of its own when it is made, so that no two studies share hash functions,
-tasks or a place in the ledger. What it asks, how it was planned and how far it has come is in the
-store; nothing is kept in memory.
+A study gets a public seed of its own when it is created, so that no two studies share hash
+functions, tasks or a place in the ledger. Its question, plan and progress are in the store; nothing
+is kept in memory.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from sfumato.study import Study
 
 End = Literal["released", "failed", "deleted"]  # states in which a study asks nothing more
 ALIVE: tuple[StudyState, ...] = ("collecting", "closing")
-UNDONE: tuple[TaskState, ...] = ("open", "closing")
+UNFINISHED: tuple[TaskState, ...] = ("open", "closing")
 
 
-Memory: TypeAlias = dict[str, tuple[Campaign, int]]
-"""Campaigns by study, and how many of their tasks were absorbed; what is in the store counts."""
+CampaignCache: TypeAlias = dict[str, tuple[Campaign, int]]
+"""Campaigns by study, with how many of their tasks were absorbed; the store is authoritative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a study's row keeps of the request, beside the plan."""
+    """The part of the request that a study's row keeps beside the plan."""
 
     request: str  # its digest
     dictionary: str | None
@@ -64,7 +64,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class NextTask:
-    """A task to be opened, and the parameters that its devices start from."""
+    """A task to open, and the parameters that its devices start from."""
 
     row: TaskRow
     model: bytes | None = field(default=None, repr=False)
@@ -78,41 +78,43 @@ def create(
     rng: Rng,
     now: Callable[[], float],
 ) -> StudyRow:
-    """Plan a study and open its first task; the same request again gives the same study.
+    """Plan a study and open its first task; repeating a request returns the same study.
 
-    Raises StudyError or ImpossibleError for a study that cannot be, BudgetError for one that the
-    ledger would refuse to release, Problem name-taken for a name that another study has.
+    Raises StudyError or ImpossibleError for an impossible study, BudgetError if the ledger would
+    refuse its release, Problem name-taken if another study has the name.
     """
-    asked = request if isinstance(request, Request) else Request.from_mapping(request)
-    study, dictionary = asked.asked(), asked.dictionary()
+    request = request if isinstance(request, Request) else Request.from_mapping(request)
+    study, dictionary = request.parse_study(), request.dictionary()
     body = None if dictionary is None else to_lines(dictionary)
-    listed = None if body is None else hashlib.sha256(body).hexdigest()
-    digest = asked.digest(study, listed)
+    dictionary_digest = None if body is None else hashlib.sha256(body).hexdigest()
+    digest = request.digest(study, dictionary_digest)
     with store.reading() as tx:
-        if made := _made_before(tx, asked.name, digest):
-            return made
+        if row := _existing_study(tx, request.name, digest):
+            return row
     today = int(now() // DAY_SECONDS)
-    if asked.closes is not None and asked.closes < today:
-        raise StudyError(f"closes must not be past: today is day {today}; got {asked.closes}")
+    if request.closes is not None and request.closes < today:
+        raise StudyError(
+            f"closes must not be in the past: today is day {today}; got {request.closes}"
+        )
     study = study.with_seed(rng)
-    planned = plan(study, items=asked.items)
+    planned = plan(study, items=request.items)
     seeded = planned.design.with_seed(rng)
     planned = replace(planned, design=seeded.question)
-    if dictionary is None and planned.dictionary is not None:  # the planner has made one
+    if dictionary is None and planned.dictionary is not None:  # the planner has created one
         body = to_lines(planned.dictionary)
-        listed = hashlib.sha256(body).hexdigest()
+        dictionary_digest = hashlib.sha256(body).hexdigest()
     terms = Terms(
         request=digest,
-        dictionary=listed,
-        daily_reports=_daily_reports(asked, study),
-        delay_seconds=asked.delay_seconds,
-        lifetime_epsilon=asked.lifetime_epsilon,
-        closes=asked.closes,
+        dictionary=dictionary_digest,
+        daily_reports=_daily_reports(request, study),
+        delay_seconds=request.delay_seconds,
+        lifetime_epsilon=request.lifetime_epsilon,
+        closes=request.closes,
     )
     row = StudyRow(
         id=rng.words(2).tobytes().hex(),
-        name=asked.name,
-        purpose=asked.purpose,
+        name=request.name,
+        purpose=request.purpose,
         state="collecting",
         study=to_json(study),
         design=to_json(planned.design),
@@ -120,15 +122,15 @@ def create(
         settings=json.dumps({field.name: getattr(terms, field.name) for field in fields(terms)}),
     )
     with store.transaction() as tx:
-        if made := _made_before(tx, asked.name, digest):
-            return made
-        if body is not None and listed is not None:
-            tx.add_dictionary(listed, body)
+        if existing := _existing_study(tx, request.name, digest):
+            return existing
+        if body is not None and dictionary_digest is not None:
+            tx.add_dictionary(dictionary_digest, body)
         tx.add_study(row)
         if seeded.secret:
             tx.set_secret(row.id, seeded.secret)
         first = next_task(tx, row, key=key)
-        assert first is not None  # every plan asks something
+        assert first is not None  # every plan has a task
         add_task(tx, first)
         task = from_json(first.row.spec)
         if not task.is_local:
@@ -138,18 +140,18 @@ def create(
                 task=task.id,
                 loss=charge_of(row, task),
             )
-        return found(tx, row.id)
+        return get_study(tx, row.id)
 
 
 def next_task(
-    tx: Transaction, row: StudyRow, *, key: bytes, memory: Memory | None = None
+    tx: Transaction, row: StudyRow, *, key: bytes, cache: CampaignCache | None = None
 ) -> NextTask | None:
-    """The study's next task, to be opened, if there is one more to ask; all before it are done.
+    """The next task of a study whose tasks are all done, if it has another one.
 
-    To work it out may take a campaign minutes, so do not keep others from writing meanwhile.
+    A campaign may need minutes for this, so do not hold a lock on the store meanwhile.
     """
     number, planned, terms = len(tx.tasks(row.id)), plan_of(tx, row), terms_of(row)
-    campaign, question = campaign_of(tx, row, planned, memory), planned.design
+    campaign, question = campaign_of(tx, row, planned, cache), planned.design
     task, model = campaign.next_task(), campaign.parameters()
     if task is None:
         return None
@@ -170,47 +172,47 @@ def next_task(
         closes=terms.closes,
         model=None if model is None else question.model_terms(model, number),
     )
-    wanted = question.wanted(task, answering=1 - planned.study.dropout)
-    opened = TaskRow(
+    devices = question.wanted(task, answering=1 - planned.study.dropout)
+    task_row = TaskRow(
         id=task.id,
         study_id=row.id,
         number=number,
         spec=to_json(task),
         envelope=json.dumps(offers.sign(offer, key)),
         state="open",
-        wanted=wanted * (terms.daily_reports if task.is_local else 1),
-        room=task.most_reports,
+        target=devices * (terms.daily_reports if task.is_local else 1),
+        capacity_left=task.most_reports,
     )
-    return NextTask(opened, model)
+    return NextTask(task_row, model)
 
 
 def add_task(tx: Transaction, task: NextTask) -> None:
-    """Open a task, its model included."""
+    """Open a task, including its model."""
     tx.add_task(task.row)
     if task.model is not None:
         tx.add_model(task.row.id, digest_of(task.model), task.model)
 
 
 def close(store: Store, study_id: str) -> StudyRow:
-    """Stop collecting; the worker then releases what there is. Closing twice is closing once."""
+    """Stop collecting; the worker then releases the results. Closing twice is harmless."""
     with store.transaction() as tx:
-        found(tx, study_id)
+        get_study(tx, study_id)
         if tx.set_study_state(study_id, "closing", expected=["collecting"]):
             for task in tx.tasks(study_id):
                 tx.set_task_state(task.id, "closing", expected=["open"])
-        row = found(tx, study_id)
+        row = get_study(tx, study_id)
         if row.state not in ("closing", "released"):
             raise Problem("wrong-state", f"a study that is {row.state} cannot be closed")
         return row
 
 
 def delete(store: Store, study_id: str) -> StudyRow:
-    """Drop all that devices sent; what was released and charged stays, and so does the name."""
+    """Drop all data that devices sent; the release, the charges and the name stay."""
     with store.transaction() as tx:
-        found(tx, study_id)
+        get_study(tx, study_id)
         end(tx, study_id, "deleted", expected=get_args(StudyState))
         tx.drop_data(study_id)
-        return found(tx, study_id)
+        return get_study(tx, study_id)
 
 
 def end(
@@ -221,29 +223,29 @@ def end(
     *,
     expected: Collection[StudyState] = ALIVE,
 ) -> bool:
-    """Bring a study to a state in which it asks nothing more; False if it was in none of those
-    expected, and then nothing has changed."""
+    """Bring a study to a final state; False, with nothing changed, if it was in none of the
+    expected states."""
     if not tx.set_study_state(study_id, state, problem, expected=expected):
         return False
-    for task in tx.tasks(study_id):  # first: from then on nobody joins or uploads
-        tx.set_task_state(task.id, "done", expected=UNDONE)
+    for task in tx.tasks(study_id):  # first, so that no device joins or uploads any more
+        tx.set_task_state(task.id, "done", expected=UNFINISHED)
     tx.end_rounds(study_id, f"its study is {state}")
     return True
 
 
 def may_skip(row: StudyRow) -> bool:
-    """Whether the study goes on without the answer of a task whose rounds were aborted too often:
-    a training does, by a round."""
+    """Whether the study continues without the answer of a task whose rounds were aborted too often,
+    as training does."""
     return _design_of(row).may_skip
 
 
 def state(store: Store, study_id: str) -> dict[str, Any]:
-    """All there is to know about a study but its release, as plain data."""
+    """Everything about a study except its release, as plain data."""
     with store.reading() as tx:
-        row = found(tx, study_id)
+        row = get_study(tx, study_id)
         tasks = [_task_state(tx, task) for task in tx.tasks(row.id)]
     terms = terms_of(row)
-    shown = ("daily_reports", "delay_seconds", "lifetime_epsilon", "closes", "dictionary")
+    public_terms = ("daily_reports", "delay_seconds", "lifetime_epsilon", "closes", "dictionary")
     rejected: dict[str, int] = {}
     for task in tasks:
         for reason, count in task["rejected"].items():
@@ -260,22 +262,23 @@ def state(store: Store, study_id: str) -> dict[str, Any]:
         "repeated": sum(task["repeated"] for task in tasks),
         "rejected": rejected,
         **json.loads(row.plan),
-        "terms": {name: getattr(terms, name) for name in shown},
+        "terms": {name: getattr(terms, name) for name in public_terms},
         "tasks": tasks,
     }
 
 
-def came(tx: Transaction, task_id: str) -> int:
-    """Reports that came to a task, those of masked rounds and those that were dropped since too."""
+def report_count(tx: Transaction, task_id: str) -> int:
+    """The number of reports received for a task, including those of masked rounds and those that
+    were dropped since."""
     counts = tx.counts(task_id)
-    return max(tx.received(task_id), counts.get("reports", 0) + counts.get("repeated", 0))
+    return max(tx.received_count(task_id), counts.get("reports", 0) + counts.get("repeated", 0))
 
 
 def ledger(store: Store) -> dict[str, Any]:
-    """The budget, what is spent of it, and every charge, as plain data."""
+    """The budget, the part of it that is spent, and every charge, as plain data."""
     with store.reading() as tx:
-        books = StoreLedger(tx)
-        budget, entries = books.budget, books.entries()
+        store_ledger = StoreLedger(tx)
+        budget, entries = store_ledger.budget, store_ledger.entries()
     spent = spent_by(entries, budget)
     return {
         "epsilon": budget.epsilon,
@@ -293,7 +296,7 @@ def ledger(store: Store) -> dict[str, Any]:
     }
 
 
-def found(tx: Transaction, study_id: str) -> StudyRow:
+def get_study(tx: Transaction, study_id: str) -> StudyRow:
     row = tx.study(study_id)
     if row is None:
         raise Problem("unknown-study")
@@ -301,27 +304,27 @@ def found(tx: Transaction, study_id: str) -> StudyRow:
 
 
 def charge_of(row: StudyRow, task: AnyTask) -> Charge:
-    """What the ledger is charged for a release of the task."""
+    """The charge to the ledger for a release of the task."""
     return _design_of(row).charge_of(task)
 
 
 def plan_of(tx: Transaction, row: StudyRow) -> Plan:
-    """The plan as it was made, with the seed that was drawn."""
-    told, terms = json.loads(row.plan), terms_of(row)
+    """The plan of a study, with its seed."""
+    record, terms = json.loads(row.plan), terms_of(row)
     body = None if terms.dictionary is None else tx.dictionary(terms.dictionary)
     return Plan(
         study=from_json(row.study),
         design=_design_of(row),
         dictionary=None if body is None else from_lines(body),
-        algorithm=told["plan"]["algorithm"],
-        predicted=told["plan"]["predicted"],
-        privacy=Privacy.from_dict(told["privacy"]),
-        warnings=tuple(told["warnings"]),
+        algorithm=record["plan"]["algorithm"],
+        predicted=record["plan"]["predicted"],
+        privacy=Privacy.from_dict(record["privacy"]),
+        warnings=tuple(record["warnings"]),
     )
 
 
 def _design_of(row: StudyRow) -> Question:
-    planner_of(from_json(row.study))  # importing it registers the kinds of its specs
+    planner_of(from_json(row.study))  # its import registers the kinds of its specs
     design: Question = from_json(row.design)
     return design
 
@@ -331,28 +334,28 @@ def terms_of(row: StudyRow) -> Terms:
 
 
 def campaign_of(
-    tx: Transaction, row: StudyRow, planned: Plan, memory: Memory | None = None
+    tx: Transaction, row: StudyRow, planned: Plan, cache: CampaignCache | None = None
 ) -> Campaign:
     """The campaign of a study, with the answers so far absorbed.
 
-    In `memory` it is found as it was left, so that a task need not absorb all before it.
+    With a `cache`, only the answers since the last call are absorbed.
     """
     secret, question = tx.secret(row.id), planned.design
     if secret is None and question.has_secret:
         raise DataError(f"the data of study {row.id} was dropped")
-    kept = None if memory is None else memory.pop(row.id, None)  # not if this fails halfway
-    campaign, done = kept or (
+    cached = None if cache is None else cache.pop(row.id, None)  # not kept if this fails halfway
+    campaign, done = cached or (
         question.campaign(
             planned, secret=secret or b"", least=planned.study.threshold or 0.0, name=row.id
         ),
         0,
     )
-    for asked in tx.tasks(row.id)[done:]:
-        if asked.state != "done":
+    for task_row in tx.tasks(row.id)[done:]:
+        if task_row.state != "done":
             break
         task = campaign.next_task()
-        if task is None or task.id != asked.id:
-            raise DataError(f"the answers of study {row.id} are not those that it asked for")
+        if task is None or task.id != task_row.id:
+            raise DataError(f"the stored tasks of study {row.id} do not match its campaign")
         answer = answer_of(tx, task)
         if answer is not None:
             campaign.absorb(answer)
@@ -361,45 +364,45 @@ def campaign_of(
         else:
             break
         done += 1
-    if memory is not None:
-        memory[row.id] = (campaign, done)
+    if cache is not None:
+        cache[row.id] = (campaign, done)
     return campaign
 
 
 def answer_of(tx: Transaction, task: Any) -> NoisedSum | RecordBatch | None:
-    """What a task that is done gave: the noised sum that was stored, or its records, counted; None
-    if too few devices came."""
+    """The answer of a finished task: the stored noised sum, or the counts of its records; None if
+    too few devices took part."""
     if not task.is_local:
         answer = tx.answer(task.id)
         return None if answer is None else NoisedSum(task, from_bytes(answer[0]), answer[1])
     records = accumulator(task)
-    for sealed in tx.sealed(task.id):
+    for sealed in tx.sealed_records(task.id):
         records.merge(sealed)
     batch = records.batch(tx.sealed_count(task.id))
-    assert isinstance(batch, RecordBatch)  # as it is local
+    assert isinstance(batch, RecordBatch)  # since it is local
     return batch
 
 
-def _made_before(tx: Transaction, name: str, digest: str) -> StudyRow | None:
-    known = tx.study_named(name)
-    if known is not None and terms_of(known).request != digest:
-        raise Problem("name-taken", hint="give this one another name")
-    return known
+def _existing_study(tx: Transaction, name: str, digest: str) -> StudyRow | None:
+    row = tx.study_by_name(name)
+    if row is not None and terms_of(row).request != digest:
+        raise Problem("name-taken", hint="give this study another name")
+    return row
 
 
-def _daily_reports(asked: Request, study: Study) -> int:
+def _daily_reports(request: Request, study: Study) -> int:
     planned = study.daily_reports or 1
-    daily = planned if asked.daily_reports is None else asked.daily_reports
+    daily = planned if request.daily_reports is None else request.daily_reports
     if daily > planned:
         raise StudyError(
-            f"the study is planned for {planned} reports of a device in a day; got {daily}",
-            hint='set daily_reports in the study, too; with trust = "central" there is one',
+            f"the study is planned for {planned} reports per device and day; got {daily}",
+            hint='set daily_reports in the study, too; with trust = "central" it is one',
         )
     return daily
 
 
 def _terms_of_tables(planned: Plan, task: AnyTask) -> dict[str, Any]:
-    """The terms of an offer that only a task with tables has."""
+    """The terms that only an offer of a task with tables has."""
     question = planned.design
     return {
         "delta": planned.privacy.delta,
@@ -415,11 +418,11 @@ def _task_state(tx: Transaction, task: TaskRow) -> dict[str, Any]:
     return {
         "id": task.id,
         "cohort": from_json(task.spec).cohort,
-        "waiting": tx.waiting(task.id),
+        "waiting": tx.waiting_count(task.id),
         "rounds": [{"phase": row.phase, "problem": row.problem} for row in rounds],
         "state": task.state,
-        "wanted": task.wanted,
-        "received": came(tx, task.id),
+        "wanted": task.target,
+        "received": report_count(tx, task.id),
         "counted": counts.get("reports", 0),
         "repeated": counts.get("repeated", 0),
         "rejected": {

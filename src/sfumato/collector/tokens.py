@@ -1,8 +1,8 @@
 """Bearer tokens of people and programs that administer a collector.
 
-A token is 32 random bytes in base64url behind `sfu_`. The store keeps its SHA-256 only, so a copy
-of the store opens nothing; it is looked up by that digest, which tells no time about the token.
-An admin may do all that an analyst may. Devices have no tokens.
+A token is `sfu_` and 32 random bytes in base64url. The store keeps only its SHA-256, so a copy of
+the store contains no token; a lookup by this digest has no timing that depends on the token. An
+admin may do everything that an analyst may. Devices have no tokens.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from sfumato.collector.store.store import Store, TokenRow
 from sfumato.errors import SpecError
 from sfumato.spec import require
 
-Role = Literal["analyst", "admin"]  # each may do what those before it may
+Role = Literal["analyst", "admin"]  # each includes those before it
 ROLES: tuple[str, ...] = get_args(Role)
 PREFIX = "sfu_"
 LONGEST_DAYS = 3_650
 _DAY_SECONDS = 86_400
-_NOBODY = PREFIX + "0" * 43  # looked up where no token was given, so that both take as long
+_NO_TOKEN = PREFIX + "0" * 43  # looked up if a request has no token, for equal timing
 
 
 def create(
@@ -34,7 +34,7 @@ def create(
     days: int,
     now: Callable[[], float] = time.time,
 ) -> tuple[TokenRow, str]:
-    """A new token and its row. The token is not stored: this is the only time that it is seen."""
+    """Create a token; return its row and the token, which is not stored and never shown again."""
     require(
         name.isprintable() and name.strip() != "" and len(name) <= 100,
         "name must be 1 to 100 characters on one line; it says whose token it is",
@@ -50,25 +50,25 @@ def create(
 
 
 def revoke(store: Store, token_id: str) -> None:
-    """The token is refused from now on."""
+    """Refuse the token from now on."""
     with store.transaction() as tx:
         if not tx.revoke(token_id):
             raise SpecError(
-                f"there is no token {token_id}", hint="sfumato token list names those there are"
+                f"there is no token {token_id}", hint="sfumato token list shows all tokens"
             )
 
 
-def authorise(store: Store, given: str | None, role: Role, *, now: float) -> TokenRow:
-    """Whose token this is, if it may act in this role.
+def authorise(store: Store, token: str | None, role: Role, *, now: float) -> TokenRow:
+    """The token's row, if it may act in this role.
 
-    No token, a wrong, an expired and a revoked one are answered alike.
+    A missing, wrong, expired or revoked token gets the same answer.
     """
     with store.reading() as tx:
-        row = tx.token(digest(_NOBODY if given is None else given))
-    if given is None or row is None or row.expires <= now:
+        row = tx.token(digest(_NO_TOKEN if token is None else token))
+    if token is None or row is None or row.expires <= now:
         raise Problem("unauthorized", hint="set SFUMATO_TOKEN; sfumato token create makes one")
     if row.role not in ROLES[ROLES.index(role) :]:
-        raise Problem("forbidden", hint=f"use a token of role {role}")
+        raise Problem("forbidden", hint=f"use a token with the role {role}")
     return row
 
 

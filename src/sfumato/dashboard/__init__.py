@@ -1,7 +1,7 @@
-"""Pages for people, beside a collector's API: its studies, its releases, what they cost.
+"""Web pages beside a collector's API: its studies, their releases and costs.
 
-They show releases, the ledger and counts; never a report, and nothing of one device. Give `ROUTES`
-to `collector.serve.running` or `collector.app.create_app`; `sfumato serve` does.
+They show releases, the ledger and counts, but never a report or anything about one device. Pass
+`ROUTES` to `collector.serve.running` or `collector.http.app.create_app`, as `sfumato serve` does.
 """
 
 from sfumato.dashboard.routes import ROUTES

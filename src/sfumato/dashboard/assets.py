@@ -1,6 +1,6 @@
-"""Scripts, styles and pictures of the pages: files of ours, none from elsewhere.
+"""Scripts, styles and images of the pages, all served from here.
 
-An address has the file's digest in it, so a browser may keep what it has for good.
+A file's address contains its digest, so browsers may cache it forever.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAMES = frozenset(
 
 
 def address(name: str) -> str:
-    """Where a browser gets the file of this name."""
+    """The URL path of the file with this name."""
     return f"/dashboard/static/{_digest(name)}/{name}"
 
 
@@ -33,16 +33,16 @@ async def asset(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in _NAMES or request.path_params["digest"] != _digest(name):
         raise Problem("not-found")
-    packed = "gzip" in request.headers.get("accept-encoding", "")
+    is_compressed = "gzip" in request.headers.get("accept-encoding", "")
     response = Response(
-        _packed(name) if packed else _content(name),
+        _compressed(name) if is_compressed else _content(name),
         media_type=_TYPES[name[name.rindex(".") :]],
         headers={
             "Cache-Control": "public, max-age=31536000, immutable",
             "Vary": "Accept-Encoding",
         },
     )
-    if packed:
+    if is_compressed:
         response.headers["Content-Encoding"] = "gzip"
     return response
 
@@ -53,7 +53,7 @@ def _content(name: str) -> bytes:
 
 
 @cache
-def _packed(name: str) -> bytes:
+def _compressed(name: str) -> bytes:
     return gzip.compress(_content(name), mtime=0)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a release: what Vega-Lite draws in a browser."""
+"""Charts of a release, as Vega-Lite specifications for the browser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Estimate:
     value: float
     low: float
     high: float
-    is_sure: bool  # held by somebody, as far as can be told
+    is_significant: bool  # whether some device has the item, at the release's level
 
     @property
     def half_width(self) -> float:
@@ -25,47 +25,47 @@ class Estimate:
 
 
 def estimates(rows: Sequence[Mapping[str, Any]]) -> list[Estimate]:
-    """The estimates of a release's JSON: counts of items, the coordinates of a mean, or what a
-    question's rows have first: a number under its own name."""
+    """The estimates in a release's JSON: counts of items, coordinates of a mean, or the first value
+    of each row, under its own name."""
     return [
         Estimate(
             label=str(row.get("item", row.get("coordinate", next(iter(row))))),
             value=row.get("count", row.get("mean", row[next(iter(row))])),
             low=row["low"],
             high=row["high"],
-            is_sure=row.get("significant", True),
+            is_significant=row.get("significant", True),
         )
         for row in rows
-        if row["low"] is not None  # a mean's `top` left it out
+        if row["low"] is not None  # not in the `top` of a mean
     ]
 
 
-def largest(found: Sequence[Estimate], *, is_mean: bool) -> list[Estimate]:
-    """Those to draw: the largest counts, or the coordinates that are farthest from 0."""
-    return sorted(found, key=lambda each: -abs(each.value) if is_mean else -each.value)[:TOP]
+def largest(values: Sequence[Estimate], *, is_mean: bool) -> list[Estimate]:
+    """The estimates to draw: the largest counts, or the coordinates farthest from 0."""
+    return sorted(values, key=lambda each: -abs(each.value) if is_mean else -each.value)[:TOP]
 
 
-def bars(shown: Sequence[Estimate], *, axis: str) -> dict[str, Any]:
-    """Bars with error bars, from top to bottom as given; paler where nobody may hold the item.
+def bars(values: Sequence[Estimate], *, axis: str) -> dict[str, Any]:
+    """Bars with error bars, in this order from top to bottom; paler if not significant.
 
-    Colours are the page's, which it gives as the configuration.
+    The page sets the colours, in the configuration.
     """
-    values = [
+    data = [
         {
             "label": each.label,
             "value": each.value,
             "low": each.low,
             "high": each.high,
-            "sure": each.is_sure,
+            "sure": each.is_significant,
         }
-        for each in shown
+        for each in values
     ]
     end = {"type": "tick", "thickness": 1.5, "size": 7}
     return {
         "width": "container",
         "height": {"step": 24},
         "autosize": {"type": "fit-x", "contains": "padding"},
-        "data": {"values": values},
+        "data": {"values": data},
         "encoding": {
             "y": {
                 "field": "label",

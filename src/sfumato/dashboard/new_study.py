@@ -1,4 +1,4 @@
-"""The page for a new study: what it would give is shown before it starts."""
+"""The page for a new study, which shows the plan before the study starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sfumato import files
 from sfumato.collector import requests, studies
 from sfumato.collector.problems import Problem
 from sfumato.dashboard.forms import File, Form
-from sfumato.dashboard.visits import HOME, Visit, signed_in
+from sfumato.dashboard.visits import HOME, Visit, sign_in_required
 from sfumato.errors import DataError, SfumatoError, StudyError
 from sfumato.planning import Plan, plan
 from sfumato.privacy import SystemRng
@@ -28,33 +28,33 @@ from sfumato.study import QUESTIONS, TRUSTS, number
 _LARGE_FIELDS = ("items", "dictionary")
 
 
-@signed_in("admin")
+@sign_in_required("admin")
 async def new_study(visit: Visit) -> Response:
     return _page(visit, visit.form)
 
 
-@signed_in("admin", large_fields=_LARGE_FIELDS)
+@sign_in_required("admin", large_fields=_LARGE_FIELDS)
 async def show_plan(visit: Visit) -> Response:
-    """What the study would give and cost; nothing starts.
+    """Show the expected accuracy and cost, without starting the study.
 
-    A script gets the plan alone, and puts it under the form.
+    A script gets only the plan, and inserts it below the form.
     """
-    alone = "hx-request" in visit.request.headers
+    is_script = "hx-request" in visit.request.headers
     try:
         request = await visit.service.show(request_of, visit.form)
-        planned = await visit.service.planners.call(_planned, request)
+        planned = (await visit.service.planners.call(_plan, request)).to_dict()
     except SfumatoError as error:
-        problem = _shown(error)
-        if alone:
+        problem = _form_problem(error)
+        if is_script:
             return visit.page("plan.html", status=problem.status, problem=problem, planned=None)
         return _page(visit, visit.form, problem=problem)
-    told, digest = planned.to_dict(), digest_of(request)
-    if alone:
-        return visit.page("plan.html", planned=told, digest=digest, is_changed=False)
-    return _page(visit, visit.form, request, planned=told, digest=digest)
+    digest = digest_of(request)
+    if is_script:
+        return visit.page("plan.html", planned=planned, digest=digest, is_changed=False)
+    return _page(visit, visit.form, request, planned=planned, digest=digest)
 
 
-@signed_in("admin", large_fields=_LARGE_FIELDS)
+@sign_in_required("admin", large_fields=_LARGE_FIELDS)
 async def start(visit: Visit) -> Response:
     """Open the study, if it is the one whose plan was shown."""
     request = None
@@ -62,7 +62,7 @@ async def start(visit: Visit) -> Response:
         request = await visit.service.show(request_of, visit.form)
         digest = digest_of(request)
         if visit.form.text("planned") != digest:
-            planned = await visit.service.planners.call(_planned, request)
+            planned = await visit.service.planners.call(_plan, request)
             return _page(
                 visit,
                 visit.form,
@@ -80,19 +80,19 @@ async def start(visit: Visit) -> Response:
             now=visit.service.now,
         )
     except SfumatoError as error:
-        return _page(visit, visit.form, request, problem=_shown(error))
+        return _page(visit, visit.form, request, problem=_form_problem(error))
     await visit.service.tasks.snapshot(fresh=True)
     return RedirectResponse(f"{HOME}/{row.id}", status_code=303)
 
 
-def _planned(request: Mapping[str, Any]) -> Plan:
-    asked = requests.Request.from_mapping(request)
-    study, dictionary = asked.asked(), asked.dictionary()
+def _plan(values: Mapping[str, Any]) -> Plan:
+    request = requests.Request.from_mapping(values)
+    study, dictionary = request.parse_study(), request.dictionary()
     return plan(study, items=None if dictionary is None else dictionary.items)
 
 
-def _shown(error: SfumatoError) -> Problem:
-    """The problem to show beside the form; one of the store is a page of its own."""
+def _form_problem(error: SfumatoError) -> Problem:
+    """The problem to show beside the form; one of the store is raised, for a page of its own."""
     problem = Problem.of(error)
     if problem.status >= 500:
         raise problem
@@ -109,15 +109,16 @@ def _page(
     digest: str = "",
     is_changed: bool = False,
 ) -> Response:
-    """The form as it was filled in; a file that was chosen is pasted, since it cannot be kept."""
-    given = {"question": "frequencies", "trust": "local", "items": ""} | dict(form.texts)
+    """The form as it was filled in; the items of a chosen file are pasted, since a browser does not
+    keep the file."""
+    values = {"question": "frequencies", "trust": "local", "items": ""} | dict(form.texts)
     if request is not None and request["items"] is not None:
-        given["items"] = "\n".join(request["items"])
+        values["items"] = "\n".join(request["items"])
     wrong = "" if problem is None else str(problem).partition(" ")[0]
     return visit.page(
         "new_study.html",
         status=200 if problem is None else problem.status,
-        given=given,
+        values=values,
         problem=problem,
         wrong=wrong,
         planned=planned,
@@ -138,16 +139,16 @@ _TERMS = ("delay_seconds", "lifetime_epsilon", "closes")  # of the request, not 
 
 QUESTION_TEXTS = {
     "frequencies": ("Frequencies", "How common is each item of a list?"),
-    "new_words": ("New words", "Which words, that nobody listed, are common?"),
-    "heavy_hitters": ("Heavy hitters", "Which items, that nobody listed, occur often?"),
-    "histogram": ("Histogram", "Which items are there, and how often?"),
+    "new_words": ("New words", "Which words that are not in a list are common?"),
+    "heavy_hitters": ("Heavy hitters", "Which items are common, without a list of them?"),
+    "histogram": ("Histogram", "Which items exist, and how common is each?"),
     "mean": ("Mean", "What is the mean of the devices' vectors?"),
-    "train": ("Model", "What do devices' examples teach it? Its table [training] is TOML, below."),
+    "train": ("Model", "Train a model on the devices' examples. Add a [training] table as TOML."),
 }
 TRUST_TEXTS = {
-    "local": ("Local", "Nobody is trusted. Devices blur what they send."),
-    "secure": ("Secure", "The collector sees sums only. Devices add the noise in shares."),
-    "central": ("Central", "The collector sees what devices send, and adds the noise."),
+    "local": ("Local", "No trust needed: devices randomise their reports."),
+    "secure": ("Secure", "The collector sees only sums; devices add the noise in shares."),
+    "central": ("Central", "The collector sees the reports and adds the noise."),
 }
 
 
@@ -160,23 +161,25 @@ class Field:
     hint: str
     kind: Literal["whole", "number", "text", "date"] = "whole"
     example: str = ""
-    only: For = ""  # for which trust or question it says something
+    only: For = ""  # the trusts or questions that it is for
 
 
 PROMISE = (
-    Field("epsilon", "Epsilon", "The smaller, the more private.", "number", "1"),
-    Field("delta", "Delta", "What may go wrong at most.", "number", "1e-6", "sums"),
-    Field("daily_reports", "Daily reports", "Of one device.", example="1", only="local"),
-    Field("lifetime_epsilon", "Lifetime epsilon", "Of one device, in all.", "number", only="local"),
+    Field("epsilon", "Epsilon", "Smaller is more private.", "number", "1"),
+    Field("delta", "Delta", "Failure probability.", "number", "1e-6", "sums"),
+    Field("daily_reports", "Daily reports", "Per device.", example="1", only="local"),
+    Field("lifetime_epsilon", "Lifetime epsilon", "Total per device.", "number", only="local"),
 )
 POPULATION = (
-    Field("devices", "Devices", "How many will answer.", example="100000"),
-    Field("items_per_device", "Items per device", "That may count.", example="1", only="tables"),
-    Field("rounds", "Rounds", "Each asks other devices.", example="1", only="counts"),
+    Field("devices", "Devices", "Expected number of devices.", example="100000"),
+    Field(
+        "items_per_device", "Items per device", "Contribution bound.", example="1", only="tables"
+    ),
+    Field("rounds", "Rounds", "Each has its own devices.", example="1", only="counts"),
     Field("dropout", "Dropout", "Share that will not answer.", "number", "0"),
 )
 ANSWER = (
-    Field("threshold", "Threshold", "Counts below are not listed.", "number", only="counts"),
+    Field("threshold", "Threshold", "Smallest count to list.", "number", only="counts"),
     Field(
         "target_error",
         "Target error",
@@ -185,44 +188,44 @@ ANSWER = (
         "0.01",
         "frequencies",
     ),
-    Field("bytes_per_device", "Bytes per device", "Most that one may send.", only="bytes"),
+    Field("bytes_per_device", "Bytes per device", "Most to send.", only="bytes"),
     Field("word_length", "Word length", "Longer words are cut.", example="10", only="words"),
-    Field("alphabet", "Alphabet", "Of which words are made.", "text", only="words"),
-    Field("clip", "Clip", "Longer vectors are scaled to it.", "number", "1", "vectors"),
-    Field("dimensions", "Dimensions", "Of a vector.", example="1000", only="mean"),
+    Field("alphabet", "Alphabet", "Characters of words.", "text", only="words"),
+    Field("clip", "Clip", "Longer vectors are scaled down to it.", "number", "1", "vectors"),
+    Field("dimensions", "Dimensions", "Length of a vector.", example="1000", only="mean"),
 )
 TERMS = (
-    Field("delay_seconds", "Delay (seconds)", "A report waits up to so long.", example="86400"),
-    Field("closes", "Closes", "Last day on which reports count.", "date"),
+    Field("delay_seconds", "Delay (seconds)", "Longest delay of a report.", example="86400"),
+    Field("closes", "Closes", "Last day for reports.", "date"),
 )
 GROUPS = (
-    ("The promise", PROMISE),
-    ("The devices", POPULATION),
-    ("The answer", ANSWER),
-    ("Collecting", TERMS),
+    ("Privacy", PROMISE),
+    ("Devices", POPULATION),
+    ("Answer", ANSWER),
+    ("Collection", TERMS),
 )
 
 
 def questions() -> list[str]:
-    """Those that a collector answers, in the order of the form."""
+    """The questions that a collector answers, in the order of the form."""
     return [name for name, facts in QUESTIONS.items() if facts.collected]
 
 
 def trusts(question: str | None = None) -> list[str]:
-    """Those with which a collector answers a question, or any."""
-    asked = [QUESTIONS[question]] if question else list(QUESTIONS.values())
-    return [name for name in TRUSTS if any(name in facts.collected for facts in asked)]
+    """The trusts with which a collector answers a question, or any question."""
+    rows = [QUESTIONS[question]] if question else list(QUESTIONS.values())
+    return [name for name in TRUSTS if any(name in facts.collected for facts in rows)]
 
 
 def request_of(form: Form) -> dict[str, Any]:
-    """The request that a form makes; keys of its TOML go before its fields.
+    """The request in a form; keys of its TOML override its fields.
 
-    A field that is empty, or of another question or trust, says nothing.
+    Fields that are empty, or for another question or trust, are left out.
     """
-    told = _toml(form.text("toml"))
-    keys: dict[str, Any] = {name: form.text(name) for name in ("question", "trust")} | told
+    toml = _toml(form.text("toml"))
+    keys: dict[str, Any] = {name: form.text(name) for name in ("question", "trust")} | toml
     for field in (field for _, group in GROUPS for field in group):
-        if field.name not in told and _applies(field, keys) and form.text(field.name):
+        if field.name not in toml and applies(field, keys) and form.text(field.name):
             keys[field.name] = _value(field, form.text(field.name))
     terms = {name: keys.pop(name) for name in _TERMS if name in keys}
     return {
@@ -235,20 +238,20 @@ def request_of(form: Form) -> dict[str, Any]:
 
 
 def digest_of(request: Mapping[str, Any]) -> str:
-    """What of a request its plan depends on: all but what it is called."""
-    told = {key: value for key, value in request.items() if key not in ("name", "purpose")}
-    study = {key: str(value) for key, value in told["study"].items()}  # inf is no JSON
-    return hashlib.sha256(canonical(told | {"study": study}).encode()).hexdigest()
+    """A digest of what the plan depends on: all of the request but its name and purpose."""
+    values = {key: value for key, value in request.items() if key not in ("name", "purpose")}
+    study = {key: str(value) for key, value in values["study"].items()}  # JSON has no inf
+    return hashlib.sha256(canonical(values | {"study": study}).encode()).hexdigest()
 
 
 def items_of(form: Form) -> list[str] | None:
-    """The dictionary: lines that were pasted, or a file that was chosen."""
+    """The dictionary: pasted lines, or a chosen file."""
     pasted = [item for line in form.texts.get("items", "").splitlines() if (item := line.strip())]
     file = form.files.get("dictionary")
     if file is None:
         return pasted or None
     if pasted:
-        raise DataError("items are pasted or in a file; got both")
+        raise DataError("items must be pasted or in a file; got both")
     return _read(file)
 
 
@@ -261,7 +264,7 @@ def _read(file: File) -> list[str]:
             batches = files.read_columns(path, [files.column_names(path)[0]], [pa.string()])
             items = [item for batch in batches for item in batch.column(0).to_pylist()]
         if None in items:
-            raise DataError("the dictionary has an item that is missing")
+            raise DataError("the dictionary has a missing item")
         return items
     try:
         lines = file.content.decode("utf-8-sig").splitlines()
@@ -275,11 +278,11 @@ def _lists_items(keys: Mapping[str, Any]) -> bool:
     return facts is not None and facts.dictionary != "none"
 
 
-def _applies(field: Field, keys: Mapping[str, Any]) -> bool:
-    """Whether a field says something; the page's style hides it where it does not."""
+def applies(field: Field, keys: Mapping[str, Any]) -> bool:
+    """Whether a field is for this question and trust; the page's style hides it if not."""
     facts, trust = QUESTIONS.get(str(keys["question"])), TRUSTS.get(keys["trust"])
     if facts is None or trust is None:
-        return True  # the study says what is wrong
+        return True  # planning raises the error
     is_items = facts.data == "items"
     return {
         "": True,
@@ -304,15 +307,15 @@ def _value(field: Field, text: str) -> Any:
         if field.kind == "date":
             return (date.fromisoformat(text) - _DAY_ZERO).days
     except ValueError:
-        wanted = {"whole": "a whole number", "number": "a number", "date": "a date"}[field.kind]
-        raise StudyError(f"{field.name} must be {wanted}; got {text[:40]!r}") from None
+        kind = {"whole": "a whole number", "number": "a number", "date": "a date"}[field.kind]
+        raise StudyError(f"{field.name} must be {kind}; got {text[:40]!r}") from None
     return text
 
 
 def _toml(text: str) -> dict[str, Any]:
     try:
-        told = tomllib.loads(text, parse_float=number)
+        keys = tomllib.loads(text, parse_float=number)
     except tomllib.TOMLDecodeError as problem:
         raise StudyError(f"the study is not TOML: {problem}") from None
-    closes = told.get("closes")
-    return told | {"closes": (closes - _DAY_ZERO).days} if isinstance(closes, date) else told
+    closes = keys.get("closes")
+    return keys | {"closes": (closes - _DAY_ZERO).days} if isinstance(closes, date) else keys

@@ -1,4 +1,4 @@
-"""What the pages show, read from the store: counts, charges and releases."""
+"""The contents of the pages, read from the store: counts, charges and releases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from sfumato.collector import studies
 from sfumato.collector.problems import Problem
-from sfumato.collector.store.ledger import StoreLedger, by_cohort, price, spent_by
+from sfumato.collector.store.ledger import StoreLedger, entries_by_cohort, price, spent_by
 from sfumato.collector.store.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.collector.studies import terms_of
 from sfumato.dashboard import charts
@@ -23,69 +23,68 @@ from sfumato.privacy import Entry
 from sfumato.secagg.coordinator import Phase
 from sfumato.study import QUESTIONS, TRUSTS
 
-ALIVE = ("collecting", "closing")
 _PHASES = tuple(str(phase) for phase in Phase)
-_MOST_KEPT = 1 << 20  # characters of a release that is kept in memory
+_MOST_CACHED = 1 << 20  # characters of the longest release to cache
 _STUDY_ID = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A study in a list."""
+class StudySummary:
+    """A study in the list of studies."""
 
     row: StudyRow
     study: Mapping[str, Any]
     plan: Mapping[str, Any]
-    received: int
-    wanted: int
+    reports: int
+    target: int
 
     @property
     def is_alive(self) -> bool:
-        return self.row.state in ALIVE
+        return self.row.state in studies.ALIVE
 
 
-def lines(store: Store) -> list[Line]:
-    """Every study, those that collect first, each kind the newest first."""
+def study_summaries(store: Store) -> list[StudySummary]:
+    """Every study: active ones first, and the newest first among each."""
     with store.reading() as tx:
-        found = [_line(tx, row) for row in reversed(tx.studies())]
-    return sorted(found, key=lambda line: not line.is_alive)
+        summaries = [_summary(tx, row) for row in reversed(tx.studies())]
+    return sorted(summaries, key=lambda summary: not summary.is_alive)
 
 
-def _line(tx: Transaction, row: StudyRow) -> Line:
-    tasks, told = tx.tasks(row.id), json.loads(row.plan)
-    if row.state in ALIVE:
-        received = sum(studies.came(tx, task.id) for task in tasks)
-    else:  # what was sealed may have been dropped; the counts stay
-        received = sum(tx.counts(task.id).get("reports", 0) for task in tasks)
-    return Line(
-        row, told["study"], told, received, wanted_of([task.wanted for task in tasks], told)
-    )
+def _summary(tx: Transaction, row: StudyRow) -> StudySummary:
+    tasks, plan = tx.tasks(row.id), json.loads(row.plan)
+    if row.state in studies.ALIVE:
+        reports = sum(studies.report_count(tx, task.id) for task in tasks)
+    else:  # sealed records may have been dropped; the counts stay
+        reports = sum(tx.counts(task.id).get("reports", 0) for task in tasks)
+    target = target_of([task.target for task in tasks], plan)
+    return StudySummary(row, plan["study"], plan, reports, target)
 
 
-def wanted_of(wanted: Sequence[int | None], plan: Mapping[str, Any]) -> int:
-    """Reports that a study is to have in the end: those of tasks still to come are guessed."""
+def target_of(targets: Sequence[int | None], plan: Mapping[str, Any]) -> int:
+    """The number of reports that a study needs, from its tasks' targets; an estimate while tasks
+    are still to come."""
     if (training := plan["study"].get("training")) is not None:
         return int(training["cohort"]) * int(plan["study"]["rounds"])
     devices, dropout = int(plan["study"]["devices"]), float(plan["study"]["dropout"])
-    return max(1, sum(most or 0 for most in wanted), math.floor(devices * (1 - dropout) + 0.5))
+    return max(1, sum(each or 0 for each in targets), math.floor(devices * (1 - dropout) + 0.5))
 
 
 @dataclass(frozen=True, slots=True)
-class Answering:
-    """A masked round that is under way: how many of those it asks have answered."""
+class RoundProgress:
+    """How many of the expected members of an active masked round have answered in its phase."""
 
     phase: str
-    answered: int
-    asked: int
+    answers: int
+    expected: int
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A study, its masked rounds that are under way, and its release if there is one."""
+class StudyView:
+    """A study, its active masked rounds, and its release if there is one."""
 
     state: Mapping[str, Any]
-    answering: Mapping[str, Answering]  # by task
-    released: Mapping[str, Any] | None
+    active_rounds: Mapping[str, RoundProgress]  # by task
+    release: Mapping[str, Any] | None
     estimates: Sequence[Estimate]
 
     @property
@@ -93,110 +92,110 @@ class Known:
         return QUESTIONS[self.state["study"]["question"]].data == "vectors"
 
     @property
-    def shown(self) -> list[Estimate]:
-        """The estimates that are drawn."""
+    def chart_estimates(self) -> list[Estimate]:
+        """The estimates in the chart."""
         return charts.largest(self.estimates, is_mean=self.is_mean)
 
-    @property
-    def release(self) -> Mapping[str, Any]:
-        if self.released is None:
+    def require_release(self) -> Mapping[str, Any]:
+        """The release; Problem if there is none."""
+        if self.release is None:
             raise Problem("not-ready", hint="close the study, or wait until it has its reports")
-        return self.released
+        return self.release
 
 
-def known(store: Store, study_id: str) -> Known:
-    """All there is to know about a study."""
+def study_view(store: Store, study_id: str) -> StudyView:
+    """Everything that the page of a study shows."""
     if not _STUDY_ID.fullmatch(study_id):
         raise Problem("unknown-study")
     state = studies.state(store, study_id)
     with store.reading() as tx:
         text = tx.release(study_id)
-        under_way = {
-            task["id"]: _answering(*found)
+        active_rounds = {
+            task["id"]: _round_progress(*round)
             for task in state["tasks"]
-            if task["rounds"] and (found := tx.round_under_way(task["id"])) is not None
+            if task["rounds"] and (round := tx.active_round(task["id"])) is not None
         }
-    released, listed = (None, ()) if text is None else _read(text)
-    return Known(state, under_way, released, listed)
+    release, values = (None, ()) if text is None else _read(text)
+    return StudyView(state, active_rounds, release, values)
 
 
-def _answering(phase: str, members: int, came: Mapping[str, int]) -> Answering:
-    """Asked in a phase are those who answered in the one before."""
-    before = [came[each] for each in _PHASES[: _PHASES.index(phase)] if each in came]
-    return Answering(phase, came.get(phase, 0), before[-1] if before else members)
+def _round_progress(phase: str, members: int, counts: Mapping[str, int]) -> RoundProgress:
+    """A phase expects the members that answered in the one before."""
+    before = [counts[each] for each in _PHASES[: _PHASES.index(phase)] if each in counts]
+    return RoundProgress(phase, counts.get(phase, 0), before[-1] if before else members)
 
 
 def _read(text: str) -> tuple[Mapping[str, Any], Sequence[Estimate]]:
-    """A release and its estimates, kept for the next page if they are not long."""
-    return _kept(text) if len(text) <= _MOST_KEPT else _parsed(text)
+    """A release and its estimates, cached for the next page if they are not long."""
+    return _parse_cached(text) if len(text) <= _MOST_CACHED else _parse(text)
 
 
-def _parsed(text: str) -> tuple[Mapping[str, Any], Sequence[Estimate]]:
-    released = json.loads(text)
-    return released, estimates(released.get("estimates", ()))  # a model has none
+def _parse(text: str) -> tuple[Mapping[str, Any], Sequence[Estimate]]:
+    release = json.loads(text)
+    return release, estimates(release.get("estimates", ()))  # a model has none
 
 
-_kept = lru_cache(maxsize=16)(_parsed)
+_parse_cached = lru_cache(maxsize=16)(_parse)
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """A number that was predicted, and what became of it."""
+class Comparison:
+    """A predicted number beside the actual one."""
 
     label: str
     predicted: float | None
-    found: float | None
+    actual: float | None
     unit: str = ""
 
 
-def compared(state: Mapping[str, Any], released: Mapping[str, Any] | None) -> list[Compared]:
-    """The plan's prediction beside the outcome, where either has something to say.
+def comparisons(state: Mapping[str, Any], release: Mapping[str, Any] | None) -> list[Comparison]:
+    """The plan's predictions beside the outcome, where there is either.
 
-    With trust local an error is predicted for an item that few hold, and compared with the least
-    that is listed; else with the middle one.
+    With trust local, the error is predicted for a rare item, and compared with the smallest in the
+    release; otherwise with the median.
     """
     predicted, is_local = state["plan"]["predicted"], TRUSTS[state["privacy"]["trust"]].is_local
-    found: dict[str, Any] = {}
-    if released is not None:
-        rows = released.get("estimates", ())  # a model has none
-        parameters = released["plan"]["parameters"]
+    actual: dict[str, Any] = {}
+    if release is not None:
+        rows = release.get("estimates", ())  # a model has none
+        parameters = release["plan"]["parameters"]
         typical = np.min if is_local else np.median
         halves = [(row["high"] - row["low"]) / 2 for row in rows if row["low"] is not None]
-        found = {
+        actual = {
             "standard_error": float(typical([row["standard_error"] for row in rows]))
             if rows and "standard_error" in rows[0]
             else None,
             "half_width_95": float(typical(halves)) if rows else None,
             "detectable_count": parameters.get("detectable_count"),
             "significant_from": parameters.get("significant_from"),
-            "bytes_per_device": released["cost"]["bytes_per_device"],
-            "rounds": released["cost"]["rounds"],
-            "rate": released.get("rate"),
+            "bytes_per_device": release["cost"]["bytes_per_device"],
+            "rounds": release["cost"]["rounds"],
+            "rate": release.get("rate"),
         }
     rare = " of a rare item" if is_local else ""
     pairs = [
-        Compared(label, predicted.get(key), found.get(key), unit)
+        Comparison(label, predicted.get(key), actual.get(key), unit)
         for key, label, unit in (
             ("standard_error", f"Standard error{rare}", ""),
             ("half_width_95", f"95% interval{rare}, ±", ""),
-            ("l2_error", "Error of the whole mean, as a length", ""),
-            ("detectable_count", "Found from a count of", ""),
+            ("l2_error", "L2 error of the mean", ""),
+            ("detectable_count", "Detectable from a count of", ""),
             ("standard_error_there", "Standard error at that count", ""),
-            ("significant_from", "Surely there from a count of", ""),
-            ("bytes_per_device", "Sent by one device", "bytes"),
+            ("significant_from", "Significant from a count of", ""),
+            ("bytes_per_device", "Bytes per device", "bytes"),
             ("rounds", "Rounds", ""),
-            ("rate", "Parameters to a cell sent", ""),
+            ("rate", "Compression (parameters per cell)", ""),
         )
     ]
     is_model = QUESTIONS[state["study"]["question"]].data == "examples"
-    wanted = wanted_of([] if is_model else [task["wanted"] for task in state["tasks"]], state)
-    reports = Compared("Reports", wanted, state["counted"])
-    return [reports, *(pair for pair in pairs if (pair.predicted, pair.found) != (None, None))]
+    target = target_of([] if is_model else [task["wanted"] for task in state["tasks"]], state)
+    reports = Comparison("Reports", target, state["counted"])
+    return [reports, *(pair for pair in pairs if (pair.predicted, pair.actual) != (None, None))]
 
 
 @dataclass(frozen=True, slots=True)
-class Charges:
-    """What one cohort of a study was charged."""
+class CohortCharges:
+    """The charges for one cohort of a study."""
 
     study: str
     study_id: str | None
@@ -208,10 +207,10 @@ class Charges:
 
 @dataclass(frozen=True, slots=True)
 class LocalCost:
-    """What a study with trust "local" may cost a device that takes part."""
+    """The most that a study with trust "local" costs a device that takes part."""
 
     row: StudyRow
-    epsilon: float | None  # of a report
+    epsilon: float | None  # per report
     daily_reports: int
     lifetime_epsilon: float | None
 
@@ -221,40 +220,40 @@ class LocalCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
-    """The ledger, and what is not on it because devices spend it themselves."""
+class LedgerView:
+    """The ledger, and the costs of local studies, which devices account for themselves."""
 
-    allowed: float | None
+    limit: float | None
     delta: float
     spent: float
-    charges: tuple[Charges, ...]
+    charges: tuple[CohortCharges, ...]
     local: tuple[LocalCost, ...]
 
     @property
     def left(self) -> float | None:
-        return None if self.allowed is None else max(0.0, self.allowed - self.spent)
+        return None if self.limit is None else max(0.0, self.limit - self.spent)
 
     @property
     def daily(self) -> float:
-        """Of a device that takes part in everything that is open."""
+        """The daily epsilon of a device that takes part in every open local study."""
         costs = [cost.daily for cost in self.local if cost.row.state == "collecting"]
         return sum(math.inf if cost is None else cost for cost in costs)
 
 
-def books(store: Store) -> Books:
-    """The ledger's page."""
+def ledger_view(store: Store) -> LedgerView:
+    """Everything that the page of the ledger shows."""
     with store.reading() as tx:
         ledger = StoreLedger(tx)
         budget, entries, rows = ledger.budget, ledger.entries(), tx.studies()
         owners = {entry.task: tx.task(entry.task) for entry in entries}
     names = {row.id: row.name for row in rows}
-    return Books(
-        allowed=budget.epsilon,
+    return LedgerView(
+        limit=budget.epsilon,
         delta=budget.delta,
         spent=spent_by(entries, budget) if entries else 0.0,
         charges=tuple(
             _charges(charges, owners[charges[0].task], names, budget.delta)
-            for charges in by_cohort(entries).values()
+            for charges in entries_by_cohort(entries).values()
         ),
         local=tuple(_local_cost(row) for row in rows if _trust(row) == "local"),
     )
@@ -262,9 +261,9 @@ def books(store: Store) -> Books:
 
 def _charges(
     charges: Sequence[Entry], owner: TaskRow | None, names: Mapping[str, str], delta: float
-) -> Charges:
+) -> CohortCharges:
     first, study_id = charges[0], None if owner is None else owner.study_id
-    return Charges(
+    return CohortCharges(
         study=first.campaign[:12] if study_id is None else names[study_id],
         study_id=study_id,
         cohort=first.cohort,
@@ -279,39 +278,39 @@ def _trust(row: StudyRow) -> str:
 
 
 def _local_cost(row: StudyRow) -> LocalCost:
-    terms, told = terms_of(row), json.loads(row.plan)
-    return LocalCost(row, told["privacy"]["epsilon"], terms.daily_reports, terms.lifetime_epsilon)
+    terms, plan = terms_of(row), json.loads(row.plan)
+    return LocalCost(row, plan["privacy"]["epsilon"], terms.daily_reports, terms.lifetime_epsilon)
 
 
 def _noise(loss: Any) -> str:
-    inner = getattr(loss, "loss", loss)  # a sampled loss has another within
+    inner = getattr(loss, "loss", loss)  # a sampled loss contains another one
     kind = getattr(inner, "noise", None)
     if kind is None:
-        return "none" if not hasattr(inner, "epsilon") else "as its proof says"
+        return "none" if not hasattr(inner, "epsilon") else "as in its proof"
     return f"{kind}, scale {inner.scale:,.4g}"
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What a study costs devices in bytes, as planned; its release says what it came to."""
+    """The planned cost of a study in bytes; its release has the actual cost."""
 
-    line: Line
+    summary: StudySummary
     bytes_per_device: int
     rounds: int
     bytes_per_report: int
 
     @property
     def so_far(self) -> int:
-        """Of all reports that came."""
-        return self.bytes_per_report * self.line.received
+        """The bytes of all reports received."""
+        return self.bytes_per_report * self.summary.reports
 
 
 def bills(store: Store) -> list[Bill]:
-    """The costs' page."""
-    found = []
-    for line in lines(store):
-        predicted = line.plan["plan"]["predicted"]
-        each = predicted["bytes_per_device"]
-        a_round = predicted.get("bytes_per_round", each)  # of a model, which has many reports
-        found.append(Bill(line, each, predicted["rounds"], a_round))
-    return found
+    """Everything that the page of costs shows."""
+    rows = []
+    for summary in study_summaries(store):
+        predicted = summary.plan["plan"]["predicted"]
+        per_device = predicted["bytes_per_device"]
+        per_report = predicted.get("bytes_per_round", per_device)  # training has many rounds
+        rows.append(Bill(summary, per_device, predicted["rounds"], per_report))
+    return rows

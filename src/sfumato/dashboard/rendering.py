@@ -1,4 +1,4 @@
-"""Templates, how numbers are written, and the headers that every page has."""
+"""Templates, the formats of numbers, and the headers of every page."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _HEADERS = {
         "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
-    # Not no-referrer: browsers would then say "null" for the origin of our own forms.
+    # Not no-referrer: browsers would then send "null" as the origin of our own forms.
     "Referrer-Policy": "same-origin",
 }
 _DAY_ZERO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def guarded(response: Response) -> Response:
-    """The response with the headers of a page; it is not stored unless it says so."""
+def add_headers(response: Response) -> Response:
+    """Add the headers of a page to a response; by default it is not cached."""
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
     response.headers.setdefault("Cache-Control", "no-store")
@@ -39,14 +39,14 @@ def page(template: str, *, status: int = 200, **values: Any) -> Response:
     return HTMLResponse(_TEMPLATES.get_template(template).render(**values), status_code=status)
 
 
-@lru_cache(maxsize=32)  # what is long takes long to write, and a release does not change
+@lru_cache(maxsize=32)  # long tables take long to render, and a release does not change
 def rows(estimates: tuple[Estimate, ...], *, is_mean: bool) -> str:
-    """Estimates as rows of a table, in HTML."""
+    """Estimates as rows of an HTML table."""
     return _TEMPLATES.get_template("values.html").render(estimates=estimates, is_mean=is_mean)
 
 
 def count(value: float) -> str:
-    """A whole number with its thousands apart.
+    """A whole number with commas between thousands.
 
     >>> count(1234567)
     '1,234,567'
@@ -55,7 +55,7 @@ def count(value: float) -> str:
 
 
 def rough(value: Any) -> str:
-    """A number to four digits; what is none, as it is.
+    """A number with four significant digits; other values unchanged.
 
     >>> rough(19.885468), rough(104923.6), rough(0.00198854), rough("laplace"), rough(None)
     ('19.89', '104,924', '0.001989', 'laplace', '—')
@@ -72,7 +72,7 @@ def rough(value: Any) -> str:
 
 
 def epsilon(value: float | None) -> str:
-    """What was or may be spent.
+    """An epsilon that was or may be spent.
 
     >>> epsilon(0.99951), epsilon(math.inf), epsilon(None)
     ('0.9995', 'without bound', '—')
@@ -81,7 +81,7 @@ def epsilon(value: float | None) -> str:
 
 
 def within(value: float, half_width: float) -> str:
-    """An estimate to the digits that its interval lets mean something.
+    """An estimate with as many digits as its interval makes meaningful.
 
     >>> within(1234.5678, 38.97), within(12.345, 3.0), within(0.1234567, 0.0123), within(7.0, 0.0)
     ('1,235', '12.3', '0.123', '7')
@@ -92,7 +92,7 @@ def within(value: float, half_width: float) -> str:
 
 
 def in_bytes(value: float | None) -> str:
-    """A size in the unit that fits.
+    """A size in a suitable unit.
 
     >>> in_bytes(162), in_bytes(16987), in_bytes(3_200_000), in_bytes(1)
     ('162 bytes', '17.0 kB', '3.2 MB', '1 byte')
@@ -131,7 +131,7 @@ def sentence(text: str, *, capital: bool = True) -> str:
 
 
 def duration(seconds: int) -> str:
-    """A time in the largest unit in which it is whole.
+    """A time in the largest unit that divides it.
 
     >>> duration(86_400), duration(5_400), duration(1)
     ('24 hours', '90 minutes', '1 second')

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.routing import BaseRoute, Mount, Route
 
 from sfumato.dashboard import assets, new_study, pages
-from sfumato.dashboard.visits import Endpoint, anybody
+from sfumato.dashboard.visits import Endpoint, public_page
 
 
 def _get(path: str, endpoint: Endpoint) -> Route:
@@ -23,7 +23,7 @@ ROUTES: tuple[BaseRoute, ...] = (
         "/dashboard",
         routes=[
             _get("/", pages.home),
-            _get("/static/{digest}/{name}", anybody(assets.asset)),
+            _get("/static/{digest}/{name}", public_page(assets.asset)),
             _get("/sign-in", pages.sign_in_page),
             _post("/sign-in", pages.sign_in),
             _post("/sign-out", pages.sign_out),
@@ -38,7 +38,7 @@ ROUTES: tuple[BaseRoute, ...] = (
             _get("/studies/{study_id}/release.{ending}", pages.export),
             _get("/ledger", pages.ledger),
             _get("/costs", pages.costs),
-            Route("/{path:path}", pages.nothing, methods=["GET", "POST"]),
+            Route("/{path:path}", pages.not_found, methods=["GET", "POST"]),
         ],
     ),
 )

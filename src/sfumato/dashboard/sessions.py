@@ -1,7 +1,7 @@
-"""Who is signed in: a random name in a cookie, of which the store keeps the SHA-256.
+"""Sessions: a random name in a cookie, with its SHA-256 in the store.
 
-A session is of a token. It ends when its person signs out, after 12 hours, when the token expires
-and when it is revoked, whichever is first; what it may do is what the token may.
+A session belongs to a token, and has its rights. It ends when the person signs out, after 12 hours,
+or when the token expires or is revoked, whichever is first.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ LONGEST_SECONDS = 12 * 3_600
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Somebody who is signed in."""
+    """The session of a person who is signed in."""
 
     person: str  # the name of the token
     role: str
-    csrf: str = field(repr=False)  # every form of theirs has it, and no other page can know it
+    csrf: str = field(repr=False)  # in every form of the session, and unknown to other sites
 
     def may(self, role: Role) -> bool:
         return self.role in ROLES[ROLES.index(role) :]
 
-    def sent(self, csrf: str) -> bool:
-        """Whether a form with this was made by a page of this session."""
+    def has_csrf(self, csrf: str) -> bool:
+        """Whether this is the session's CSRF token, in constant time."""
         return hmac.compare_digest(csrf.encode(), self.csrf.encode())
 
 
 def start(store: Store, token: str, *, now: float) -> tuple[str, int]:
-    """Sign in with a token: the new session's name, and for how many seconds it is good.
+    """Sign in with a token; return the new session's name, and for how many seconds it is valid.
 
     A wrong, an expired and a revoked token raise the same Problem, after the same work.
     """
@@ -50,12 +50,12 @@ def start(store: Store, token: str, *, now: float) -> tuple[str, int]:
 
 
 def find(store: Store, name: str, *, now: float) -> Session | None:
-    """The session of this name, if it has not ended."""
+    """The session with this name, if it has not ended."""
     with store.reading() as tx:
-        known = tx.session(_digest(name))
-    if known is None or min(known[1], known[0].expires) <= now:
+        row = tx.session(_digest(name))
+    if row is None or min(row[1], row[0].expires) <= now:
         return None
-    token, _ = known
+    token, _ = row
     return Session(token.name, token.role, csrf_of(name))
 
 
@@ -66,7 +66,7 @@ def end(store: Store, name: str) -> None:
 
 
 def csrf_of(name: str) -> str:
-    """What forms of a session carry; it tells nothing about the session's name."""
+    """The CSRF token of a session; it reveals nothing about the session's name."""
     return sha256(b"sfumato form\0" + name.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Around every page: who asks, whether their form is their own, and what is said if it fails."""
+"""Checks around every page: the session, the origin of a form, and pages for errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sfumato.collector.problems import KINDS, Problem
 from sfumato.collector.tokens import Role
 from sfumato.dashboard import sessions
 from sfumato.dashboard.forms import FORM_BYTES, Form
-from sfumato.dashboard.rendering import guarded, page
+from sfumato.dashboard.rendering import add_headers, page
 from sfumato.dashboard.sessions import Session
 from sfumato.errors import SfumatoError
 
@@ -26,7 +26,7 @@ _OWN_PAGE = re.compile(r"/dashboard/[\w/.-]*(\?page=\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A request of somebody who is signed in, with the form that they sent."""
+    """A request from a person who is signed in, with its form."""
 
     request: Request
     service: Service
@@ -44,10 +44,10 @@ class Visit:
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def signed_in(
+def sign_in_required(
     role: Role = "analyst", *, large_fields: Collection[str] = ()
 ) -> Callable[[Callable[[Visit], Awaitable[Response]]], Endpoint]:
-    """A page for people of this role. Whoever is not signed in is asked to.
+    """A page for people with this role; others are asked to sign in.
 
     `large_fields` of its form may be as long as a request to open a study.
     """
@@ -59,19 +59,19 @@ def signed_in(
             if session is None:
                 return _ask_to_sign_in(request)
             if not session.may(role):
-                raise Problem("forbidden", hint=f"sign in with a token of role {role}")
+                raise Problem("forbidden", hint=f"sign in with a token with the role {role}")
             form = Form()
             if request.method == "POST":
                 form = await own_form(request, session, large_fields)
             return await show(Visit(request, service, session, form))
 
-        return anybody(endpoint)
+        return public_page(endpoint)
 
     return around
 
 
-def anybody(show: Endpoint) -> Endpoint:
-    """A page for which nobody need sign in. An error of ours is a page that says it."""
+def public_page(show: Endpoint) -> Endpoint:
+    """A page that needs no session. Our errors are shown as a page."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -88,7 +88,7 @@ def anybody(show: Endpoint) -> Endpoint:
             )
             if problem.retry_after_seconds is not None:
                 response.headers["Retry-After"] = str(problem.retry_after_seconds)
-        return guarded(response)
+        return add_headers(response)
 
     return endpoint
 
@@ -104,13 +104,13 @@ async def session_of(request: Request) -> Session | None:
 async def own_form(
     request: Request, session: Session | None, large_fields: Collection[str] = ()
 ) -> Form:
-    """The form that was sent, if it was a page of ours that sent it; else Problem."""
+    """The form of a request; Problem if it does not come from one of our pages."""
     origin = urlsplit(request.headers.get("origin", ""))
     if origin.netloc != request.headers.get("host", "") or not origin.netloc:
         raise Problem(
             "forbidden",
             "this form was not sent by a page of this collector",
-            hint="a proxy before the collector must pass the Host header on as it came",
+            hint="a proxy before the collector must pass on the Host header unchanged",
         )
     service, content_type = service_of(request), request.headers.get("content-type", "")
     # Our pages send large fields as multipart/form-data; to decode others takes much more memory.
@@ -121,25 +121,25 @@ async def own_form(
         seconds=service.settings.upload_seconds,
     )
     form = await service.show(Form.parse, content_type, body, large_fields=large_fields)
-    if session is not None and not session.sent(form.text("csrf")):
-        raise Problem("forbidden", "this form is of another session", hint="load the page again")
+    if session is not None and not session.has_csrf(form.text("csrf")):
+        raise Problem("forbidden", "this form is from another session", hint="reload the page")
     return form
 
 
 def is_encrypted(request: Request) -> bool:
-    """Whether the browser came by https, be it to a proxy before us."""
+    """Whether the browser uses https, to us or to a proxy."""
     return request.url.scheme == "https" or request.headers.get("origin", "").startswith("https:")
 
 
-def page_of_ours(path: str) -> str:
-    """The page to go to after signing in: one of the dashboard's, whatever was given."""
+def safe_next_page(path: str) -> str:
+    """The page to go to after signing in: this path if it is one of the dashboard's."""
     return path if _OWN_PAGE.fullmatch(path) else HOME
 
 
 def _ask_to_sign_in(request: Request) -> Response:
-    wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    next_page = page_of_ours(wanted) if request.method == "GET" else HOME
+    path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    next_page = safe_next_page(path) if request.method == "GET" else HOME
     address = SIGN_IN if next_page == HOME else f"{SIGN_IN}?next={quote(next_page, safe='/')}"
-    if "hx-request" in request.headers:  # a page that looks for news has lost its session
+    if "hx-request" in request.headers:  # a live page has lost its session
         return Response(status_code=401, headers={"HX-Redirect": address})
     return RedirectResponse(address, status_code=303)

@@ -1,5 +1,5 @@
-"""Every question that is answered by sums, through a store and a worker that starts anew all the
-time: the same releases as a campaign that was left alone."""
+"""Every question that is answered by sums, through a store and a worker that restarts before every
+step: the same releases as a campaign without interruption."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """What is stored is the same on each database, as `test_store` sees to."""
+    """One database is enough: `test_store` checks that all store the same."""
     store = Store.open(tmp_path / "collector.db")
     store.migrate()
     yield store
@@ -41,8 +41,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def create(store: Store, clock: Clock, **keys: Any) -> StudyRow:
-    asked = {"name": NAME, "purpose": "Which trees to plant next.", "study": keys}
-    return studies.create(store, asked, key=KEY, rng=SystemRng(), now=clock)
+    request = {"name": NAME, "purpose": "Which trees to plant next.", "study": keys}
+    return studies.create(store, request, key=KEY, rng=SystemRng(), now=clock)
 
 
 def worker(store: Store, clock: Clock) -> Worker:
@@ -54,14 +54,14 @@ def offer_of(store: Store, study: StudyRow) -> Offer:
 
 
 def answer(store: Store, study: StudyRow, values: Sequence[Any]) -> Offer:
-    """Devices with these values send a report each, as an agent makes it."""
+    """Send one report for each of these values, as a device makes it."""
     offer, rng = offer_of(store, study), SystemRng()
     reports = []
     for value in values:
         privatise = privatiser(offer, value, None)
         assert privatise is not None
-        made = Report(offer.task.id, rng.words(2).tobytes(), privatise(rng))
-        reports.append(made.to_bytes())
+        report = Report(offer.task.id, rng.words(2).tobytes(), privatise(rng))
+        reports.append(report.to_bytes())
     assert upload(store, open_task(store, study), reports)
     return offer
 
@@ -108,7 +108,7 @@ def test_items_that_nobody_listed_are_found_round_by_round(store: Store, clock: 
 def test_a_rate_that_adapts_is_the_same_however_often_a_worker_starts(
     store: Store, clock: Clock
 ) -> None:
-    """Its campaign draws noise by itself: of one draw, not of one each time it is read."""
+    """Its campaign draws noise: once, and not each time it is restored."""
     study = create(
         store,
         clock,
@@ -130,8 +130,8 @@ def test_a_rate_that_adapts_is_the_same_however_often_a_worker_starts(
         rates.add(getattr(offer.task.mechanism, "rate", None))
         finish(store, clock)
     assert len(rates) > 1  # it did adapt
-    found = counts(store, study)
-    assert found.keys() == {"cabbag", "bead"}  # cut to six letters
+    estimates = counts(store, study)
+    assert estimates.keys() == {"cabbag", "bead"}  # cut to six letters
     with store.reading() as tx:
         row = tx.study(study.id)
         assert row is not None
@@ -141,7 +141,7 @@ def test_a_rate_that_adapts_is_the_same_however_often_a_worker_starts(
     assert secret is not None
     listed = [each.found() for each in again]  # type: ignore[attr-defined]  # as it is one
     assert listed[0].counts.tolist() == listed[1].counts.tolist()
-    assert sorted(listed[0].counts.tolist()) == sorted(found.values())
+    assert sorted(listed[0].counts.tolist()) == sorted(estimates.values())
     assert secret.hex() not in json.dumps(studies.state(store, study.id))
     studies.delete(store, study.id)
     with store.reading() as tx:
@@ -207,9 +207,9 @@ def test_a_secure_mean_of_vectors(tmp_path: Path) -> None:
             30, question="mean", epsilon=None, dimensions=20, clip=1.0, compression="none"
         )
         vectors = np.random.default_rng(1).normal(size=(30, 20)) / 10
-        with devices(stage, 30) as them:
+        with devices(stage, 30) as fleet:
             joining = []
-            for device, vector in zip(them, vectors, strict=True):
+            for device, vector in zip(fleet, vectors, strict=True):
                 part = device.part(NAME, vector, stage.clock())
                 assert isinstance(part, RoundClient)
                 joining.append(part)
@@ -239,9 +239,9 @@ def test_a_study_that_was_closed_too_early_says_so(store: Store, clock: Clock) -
     finish(store, clock)
     studies.close(store, study.id)
     finish(store, clock)
-    shown = studies.state(store, study.id)
-    assert shown["state"] == "failed"
-    assert "closed after 1 of its tasks" in shown["problem"]
+    state = studies.state(store, study.id)
+    assert state["state"] == "failed"
+    assert "closed after 1 of its tasks" in state["problem"]
 
 
 def test_every_offer_keeps_the_noise_that_it_names(store: Store, clock: Clock) -> None:

@@ -22,7 +22,7 @@ from sfumato.errors import ServiceError, SpecError, StudyError
 
 
 def make_certificate(folder: Path) -> tuple[str, str]:
-    """The files of a certificate that this machine signed for itself, and of its key."""
+    """The files of a self-signed certificate and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)
@@ -52,7 +52,7 @@ def make_certificate(folder: Path) -> tuple[str, str]:
     return str(cert_file), str(key_file)
 
 
-def test_tls_is_spoken_with_a_certificate_that_is_trusted(tmp_path: Path) -> None:
+def test_tls_works_with_a_certificate_that_is_trusted(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path)
     with running(settings(tmp_path, tls_cert=cert, tls_key=key), with_worker=False) as collector:
         assert collector.address.startswith("https://")
@@ -66,19 +66,22 @@ def test_tls_is_spoken_with_a_certificate_that_is_trusted(tmp_path: Path) -> Non
             assert not plain.recv(100).startswith(b"HTTP")
 
 
-def test_old_tls_is_not_spoken(tmp_path: Path) -> None:
+def test_old_tls_is_refused(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path)
     with running(settings(tmp_path, tls_cert=cert, tls_key=key), with_worker=False) as collector:
         host, port = collector.address.removeprefix("https://").split(":")
-        for latest, spoken in ((ssl.TLSVersion.TLSv1_2, True), (ssl.TLSVersion.TLSv1_1, False)):
+        for latest, is_accepted in (
+            (ssl.TLSVersion.TLSv1_2, True),
+            (ssl.TLSVersion.TLSv1_1, False),
+        ):
             context = ssl.create_default_context(cafile=cert)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # it is old: that is the point
+                warnings.simplefilter("ignore", DeprecationWarning)  # old versions on purpose
                 context.minimum_version = ssl.TLSVersion.TLSv1
                 context.maximum_version = latest
             context.set_ciphers("ALL:@SECLEVEL=0")
             with socket.create_connection((host, int(port)), timeout=5) as raw:
-                assert shakes_hands(raw, context, host) == spoken
+                assert shakes_hands(raw, context, host) == is_accepted
 
 
 def shakes_hands(raw: socket.socket, context: ssl.SSLContext, host: str) -> bool:
@@ -92,8 +95,8 @@ def shakes_hands(raw: socket.socket, context: ssl.SSLContext, host: str) -> bool
 @pytest.mark.parametrize("which", ["tls_cert", "tls_key"])
 def test_a_certificate_that_cannot_be_read_is_refused(tmp_path: Path, which: str) -> None:
     cert, key = make_certificate(tmp_path)
-    given = {"tls_cert": cert, "tls_key": key} | {which: str(tmp_path / "none.pem")}
-    with pytest.raises(SpecError, match="cannot be used"), running(settings(tmp_path, **given)):
+    files = {"tls_cert": cert, "tls_key": key} | {which: str(tmp_path / "none.pem")}
+    with pytest.raises(SpecError, match="cannot be used"), running(settings(tmp_path, **files)):
         pass
 
 
@@ -112,7 +115,7 @@ def test_a_token_that_cannot_be_sent_is_refused_and_not_shown(token: str) -> Non
 
 
 @pytest.mark.parametrize("server", ["", "ftp://a", "https://", "http:///v1", "https://a/?b", "a:1"])
-def test_an_address_that_is_none_is_refused(server: str) -> None:
+def test_an_invalid_address_is_refused(server: str) -> None:
     with pytest.raises(SpecError, match="a server must be"):
         AdminClient(server, "sfu_x")
 
@@ -137,10 +140,10 @@ def test_a_study_file_is_sent_with_its_items(tmp_path: Path) -> None:
         'dictionary = "trees.csv"\ndictionary_column = "tree"\n'
     )
     (tmp_path / "trees.csv").write_text("number,tree\n1,oak\n2,elm\n")
-    sent = study_keys(tmp_path / "study.toml")
-    assert sent["items"] == ["oak", "elm"]
-    assert sent["study"]["epsilon"] is None
-    assert not {"dictionary", "dictionary_column"} & sent["study"].keys()
+    keys = study_keys(tmp_path / "study.toml")
+    assert keys["items"] == ["oak", "elm"]
+    assert keys["study"]["epsilon"] is None
+    assert not {"dictionary", "dictionary_column"} & keys["study"].keys()
 
 
 def test_a_study_file_that_is_wrong_is_refused_before_it_is_sent(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_file_that_is_no_key_is_refused_and_not_shown(
     file = tmp_path / "key"
     file.write_text(text)
     file.chmod(0o600)
-    with pytest.raises(SpecError, match="no signing key") as caught:
+    with pytest.raises(SpecError, match="not a signing key") as caught:
         load_or_make(file, store)
     assert "canary" not in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""Requests without measure are refused before anything is planned."""
+"""Requests beyond the limits are refused before they are planned."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sfumato.collector.http import service as planning
-from sfumato.collector.requests import MEASURE, Request
+from sfumato.collector.requests import LIMITS, Request
 from sfumato.errors import ImpossibleError, SfumatoError, SpecError, StudyError
 from sfumato.planning import plan
 
@@ -31,25 +31,25 @@ WORDS = {"question": "new_words", "trust": "local", "epsilon": 8.0, "devices": 1
         ("dropout", 5e-324),
     ],
 )
-def test_a_study_without_measure_is_refused(key: str, value: Any) -> None:
+def test_a_study_beyond_the_limits_is_refused(key: str, value: Any) -> None:
     study = {**FREQUENCIES, "devices": 2_000, key: value}
-    with pytest.raises(StudyError, match=f"{key} of a study that a collector runs"):
-        Request(name="Trees", purpose="To plant.", study=study, items=["oak"]).asked()
+    with pytest.raises(StudyError, match=f"{key} must be .* for a study that a collector runs"):
+        Request(name="Trees", purpose="To plant.", study=study, items=["oak"]).parse_study()
 
 
 def test_the_guide_has_the_bounds() -> None:
     text = (Path(__file__).resolve().parents[3] / "docs/guides/deploy.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)` \| ([\d,.e-]+) \| ([\d,.e-]+)", text, re.MULTILINE)
-    told = {key: tuple(float(end.replace(",", "")) for end in ends) for key, *ends in rows}
-    assert {key: told.get(key) for key in MEASURE} == MEASURE
+    bounds = {key: tuple(float(end.replace(",", "")) for end in ends) for key, *ends in rows}
+    assert {key: bounds.get(key) for key in LIMITS} == LIMITS
     assert planning.MOST_PLANS == 2
     assert "Two are planned at a time" in text
 
 
 @pytest.mark.parametrize("key", ["delta", "dropout", "threshold"])
-def test_zero_is_within_measure(key: str) -> None:
+def test_zero_is_within_the_limits(key: str) -> None:
     study = {**FREQUENCIES, key: 0}
-    Request(name="Trees", purpose="To plant.", study=study, items=["oak"]).asked()
+    Request(name="Trees", purpose="To plant.", study=study, items=["oak"]).parse_study()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A collector as a process: it says where it listens, logs nothing personal, and ends cleanly."""
+"""A collector as a process: its address, its log without personal data, and a clean end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CANARY = "canary-4711"
 
 @contextmanager
 def process(command: str, folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """`sfumato COMMAND` in a folder; it is ended, and waited for, when the block is left."""
+    """`sfumato COMMAND` in a folder; it ends with the block."""
     environment = {name: value for name, value in os.environ.items() if "SFUMATO" not in name}
     with (
         (folder / f"{command}.log").open("a") as log,
@@ -45,18 +45,18 @@ def process(command: str, folder: Path, *options: str) -> Iterator[subprocess.Po
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-        ) as started,
+        ) as server,
     ):
         try:
-            yield started
+            yield server
         finally:
-            if started.poll() is None:
-                started.kill()
+            if server.poll() is None:
+                server.kill()
 
 
-def address_of(started: subprocess.Popen[str]) -> str:
-    assert started.stdout is not None
-    line = started.stdout.readline()
+def address_of(server: subprocess.Popen[str]) -> str:
+    assert server.stdout is not None
+    line = server.stdout.readline()
     assert line.startswith("listening on http://127.0.0.1:"), line
     return line.split()[-1]
 
@@ -79,7 +79,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Senders:
-    """Threads that upload until the server is gone, and what was acknowledged to them."""
+    """Threads that upload until the server is gone, and count the acknowledged reports."""
 
     def __init__(self, address: str, threads: int = 6) -> None:
         self._address = address
@@ -123,7 +123,7 @@ def test_what_was_acknowledged_under_load_is_there_however_it_ends(
     assert code == (-how if how is signal.SIGKILL else 0)
     assert set(senders.refused) <= {503}
     store = Store.open(folder / "collector.db")
-    # One upload a thread may have been stored and not acknowledged.
+    # One upload per thread may have been stored but not acknowledged.
     assert acknowledged <= stored(store) <= acknowledged + 3 * len(senders.acknowledged)
     store.close()
     if how is not signal.SIGKILL:
@@ -135,7 +135,7 @@ def test_the_log_tells_nothing_of_who_asked_or_what(folder: Path) -> None:
     with process("serve", folder, "--port", "0", "--no-worker") as server:
         address = address_of(server)
         first = log_of(folder)
-        for method, path, sent in (
+        for method, path, data in (
             ("POST", UPLOAD, body(2)),
             ("POST", UPLOAD, to_frames([CANARY.encode()])),
             ("POST", UPLOAD, CANARY.encode()),
@@ -145,7 +145,7 @@ def test_the_log_tells_nothing_of_who_asked_or_what(folder: Path) -> None:
             ("POST", "/v1/studies", CANARY.encode()),
             (CANARY, "/", b""),
         ):
-            ask(address, method, path, sent, headers=headers, token=CANARY)
+            ask(address, method, path, data, headers=headers, token=CANARY)
         server.send_signal(signal.SIGTERM)
         assert server.wait(PATIENCE_SECONDS) == 0
     events = [line["event"] for line in first]
@@ -155,8 +155,8 @@ def test_the_log_tells_nothing_of_who_asked_or_what(folder: Path) -> None:
     assert "127.0.0.1" not in rest
     assert "no-token" in events
     assert "sfumato token create" in first[0]["hint"]
-    kept = b"".join(file.read_bytes() for file in folder.iterdir() if file.suffix != ".log")
-    assert CANARY.encode() not in kept
+    content = b"".join(file.read_bytes() for file in folder.iterdir() if file.suffix != ".log")
+    assert CANARY.encode() not in content
 
 
 def test_a_first_start_makes_a_store_and_a_key(tmp_path: Path) -> None:

@@ -52,8 +52,8 @@ def test_what_devices_sent_may_be_kept_for_ever(tmp_path: Path) -> None:
     settings = Settings.load(file, environment={})
     assert settings.retention_days is None
     assert settings.to_dict()["retention_days"] == "never"
-    for said in ("never", ""):
-        environment = {"SFUMATO_RETENTION_DAYS": said}
+    for value in ("never", ""):
+        environment = {"SFUMATO_RETENTION_DAYS": value}
         assert Settings.load(environment=environment).retention_days is None
     other = Settings.load(file, environment={"SFUMATO_RETENTION_DAYS": "7"})
     assert other.retention_days == 7
@@ -82,7 +82,7 @@ def test_what_devices_sent_may_be_kept_for_ever(tmp_path: Path) -> None:
         ("store = ", "TOML"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
+def test_invalid_settings_are_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
     with pytest.raises(SpecError, match=named):
         Settings.load(write(tmp_path, text), environment={})
 
@@ -91,12 +91,12 @@ def test_what_cannot_be_is_refused_by_name(tmp_path: Path, text: str, named: str
     ("name", "value"),
     [("SFUMATO_QUEUE_BYTES", "many"), ("SFUMATO_OPEN_METRICS", "1"), ("SFUMATO_LISTEN", "")],
 )
-def test_a_variable_that_cannot_be_is_refused(name: str, value: str) -> None:
+def test_an_invalid_variable_is_refused(name: str, value: str) -> None:
     with pytest.raises(SpecError):
         Settings.load(environment={name: value})
 
 
-def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot be read"):
         Settings.load(tmp_path / "none.toml", environment={})
 

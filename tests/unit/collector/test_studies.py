@@ -1,4 +1,4 @@
-"""A study's life: what is refused, what devices are told, what the ledger and the store keep."""
+"""The life of a study: refusals, offers, the ledger and the store."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def names(store: Store) -> list[str]:
 
 
 def test_a_local_task_closes_when_every_device_has_sent_its_day(store: Store, clock: Clock) -> None:
-    """Each sends as many reports, whatever it holds, so that all of them are wanted."""
+    """Every device sends the same number of reports, whatever its values, and all of them count."""
     twice = create(store, clock, daily_reports=2, **LOCAL)
-    assert open_task(store, twice).wanted == 2 * 40
+    assert open_task(store, twice).target == 2 * 40
 
 
 @pytest.mark.parametrize("keys", [{}, NOISED, LOCAL, {"question": "new_words", **LOCAL}])
-def test_a_study_opens_one_task_that_devices_are_told_of(
+def test_a_study_opens_one_task_with_an_offer(
     store: Store, clock: Clock, keys: dict[str, Any]
 ) -> None:
     row = create(store, clock, terms={"delay_seconds": 60, "closes": TODAY + 9}, **keys)
@@ -70,7 +70,7 @@ def test_a_study_opens_one_task_that_devices_are_told_of(
     trust = keys.get("trust", "central")
     assert (offer.trust, offer.epsilon) == (trust, 4.0 if trust == "local" else None)
     assert (offer.delay_seconds, offer.closes, offer.daily_reports) == (60, TODAY + 9, 1)
-    assert task.wanted == 40
+    assert task.target == 40
     with store.reading() as tx:
         assert offer.dictionary is not None
         body = tx.dictionary(offer.dictionary)
@@ -94,7 +94,7 @@ def test_the_same_request_makes_one_study_and_another_of_its_name_is_refused(
 def test_two_studies_alike_share_neither_tasks_nor_a_place_in_the_ledger(
     store: Store, clock: Clock, keys: dict[str, Any]
 ) -> None:
-    """A direct response has no seed, so its tasks are told apart by the study's own id."""
+    """A direct response has no seed, so its tasks differ by the id of their study."""
     rng = SeededRng(SEED)
     rows = [create(store, clock, f"study {k}", rng=rng, **keys) for k in range(2)]
     tasks = [open_task(store, row) for row in rows]
@@ -108,7 +108,7 @@ def test_two_studies_alike_share_neither_tasks_nor_a_place_in_the_ledger(
         ({"question": "train", "clip": 1.0, "training": TRAINING}, StudyError, "does not answer"),
         ({"question": "mean", "clip": 1.0, "dimensions": 9}, StudyError, "leave out the items"),
         ({"dictionary": "words.csv"}, StudyError, "send the items"),
-        ({"items": None}, StudyError, "listed items"),
+        ({"items": None}, StudyError, "list of items"),
         ({"items": []}, DataError, "at least one item"),
         ({"items": ["oak", 7]}, DataError, "list of texts"),
         ({"items": "oak"}, DataError, "list of texts"),
@@ -116,7 +116,7 @@ def test_two_studies_alike_share_neither_tasks_nor_a_place_in_the_ledger(
         ({"devices": None}, StudyError, "give devices"),
         ({"colour": "green"}, StudyError, "unknown key colour"),
         ({"terms": {"colour": "green"}}, StudyError, "unknown key colour in the request"),
-        ({"terms": {"closes": TODAY - 1}}, StudyError, "must not be past"),
+        ({"terms": {"closes": TODAY - 1}}, StudyError, "must not be in the past"),
         ({"terms": {"daily_reports": 2}}, StudyError, "planned for 1 reports"),
         ({"terms": {"delay_seconds": 0}}, SfumatoError, "delay_seconds"),
         ({"terms": {"name": "two\nlines"}}, SfumatoError, "study"),
@@ -124,7 +124,7 @@ def test_two_studies_alike_share_neither_tasks_nor_a_place_in_the_ledger(
         ({**LOCAL, "target_error": 1e-6}, ImpossibleError, "target_error"),
     ],
 )
-def test_what_cannot_be_is_refused_and_leaves_nothing(
+def test_an_impossible_study_is_refused_and_leaves_nothing(
     store: Store, clock: Clock, wrong: dict[str, Any], error: type[SfumatoError], says: str
 ) -> None:
     with pytest.raises(error, match=says):
@@ -134,10 +134,10 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(
 
 @pytest.mark.parametrize("missing", ["name", "purpose", "study"])
 def test_a_request_must_be_whole(store: Store, clock: Clock, missing: str) -> None:
-    asked = request()
-    del asked[missing]
+    values = request()
+    del values[missing]
     with pytest.raises(StudyError, match=f"must have {missing}"):
-        studies.create(store, asked, key=KEY, rng=SeededRng(1), now=clock)
+        studies.create(store, values, key=KEY, rng=SeededRng(1), now=clock)
 
 
 def test_a_dictionary_may_hold_any_text_and_lists_an_item_once(store: Store, clock: Clock) -> None:
@@ -157,11 +157,11 @@ def test_a_plan_comes_back_from_the_store_as_it_was_made(store: Store, clock: Cl
     with store.reading() as tx:
         planned = studies.plan_of(tx, row)
     assert json.dumps(planned.to_dict()) == row.plan
-    assert sums_of(planned).seed != 0  # drawn
+    assert sums_of(planned).seed != 0  # it was drawn
 
 
 @pytest.mark.parametrize(
-    ("keys", "wanted"),
+    ("keys", "target"),
     [
         ({"devices": 100}, 100),
         ({"devices": 100, "dropout": 0.25}, 75),
@@ -170,16 +170,16 @@ def test_a_plan_comes_back_from_the_store_as_it_was_made(store: Store, clock: Cl
         ({"devices": 1}, 1),
     ],
 )
-def test_a_task_wants_the_reports_that_its_plan_was_made_for(
-    store: Store, clock: Clock, keys: dict[str, Any], wanted: int
+def test_a_task_has_the_target_of_its_plan(
+    store: Store, clock: Clock, keys: dict[str, Any], target: int
 ) -> None:
-    assert open_task(store, create(store, clock, **keys)).wanted == wanted
+    assert open_task(store, create(store, clock, **keys)).target == target
 
 
 # Closing and deleting
 
 
-def test_a_closed_study_takes_no_more_reports_and_closing_twice_is_closing_once(
+def test_a_closed_study_takes_no_more_reports_and_closing_twice_is_harmless(
     store: Store, clock: Clock
 ) -> None:
     row, rng = create(store, clock), SeededRng(SEED)
@@ -204,7 +204,7 @@ def test_deleting_drops_what_devices_sent_and_keeps_what_was_released_and_charge
     with store.reading() as tx:
         assert tx.release(row.id) is not None
         assert len(tx.entries()) == 1
-        assert list(tx.sealed(task.id)) == []
+        assert list(tx.sealed_records(task.id)) == []
         assert tx.answers(row.id) == []
     with pytest.raises(Problem) as caught:
         studies.close(store, row.id)
@@ -221,7 +221,7 @@ def test_a_study_deleted_while_it_collects_takes_no_more_reports(
     studies.delete(store, row.id)
     assert not upload(store, task, [report(task, 1, rng=rng)])
     with store.reading() as tx:
-        assert tx.pending(task.id, 1) == []
+        assert tx.pending_uploads(task.id, 1) == []
 
 
 def test_an_unknown_study_is_a_problem_of_its_own(store: Store) -> None:
@@ -241,13 +241,13 @@ def test_the_state_of_a_study_is_plain_data_and_counts_reports(store: Store, clo
     assert studies.state(store, row.id)["received"] == 6
     studies.close(store, row.id)
     work(Worker(store, key=KEY, now=clock))
-    shown = studies.state(store, row.id)
-    json.dumps(shown, allow_nan=False)
-    assert (shown["state"], shown["problem"]) == ("released", "")
-    assert (shown["received"], shown["counted"], shown["repeated"]) == (6, 5, 1)
-    assert shown["rejected"] == {"malformed": 2}
-    assert shown["plan"]["algorithm"] == "direct response"
-    assert shown["tasks"][0]["cohort"] == "round 0"
+    state = studies.state(store, row.id)
+    json.dumps(state, allow_nan=False)
+    assert (state["state"], state["problem"]) == ("released", "")
+    assert (state["received"], state["counted"], state["repeated"]) == (6, 5, 1)
+    assert state["rejected"] == {"malformed": 2}
+    assert state["plan"]["algorithm"] == "direct response"
+    assert state["tasks"][0]["cohort"] == "round 0"
 
 
 # The ledger
@@ -256,25 +256,25 @@ def test_the_state_of_a_study_is_plain_data_and_counts_reports(store: Store, clo
 def test_a_store_charges_as_a_ledger_does(store: Store) -> None:
     budget = Budget(epsilon=1.7, delta=1e-6)
     set_budget(store, budget)
-    books = Ledger(budget)
+    ledger = Ledger(budget)
     for campaign, cohort, loss in [
         ("words", "a", LOSS), ("words", "b", LOSS), ("words", "a", LOSS), ("emoji", "a", LOSS),
         ("emoji", "a", NoPrivacy()),
     ]:  # fmt: skip
         charge: dict[str, Any] = {"campaign": campaign, "cohort": cohort, "task": "t", "loss": loss}
         outcomes = []
-        for charges in (books.charge, lambda **charge: _charge(store, charge)):
+        for charges in (ledger.charge, lambda **charge: _charge(store, charge)):
             try:
                 charges(**charge)
                 outcomes.append("")
             except BudgetError as problem:
                 outcomes.append(str(problem))
         assert outcomes[0] == outcomes[1]
-    shown = studies.ledger(store)
-    assert len(shown["entries"]) == len(books.entries()) == 3
-    assert (shown["epsilon"], shown["delta"]) == (1.7, 1e-6)
-    assert shown["spent"] == books.spent()
-    json.dumps(shown, allow_nan=False)
+    state = studies.ledger(store)
+    assert len(state["entries"]) == len(ledger.entries()) == 3
+    assert (state["epsilon"], state["delta"]) == (1.7, 1e-6)
+    assert state["spent"] == ledger.spent()
+    json.dumps(state, allow_nan=False)
 
 
 def _charge(store: Store, charge: dict[str, Any]) -> None:
@@ -295,14 +295,14 @@ def test_a_charge_is_undone_with_its_transaction(store: Store) -> None:
 
 def test_without_a_budget_everything_is_recorded(store: Store) -> None:
     _charge(store, {"campaign": "words", "cohort": "a", "task": "t", "loss": NoPrivacy()})
-    shown = studies.ledger(store)
-    assert (shown["epsilon"], shown["spent"], len(shown["entries"])) == (None, None, 1)
+    state = studies.ledger(store)
+    assert (state["epsilon"], state["spent"], len(state["entries"])) == (None, None, 1)
 
 
 def test_a_budget_is_set_once_and_before_anything_was_charged(store: Store) -> None:
     set_budget(store, Budget(epsilon=1.0, delta=1e-6))
     set_budget(store, Budget(epsilon=1.0, delta=1e-6))
-    with pytest.raises(BudgetError, match="never changed"):
+    with pytest.raises(BudgetError, match="cannot be changed"):
         set_budget(store, Budget(epsilon=2.0, delta=1e-6))
 
 

@@ -25,18 +25,18 @@ def store(tmp_path: Path) -> Iterator[Store]:
     store.close()
 
 
-def made(store: Store, role: Role = "admin") -> str:
+def new_token(store: Store, role: Role = "admin") -> str:
     return tokens.create(store, role=role, name="ops", days=2, now=lambda: NOW)[1]
 
 
-def refusal(store: Store, given: str | None, role: Role = "analyst", now: float = NOW) -> Problem:
+def refusal(store: Store, token: str | None, role: Role = "analyst", now: float = NOW) -> Problem:
     with pytest.raises(Problem) as caught:
-        tokens.authorise(store, given, role, now=now)
+        tokens.authorise(store, token, role, now=now)
     return caught.value
 
 
 @pytest.mark.parametrize(
-    ("held", "needed", "allowed"),
+    ("role_of_token", "needed", "allowed"),
     [
         ("admin", "admin", True),
         ("admin", "analyst", True),
@@ -44,10 +44,10 @@ def refusal(store: Store, given: str | None, role: Role = "analyst", now: float 
         ("analyst", "admin", False),
     ],
 )
-def test_an_admin_may_all_that_an_analyst_may(
-    store: Store, held: Role, needed: Role, allowed: bool
+def test_an_admin_may_do_everything_that_an_analyst_may(
+    store: Store, role_of_token: Role, needed: Role, allowed: bool
 ) -> None:
-    token = made(store, held)
+    token = new_token(store, role_of_token)
     if allowed:
         assert tokens.authorise(store, token, needed, now=NOW).name == "ops"
     else:
@@ -55,47 +55,56 @@ def test_an_admin_may_all_that_an_analyst_may(
 
 
 def test_a_token_expires(store: Store) -> None:
-    token = made(store)
+    token = new_token(store)
     assert tokens.authorise(store, token, "admin", now=NOW + 2 * DAY_SECONDS - 1)
     assert refusal(store, token, now=NOW + 2 * DAY_SECONDS).code == "unauthorized"
 
 
 def test_a_revoked_token_is_refused_and_others_are_not(store: Store) -> None:
     row, token = tokens.create(store, role="admin", name="ops", days=2, now=lambda: NOW)
-    other = made(store)
+    other = new_token(store)
     tokens.revoke(store, row.id)
     assert refusal(store, token).code == "unauthorized"
     assert tokens.authorise(store, other, "admin", now=NOW)
 
 
-def test_all_who_are_not_known_are_answered_alike(store: Store) -> None:
-    token = made(store)
+def test_all_wrong_tokens_get_the_same_answer(store: Store) -> None:
+    token = new_token(store)
     row, revoked = tokens.create(store, role="admin", name="ops", days=2, now=lambda: NOW)
     tokens.revoke(store, row.id)
     bodies = [
-        refusal(store, given).body()
-        for given in (None, "", "sfu_wrong", token + "x", token[:-1], token.lower(), revoked, "\0é")
+        refusal(store, candidate).body()
+        for candidate in (
+            None,
+            "",
+            "sfu_wrong",
+            token + "x",
+            token[:-1],
+            token.lower(),
+            revoked,
+            "\0é",
+        )
     ]
     assert all(body == bodies[0] for body in bodies)
 
 
 def test_the_store_does_not_hold_a_token(store: Store, tmp_path: Path) -> None:
-    token = made(store)
+    token = new_token(store)
     store.close()
     files = b"".join(file.read_bytes() for file in tmp_path.iterdir())
-    assert b"ops" in files  # what is looked for would be found
+    assert b"ops" in files  # the search works
     assert token.encode() not in files
     assert token.removeprefix("sfu_").encode() not in files
 
 
 def test_tokens_differ(store: Store) -> None:
-    assert len({made(store) for _ in range(10)}) == 10
+    assert len({new_token(store) for _ in range(10)}) == 10
 
 
 @pytest.mark.parametrize(
     ("name", "days"), [("", 1), (" ", 1), ("two\nlines", 1), ("x" * 101, 1), ("ops", 0)]
 )
-def test_a_token_that_cannot_be_is_not_made(store: Store, name: str, days: int) -> None:
+def test_an_invalid_token_is_not_created(store: Store, name: str, days: int) -> None:
     with pytest.raises(SpecError):
         tokens.create(store, role="admin", name=name, days=days)
 

@@ -8,12 +8,12 @@ import pytest
 
 import browsing
 from browsing import Stage
-from unit.dashboard.visiting import Visitor, signed_in
+from unit.dashboard.visiting import Visitor, sign_in_as
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with browsing.staged(tmp_path_factory.mktemp("collector"), budget_epsilon=8.0) as stage:
+    with browsing.open_stage(tmp_path_factory.mktemp("collector"), budget_epsilon=8.0) as stage:
         yield stage
 
 
@@ -26,13 +26,13 @@ def stranger(stage: Stage) -> Iterator[Visitor]:
 
 @pytest.fixture
 def analyst(stage: Stage) -> Iterator[Visitor]:
-    visitor = signed_in(stage, "analyst")
+    visitor = sign_in_as(stage, "analyst")
     yield visitor
     visitor.close()
 
 
 @pytest.fixture
 def admin(stage: Stage) -> Iterator[Visitor]:
-    visitor = signed_in(stage)
+    visitor = sign_in_as(stage)
     yield visitor
     visitor.close()

@@ -1,7 +1,8 @@
-"""Who may see and do what: every page has a rule, and every form must be of the page's own."""
+"""Access: every page has a rule, and every form must come from one of our pages."""
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import re
 import select
@@ -19,7 +20,7 @@ from sfumato.dashboard import ROUTES
 from unit.dashboard.visiting import Visitor
 
 STUDY = "0" * 32
-OPEN = {"/sign-in", "/static/{digest}/{name}", "/", "/{path:path}"}  # to whoever asks
+OPEN = {"/sign-in", "/static/{digest}/{name}", "/", "/{path:path}"}  # without a session
 ADMIN = {"/studies/new", "/studies/{study_id}/close"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -40,7 +41,7 @@ PAGES = sorted(routes())
 GUARDED = [(method, path) for method, path in PAGES if path not in OPEN]
 
 
-def asked(visitor: Visitor, method: str, path: str) -> httpx.Response:
+def ask(visitor: Visitor, method: str, path: str) -> httpx.Response:
     filled = path.replace("{study_id}", STUDY).replace("{ending}", "json")
     return visitor.http.request(method, f"/dashboard{filled}", headers=visitor.headers)
 
@@ -51,15 +52,17 @@ def test_every_page_is_known_here() -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)
-def test_whoever_is_not_signed_in_is_asked_to(stranger: Visitor, method: str, path: str) -> None:
-    answer = asked(stranger, method, path)
+def test_visitors_without_a_session_are_asked_to_sign_in(
+    stranger: Visitor, method: str, path: str
+) -> None:
+    answer = ask(stranger, method, path)
     assert answer.status_code == 303
     assert answer.headers["location"].startswith("/dashboard/sign-in")
 
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)
 def test_an_analyst_reads_and_changes_nothing(analyst: Visitor, method: str, path: str) -> None:
-    answer = asked(analyst, method, path)
+    answer = ask(analyst, method, path)
     if path in ADMIN or (method, path) == ("POST", "/studies"):
         assert answer.status_code == 403
         assert "role" in answer.text
@@ -136,20 +139,20 @@ def test_signing_out_ends_the_session(admin: Visitor) -> None:
     assert admin.get("/dashboard/studies").status_code == 303
 
 
-def test_after_signing_in_one_is_where_one_wanted_to_be(stranger: Visitor, stage: Stage) -> None:
-    asked = stranger.get(f"/dashboard/studies/{STUDY}?page=2")
+def test_signing_in_leads_to_the_requested_page(stranger: Visitor, stage: Stage) -> None:
+    answer = stranger.get(f"/dashboard/studies/{STUDY}?page=2")
     assert (
-        asked.headers["location"]
+        answer.headers["location"]
         == f"/dashboard/sign-in?next=/dashboard/studies/{STUDY}%3Fpage%3D2"
     )
-    form = stranger.get(asked.headers["location"]).text
-    (wanted,) = re.findall(r'name="next" value="([^"]+)"', form)
-    assert wanted == f"/dashboard/studies/{STUDY}?page=2"
-    assert stranger.sign_in(stage.token(), next=wanted).headers["location"] == wanted
+    form = stranger.get(answer.headers["location"]).text
+    (path,) = re.findall(r'name="next" value="([^"]+)"', form)
+    assert path == f"/dashboard/studies/{STUDY}?page=2"
+    assert stranger.sign_in(stage.token(), next=path).headers["location"] == path
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "path",
     [
         "//evil.example",
         "https://evil.example/dashboard/",
@@ -160,12 +163,12 @@ def test_after_signing_in_one_is_where_one_wanted_to_be(stranger: Visitor, stage
         "/elsewhere",
     ],
 )
-def test_signing_in_leads_to_no_other_place(stranger: Visitor, stage: Stage, wanted: str) -> None:
-    answer = stranger.sign_in(stage.token(), next=wanted)
+def test_signing_in_leads_to_no_other_place(stranger: Visitor, stage: Stage, path: str) -> None:
+    answer = stranger.sign_in(stage.token(), next=path)
     assert answer.headers["location"] == "/dashboard/studies"
 
 
-def test_a_page_that_looks_for_news_is_told_that_its_session_is_over(stranger: Visitor) -> None:
+def test_a_live_page_without_a_session_is_sent_to_sign_in(stranger: Visitor) -> None:
     answer = stranger.get("/dashboard/studies", **{"HX-Request": "true"})
     assert answer.status_code == 401
     assert answer.headers["hx-redirect"] == "/dashboard/sign-in"
@@ -190,16 +193,21 @@ def test_pages_hold_no_script_no_style_and_nothing_from_elsewhere(admin: Visitor
         assert not re.search(r"https?://", text)
 
 
-def test_a_page_does_not_wait_for_what_devices_keep_busy(stage: Stage, admin: Visitor) -> None:
-    gate = threading.Event()
+def test_a_page_does_not_wait_for_requests_of_devices(stage: Stage, admin: Visitor) -> None:
+    gate, service = threading.Event(), stage.collector.service
+    calls = [service.call(gate.wait) for _ in range(8)]
+    threads = [threading.Thread(target=asyncio.run, args=(call,)) for call in calls]
     try:
-        waiting = [stage.collector.service._pool.submit(gate.wait) for _ in range(8)]
+        for thread in threads:
+            thread.start()
         pages = ("studies", "ledger", "costs", "studies/new")
         answers = [admin.get(f"/dashboard/{page}").status_code for page in pages]
-        assert not any(one.done() for one in waiting)
+        assert all(thread.is_alive() for thread in threads)
         assert answers == [200] * 4
     finally:
         gate.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_a_page_that_does_not_change_loads_no_script(admin: Visitor) -> None:

@@ -16,11 +16,11 @@ ROW = re.compile(r"^\| `([\w.-]+)` \|.*\((\S+\.txt)\) \| `([0-9a-f]{64})` \|$", 
 
 @pytest.mark.parametrize("folder", [STATIC, ROOT / "tests/browser"], ids=["pages", "tests"])
 def test_files_of_others_are_as_they_came_and_have_their_licence(folder: Path) -> None:
-    told = ROW.findall((folder / "VENDORED.md").read_text(encoding="utf-8"))
-    assert sorted(name for name, _, _ in told) == sorted(
+    rows = ROW.findall((folder / "VENDORED.md").read_text(encoding="utf-8"))
+    assert sorted(name for name, _, _ in rows) == sorted(
         file.name for file in folder.glob("*.min.js")
     )
-    for name, licence, digest in told:
+    for name, licence, digest in rows:
         assert sha256((folder / name).read_bytes()).hexdigest() == digest
         assert (folder / licence).stat().st_size > 500
 
@@ -33,7 +33,7 @@ def test_templates_and_files_are_in_the_package() -> None:
 
 def test_the_guide_s_pictures_are_there_and_small() -> None:
     guide = (ROOT / "docs/guides/dashboard.md").read_text(encoding="utf-8")
-    shown = set(re.findall(r"\(\.\./(images/dashboard/[\w.]+)\)", guide))
+    names = set(re.findall(r"\(\.\./(images/dashboard/[\w.]+)\)", guide))
     there = set((ROOT / "docs/images/dashboard").iterdir())
-    assert {ROOT / "docs" / name for name in shown} == there
+    assert {ROOT / "docs" / name for name in names} == there
     assert all(picture.stat().st_size < 150_000 for picture in there)

@@ -13,13 +13,13 @@ import pytest
 
 from browsing import TREES, Stage
 from sfumato.dashboard.forms import File, Form
-from sfumato.dashboard.new_study import GROUPS, _applies, digest_of, items_of, request_of
+from sfumato.dashboard.new_study import GROUPS, applies, digest_of, items_of, request_of
 from sfumato.errors import DataError, StudyError
 from sfumato.study import QUESTIONS
-from unit.dashboard.test_pages import said
+from unit.dashboard.test_pages import page_text
 from unit.dashboard.visiting import Visitor
 
-ANSWERED = [(name, trust) for name, facts in QUESTIONS.items() for trust in facts.collected]
+COMBINATIONS = [(name, trust) for name, facts in QUESTIONS.items() for trust in facts.collected]
 
 NEW, STUDIES = "/dashboard/studies/new", "/dashboard/studies"
 FIELDS = {
@@ -33,26 +33,26 @@ FIELDS = {
 }
 
 
-def planned(visitor: Visitor, fields: dict[str, str], **options: Any) -> str:
-    """What the page says the plan is called by."""
+def plan_digest(visitor: Visitor, fields: dict[str, str], **options: Any) -> str:
+    """The digest of the plan on the page."""
     answer = visitor.post(NEW, fields, **options)
-    assert answer.status_code == 200, said(answer.text)
-    (found,) = re.findall(r'name="planned" value="([0-9a-f]{64})"', answer.text)
-    return str(found)
+    assert answer.status_code == 200, page_text(answer.text)
+    (digest,) = re.findall(r'name="planned" value="([0-9a-f]{64})"', answer.text)
+    return str(digest)
 
 
 def test_nothing_starts_when_a_plan_is_shown(stage: Stage, admin: Visitor) -> None:
     answer = admin.post(NEW, FIELDS)
-    assert "The plan" in answer.text
+    assert "<h2>Plan</h2>" in answer.text
     assert "4-local differential privacy" in answer.text
     assert not [study for study in stage.client.studies() if study["name"] == "Park trees"]
 
 
 def test_a_study_starts_as_it_was_planned(stage: Stage, admin: Visitor) -> None:
     fields = FIELDS | {"daily_reports": "2", "lifetime_epsilon": "40", "closes": "2099-12-31"}
-    shown = planned(admin, fields)
+    digest = plan_digest(admin, fields)
     stage.offers()  # the collector has them at hand for a while
-    answer = admin.post(STUDIES, fields | {"planned": shown})
+    answer = admin.post(STUDIES, fields | {"planned": digest})
     offers = [offer for offer in stage.offers() if offer.study == "Park trees"]
     study = stage.client.study(answer.headers["location"].rpartition("/")[2])
     assert study["name"] == "Park trees"
@@ -69,13 +69,13 @@ def test_a_study_that_was_changed_after_its_plan_is_shown_again(
     stage: Stage, admin: Visitor
 ) -> None:
     fields = FIELDS | {"name": "Changed trees"}
-    shown = planned(admin, fields)
+    digest = plan_digest(admin, fields)
     for changed in ({"epsilon": "8"}, {"items": "oak\nelm"}, {"closes": "2099-12-31"}):
-        answer = admin.post(STUDIES, fields | changed | {"planned": shown})
+        answer = admin.post(STUDIES, fields | changed | {"planned": digest})
         assert answer.status_code == 200
-        assert "not the one that was planned" in answer.text
+        assert "has changed since it was planned" in answer.text
     assert "Changed trees" not in [study["name"] for study in stage.client.studies()]
-    answer = admin.post(STUDIES, fields | {"name": "Named trees", "planned": shown})
+    answer = admin.post(STUDIES, fields | {"name": "Named trees", "planned": digest})
     assert answer.status_code == 303  # what it is called changes no plan
     stage.finish(answer.headers["location"].rpartition("/")[2], "failed")
 
@@ -85,7 +85,7 @@ def test_a_script_gets_the_plan_alone(admin: Visitor) -> None:
     answer = admin.post(NEW, FIELDS)
     assert answer.status_code == 200
     assert "<html" not in answer.text
-    assert "The plan" in answer.text
+    assert "<h2>Plan</h2>" in answer.text
     answer = admin.post(NEW, FIELDS | {"devices": "0"})
     assert answer.status_code == 422
     assert "<html" not in answer.text
@@ -98,7 +98,7 @@ def test_a_script_gets_the_plan_alone(admin: Visitor) -> None:
         ({"devices": "many"}, "Devices must be a whole number; got 'many'.", "devices"),
         ({"epsilon": "-1"}, "Epsilon must be above 0", "epsilon"),
         ({"epsilon": ""}, "A study must have epsilon.", None),
-        ({"items": ""}, "Frequencies are of listed items", None),
+        ({"items": ""}, "Frequencies need a list of items", None),
         ({"closes": "soon"}, "Closes must be a date; got 'soon'.", "closes"),
         ({"toml": "a ="}, "The study is not TOML", None),
         ({"toml": "colour = 1"}, "Unknown key colour in the study.", None),
@@ -112,10 +112,10 @@ def test_what_is_wrong_is_said_and_what_was_typed_is_kept(
     fields = FIELDS | {"name": "Wrong trees"} | changed
     path = NEW
     if "purpose" in changed:
-        path, fields = STUDIES, fields | {"planned": planned(admin, fields)}
+        path, fields = STUDIES, fields | {"planned": plan_digest(admin, fields)}
     answer = admin.post(path, fields)
     assert answer.status_code == 422
-    assert message in said(answer.text)
+    assert message in page_text(answer.text)
     assert 'value="Wrong trees"' in answer.text
     invalid = re.findall(r'id="(\w+)"[^>]*aria-invalid="true"', answer.text)
     assert invalid == ([] if wrong is None else [wrong])
@@ -124,17 +124,17 @@ def test_what_is_wrong_is_said_and_what_was_typed_is_kept(
 def test_a_name_that_is_taken_is_said_beside_the_form(stage: Stage, admin: Visitor) -> None:
     study = stage.open("Taken trees", devices=999)
     fields = FIELDS | {"name": "Taken trees"}
-    answer = admin.post(STUDIES, fields | {"planned": planned(admin, fields)})
+    answer = admin.post(STUDIES, fields | {"planned": plan_digest(admin, fields)})
     assert answer.status_code == 409
-    assert "Another study has this name" in said(answer.text)
+    assert "Another study has this name" in page_text(answer.text)
     stage.finish(study, "failed")
 
 
 def test_a_budget_that_does_not_allow_it_is_said_beside_the_form(admin: Visitor) -> None:
     fields = FIELDS | {"name": "Dear trees", "trust": "central", "epsilon": "30"}
-    answer = admin.post(STUDIES, fields | {"planned": planned(admin, fields)})
+    answer = admin.post(STUDIES, fields | {"planned": plan_digest(admin, fields)})
     assert answer.status_code == 409
-    assert "This budget allows epsilon 8" in said(answer.text)
+    assert "This budget allows epsilon 8" in page_text(answer.text)
 
 
 def test_a_file_can_be_chosen_and_is_there_when_the_form_comes_back(admin: Visitor) -> None:
@@ -142,8 +142,8 @@ def test_a_file_can_be_chosen_and_is_there_when_the_form_comes_back(admin: Visit
     file = {"dictionary": ("trees.txt", "\n".join(TREES).encode())}
     answer = admin.post(NEW, fields, files=file)
     assert answer.status_code == 200
-    (shown,) = re.findall(r'<textarea id="items"[^>]*>(.*?)</textarea>', answer.text, re.DOTALL)
-    assert shown.split() == TREES
+    (text,) = re.findall(r'<textarea id="items"[^>]*>(.*?)</textarea>', answer.text, re.DOTALL)
+    assert text.split() == TREES
 
 
 def form(files: dict[str, File] | None = None, **texts: str) -> Form:
@@ -159,8 +159,8 @@ def test_a_dictionary_is_read_from_files_of_each_kind(ending: str) -> None:
         file.write(
             b"tree,height\noak,20\nelm,30\n" if ending == "csv" else b"\xef\xbb\xbfoak\n elm"
         )
-    chosen = File(f"Trees.{ending.upper()}", file.getvalue())
-    assert items_of(form({"dictionary": chosen})) == ["oak", "elm"]
+    file_in_form = File(f"Trees.{ending.upper()}", file.getvalue())
+    assert items_of(form({"dictionary": file_in_form})) == ["oak", "elm"]
 
 
 @pytest.mark.parametrize(
@@ -213,11 +213,11 @@ def test_toml_goes_before_the_fields() -> None:
 def test_a_number_that_is_none_is_refused_by_the_name_of_its_field() -> None:
     for field in (field for _, group in GROUPS for field in group if field.kind != "text"):
         refused = 0
-        for question, trust in ANSWERED:
-            filled = Form({"question": question, "trust": trust, field.name: "x"})
-            if _applies(field, filled.texts):
+        for question, trust in COMBINATIONS:
+            form = Form({"question": question, "trust": trust, field.name: "x"})
+            if applies(field, form.texts):
                 with pytest.raises(StudyError, match=f"{field.name} must be a"):
-                    request_of(filled)
+                    request_of(form)
                 refused += 1
         assert refused > 0
 
@@ -225,20 +225,20 @@ def test_a_number_that_is_none_is_refused_by_the_name_of_its_field() -> None:
 def test_a_form_that_nobody_has_filled_in_is_empty(admin: Visitor) -> None:
     page = admin.get(NEW).text
     assert re.findall(r"<textarea[^>]*>(.*?)</textarea>", page, re.DOTALL) == ["", ""]
-    given = re.findall(r'<input id="[^>]*? value="([^"]*)"', page)
-    assert set(given) == {""}
+    values = re.findall(r'<input id="[^>]*? value="([^"]*)"', page)
+    assert set(values) == {""}
 
 
 @pytest.mark.parametrize("text", ["1e400", "-1e400", "Infinity", "nan", "-inf"])
 def test_a_number_without_bound_promises_nothing_silently(text: str) -> None:
     with pytest.raises(StudyError):
         request_of(form(epsilon=text))
-    if text in ("1e400", "-1e400", "nan", "-inf"):  # the rest is no TOML
+    if text in ("1e400", "-1e400", "nan", "-inf"):  # the others are not TOML
         with pytest.raises(StudyError, match="finite"):
             request_of(form(toml=f"epsilon = {text}"))
 
 
 def test_plans_of_different_studies_go_by_different_digests() -> None:
-    told = [request_of(form(epsilon=epsilon, items="oak")) for epsilon in ("1", "2", "inf")]
-    assert len({digest_of(request) for request in told}) == 3
-    assert digest_of(told[0]) == digest_of(told[0] | {"name": "another"})
+    requests = [request_of(form(epsilon=epsilon, items="oak")) for epsilon in ("1", "2", "inf")]
+    assert len({digest_of(request) for request in requests}) == 3
+    assert digest_of(requests[0]) == digest_of(requests[0] | {"name": "another"})

@@ -1,4 +1,4 @@
-"""Somebody with a browser, without the browser."""
+"""A person who visits the dashboard, without a browser."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Visitor:
         )
 
     def csrf(self) -> str:
-        """What the session's forms carry."""
-        found = re.search(r'name="csrf" value="([0-9a-f]{64})"', self.get("/dashboard/costs").text)
-        return found[1] if found else ""
+        """The CSRF token of the session."""
+        match = re.search(r'name="csrf" value="([0-9a-f]{64})"', self.get("/dashboard/costs").text)
+        return match[1] if match else ""
 
     def close(self) -> None:
         self.http.close()
 
 
-def signed_in(stage: Stage, role: Role = "admin") -> Visitor:
+def sign_in_as(stage: Stage, role: Role = "admin") -> Visitor:
     visitor = Visitor(stage)
     answer = visitor.sign_in(stage.token(role))
     assert answer.status_code == 303, answer.text

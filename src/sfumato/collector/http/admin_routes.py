@@ -277,7 +277,7 @@ def _plan(plan_request: PlanRequest) -> dict[str, Any]:
     request = requests.Request(
         name="", purpose="", study=plan_request.study, items=plan_request.items
     )
-    study, dictionary = request.asked(), request.dictionary()
+    study, dictionary = request.parse_study(), request.dictionary()
     return plan(study, items=None if dictionary is None else dictionary.items).to_dict()
 
 

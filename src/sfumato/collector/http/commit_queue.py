@@ -18,11 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sfumato.collector.logs import counted, log_error
+from sfumato.collector.logs import count_field, log_error
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.problems import Problem
 from sfumato.collector.settings import Settings
-from sfumato.collector.store.store import Store, Taking, Transaction
+from sfumato.collector.store.store import Store, Transaction, UploadOutcome
 
 Item = TypeVar("Item")
 T = TypeVar("T")
@@ -157,7 +157,7 @@ class CommitQueue:
                 # Whatever it is, no request may wait for ever, and later commits may succeed.
                 with self._changed:
                     group += self._take(math.inf)
-                log_error("uploads-not-stored", problem, **counted(len(group)))
+                log_error("uploads-not-stored", problem, **count_field(len(group)))
                 outcomes = [problem] * len(group)
             with self._changed:  # they are no longer in memory
                 self._writes -= len(group)
@@ -223,7 +223,7 @@ def _store(tx: Transaction, uploads: Sequence[_Upload]) -> list[bool | Problem]:
     """Store uploads, and count the reports that were left out of them."""
     rows = [(each.task_id, each.count, each.body) for each in uploads if each.count]
     inserted = iter(tx.insert_uploads(rows))
-    takings: list[Taking] = [next(inserted) if each.count else "stored" for each in uploads]
+    takings: list[UploadOutcome] = [next(inserted) if each.count else "stored" for each in uploads]
     rejected: Counter[tuple[str, str]] = Counter()
     for upload, taking in zip(uploads, takings, strict=True):
         if taking == "stored":

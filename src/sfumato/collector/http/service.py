@@ -20,7 +20,7 @@ from sfumato.collector.logs import log_error
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.problems import Problem
 from sfumato.collector.settings import Settings
-from sfumato.collector.store.ledger import work_out
+from sfumato.collector.store.ledger import precompute_costs
 from sfumato.collector.store.round_tables import StoreOutcome
 from sfumato.collector.store.store import Store
 from sfumato.collector.worker.replay import PhaseMessages
@@ -138,7 +138,7 @@ class Service:
 
     def _work_out_ledger(self) -> None:
         with suppress(SfumatoError):  # a request for the ledger gets the same error
-            work_out(self.store)
+            precompute_costs(self.store)
 
     def _write_nothing(self) -> None:
         with self.store.transaction():

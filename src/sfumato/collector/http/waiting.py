@@ -97,7 +97,7 @@ class ChangeNotifier:
 
     def _read(self) -> tuple[int, int]:
         with self._store.reading() as tx:
-            return tx.news()
+            return tx.revision()
 
     def _wake(self) -> None:
         self.number += 1

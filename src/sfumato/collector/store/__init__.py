@@ -1,1 +1,1 @@
-"""What the collector keeps, and the only SQL."""
+"""The data of the collector, and the only SQL."""

@@ -1,4 +1,4 @@
-"""Which database a URL names."""
+"""The database that a URL names."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def database(url: str | Path) -> Database:
         return Postgres(str(url))
     raise StoreError(
         "a store must be at sqlite:///FILE, at a plain path or at postgresql://…; got "
-        f"something that starts with {scheme}://",
+        f"a URL that starts with {scheme}://",
         hint="sqlite:///collector.db is a file in this folder, sqlite:////srv/collector.db is not",
     )

@@ -1,7 +1,7 @@
 """Two databases behind one small interface, so that the store's SQL is written once.
 
-SQL has `?` for a parameter. What SQLite and PostgreSQL do differently is in their own files:
-`sqlite` and `postgres`. Their errors leave as `StoreError`s, without a value in the message.
+Statements use `?` for a parameter. The differences between SQLite and PostgreSQL are in `sqlite`
+and `postgres`. Their errors are raised as `StoreError`s, without a value in the message.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-WAIT_SECONDS = 30  # for a lock that somebody else holds
+WAIT_SECONDS = 30  # how long to wait for a lock that another connection holds
 
 Row = tuple[Any, ...]
 
 
-class Connection(Protocol):
+class DatabaseConnection(Protocol):
     """One session with a database: used by one thread at a time, in one transaction at a time."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether a call raised since the transaction began; then it must not be committed."""
+        """Whether a call has raised since the transaction began; then it must not be committed."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether the database has hung up, so that a new connection may do better."""
+        """Whether the database has closed the connection, so that a new one may work."""
 
     @property
-    def sharing(self) -> str:
-        """Ends a SELECT whose rows must stay as they are until this transaction is over."""
+    def share_lock(self) -> str:
+        """The end of a SELECT whose rows must not change until this transaction is over."""
 
     @property
-    def holding(self) -> str:
-        """Ends a SELECT whose rows nobody else may hold until this transaction is over."""
+    def exclusive_lock(self) -> str:
+        """The end of a SELECT whose rows nobody else may lock until this transaction is over."""
 
     def begin(self, *, writing: bool) -> None:
-        """A transaction that writes, or one that reads what was there at one moment."""
+        """Begin a transaction that writes, or one that reads a snapshot."""
 
     def commit(self) -> None:
-        """Return means that it is on disk."""
+        """Commit; the transaction is on disk when this returns."""
 
     def rollback(self) -> None: ...
 
@@ -48,54 +48,54 @@ class Connection(Protocol):
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]: ...
 
     def execute_many(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
-        """The same once for each of these, which tells nothing."""
+        """Execute a statement without a result once for each of these."""
 
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        """Many rows at once, numbered in their order."""
+        """Insert many rows at once, numbered in their order."""
 
-    def listed(self, values: Sequence[bytes] | Sequence[int]) -> tuple[str, Sequence[Any]]:
-        """A query with one column, `value`, and its parameters; good until the next call."""
+    def values_query(self, values: Sequence[bytes] | Sequence[int]) -> tuple[str, Sequence[Any]]:
+        """A query with one column, `value`, and its parameters; valid until the next call."""
 
     def tables(self) -> set[str]:
-        """The names of the tables that are there."""
+        """The names of the existing tables."""
 
     def overwrite_deleted(self, *, always: bool) -> None:
-        """Whether all that is deleted from now on is overwritten, or only where that is free."""
+        """Overwrite all data that is deleted from now on, or only where that costs nothing."""
 
     def lock_schema(self) -> None:
-        """Let nobody else migrate until this transaction is over."""
+        """Keep others from migrating until this transaction is over."""
 
 
 class Database(Protocol):
-    """Where a store is."""
+    """A place for a store."""
 
     @property
     def name(self) -> str:
-        """For messages: no password is in it."""
+        """Its name in messages, without a password."""
 
     @property
     def types(self) -> Mapping[str, str]:
-        """What the braces in `schema` stand for."""
+        """The values of the placeholders in `schema`."""
 
-    def connect(self) -> Connection: ...
+    def connect(self) -> DatabaseConnection: ...
 
     def append_only(self, table: str, key: str) -> list[str]:
         """Statements after which the database refuses to change or delete a row of `table`."""
 
     def is_empty(self) -> bool:
-        """Whether there is no table in it, or no database at all."""
+        """Whether it has no tables, or does not exist."""
 
     def copy_to(self, path: Path) -> None:
-        """Write what is there at one moment to the empty file `path`, while others go on."""
+        """Write a snapshot to the empty file `path`, while others keep reading and writing."""
 
     def copy_from(self, path: Path) -> None:
         """Fill this empty database with what `copy_to` wrote, whole or not at all."""
 
-    def forget(self) -> bool:
-        """Take what was deleted out of the files; False: somebody was in the way, try again."""
+    def scrub(self) -> bool:
+        """Remove deleted data from the files; False if another connection prevented it."""
 
-    def worker_lock(self) -> AbstractContextManager[Connection | None]:
-        """A connection for the only worker, None if another has it: one over all processes.
+    def worker_lock(self) -> AbstractContextManager[DatabaseConnection | None]:
+        """A connection for the only worker of all processes, or None if another one has the lock.
 
-        Whoever has lost the lock can do nothing more on this connection.
+        A worker that has lost the lock can do nothing more on this connection.
         """

@@ -1,4 +1,4 @@
-"""The ledger of a service: charges in its store, written with what they pay for or not at all."""
+"""The ledger of a service: charges in its store, each committed together with what it pays for."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sfumato.privacy.accounting import epsilon_of, loss_of_task
 from sfumato.privacy.ledger import afford, spent
 from sfumato.spec import from_json, to_json
 
-NO_LIMIT = Budget(epsilon=None, delta=1e-6)  # of a store for which nobody has set another
+NO_LIMIT = Budget(epsilon=None, delta=1e-6)  # the budget of a store until another one is set
 
 
 class StoreLedger:
     """Charges against the one budget of a store, within a transaction: see `privacy.Ledger`.
 
-    What is charged is kept if the transaction is, so a charge and what it pays for are one. Of two
-    transactions that charge, the second waits for the first and counts what that has spent.
+    A charge is committed with its transaction, so together with what it pays for. If two
+    transactions charge, the second waits for the first and counts its charges.
     """
 
     def __init__(self, tx: Transaction) -> None:
@@ -35,7 +35,7 @@ class StoreLedger:
 
     def charge(self, *, campaign: str, cohort: str, task: str, loss: Charge) -> None:
         """Record a loss, or raise BudgetError and record nothing."""
-        self._tx.hold_budget()
+        self._tx.lock_budget()
         self.check(campaign=campaign, cohort=cohort, task=task, loss=loss)
         self._tx.add_entry(campaign, cohort, task, to_json(loss))
 
@@ -50,24 +50,24 @@ class StoreLedger:
         ]
 
     def spent(self) -> float:
-        """What is spent of the budget's epsilon by the device that was asked most."""
+        """The part of the budget's epsilon spent on the device that was asked most."""
         return spent_by(self.entries(), self.budget)
 
 
 def set_budget(store: Store, budget: Budget) -> None:
-    """Give the store its budget: once, before its first charge. The same again changes nothing."""
+    """Set the budget of the store: once, before its first charge. Repeating it changes nothing."""
     with store.transaction() as tx:
-        known = StoreLedger(tx).budget
+        current = StoreLedger(tx).budget
         if tx.budget() is None and (budget == NO_LIMIT or not tx.entries()):
             tx.set_budget(to_json(budget))
-        elif budget != known:
+        elif budget != current:
             raise BudgetError(
-                "a budget is never changed, nor given to a store that has charged without one",
+                "a budget cannot be changed, nor set in a store that has charged without one",
                 hint="use another store for another budget",
             )
 
 
-def by_cohort(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:
+def entries_by_cohort(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:
     """The charges to each cohort of each campaign."""
     cohorts: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
@@ -76,31 +76,31 @@ def by_cohort(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:
 
 
 def spent_by(entries: Sequence[Entry], budget: Budget) -> float:
-    """As `privacy.ledger.spent`; worked out once, for composing may take a second."""
-    return _spent(tuple(entries), budget)
+    """`privacy.ledger.spent`, cached, because composition may take a second."""
+    return cached_spent(tuple(entries), budget)
 
 
 def price(charges: Sequence[Entry], delta: float) -> float:
-    """The epsilon of charges to one cohort, if they were all; worked out once."""
-    return _price(tuple(loss_of_task(charge.loss) for charge in charges), delta)
+    """The epsilon of these charges to one cohort, as if there were no others; cached."""
+    return cached_price(tuple(loss_of_task(charge.loss) for charge in charges), delta)
 
 
-def work_out(store: Store) -> None:
-    """Compose what was charged so far, so that nobody who asks has to wait for it."""
+def precompute_costs(store: Store) -> None:
+    """Compose the charges so far into the cache, so that no request has to wait for it."""
     with store.reading() as tx:
         ledger = StoreLedger(tx)
         budget, entries = ledger.budget, ledger.entries()
     if entries:
         spent_by(entries, budget)
-        for charges in by_cohort(entries).values():
+        for charges in entries_by_cohort(entries).values():
             price(charges, budget.delta)
 
 
 @lru_cache(maxsize=16)
-def _spent(entries: tuple[Entry, ...], budget: Budget) -> float:
+def cached_spent(entries: tuple[Entry, ...], budget: Budget) -> float:
     return spent(entries, budget)
 
 
 @lru_cache(maxsize=512)
-def _price(losses: tuple[Loss, ...], delta: float) -> float:
+def cached_price(losses: tuple[Loss, ...], delta: float) -> float:
     return epsilon_of(losses, delta)

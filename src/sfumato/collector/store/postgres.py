@@ -1,6 +1,6 @@
 """A store on a PostgreSQL server, for a collector of more than one process.
 
-Locks between sessions are used, so a pooler must give each connection a session of its own.
+It uses locks between sessions, so a pooler must give each connection a session of its own.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Postgres:
         try:
             parts = conninfo.conninfo_to_dict(url)
         except psycopg.Error:
-            # What is wrong with it is not said: a password may be in it.
+            # The message does not show it: it may contain a password.
             raise StoreError(
                 "the address of a store on PostgreSQL cannot be read",
-                hint="write postgresql://user:password@host:5432/name, with %40 for an @ within",
+                hint="write postgresql://user:password@host:5432/name, with %40 for an @ in a part",
             ) from None
         self.url = url
         self._wait_seconds = wait_seconds
@@ -60,7 +60,7 @@ class Postgres:
 
     def connect(self) -> PostgresConnection:
         with _as_store_errors(self.name):
-            raw = self._connected()
+            raw = self._raw_connection()
         return PostgresConnection(self.name, raw)
 
     def append_only(self, table: str, key: str) -> list[str]:
@@ -84,21 +84,21 @@ class Postgres:
             str(path),
         )
 
-    def forget(self) -> bool:
-        """Nothing that we could do: rows go with VACUUM, its log with the next checkpoints."""
+    def scrub(self) -> bool:
+        """Do nothing: the server removes rows with VACUUM, its log with the next checkpoints."""
         return True
 
     @contextmanager
     def worker_lock(self) -> Iterator[PostgresConnection | None]:
-        # The lock is the session's: it ends with the connection, and with the process.
+        # The session owns the lock: it ends with the connection or the process.
         with closing(self.connect()) as connection:
             lock = "SELECT pg_try_advisory_lock(?, hashtext(current_schema()))"
-            held = connection.execute(lock, (_WORKER,)) == [(True,)]
-            yield connection if held else None
+            is_ours = connection.execute(lock, (_WORKER,)) == [(True,)]
+            yield connection if is_ours else None
 
-    def _connected(self) -> psycopg.Connection[Row]:
-        given = conninfo.conninfo_to_dict(self.url)
-        seconds = int(given.get("connect_timeout") or _CONNECT_SECONDS)
+    def _raw_connection(self) -> psycopg.Connection[Row]:
+        parts = conninfo.conninfo_to_dict(self.url)
+        seconds = int(parts.get("connect_timeout") or _CONNECT_SECONDS)
         raw = psycopg.connect(
             self.url, autocommit=True, connect_timeout=seconds, client_encoding="utf8"
         )
@@ -115,26 +115,26 @@ class Postgres:
         return raw
 
     def _run(self, program: str, *arguments: str) -> None:
-        """Run one of PostgreSQL's own programs; its password is not among the arguments."""
+        """Run one of PostgreSQL's own programs, without the password among its arguments."""
         parts = conninfo.conninfo_to_dict(self.url)
         password = parts.pop("password", None)
-        done = subprocess.run(
-            [_found(program), f"--dbname={conninfo.make_conninfo('', **parts)}", *arguments],
+        process = subprocess.run(
+            [_program_path(program), f"--dbname={conninfo.make_conninfo('', **parts)}", *arguments],
             env=os.environ if password is None else {**os.environ, "PGPASSWORD": str(password)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
         )
-        if done.returncode != 0:
-            # The first line only: those after it may show a row.
-            reason = next(iter(done.stderr.splitlines()), f"exit code {done.returncode}")
+        if process.returncode != 0:
+            # Only the first line: the others may show a row.
+            reason = next(iter(process.stderr.splitlines()), f"exit code {process.returncode}")
             raise StoreError(f"{program} failed on {self.name}: {reason}")
 
 
 class PostgresConnection:
-    sharing = " FOR SHARE"
-    holding = " FOR UPDATE"
+    share_lock = " FOR SHARE"
+    exclusive_lock = " FOR UPDATE"
 
     def __init__(self, name: str, raw: psycopg.Connection[Row]) -> None:
         self._name = name
@@ -148,16 +148,18 @@ class PostgresConnection:
     def begin(self, *, writing: bool) -> None:
         self.has_failed = False
         if not writing:
-            self._say("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        elif self._say("BEGIN ISOLATION LEVEL READ COMMITTED; SHOW transaction_read_only") == "on":
+            self._query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        elif (
+            self._query("BEGIN ISOLATION LEVEL READ COMMITTED; SHOW transaction_read_only") == "on"
+        ):
             self.has_failed = True
             raise _read_only(self._name)
 
     def commit(self) -> None:
-        self._say("COMMIT")
+        self._query("COMMIT")
 
     def rollback(self) -> None:
-        self._say("ROLLBACK")
+        self._query("ROLLBACK")
 
     def close(self) -> None:
         self._raw.close()
@@ -184,7 +186,7 @@ class PostgresConnection:
                 for row in rows:
                     copy.write_row(row)
 
-    def listed(self, values: Sequence[bytes] | Sequence[int]) -> tuple[str, Sequence[Any]]:
+    def values_query(self, values: Sequence[bytes] | Sequence[int]) -> tuple[str, Sequence[Any]]:
         kind = "bytea" if values and isinstance(values[0], bytes) else "bigint"
         return f"SELECT value FROM unnest(?::{kind}[]) AS given (value)", (list(values),)  # noqa: S608
 
@@ -193,13 +195,13 @@ class PostgresConnection:
         return {name for (name,) in rows}
 
     def overwrite_deleted(self, *, always: bool) -> None:
-        """Nothing to do: what is deleted goes when it is vacuumed."""
+        """Do nothing: VACUUM removes deleted data."""
 
     def lock_schema(self) -> None:
         self.execute("SELECT pg_advisory_xact_lock(?, hashtext(current_schema()))", (_SCHEMA,))
 
-    def _say(self, statements: str) -> str | None:
-        """What the last of some statements without parameters answered, in one round trip."""
+    def _query(self, statements: str) -> str | None:
+        """The result of the last of these statements without parameters, in one round trip."""
         with self._watched():
             cursor = self._raw.execute(statements.encode(), prepare=False)
             while cursor.nextset():
@@ -217,13 +219,13 @@ class PostgresConnection:
             raise
 
 
-def _found(program: str) -> str:
-    """Where a program of PostgreSQL is; Debian keeps some off the PATH, by version."""
+def _program_path(program: str) -> str:
+    """The path of one of PostgreSQL's programs; Debian keeps some off the PATH, by version."""
     by_version = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{program}"), key=_version)
-    found = shutil.which(program) or next(map(str, reversed(by_version)), None)
-    if found is None:
+    path = shutil.which(program) or next(map(str, reversed(by_version)), None)
+    if path is None:
         raise StoreError(f"{program} is not installed", hint="install PostgreSQL's client programs")
-    return found
+    return path
 
 
 def _version(program: Path) -> float:
@@ -233,7 +235,7 @@ def _version(program: Path) -> float:
 
 @contextmanager
 def _as_store_errors(name: str) -> Iterator[None]:
-    """Raise what goes wrong as ours. The cause is cut off: its details show whole rows."""
+    """Raise psycopg's errors as `StoreError`s, without the cause: its details show whole rows."""
     try:
         yield
     except psycopg.Error as problem:
@@ -242,25 +244,25 @@ def _as_store_errors(name: str) -> Iterator[None]:
 
 def _store_error(name: str, problem: psycopg.Error) -> StoreError:
     state = problem.sqlstate
-    what = problem.diag.message_primary
-    if what is None:  # no answer of a server: it was not reached, or hung up
-        what = next(iter(str(problem).splitlines()), type(problem).__name__)
+    message = problem.diag.message_primary
+    if message is None:  # the server was not reached, or closed the connection
+        message = next(iter(str(problem).splitlines()), type(problem).__name__)
     if state in _FULL:
-        return StoreFull(f"there is no room left for {name}", hint="make room on its disk")
+        return StoreFull(f"there is no room left for {name}", hint="free space on its disk")
     if state in _READ_ONLY:
         return _read_only(name)
     if (state is None and isinstance(problem, psycopg.OperationalError)) or (
         state is not None and not _UNAVAILABLE.isdisjoint({state, state[:2]})
     ):
         return StoreUnavailable(
-            f"{name} cannot be reached: {what}",
-            hint="see that the server runs and knows this user and database; try again",
+            f"{name} cannot be reached: {message}",
+            hint="check that the server runs and knows this user and database; try again",
         )
-    return StoreError(f"{name} refuses: {what}")
+    return StoreError(f"{name} refuses: {message}")
 
 
 def _read_only(name: str) -> StoreReadOnly:
     return StoreReadOnly(
-        f"{name} can be read, not written",
-        hint="see that the server is no standby, and what this user may do",
+        f"{name} is read-only",
+        hint="check that the server is not a standby, and the privileges of this user",
     )

@@ -1,9 +1,9 @@
 """The tables of a store, as steps from one version to the next.
 
-A step is applied in one transaction, so a store is always at a version; a step that was released
-is never changed. Braces stand for what databases spell differently (`Database.types`).
+Each step is one transaction, so a store always has a version; a released step is never changed.
+Placeholders in braces stand for what databases spell differently (`Database.types`).
 
-Nothing here says who sent an upload, from where or when: not a column is for it.
+No column says which device sent an upload, from where or when.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from sfumato.collector.store.driver import Connection, Database
+from sfumato.collector.store.driver import Database, DatabaseConnection
 from sfumato.errors import StoreError
 
 
 @dataclass(frozen=True, slots=True)
 class AppendOnly:
-    """The database itself refuses to change or delete a row of `table`, or to replace it."""
+    """Make the database refuse to change, delete or replace a row of `table`."""
 
     table: str
     key: str = "number"
@@ -26,8 +26,8 @@ class AppendOnly:
 
 Step = tuple[str | AppendOnly, ...]
 
-# A task has two names: its id, which everyone knows, and `task`, a small number within the tables.
-# `upload` and `seen` have no foreign key to it: to check one costs as much as to insert the row.
+# A task has two names: its public id, and `task`, a small number used in the tables. `upload` and
+# `seen` have no foreign key to it, because checking one costs as much as inserting the row.
 STEPS: tuple[Step, ...] = (
     (
         "CREATE TABLE study (number {number}, id TEXT NOT NULL UNIQUE, name TEXT NOT NULL UNIQUE,"
@@ -69,7 +69,7 @@ STEPS: tuple[Step, ...] = (
         " token_id TEXT NOT NULL REFERENCES token (id) ON DELETE CASCADE,"
         " expires {integer} NOT NULL) {index_table}",
     ),
-    (  # masked rounds: who waits for one or is in it, what they sent, what they are told
+    (  # masked rounds: their members and waiting devices, and the messages both ways
         "CREATE TABLE round (round {number}, id TEXT NOT NULL UNIQUE,"
         " task {integer} NOT NULL REFERENCES task (task), spec TEXT NOT NULL,"
         " invitation TEXT NOT NULL, phase TEXT NOT NULL, is_open {integer} NOT NULL,"
@@ -90,8 +90,8 @@ STEPS: tuple[Step, ...] = (
         "CREATE TABLE secret (study_id TEXT PRIMARY KEY REFERENCES study (id),"
         " seed {bytes} NOT NULL) {table}",
     ),
-    ("ALTER TABLE task ADD COLUMN room {integer}",),  # tasks from before have any
-    (  # models: the parameters that a task's devices start from, and those that were released
+    ("ALTER TABLE task ADD COLUMN room {integer}",),  # NULL, no limit, for older tasks
+    (  # models: the parameters that a task's devices start from, and the released ones
         "CREATE TABLE model (task {integer} PRIMARY KEY REFERENCES task (task),"
         " digest TEXT NOT NULL, body {bytes} NOT NULL) {table}",
         "CREATE INDEX model_by_digest ON model (digest)",
@@ -99,12 +99,12 @@ STEPS: tuple[Step, ...] = (
         " body {bytes} NOT NULL) {table}",
         AppendOnly("released_model", key="study_id"),
     ),
-    ("DROP TABLE round_told",),  # it follows from `round_message`
+    ("DROP TABLE round_told",),  # its contents follow from `round_message`
 )
 VERSION = len(STEPS)
 
 
-def version(connection: Connection) -> int:
+def version(connection: DatabaseConnection) -> int:
     """The version of the store; 0 before its first migration."""
     if "migration" not in connection.tables():
         return 0
@@ -112,7 +112,7 @@ def version(connection: Connection) -> int:
 
 
 def migrate(database: Database, steps: Sequence[Step] = STEPS) -> None:
-    """Bring the store to the version of `steps`; what is in it stays."""
+    """Bring the store to the version of `steps`, keeping its contents."""
     connection = database.connect()
     try:
         while _step(database, connection, steps):
@@ -121,7 +121,7 @@ def migrate(database: Database, steps: Sequence[Step] = STEPS) -> None:
         connection.close()
 
 
-def check_version(database: Database, connection: Connection) -> None:
+def check_version(database: Database, connection: DatabaseConnection) -> None:
     """Raise if the store is not at the version that this code is written for."""
     present = version(connection)
     if present > VERSION:
@@ -133,8 +133,8 @@ def check_version(database: Database, connection: Connection) -> None:
         )
 
 
-def _step(database: Database, connection: Connection, steps: Sequence[Step]) -> bool:
-    """Go up by one version; whether there was one to go up to."""
+def _step(database: Database, connection: DatabaseConnection, steps: Sequence[Step]) -> bool:
+    """Go up by one version; return whether there was one to go up to."""
     connection.begin(writing=True)
     try:
         connection.lock_schema()
@@ -161,8 +161,8 @@ def _statements(database: Database, part: str | AppendOnly) -> list[str]:
     return [part.format_map(database.types)]
 
 
-def _newer(database: Database, present: int, known: int) -> StoreError:
+def _newer(database: Database, present: int, latest: int) -> StoreError:
     return StoreError(
-        f"{database.name} has version {present}; this sfumato knows versions up to {known}",
+        f"{database.name} has version {present}; this sfumato knows versions up to {latest}",
         hint="use the release of sfumato that wrote it, or a later one",
     )

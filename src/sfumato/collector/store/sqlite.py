@@ -1,5 +1,5 @@
-"""A store in one SQLite file: in WAL mode, synced at every commit, zeroing what it deletes."""
-# ruff: noqa: S608 -- only names of our own are put into statements; every value is a parameter
+"""A store in one SQLite file: in WAL mode, synced at every commit, with deleted data zeroed."""
+# ruff: noqa: S608 -- only our own names are put into statements; every value is a parameter
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from typing import Any
 from sfumato.collector.store.driver import WAIT_SECONDS, Row
 from sfumato.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 
-_OLDEST = (3, 38, 0)  # JSON for sure; STRICT tables and RETURNING are older
-_ROWS_TOGETHER = 50  # of one statement: a thread that writes them lets go of the interpreter, and
-# has to get it back, once for all of them
+_OLDEST = (3, 38, 0)  # the first with JSON always built in; STRICT and RETURNING are older
+_ROWS_TOGETHER = 50  # rows per statement; a thread releases the GIL once per statement
 _LARGEST_LOG_BYTES = 64 << 20
-_LOG_PAGES = 1 << 13  # after which the log is copied into the file: 32 MB
-_FORGET_MILLISECONDS = 100  # for which writers may wait until readers of the log are done
+_LOG_PAGES = 1 << 13  # copy the log into the file at this length (32 MB)
+_SCRUB_MILLISECONDS = 100  # how long scrubbing may block writers while readers use the log
 _TYPES = {
     "number": "INTEGER PRIMARY KEY AUTOINCREMENT",
     "integer": "INTEGER",
@@ -36,7 +35,7 @@ _SETTINGS = (
     "PRAGMA synchronous = FULL",
     "PRAGMA foreign_keys = ON",
     "PRAGMA temp_store = MEMORY",
-    "PRAGMA secure_delete = ON",  # an upload that was sealed must not stay in a free page
+    "PRAGMA secure_delete = ON",  # a sealed upload must not stay in a free page
     f"PRAGMA journal_size_limit = {_LARGEST_LOG_BYTES}",
     f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}",
     "CREATE TEMP TABLE given (value)",
@@ -44,14 +43,14 @@ _SETTINGS = (
 
 
 class Sqlite:
-    """The database in the file `path`; it is made, readable for its owner only, when missing."""
+    """The database in the file `path`; a missing file is created, readable by its owner only."""
 
     types: Mapping[str, str] = _TYPES
 
     def __init__(self, path: Path, *, wait_seconds: float = WAIT_SECONDS) -> None:
         if str(path) in (":memory:", ".", ""):
             raise StoreError(
-                "a store must be a file, so that what was acknowledged survives a crash; "
+                "a store must be a file, so that acknowledged reports survive a crash; "
                 f"got {str(path)!r}",
                 hint="name a file: sqlite:///collector.db",
             )
@@ -79,7 +78,7 @@ class Sqlite:
                 for setting in _SETTINGS:
                     raw.execute(setting)
                 (mode,) = raw.execute("PRAGMA journal_mode = WAL").fetchone()
-                if mode != "wal":  # SQLite says so, and goes on
+                if mode != "wal":  # SQLite does not raise for this
                     raise _read_only(self.path)
             except BaseException:
                 raw.close()
@@ -99,7 +98,7 @@ class Sqlite:
         ]
 
     def is_empty(self) -> bool:
-        if not self.path.exists():  # and to connect would make it
+        if not self.path.exists():  # connecting would create it
             return True
         with closing(self.connect()) as connection:
             return not connection.tables()
@@ -113,19 +112,19 @@ class Sqlite:
     def copy_from(self, path: Path) -> None:
         with _as_store_errors(path), closing(_read_only_connection(path)) as copy:
             sound = copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-            known = copy.execute("SELECT 1 FROM sqlite_schema WHERE name = 'migration'").fetchone()
-        if not (sound and known):
+            table = copy.execute("SELECT 1 FROM sqlite_schema WHERE name = 'migration'").fetchone()
+        if not (sound and table):
             raise StoreError(f"{path} must be a copy of a store; it is another file, or damaged")
-        self.connect().close()  # makes the file, for its owner only
+        self.connect().close()  # creates the file, for its owner only
         with _as_store_errors(self.path):
             _copy(path, self.path)
 
-    def forget(self) -> bool:
-        # The file has zeros where a row was; the log has the page as it was before, until emptied.
+    def scrub(self) -> bool:
+        # The file has zeros in place of a deleted row; the log keeps the old page until truncated.
         has_turn = self._turns.take(self._wait_seconds)
         try:
             with closing(self.connect()) as connection:
-                connection.execute(f"PRAGMA busy_timeout = {_FORGET_MILLISECONDS}")
+                connection.execute(f"PRAGMA busy_timeout = {_SCRUB_MILLISECONDS}")
                 ((busy, _, _),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             if has_turn:
@@ -138,20 +137,20 @@ class Sqlite:
             path = self.path.with_name(f"{self.path.name}.worker")
             file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            if not _locked(file):
+            if not _lock(file):
                 yield None
                 return
             with closing(self.connect()) as connection:
                 yield connection
         finally:
-            os.close(file)  # lets go of the lock, as the end of the process does
+            os.close(file)  # releases the lock, as the end of the process does
 
 
 class _Turns:
-    """Who writes next, among the threads of this process: whoever waits longest.
+    """A fair lock for the writing threads of this process: the longest wait goes first.
 
-    SQLite makes a writer try again at intervals, so that one that writes all the time keeps out
-    one that comes now and then. Other processes still take their chance.
+    SQLite makes a writer retry at intervals, so a thread that writes all the time would starve
+    one that writes now and then. Other processes still have to retry.
     """
 
     def __init__(self) -> None:
@@ -160,7 +159,7 @@ class _Turns:
         self._waiting: deque[Lock] = deque()
 
     def take(self, wait_seconds: float) -> bool:
-        """Whether it became our turn in time; if not, SQLite says who is in the way."""
+        """Whether our turn came in time; if not, SQLite reports the conflict."""
         with self._lock:
             if not self._is_taken:
                 self._is_taken = True
@@ -171,7 +170,7 @@ class _Turns:
         if gate.acquire(timeout=wait_seconds):
             return True
         with self._lock:
-            if gate not in self._waiting:  # it was opened as we gave up
+            if gate not in self._waiting:  # our turn came just as we gave up
                 return True
             self._waiting.remove(gate)
             return False
@@ -185,7 +184,7 @@ class _Turns:
 
 
 class SqliteConnection:
-    sharing = holding = ""  # a transaction that writes is alone anyway
+    share_lock = exclusive_lock = ""  # SQLite has only one writer at a time
     is_lost = False
 
     def __init__(
@@ -216,7 +215,7 @@ class SqliteConnection:
 
     def rollback(self) -> None:
         with self._watched():
-            if self._raw.in_transaction:  # a full disk has rolled back already
+            if self._raw.in_transaction:  # SQLite itself rolls back when the disk is full
                 self._raw.execute("ROLLBACK")
         self._end_turn()
 
@@ -245,7 +244,7 @@ class SqliteConnection:
             )
         self.execute_many(statement + one, rows[whole:])
 
-    def listed(self, values: Sequence[bytes] | Sequence[int]) -> tuple[str, Sequence[Any]]:
+    def values_query(self, values: Sequence[bytes] | Sequence[int]) -> tuple[str, Sequence[Any]]:
         if all(isinstance(value, int) for value in values):
             return "SELECT value FROM json_each(?)", (json.dumps(list(values)),)
         self.execute("DELETE FROM given")
@@ -259,7 +258,7 @@ class SqliteConnection:
         self.execute(f"PRAGMA secure_delete = {'ON' if always else 'FAST'}")
 
     def lock_schema(self) -> None:
-        """Nothing to do: a transaction that writes is alone."""
+        """Do nothing: SQLite has only one writer at a time."""
 
     def _end_turn(self) -> None:
         if self._has_turn:
@@ -277,8 +276,11 @@ class SqliteConnection:
 
 
 def _make_if_missing(path: Path) -> None:
-    """Readable for its owner only. A file that is there is not opened: to close it would let go of
-    all locks of this process on it (POSIX), and another process would take away the log."""
+    """Create the file, readable by its owner only.
+
+    An existing file is not opened: closing it would release all locks of this process on it
+    (POSIX), and another process could then remove the log.
+    """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
 
@@ -288,12 +290,12 @@ def _read_only_connection(path: Path) -> sqlite3.Connection:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """All pages, as they are at one moment, in one transaction."""
+    """Copy a snapshot of all pages in one transaction."""
     with closing(_read_only_connection(source)) as old, closing(sqlite3.connect(target)) as new:
         old.backup(new)
 
 
-def _locked(file: int) -> bool:
+def _lock(file: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -303,7 +305,7 @@ def _locked(file: int) -> bool:
 
 @contextmanager
 def _as_store_errors(path: Path) -> Iterator[None]:
-    """Raise what goes wrong as ours. The cause is cut off: nobody knows what its message shows."""
+    """Raise SQLite's and file errors as `StoreError`s, without the cause: it may show values."""
     try:
         yield
     except sqlite3.Error as problem:
@@ -313,7 +315,7 @@ def _as_store_errors(path: Path) -> Iterator[None]:
 
 
 def _store_error(path: Path, problem: sqlite3.Error) -> StoreError:
-    # The low byte is the kind; what is above it says more.
+    # The low byte is the primary error code; the higher bytes refine it.
     kind = getattr(problem, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     if kind == sqlite3.SQLITE_FULL or (kind == sqlite3.SQLITE_IOERR and _is_full(path)):
         return _full(path)
@@ -322,12 +324,12 @@ def _store_error(path: Path, problem: sqlite3.Error) -> StoreError:
     if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
         return StoreUnavailable(
             f"the store {path} is locked: {problem}",
-            hint="see which process holds it; try again",
+            hint="find the process that holds the lock; try again",
         )
     if kind in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR):
         return StoreUnavailable(
             f"the store {path} cannot be reached: {problem}",
-            hint="see that its folder is there and its disk is sound; try again",
+            hint="check that its folder exists and its disk works; try again",
         )
     return StoreError(f"the store {path} refuses: {problem}")
 
@@ -339,20 +341,20 @@ def _file_error(path: Path, problem: OSError) -> StoreError:
         return _read_only(path)
     return StoreUnavailable(
         f"the store {path} cannot be reached: {problem.strerror}",
-        hint="see that its folder is there",
+        hint="check that its folder exists",
     )
 
 
 def _full(path: Path) -> StoreFull:
     return StoreFull(
-        f"there is no room left for the store {path}", hint="make room on its disk; try again"
+        f"there is no room left for the store {path}", hint="free space on its disk; try again"
     )
 
 
 def _read_only(path: Path) -> StoreReadOnly:
     return StoreReadOnly(
-        f"the store {path} can be read, not written",
-        hint="see who owns the file and its folder, and how its disk is mounted",
+        f"the store {path} is read-only",
+        hint="check the owner of the file and its folder, and how its disk is mounted",
     )
 
 

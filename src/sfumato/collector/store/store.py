@@ -1,7 +1,7 @@
-r"""The store: what a collector keeps, in an SQLite file or on a PostgreSQL server.
+r"""The store: the data of a collector, in an SQLite file or on a PostgreSQL server.
 
-Everything happens in a transaction, whole or not at all; after its block it is on disk. What can be
-done in one is what `Transaction` does.
+Everything happens in a transaction, whole or not at all, and is on disk after its block. The
+methods of `Transaction` are all that can be done in one.
 
     >>> from tempfile import TemporaryDirectory
     >>> folder = TemporaryDirectory()
@@ -15,10 +15,10 @@ done in one is what `Transaction` does.
     >>> store.close()
     >>> folder.cleanup()
 
-An upload has a number, its task, how many reports and their bytes: no time, no address.
+An upload has a number, its task, its count of reports and their bytes: no time, no address.
 """
 
-# ruff: noqa: S608 -- only names of our own are put into statements; every value is a parameter
+# ruff: noqa: S608 -- only our own names are put into statements; every value is a parameter
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from typing import Literal, Self, TypeVar
 
 from sfumato.collector.store import schema
 from sfumato.collector.store.database import database
-from sfumato.collector.store.driver import Connection, Database
+from sfumato.collector.store.driver import Database, DatabaseConnection
 from sfumato.collector.store.round_tables import RoundTables
 from sfumato.errors import StoreError, StoreUnavailable
 
 T = TypeVar("T")
 StudyState = Literal["collecting", "closing", "released", "failed", "deleted"]
 TaskState = Literal["open", "closing", "done"]
-Taking = Literal["stored", "closed", "full"]
+UploadOutcome = Literal["stored", "closed", "full"]
 
 _MOST_LISTED = 50_000  # values in one statement
 
 
 @dataclass(frozen=True, slots=True)
 class StudyRow:
-    """A study. What it asks is JSON."""
+    """A study, with what it asks as JSON."""
 
     id: str  # 16 random bytes, in hexadecimal
     name: str
@@ -57,12 +57,12 @@ class StudyRow:
     plan: str
     settings: str
     problem: str = ""  # why it failed
-    since: int = 0  # the day (since 1970) on which it came to its state; the store writes it
+    since: int = 0  # day (since 1970) on which it entered its state; set by the store
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A task of a study: what devices are asked for."""
+    """A task of a study."""
 
     id: str
     study_id: str
@@ -70,8 +70,8 @@ class TaskRow:
     spec: str
     envelope: str
     state: TaskState
-    wanted: int | None  # reports at which it closes by itself
-    room: int | None = None  # reports that it may still take; None: any number
+    target: int | None  # number of reports at which it closes by itself
+    capacity_left: int | None = None  # how many more reports it accepts; None: any number
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,32 +85,34 @@ class TokenRow:
 
 
 _STUDY = ", ".join(field.name for field in fields(StudyRow))
-_TASK = ", ".join(field.name for field in fields(TaskRow))
+_TASK = "id, study_id, number, spec, envelope, state, wanted, room"  # the fields of TaskRow
 _TOKEN = ", ".join(field.name for field in fields(TokenRow))
 
 
 class Transaction(RoundTables):
-    """What can be read and written, until the block of `Store.transaction` ends; what there is to
-    masked rounds, in `round_tables`."""
+    """All reads and writes, valid within the block of `Store.transaction`; those about masked
+    rounds are in `round_tables`."""
 
     def add_study(self, row: StudyRow) -> None:
         self._insert("study", _STUDY, [(*astuple(row)[:-1], self._today)])
 
     def studies(self) -> list[StudyRow]:
-        """All of them, the oldest first."""
+        """All studies, the oldest first."""
         return [StudyRow(*row) for row in self._run(f"SELECT {_STUDY} FROM study ORDER BY number")]
 
     def study(self, study_id: str) -> StudyRow | None:
         rows = self._run(f"SELECT {_STUDY} FROM study WHERE id = ?", study_id)
         return StudyRow(*rows[0]) if rows else None
 
-    def study_named(self, name: str) -> StudyRow | None:
+    def study_by_name(self, name: str) -> StudyRow | None:
         rows = self._run(f"SELECT {_STUDY} FROM study WHERE name = ?", name)
         return StudyRow(*rows[0]) if rows else None
 
-    def held_study(self, study_id: str) -> StudyRow | None:
-        """The study, in a state that nobody changes before this transaction is over."""
-        rows = self._run(f"SELECT {_STUDY} FROM study WHERE id = ?{self._open.sharing}", study_id)
+    def lock_study(self, study_id: str) -> StudyRow | None:
+        """The study; nobody else can change its state before this transaction is over."""
+        rows = self._run(
+            f"SELECT {_STUDY} FROM study WHERE id = ?{self._open.share_lock}", study_id
+        )
         return StudyRow(*rows[0]) if rows else None
 
     def set_study_state(
@@ -121,9 +123,9 @@ class Transaction(RoundTables):
         *,
         expected: Collection[StudyState],
     ) -> bool:
-        """Whether the study was in one of the expected states, and now is in this one.
+        """Change the state if it is one of the expected ones; return whether it was.
 
-        Then nobody else changes it before this transaction is over.
+        Then nobody else can change it before this transaction is over.
         """
         changed = self._run(
             "UPDATE study SET state = ?, problem = ?, since = ?"
@@ -156,9 +158,9 @@ class Transaction(RoundTables):
     def set_task_state(
         self, task_id: str, state: TaskState, *, expected: Collection[TaskState]
     ) -> bool:
-        """Whether the task was in one of the expected states, and now is in this one.
+        """Change the state if it is one of the expected ones; return whether it was.
 
-        Once this is committed, no upload is taken for a task that is not open.
+        After the commit, no upload is accepted for a task that is not open.
         """
         changed = self._run(
             f"UPDATE task SET state = ? WHERE id = ? AND state IN ({_marks(expected)})"
@@ -168,11 +170,11 @@ class Transaction(RoundTables):
             *expected,
         )
         if not changed:
-            self._task(task_id)  # raises if there is none
+            self._task(task_id)  # raises if it does not exist
         return bool(changed)
 
     def add_dictionary(self, digest: str, body: bytes) -> None:
-        """Keep a dictionary; one that is there already is the same, by its digest."""
+        """Store a dictionary; one with the same digest is the same."""
         self._run("INSERT INTO dictionary VALUES (?, ?) ON CONFLICT DO NOTHING", digest, body)
 
     def dictionary(self, digest: str) -> bytes | None:
@@ -180,7 +182,7 @@ class Transaction(RoundTables):
         return rows[0][0] if rows else None
 
     def add_model(self, task_id: str, digest: str, body: bytes) -> None:
-        """Keep the parameters of a task, and no longer those of its study's tasks before it."""
+        """Store the parameters of a task, and delete those of its study's earlier tasks."""
         self._run(
             "DELETE FROM model WHERE task IN (SELECT task FROM task WHERE study_id ="
             " (SELECT study_id FROM task WHERE id = ?))",
@@ -189,39 +191,39 @@ class Transaction(RoundTables):
         self._insert("model", "task, digest, body", [(self._task(task_id), digest, body)])
 
     def model(self, digest: str) -> bytes | None:
-        """The parameters of this digest that a study's latest task has."""
+        """The parameters with this digest, if the latest task of a study has them."""
         rows = self._run("SELECT body FROM model WHERE digest = ? LIMIT 1", digest)
         return rows[0][0] if rows else None
 
-    def insert_uploads(self, uploads: Sequence[tuple[str, int, bytes]]) -> list[Taking]:
-        """Keep uploads (task id, reports, body), each whole or not at all.
+    def insert_uploads(self, uploads: Sequence[tuple[str, int, bytes]]) -> list[UploadOutcome]:
+        """Store uploads (task id, reports, body), each whole or not at all.
 
-        "closed" if its task is not open, or can never take so many. "full" if it may have room when
-        those that wait are sealed, and some turn out to be the same. A task that is open here stays
-        open until this transaction is over.
+        "closed" if its task is not open, or can never accept that many reports. "full" if it may
+        have capacity once the pending reports are sealed and duplicates found. A task that is open
+        here stays open until this transaction is over.
         """
         counts: dict[str, list[int]] = {}
         for task_id, count, _ in uploads:
             counts.setdefault(task_id, []).append(count)
-        # Sorted, so that two such transactions do not wait in a ring.
-        taken = {task_id: self._taken(task_id, counts[task_id]) for task_id in sorted(counts)}
-        each = {task_id: iter(takings) for task_id, (_, takings) in taken.items()}
-        takings = [next(each[task_id]) for task_id, _, _ in uploads]
+        # Sorted, so that two such transactions cannot deadlock.
+        by_task = {task_id: self._reserve(task_id, counts[task_id]) for task_id in sorted(counts)}
+        each = {task_id: iter(outcomes) for task_id, (_, outcomes) in by_task.items()}
+        outcomes = [next(each[task_id]) for task_id, _, _ in uploads]
         self._insert(
             "upload",
             "task, count, body",
             [
-                (taken[task_id][0], count, body)
-                for (task_id, count, body), taking in zip(uploads, takings, strict=True)
-                if taking == "stored"
+                (by_task[task_id][0], count, body)
+                for (task_id, count, body), outcome in zip(uploads, outcomes, strict=True)
+                if outcome == "stored"
             ],
         )
-        return takings
+        return outcomes
 
-    def _taken(self, task_id: str, counts: Sequence[int]) -> tuple[int, list[Taking]]:
-        """A task's number, and what becomes of uploads of so many reports."""
-        if held := self._held_open(task_id):
-            return held, ["stored"] * len(counts)
+    def _reserve(self, task_id: str, counts: Sequence[int]) -> tuple[int, list[UploadOutcome]]:
+        """Reserve capacity for uploads with these counts; return the task's number and outcomes."""
+        if task := self._lock_open_task(task_id):
+            return task, ["stored"] * len(counts)
         total = sum(counts)
         rows = self._run(
             "UPDATE task SET room = room - ? WHERE id = ? AND state = 'open' AND room >= ?"
@@ -230,69 +232,71 @@ class Transaction(RoundTables):
             task_id,
             total,
         )
-        return (rows[0][0], ["stored"] * len(counts)) if rows else self._fitting(task_id, counts)
+        if rows:
+            return rows[0][0], ["stored"] * len(counts)
+        return self._reserve_some(task_id, counts)
 
-    def _fitting(self, task_id: str, counts: Sequence[int]) -> tuple[int, list[Taking]]:
-        """As `_taken`, of a task that does not take all."""
-        rows = self._run(  # which also keeps others from taking of its room
+    def _reserve_some(self, task_id: str, counts: Sequence[int]) -> tuple[int, list[UploadOutcome]]:
+        """`_reserve` for a task that cannot accept all of them."""
+        rows = self._run(  # an UPDATE, which also locks the row
             "UPDATE task SET room = room WHERE id = ? AND state = 'open' AND room IS NOT NULL"
             " RETURNING task, room",
             task_id,
         )
         if not rows:
             return 0, ["closed"] * len(counts)
-        task, room = rows[0]
-        waiting = self._sum("SELECT SUM(count) FROM upload WHERE task = ?", task)
-        takings: list[Taking] = []
+        task, capacity_left = rows[0]
+        pending = self._sum("SELECT SUM(count) FROM upload WHERE task = ?", task)
+        outcomes: list[UploadOutcome] = []
         for count in counts:
-            if count <= room:
-                room, waiting = room - count, waiting + count
-                takings.append("stored")
+            if count <= capacity_left:
+                capacity_left, pending = capacity_left - count, pending + count
+                outcomes.append("stored")
             else:
-                takings.append("full" if count <= room + waiting else "closed")
-        self._run("UPDATE task SET room = ? WHERE task = ?", room, task)
-        return task, takings
+                outcomes.append("full" if count <= capacity_left + pending else "closed")
+        self._run("UPDATE task SET room = ? WHERE task = ?", capacity_left, task)
+        return task, outcomes
 
-    def give_room(self, task_id: str, reports: int) -> None:
-        """Reports that were taken do not count: as many others may come."""
+    def return_capacity(self, task_id: str, reports: int) -> None:
+        """Let the task accept as many others in place of stored reports that do not count."""
         self._run("UPDATE task SET room = room + ? WHERE id = ?", reports, task_id)
 
-    def pending(self, task_id: str, most_reports: int) -> list[tuple[int, int, bytes]]:
+    def pending_uploads(self, task_id: str, most_reports: int) -> list[tuple[int, int, bytes]]:
         """Uploads (number, reports, body) that are not sealed, the oldest first.
 
-        As many as have `most_reports` together, but one at least if there is any.
+        They have at most `most_reports` together, but at least one is returned if there is any.
         """
         task = self._task(task_id)
         return self._run(_PENDING, task, task, most_reports, most_reports)
 
     def delete_uploads(self, task_id: str, numbers: Sequence[int]) -> None:
-        """Raises StoreUnavailable if one of them is gone: then another worker has it."""
+        """Raise StoreUnavailable if one of them is missing: then another worker has it."""
         task = self._task(task_id)
         for some in _parts(numbers):
-            listed, given = self._open.listed(some)
+            query, parameters = self._open.values_query(some)
             deleted = self._run(
-                f"DELETE FROM upload WHERE number IN ({listed}) AND task = ? RETURNING number",
-                *given,
+                f"DELETE FROM upload WHERE number IN ({query}) AND task = ? RETURNING number",
+                *parameters,
                 task,
             )
             if len(deleted) != len(set(some)):
                 raise StoreUnavailable(
-                    f"of {len(some)} uploads to be sealed {len(deleted)} were left",
-                    hint="another worker sealed them meanwhile; try again",
+                    f"only {len(deleted)} of {len(some)} uploads to be sealed were left",
+                    hint="another worker has sealed the others; try again",
                 )
 
-    def unseen(self, task_id: str, ids: Sequence[bytes]) -> set[bytes]:
-        """Those report ids that the task has not had before; from now on it has had all."""
+    def add_report_ids(self, task_id: str, ids: Sequence[bytes]) -> set[bytes]:
+        """Store the ids of a task's reports; return those that are new."""
         task, fresh = self._task(task_id), set[bytes]()
         for some in _parts(sorted(set(ids))):  # sorted: neighbours share a page
-            listed, given = self._open.listed(some)
+            query, parameters = self._open.values_query(some)
             fresh.update(
                 report_id
                 for (report_id,) in self._run(
-                    f"INSERT INTO seen (task, id) SELECT ?, value FROM ({listed}) AS given"
+                    f"INSERT INTO seen (task, id) SELECT ?, value FROM ({query}) AS given"
                     " WHERE true ON CONFLICT DO NOTHING RETURNING id",
                     task,
-                    *given,
+                    *parameters,
                 )
             )
         return fresh
@@ -300,8 +304,8 @@ class Transaction(RoundTables):
     def add_sealed(self, task_id: str, data: bytes, count: int) -> None:
         self._insert("sealed", "task, count, data", [(self._task(task_id), count, data)])
 
-    def sealed(self, task_id: str) -> Iterator[bytes]:
-        """What was sealed, in its order, one at a time: together they may not fit in memory."""
+    def sealed_records(self, task_id: str) -> Iterator[bytes]:
+        """Sealed records in their order, one at a time: all of them may not fit in memory."""
         task, number = self._task(task_id), 0
         while rows := self._run(
             "SELECT number, data FROM sealed WHERE task = ? AND number > ? ORDER BY number LIMIT 1",
@@ -312,7 +316,7 @@ class Transaction(RoundTables):
             yield data
 
     def sealed_count(self, task_id: str) -> int:
-        """How many reports were sealed."""
+        """The number of sealed reports."""
         return self._sum("SELECT SUM(count) FROM sealed WHERE task = ?", self._task(task_id))
 
     def count(self, task_id: str, name: str, by: int) -> None:
@@ -328,8 +332,8 @@ class Transaction(RoundTables):
         task = self._task(task_id)
         return dict(self._run("SELECT name, count FROM counter WHERE task = ? ORDER BY name", task))
 
-    def received(self, task_id: str) -> int:
-        """Acknowledged reports: those that wait, were sealed or had been sent before."""
+    def received_count(self, task_id: str) -> int:
+        """The number of acknowledged reports: pending, sealed and duplicate ones."""
         pending = self._sum("SELECT SUM(count) FROM upload WHERE task = ?", self._task(task_id))
         return pending + self.sealed_count(task_id) + self.counts(task_id).get("repeated", 0)
 
@@ -338,7 +342,7 @@ class Transaction(RoundTables):
         self._insert("answer", "task, count, data", [(self._task(task_id), count, table)])
 
     def answers(self, study_id: str) -> list[tuple[str, bytes, int]]:
-        """(task id, table, count) of each answered task of a study, in the order of the tasks."""
+        """(task id, table, count) of each task of a study with an answer, in the tasks' order."""
         return self._run(
             "SELECT task.id, answer.data, answer.count FROM answer JOIN task USING (task)"
             " WHERE task.study_id = ? ORDER BY task.number",
@@ -346,24 +350,24 @@ class Transaction(RoundTables):
         )
 
     def answer(self, task_id: str) -> tuple[bytes, int] | None:
-        """A task's table and count, if it was answered."""
+        """The table and count of a task, if it has an answer."""
         rows = self._run("SELECT data, count FROM answer WHERE task = ?", self._task(task_id))
         return (rows[0][0], rows[0][1]) if rows else None
 
     def add_entry(self, campaign: str, cohort: str, task: str, loss_json: str) -> None:
-        """Write into the ledger, for good."""
+        """Append to the ledger, permanently."""
         self._insert("entry", "campaign, cohort, task, loss", [(campaign, cohort, task, loss_json)])
 
     def entries(self) -> list[tuple[str, str, str, str]]:
         return self._run("SELECT campaign, cohort, task, loss FROM entry ORDER BY number")
 
     def set_budget(self, budget_json: str) -> None:
-        """Say what may be spent, once and for good; the same again is no change."""
+        """Set the budget, permanently; repeating the same one changes nothing."""
         if self.budget() == budget_json:
             return
         if self.budget() is not None:
             raise StoreError(
-                "the budget of a store is never changed",
+                "the budget of a store cannot be changed",
                 hint="use another store for another budget",
             )
         self._insert("budget", "number, spec", [(1, budget_json)])
@@ -372,12 +376,12 @@ class Transaction(RoundTables):
         rows = self._run("SELECT spec FROM budget")
         return rows[0][0] if rows else None
 
-    def hold_budget(self) -> None:
-        """Let nobody else charge before this is over; who waits for that reads what was charged."""
-        self._run(f"SELECT spec FROM budget{self._open.holding}")
+    def lock_budget(self) -> None:
+        """Keep others from charging until this transaction is over; they then read its charges."""
+        self._run(f"SELECT spec FROM budget{self._open.exclusive_lock}")
 
     def put_release(self, study_id: str, release_json: str) -> None:
-        """Keep the release of a study for good; a second one is refused."""
+        """Store the release of a study permanently; a second one is refused."""
         self._insert("release", "study_id, data", [(study_id, release_json)])
 
     def release(self, study_id: str) -> str | None:
@@ -385,7 +389,7 @@ class Transaction(RoundTables):
         return rows[0][0] if rows else None
 
     def put_released_model(self, study_id: str, body: bytes) -> None:
-        """Keep a released model's parameters for good."""
+        """Store a released model's parameters permanently."""
         self._insert("released_model", "study_id, body", [(study_id, body)])
 
     def released_model(self, study_id: str) -> bytes | None:
@@ -403,15 +407,16 @@ class Transaction(RoundTables):
         return [TokenRow(*row) for row in self._run(f"SELECT {_TOKEN} FROM token ORDER BY number")]
 
     def revoke(self, token_id: str) -> bool:
-        """Whether there was such a token."""
+        """Delete a token; return whether it existed."""
         return bool(self._run("DELETE FROM token WHERE id = ? RETURNING number", token_id))
 
     def add_session(self, digest: bytes, token_id: str, expires: int) -> None:
-        """Of a person who signed in with a token; it ends with the token, if not before."""
+        """Add the session of a person who signed in with a token; it ends with the token, if not
+        before."""
         self._insert("session", "digest, token_id, expires", [(digest, token_id, expires)])
 
     def session(self, digest: bytes) -> tuple[TokenRow, int] | None:
-        """Whose token a session is of, and when it ends."""
+        """The token of a session, and when the session ends."""
         rows = self._run(
             f"SELECT {', '.join(f'token.{field.name}' for field in fields(TokenRow))},"
             " session.expires FROM session JOIN token ON token.id = session.token_id"
@@ -424,12 +429,12 @@ class Transaction(RoundTables):
         self._run("DELETE FROM session WHERE digest = ?", digest)
 
     def end_sessions(self, before: int) -> None:
-        """Those that were to end by then."""
+        """Delete the sessions that expire by then."""
         self._run("DELETE FROM session WHERE expires <= ?", before)
 
     def drop_data(self, study_id: str) -> None:
-        """Delete uploads, sealed records, seen ids, answers, rounds and the models that rounds
-        started from; ledger and release stay."""
+        """Delete uploads, sealed records, report ids, answers, rounds and the models that rounds
+        started from; the ledger and the release stay."""
         self.drop_rounds(study_id)
         for table in ("upload", "sealed", "seen", "answer", "model"):
             self._run(
@@ -461,29 +466,29 @@ __all__ = [
     "Store",
     "StudyRow",
     "StudyState",
-    "Taking",
     "TaskRow",
     "TaskState",
     "TokenRow",
     "Transaction",
+    "UploadOutcome",
 ]
 
 _DAY_SECONDS = 86_400
 
 
 class _Worker(local):
-    """What the thread that holds the worker's lock writes over; each thread has its own."""
+    """The connection of the thread that holds the worker's lock; each thread has its own."""
 
-    connection: Connection | None = None
+    connection: DatabaseConnection | None = None
 
 
 class Store:
-    """A store that is open. Any thread may use it; each transaction has a connection of its own."""
+    """An open store. Any thread may use it; each transaction has a connection of its own."""
 
     def __init__(self, database: Database, *, now: Callable[[], float] = time.time) -> None:
         self._database = database
         self._now = now
-        self._idle: list[Connection] = []
+        self._idle: list[DatabaseConnection] = []
         self._lock = Lock()
         self._is_closed = False
         self._worker = _Worker()
@@ -495,34 +500,34 @@ class Store:
 
     @property
     def name(self) -> str:
-        """What to call it in a message; there is no password in it."""
+        """Its name in messages, without a password."""
         return self._database.name
 
     def migrate(self) -> None:
-        """Make the tables, or bring those of an older version up to date."""
+        """Create the tables, or update those of an older version."""
         schema.migrate(self._database)
 
     def transaction(self) -> AbstractContextManager[Transaction]:
-        """Read and write. Nothing is kept if an exception leaves the block."""
+        """Read and write; an exception that leaves the block undoes everything."""
         return self._transaction(writing=True)
 
     def reading(self) -> AbstractContextManager[Transaction]:
-        """Read what was there at one moment; to write raises StoreReadOnly."""
+        """Read a snapshot; writing raises StoreReadOnly."""
         return self._transaction(writing=False)
 
-    def forget(self) -> bool:
-        """Take what was deleted out of the files, as far as the database lets us.
+    def scrub(self) -> bool:
+        """Remove deleted data from the files, as far as the database allows it.
 
-        False if somebody was in the way: try again.
+        False if another connection prevented it: try again.
         """
-        return self._database.forget()
+        return self._database.scrub()
 
     @contextmanager
     def worker_lock(self) -> Iterator[bool]:
         """Whether this is the only worker: True for one holder at a time, over all processes.
 
-        What its thread writes within the block goes over the connection that holds the lock. So
-        a worker whose lock is lost, with the connection, writes nothing more: StoreUnavailable.
+        Within the block, its thread writes over the connection that holds the lock. A worker that
+        has lost both can therefore write nothing more: it gets StoreUnavailable.
         """
         with self._database.worker_lock() as connection:
             if connection is None:
@@ -536,7 +541,7 @@ class Store:
                 self._worker.connection = None
 
     def close(self) -> None:
-        """Close the connections; one that is in use is closed when its transaction is over."""
+        """Close the connections; one in use is closed when its transaction is over."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
@@ -548,13 +553,13 @@ class Store:
 
     @contextmanager
     def _transaction(self, *, writing: bool) -> Iterator[Transaction]:
-        connection = self._begun(writing=writing)
+        connection = self._begin(writing=writing)
         tx = Transaction(connection, today=int(self._now() // _DAY_SECONDS))
         try:
             yield tx
-            if connection.has_failed:  # and its error was caught within the block
+            if connection.has_failed:  # and the error was caught within the block
                 raise StoreError(
-                    "a transaction in which a call failed is never kept",
+                    "a transaction in which a call failed cannot be committed",
                     hint="let the error leave the block",
                 )
             connection.commit()
@@ -565,19 +570,19 @@ class Store:
             tx.end()
         self._give_back(connection)
 
-    def _begun(self, *, writing: bool) -> Connection:
-        """A connection with a transaction begun: the worker's, an idle one or a new one."""
+    def _begin(self, *, writing: bool) -> DatabaseConnection:
+        """Begin a transaction on the worker's connection, an idle one or a new one."""
         if writing and self._worker.connection is not None:
-            return self._begun_by_worker(self._worker.connection)
+            return self._begin_as_worker(self._worker.connection)
         while True:
             with self._lock:
                 self._check_open()
                 idle = self._idle.pop() if self._idle else None
-            connection = idle or self._connected()
+            connection = idle or self._connect()
             try:
                 connection.begin(writing=writing)
             except BaseException:
-                is_stale = idle is not None and idle.is_lost  # the server was started anew
+                is_stale = idle is not None and idle.is_lost  # the server has restarted
                 connection.close()
                 if is_stale:
                     continue
@@ -586,14 +591,14 @@ class Store:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise StoreError(f"{self.name} was closed", hint="open it again")
+            raise StoreError(f"{self.name} is closed", hint="open it again")
 
-    def _begun_by_worker(self, connection: Connection) -> Connection:
+    def _begin_as_worker(self, connection: DatabaseConnection) -> DatabaseConnection:
         self._check_open()
         if connection.has_failed:
             raise StoreUnavailable(
                 f"the only worker of {self.name} has lost its lock",
-                hint="take the lock again; what was not committed is done again",
+                hint="take the lock again and repeat what was not committed",
             )
         try:
             connection.begin(writing=True)
@@ -602,7 +607,7 @@ class Store:
             raise
         return connection
 
-    def _connected(self) -> Connection:
+    def _connect(self) -> DatabaseConnection:
         connection = self._database.connect()
         try:
             schema.check_version(self._database, connection)
@@ -611,19 +616,19 @@ class Store:
             raise
         return connection
 
-    def _undo(self, connection: Connection) -> None:
-        """Roll back. A connection on which something failed is not used again."""
+    def _undo(self, connection: DatabaseConnection) -> None:
+        """Roll back; do not use a connection again on which something failed."""
         if not connection.has_failed:
-            with suppress(StoreError):  # has_failed tells
+            with suppress(StoreError):  # it sets has_failed
                 connection.rollback()
         if connection.has_failed:
-            connection.close()  # which rolls back as well
+            connection.close()  # also rolls back
         else:
             self._give_back(connection)
 
-    def _give_back(self, connection: Connection) -> None:
+    def _give_back(self, connection: DatabaseConnection) -> None:
         if connection is self._worker.connection:
-            return  # it is kept for the next
+            return
         with self._lock:
             if not self._is_closed:
                 self._idle.append(connection)

@@ -1,1 +1,1 @@
-"""What the collector does by itself: seals, runs masked rounds, releases."""
+"""The background work of the collector: sealing, masked rounds, releases."""

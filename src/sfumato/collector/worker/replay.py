@@ -1,8 +1,7 @@
-"""The collector's messages to members in a phase: derived from the messages that are stored, and
-never stored themselves.
+"""The collector's messages to members in a phase, derived from the stored messages of members.
 
-They follow from the members' messages of the phases before, which nobody changes once a phase has
-begun; so a worker that starts anew, or another process over the same store, derives the same bytes.
+They follow from the members' messages of earlier phases, which do not change once a phase has
+begun; so a worker after a restart, or another process over the same store, derives the same bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sfumato.spec import from_json
 _MOST = 8  # phases whose messages are derived and cached; each takes megabytes
 
 MessageFor = Callable[[int], bytes | None]
-"""The message to a member in a phase; None if the member was not heard in the phase before."""
+"""The message to a member in a phase; None if the member did not answer in the phase before."""
 
 
 class PhaseMessages:
@@ -53,7 +52,7 @@ class PhaseMessages:
         return message_for
 
     def drop(self, round_id: str, phase: str | None = None) -> None:
-        """The phase is over, or the round is."""
+        """Drop the messages of a phase that is over, or of a whole round."""
         with self._lock:
             for messages in (self._by_worker, self._derived):
                 for key in [key for key in messages if key[0] == round_id]:
@@ -62,8 +61,8 @@ class PhaseMessages:
 
 
 def messages_of(coordinator: Coordinator) -> MessageFor:
-    """The messages of the phase that a round is in. Any thread may ask, when the phase is over too:
-    what they follow from was settled before."""
+    """The messages of the phase that a round is in. Any thread may use them, even after the phase:
+    the state that they follow from no longer changes."""
     phase = coordinator.phase
     if phase is Phase.SHARE:
         members, of = set(coordinator.keys), coordinator.roster_for
@@ -82,8 +81,8 @@ def messages_of(coordinator: Coordinator) -> MessageFor:
 
 
 def replay(tx: RoundTables, row: RoundRow) -> Coordinator:
-    """A round's coordinator, made from its rows, at the beginning of its phase; in the phase MASK,
-    with the sum so far. The messages of the phase are still to be added."""
+    """A round's coordinator, rebuilt from its rows, at the beginning of its phase; in the phase
+    MASK, with the sum so far. The messages of the phase are still to be added."""
     round: MaskedRound = from_json(row.spec)
     coordinator = Coordinator(round, tuple(bytes(identity) for identity, _ in tx.members(row.id)))
     while True:
@@ -97,7 +96,7 @@ def replay(tx: RoundTables, row: RoundRow) -> Coordinator:
         if phase is not Phase.MASK:
             _add_again(tx, row, coordinator)
         if coordinator.close() is Phase.ABORTED:
-            raise DataError(f"the messages of round {row.id} are not all there")
+            raise DataError(f"some messages of round {row.id} are missing")
 
 
 def expected_members(coordinator: Coordinator) -> set[int]:
@@ -113,11 +112,11 @@ def expected_members(coordinator: Coordinator) -> set[int]:
 
 
 def _add_again(tx: RoundTables, row: RoundRow, coordinator: Coordinator) -> None:
-    """Add the messages of a phase that is over, all that were not refused. A member that was not
-    expected to may have sent one when the others were all there."""
+    """Add the messages of a phase that is over, except refused ones and those of members that were
+    not expected to send one."""
     phase = coordinator.phase
     accepted = accepted_members(tx.senders(row.id, str(phase)))
     senders = sorted(accepted & expected_members(coordinator))
     for refusal in coordinator.add_all(phase, tx.messages(row.id, str(phase), senders)).values():
         if refusal is not None:
-            raise DataError(f"a message that was taken is now refused: {refusal}")
+            raise DataError(f"a message that had been accepted is now refused: {refusal}")

@@ -1,4 +1,4 @@
-"""Masked rounds as the endpoints know them, so that most requests need no look into the store."""
+"""A cache of masked rounds for the endpoints, so that most requests do not read the store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FRESH_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CachedRound:
-    """A round and its members, which are settled when it is formed."""
+    """A round and its members, which are fixed when it is formed."""
 
     spec: MaskedRound
     members: Mapping[bytes, int]  # by the digest of their ticket
@@ -47,7 +47,7 @@ class CachedRound:
 class CachedAnswer:
     """The answers to all members of a round that ask for their message of a phase."""
 
-    outcomes: Mapping[int, str] | None  # of their messages of the phase before; None: none is due
+    outcomes: Mapping[int, str] | None  # of their messages in the phase before, if it has any
     message_for: MessageFor | None  # None: the phase has not begun
 
     def message(self, member: int) -> bytes | None:
@@ -58,13 +58,13 @@ class CachedAnswer:
         if self.message_for is None:
             return None
         body = None if outcome is None else self.message_for(member)
-        if body is None:  # nothing was heard of it before, or not in time
+        if body is None:  # it sent nothing in the phase before, or too late
             raise Problem("message-refused", str(Refusal.LATE))
         return body
 
 
 def most_bytes(round: MaskedRound, phase: Phase) -> int:
-    """Of a member's message of this phase, however many have enrolled."""
+    """The longest possible message of a member in this phase, however many have enrolled."""
     if phase in (Phase.SHARE, Phase.UNMASK):
         each = BOX_BYTES if phase is Phase.SHARE else SHARE_BYTES
         return each * _most_neighbours(round)
@@ -76,17 +76,17 @@ def most_bytes(round: MaskedRound, phase: Phase) -> int:
 
 
 def _most_neighbours(round: MaskedRound) -> int:
-    """Of a member. Fewer enrolled have fewer, unless they are so few that all are neighbours; a
-    quarter more is allowed for."""
+    """The most neighbours that a member can have, plus a quarter. A smaller round has fewer, unless
+    it is so small that all members are neighbours."""
     try:
         neighbours = round.parameters(round.cohort).neighbours
-    except ImpossibleError:  # such a round is not formed
+    except ImpossibleError:  # no such round is formed
         neighbours = round.cohort
     return min(round.cohort - 1, max(COMPLETE_BELOW, neighbours + neighbours // 4))
 
 
 def check_alive(tx: Transaction, round_id: str) -> RoundRow:
-    """The round, if it is still under way; Problem if it is over."""
+    """The round, if it is active; Problem if it is over."""
     row = tx.round(round_id)
     if row is None:
         raise Problem("unknown-round")
@@ -98,7 +98,7 @@ def check_alive(tx: Transaction, round_id: str) -> RoundRow:
 
 
 class RoundCache:
-    """Rounds by their id, and the answers of the last second. For one loop."""
+    """Rounds by their id, and the answers of the last second, for one event loop."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class RoundCache:
         messages: PhaseMessages | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`call(function, *arguments)` runs what blocks, away from the loop."""
+        """`call(function, *arguments)` runs a blocking function outside the loop."""
         self._store = store
         self._call = call
         self._messages = messages or PhaseMessages()
@@ -130,31 +130,31 @@ class RoundCache:
         return cached
 
     async def answer(self, round: MaskedRound, phase: Phase, *, number: int) -> CachedAnswer:
-        """What members are answered in a phase, as it was within the last second and since the
-        store changed last, which `number` tells; Problem if the round is over.
+        """The answer to members in a phase; Problem if the round is over. It is at most a second
+        old, and not older than the store's last change, which `number` counts.
 
-        Members ask together, when a phase begins: one of them reads, and the others wait for it.
+        Members ask together when a phase begins: one of them reads, and the others wait for it.
         """
         key = round.nonce, phase
-        known, answer = self._answers.get(key, (None, None))
-        if answer is None or known != number or not _is_reusable(answer):
+        cached, answer = self._answers.get(key, (None, None))
+        if answer is None or cached != number or not _is_reusable(answer):
             answer = asyncio.ensure_future(self._call(self._read_answer, round, phase))
             self._answers[key] = number, answer
             loop = asyncio.get_running_loop()
             loop.call_later(_FRESH_SECONDS, self._answers.pop, key, None)
-        return await asyncio.shield(answer)  # whoever leaves takes it from nobody else
+        return await asyncio.shield(answer)  # others may wait for it, too
 
     async def check_capacity(self, task_id: str, *, most: int) -> None:
-        """Raise `busy` if so many wait for a round of a task; counted now and then."""
+        """Raise `busy` if this many devices wait for a round; they are counted once a second."""
         read_at, waiting = self._waiting.get(task_id, (-math.inf, 0))
         if self._now() - read_at >= _FRESH_SECONDS:
             if len(self._waiting) > _MOST_ROUNDS:
                 self._waiting.clear()
-            self._waiting[task_id] = self._now(), waiting  # others need not count meanwhile
+            self._waiting[task_id] = self._now(), waiting  # so that other requests do not count
             waiting = await self._call(self._count, task_id)
             self._waiting[task_id] = self._now(), waiting
         if waiting >= most:
-            raise Problem("busy", "enough devices wait for a round", retry_after_seconds=60)
+            raise Problem("busy", "enough devices already wait", retry_after_seconds=60)
 
     def _read(self, round_id: str) -> CachedRound | None:
         with self._store.reading() as tx:
@@ -178,11 +178,11 @@ class RoundCache:
 
     def _count(self, task_id: str) -> int:
         with self._store.reading() as tx:
-            return tx.waiting(task_id)
+            return tx.waiting_count(task_id)
 
 
 def _is_reusable(answer: asyncio.Future[CachedAnswer]) -> bool:
-    """Whether it is being read, or has the messages of a phase that has begun, which stay."""
+    """Whether it is being read, or has the messages of a phase that has begun: they are final."""
     return not answer.done() or (
         answer.exception() is None and answer.result().message_for is not None
     )

@@ -1,4 +1,4 @@
-"""The worker's thread: step after step, again after an error, at most one worker over a store."""
+"""The worker's thread: it repeats steps, retries after errors, and is the only one on its store."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from sfumato.collector.logs import log, log_error
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.store.store import Store
 
-_FIRST_PAUSE_SECONDS = 1.0  # after an error; doubled by each that follows
+_FIRST_PAUSE_SECONDS = 1.0  # after an error; doubled by each further one
 _LONGEST_PAUSE_SECONDS = 60.0
-_GATHER_SECONDS = 0.01  # without anything new before a step, so that what comes together is done
-_MOST_GATHER_SECONDS = 0.25  # together; but a step waits no longer than this
+_GATHER_SECONDS = 0.01  # how long nothing new must come before a step, to do more in one step
+_MOST_GATHER_SECONDS = 0.25  # a step waits no longer than this
 
 
 class WorkerThread:
     """Runs `step` while it does something, and every `pause_seconds` when it has nothing to do.
 
-    Several processes may run one over the same store: the others wait until the first is gone.
+    If several processes run one over the same store, the others wait until the first has ended.
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class WorkerThread:
         self._pause_seconds = pause_seconds
         self._metrics = metrics or Metrics()
         self._stop = threading.Event()
-        self._woken = threading.Event()
-        self._errors = 0  # one after another
+        self._wakeup = threading.Event()
+        self._errors = 0  # consecutive ones
         self._succeeded_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
         self._metrics.watch(
@@ -47,7 +47,7 @@ class WorkerThread:
         self._thread.start()
 
     def stop(self, seconds: float | None = None) -> bool:
-        """End after the step under way; whether that was within so many seconds."""
+        """End after the current step; return whether it ended within this time."""
         self._stop.set()
         self.wake()
         if self._thread.ident is not None:
@@ -55,12 +55,12 @@ class WorkerThread:
         return not self._thread.is_alive()
 
     def wake(self) -> None:
-        """There is something to do: do not wait for the pause to end."""
-        self._woken.set()
+        """End the pause: there is something to do."""
+        self._wakeup.set()
 
     @property
     def healthy(self) -> bool:
-        """Whether the thread lives and its last step did not fail."""
+        """Whether the thread runs and its last step did not fail."""
         return self._thread.is_alive() and not self._errors
 
     def _run(self) -> None:
@@ -70,9 +70,9 @@ class WorkerThread:
                     if alone:
                         self._steps()
                     else:
-                        self._succeeded()  # another worker does it
+                        self._note_success()  # another worker runs
                 pause = self._pause_seconds
-            except Exception as problem:  # whatever it is, the next step may fare better
+            except Exception as problem:  # of any kind: the next step may succeed
                 self._errors += 1
                 self._metrics.worker_errors.inc()
                 log_error("worker-failed", problem, count=self._errors)
@@ -83,26 +83,26 @@ class WorkerThread:
         log("worker-stopped")
 
     def _steps(self) -> None:
-        """Steps under the lock, until one fails or it is to stop."""
+        """Run steps under the lock, until one fails or `stop` is called."""
         while True:
-            self._woken.clear()
-            if self._stop.is_set():  # after that: who stops it, wakes it
+            self._wakeup.clear()
+            if self._stop.is_set():  # checked after clearing, since `stop` also wakes
                 return
             is_busy = self._step()
-            self._succeeded()
+            self._note_success()
             if not is_busy:
-                self._woken.wait(self._pause_seconds)
-            if self._woken.is_set():
+                self._wakeup.wait(self._pause_seconds)
+            if self._wakeup.is_set():
                 self._gather()
 
     def _gather(self) -> None:
-        """Wait until nothing more comes for a moment: a step for each message of a round would take
-        the interpreter from the loop each time."""
+        """Wait until nothing more comes for a moment: one step per message of a round would take
+        the GIL from the event loop each time."""
         until = time.monotonic() + _MOST_GATHER_SECONDS
-        while self._woken.is_set() and time.monotonic() < until:
-            self._woken.clear()
+        while self._wakeup.is_set() and time.monotonic() < until:
+            self._wakeup.clear()
             self._stop.wait(_GATHER_SECONDS)
 
-    def _succeeded(self) -> None:
+    def _note_success(self) -> None:
         self._errors = 0
         self._succeeded_at = time.monotonic()

@@ -1,8 +1,8 @@
-"""The worker: seals what came, closes what is full, releases what is done. One step at a time.
+"""The worker: seals uploads, closes full tasks and releases finished studies, one step at a time.
 
-Each thing it does is one transaction, and what is to be done next is read from the store; so a
-worker that was killed at any moment and started again gives the same releases. At most one runs
-over a store at a time: whoever calls `step` holds `Store.worker_lock`.
+Each action is one transaction, and the next one is read from the store; so a worker that is killed
+at any moment and started again gives the same releases. At most one worker runs per store: the
+caller of `step` holds `Store.worker_lock`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sfumato.collector.store.ledger import StoreLedger
 from sfumato.collector.store.store import Store, StudyRow, TaskRow, Transaction
 from sfumato.collector.studies import campaign_of, plan_of
 from sfumato.collector.worker.replay import PhaseMessages
-from sfumato.collector.worker.rounds import Patience, RoundDriver
+from sfumato.collector.worker.rounds import RoundDriver, RoundLimits
 from sfumato.collector.worker.table_queue import TableQueue
 from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import SfumatoError, StoreError
@@ -38,17 +38,17 @@ from sfumato.questions.promise import TIME
 from sfumato.questions.question import Participation
 from sfumato.spec import from_json
 
-SEAL_SECONDS = 60.0  # that uploads of an open task wait: the more are sealed together, the better
-MOST_REPORTS = 50_000  # sealed together
-MOST_BYTES = 8 << 20  # of reports sealed together, about: other writers wait meanwhile
+SEAL_SECONDS = 60.0  # how long uploads to an open task wait, so that many are sealed together
+MOST_REPORTS = 50_000  # most reports sealed together
+MOST_BYTES = 8 << 20  # about the most bytes sealed together, as other writers have to wait
 _EPOCH = date(1970, 1, 1)
 
 
 class Worker:
-    """Brings every study as far as it can come.
+    """Brings every study as far as possible.
 
-    Claim: each report that was acknowledged is in its study's release once, whatever came again
-        and whenever the worker was killed; what a release costs is on the ledger with it.
+    Claim: each acknowledged report is in its study's release exactly once, whatever was sent twice
+        and whenever the worker was killed; the cost of a release is on the ledger with it.
     """
 
     def __init__(
@@ -61,51 +61,52 @@ class Worker:
         log: Callable[..., None] = logs.log,
         retention_days: int | None = None,
         seal_seconds: float = SEAL_SECONDS,
-        patience: Patience | None = None,
+        limits: RoundLimits | None = None,
         notify: Callable[[], None] = lambda: None,
         tables: TableQueue | None = None,
         messages: PhaseMessages | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        """`key` signs the offers of tasks that follow others; `retention_days` after its end, all
-        that a study's devices sent is dropped (None: never). `notify` is called when there is
-        something new for the devices of a masked round, for which `patience` waits; `tables` has
-        the tables of some of them, and `messages` the messages to them."""
+        """`key` signs the offers of later tasks; the data that devices sent is dropped
+        `retention_days` after the end of their study (None: never). `limits` are those of masked
+        rounds; `notify` is called when there is something new for their devices, `tables` has
+        tables that this process received, and `messages` the messages to members."""
         self._store, self._key, self._now, self._log = store, key, now, log
         self._rng = rng or SystemRng()
         self._retention_days, self._seal_seconds = retention_days, seal_seconds
         self._sealed_at: dict[str, float] = {}  # by task
-        self._campaigns: studies.Memory = {}
+        self._campaigns: studies.CampaignCache = {}  # of studies under way
         self._rounds = RoundDriver(
             store,
             key=key,
             now=now,
             rng=self._rng,
             log=log,
-            patience=patience or Patience(),
+            limits=limits or RoundLimits(),
             notify=notify,
-            forget=self._forget_soon,
+            scrub=self._request_scrub,
             tables=tables,
             messages=messages,
             metrics=metrics,
         )
-        self._tidied: set[str] = set()  # studies at their end, of which nothing is left to drop
-        self._is_forgotten = False  # whether what was deleted is out of the store's files
+        self._tidied: set[str] = set()  # ended studies without data to drop
+        self._is_scrubbed = False  # whether deleted data is out of the store's files
 
     def step(self) -> bool:
-        """One turn for every study; whether there was anything to do, so that more may follow.
+        """Give every study one turn; return whether there was anything to do, so that more may
+        follow.
 
-        A study that cannot be brought further fails, and says why; the others go on. A StoreError
-        is raised: try again later.
+        A study that cannot continue fails with a reason; the others go on. A StoreError is raised:
+        try again later.
         """
         self._rounds.tidy()
         with self._store.reading() as tx:
             rows = tx.studies()
         turns = [self._turn(row) for row in rows]
-        if not self._is_forgotten:
-            with suppress(StoreError):  # a full disk, say: the next step tries again
-                self._is_forgotten = self._store.forget()
-            give_back()
+        if not self._is_scrubbed:
+            with suppress(StoreError):  # such as a full disk: the next step tries again
+                self._is_scrubbed = self._store.scrub()
+            trim_memory()
         return any(turns)
 
     def _turn(self, row: StudyRow) -> bool:
@@ -113,7 +114,7 @@ class Worker:
             return self._advance(row) if row.state in studies.ALIVE else self._tidy(row)
         except StoreError:
             raise
-        except Exception as problem:  # this study's own trouble, whatever it is
+        except Exception as problem:  # of any kind: it concerns this study only
             ours = isinstance(problem, SfumatoError)
             reason = str(problem) if ours else f"internal error: {type(problem).__name__}"
             self._end(row, "failed", reason)
@@ -123,26 +124,26 @@ class Worker:
         with self._store.reading() as tx:
             tasks = [task for task in tx.tasks(row.id) if task.state != "done"]
         if not tasks:
-            if self._is_over(row) or not self._ask_more(row):
+            if self._is_over(row) or not self._open_next_task(row):
                 self._release(row)
             return True
         turns = [self._advance_task(row, task) for task in tasks]
         return any(turns)
 
-    def _ask_more(self, row: StudyRow) -> bool:
-        """Open the next task of a study whose others are done; whether there is one."""
+    def _open_next_task(self, row: StudyRow) -> bool:
+        """Open the next task of a study whose others are done; return whether there is one."""
         with self._store.reading() as tx:
-            task = studies.next_task(tx, row, key=self._key, memory=self._campaigns)
+            task = studies.next_task(tx, row, key=self._key, cache=self._campaigns)
         if task is None:
             return False
         with self._store.transaction() as tx:
-            current = tx.held_study(row.id)
+            current = tx.lock_study(row.id)
             if current is not None and current.state == "collecting":
                 studies.add_task(tx, task)
         return True
 
     def _advance_task(self, row: StudyRow, task: TaskRow) -> bool:
-        """Close, seal or finish it; or go on with its masked round."""
+        """Close, seal or finish a task, or advance its masked round."""
         if from_json(task.spec).is_masked:
             return self._rounds.advance(
                 row,
@@ -153,14 +154,14 @@ class Worker:
             )
         with self._store.reading() as tx:
             sealed = tx.sealed_count(task.id)
-            waiting = tx.received(task.id) - tx.counts(task.id).get("repeated", 0) - sealed
-        is_full = task.wanted is not None and sealed >= task.wanted
+            waiting = tx.received_count(task.id) - tx.counts(task.id).get("repeated", 0) - sealed
+        is_full = task.target is not None and sealed >= task.target
         if task.state == "open" and (is_full or self._is_over(row)):
             with self._store.transaction() as tx:
                 is_closing = tx.set_task_state(task.id, "closing", expected=["open"])
             if is_closing:
-                told = logs.counted(sealed)
-                self._log("task-closing", study_id=row.id, task_id=task.id, **told)
+                fields = logs.count_field(sealed)
+                self._log("task-closing", study_id=row.id, task_id=task.id, **fields)
             return True
         if waiting and (task.state == "closing" or self._is_time(task, sealed, waiting)):
             self._seal(row, task)
@@ -171,51 +172,51 @@ class Worker:
         return False
 
     def _is_over(self, row: StudyRow) -> bool:
-        """Whether its devices are asked no more."""
+        """Whether its devices are no longer asked."""
         closes = studies.terms_of(row).closes
         return row.state == "closing" or (closes is not None and self._today() > closes)
 
     def _is_time(self, task: TaskRow, sealed: int, waiting: int) -> bool:
-        """Whether an open task is sealed now. It is full when so many *different* reports came, and
-        who came twice is found by sealing."""
+        """Whether to seal an open task now. Its target counts *different* reports, and duplicates
+        are only found by sealing."""
         since = self._now() - self._sealed_at.setdefault(task.id, self._now())
         return (
             not 0 <= since < self._seal_seconds  # below 0: the clock was set back
             or waiting >= MOST_REPORTS
-            or (task.wanted is not None and sealed + waiting >= task.wanted)
+            or (task.target is not None and sealed + waiting >= task.target)
         )
 
     def _seal(self, row: StudyRow, task: TaskRow) -> None:
         spec = from_json(task.spec)
         with self._store.reading() as tx:
-            uploads = tx.pending(task.id, most_reports(spec))
+            uploads = tx.pending_uploads(task.id, most_reports(spec))
         messages = first_of_each(body for _, _, body in uploads)
-        came = sum(count for _, count, _ in uploads)
+        received = sum(count for _, count, _ in uploads)
         with self._store.transaction() as tx:
-            fresh = tx.unseen(task.id, list(messages))
-            kept = [message for name, message in messages.items() if name in fresh]
-            if spec.most_reports is not None:  # `room` has seen to it, but for older tasks
-                kept = kept[: max(0, spec.most_reports - tx.sealed_count(task.id))]
-            if kept:
+            fresh = tx.add_report_ids(task.id, list(messages))
+            reports = [message for name, message in messages.items() if name in fresh]
+            if spec.most_reports is not None:  # older tasks may have more: they had no limit
+                reports = reports[: max(0, spec.most_reports - tx.sealed_count(task.id))]
+            if reports:
                 together = accumulator(spec)
-                together.add(kept)
-                tx.add_sealed(task.id, together.seal(rng=self._rng), len(kept))
+                together.add(reports)
+                tx.add_sealed(task.id, together.seal(rng=self._rng), len(reports))
             tx.delete_uploads(task.id, [number for number, _, _ in uploads])
-            tx.give_room(task.id, came - len(kept))
+            tx.return_capacity(task.id, received - len(reports))
             for counter, by in (
-                ("reports", len(kept)),
-                ("repeated", came - len(fresh)),
-                (f"rejected:{Rejection.BATCH_FULL}", len(fresh) - len(kept)),
+                ("reports", len(reports)),
+                ("repeated", received - len(fresh)),
+                (f"rejected:{Rejection.BATCH_FULL}", len(fresh) - len(reports)),
             ):
                 if by:
                     tx.count(task.id, counter, by)
         self._sealed_at[task.id] = self._now()
-        self._forget_soon()
-        if told := logs.counted(len(kept)):  # of few, not even that there were any
-            self._log("sealed", study_id=row.id, task_id=task.id, **told)
+        self._request_scrub()
+        if fields := logs.count_field(len(reports)):  # a few reports are not logged at all
+            self._log("sealed", study_id=row.id, task_id=task.id, **fields)
 
     def _finish(self, row: StudyRow, task: TaskRow) -> None:
-        """The end of a task to which all reports are sealed."""
+        """End a task whose reports are all sealed."""
         spec = from_json(task.spec)
         if not spec.is_local:
             with self._store.reading() as tx:
@@ -226,33 +227,33 @@ class Worker:
                     loss=studies.charge_of(row, spec),
                 )
         with self._store.transaction() as tx:
-            current = tx.held_study(row.id)
+            current = tx.lock_study(row.id)
             if current is None or current.state not in studies.ALIVE:
                 return
             count = tx.sealed_count(task.id)
             batch: Batch | None = None
             if not spec.is_local and count >= spec.min_count:
                 together = accumulator(spec)
-                for sealed in tx.sealed(task.id):
+                for sealed in tx.sealed_records(task.id):
                     together.merge(sealed)
                 summed = together.batch(count)
-                assert isinstance(summed, Batch)  # as it is not local
+                assert isinstance(summed, Batch)  # since it is not local
                 batch = summed
             self._conclude(tx, task, batch)
 
     def _conclude(self, tx: Transaction, task: TaskRow, batch: Batch | None) -> None:
-        """A task is done, and what its batch says is an answer."""
+        """Mark a task as done, and store the noised sum of its batch as its answer."""
         if batch is not None:
-            spec, row = from_json(task.spec), studies.found(tx, task.study_id)
+            spec, row = from_json(task.spec), studies.get_study(tx, task.study_id)
             loss = studies.charge_of(row, spec)
             answer = noised_sum(spec, batch, ledger=StoreLedger(tx), rng=self._rng, loss=loss)
             tx.add_answer(task.id, to_bytes(answer.table), answer.count)
-            if batch.charged:  # a masked one, of which no reports were counted before
+            if batch.charged:  # a masked one, whose reports have not been counted yet
                 tx.count(task.id, "reports", batch.count)
-        tx.set_task_state(task.id, "done", expected=studies.UNDONE)
+        tx.set_task_state(task.id, "done", expected=studies.UNFINISHED)
         tx.end_waiting(task.id)
-        told = logs.counted(tx.counts(task.id).get("reports", 0))
-        self._log("task-done", study_id=task.study_id, task_id=task.id, **told)
+        fields = logs.count_field(tx.counts(task.id).get("reports", 0))
+        self._log("task-done", study_id=task.study_id, task_id=task.id, **fields)
 
     def _release(self, row: StudyRow) -> None:
         started = time.perf_counter()
@@ -272,81 +273,81 @@ class Worker:
         parameters: bytes | None = None,
     ) -> None:
         with self._store.transaction() as tx:
-            if not studies.end(tx, row.id, state, problem):  # it was deleted meanwhile
+            if not studies.end(tx, row.id, state, problem):  # it has been deleted
                 return
             if release is not None:
                 tx.put_release(row.id, release)
             if parameters is not None:
                 tx.put_released_model(row.id, parameters)
         self._campaigns.pop(row.id, None)
-        self._forget_soon()
+        self._request_scrub()
         level = logging.ERROR if state == "failed" else logging.INFO
         fields = {"reason": problem} if problem else {}
         self._log(f"study-{state}", level=level, study_id=row.id, **fields)
 
     def _tidy(self, row: StudyRow) -> bool:
-        """Drop what a study at its end has no more use for. One that was deleted is cleaned once
-        more, since this worker may have been at it meanwhile."""
-        kept = self._retention_days is None or self._today() - row.since < self._retention_days
-        if row.id in self._tidied or (row.state != "deleted" and kept):
+        """Drop the data of an ended study. A deleted one is cleaned once more, since this worker
+        may have written to it while it was being deleted."""
+        retains = self._retention_days is None or self._today() - row.since < self._retention_days
+        if row.id in self._tidied or (row.state != "deleted" and retains):
             return False
         with self._store.transaction() as tx:
             for task in tx.tasks(row.id):
-                tx.set_task_state(task.id, "done", expected=studies.UNDONE)
+                tx.set_task_state(task.id, "done", expected=studies.UNFINISHED)
             tx.drop_data(row.id)
         self._tidied.add(row.id)
-        self._forget_soon()
+        self._request_scrub()
         return False
 
-    def _forget_soon(self) -> None:
-        """What devices sent was deleted: at the end of this step it leaves the files, too."""
-        self._is_forgotten = False
+    def _request_scrub(self) -> None:
+        """Remove deleted data from the store's files at the end of this step."""
+        self._is_scrubbed = False
 
     def _today(self) -> int:
         return int(self._now() // DAY_SECONDS)
 
 
 def most_reports(task: AnyTask) -> int:
-    """How many reports of a task are sealed together, so that they fit into memory and a
-    transaction is short."""
+    """The most reports of a task to seal together, so that they fit into memory and a transaction
+    is short."""
     return max(1, min(MOST_REPORTS, MOST_BYTES // (HEADER_BYTES + task.message_bytes)))
 
 
-def give_back() -> None:
+def trim_memory() -> None:
     """Return free memory to the system, where the C library can (glibc).
 
-    It keeps what was freed between pieces that are still in use, and under steady load that grows
-    by megabytes a minute, though no more is in use. This takes milliseconds: after much was freed.
+    It keeps free memory between pieces that are still in use, which under steady load grows by
+    megabytes per minute. This takes milliseconds, so call it after much was freed.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
-def release_of(store: Store, row: StudyRow, memory: studies.Memory | None = None) -> Release:
-    """The release of a study whose tasks are done; ImpossibleError if too few have answered."""
+def release_of(store: Store, row: StudyRow, cache: studies.CampaignCache | None = None) -> Release:
+    """The release of a study whose tasks are done; ImpossibleError if too few devices answered."""
     with store.reading() as tx:
         planned = plan_of(tx, row)
-        campaign = campaign_of(tx, row, planned, memory)
+        campaign = campaign_of(tx, row, planned, cache)
         tasks = [
             (from_json(task.spec), tx.counts(task.id).get("reports", 0))
             for task in tx.tasks(row.id)
         ]
-    answered = [(task, count) for task, count in tasks if count]
+    with_reports = [(task, count) for task, count in tasks if count]
     devices = _devices(tasks)
     participation = Participation(
         devices=devices,
         answered=devices,
-        rounds=len(answered),
-        tasks=answered,
+        rounds=len(with_reports),
+        tasks=with_reports,
         notes=_notes(planned, devices),
     )
     return planned.design.answer(campaign, planned, participation)
 
 
 def _devices(tasks: Sequence[tuple[AnyTask, int]]) -> int:
-    """Devices behind reports to these tasks: those of one cohort are the same for all its tasks,
-    those of one campaign are in one of its cohorts, and several campaigns ask the same."""
+    """The number of devices behind the reports to these tasks: all tasks of a cohort have the same
+    devices, a device is in one cohort of a campaign, and several campaigns ask the same devices."""
     campaigns: dict[str, dict[str, int]] = {}
     for task, count in tasks:
         cohorts = campaigns.setdefault(task.campaign, {})
@@ -356,15 +357,15 @@ def _devices(tasks: Sequence[tuple[AnyTask, int]]) -> int:
 
 def _notes(planned: Plan, reports: int) -> tuple[str, ...]:
     question = planned.design
-    came = (
+    subject = (
         f"{reports:,} devices whose tables are in the sums"
         if planned.study.is_masked
-        else f"{reports:,} reports that came"
+        else f"{reports:,} reports received"
     )
     notes = [
         *planned.warnings,
-        f"counts are of the {came}: how many devices were asked, or sent nothing, is not known "
-        "over a network",
+        f"counts cover the {subject}; over a network, it is not known how many devices were asked "
+        "or sent nothing",
     ]
     if question.items_per_device is not None:
         notes.append(bounding_note(question.items_per_device))

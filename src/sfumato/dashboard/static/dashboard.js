@@ -1,11 +1,11 @@
 // Draws the charts of a page. Everything else works without scripts.
 "use strict";
 
-const loaded = new Map(); // a script's address: when it has run
+const scripts = new Map(); // by address, a promise that ends when the script has run
 
 function load(address) {
-  if (!loaded.has(address)) {
-    loaded.set(address, new Promise((resolve, reject) => {
+  if (!scripts.has(address)) {
+    scripts.set(address, new Promise((resolve, reject) => {
       const script = document.createElement("script");
       script.src = address;
       script.onload = resolve;
@@ -13,11 +13,11 @@ function load(address) {
       document.head.append(script);
     }));
   }
-  return loaded.get(address);
+  return scripts.get(address);
 }
 
-// The page's own colours and type, whether light or dark.
-function look(element) {
+// The page's own colours and font, light or dark.
+function chartStyle(element) {
   const style = getComputedStyle(element);
   const of = (name) => style.getPropertyValue(name).trim();
   const text = { labelColor: of("--muted"), titleColor: of("--muted") };
@@ -46,7 +46,7 @@ async function draw(element) {
     actions: false,
     tooltip: false,
     defaultStyle: false,
-    config: look(element),
+    config: chartStyle(element),
   });
   element.dataset.drawn = "yes";
 }
@@ -60,7 +60,7 @@ function drawAll(again) {
   }
 }
 
-// After all else is there: to load what draws takes longer than the page.
+// After the page has loaded: the chart scripts take longer than the page itself.
 if (document.readyState === "complete") drawAll(false);
 else addEventListener("load", () => drawAll(false));
 document.addEventListener("htmx:after:swap", () => drawAll(false));

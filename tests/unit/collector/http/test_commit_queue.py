@@ -156,7 +156,7 @@ def test_a_task_that_was_closed_takes_nothing(store: Faulty) -> None:
 def test_a_task_without_room_is_busy_for_its_own_uploads_only(store: Faulty) -> None:
     """And rejected reports of an upload are counted if the others are stored."""
     small = replace(TASK, cohort="few")
-    opened(store, task=small, name="Few", room=2)
+    opened(store, task=small, name="Few", capacity_left=2)
     with started(CommitQueue(store)) as uploads:
         store.gate = threading.Event()
         sizes = [(small.id, 2), (small.id, 1), (TASK.id, 5), (small.id, 3)]

@@ -114,7 +114,7 @@ def test_a_task_that_may_be_full_is_busy_and_a_full_one_is_closed(
     collector: Served,
 ) -> None:
     task = replace(TASK, cohort="few")
-    opened(collector.store, task=task, name="Few trees", room=2)
+    opened(collector.store, task=task, name="Few trees", capacity_left=2)
     assert collector.upload(body(2, task), task).status == 201
     for data in (body(1, task), body(1, task) + body(1)):  # part of the second is rejected
         answer = collector.upload(data, task)

@@ -17,7 +17,7 @@ from masking import NAME, Masking, devices, go, masking, parts, play
 from serving import ask
 from sfumato.collector import studies
 from sfumato.collector.worker.round_cache import most_bytes
-from sfumato.collector.worker.rounds import MOST_LOST, _drawn
+from sfumato.collector.worker.rounds import MOST_LOST, sample_cohort
 from sfumato.device import Http, RoundClient, RoundOutcome
 from sfumato.privacy import SeededRng
 from sfumato.secagg.coordinator import Coordinator, Phase
@@ -77,9 +77,9 @@ def test_a_round_with_too_few_enrolments_puts_its_members_back(stage: Masking) -
         with stage.collector.store.reading() as tx:
             (task,) = tx.tasks(study.id)
             (row,) = tx.rounds(task.id)
-            assert (row.phase, row.came_together, row.deadline) == ("aborted", False, 0)
+            assert (row.phase, row.was_formed, row.deadline) == ("aborted", False, 0)
             assert tx.invitation(row.id) == ""
-            assert tx.waiting(task.id) == COUNT - 2
+            assert tx.waiting_count(task.id) == COUNT - 2
         for part in clients[:2]:  # too late
             assert go(part, send).outcome in (RoundOutcome.NOT_NEEDED, RoundOutcome.ABORTED)
         for part in clients[2:]:
@@ -131,9 +131,9 @@ def test_one_program_that_takes_all_places_does_not_fail_a_study(stage: Masking)
 def test_a_cohort_is_drawn_by_lot() -> None:
     """A device that came first is in a cohort as often as any other, and has any number there."""
     waiting = [(number, bytes([number])) for number in range(20)]
-    cohorts = [_drawn(waiting, 5, SeededRng(seed)) for seed in range(2_000)]
+    cohorts = [sample_cohort(waiting, 5, SeededRng(seed)) for seed in range(2_000)]
     assert all(len(set(cohort)) == 5 for cohort in cohorts)
-    assert cohorts[0] == _drawn(waiting, 5, SeededRng(0))
+    assert cohorts[0] == sample_cohort(waiting, 5, SeededRng(0))
     times = np.bincount([number for cohort in cohorts for number, _ in cohort], minlength=20)
     # Each is binomial(2000, 1/4), of deviation 19.4. By Bonferroni over 20 devices six deviations
     # are exceeded with probability below 1e-7; the first five always, or never, is 38 or more.

@@ -1,4 +1,4 @@
-"""Which database a URL names."""
+"""The database that a URL names."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from sfumato.errors import StoreError
     ],
 )
 def test_files_are_named_by_url_or_path(url: str | Path, path: str) -> None:
-    found = database(url)
-    assert isinstance(found, Sqlite)
-    assert found.path == Path(path).absolute()
+    place = database(url)
+    assert isinstance(place, Sqlite)
+    assert place.path == Path(path).absolute()
 
 
 @pytest.mark.parametrize(
     "url", ["sqlite://collector.db", "sqlite:///", "mysql://host/name", ":memory:", ""]
 )
-def test_what_is_no_place_for_a_store_is_refused(url: str) -> None:
+def test_other_addresses_are_refused(url: str) -> None:
     with pytest.raises(StoreError):
         database(url)
 

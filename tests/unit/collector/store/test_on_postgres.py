@@ -1,4 +1,4 @@
-"""The service on PostgreSQL: the same answers, and back to work when the server is."""
+"""The service on PostgreSQL: the same answers, also after an outage."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sfumato.collector.serve import running
 UPLOAD = f"/v1/tasks/{TASK.id}/reports"
 
 
-def test_an_outage_of_the_server_is_told_and_nothing_acknowledged_is_lost(
+def test_an_outage_of_the_server_is_reported_and_nothing_acknowledged_is_lost(
     postgres: Server, postgres_url: str, tmp_path: Path
 ) -> None:
-    given = settings(tmp_path, store=postgres_url)
-    with running(given, with_worker=False) as collector:
+    options = settings(tmp_path, store=postgres_url)
+    with running(options, with_worker=False) as collector:
         opened(collector.store, key=collector.key)
         assert ask(collector.address, "POST", UPLOAD, body(2)).status == 201
         postgres.stop()
@@ -33,10 +33,10 @@ def test_an_outage_of_the_server_is_told_and_nothing_acknowledged_is_lost(
 
 
 def test_two_collectors_share_a_store(postgres_url: str, tmp_path: Path) -> None:
-    given = settings(tmp_path, store=postgres_url)
+    options = settings(tmp_path, store=postgres_url)
     with (
-        running(given, with_worker=False) as first,
-        running(given, with_worker=False) as second,
+        running(options, with_worker=False) as first,
+        running(options, with_worker=False) as second,
     ):
         assert first.public_key == second.public_key
         opened(first.store, key=first.key)

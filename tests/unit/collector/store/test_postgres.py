@@ -1,4 +1,4 @@
-"""What only a store on a server does: it goes away, comes back, and has settings of its own."""
+"""A store on a server: outages, restarts and settings of the server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def upload(store: Store) -> None:
 
 
 def fill(store: Store) -> int:
-    """Upload until the store is full; how many were acknowledged."""
+    """Upload until the store is full; return how many uploads were acknowledged."""
     for acknowledged in range(1_000):
         try:
             upload(store)
@@ -51,14 +51,14 @@ def fill(store: Store) -> int:
     raise AssertionError("it never filled up")
 
 
-def received(store: Store) -> int:
+def received_count(store: Store) -> int:
     with store.reading() as tx:
-        return tx.received(TASK.id)
+        return tx.received_count(TASK.id)
 
 
 @contextmanager
 def setting(server: Server, name: str, value: str) -> Iterator[None]:
-    """A setting of the whole server; it is there when the block starts, and gone when it ends."""
+    """A setting of the whole server; in effect within the block."""
     before = server.execute(f"SHOW {name}")[0][0]
     server.execute(f"ALTER SYSTEM SET {name} = {value}")
     try:
@@ -90,7 +90,7 @@ def test_a_server_that_is_away_is_unavailable_until_it_is_back(
     finally:
         postgres.start()
     upload(store)
-    assert received(store) == 2
+    assert received_count(store) == 2
 
 
 def test_a_server_that_was_started_anew_is_used_without_an_error(
@@ -100,7 +100,7 @@ def test_a_server_that_was_started_anew_is_used_without_an_error(
         pass
     postgres.restart()
     upload(store)
-    assert received(store) == 1
+    assert received_count(store) == 1
 
 
 def test_a_server_that_goes_away_within_a_transaction_undoes_it(
@@ -113,15 +113,15 @@ def test_a_server_that_goes_away_within_a_transaction_undoes_it(
 
     with pytest.raises(StoreUnavailable):
         interrupted()
-    assert received(store) == 0
+    assert received_count(store) == 0
     upload(store)
 
 
 def test_a_server_that_only_reads_says_so(store: Store, postgres: Server) -> None:
     with setting(postgres, "default_transaction_read_only", "on"):
-        with pytest.raises(StoreReadOnly, match="not written"), store.transaction():
+        with pytest.raises(StoreReadOnly, match="read-only"), store.transaction():
             pass
-        assert received(store) == 0
+        assert received_count(store) == 0
     upload(store)
 
 
@@ -154,19 +154,19 @@ def test_a_server_that_does_not_sync_is_refused(postgres: Server, postgres_url: 
 
 
 def test_a_commit_is_synced_whatever_the_default(postgres: Server) -> None:
-    for given, kept in (("off", "on"), ("remote_apply", "remote_apply")):
+    for default, effective in (("off", "on"), ("remote_apply", "remote_apply")):
         with (
-            setting(postgres, "synchronous_commit", given),
+            setting(postgres, "synchronous_commit", default),
             closing(Postgres(postgres.url()).connect()) as connection,
         ):
-            assert connection.execute("SHOW synchronous_commit") == [(kept,)]
+            assert connection.execute("SHOW synchronous_commit") == [(effective,)]
 
 
 def test_a_row_that_another_holds_is_waited_for_and_then_given_up(
     store: Store, postgres_url: str
 ) -> None:
-    impatient = Postgres(postgres_url, wait_seconds=0.05)
-    with closing(Store(impatient)) as other:
+    hasty = Postgres(postgres_url, wait_seconds=0.05)
+    with closing(Store(hasty)) as other:
         with store.transaction() as tx:
             tx.set_task_state(TASK.id, "closing", expected=["open"])
             with pytest.raises(StoreUnavailable, match="lock"):
@@ -176,7 +176,7 @@ def test_a_row_that_another_holds_is_waited_for_and_then_given_up(
 
 
 def test_two_that_wait_for_each_other_do_not_wait_for_ever(store: Store) -> None:
-    """Each holds a row that the other wants; one of them is told to try again."""
+    """Each locks a row that the other needs; one of them has to try again."""
     second = TaskRow("a2" * 32, STUDY.id, 1, "{}", "{}", "open", None)
     with store.transaction() as tx:
         tx.add_task(second)
@@ -215,11 +215,11 @@ def test_a_worker_whose_lock_is_gone_writes_nothing_more(
                 with pytest.raises(StoreUnavailable):
                     upload(store)
             upload(other)
-        assert received(store) == 2  # what it reads does no harm
+        assert received_count(store) == 2  # reading does no harm
     with store.worker_lock() as is_only:
         assert is_only
         upload(store)
-    assert received(store) == 3
+    assert received_count(store) == 3
 
 
 def test_a_worker_loses_its_lock_within_a_transaction_and_keeps_nothing_of_it(
@@ -232,7 +232,7 @@ def test_a_worker_loses_its_lock_within_a_transaction_and_keeps_nothing_of_it(
 
     with pytest.raises(StoreUnavailable):
         interrupted()
-    assert received(store) == 0
+    assert received_count(store) == 0
 
 
 def test_a_worker_that_lost_its_lock_takes_it_again_and_goes_on(
@@ -245,7 +245,7 @@ def test_a_worker_that_lost_its_lock_takes_it_again_and_goes_on(
     worker = WorkerThread(store, step, pause_seconds=0.01)
     worker.start()
     try:
-        wait_for(lambda: received(store) > 0, "it to work")
+        wait_for(lambda: received_count(store) > 0, "it to work")
         cut_worker(postgres)
         wait_for(lambda: not worker.healthy, "it to notice")
         wait_for(lambda: worker.healthy, "it to go on")
@@ -254,7 +254,7 @@ def test_a_worker_that_lost_its_lock_takes_it_again_and_goes_on(
 
 
 def cut_worker(server: Server) -> None:
-    """Hang up on whoever holds a worker's lock; return when it is free."""
+    """Cut the connection that holds the worker's lock; return when the lock is free."""
     holders = "FROM pg_locks WHERE locktype = 'advisory'"
     assert server.execute(f"SELECT pg_terminate_backend(pid) {holders}")
     wait_for(lambda: not server.execute(f"SELECT 1 {holders}"), "the lock to be free")
@@ -267,10 +267,10 @@ def test_a_full_disk_keeps_what_was_acknowledged(
         disk = Path(name)
         mount = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=0777", "tmpfs", name]
         try:
-            done = subprocess.run(mount, capture_output=True, check=False)
+            process = subprocess.run(mount, capture_output=True, check=False)
         except FileNotFoundError:
             pytest.skip("there is no mount here")
-        if done.returncode != 0:
+        if process.returncode != 0:
             pytest.skip("a small disk cannot be mounted here: that takes root and its capabilities")
         try:
             postgres.lend(disk / "tables")
@@ -278,7 +278,7 @@ def test_a_full_disk_keeps_what_was_acknowledged(
             with closing(Postgres(postgres_url).connect()) as connection:
                 connection.execute("ALTER TABLE upload SET TABLESPACE small")
             acknowledged = fill(store)
-            assert 3 < acknowledged == received(store)
+            assert 3 < acknowledged == received_count(store)
             with closing(Postgres(postgres_url).connect()) as connection:
                 connection.execute("DROP TABLE upload")
             postgres.execute("DROP TABLESPACE small")
@@ -294,15 +294,17 @@ def test_the_password_is_not_among_the_arguments_of_another_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     program = tmp_path / "pg_dump"
-    program.write_text('#!/bin/sh\ncd "${0%/*}"\necho "$@" > said\necho "$PGPASSWORD" > kept\n')
+    program.write_text(
+        '#!/bin/sh\ncd "${0%/*}"\necho "$@" > arguments\necho "$PGPASSWORD" > password\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     backup(postgres_url, tmp_path / "copy")
     password = postgres.url().split(":")[2].partition("@")[0]
-    assert (tmp_path / "kept").read_text().strip() == password
-    said = (tmp_path / "said").read_text()
-    assert f"port={postgres.port}" in said
-    assert password not in said
+    assert (tmp_path / "password").read_text().strip() == password
+    arguments = (tmp_path / "arguments").read_text()
+    assert f"port={postgres.port}" in arguments
+    assert password not in arguments
 
 
 def test_a_program_that_fails_says_why_in_one_line(

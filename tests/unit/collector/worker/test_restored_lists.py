@@ -1,5 +1,5 @@
-"""A copy of a store that goes on after the store has released: noise never repeats on other data,
-and what may have been released is charged and ended."""
+"""A copy of a store that is used after the original has released: noise never repeats on other
+data, and studies that may have been released are charged and ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sfumato.spec import from_json
 
 CLOCK = Clock()
 WORDS = [f"{letter}oak" for letter in "abcdefghijklmnopqrst"]
-HOLDERS = 60  # of each word: far above the threshold
+DEVICES_PER_WORD = 60  # far above the threshold
 LIST: dict[str, Any] = {
     "question": "heavy_hitters",
     "trust": "central",
@@ -47,7 +47,7 @@ FREQUENCIES: dict[str, Any] = {
 
 
 class Unbound(SecretRng):
-    """The control: words that a secret repeats whatever they are added to, as before."""
+    """The control: random words that depend on the secret alone, not on the data."""
 
     def bound(self, purpose: str, *data: bytes) -> SecretRng:
         return self
@@ -65,17 +65,17 @@ def opened(path: Path) -> Iterator[Store]:
 
 
 def create(store: Store, name: str = "Trees", items: list[str] | None = None, **keys: Any) -> str:
-    asked = {"name": name, "purpose": "Which to plant next.", "study": keys, "items": items}
-    return studies.create(store, asked, key=KEY, rng=SystemRng(), now=CLOCK).id
+    request = {"name": name, "purpose": "Which to plant next.", "study": keys, "items": items}
+    return studies.create(store, request, key=KEY, rng=SystemRng(), now=CLOCK).id
 
 
 def row_of(store: Store, study_id: str) -> StudyRow:
     with store.reading() as tx:
-        return studies.found(tx, study_id)
+        return studies.get_study(tx, study_id)
 
 
 def answer(store: Store, study_id: str, words: Sequence[str]) -> None:
-    """Devices with a word each send a report."""
+    """Send one report for each of these words."""
     task, rng = open_task(store, row_of(store, study_id)), SystemRng()
     offer = verify(json.loads(task.envelope), public_key(KEY))
     places = {word: place for place, word in enumerate(WORDS)}
@@ -94,8 +94,8 @@ def work(store: Store) -> None:
     raise AssertionError("the worker finds work for ever")
 
 
-def released(store: Store, study_id: str) -> dict[str, float]:
-    """The counts of a study that is closed now."""
+def close_and_release(store: Store, study_id: str) -> dict[str, float]:
+    """Close a study, and return its counts."""
     studies.close(store, study_id)
     work(store)
     with store.reading() as tx:
@@ -106,95 +106,97 @@ def released(store: Store, study_id: str) -> dict[str, float]:
 
 
 def differences(folder: Path, more: Sequence[str]) -> tuple[dict[str, float], float]:
-    """Release a list, restore a copy from before, let one more device answer and release again.
-    What the second counts beyond the first, and the chance of any one such result if the
-    noise of both is independent."""
+    """Release a list, restore an earlier copy, let one more device answer and release again.
+    Return the differences of the counts, and the chance of any one such result if the noise of
+    both is independent."""
     with opened(folder / "first.db") as store:
         study = create(store, **LIST)
-        answer(store, study, WORDS * HOLDERS)
+        answer(store, study, WORDS * DEVICES_PER_WORD)
         work(store)
         backup(folder / "first.db", folder / "copy.db")
-        before = released(store, study)
+        before = close_and_release(store, study)
         mechanism = from_json(row_of(store, study).design).mechanism
     restore(folder / "second.db", folder / "copy.db", nothing_released=True)
     with opened(folder / "second.db") as store:
         if more:
             answer(store, study, more)
-        after = released(store, study)
+        after = close_and_release(store, study)
     assert before.keys() == after.keys() == set(WORDS)
     assert mechanism.rate == 1  # every device's item is in the sum
     _, logs = log_mass(mechanism.noise, mechanism.scale)
-    same = float(np.square(np.exp(logs)).sum())  # the likeliest difference of two draws is none
+    same = float(np.square(np.exp(logs)).sum())  # the likeliest difference of two draws is 0
     return {word: after[word] - before[word] for word in WORDS}, same ** len(WORDS)
 
 
 def test_a_copy_that_goes_on_repeats_no_noise_on_other_data(tmp_path: Path) -> None:
-    """False alarm below 1e-6: of independent noise, the chance that the difference is the device.
+    """False alarm below 1e-6: the chance that independent noise differs by exactly the device.
     Power: one, as the control shows."""
-    found, chance = differences(tmp_path, [WORDS[3]])
+    changes, chance = differences(tmp_path, [WORDS[3]])
     assert chance < 1e-6
-    assert found != {word: float(word == WORDS[3]) for word in WORDS}
-    assert sum(change == 0 for change in found.values()) < len(WORDS) - 1
+    assert changes != {word: float(word == WORDS[3]) for word in WORDS}
+    assert sum(change == 0 for change in changes.values()) < len(WORDS) - 1
 
 
-def test_noise_that_is_bound_to_nothing_gives_the_device_away(
+def test_noise_that_depends_on_the_secret_alone_reveals_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: the audit's attack, on words that the secret alone repeats."""
+    """The control: the audit's attack, on noise that the secret alone repeats."""
     monkeypatch.setattr(lists, "SecretRng", Unbound)
-    found, _ = differences(tmp_path, [WORDS[3]])
-    assert found == {word: float(word == WORDS[3]) for word in WORDS}
+    changes, _ = differences(tmp_path, [WORDS[3]])
+    assert changes == {word: float(word == WORDS[3]) for word in WORDS}
 
 
 def test_a_copy_that_goes_on_with_the_same_data_releases_the_same(tmp_path: Path) -> None:
     """So a crash between the answer and the release costs nothing."""
-    found, _ = differences(tmp_path, [])
-    assert set(found.values()) == {0.0}
+    changes, _ = differences(tmp_path, [])
+    assert set(changes.values()) == {0.0}
 
 
-def test_what_may_have_been_released_is_charged_and_ended(tmp_path: Path) -> None:
+def test_studies_that_may_have_been_released_are_charged_and_ended(tmp_path: Path) -> None:
     with opened(tmp_path / "first.db") as store:
-        listed = create(store, "List", **LIST)
-        counted = create(store, "Counts", WORDS, **FREQUENCIES)
-        asked = FREQUENCIES | {"trust": "local", "epsilon": 4.0}
-        local = create(store, "Local", WORDS, **asked)
+        list_study = create(store, "List", **LIST)
+        count_study = create(store, "Counts", WORDS, **FREQUENCIES)
+        local_keys = FREQUENCIES | {"trust": "local", "epsilon": 4.0}
+        local = create(store, "Local", WORDS, **local_keys)
         over = create(store, "Over", WORDS, **FREQUENCIES)
-        for study in (listed, counted, over):
-            answer(store, study, WORDS * HOLDERS)
-        released(store, over)
+        for study in (list_study, count_study, over):
+            answer(store, study, WORDS * DEVICES_PER_WORD)
+        close_and_release(store, over)
         with store.reading() as tx:
             before = tx.entries()
         backup(tmp_path / "first.db", tmp_path / "copy.db")
-        released(store, listed)
-        released(store, counted)
+        close_and_release(store, list_study)
+        close_and_release(store, count_study)
         with store.reading() as tx:
             charged = tx.entries()
     assert restore(tmp_path / "second.db", tmp_path / "copy.db") == ["List", "Counts"]
     with opened(tmp_path / "second.db") as store:
         with store.reading() as tx:
             assert tx.entries()[: len(before)] == before
-            assert sorted(tx.entries()) == sorted(charged)  # as if it knew what was released
+            assert sorted(tx.entries()) == sorted(charged)  # as in the original
         work(store)
-        states = {name: row_of(store, name).state for name in (listed, counted, local, over)}
+        states = {
+            name: row_of(store, name).state for name in (list_study, count_study, local, over)
+        }
         assert states == {
-            listed: "failed",
-            counted: "failed",
+            list_study: "failed",
+            count_study: "failed",
             local: "collecting",
             over: "released",
         }
-        assert "restored from a copy" in row_of(store, listed).problem
+        assert "restored from a copy" in row_of(store, list_study).problem
         with store.reading() as tx:
-            assert tx.release(listed) is None
+            assert tx.release(list_study) is None
 
 
 def test_studies_go_on_if_nothing_was_released_after_the_copy(tmp_path: Path) -> None:
     with opened(tmp_path / "first.db") as store:
         study = create(store, **LIST)
-        answer(store, study, WORDS * HOLDERS)
+        answer(store, study, WORDS * DEVICES_PER_WORD)
         backup(tmp_path / "first.db", tmp_path / "copy.db")
     assert restore(tmp_path / "second.db", tmp_path / "copy.db", nothing_released=True) == []
     with opened(tmp_path / "second.db") as store:
-        assert released(store, study).keys() == set(WORDS)
+        assert close_and_release(store, study).keys() == set(WORDS)
         with store.reading() as tx:
             assert len(tx.entries()) == 1
 

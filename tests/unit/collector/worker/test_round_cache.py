@@ -1,4 +1,4 @@
-"""Answers to members: one read for all who ask together, and none that a change has overtaken."""
+"""Answers to members: one read for simultaneous requests, and none older than the last change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sfumato.secagg.coordinator import Phase
 COUNT = 12
 
 
-class Counted:
+class CallCounter:
     """Runs calls in a thread, and counts them."""
 
     def __init__(self) -> None:
@@ -31,13 +31,13 @@ class Counted:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Masking]:
-    """A round to which everybody has enrolled."""
+    """A round in which all members have enrolled."""
     with masking(tmp_path) as stage:
         stage.create(COUNT)
-        with devices(stage, COUNT) as them, Http(stage.collector.address) as send:
-            made = parts(them, stage.clock)
+        with devices(stage, COUNT) as fleet, Http(stage.collector.address) as send:
+            members = parts(fleet, stage.clock)
             for _ in range(2):
-                for part in made:
+                for part in members:
                     go(part, send)
                 stage.work()
         yield stage
@@ -45,19 +45,19 @@ def stage(tmp_path: Path) -> Iterator[Masking]:
 
 def round_id(stage: Masking) -> str:
     with stage.collector.store.reading() as tx:
-        (only,) = tx.under_way()
+        (only,) = tx.active_rounds()
     return only
 
 
-def test_members_who_ask_together_share_one_read_until_something_changes(stage: Masking) -> None:
-    call = Counted()
+def test_simultaneous_requests_share_one_read_until_something_changes(stage: Masking) -> None:
+    call = CallCounter()
 
     async def run() -> list[CachedAnswer]:
         rounds = RoundCache(stage.collector.store, call)
         spec = (await rounds.find(round_id(stage))).spec
         call.calls = 0
-        asked = [rounds.answer(spec, Phase.SHARE, number=1) for _ in range(50)]
-        answers = await asyncio.gather(*asked)
+        requests = [rounds.answer(spec, Phase.SHARE, number=1) for _ in range(50)]
+        answers = await asyncio.gather(*requests)
         answers.append(await rounds.answer(spec, Phase.SHARE, number=1))
         assert call.calls == 1
         answers.append(await rounds.answer(spec, Phase.SHARE, number=2))
@@ -67,11 +67,11 @@ def test_members_who_ask_together_share_one_read_until_something_changes(stage: 
     answers = asyncio.run(run())
     assert len({answer.message(0) for answer in answers}) == 1
     with pytest.raises(Problem, match="late"):
-        answers[0].message(COUNT)  # nobody
+        answers[0].message(COUNT)  # not a member
 
 
-def test_that_a_phase_has_not_begun_is_read_each_time(stage: Masking) -> None:
-    call = Counted()
+def test_a_phase_that_has_not_begun_is_read_each_time(stage: Masking) -> None:
+    call = CallCounter()
 
     async def run() -> None:
         rounds = RoundCache(stage.collector.store, call)
@@ -85,15 +85,15 @@ def test_that_a_phase_has_not_begun_is_read_each_time(stage: Masking) -> None:
     asyncio.run(run())
 
 
-def test_that_a_round_is_over_is_told_to_everybody(stage: Masking) -> None:
+def test_all_members_learn_that_a_round_is_over(stage: Masking) -> None:
     async def run() -> None:
-        rounds = RoundCache(stage.collector.store, Counted())
+        rounds = RoundCache(stage.collector.store, CallCounter())
         spec = (await rounds.find(round_id(stage))).spec
         with stage.collector.store.transaction() as tx:
             tx.end_round(spec.nonce, "aborted", "too few")
         for _ in range(2):
-            asked = [rounds.answer(spec, Phase.SHARE, number=1) for _ in range(3)]
-            for problem in await asyncio.gather(*asked, return_exceptions=True):
+            requests = [rounds.answer(spec, Phase.SHARE, number=1) for _ in range(3)]
+            for problem in await asyncio.gather(*requests, return_exceptions=True):
                 assert isinstance(problem, Problem)
                 assert problem.code == "round-aborted"
 

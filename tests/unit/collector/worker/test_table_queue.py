@@ -1,4 +1,4 @@
-"""Masked tables that go into a sum from memory: each once, and acknowledged when that is stored."""
+"""Masked tables added to a sum from memory: each once, and acknowledged when the sum is stored."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from databases import execute
 from masking import NAME, Masking, devices, go, masking, parts, play, play_on
 from serving import settings, wait_for
 from sfumato.collector.serve import running
 from sfumato.collector.store.round_tables import Message, StoreOutcome
-from sfumato.collector.worker.rounds import RoundDriver
 from sfumato.collector.worker.table_queue import QueuedTable, TableQueue
 from sfumato.device import Http, RoundClient, RoundOutcome
 from sfumato.errors import StoreError
+from sfumato.secagg.coordinator import Coordinator
 
 COUNT = 12
 
 
 class Table(QueuedTable):
-    """A table that remembers what it was told."""
+    """A table that remembers its outcomes."""
 
     def __init__(self, member: int, body: bytes) -> None:
-        self.told: list[StoreOutcome | None] = []
-        super().__init__(member, body, self.told.append)
+        self.outcomes: list[StoreOutcome | None] = []
+        super().__init__(member, body, self.outcomes.append)
 
 
 # Waiting
@@ -45,10 +46,10 @@ def test_only_rounds_that_are_open_take_tables_and_tables_are_taken_in_turn() ->
     assert queue.take("a", 15) == tables[:2]
     assert queue.take("b", 15) == []
     queue.settle(tables[:2], ["new", "late"])
-    assert [table.told for table in tables] == [["new"], ["late"], [], []]
+    assert [table.outcomes for table in tables] == [["new"], ["late"], [], []]
     queue.close("a")
     queue.close("a")
-    assert [table.told for table in tables[2:]] == [[None], [None]]
+    assert [table.outcomes for table in tables[2:]] == [[None], [None]]
     assert not queue.offer("a", tables[0])
 
 
@@ -63,10 +64,10 @@ def test_tables_wait_up_to_so_many_bytes_and_those_that_are_being_added_count() 
     assert not queue.offer("a", third)
     queue.settle([first], ["new"])
     assert queue.offer("a", third)
-    assert third.told == []
+    assert third.outcomes == []
 
 
-def test_who_waits_too_long_withdraws_unless_it_is_being_added() -> None:
+def test_a_table_can_be_withdrawn_unless_it_is_being_added() -> None:
     queue = TableQueue(100)
     queue.open("a")
     first, second = Table(0, bytes(10)), Table(1, bytes(10))
@@ -75,7 +76,7 @@ def test_who_waits_too_long_withdraws_unless_it_is_being_added() -> None:
     assert queue.take("a", 1) == [first]
     for table in (first, second, second):
         queue.withdraw("a", table)
-    assert (first.told, second.told) == ([], [None])
+    assert (first.outcomes, second.outcomes) == ([], [None])
     assert queue.take("a", 1) == []
     queue.withdraw("b", first)
 
@@ -84,30 +85,31 @@ def test_who_waits_too_long_withdraws_unless_it_is_being_added() -> None:
 
 
 class Round:
-    """A round that has come to the phase mask, and what each device would say."""
+    """A round in the phase mask, and the table of each device."""
 
-    def __init__(self, stage: Masking, made: list[RoundClient]) -> None:
-        self.stage, self.parts = stage, made
-        asked = [part.request(0) for part in made]
-        self.id = asked[0].path.split("/")[3]
-        self.tables = [Table(int(each.path.rsplit("/", 1)[1]), each.body) for each in asked]
+    def __init__(self, stage: Masking, members: list[RoundClient]) -> None:
+        self.stage, self.parts = stage, members
+        request = [part.request(0) for part in members]
+        self.id = request[0].path.split("/")[3]
+        self.tables = [Table(int(each.path.rsplit("/", 1)[1]), each.body) for each in request]
         self.queue = stage.tables
         assert self.queue is not None
-        stage.worker.step()  # which opens it
+        stage.worker.step()  # opens the round
 
     def arrive(self, tables: list[Table]) -> None:
         assert self.queue is not None
         for table in tables:
             assert self.queue.offer(self.id, table)
 
-    def rows(self, what: str = "outcome, LENGTH(body)") -> list[Any]:
-        with self.stage.collector.store.transaction() as tx:
-            return tx._run(
-                f"SELECT {what} FROM round_message WHERE phase = 'mask' ORDER BY member"  # noqa: S608
-            )
+    def rows(self, columns: str = "outcome, LENGTH(body)") -> list[Any]:
+        query = f"SELECT {columns} FROM round_message WHERE phase = 'mask' ORDER BY member"  # noqa: S608
+        return self.execute(query)
+
+    def execute(self, sql: str) -> list[Any]:
+        return execute(self.stage.collector.service.settings.store, sql)
 
     def end(self, study: Any) -> None:
-        """Everybody says again what it has said, and the round goes on to its end."""
+        """All members repeat their messages, and the round goes on to its end."""
         play(self.stage, self.parts)
         assert {part.outcome for part in self.parts} == {RoundOutcome.DONE}
         assert self.stage.release(study).counts.tolist() == [1.0] * COUNT
@@ -120,33 +122,35 @@ def masked(folder: Path) -> Iterator[tuple[Round, Any]]:
         stage.tables = TableQueue(1 << 30)
         stage.restart()
         study = stage.create(COUNT)
-        with devices(stage, COUNT) as them, Http(stage.collector.address) as send:
-            made = parts(them, stage.clock)
+        with devices(stage, COUNT) as fleet, Http(stage.collector.address) as send:
+            members = parts(fleet, stage.clock)
             for _ in range(8):
-                for part in made:
+                for part in members:
                     go(part, send, until="mask")
-                    if part.phase == "mask" and part.waits:  # to hear what it begins with
-                        asked = part.request(0)
-                        part.receive(send(asked.method, asked.path, asked.body, asked.headers))
-                if all(part.phase == "mask" and not part.waits for part in made):
+                    if part.phase == "mask" and part.waits:  # for the first message of the phase
+                        request = part.request(0)
+                        part.receive(
+                            send(request.method, request.path, request.body, request.headers)
+                        )
+                if all(part.phase == "mask" and not part.waits for part in members):
                     break
                 stage.work()
-            yield Round(stage, made), study
+            yield Round(stage, members), study
 
 
 @pytest.fixture
 def at_mask(tmp_path: Path) -> Iterator[tuple[Round, Any]]:
-    with masked(tmp_path) as made:
-        yield made
+    with masked(tmp_path) as round:
+        yield round
 
 
 def test_tables_are_added_and_never_stored(at_mask: tuple[Round, Any]) -> None:
     round, study = at_mask
     round.arrive(round.tables[:5])
     assert round.stage.worker.step()
-    assert [table.told for table in round.tables[:5]] == [["new"]] * 5
+    assert [table.outcomes for table in round.tables[:5]] == [["new"]] * 5
     assert round.rows() == [("taken", 0)] * 5
-    round.stage.restart()  # what was acknowledged is in the sum of the next one
+    round.stage.restart()  # the next worker has the acknowledged tables in its sum
     round.stage.worker.step()
     round.arrive(round.tables[5:])
     assert round.stage.worker.step()
@@ -158,12 +162,12 @@ def test_a_group_is_as_large_as_it_may_be(
     at_mask: tuple[Round, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     round, study = at_mask
-    monkeypatch.setattr("sfumato.collector.worker.rounds.GROUP_BYTES", 1)  # a table a group
+    monkeypatch.setattr("sfumato.collector.worker.rounds.GROUP_BYTES", 1)  # one table per group
     round.arrive(round.tables[:3])
     assert round.stage.worker.step()
-    assert [table.told for table in round.tables[:3]] == [["new"], [], []]
+    assert [table.outcomes for table in round.tables[:3]] == [["new"], [], []]
     round.stage.work()
-    assert [table.told for table in round.tables[:3]] == [["new"]] * 3
+    assert [table.outcomes for table in round.tables[:3]] == [["new"]] * 3
     round.end(study)
 
 
@@ -173,15 +177,19 @@ def test_a_table_that_comes_twice_is_added_once(at_mask: tuple[Round, Any]) -> N
     again, other = Table(table.member, table.body), Table(table.member, bytes(len(table.body)))
     round.arrive([table, again, other])
     assert round.stage.worker.step()
-    assert (table.told, again.told, other.told) == (["new"], [None], [None])  # the store says
+    assert (table.outcomes, again.outcomes, other.outcomes) == (
+        ["new"],
+        [None],
+        [None],
+    )  # the store answers
     round.arrive([later := Table(table.member, table.body)])
     assert not round.stage.worker.step()  # there was nothing to add
-    assert later.told == [None]
+    assert later.outcomes == [None]
     assert round.rows("digest") == round.rows("DISTINCT digest")
     round.end(study)
 
 
-def test_who_sends_its_table_again_and_again_keeps_no_phase_open(
+def test_a_member_cannot_keep_a_phase_open_by_repeating_its_table(
     at_mask: tuple[Round, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     round, _ = at_mask
@@ -194,7 +202,7 @@ def test_who_sends_its_table_again_and_again_keeps_no_phase_open(
         return [*take(self, *arguments), Table(member, b"x")]
 
     monkeypatch.setattr(TableQueue, "take", never_empty)
-    monkeypatch.setattr(RoundDriver, "_is_added", lambda *arguments: pytest.fail("nothing to add"))
+    monkeypatch.setattr(Coordinator, "add_all", lambda *arguments: pytest.fail("nothing to add"))
     round.stage.wait_out()
     with round.stage.collector.store.reading() as tx:
         row = tx.round(round.id)
@@ -209,7 +217,7 @@ def test_a_malformed_table_is_refused_and_the_others_are_added(
     wrong = Table(round.tables[0].member, round.tables[0].body[:-1])
     round.arrive([wrong, *round.tables[1:]])
     assert round.stage.worker.step()
-    assert {table.told[0] for table in (wrong, *round.tables[1:])} == {"new"}
+    assert {table.outcomes[0] for table in (wrong, *round.tables[1:])} == {"new"}
     assert sorted(round.rows("outcome")) == [("malformed",), *[("taken",)] * (COUNT - 1)]
 
 
@@ -217,24 +225,22 @@ def test_a_table_that_was_stored_meanwhile_is_added_from_the_store(
     at_mask: tuple[Round, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     round, study = at_mask
-    worker, table = round.stage.worker, round.tables[0]
-    add = worker._rounds._is_added
+    table, add_all = round.tables[0], Coordinator.add_all
 
-    def stored_before(*arguments: Any) -> bool:
+    def store_first(*arguments: Any) -> Any:
         with round.stage.collector.store.transaction() as tx:
             assert tx.add_messages(
                 [Message(round.id, "mask", table.member, bytes(16), table.body)]
             ) == ["new"]
-        return add(*arguments)
+        return add_all(*arguments)
 
-    monkeypatch.setattr(worker._rounds, "_is_added", stored_before)
+    monkeypatch.setattr(Coordinator, "add_all", store_first)
     round.arrive(round.tables[:3])
-    worker.step()
-    assert [each.told for each in round.tables[:3]] == [[None]] * 3
+    round.stage.worker.step()
+    assert [each.outcomes for each in round.tables[:3]] == [[None]] * 3
     assert round.rows() == [("", len(table.body))]
     monkeypatch.undo()
-    with round.stage.collector.store.transaction() as tx:  # under the digest that it really has
-        tx._run("DELETE FROM round_message WHERE phase = 'mask'")
+    round.execute("DELETE FROM round_message WHERE phase = 'mask'")  # to store its true digest
     round.end(study)
 
 
@@ -247,26 +253,24 @@ def test_a_table_that_was_stored_meanwhile_is_added_from_the_store(
         "DELETE FROM round_message",
     ],
 )
-def test_nothing_is_added_to_a_round_that_is_not_as_it_was(
+def test_nothing_is_added_to_a_round_that_has_changed(
     at_mask: tuple[Round, Any], monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
     round, _ = at_mask
     round.arrive(round.tables[:1])
     round.stage.worker.step()
-    rounds, store = round.stage.worker._rounds, round.stage.collector.store
-    add = rounds._is_added
+    store, add_all = round.stage.collector.store, Coordinator.add_all
 
-    def changed_before(*arguments: Any) -> bool:
-        with store.transaction() as tx:
-            tx._run(meanwhile)
-        return add(*arguments)
+    def change_first(*arguments: Any) -> Any:
+        round.execute(meanwhile)
+        return add_all(*arguments)
 
-    monkeypatch.setattr(rounds, "_is_added", changed_before)
+    monkeypatch.setattr(Coordinator, "add_all", change_first)
     with store.reading() as tx:
         checkpoint = tx.checkpoint(round.id)
     round.arrive(round.tables[1:3])
     round.stage.worker.step()
-    assert [table.told for table in round.tables[1:3]] == [[None]] * 2
+    assert [table.outcomes for table in round.tables[1:3]] == [[None]] * 2
     assert len(round.rows()) <= 1
     with store.reading() as tx:
         assert tx.checkpoint(round.id) == checkpoint
@@ -285,7 +289,7 @@ def test_a_store_that_fails_keeps_nothing_and_says_so(
         round.arrive(round.tables[:3])
         with pytest.raises(StoreError, match="no room"):
             round.stage.worker.step()
-    assert [table.told for table in round.tables[:3]] == [[None]] * 3
+    assert [table.outcomes for table in round.tables[:3]] == [[None]] * 3
     assert round.rows() == []
     round.end(study)
 
@@ -307,43 +311,42 @@ def test_a_phase_that_is_over_takes_no_more(at_mask: tuple[Round, Any]) -> None:
 def test_over_http_tables_reach_the_worker_of_the_same_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_worker: bool
 ) -> None:
-    """And are stored where there is none, which shows that the first way was taken before."""
-    added: list[bool] = []
-    add = RoundDriver._is_added
+    """Without a worker they are stored: the control."""
+    outcomes: list[StoreOutcome | None] = []
+    settle = TableQueue.settle
 
-    def seen(*arguments: Any) -> bool:
-        added.append(add(*arguments))
-        return added[-1]
+    def note(self: TableQueue, tables: Any, results: Any) -> None:
+        outcomes.extend(results)
+        settle(self, tables, results)
 
-    monkeypatch.setattr(RoundDriver, "_is_added", seen)
-    given = settings(tmp_path, worker_seconds=0.01)
-    with running(given, with_worker=with_worker) as collector:
+    monkeypatch.setattr(TableQueue, "settle", note)
+    options = settings(tmp_path, worker_seconds=0.01)
+    with running(options, with_worker=with_worker) as collector:
         stage = Masking(collector)
         study = stage.create(COUNT)
-        with devices(stage, COUNT) as them, Http(collector.address) as send:
-            made = parts(them, stage.clock)
-            play_on(stage, study, made, send, step=(lambda: None) if with_worker else stage.work)
+        with devices(stage, COUNT) as fleet, Http(collector.address) as send:
+            members = parts(fleet, stage.clock)
+            play_on(stage, study, members, send, step=(lambda: None) if with_worker else stage.work)
         assert stage.release(study).counts.tolist() == [1.0] * COUNT
-    assert all(added)
-    assert bool(added) is with_worker
+    assert set(outcomes) - {None} == ({"new"} if with_worker else set())  # None: not in time
 
 
 # Long tables, over connections
 
 
 class Site:
-    """A collector with its worker, and devices about to send a table that is long."""
+    """A collector with its worker, and devices about to send long tables."""
 
-    def __init__(self, stage: Masking, study: Any, made: list[RoundClient]) -> None:
-        self.stage, self.study, self.parts = stage, study, made
+    def __init__(self, stage: Masking, study: Any, members: list[RoundClient]) -> None:
+        self.stage, self.study, self.parts = stage, study, members
         host, port = stage.collector.address.removeprefix("http://").split(":")
         self.address = host, int(port)
 
     def request(self, part: RoundClient) -> bytes:
-        asked = part.request(0)
-        head = f"{asked.method} {asked.path} HTTP/1.1\r\nHost: c\r\n"
-        head += "".join(f"{name}: {value}\r\n" for name, value in asked.headers.items())
-        return f"{head}Content-Length: {len(asked.body)}\r\n\r\n".encode() + asked.body
+        request = part.request(0)
+        head = f"{request.method} {request.path} HTTP/1.1\r\nHost: c\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+        return f"{head}Content-Length: {len(request.body)}\r\n\r\n".encode() + request.body
 
     def connect(self) -> socket.socket:
         return socket.create_connection(self.address, timeout=20)
@@ -364,42 +367,44 @@ def site(tmp_path: Path) -> Iterator[Site]:
         study = stage.create(
             COUNT, question="mean", epsilon=None, dimensions=cells, clip=1.0, compression="none"
         )
-        with devices(stage, COUNT) as them, Http(collector.address) as send:
-            made = [device.part(NAME, np.full(cells, 1e-3), stage.clock()) for device in them]
-            joining = [part for part in made if isinstance(part, RoundClient)]
+        with devices(stage, COUNT) as fleet, Http(collector.address) as send:
+            members = [device.part(NAME, np.full(cells, 1e-3), stage.clock()) for device in fleet]
+            joining = [part for part in members if isinstance(part, RoundClient)]
             assert len(joining) == COUNT
 
             def all_at_mask() -> bool:
                 for part in joining:
                     go(part, send, until="mask")
                     if part.phase == "mask" and part.waits:
-                        asked = part.request(0)
-                        part.receive(send(asked.method, asked.path, asked.body, asked.headers))
+                        request = part.request(0)
+                        part.receive(
+                            send(request.method, request.path, request.body, request.headers)
+                        )
                 return all(part.phase == "mask" and not part.waits for part in joining)
 
             wait_for(all_at_mask, "the phase mask")
             yield Site(stage, study, joining)
 
 
-def test_long_tables_are_taken_in_whatever_pieces_they_come(site: Site) -> None:
+def test_long_tables_are_accepted_in_pieces_of_any_size(site: Site) -> None:
     for part, size in zip(site.parts[:3], (1 << 30, 100_000, 65_536), strict=True):
-        sent = site.request(part)
-        assert len(sent) > 150_000
+        data = site.request(part)
+        assert len(data) > 150_000
         with closing(site.connect()) as connection:
-            for start in range(0, len(sent), size):
-                connection.sendall(sent[start : start + size])
+            for start in range(0, len(data), size):
+                connection.sendall(data[start : start + size])
                 time.sleep(0.02)
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 201 ")
     site.end()
 
 
-def test_who_hangs_up_or_stops_within_a_table_is_in_nobodys_way(site: Site) -> None:
+def test_a_device_that_hangs_up_or_stops_within_a_table_blocks_no_other(site: Site) -> None:
     """Though others wait for their turn to be read."""
-    sent = site.request(site.parts[0])
+    data = site.request(site.parts[0])
     with closing(site.connect()) as connection:
-        connection.sendall(sent[:100_000])
+        connection.sendall(data[:100_000])
     with closing(site.connect()) as connection:
-        connection.sendall(sent[:100_000])
+        connection.sendall(data[:100_000])
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 408 ")
     site.end()
 
@@ -407,16 +412,16 @@ def test_who_hangs_up_or_stops_within_a_table_is_in_nobodys_way(site: Site) -> N
 @pytest.mark.parametrize(
     ("change", "status"), [("ticket", 403), ("longer", 413), ("phase", 413), ("nothing", 201)]
 )
-def test_only_a_members_table_is_taken(site: Site, change: str, status: int) -> None:
-    sent = site.request(site.parts[0])
+def test_only_a_members_table_is_accepted(site: Site, change: str, status: int) -> None:
+    data = site.request(site.parts[0])
     if change == "ticket":
-        sent = re.sub(rb"Ticket [0-9a-f]+", b"Ticket " + b"0" * 64, sent)
+        data = re.sub(rb"Ticket [0-9a-f]+", b"Ticket " + b"0" * 64, data)
     elif change == "longer":
         size = len(site.parts[0].request(0).body)
-        sent = sent.replace(b"Length: %d" % size, b"Length: %d" % (size + 1)) + b"x"
+        data = data.replace(b"Length: %d" % size, b"Length: %d" % (size + 1)) + b"x"
     elif change == "phase":
-        sent = sent.replace(b"/mask/", b"/share/")
+        data = data.replace(b"/mask/", b"/share/")
     with closing(site.connect()) as connection:
-        connection.sendall(sent)
+        connection.sendall(data)
         assert int(connection.recv(1 << 16).split()[1]) == status
     site.end()

@@ -52,7 +52,7 @@ def test_steps_follow_one_another(start: Callable[..., WorkerThread]) -> None:
     wait_for(lambda: len(steps) > 55, "steps, with pauses after the fiftieth")
 
 
-def test_what_comes_together_is_done_in_one_step_and_is_not_waited_for_for_ever(
+def test_simultaneous_wakeups_share_a_step_that_is_not_delayed_forever(
     start: Callable[..., WorkerThread],
 ) -> None:
     steps: list[float] = []
@@ -64,11 +64,11 @@ def test_what_comes_together_is_done_in_one_step_and_is_not_waited_for_for_ever(
     worker = start(step, pause_seconds=PATIENCE_SECONDS)
     wait_for(lambda: len(steps) == 1, "the first step")
     begin = time.monotonic()
-    while len(steps) < 3:  # somebody brings something all the time
+    while len(steps) < 3:  # wake it all the time
         worker.wake()
         time.sleep(0.001)
         assert time.monotonic() < begin + PATIENCE_SECONDS
-    assert steps[2] - steps[1] > 0.1  # and not a step for each
+    assert steps[2] - steps[1] > 0.1  # not one step per wakeup
     worker.wake()
     wait_for(lambda: len(steps) == 4, "a step for the last of it")
 
@@ -95,21 +95,21 @@ def test_after_an_error_it_goes_on(start: Callable[..., WorkerThread], problem: 
 
 
 def test_it_stops_between_steps(start: Callable[..., WorkerThread]) -> None:
-    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+    has_begun, may_end, has_ended = threading.Event(), threading.Event(), threading.Event()
 
     def step() -> bool:
-        begun.set()
+        has_begun.set()
         assert may_end.wait(PATIENCE_SECONDS)
-        ended.set()
+        has_ended.set()
         return True
 
     worker = start(step)
-    assert begun.wait(PATIENCE_SECONDS)
+    assert has_begun.wait(PATIENCE_SECONDS)
     assert not worker.stop(0.05)
-    assert not ended.is_set()
+    assert not has_ended.is_set()
     may_end.set()
     assert worker.stop(PATIENCE_SECONDS)
-    assert ended.is_set()
+    assert has_ended.is_set()
     assert not worker.healthy
 
 
@@ -126,8 +126,8 @@ def test_of_two_one_works_and_the_other_takes_over(start: Callable[..., WorkerTh
     first = start(step_of("first"))
     wait_for(lambda: steps["first"] > 0, "the first to work")
     second = start(step_of("second"))
-    seen = steps["first"]
-    wait_for(lambda: steps["first"] > seen + 10, "the first to go on")
+    before = steps["first"]
+    wait_for(lambda: steps["first"] > before + 10, "the first to go on")
     assert steps["second"] == 0
     assert second.healthy
     first.stop()

@@ -13,6 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from databases import execute
 from integration.test_training_rounds import MODEL as LARGER
 from integration.test_training_rounds import STUDY, population
 from masking import NAME, Masking, agreed, masking, play
@@ -55,7 +56,7 @@ KEYS: dict[str, Any] = {
     "training": MODEL,
 }
 DATA = population(CLIENTS)
-HELD = trainers(DATA.train)
+TRAINERS = trainers(DATA.train)
 
 
 @pytest.fixture(autouse=True)
@@ -68,39 +69,40 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Masking]:
-    with masking(tmp_path) as made:
-        yield made
+    with masking(tmp_path) as stage:
+        yield stage
 
 
 def design_of(study: StudyRow) -> TrainingDesign:
-    made = plan(from_json(study.study)).design
-    assert isinstance(made, TrainingDesign)
-    return made
+    design = plan(from_json(study.study)).design
+    assert isinstance(design, TrainingDesign)
+    return design
 
 
 class Fleet:
-    """All clients as devices over one connection, which take part when a test says so."""
+    """All clients as devices over one connection, which take part when a test asks them to."""
 
     def __init__(self, stage: Masking, send: Http) -> None:
         key = bytes.fromhex(stage.collector.public_key)
         shared: dict[str, tuple[str, bytes]] = {}
         self._stage, self._send = stage, send
+        self.boxes = [MemoryBox(None, shared) for _ in TRAINERS]
         self.devices = [
-            Device(MemoryBox(None, shared), send, key, rng=SeededRng(SEED, number))
-            for number in range(len(HELD))
+            Device(box, send, key, rng=SeededRng(SEED, number))
+            for number, box in enumerate(self.boxes)
         ]
 
     def parts(self, numbers: Sequence[int]) -> list[RoundClient]:
-        made = []
+        parts = []
         for number in numbers:
             device = agreed(self.devices[number], self._stage.clock)
-            part = device.part(NAME, HELD[number], self._stage.clock())
+            part = device.part(NAME, TRAINERS[number], self._stage.clock())
             assert isinstance(part, RoundClient), part
-            made.append(part)
-        return made
+            parts.append(part)
+        return parts
 
     def wait_for_offer(self, device: Device) -> None:
-        """Until the latest task is what is offered: that may be a second old."""
+        """Wait until the latest task is offered: offers may be a second old."""
         with self._stage.collector.store.reading() as tx:
             (latest,) = [row.id for row in tx.open_tasks()]
         clock = self._stage.clock
@@ -135,7 +137,7 @@ def offer(stage: Masking, study: StudyRow) -> Offer:
     return verify(json.loads(row.envelope), public_key(stage.collector.key))
 
 
-def test_workers_that_start_anew_train_the_model_that_one_process_does(
+def test_workers_that_restart_train_the_same_model_as_one_process(
     stage: Masking, fleet: Fleet
 ) -> None:
     study = stage.create(CLIENTS, **KEYS)
@@ -143,48 +145,47 @@ def test_workers_that_start_anew_train_the_model_that_one_process_does(
     digests = []
     for number in range(design.rounds):
         stage.restart()
-        asked = offer(stage, study)
-        assert asked.model is not None
-        assert (asked.model.round, asked.contributions) == (number + 1, design.passes)
-        digests.append(asked.model.digest)
+        terms = offer(stage, study)
+        assert terms.model is not None
+        assert (terms.model.round, terms.contributions) == (number + 1, design.passes)
+        digests.append(terms.model.digest)
         parts = fleet.round(design.members(number).tolist())
         assert {part.outcome for part in parts} == {RoundOutcome.DONE}
-        with stage.collector.store.reading() as tx:
-            kept = tx._run("SELECT digest FROM model")
-        assert len(kept) == 1  # of the latest task alone
+        url = stage.collector.service.settings.store
+        assert execute(url, "SELECT COUNT(*) FROM model") == [(1,)]  # of the latest task only
     assert len(set(digests)) == design.rounds
-    told, body = client(stage).release(study.id), client(stage).model(study.id)
-    alone = train(told["study"], DATA, protocol=True, seed=SEED)
+    release, body = client(stage).release(study.id), client(stage).model(study.id)
+    alone = train(release["study"], DATA, protocol=True, seed=SEED)
     model = design.make()
     model.load_state_dict(alone.parameters)
     assert body == to_bytes(models.flatten(model).numpy())
-    assert told["rate"] == alone.rate
-    assert told["rounds_held"] == told["cost"]["rounds"] == design.rounds
-    assert told["cost"]["devices"] == 30
-    assert told["cost"]["bytes_per_device"] > 0
-    assert ModelRelease.from_dict(told).to_dict() == told
+    assert release["rate"] == alone.rate
+    assert release["rounds_held"] == release["cost"]["rounds"] == design.rounds
+    assert release["cost"]["devices"] == 30
+    assert release["cost"]["bytes_per_device"] > 0
+    assert ModelRelease.from_dict(release).to_dict() == release
 
 
-def test_a_device_takes_part_once_a_pass(stage: Masking, fleet: Fleet) -> None:
+def test_a_device_takes_part_once_per_pass(stage: Masking, fleet: Fleet) -> None:
     study = stage.create(CLIENTS, **KEYS)
     members = design_of(study).members(0).tolist()
     fleet.round(members)
     again = fleet.devices[members[0]]
     fleet.wait_for_offer(again)
-    assert again.part(NAME, HELD[members[0]], stage.clock()) is Outcome.LIFETIME_SPENT
+    assert again.part(NAME, TRAINERS[members[0]], stage.clock()) is Outcome.LIFETIME_SPENT
 
 
 def test_a_round_that_is_aborted_too_often_is_skipped(stage: Masking, fleet: Fleet) -> None:
     study = stage.create(CLIENTS, **KEYS)
     before = offer(stage, study).model
     numbers = list(range(10))
-    gone = dict.fromkeys(range(5), "share")  # half of them vanish
+    dropouts = dict.fromkeys(range(5), "share")  # half of them vanish
     for _ in range(stage.tries):
         parts = fleet.parts(numbers)
-        play(stage, parts, leaving=gone)
+        play(stage, parts, leaving=dropouts)
         stage.wait_out()
-        for device in fleet.devices[:10]:
-            device._box.drop_round(NAME)  # who vanished comes again
+        for box in fleet.boxes[:10]:
+            box.drop_round(NAME)  # so that the same devices take part again
     after = offer(stage, study).model
     assert before is not None
     assert after is not None
@@ -193,19 +194,19 @@ def test_a_round_that_is_aborted_too_often_is_skipped(stage: Masking, fleet: Fle
     members = design_of(study).members
     for number in (1, 2, 3):
         fleet.round(members(number).tolist())
-    told = client(stage).release(study.id)
-    assert told["rounds_held"] == 3
-    assert "3 of 4 rounds were held" in told["notes"][-1]
+    release = client(stage).release(study.id)
+    assert release["rounds_held"] == 3
+    assert "3 of 4 rounds were held" in release["notes"][-1]
 
 
 def test_a_study_that_is_closed_releases_the_model_so_far(stage: Masking, fleet: Fleet) -> None:
     study = stage.create(CLIENTS, **KEYS)
     fleet.round(design_of(study).members(0).tolist())
-    asked = offer(stage, study).model
+    terms = offer(stage, study).model
     studies.close(stage.collector.store, study.id)
     stage.work()
-    assert asked is not None
-    assert digest_of(client(stage).model(study.id)) == asked.digest
+    assert terms is not None
+    assert digest_of(client(stage).model(study.id)) == terms.digest
     assert client(stage).release(study.id)["rounds_held"] == 1
 
 
@@ -245,15 +246,15 @@ def test_another_study_trains_no_model(stage: Masking) -> None:
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 def test_a_collector_goes_through_passes_and_says_so(stage: Masking, sampling: str) -> None:
-    with pytest.raises(StudyError, match="a collector goes through devices in passes") as refused:
+    with pytest.raises(StudyError, match="a collector trains in passes") as refused:
         stage.create(CLIENTS, **{**KEYS, "training": {**MODEL, "sampling": sampling}})
     assert 'training.sampling = "passes"' in str(refused.value.hint)
-    for asked in (MODEL, {**MODEL, "sampling": "passes"}):
-        study = stage.create(CLIENTS, **{**KEYS, "training": asked})  # the second is the first
-        made = from_json(study.study)
-        assert isinstance(made, Study)
-        assert made.training is not None
-        assert made.training.sampling == "passes"
+    for training in (MODEL, {**MODEL, "sampling": "passes"}):
+        study = stage.create(CLIENTS, **{**KEYS, "training": training})  # the second is the first
+        spec = from_json(study.study)
+        assert isinstance(spec, Study)
+        assert spec.training is not None
+        assert spec.training.sampling == "passes"
 
 
 def test_a_training_with_a_trusted_collector_is_not_answered(stage: Masking) -> None:
@@ -334,9 +335,9 @@ def test_a_release_is_shown_and_exported(
 ) -> None:
     study = stage.create(CLIENTS, **{**KEYS, "rounds": 1})
     fleet.round(design_of(study).members(0).tolist())
-    shown = command("release", "show", NAME)
-    assert shown.exit_code == 0, shown.stderr
-    assert shown.stdout.startswith("ModelRelease: 131 parameters after 1 rounds")
+    result = command("release", "show", NAME)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("ModelRelease: 131 parameters after 1 rounds")
     file = tmp_path / "model.pt"
     done = command("release", "export", NAME, "--to", str(file))
     assert done.exit_code == 0, done.stderr
@@ -356,19 +357,19 @@ def test_parameters_of_another_release_are_not_exported() -> None:
 
 
 def test_a_fleet_from_the_command_line_trains_a_model(tmp_path: Path) -> None:
-    """Everybody wants to take part in every round, and is let in once a pass."""
+    """All devices ask to take part in every round, and may do so once per pass."""
     loaders.save(tmp_path / "clients.npz", DATA)
     with running(settings(tmp_path, worker_seconds=0.05)) as collector:
         token = tokens.create(collector.store, role="admin", name="admin", days=1)[1]
         admin = AdminClient(collector.address, token)
         keys = {**KEYS, "rounds": 4, "devices": CLIENTS}
-        made = admin.create_study({"name": NAME, "purpose": "To tell trees.", "study": keys})
+        study = admin.create_study({"name": NAME, "purpose": "To tell trees.", "study": keys})
         words = ["fleet", "--server", collector.address, "--key", collector.public_key]
         words += ["--study", NAME, "--data", str(tmp_path / "clients.npz"), "--kind", "examples"]
         done = CliRunner().invoke(main, [*words, "--json"])
         assert done.exit_code == 0, done.stderr
-        wait_for(lambda: admin.study(made["id"])["state"] == "released", "the release")
-        told = admin.release(made["id"])
+        wait_for(lambda: admin.study(study["id"])["state"] == "released", "the release")
+        release = admin.release(study["id"])
     assert json.loads(done.stdout)["outcomes"]["done"] == 40
-    assert told["rounds_held"] == 4
-    assert told["cost"]["devices"] == 30
+    assert release["rounds_held"] == 4
+    assert release["cost"]["devices"] == 30

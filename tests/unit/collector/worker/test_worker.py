@@ -1,4 +1,4 @@
-"""The worker: what it seals, when it closes, what it releases, and what it does in trouble."""
+"""The worker: sealing, closing and releasing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collecting import ITEMS, TODAY, Stage, open_task, report, upload, word, wor
 from planning_checks import sums_of
 from sfumato.collector import studies
 from sfumato.collector.store.store import TaskRow
-from sfumato.collector.worker import worker as memory
+from sfumato.collector.worker import worker as worker_module
 from sfumato.collector.worker.worker import SEAL_SECONDS
 from sfumato.device.outbox import DAY_SECONDS
 from sfumato.flow import contribute as device
@@ -60,7 +60,7 @@ def counts_of(release: CountRelease) -> dict[str, float]:
 
 @pytest.mark.parametrize("bits", [7, 16, 62])
 def test_sums_are_those_of_tables_added_one_by_one(bits: int) -> None:
-    """Of a sketch with negative cells, in pieces of any size."""
+    """For a sketch with negative cells, in pieces of any size."""
     task = Task(
         sketch=CountSketch(rows=3, width=5, seed=SEED),
         mechanism=NoNoise(),
@@ -96,29 +96,27 @@ def test_sealed_records_have_no_ids_and_another_order(stage: Stage) -> None:
     assert records != messages
     assert not any(report[33:49] in data for report in reports)
     with stage.store.reading() as tx:
-        assert tx.pending(task.id, 1) == []
+        assert tx.pending_uploads(task.id, 1) == []
 
 
-def test_memory_is_given_back_when_something_was_sealed(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[int] = []
-    give_back = memory.give_back
+def test_memory_is_trimmed_after_sealing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    trim_memory = worker_module.trim_memory
 
-    def counted() -> None:
-        give_back()
-        given.append(1)
+    def count_call() -> None:
+        trim_memory()
+        calls.append(1)
 
-    monkeypatch.setattr(memory, "give_back", counted)
-    stage.worker.step()  # the first one may have something to forget of the life before
-    given.clear()
+    monkeypatch.setattr(worker_module, "trim_memory", count_call)
+    stage.worker.step()  # the first step may scrub the store
+    calls.clear()
     stage.worker.step()
-    assert not given
+    assert not calls
     study = stage.create(**LOCAL)
     stage.answer(study, 0, 1, 2)
     stage.clock.advance(SEAL_SECONDS)
     stage.start(seal_seconds=0.0).step()
-    assert given
+    assert calls
 
 
 @pytest.mark.parametrize("keys", [{}, LOCAL])
@@ -132,12 +130,12 @@ def test_a_report_counts_once_however_often_it_came(stage: Stage, keys: dict[str
     upload(stage.store, task, [*first, report(task, 3, rng=stage.rng)])
     release = stage.finish(study)
     assert release.cost.devices == 4
-    shown = stage.state(study)
-    assert (shown["received"], shown["counted"], shown["repeated"]) == (9, 4, 5)
+    state = stage.state(study)
+    assert (state["received"], state["counted"], state["repeated"]) == (9, 4, 5)
 
 
 def test_uploads_of_an_open_task_wait_for_others(stage: Stage) -> None:
-    """The more are sealed together, the less their order tells."""
+    """The more are sealed together, the less their order reveals."""
     study = stage.create()
     task = open_task(stage.store, study)
     stage.answer(study, 0)
@@ -158,7 +156,7 @@ def test_uploads_of_an_open_task_wait_for_others(stage: Stage) -> None:
 def test_much_is_sealed_in_pieces_and_studies_take_turns(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "MOST_REPORTS", 4)
+    monkeypatch.setattr(worker_module, "MOST_REPORTS", 4)
     rows = [stage.create(f"study {k}", **LOCAL) for k in range(2)]
     tasks = [open_task(stage.store, row) for row in rows]
     for row in rows:
@@ -175,13 +173,13 @@ def test_large_tables_are_sealed_by_their_size() -> None:
     class Large:
         message_bytes = 1 << 20
 
-    assert memory.most_reports(Large()) == 7  # type: ignore[arg-type]  # all that is asked of it
+    assert worker_module.most_reports(Large()) == 7  # type: ignore[arg-type]  # no other attribute is used
 
 
 # Closing
 
 
-def test_a_task_closes_when_as_many_different_reports_came_as_it_wants(stage: Stage) -> None:
+def test_a_task_closes_when_its_target_of_different_reports_is_reached(stage: Stage) -> None:
     study = stage.create(devices=4)
     reports = stage.answer(study, 0, 1, 2)
     for _ in range(3):
@@ -210,7 +208,7 @@ def test_rounds_come_one_after_another(stage: Stage, keys: dict[str, Any]) -> No
     stage.answer(study, 0, 1, 2)
     work(stage.worker)
     second = open_task(stage.store, study)
-    assert (second.number, second.wanted) == (1, 3)
+    assert (second.number, second.target) == (1, 3)
     assert not upload(stage.store, first, [report(first, 5, rng=stage.rng)])
     stage.answer(study, 3, 4, 5)
     work(stage.worker)
@@ -230,16 +228,16 @@ def test_a_study_closed_between_rounds_releases_what_there_is(stage: Stage) -> N
 
 
 def test_no_more_reports_are_acknowledged_than_a_sum_has_room_for(stage: Stage) -> None:
-    """While the worker is away; some of them came twice."""
+    """While the worker is away, and some of them are duplicates."""
     study = stage.create(devices=2)
     task = open_task(stage.store, study)
     most = from_json(task.spec).max_count
     reports = [report(task, k % 60, rng=stage.rng) for k in range(most + 5)]
     assert upload(stage.store, task, reports[:5])
-    taken = [upload(stage.store, task, [one]) for one in reports]
-    assert taken == [True] * (most - 5) + [False] * 10
+    outcomes = [upload(stage.store, task, [one]) for one in reports]
+    assert outcomes == [True] * (most - 5) + [False] * 10
     stage.worker.step()
-    assert upload(stage.store, task, reports[-10:-5])  # there is room after all
+    assert upload(stage.store, task, reports[-10:-5])  # some were duplicates
     assert not upload(stage.store, task, reports[-5:])
     work(stage.worker)
     release = stage.release(study)
@@ -249,7 +247,7 @@ def test_no_more_reports_are_acknowledged_than_a_sum_has_room_for(stage: Stage) 
 
 
 def test_a_sum_never_holds_more_than_it_can(stage: Stage) -> None:
-    """Of a task from before its room was known."""
+    """For a task from an older version, without a capacity."""
     study = stage.create(devices=2)
     task = open_task(stage.store, study)
     with closing(sqlite3.connect(stage.path)) as raw, raw:
@@ -276,14 +274,14 @@ def test_a_local_release_is_that_of_the_same_records_in_memory(stage: Stage) -> 
         planned = studies.plan_of(tx, study)
     campaign = planned.design.campaign(planned, name=study.id)
     campaign.absorb(collector.batch)
-    asked = Participation(devices=300, answered=300, rounds=1)
-    alike = planned.design.answer(campaign, planned, asked).timed(0.0, TIME)
+    participation = Participation(devices=300, answered=300, rounds=1)
+    alike = planned.design.answer(campaign, planned, participation).timed(0.0, TIME)
     assert isinstance(alike, CountRelease)
     release = stage.release(study)
     assert release.frame() == alike.frame()
     assert release.privacy == alike.privacy
     assert release.plan == alike.plan
-    assert any("300 reports that came" in note for note in release.notes)
+    assert any("300 reports received" in note for note in release.notes)
 
 
 def test_new_words_are_found(stage: Stage) -> None:
@@ -296,8 +294,8 @@ def test_new_words_are_found(stage: Stage) -> None:
         devices=600,
     )
     task = open_task(stage.store, study)
-    sent = [word(task, text, rng=stage.rng) for text in ["elm"] * 350 + ["axe"] * 200]
-    upload(stage.store, task, sent)
+    reports = [word(task, text, rng=stage.rng) for text in ["elm"] * 350 + ["axe"] * 200]
+    upload(stage.store, task, reports)
     release = stage.finish(study)
     assert release.items.to_pylist()[:2] == ["elm", "axe"]  # others with a chance of 5%
     assert release.plan["parameters"]["reports"] == release.cost.devices == 550
@@ -313,13 +311,13 @@ def test_a_noised_release_is_on_the_ledger_with_its_answer(stage: Stage) -> None
     assert entry["task"] == task.id
     assert entry["campaign"] == from_json(task.spec).campaign
     with stage.store.reading() as tx:
-        ((answered, table, count),) = tx.answers(study.id)
-    assert (answered, count) == (task.id, 30)
+        ((task_id, table, count),) = tx.answers(study.id)
+    assert (task_id, count) == (task.id, 30)
     assert (from_bytes(table) != np.repeat([1, 0], 30)).any()  # chance: below 1e-30
 
 
 def test_a_two_phase_study_sizes_its_second_task_by_the_answer_to_the_first(stage: Stage) -> None:
-    """With a new worker for every step, so that nothing is known but what is stored."""
+    """With a new worker for every step, so that only the store remembers."""
     keys: Any = {**NOISED, "devices": 50_000, "target_error": 0.02}
     study = stage.create(items=[f"tree {k}" for k in range(20_000)], **keys)
     first = open_task(stage.store, study)
@@ -344,7 +342,7 @@ def test_a_two_phase_study_sizes_its_second_task_by_the_answer_to_the_first(stag
 
 
 def upload_closed(stage: Stage, task: TaskRow, *, count: int) -> None:
-    """Seal so many reports of a task at once, as if they had come."""
+    """Seal this many reports of a task at once, as if they had been received."""
     spec = from_json(task.spec)
     table = sum(spec.sketch.encode([ITEMS[k % 3]]) for k in range(count))
     with stage.store.transaction() as tx:
@@ -352,12 +350,12 @@ def upload_closed(stage: Stage, task: TaskRow, *, count: int) -> None:
         tx.count(task.id, "reports", count)
 
 
-def test_a_release_says_when_it_was_made_and_comes_back_whole(stage: Stage) -> None:
+def test_a_release_has_its_date_and_survives_the_store(stage: Stage) -> None:
     study = stage.create(**LOCAL)
     stage.answer(study, 0, 1)
     release = stage.finish(study)
     with stage.store.reading() as tx:
-        told = json.loads(tx.release(study.id) or "")
-    assert told.pop("released") == "2024-10-04"
-    assert CountRelease.from_dict(told).to_dict().keys() == told.keys()
-    assert release.study == told["study"]
+        release_dict = json.loads(tx.release(study.id) or "")
+    assert release_dict.pop("released") == "2024-10-04"
+    assert CountRelease.from_dict(release_dict).to_dict().keys() == release_dict.keys()
+    assert release.study == release_dict["study"]

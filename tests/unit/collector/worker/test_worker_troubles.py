@@ -1,4 +1,4 @@
-"""What the worker does in trouble, and what it leaves behind."""
+"""The worker after errors, and the data that it keeps."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def test_a_study_without_reports_fails_and_says_so(stage: Stage, keys: dict[str,
     study = stage.create(**keys)
     studies.close(stage.store, study.id)
     work(stage.worker)
-    shown = stage.state(study)
-    assert shown["state"] == "failed"
-    assert "no device answered" in shown["problem"] or "too few" in shown["problem"]
+    state = stage.state(study)
+    assert state["state"] == "failed"
+    assert "no device answered" in state["problem"] or "too few" in state["problem"]
     assert studies.ledger(stage.store)["entries"] == []
 
 
@@ -58,7 +58,7 @@ def test_a_refused_charge_opens_nothing(stage: Stage) -> None:
         assert tx.release(rows[1].id) is None
 
 
-def test_a_poisoned_study_fails_alone_and_tells_no_payload(stage: Stage) -> None:
+def test_a_poisoned_study_fails_alone_and_shows_no_payload(stage: Stage) -> None:
     bad, good = stage.create("bad", **LOCAL), stage.create("good", **LOCAL)
     task = open_task(stage.store, bad)
     with stage.store.transaction() as tx:
@@ -69,11 +69,13 @@ def test_a_poisoned_study_fails_alone_and_tells_no_payload(stage: Stage) -> None
     work(stage.worker)
     assert [stage.state(row)["state"] for row in (bad, good)] == ["failed", "released"]
     assert not upload(stage.store, task, [b"x"])
-    assert "canary" not in json.dumps([stage.state(bad), stage.said])
-    assert ("study-failed", bad.id) in [(event, told["study_id"]) for event, told in stage.said]
+    assert "canary" not in json.dumps([stage.state(bad), stage.events])
+    assert ("study-failed", bad.id) in [
+        (event, fields["study_id"]) for event, fields in stage.events
+    ]
 
 
-def test_an_error_that_is_not_ours_is_told_by_its_type(
+def test_an_error_that_is_not_ours_is_reported_by_its_type(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: Any, **options: Any) -> bytes:
@@ -104,7 +106,7 @@ def test_a_store_in_trouble_is_for_the_caller(stage: Stage) -> None:
         stage.worker.step()
 
 
-def test_uploads_that_are_gone_are_tried_again_and_harm_nobody(
+def test_missing_uploads_are_retried_and_do_no_harm(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A study deleted between reading its uploads and sealing them keeps nothing."""
@@ -153,21 +155,21 @@ def test_without_retention_everything_stays(stage: Stage) -> None:
 
 @pytest.mark.parametrize("count", [1, 99, 100, 150])
 def test_the_log_counts_reports_of_many_and_nothing_of_few(stage: Stage, count: int) -> None:
-    """A line has a time, and must not say when somebody's report came."""
+    """A line has a time, and must not reveal when a report arrived."""
     study = stage.create(devices=200, **LOCAL)
     stage.answer(study, *(number % len(ITEMS) for number in range(count)))
     stage.finish(study)
-    told = {"count": count} if count >= 100 else {}
+    expected = {"count": count} if count >= 100 else {}
     of_task = ["sealed"] * (count >= 100) + ["task-done"]
-    assert [event for event, _ in stage.said] == [*of_task, "study-released"]
-    for event, fields in stage.said[:-1]:
+    assert [event for event, _ in stage.events] == [*of_task, "study-released"]
+    for event, fields in stage.events[:-1]:
         assert fields.keys() - {"count"} == {"study_id", "task_id"}, event
-        assert {name: value for name, value in fields.items() if name == "count"} == told
+        assert {name: value for name, value in fields.items() if name == "count"} == expected
 
 
 def test_a_task_of_few_that_closes_by_itself_is_not_counted_in_the_log(stage: Stage) -> None:
     study = stage.create(devices=2)
     stage.answer(study, 0, 1)
     work(stage.worker)
-    assert [event for event, _ in stage.said] == ["task-closing", "task-done", "study-released"]
-    assert not any("count" in fields for _, fields in stage.said)
+    assert [event for event, _ in stage.events] == ["task-closing", "task-done", "study-released"]
+    assert not any("count" in fields for _, fields in stage.events)
