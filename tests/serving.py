@@ -83,8 +83,8 @@ def ask(
     """One request over a connection of its own."""
     connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
     try:
-        given = dict(headers or {}) | ({"Authorization": f"Bearer {token}"} if token else {})
-        connection.request(method, path, body, given)
+        authorization = {"Authorization": f"Bearer {token}"} if token else {}
+        connection.request(method, path, body, {**(headers or {}), **authorization})
         return read(connection)
     finally:
         connection.close()
@@ -96,9 +96,9 @@ def read(connection: http.client.HTTPConnection) -> Answer:
     return Answer(response.status, names, response.read())
 
 
-def settings(folder: Path, **given: Any) -> Settings:
-    """Settings of a collector whose files are in `folder`, quick to do what it does."""
-    usual = {
+def settings(folder: Path, **options: Any) -> Settings:
+    """Settings of a collector whose files are in `folder`, with short pauses."""
+    defaults = {
         "store": f"sqlite:///{folder}/collector.db",
         "signing_key": str(folder / "collector.key"),
         "listen": "127.0.0.1:0",
@@ -106,7 +106,7 @@ def settings(folder: Path, **given: Any) -> Settings:
         "seal_seconds": 0.1,
         "log_level": "error",
     }
-    return Settings(**{**usual, **given})
+    return Settings(**{**defaults, **options})
 
 
 def opened(
