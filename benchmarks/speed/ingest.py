@@ -204,7 +204,7 @@ def _stores(kind: str) -> Iterator[list[str]]:
 @contextmanager
 def _collector(store: str, **settings: Any) -> Iterator[tuple[Any, Path]]:
     """`sfumato serve` over a store, and a folder to write to."""
-    from integration.serving import Mortal, living
+    from service.restarting import Mortal, living
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -227,7 +227,7 @@ def _task(store_url: str) -> LocalTask:
 
 def _written(folder: Path, store_url: str, reports: int) -> Path:
     """A file with an upload of so many reports."""
-    from integration.serving import telling
+    from service.restarting import telling
 
     told = telling(_task(store_url))
     file = folder / "upload"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -127,14 +126,6 @@ def test_a_missing_matplotlib_is_one_line_with_a_hint(
     with pytest.raises(SfumatoError) as problem:
         outcome.draw()
     assert problem.value.hint == 'pip install "sfumato[plot]"'
-
-
-def test_naming_the_figures_does_not_import_torch() -> None:
-    code = "import sys, sfumato.reproduce as r; r.figures(); print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -1,0 +1,235 @@
+"""A collector is run and administered from the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from click.testing import CliRunner, Result
+
+from running import sfumato as run
+from serving import ask, settings, wait_for
+from sfumato.cli.main import main
+from sfumato.collector.serve import CollectorServer, running
+from sfumato.device.offers import public_key, verify
+from sfumato.flow.contribute import local_report
+from sfumato.flow.report import to_frames
+from sfumato.flow.task import LocalTask
+from sfumato.privacy import SystemRng
+
+STUDY = """\
+question = "frequencies"
+trust = "local"
+epsilon = 4.0
+devices = 20
+dictionary = "trees.csv"
+"""
+Sfumato = Callable[..., Result]
+
+
+def create(name: str) -> list[str]:
+    return ["study", "create", "study.toml", "--name", name, "--purpose", "Which trees to plant."]
+
+
+@pytest.fixture(scope="module")
+def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorServer]:
+    with running(settings(tmp_path_factory.mktemp("collector"))) as collector:
+        yield collector
+
+
+@pytest.fixture
+def sfumato(collector: CollectorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sfumato:
+    """`sfumato …` in a folder with a study, for the collector that runs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.toml").write_text(STUDY)
+    (tmp_path / "trees.csv").write_text("tree\noak\nelm\nfir\n")
+    store = f"sqlite:///{collector.store.name.rpartition(' ')[2]}"
+    for name in [name for name in os.environ if name.startswith("SFUMATO_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SFUMATO_STORE", store)
+    monkeypatch.setenv("SFUMATO_SERVER", collector.address)
+
+    def invoke(*arguments: str, code: int = 0, answer: str | None = None) -> Result:
+        done = CliRunner().invoke(main, arguments, input=answer)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == code, done.output
+        return done
+
+    token = invoke("token", "create", "--role", "admin", "--name", "ops").stdout.strip()
+    monkeypatch.setenv("SFUMATO_TOKEN", token)
+    return invoke
+
+
+def answer_of(done: Result) -> Any:
+    return json.loads(done.stdout)
+
+
+def send(collector: CollectorServer, name: str, categories: list[int]) -> None:
+    """What devices with these items send to a study."""
+    envelopes = ask(collector.address, "GET", "/v1/offers").json()["offers"]
+    offered = [verify(envelope, public_key(collector.key)) for envelope in envelopes]
+    (task,) = [offer.task for offer in offered if offer.study == name]
+    assert isinstance(task, LocalTask)
+    sent = [
+        local_report(task, np.array([category]), rng=SystemRng()).to_bytes()
+        for category in categories
+    ]
+    answer = ask(collector.address, "POST", f"/v1/tasks/{task.id}/reports", to_frames(sent))
+    assert answer.status == 201
+
+
+def test_a_study_from_its_opening_to_a_file(
+    sfumato: Sfumato, collector: CollectorServer, tmp_path: Path
+) -> None:
+    study_id = answer_of(sfumato(*create("Trees"), "--json"))["id"]
+    assert answer_of(sfumato(*create("Trees"), "--json"))["id"] == study_id
+    assert f"{study_id}  collecting  Trees" in sfumato("study", "list").stdout
+    early = sfumato("release", "show", "Trees", code=75)
+    assert "error: this study has no release yet" in early.stderr
+
+    send(collector, "Trees", [0] * 9 + [1] * 3)
+    shown = sfumato("study", "show", "Trees").stdout
+    assert "12 reports came" in shown
+    assert "4-local differential privacy" in shown
+    assert answer_of(sfumato("study", "show", study_id, "--json"))["received"] == 12
+
+    asked = sfumato("study", "close", "Trees", code=1, answer="n\n")
+    assert "releases what 12 reports say" in asked.output
+    closed = answer_of(sfumato("study", "close", "Trees", "--yes", "--json"))
+    assert closed["state"] in ("closing", "released")
+    wait_for(
+        lambda: answer_of(sfumato("study", "show", study_id, "--json"))["state"] == "released",
+        "the release",
+    )
+    table = sfumato("release", "show", "Trees").stdout
+    assert "95% interval" in table
+    release = answer_of(sfumato("release", "show", "Trees", "--json"))
+    assert release["cost"]["devices"] == 12
+
+    for ending in ("json", "csv", "parquet"):
+        sfumato("release", "export", "Trees", "--to", f"trees.{ending}")
+    assert json.loads((tmp_path / "trees.json").read_text()) == release
+    with (tmp_path / "trees.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["item"] for row in rows] == [row["item"] for row in release["estimates"]]
+    written = pyarrow.parquet.read_table(tmp_path / "trees.parquet")
+    assert written.column("item").to_pylist() == [row["item"] for row in release["estimates"]]
+    assert json.loads(written.schema.metadata[b"sfumato"])["privacy"] == release["privacy"]
+
+    deleted = sfumato("study", "delete", "Trees", "--yes").stdout
+    assert deleted.startswith("Trees: deleted")
+    assert answer_of(sfumato("release", "show", "Trees", "--json")) == release
+
+
+def test_the_ledger_is_shown(sfumato: Sfumato) -> None:
+    assert "spent epsilon 0, allowed no limit" in sfumato("ledger", "show").stdout
+    assert answer_of(sfumato("ledger", "show", "--json"))["entries"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["study", "show", "Nobody's"], 2, 'there is no study "Nobody\'s"'),
+        (["study", "create", "none.toml", "--name", "A", "--purpose", "B."], 2, "cannot be read"),
+        ([*create("Late"), "--closes", "1999-12-31"], 2, "closes must not be past"),
+        (["release", "export", "Trees", "--to", "trees.xls"], 2, "must end in"),
+        (["token", "revoke", "00"], 2, "there is no token 00"),
+        (["ledger", "show", "--server", "http://127.0.0.1:1"], 1, "cannot be reached"),
+        (["ledger", "show", "--server", "http://example.org"], 2, "over plain http"),
+        (["ledger", "show", "--server", "example.org"], 2, "a server must be"),
+    ],
+)
+def test_what_goes_wrong_is_one_line_and_an_exit_code(
+    sfumato: Sfumato, arguments: list[str], code: int, said: str
+) -> None:
+    done = sfumato(*arguments, code=code)
+    assert said in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stdout == ""
+
+
+def test_without_a_token_nothing_is_asked(
+    sfumato: Sfumato, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SFUMATO_TOKEN")
+    assert "set SFUMATO_TOKEN" in sfumato("study", "list", code=2).stderr
+
+
+def test_tokens_are_listed_without_themselves_and_revoked(
+    sfumato: Sfumato, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = answer_of(
+        sfumato("token", "create", "--role", "analyst", "--name", "Ada", "--days", "1", "--json")
+    )
+    listed = sfumato("token", "list").stdout
+    assert f"{made['id']}  analyst" in listed
+    assert made["token"] not in listed + sfumato("token", "list", "--json").stdout
+    monkeypatch.setenv("SFUMATO_TOKEN", made["token"])
+    assert answer_of(sfumato("study", "list", "--json")) is not None
+    assert "role" in sfumato(*create("Trees"), code=1).stderr
+    sfumato("token", "revoke", made["id"])
+    assert "token that is valid" in sfumato("study", "list", code=1).stderr
+
+
+def test_a_copy_of_the_store_makes_another(sfumato: Sfumato, tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(STUDY.replace('"local"', '"central"'))
+    sfumato(*create("Copied"))
+    sfumato("backup", "copy.db")
+    assert "not overwritten" in sfumato("backup", "copy.db", code=1).stderr
+    restored = sfumato("restore", "copy.db", "--store", "sqlite:///again.db").stdout
+    assert "may have been released after the copy was made: Copied\n" in restored
+    assert "count what they released as spent" in restored
+    told = answer_of(
+        sfumato("restore", "copy.db", "--store", "sqlite:///on.db", "--nothing-released", "--json")
+    )
+    assert told == {"restored": "copy.db", "ended": [], "warning": None}
+    before = answer_of(sfumato("token", "list", "--json"))
+    assert answer_of(sfumato("token", "list", "--store", "sqlite:///again.db", "--json")) == before
+
+
+def test_settings_are_checked_and_shown_without_secrets(sfumato: Sfumato, tmp_path: Path) -> None:
+    (tmp_path / "collector.toml").write_text('store = "sqlite:///a.db"\nretention_days = 7\n')
+    (tmp_path / "wrong.toml").write_text("retention = 7\n")
+    store = "postgresql://collector:hunter2@db.example/sfumato"
+    done = sfumato(
+        "serve", "--config", "collector.toml", "--store", store, "--port", "1", "--check"
+    )
+    assert "retention_days = 7\n" in done.stdout
+    assert 'listen = "127.0.0.1:1"\n' in done.stdout
+    assert "hunter2" not in done.output
+    shown = answer_of(sfumato("serve", "--config", "collector.toml", "--check", "--json"))
+    assert shown["retention_days"] == 7
+    assert (
+        "unknown key retention"
+        in sfumato("serve", "--config", "wrong.toml", "--check", code=2).stderr
+    )
+
+
+def test_an_address_that_is_taken_is_said_to_be(collector: CollectorServer, tmp_path: Path) -> None:
+    port = collector.address.rpartition(":")[2]
+    code, out, err = run("serve", "--port", port, cwd=tmp_path)
+    assert (code, out) == (1, "")
+    assert "cannot listen on 127.0.0.1" in err
+    assert "Traceback" not in err
+
+
+def test_every_command_of_the_service_has_help_with_an_example() -> None:
+    def leaves(group: Any, path: list[str]) -> Iterator[list[str]]:
+        for name, command in group.commands.items():
+            yield [*path, name]
+            if hasattr(command, "commands"):
+                yield from leaves(command, [*path, name])
+
+    found = list(leaves(main, []))
+    assert ["study", "create"] in found
+    for path in found:
+        shown = CliRunner().invoke(main, [*path, "--help"]).output
+        assert "Example:" in shown, path
