@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from running import sfumato
+from running import within as sfumato
 
 STUDY = """
 question = "frequencies"
@@ -174,9 +174,3 @@ def test_csv_gz_and_parquet_give_what_csv_gives(folder: Path) -> None:
         )
         assert code == 0
         assert out.split('"estimates"')[1] == plain.split('"estimates"')[1]
-
-
-def test_an_unknown_command_or_option_is_misuse(tmp_path: Path) -> None:
-    assert sfumato("ask", cwd=tmp_path)[0] == 2
-    assert sfumato("plan", "--speed", cwd=tmp_path)[0] == 2
-    assert sfumato("reproduce", "999-fig9", cwd=tmp_path)[0] == 2
