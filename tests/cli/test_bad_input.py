@@ -137,6 +137,7 @@ def test_strings_of_a_megabyte_are_items_like_others(folder: Path) -> None:
     assert long in out
 
 
+@pytest.mark.slow
 def test_ten_million_distinct_strings_are_counted(folder: Path) -> None:
     """In under a gigabyte: the peak is measured by benchmarks/speed/simulate.py."""
     numbers = pa.array(np.arange(10_000_000)).cast(pa.string())

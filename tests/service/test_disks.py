@@ -135,6 +135,7 @@ def test_a_collector_that_dies_on_a_full_disk_has_what_it_acknowledged(
         assert trees.released() == trees.acknowledged
 
 
+@pytest.mark.slow
 def test_a_full_disk_of_a_server_is_told_and_loses_nothing(
     tmp_path: Path, postgres: Server, postgres_url: str
 ) -> None:
@@ -168,6 +169,7 @@ def move_uploads(url: str, disk: str) -> None:
         connection.execute(f"ALTER TABLE upload SET TABLESPACE {disk}")
 
 
+@pytest.mark.slow
 def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path, disk: Path) -> None:
     collector = Mortal(tmp_path / "one", f"sqlite:///{disk}/collector.db")
     with living(collector):
@@ -188,6 +190,7 @@ def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path, disk: Path) -> No
         assert trees.released() == trees.acknowledged == 2 * REPORTS
 
 
+@pytest.mark.slow
 def test_a_server_that_takes_no_writes_is_told_and_then_goes_on(
     tmp_path: Path, postgres: Server, postgres_url: str
 ) -> None:

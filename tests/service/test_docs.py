@@ -14,6 +14,7 @@ import pytest
 from unit.test_docs import ROOT, SAME, console, run, words
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],

@@ -200,6 +200,7 @@ def check(
         assert simulated(keys, seed + 1) != expected  # the control
 
 
+@pytest.mark.slow
 def test_a_campaign_whose_collector_is_killed_ends_as_its_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from service.restarting import Admin, Mortal, living
@@ -81,6 +82,7 @@ class Fate:
             self._collector.start()
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_killed_trains_the_model_that_one_process_does(tmp_path: Path) -> None:
     collector = Mortal(
         tmp_path, f"sqlite:///{tmp_path}/collector.db", worker_seconds=0.05, phase_seconds=600

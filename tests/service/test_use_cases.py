@@ -184,6 +184,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collector]:
         yield running
 
 
+@pytest.mark.slow
 def test_a_use_case_over_the_network_is_as_true_as_simulated(served: Collector) -> None:
     """190 health types of 300 devices. False alarm 1e-6 each. Power: intervals half as wide cover
     67 of 100 and are taken for good with probability below 1e-6; so is a shift of one error."""

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -31,22 +31,23 @@ def walks() -> dict[str, list[str]]:
 def calls(scenario: Callable[[], object], steps: set[str]) -> list[str]:
     """The calls of these functions, in order, on all threads."""
     seen: list[str] = []
+    names: dict[CodeType, str] = {}
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
-        if event == "call" and "/sfumato/" in code.co_filename:
-            module = frame.f_globals["__name__"].removeprefix("sfumato.")
-            name = f"{module}.{code.co_qualname}"
-            if name in steps:
-                seen.append(name)
+        if (name := names.get(code)) is None:
+            module = frame.f_globals.get("__name__", "").removeprefix("sfumato.")
+            name = names[code] = f"{module}.{code.co_qualname}"
+        if name in steps:
+            seen.append(name)
 
-    threading.setprofile(note)
-    sys.setprofile(note)
+    threading.settrace(note)
+    sys.settrace(note)
     try:
         scenario()
     finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]  # as sys.settrace takes it
     return seen
 
 
@@ -66,7 +67,7 @@ def train_once() -> None:
 @pytest.mark.parametrize("name", list(walks()))
 def test_a_walk_goes_as_the_page_says(name: str, tmp_path: Path) -> None:
     def collect(trust: str, **keys: Any) -> None:
-        case = Case(question="frequencies", trust=trust, items=LISTED, keys=keys)
+        case = Case(question="frequencies", trust=trust, items=LISTED, keys=keys, devices=24)
         check_collection(case, tmp_path)
 
     study = {"question": "frequencies", "trust": "central", "epsilon": 1.0}

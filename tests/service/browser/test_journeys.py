@@ -29,6 +29,7 @@ def fill(page: Page, name: str, **fields: str) -> None:
         page.get_by_label(label, exact=True).fill(value)
 
 
+@pytest.mark.slow
 def test_without_a_study_the_page_says_how_to_start_one(browser: Browser, tmp_path: Path) -> None:
     with browsing.staged(tmp_path) as stage:
         page = browser.new_page()
@@ -41,6 +42,7 @@ def test_without_a_study_the_page_says_how_to_start_one(browser: Browser, tmp_pa
         page.close()
 
 
+@pytest.mark.slow
 def test_a_wrong_token_is_refused_in_words(screen: Screen) -> None:
     screen.sign_in("sfu_" + "0" * 43)
     expect(screen.page.get_by_role("alert")).to_contain_text("This token is not valid.")
@@ -96,6 +98,7 @@ def test_a_study_is_planned_started_watched_released_and_exported(
     assert json.loads((tmp_path / "watched-trees.json").read_text("utf-8")) == told
 
 
+@pytest.mark.slow
 def test_a_study_that_cannot_be_is_refused_before_it_starts(screen: Screen) -> None:
     screen.enter()
     screen.open("/dashboard/studies/new")
@@ -105,6 +108,7 @@ def test_a_study_that_cannot_be_is_refused_before_it_starts(screen: Screen) -> N
     expect(screen.page.get_by_role("button", name="Start")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_fields_of_another_question_or_trust_are_not_shown(screen: Screen) -> None:
     page = screen.page
     screen.enter()
@@ -125,6 +129,7 @@ def test_fields_of_another_question_or_trust_are_not_shown(screen: Screen) -> No
     expect(page.get_by_label("Clip")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_study_that_fails_says_why_where_it_is_watched(screen: Screen, stage: Stage) -> None:
     study = stage.open("Lonely trees", devices=300)
     screen.enter()
@@ -146,6 +151,7 @@ def press_to(page: Page, name: str, *, role: str) -> None:
     raise AssertionError(f"Tab does not lead to {name}")
 
 
+@pytest.mark.slow
 def test_a_study_is_made_and_closed_with_the_keyboard_alone(screen: Screen, stage: Stage) -> None:
     page, keys = screen.page, screen.page.keyboard
     screen.open("/")
@@ -183,6 +189,7 @@ def test_a_study_is_made_and_closed_with_the_keyboard_alone(screen: Screen, stag
     expect(page.get_by_text("This study failed")).to_be_visible()  # nobody answered it
 
 
+@pytest.mark.slow
 def test_the_focus_stays_where_it_is_while_a_page_follows_a_study(
     screen: Screen, stage: Stage
 ) -> None:
@@ -197,6 +204,7 @@ def test_the_focus_stays_where_it_is_while_a_page_follows_a_study(
     stage.finish(study)
 
 
+@pytest.mark.slow
 @NO_SCRIPTS
 def test_everything_but_charts_works_without_scripts(
     screen: Screen, stage: Stage, options: dict[str, Any]
@@ -223,6 +231,7 @@ def test_everything_but_charts_works_without_scripts(
     expect(page.get_by_text("The picture needs JavaScript")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_page_whose_session_ends_goes_to_where_one_signs_in(screen: Screen, stage: Stage) -> None:
     study = stage.open("Left trees", devices=300)
     screen.enter()

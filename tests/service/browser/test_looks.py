@@ -10,6 +10,8 @@ import serving
 from browsing import Stage, falling, held
 from service.browser.screens import AXE, Screen
 
+pytestmark = pytest.mark.slow
+
 PHONE = {"viewport": {"width": 360, "height": 740}}
 LONG = "Donaudampfschifffahrtsgesellschaft" * 3
 

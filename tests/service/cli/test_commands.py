@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 import sfumato
 from cli.test_commands import folder
 from running import sfumato as run
@@ -40,6 +42,7 @@ def test_simulate_prints_what_the_library_returns(folder: Path) -> None:
     assert [row["item"] for row in data["estimates"]] == ["oak", "elm", "fir"]
 
 
+@pytest.mark.slow
 def test_the_demo_shows_estimates_beside_the_truth(tmp_path: Path) -> None:
     code, out, err = run("demo", "--devices", "200", cwd=tmp_path)
     assert code == 0, err

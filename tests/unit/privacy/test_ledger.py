@@ -416,6 +416,7 @@ def test_a_first_release_that_chooses_the_second_study_stays_within_delta(scale:
     assert not allowed_after(first)(ApproximateLoss(epsilon=1e-3, delta=3e-7))
 
 
+@pytest.mark.slow
 def test_a_list_fixed_in_advance_would_not_have_stayed_within_it() -> None:
     """The negative control: each second study fits when it was fixed in advance, and choosing
     among them by the first release does not. This was the ledger's rule."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from marks import quick
 from masking import Masking, devices, go, masking, parts, play, play_on
 from serving import settings
 from sfumato.collector.serve import running
@@ -81,7 +82,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
     return told
 
 
-@pytest.mark.parametrize("mode", ["semi_honest", "semi_malicious"])
+@pytest.mark.parametrize("mode", quick(["semi_honest", "semi_malicious"], "semi_honest"))
 def test_another_process_tells_the_same(stage: Masking, told: list[Told], mode: str) -> None:
     """The worker is another process's than the one that devices ask: each works it out."""
     study = stage.create(60, dropout=0.1, collector=mode, corrupt=0.05)
