@@ -206,7 +206,7 @@ def _stores(kind: str) -> Iterator[list[str]]:
 @contextmanager
 def _collector(store: str, **settings: Any) -> Iterator[tuple[Any, Path]]:
     """`sfumato serve` over a store, and a folder to write to."""
-    from integration.serving import KillableCollector, running_collectors
+    from service.restarting import KillableCollector, running_collectors
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -231,7 +231,7 @@ def _task(store_url: str) -> LocalTask:
 
 def _write_upload(folder: Path, store_url: str, reports: int) -> Path:
     """Write a file with an upload of `reports` reports."""
-    from integration.serving import report_maker
+    from service.restarting import report_maker
 
     report_of = report_maker(_task(store_url))
     file = folder / "upload"

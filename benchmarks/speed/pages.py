@@ -131,7 +131,7 @@ def _shares(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _measure(case: _Case) -> dict[str, Any]:
-    from integration.processes import collector
+    from service.processes import collector
 
     load = os.getloadavg()[0]  # of other processes
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:

@@ -22,6 +22,7 @@ import pytest
 from scipy import stats
 
 import sfumato
+from marks import quick
 from sfumato import CountRelease
 from sfumato.flow.release import MeanRelease
 from sfumato.simulation.population import Population
@@ -167,7 +168,11 @@ def check(one: Audit, runs: int) -> None:
     assert epsilon_seen(first, second, one.study["delta"]) <= one.study["epsilon"]
 
 
-@pytest.mark.parametrize("one", AUDITS, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "one",
+    quick(AUDITS, *(one for one in AUDITS if one.name in ("sums", "significant", "names", "mean"))),
+    ids=lambda one: one.name,
+)
 def test_nothing_in_a_release_tells_more_than_it_promises(one: Audit) -> None:
     """False alarm 2e-6; an exact number that depends on the device is found with certainty."""
     check(one, RUNS)

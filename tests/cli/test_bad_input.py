@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from running import sfumato
+from running import within as sfumato
 
 STUDY = """
 question = "frequencies"
@@ -137,6 +137,7 @@ def test_strings_of_a_megabyte_are_items_like_others(folder: Path) -> None:
     assert long in out
 
 
+@pytest.mark.slow
 def test_ten_million_distinct_strings_are_counted(folder: Path) -> None:
     """In under a gigabyte: the peak is measured by benchmarks/speed/simulate.py."""
     numbers = pa.array(np.arange(10_000_000)).cast(pa.string())
@@ -174,9 +175,3 @@ def test_csv_gz_and_parquet_give_what_csv_gives(folder: Path) -> None:
         )
         assert code == 0
         assert out.split('"estimates"')[1] == plain.split('"estimates"')[1]
-
-
-def test_an_unknown_command_or_option_is_misuse(tmp_path: Path) -> None:
-    assert sfumato("ask", cwd=tmp_path)[0] == 2
-    assert sfumato("plan", "--speed", cwd=tmp_path)[0] == 2
-    assert sfumato("reproduce", "999-fig9", cwd=tmp_path)[0] == 2

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from questioning import (
     Case,
-    check_collection,
     check_losses,
     check_plan,
     check_simulation,
@@ -75,7 +72,3 @@ def test_what_is_charged_is_what_is_promised(case: Case) -> None:
 
 def test_a_plan_weighs_what_is_sent(case: Case) -> None:
     check_weights(case)
-
-
-def test_devices_answer_it_and_a_collector_releases_it(case: Case, tmp_path: Path) -> None:
-    check_collection(case, tmp_path)

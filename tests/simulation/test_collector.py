@@ -20,6 +20,7 @@ import pytest
 
 from checks import SEED
 from collecting import ITEMS, KEY, Clock, report, request, work
+from marks import quick
 from sfumato.collector import studies
 from sfumato.collector.store.store import Store, TaskRow
 from sfumato.collector.worker.worker import Worker
@@ -382,7 +383,7 @@ def run(url: str, seed: str) -> None:
         world.close()
 
 
-@pytest.mark.parametrize("name", SEEDS)
+@pytest.mark.parametrize("name", quick(SEEDS, *FOUND, *(f"run {number}" for number in range(15))))
 def test_every_acknowledged_report_counts_once_whatever_happens(tmp_path: Path, name: str) -> None:
     run(f"sqlite:///{tmp_path}/collector.db", SEEDS[name])
 

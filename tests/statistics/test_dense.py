@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from checks import SEED, assert_binomial, assert_chi_square, assert_mean
+from marks import quick
 from sfumato.kernels.dense import SMALL
 from sfumato.kernels.dense import plain as plain_dense
 from sfumato.sketch.dense import DenseSketch
@@ -82,7 +83,7 @@ def chunk_norms(values: F64, width: int) -> tuple[F64, F64]:
 # --- reading back
 
 
-@pytest.mark.parametrize("placing", ["rotation", "hashed"])
+@pytest.mark.parametrize("placing", quick(["rotation", "hashed"], "hashed"))
 def test_one_block_reads_without_bias(placing: Placing) -> None:
     """A coordinate and two sums of them. Power: 15% of the first sum is over 5 deviations."""
     results = readings(placing, LENGTH, ROWS, WIDTH)
@@ -227,6 +228,7 @@ def fourth_moments(placing: Placing) -> F64:
     return (squared_norms(placing, two_runs(), 1, RUN_WIDTH, 20_000) - square) ** 4
 
 
+@pytest.mark.slow
 def test_runs_that_meet_meet_together() -> None:
     """The fourth moment of a row's ‖·‖² is 16·(2m³ − 2m² + m)/width for two runs of m: an overlap
     of k has the chance 1/width for each shift, and four signs pair up in 3k² − 2k ways.

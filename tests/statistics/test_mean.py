@@ -16,6 +16,7 @@ import pytest
 from scipy import stats
 
 from checks import SEED, assert_mean
+from marks import quick
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.campaign import run
 from sfumato.flow.contribute import contribute
@@ -122,7 +123,7 @@ def assert_compression_is_cheap(runs: list[Answer]) -> None:
     assert ratio <= 1.2 * DESIGN.relative_error, f"compression adds {ratio:.3f} of the noise"
 
 
-@pytest.mark.parametrize("tail", ["dense", "power", "sparse"])
+@pytest.mark.parametrize("tail", quick(["dense", "power", "sparse"], "sparse"))
 def test_compression_costs_a_tenth_of_the_noise_at_twice_the_oracles_cells(
     tail: str,
 ) -> None:
@@ -140,6 +141,7 @@ def test_compression_costs_a_tenth_of_the_noise_at_twice_the_oracles_cells(
     assert np.mean([answer.cells for answer in runs]) <= 2 * np.mean(oracle)
 
 
+@pytest.mark.slow
 def test_a_norm_that_is_taken_for_half_is_caught() -> None:
     """The negative control: compression then adds four times as much."""
     with pytest.raises(AssertionError, match="compression adds"):
@@ -183,6 +185,7 @@ def along_the_mean(kept: int) -> list[float]:
     ]
 
 
+@pytest.mark.slow
 def test_adapt_norm_is_unbiased() -> None:
     """False alarm 1e-6 (normal). Along a mean of norm 30 in the sum's unit the noise's deviation is
     below 3.5 and the sketch's √(2/cells)·30, below 1.2 with 1,300 cells or more: 0.13 of the norm
@@ -196,6 +199,7 @@ def test_the_largest_coordinates_alone_are_biased_and_it_shows() -> None:
         assert_mean(along_the_mean(10), 1.0, 0.13)
 
 
+@pytest.mark.slow
 def test_adapt_tail_stops_earlier_on_a_sparse_mean() -> None:
     """Four coordinates, or all of them, with one norm. Read by medians of five, a sketch of 64
     cells a row adds 15% to the noise's error from four coordinates and 530% from all, one of 512

@@ -87,7 +87,7 @@ def largest_errors(
 
 @pytest.mark.parametrize(
     ("law", "width", "kind"),
-    quick((1.1, 50, "hybrid"), (1.1, 200, "shared"), (2.0, 200, "hybrid"), (5.0, 50, "fresh")),
+    quick((1.1, 200, "shared"), (2.0, 200, "hybrid")),
 )
 def test_alike_rounds_are_read_five_times_better_than_by_the_median(
     law: float, width: int, kind: Kind
@@ -105,6 +105,7 @@ def test_different_rounds_are_seen_not_to_gain_five_times() -> None:
     assert 5 * refined > median
 
 
+@pytest.mark.slow
 def test_different_rounds_are_peeled_each_on_its_own() -> None:
     """Items that are heavy in one round only are found there: 170 to 290 times better than the
     median when this was written (i^-2, width 200, Hybrid). A count per item and no more, the same
@@ -123,7 +124,7 @@ def test_different_rounds_are_read_no_worse_than_by_the_median(
 
 
 @pytest.mark.parametrize(
-    ("law", "width", "kind"), quick((1.1, 50, "fresh"), (2.0, 200, "hybrid"), (5.0, 200, "shared"))
+    ("law", "width", "kind"), quick((2.0, 200, "hybrid"), (5.0, 200, "shared"))
 )
 def test_noised_tables_are_read_no_worse_than_by_the_median(
     law: float, width: int, kind: Kind

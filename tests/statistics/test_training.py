@@ -16,6 +16,7 @@ import torch
 from scipy import stats
 
 from checks import SEED
+from marks import quick
 from sfumato.flow.model_terms import LocalTraining
 from sfumato.flow.secure_sum import SecureSum
 from sfumato.learn.campaign import TrainingCampaign
@@ -148,7 +149,7 @@ def test_decoding_keeps_the_deviation() -> None:
     assert chance >= FALSE_ALARM / 2
 
 
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("exact", quick([True, False], False))
 def test_the_norm_that_is_asked_for_and_the_count_are_noised_as_claimed(exact: bool) -> None:
     """False alarm 1e-6 (chi-square with 600 degrees of freedom). Power: noise that is a fifth less,
     36% of the variance where a deviation is 5.8%, is missed with probability below 1e-3; none at
@@ -268,6 +269,7 @@ def scores(mechanism: RoundNoise, table: I64, model: RoundNoise, *, present: boo
     )
 
 
+@pytest.mark.slow
 def test_a_round_that_shows_a_norm_and_a_count_does_not_betray_more_than_is_claimed() -> None:
     """False alarm 1e-6 (Clopper-Pearson). The control has a third of the noise."""
     task = TrainingCampaign.begin(MEASURED).next_task()

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from collecting import KEY, Clock, open_task, upload
-from masking import NAME, devices, masking, play
+from masking import NAME
 from sfumato.collector import studies
 from sfumato.collector.store.store import Store, StudyRow
 from sfumato.collector.worker.worker import Worker
-from sfumato.device import RoundClient, RoundOutcome
 from sfumato.device.offers import Offer, public_key, verify
 from sfumato.device.private import privatiser
 from sfumato.flow.release import CountRelease, MeanRelease
@@ -199,28 +198,6 @@ def test_a_mean_is_asked_twice_of_everybody(store: Store, clock: Clock) -> None:
     assert release.to_dict() == data
     assert np.abs(release.mean - vector).max() < 6 * release.standard_error
     assert release.cost.devices == 300
-
-
-def test_a_secure_mean_of_vectors(tmp_path: Path) -> None:
-    with masking(tmp_path) as stage:
-        study = stage.create(
-            30, question="mean", epsilon=None, dimensions=20, clip=1.0, compression="none"
-        )
-        vectors = np.random.default_rng(1).normal(size=(30, 20)) / 10
-        with devices(stage, 30) as fleet:
-            joining = []
-            for device, vector in zip(fleet, vectors, strict=True):
-                part = device.part(NAME, vector, stage.clock())
-                assert isinstance(part, RoundClient)
-                joining.append(part)
-            play(stage, joining)
-            assert {part.outcome for part in joining} == {RoundOutcome.DONE}
-        with stage.collector.store.reading() as tx:
-            text = tx.release(study.id)
-        assert text is not None
-        release = MeanRelease.from_dict(json.loads(text))
-        # 2**16 whole numbers to the unit, each rounded by less than one.
-        assert np.abs(release.mean - vectors.mean(axis=0)).max() < 2.0**-16
 
 
 def test_a_study_that_was_closed_too_early_says_so(store: Store, clock: Clock) -> None:

@@ -14,7 +14,7 @@ STATIC = ROOT / "src/sfumato/dashboard/static"
 ROW = re.compile(r"^\| `([\w.-]+)` \|.*\((\S+\.txt)\) \| `([0-9a-f]{64})` \|$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("folder", [STATIC, ROOT / "tests/browser"], ids=["pages", "tests"])
+@pytest.mark.parametrize("folder", [STATIC, ROOT / "tests/service/browser"], ids=["pages", "tests"])
 def test_files_of_others_are_as_they_came_and_have_their_licence(folder: Path) -> None:
     rows = ROW.findall((folder / "VENDORED.md").read_text(encoding="utf-8"))
     assert sorted(name for name, _, _ in rows) == sorted(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from checks import SEED, assert_mean
+from marks import quick
 from sfumato.errors import BudgetError, SpecError
 from sfumato.flow.campaign import step
 from sfumato.flow.model_terms import LocalTraining
@@ -173,12 +174,14 @@ def assert_indistinguishable(exchange: DiffSketch, epsilon: float, draws: int = 
     assert stats.binom.sf(right - 1, draws, min(most, 1.0)) >= 5e-7, f"{wrong} wrong, {right} right"
 
 
+@pytest.mark.slow
 def test_noise_on_the_sum_hides_the_neighbours() -> None:
     """The control of the test above: with noise, the same two vectors are as private as charged."""
     quiet = replace(PRIVATE, noise_multiplier=4.0)
     assert_indistinguishable(quiet, design(quiet, rounds=1).epsilon(DELTA))
 
 
+@pytest.mark.slow
 def test_a_sketch_without_noise_is_caught() -> None:
     """The negative control: distinguished better than the epsilon of the noise allows."""
     epsilon = design(replace(PRIVATE, noise_multiplier=4.0), rounds=1).epsilon(DELTA)
@@ -430,6 +433,7 @@ def test_without_noise_mode_paper_reads_what_mode_none_reads() -> None:
     assert np.allclose(read[0], expected, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_reading_is_the_median_over_rows_of_an_unbiased_row() -> None:
     """A mean over rounds of one coordinate's reading, beside its exact variance in a single row."""
     length, width = 400, 8
@@ -473,7 +477,7 @@ def test_bits_are_those_of_table_1() -> None:
         assert exchange.bits(LENGTH) == bits * LENGTH
 
 
-@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize("rotate", quick([False, True], True))
 def test_quantised_vectors_have_the_right_mean(rotate: bool) -> None:
     """False alarm 1e-6; the deviation is at most that of rounding and coins together."""
     exchange = replace(QUANTISED, rotate=rotate, largest=1.0)
@@ -616,6 +620,7 @@ def descend(exchange: Exchange, rate: float, *, rounds: int = 400, seed: int) ->
     return float(np.square(gap).sum()) / start
 
 
+@pytest.mark.slow
 def test_at_fifty_times_less_a_quadratic_is_solved_within_twice_the_loss() -> None:
     """In each of five seeds, at a step that the sketch's error allows: a reading's variance is
     about π/2·length/cells = 79 times the gradient's, so a step of 0.003 should end at e^0.28 = 1.3

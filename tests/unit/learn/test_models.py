@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -161,20 +158,3 @@ def test_a_vector_of_another_length_is_refused() -> None:
         models.unflatten(model, torch.zeros(7_849))
     with pytest.raises(SpecError, match="at least one parameter"):
         models.flatten(nn.ReLU())
-
-
-def test_without_torch_the_error_says_what_to_install() -> None:
-    program = """
-import sys
-sys.modules["torch"] = None  # as if it were not installed
-import sfumato
-try:
-    import sfumato.learn
-except sfumato.SfumatoError as problem:
-    print(problem, problem.hint, sep=" | ")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    expected = "sfumato.learn needs PyTorch, which is not installed | "
-    assert done.stdout == expected + 'pip install "sfumato[learn]"\n'

@@ -18,6 +18,7 @@ import pytest
 from scipy import stats
 
 from checks import SEED, assert_mean
+from marks import quick
 from sfumato.errors import SpecError
 from sfumato.privacy import (
     CountMeanSketch,
@@ -141,12 +142,12 @@ def assert_covers(deviations: F64) -> None:
 
 
 @pytest.mark.parametrize("collision_aware", [True, False], ids=["aware", "plain"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", quick(NAMES, "hashed", "direct"))
 def test_intervals_cover(name: str, collision_aware: bool) -> None:
     assert_covers(complete(name, collision_aware).deviations)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", quick(NAMES, "hashed", "direct"))
 def test_intervals_cover_when_three_devices_in_ten_hold_what_is_not_listed(name: str) -> None:
     assert_covers(with_unlisted(name).deviations)
 
@@ -167,7 +168,7 @@ def test_intervals_without_collisions_are_caught() -> None:
 
 
 @pytest.mark.parametrize("collision_aware", [True, False], ids=["aware", "plain"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", quick(NAMES, "hashed", "direct"))
 def test_standard_errors_are_as_large_as_errors(name: str, collision_aware: bool) -> None:
     """Within 5%, which is seven standard errors of a root mean square of 12,000 (0.65%; 0.9% with
     the fourth moments of collisions). Power: 10% off is missed with probability below 1e-6."""
@@ -175,7 +176,7 @@ def test_standard_errors_are_as_large_as_errors(name: str, collision_aware: bool
     assert size == pytest.approx(1.0, abs=0.05)
 
 
-@pytest.mark.parametrize("name", HASHED)
+@pytest.mark.parametrize("name", quick(HASHED, "hashed"))
 def test_the_formula_predicts_the_plain_estimate_s_error(name: str) -> None:
     """Within 5%, from the true counts. False alarm and power: as above."""
     counts = zipf(DEVICES, ITEMS).astype(np.float64)
@@ -185,7 +186,7 @@ def test_the_formula_predicts_the_plain_estimate_s_error(name: str) -> None:
     assert size == pytest.approx(1.0, abs=0.05)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", quick(NAMES, "hashed", "direct"))
 def test_the_error_of_what_is_not_listed_covers(name: str) -> None:
     """False alarm 1e-6 (chi-square over 40 runs: errors are 1.57 times as large as stated). Power:
     errors stated 2.4 times too small are missed with probability 5e-4, 3 times, with 1e-6."""
@@ -194,6 +195,7 @@ def test_the_error_of_what_is_not_listed_covers(name: str) -> None:
         assert float(np.sum(deviations**2)) <= stats.chi2.isf(1e-6, RUNS)
 
 
+@pytest.mark.slow
 def test_a_few_listed_items_are_not_sure_of_themselves_beside_a_common_one_that_is_not_listed() -> (
     None
 ):
@@ -234,7 +236,7 @@ def test_an_item_s_own_devices_are_not_taken_for_others_that_it_meets() -> None:
 # Bias
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", quick(NAMES, "hashed", "direct"))
 def test_plain_estimates_are_unbiased(name: str) -> None:
     """Each item's mean over 40 runs: false alarm 1e-6 in all. Power: in one item, a bias of one
     standard error is missed with probability 0.34, one of 1.6 with probability below 1e-4."""
@@ -252,7 +254,7 @@ def test_plain_estimates_are_unbiased(name: str) -> None:
         assert_mean(deviations, 0.0, 1.0, false_alarm=1e-6 / ITEMS)
 
 
-@pytest.mark.parametrize("name", HASHED)
+@pytest.mark.parametrize("name", quick(HASHED, "hashed"))
 def test_collisions_solved_for_leave_no_bias(name: str) -> None:
     """150 items, all of them solved for. False alarm 1e-6 in all; power as above."""
     counts = zipf(DEVICES, 150)
@@ -263,7 +265,7 @@ def test_collisions_solved_for_leave_no_bias(name: str) -> None:
     assert_mean(result.deviations, 0.0, together(150))
 
 
-@pytest.mark.parametrize("name", HASHED)
+@pytest.mark.parametrize("name", quick(HASHED, "hashed"))
 def test_items_not_solved_for_are_low_by_a_tenth_of_their_error_at_most(name: str) -> None:
     """What is solved for takes up a little of what is not: about solved/cells of it. False alarm
     6e-7: five standard errors (0.02) beyond that tenth."""
@@ -282,6 +284,7 @@ def together(items: int) -> float:
 # Accuracy
 
 
+@pytest.mark.slow
 def test_solving_for_collisions_is_near_the_optimum_where_plain_means_are_far_from_it() -> None:
     """1024 rows of 56 cells, a thousand items, a million devices. The mean square over 8 runs of
     800 rare items is known to 1.8%: aware 1.00 by the formula (1.02 with what solving adds), and
@@ -354,7 +357,7 @@ def null_runs(name: str, level: float) -> int:
     return alarms
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", quick(NAMES, "hashed", "direct"))
 def test_family_wise_a_false_item_is_as_rare_as_stated(name: str) -> None:
     """At most 5%: false alarm 1e-6 (exact binomial). Power: 15% is missed with probability 0.013,
     20% with probability 1e-6."""
@@ -368,7 +371,7 @@ def test_a_level_four_times_as_high_is_caught() -> None:
     assert float(stats.binom.sf(alarms - 1, NULL_RUNS, 0.05)) < 1e-6
 
 
-@pytest.mark.parametrize("name", HASHED)
+@pytest.mark.parametrize("name", quick(HASHED, "hashed"))
 def test_items_that_meet_common_ones_are_listed_no_more_often(name: str) -> None:
     """100 items that nobody holds among 200 that fall off like rank^-1.2, in 512 rows: at most 5%
     of 60 runs have a false one. False alarm 1e-6 (exact binomial): 15 runs or more. Power: 50% is
@@ -619,6 +622,7 @@ def ratio_of_few(oracle: HashedResponse, *, as_before: bool = False) -> float:
     return float(np.mean(ratios))
 
 
+@pytest.mark.slow
 def test_items_that_no_longer_stand_out_once_solved_for_stay_solved_for() -> None:
     """A second look may find none of those that the first look solved for, or find them in another
     order; what was solved belongs to them all the same."""

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,27 +36,6 @@ DELTA = 1e-6
 ONE = Budget(epsilon=1.0, delta=DELTA)
 LOSS = AdditiveLoss(noise="skellam", scale=9.446669, l1=5.0, l2=math.sqrt(5), unit_cells=5)
 """Costs 0.9953 of a budget of one."""
-
-START = """
-import os, signal, sys, time
-from pathlib import Path
-from sfumato.errors import BudgetError
-from sfumato.privacy import Budget, Ledger
-from sfumato.spec import from_json
-
-path, loss = Path(sys.argv[1]), from_json(sys.argv[2])
-"""
-
-
-def start(program: str, path: Path, loss: AdditiveLoss = LOSS) -> subprocess.Popen[str]:
-    """A process of its own, which gets the ledger's path and a loss."""
-    return subprocess.Popen(
-        [sys.executable, "-c", START + program, str(path), to_json(loss)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def half() -> AdditiveLoss:
@@ -312,66 +288,6 @@ def test_a_charge_waits_for_the_disk_and_its_directory(
 # Crashes and races
 
 
-def test_a_charge_that_returned_survives_a_kill(path: Path) -> None:
-    Ledger(ONE, path).close()
-    child = start(
-        """
-ledger = Ledger(path=path)
-ledger.charge(campaign="words", cohort="a", task="1", loss=loss)
-os.kill(os.getpid(), signal.SIGKILL)
-""",
-        path,
-    )
-    child.communicate(timeout=60)
-    assert child.returncode == -signal.SIGKILL
-    assert [entry.loss for entry in Ledger(path=path).entries()] == [LOSS]
-
-
-def test_a_kill_before_the_commit_spends_nothing(path: Path) -> None:
-    Ledger(ONE, path).close()
-    child = start(
-        """
-ledger = Ledger(path=path)
-ledger._connection.set_trace_callback(
-    lambda statement: os.kill(os.getpid(), signal.SIGKILL) if statement == "COMMIT" else None
-)
-ledger.charge(campaign="words", cohort="a", task="1", loss=loss)
-""",
-        path,
-    )
-    child.communicate(timeout=60)
-    assert child.returncode == -signal.SIGKILL
-    ledger = Ledger(path=path)
-    assert ledger.entries() == []
-    ledger.charge(campaign="words", cohort="a", task="1", loss=LOSS)
-
-
-def test_of_two_processes_that_race_for_the_last_of_a_budget_one_wins(path: Path) -> None:
-    Ledger(ONE, path).close()
-    program = """
-ledger = Ledger(path=path)
-print("ready", flush=True)
-sys.stdin.readline()
-try:
-    ledger.charge(campaign="words", cohort="a", task=str(os.getpid()), loss=loss)
-except BudgetError:
-    print("refused")
-else:
-    print("charged")
-"""
-    racers = [start(program, path) for _ in range(2)]
-    for racer in racers:
-        assert racer.stdout is not None
-        assert racer.stdout.readline() == "ready\n"
-    for racer in racers:
-        assert racer.stdin is not None
-        racer.stdin.write("go\n")
-        racer.stdin.flush()
-    outcomes = sorted(racer.communicate(timeout=60)[0] for racer in racers)
-    assert outcomes == ["charged\n", "refused\n"]
-    assert len(Ledger(path=path).entries()) == 1
-
-
 def test_a_ledger_that_another_process_has_just_made_is_used(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -511,6 +427,7 @@ def test_a_first_release_that_chooses_the_second_study_stays_within_delta(scale:
     assert not allowed_after(first)(ApproximateLoss(epsilon=1e-3, delta=3e-7))
 
 
+@pytest.mark.slow
 def test_a_list_fixed_in_advance_would_not_have_stayed_within_it() -> None:
     """The negative control: each second study fits when it was fixed in advance, and choosing
     among them by the first release does not. This was the ledger's rule."""

@@ -315,6 +315,7 @@ def test_what_many_hold_is_found_and_what_few_hold_is_not_told() -> None:
     assert any("95%" in note for note in release.notes)
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_counts_of_common_items() -> None:
     """95% intervals, 30 runs × 12 items far above the threshold: 360 trials; below 86% has a
     probability under 1e-9, and nominal 50% intervals would fail."""
@@ -343,9 +344,10 @@ def test_a_canary_of_one_device_is_told_no_more_often_than_delta() -> None:
     False alarm 1e-6 (exact binomial). Power: told in every second run it would be seen surely."""
     told, runs = 0, 400
     counts = draw(500)
+    planned = sfumato.plan(study(devices=501, delta=0.05, bytes_per_device=60_000))
     for seed in range(runs):
         release = sfumato.simulate(
-            sfumato.plan(study(devices=501, delta=0.05, bytes_per_device=60_000)),
+            planned,
             {"item": [*WORDS, "canary"], "count": [*counts, 1]},
             count_column="count",
             seed=seed,

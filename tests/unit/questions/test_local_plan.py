@@ -14,6 +14,7 @@ from scipy import stats
 
 import sfumato
 from checks import SEED
+from marks import quick
 from sfumato.errors import ImpossibleError, SimulationWarning, SpecError, StudyError
 from sfumato.flow.contribute import local_report
 from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension, WordTask
@@ -79,7 +80,7 @@ def test_the_default_at_epsilon_4_is_optimal_small_and_short(items: int, devices
     assert best.record_bytes < 8
 
 
-@pytest.mark.parametrize("devices", [100_000, 10_000_000])
+@pytest.mark.parametrize("devices", quick([100_000, 10_000_000], 100000))
 def test_what_the_default_promises_is_measured(devices: int) -> None:
     """1,000 items. The mean square error over items has a relative deviation of √(2/1000) = 4.5%;
     over 8 runs 1.6%, so that 1.05 + 5 × 1.6% = 1.13 is passed by chance with probability 3e-7. The
@@ -255,6 +256,7 @@ def spoken(devices: int, rare: int) -> pa.Array:
     return pa.array([*common.tolist(), *noise])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper_mode", [True, False], ids=["puzzle", "prefixes"])
 def test_common_words_are_found_and_no_others(paper_mode: bool) -> None:
     """Every word is some 10 deviations out or more; a false one comes with probability 5%, of

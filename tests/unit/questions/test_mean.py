@@ -515,6 +515,7 @@ def test_short_vectors_are_sent_whole_whatever_the_compression(dimensions: int) 
         assert plan(STUDY | keys).algorithm == "whole vectors"
 
 
+@pytest.mark.slow
 def test_noise_of_all_shares_together_can_be_drawn() -> None:
     study = STUDY | {"trust": "secure", "dropout": 0.2, "corrupt": 0.2, "epsilon": 0.03}
     release = simulate(study, cloud(300, 20), seed=1)

@@ -36,12 +36,14 @@ def third(outcome_of: Callable[[str], Outcome]) -> Outcome:
     return outcome_of("000-fig3")
 
 
+@pytest.mark.slow
 def test_targets_below_twenty_devices_are_left_out(first: Outcome) -> None:
     curves = Curves(first.numbers)
     assert curves.get("a", "minimax", "x").tolist() == [0.0012, 0.02]
     assert curves.get("g", "minimax", "x").tolist() == [0.02]  # 20 of 6,906 devices are 0.0029
 
 
+@pytest.mark.slow
 def test_smaller_sizes_are_found_and_miss_the_target(first: Outcome) -> None:
     """Deterministic for the fixed seed. Equation (2) with constant 2 errs 1.4 to 7 times the
     target, here on the law i^-1.8 with five rows, where it is worst."""
@@ -52,6 +54,7 @@ def test_smaller_sizes_are_found_and_miss_the_target(first: Outcome) -> None:
     assert "5 rows where theory asks for 15" in missed.detail
 
 
+@pytest.mark.slow
 def test_a_target_that_is_reached_is_not_called_missed(first: Outcome) -> None:
     """The negative control: the same numbers with errors below every target."""
     better = [
@@ -65,6 +68,7 @@ def _claims_1(numbers: Sequence[Mapping[str, Any]]) -> list[Claim]:
     return list(claims_1(("d", "e", "f"), data.c4_law(), Curves(numbers)))
 
 
+@pytest.mark.slow
 def test_fresh_beats_hybrid_where_rows_and_width_are_few() -> None:
     """False alarm 1e-6 (exact binomial): on i^-1.1 at width 50 Fresh wins 98% of runs or more.
 

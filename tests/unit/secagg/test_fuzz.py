@@ -32,7 +32,7 @@ from unit.secagg.stage import ROUND, STEPS, Stage, pieces
 
 Chance = np.random.Generator
 
-FEW, MANY = 3_000, 100_000
+FEW, MANY = 1_000, 100_000
 SMALL = replace(ROUND, cells=8)
 ROUNDS = {
     "semi_honest": SMALL,

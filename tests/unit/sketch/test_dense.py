@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -280,15 +278,6 @@ def test_pieces_join_in_vectors_of_many() -> None:
         read = plain_dense.decode(plain, *hashes, length, 1, 1 / math.sqrt(2))
         error = np.abs(read - sketch.decode(plain))
         assert np.all(error <= bound(2, 2 * np.abs(plain).max()))
-
-
-def test_a_device_imports_no_numba() -> None:
-    code = (
-        "import sys, numpy as np; from sfumato.sketch.dense import DenseSketch; "
-        "s = DenseSketch(length=2000, width=100, seed=1); s.decode(s.encode(np.ones(2000))); "
-        "sys.exit('numba' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 # --- what is taken and what is refused
