@@ -14,7 +14,7 @@ from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import DataError, StudyError
 from sfumato.questions.question import Dictionary
 from sfumato.spec import canonical
-from sfumato.study import Study, TrainingKeys
+from sfumato.study import Study, TrainingStudy
 
 MEASURE = {  # beyond it, nobody has a study; some plans would take hours to find that out
     "epsilon": (1e-9, 100.0),
@@ -98,7 +98,7 @@ class Request:
         return hashlib.sha256(canonical(told).encode()).hexdigest()
 
 
-def _in_passes(keys: TrainingKeys) -> TrainingKeys:
+def _in_passes(keys: TrainingStudy) -> TrainingStudy:
     """A cohort over a network is whoever comes, and who that is is known: nothing is sampled."""
     if keys.sampling not in (None, "passes"):
         raise StudyError(

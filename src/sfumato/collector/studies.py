@@ -170,7 +170,7 @@ def next_task(
         closes=terms.closes,
         model=None if model is None else question.model_terms(model, number),
     )
-    wanted = question.wanted(task, answering=1 - planned.study.dropout)
+    wanted = question.closing_count(task, answering=1 - planned.study.dropout)
     opened = TaskRow(
         id=task.id,
         study_id=row.id,

@@ -165,7 +165,7 @@ def update_table(
         update = np.asarray(train(terms, terms.read(parameters), own))
         if update.shape != (sketch.length,) or update.dtype.kind != "f":
             raise SpecError(f"an update of this model must be {sketch.length} real numbers")
-        tables = sketch.tables(terms.kept(update)[None], rng=own)
+        tables = sketch.tables(terms.bounded_update(update)[None], rng=own)
         return contribute(task, tables, devices=1, rng=own).reshape(-1)
 
     return made

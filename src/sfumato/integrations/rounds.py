@@ -210,7 +210,7 @@ class UpdateDesign:
                 mechanism=secure.noise(scale, asked, exact=True) if scale else NoNoise(),
                 campaign=campaign,
                 cohort=EVERYBODY,
-                asked=asked,
+                devices=asked,
                 items_per_device=1,
                 exact=True,
             )

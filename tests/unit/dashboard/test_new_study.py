@@ -97,7 +97,7 @@ def test_a_script_gets_the_plan_alone(admin: Visitor) -> None:
     [
         ({"devices": "many"}, "Devices must be a whole number; got 'many'.", "devices"),
         ({"epsilon": "-1"}, "Epsilon must be above 0", "epsilon"),
-        ({"epsilon": ""}, "A study must have epsilon.", None),
+        ({"epsilon": ""}, "The study must have epsilon.", None),
         ({"items": ""}, "Frequencies are of listed items", None),
         ({"closes": "soon"}, "Closes must be a date; got 'soon'.", "closes"),
         ({"toml": "a ="}, "The study is not TOML", None),

@@ -34,7 +34,7 @@ def masked(
         mechanism=NoiseInShares(scale=20.0, survivors=2),
         campaign=campaign,
         cohort=cohort,
-        asked=asked,
+        devices=asked,
         items_per_device=1,
     )
 

@@ -26,7 +26,7 @@ from sfumato.flow.accumulator import Batch, Collector
 from sfumato.flow.aggregation import Masked, Plain, centred
 from sfumato.flow.contribute import join_round, report
 from sfumato.flow.release import noised_sum
-from sfumato.flow.secure_sum import ANY_NONCE, SecureSum, bytes_of
+from sfumato.flow.secure_sum import PLACEHOLDER_NONCE, SecureSum, bytes_of
 from sfumato.flow.task import Task
 from sfumato.privacy import Budget, Ledger, NoiseAtRelease, NoiseInShares, NoNoise, SeededRng
 from sfumato.privacy.samplers import log_mass
@@ -85,7 +85,7 @@ def test_noise_reaches_no_further_than_it_says(scale: float, count: int) -> None
 
 
 def test_a_task_that_could_wrap_or_lacks_noise_does_not_exist() -> None:
-    assert task().masked_round(90, ANY_NONCE).least_survivors == 80
+    assert task().masked_round(90, PLACEHOLDER_NONCE).least_survivors == 80
     with pytest.raises(TaskError, match="modulus_bits must hold sums"):
         task(aggregation=Masked(modulus_bits=8, corrupt=0.1))  # ±100 fits, with noise it does not
     task(mechanism=NoNoise(), aggregation=Masked(modulus_bits=8, corrupt=0.1))
@@ -104,11 +104,11 @@ def test_masked_tasks_are_answered_in_rounds_only() -> None:
         Collector(task())
     with pytest.raises(TaskError, match="only a task with masked aggregation"):
         replace(task(mechanism=NoNoise()), aggregation=Plain(modulus_bits=12)).masked_round(
-            90, ANY_NONCE
+            90, PLACEHOLDER_NONCE
         )
     for cohort in (79, 101):
         with pytest.raises(TaskError, match=f"80 to 100 devices; got {cohort}"):
-            task().masked_round(cohort, ANY_NONCE)
+            task().masked_round(cohort, PLACEHOLDER_NONCE)
 
 
 def test_a_device_joins_only_its_tasks_rounds() -> None:
@@ -156,7 +156,7 @@ def test_a_secure_task_has_room_and_noise_for_the_worst_case() -> None:
         mechanism=NoiseInShares(scale=9.4467, survivors=2),
         campaign="c",
         cohort="round 0",
-        asked=1_000,
+        devices=1_000,
         items_per_device=1,
     )
     noise = made.mechanism
@@ -181,7 +181,7 @@ def test_a_cohort_of_exactly_so_many_has_no_grace(asked: int, dropout: float, le
         mechanism=NoiseInShares(scale=5.0, survivors=2),
         campaign="c",
         cohort="c",
-        asked=asked,
+        devices=asked,
         items_per_device=1,
         exact=True,
     )
@@ -208,7 +208,7 @@ def test_a_cohort_too_small_is_refused(asked: int, dropout: float, why: str) -> 
             mechanism=NoNoise(),
             campaign="c",
             cohort="c",
-            asked=asked,
+            devices=asked,
             items_per_device=1,
         )
 

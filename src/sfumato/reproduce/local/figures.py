@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sfumato.flow.word_discovery import Found
+from sfumato.flow.word_discovery import DiscoveredWords
 from sfumato.privacy import CountMeanSketch, HashedResponse, Randomizer, debias
 from sfumato.privacy.debias import LocalEstimates
 from sfumato.privacy.randomizers import in_epoch
@@ -513,7 +513,7 @@ class WordSize:
     is_known: bool = False  # whether known numbers are of this size
 
 
-Searches = Sequence[tuple[Search, Found, I64]]
+Searches = Sequence[tuple[Search, DiscoveredWords, I64]]
 
 
 def new_words(size: WordSize) -> Experiment:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato import hashing
-from sfumato.flow.word_discovery import Found, FragmentPuzzle, PrefixExtension
+from sfumato.flow.word_discovery import DiscoveredWords, FragmentPuzzle, PrefixExtension
 from sfumato.kernels import local
 from sfumato.privacy import (
     CountMeanSketch,
@@ -217,7 +217,7 @@ class Search:
     seconds: float  # of processor time, for the discovery alone
 
 
-def find_words(source: Source, job: Job, rows: int) -> tuple[Search, Found, I64]:
+def find_words(source: Source, job: Job, rows: int) -> tuple[Search, DiscoveredWords, I64]:
     """Look for words among devices of which half hold one of the source's: what came out, what was
     found, and how many devices hold each of the source's."""
     devices, series = job.workload
