@@ -313,7 +313,7 @@ class Plan:
         lines += [f"  {name:<26} {value}" for name, value in self.parameters.items()]
         lines += ["predicted"]
         lines += [f"  {name:<26} {_short(value)}" for name, value in self.predicted.items()]
-        lines += ["promise", *(f"  {line}" for line in self.privacy.lines)]
+        lines += ["privacy", *(f"  {line}" for line in self.privacy.lines)]
         lines += [f"warning: {warning}" for warning in self.warnings]
         return "\n".join(lines)
 

@@ -39,8 +39,8 @@ def as_sent(message: bytes, task: LocalTask | Task = PAIRS) -> bytes:
     return Report(task.id, secrets.token_bytes(16), message).to_bytes()
 
 
-def reasons(task: LocalTask | Task | WordTask, sent: list[bytes]) -> Counter[Rejection]:
-    return Admission(task).admit(to_frames(sent), most_reports=1_000).rejected
+def reasons(task: LocalTask | Task | WordTask, batch: list[bytes]) -> Counter[Rejection]:
+    return Admission(task).admit(to_frames(batch), most_reports=1_000).rejected
 
 
 def reason_of(task: LocalTask | Task, data: bytes) -> Rejection | None:
@@ -68,44 +68,44 @@ sendings = st.one_of(
 
 
 @given(st.lists(sendings, min_size=1, max_size=30))
-def test_many_are_judged_as_one_by_one(sent: list[bytes]) -> None:
-    admitted = Admission(PAIRS).admit(to_frames(sent), most_reports=1_000)
-    kept, rejected = [], Counter[Rejection]()
-    for data in sent:
+def test_many_are_judged_as_one_by_one(batch: list[bytes]) -> None:
+    admitted = Admission(PAIRS).admit(to_frames(batch), most_reports=1_000)
+    expected, rejected = [], Counter[Rejection]()
+    for data in batch:
         reason = reason_of(PAIRS, data)
         rejected += Counter([] if reason is None else [reason])
-        kept += [data] if reason is None else []
+        expected += [data] if reason is None else []
     assert admitted.rejected == rejected
-    assert admitted.count == len(kept)
-    assert from_frames(admitted.body) == kept
+    assert admitted.count == len(expected)
+    assert from_frames(admitted.body) == expected
 
 
 @given(st.lists(st.binary(min_size=4, max_size=6), min_size=1, max_size=30))
-def test_tables_are_judged_as_one_by_one(said: list[bytes]) -> None:
-    sent = [as_sent(message, TABLE) for message in said]
-    one_by_one = [reason for data in sent if (reason := reason_of(TABLE, data)) is not None]
-    assert reasons(TABLE, sent) == Counter(one_by_one)
+def test_tables_are_judged_as_one_by_one(messages: list[bytes]) -> None:
+    batch = [as_sent(message, TABLE) for message in messages]
+    one_by_one = [reason for data in batch if (reason := reason_of(TABLE, data)) is not None]
+    assert reasons(TABLE, batch) == Counter(one_by_one)
 
 
 def test_what_devices_send_is_admitted() -> None:
-    sent = reports(100)
-    admitted = Admission(TASK).admit(to_frames(sent), most_reports=100)
+    batch = reports(100)
+    admitted = Admission(TASK).admit(to_frames(batch), most_reports=100)
     assert (admitted.count, admitted.rejected) == (100, {})
-    assert admitted.body == to_frames(sent)
+    assert admitted.body == to_frames(batch)
 
 
 def test_a_table_that_a_device_sends_is_admitted() -> None:
-    sent = report(TABLE, np.array([3]), rng=SeededRng(1)).to_bytes()
-    assert not reasons(TABLE, [sent])
+    data = report(TABLE, np.array([3]), rng=SeededRng(1)).to_bytes()
+    assert not reasons(TABLE, [data])
 
 
 def test_words_that_a_device_sends_are_admitted_and_others_are_not() -> None:
     prefix = HashedResponse(epsilon=2.0, rows=2, width=5, seed=1)
     task = WordTask(discoverer=PrefixExtension(prefix=prefix), cohort="everybody")
-    sent = local_report(task, ["tree"], rng=SeededRng(1)).to_bytes()
-    assert not reasons(task, [sent])
-    wrong = sent[:-1] + b"\xff"
-    assert reasons(task, [wrong, sent]) == {Rejection.IMPOSSIBLE: 1}
+    data = local_report(task, ["tree"], rng=SeededRng(1)).to_bytes()
+    assert not reasons(task, [data])
+    wrong = data[:-1] + b"\xff"
+    assert reasons(task, [wrong, data]) == {Rejection.IMPOSSIBLE: 1}
 
 
 @pytest.mark.parametrize(
@@ -123,14 +123,14 @@ def test_more_reports_than_an_upload_may_have_are_too_large(sizes: list[int]) ->
 
 
 @given(st.lists(st.binary(max_size=9), min_size=1, max_size=20))
-def test_frames_are_found_where_they_are(sent: list[bytes]) -> None:
-    body = to_frames(sent)
+def test_frames_are_found_where_they_are(batch: list[bytes]) -> None:
+    body = to_frames(batch)
     starts, sizes = frames(body, most=20)
-    found = [body[start : start + size] for start, size in zip(starts, sizes, strict=True)]
-    assert found == sent
+    parts = [body[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    assert parts == batch
 
 
 def test_what_is_admitted_does_not_print() -> None:
-    sent = reports(1)
-    shown = repr(Admission(TASK).admit(to_frames(sent), most_reports=1))
-    assert shown == "Admitted(1 reports, rejected={})"
+    batch = reports(1)
+    text = repr(Admission(TASK).admit(to_frames(batch), most_reports=1))
+    assert text == "AdmittedReports(1 reports, rejected={})"

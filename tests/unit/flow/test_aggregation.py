@@ -30,8 +30,8 @@ def tables(draw: st.DrawFn) -> tuple[int, I64]:
 def test_every_width_packs_and_unpacks(bits: int) -> None:
     half = 1 << (bits - 1)
     edges = np.array([0, 1, -1, half - 1, -half, half // 2], dtype=np.int64)
-    drawn = np.random.default_rng(SEED).integers(-half, half, size=50)
-    table = np.concatenate([edges, drawn])
+    values = np.random.default_rng(SEED).integers(-half, half, size=50)
+    table = np.concatenate([edges, values])
     message = pack(table, bits)
     assert len(message) == -(-table.size * bits // 8)
     residues = unpack(message, table.size, bits)
@@ -40,8 +40,8 @@ def test_every_width_packs_and_unpacks(bits: int) -> None:
 
 
 @given(tables())
-def test_sealing_unpacking_and_opening_give_the_table_back(given_: tuple[int, I64]) -> None:
-    bits, table = given_
+def test_sealing_unpacking_and_opening_give_the_table_back(case: tuple[int, I64]) -> None:
+    bits, table = case
     plain, before = Plain(modulus_bits=bits), table.copy()
     message = plain.seal(table)
     assert len(message) == plain.message_bytes(table.size)

@@ -47,9 +47,9 @@ class Fleet:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def gather(self, asked: Task) -> Batch:
-        self.asked.append(asked.cohort)
-        return Batch(asked.id, np.array([10, 0]), 10)
+    def gather(self, task: Task) -> Batch:
+        self.asked.append(task.cohort)
+        return Batch(task.id, np.array([10, 0]), 10)
 
 
 def test_a_campaign_is_asked_and_told_until_it_has_nothing_more_to_ask() -> None:

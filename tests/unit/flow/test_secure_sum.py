@@ -42,7 +42,7 @@ STUDY: dict[str, Any] = {
 TREES = ["oak", "elm", "ash", "fir"]
 
 
-def task(**changes: Any) -> Task:
+def make_task(**changes: Any) -> Task:
     parts: dict[str, Any] = {
         "sketch": OneHot(categories=4),
         "mechanism": NoiseInShares(scale=3.0, survivors=80, colluders=10),
@@ -55,13 +55,13 @@ def task(**changes: Any) -> Task:
 
 
 @pytest.mark.parametrize("dropout", [0.01, 0.05, 0.3, 0.9])
-@pytest.mark.parametrize("asked", [3, 10, 100, 1_000, 50_000])
-def test_fewer_than_the_floor_stay_once_in_a_million_rounds(asked: int, dropout: float) -> None:
+@pytest.mark.parametrize("devices", [3, 10, 100, 1_000, 50_000])
+def test_fewer_than_the_floor_stay_once_in_a_million_rounds(devices: int, dropout: float) -> None:
     """Against the exact binomial: rare enough, and not much rarer (Chernoff is within 2⁻⁸ here)."""
-    least = SecureSum(corrupt=0.1, dropout=dropout).least(asked)
-    assert stats.binom.cdf(least - 1, asked, 1 - dropout) <= 2**-20
-    if least < asked:
-        assert stats.binom.cdf(least, asked, 1 - dropout) > 2**-28
+    least = SecureSum(corrupt=0.1, dropout=dropout).least(devices)
+    assert stats.binom.cdf(least - 1, devices, 1 - dropout) <= 2**-20
+    if least < devices:
+        assert stats.binom.cdf(least, devices, 1 - dropout) > 2**-28
 
 
 def test_without_dropouts_everybody_stays() -> None:
@@ -85,39 +85,39 @@ def test_noise_reaches_no_further_than_it_says(scale: float, count: int) -> None
 
 
 def test_a_task_that_could_wrap_or_lacks_noise_does_not_exist() -> None:
-    assert task().masked_round(90, PLACEHOLDER_NONCE).least_survivors == 80
+    assert make_task().masked_round(90, PLACEHOLDER_NONCE).least_survivors == 80
     with pytest.raises(TaskError, match="modulus_bits must hold sums"):
-        task(aggregation=Masked(modulus_bits=8, corrupt=0.1))  # ±100 fits, with noise it does not
-    task(mechanism=NoNoise(), aggregation=Masked(modulus_bits=8, corrupt=0.1))
+        make_task(aggregation=Masked(modulus_bits=8, corrupt=0.1))  # ±100 fits only without noise
+    make_task(mechanism=NoNoise(), aggregation=Masked(modulus_bits=8, corrupt=0.1))
     with pytest.raises(TaskError, match="10 of 100 devices may tell their share"):
-        task(mechanism=NoiseInShares(scale=3.0, survivors=80, colluders=9))
+        make_task(mechanism=NoiseInShares(scale=3.0, survivors=80, colluders=9))
     with pytest.raises(TaskError, match="min_count of at least 80"):
-        task(min_count=79)
+        make_task(min_count=79)
     with pytest.raises(TaskError, match="whose summands are hidden"):
-        task(aggregation=Plain(modulus_bits=12))
+        make_task(aggregation=Plain(modulus_bits=12))
 
 
 def test_masked_tasks_are_answered_in_rounds_only() -> None:
     with pytest.raises(TaskError, match="in a masked round, not in a report"):
-        report(task(), [1], rng=SeededRng(SEED))
+        report(make_task(), [1], rng=SeededRng(SEED))
     with pytest.raises(TaskError, match="has no reports"):
-        Collector(task())
+        Collector(make_task())
     with pytest.raises(TaskError, match="only a task with masked aggregation"):
-        replace(task(mechanism=NoNoise()), aggregation=Plain(modulus_bits=12)).masked_round(
+        replace(make_task(mechanism=NoNoise()), aggregation=Plain(modulus_bits=12)).masked_round(
             90, PLACEHOLDER_NONCE
         )
     for cohort in (79, 101):
         with pytest.raises(TaskError, match=f"80 to 100 devices; got {cohort}"):
-            task().masked_round(cohort, PLACEHOLDER_NONCE)
+            make_task().masked_round(cohort, PLACEHOLDER_NONCE)
 
 
 def test_a_device_joins_only_its_tasks_rounds() -> None:
     """The attack: everybody is told the same round, whose floor is below what the noise is for."""
-    asked = task()
+    task = make_task()
     identity = bytes(32)
     roster = tuple(bytes([member]) * 32 for member in range(90))
-    good = asked.masked_round(90, "ab" * 16)
-    joined = join_round(asked, good, 3, identity, roster, rng=SeededRng(SEED))
+    good = task.masked_round(90, "ab" * 16)
+    joined = join_round(task, good, 3, identity, roster, rng=SeededRng(SEED))
     assert joined.round == good
     for change in (
         {"dropout": 0.3},
@@ -128,18 +128,18 @@ def test_a_device_joins_only_its_tasks_rounds() -> None:
         {"mode": "semi_malicious"},
     ):
         with pytest.raises(MismatchError, match="not what its task asks for"):
-            join_round(asked, replace(good, **change), 3, identity, roster, rng=SeededRng(SEED))
+            join_round(task, replace(good, **change), 3, identity, roster, rng=SeededRng(SEED))
 
 
 def test_a_sum_that_was_seen_is_not_charged_twice_nor_added_to() -> None:
     ledger = Ledger(Budget(epsilon=None, delta=1e-6))
-    asked = task()
-    seen = Batch(asked.id, np.zeros(4, dtype=np.int64), 90, charged=True)
-    noised_sum(asked, seen, ledger=ledger, rng=SeededRng(SEED))
+    task = make_task()
+    batch = Batch(task.id, np.zeros(4, dtype=np.int64), 90, charged=True)
+    noised_sum(task, batch, ledger=ledger, rng=SeededRng(SEED))
     assert ledger.entries() == []
     with pytest.raises(MismatchError, match="a batch of its own"):
-        seen + seen
-    noised_sum(asked, replace(seen, charged=False), ledger=ledger, rng=SeededRng(SEED))
+        batch + batch
+    noised_sum(task, replace(batch, charged=False), ledger=ledger, rng=SeededRng(SEED))
     assert len(ledger.entries()) == 1
 
 
@@ -151,7 +151,7 @@ def test_residues_of_a_prime_are_centred() -> None:
 
 def test_a_secure_task_has_room_and_noise_for_the_worst_case() -> None:
     secure = SecureSum(corrupt=0.1, dropout=0.05)
-    made = secure.task(
+    task = secure.task(
         sketch=CountSketch(rows=5, width=50, seed=1),
         mechanism=NoiseInShares(scale=9.4467, survivors=2),
         campaign="c",
@@ -159,62 +159,62 @@ def test_a_secure_task_has_room_and_noise_for_the_worst_case() -> None:
         devices=1_000,
         items_per_device=1,
     )
-    noise = made.mechanism
+    noise = task.mechanism
     assert isinstance(noise, NoiseInShares)
-    assert (made.min_count, made.max_count) == (secure.least(999), 1_001)
-    assert (noise.survivors, noise.colluders) == (made.min_count, 100)
+    assert (task.min_count, task.max_count) == (secure.least(999), 1_001)
+    assert (noise.survivors, noise.colluders) == (task.min_count, 100)
     # The fewest survivors, less the corrupt: exactly what was asked for.
-    honest = made.min_count - 100
+    honest = task.min_count - 100
     assert noise.share_stddev**2 * honest == pytest.approx(9.4467**2)
-    up, down = bytes_of(made)
-    assert up > made.message_bytes
+    up, down = bytes_of(task)
+    assert up > task.message_bytes
     assert down > 64 * 164
 
 
 @pytest.mark.parametrize(
-    ("asked", "dropout", "least"), [(3, 0.0, 3), (6, 0.35, 4), (10, 0.3, 7), (10, 0.7, 3)]
+    ("devices", "dropout", "least"), [(3, 0.0, 3), (6, 0.35, 4), (10, 0.3, 7), (10, 0.7, 3)]
 )
-def test_a_cohort_of_exactly_so_many_has_no_grace(asked: int, dropout: float, least: int) -> None:
+def test_a_cohort_of_exactly_so_many_has_no_grace(devices: int, dropout: float, least: int) -> None:
     secure = SecureSum(corrupt=0.1, dropout=dropout)
     task = secure.task(
         sketch=OneHot(categories=2),
         mechanism=NoiseInShares(scale=5.0, survivors=2),
         campaign="c",
         cohort="c",
-        devices=asked,
+        devices=devices,
         items_per_device=1,
         exact=True,
     )
     noise = task.mechanism
     assert isinstance(noise, NoiseInShares)
-    assert (task.min_count, task.max_count) == (least, asked)
-    assert (noise.survivors, noise.colluders) == (least, asked // 10)
-    with pytest.raises(ImpossibleError, match="at least 3 devices a round; got 2"):
+    assert (task.min_count, task.max_count) == (least, devices)
+    assert (noise.survivors, noise.colluders) == (least, devices // 10)
+    with pytest.raises(ImpossibleError, match="at least 3 devices per round; got 2"):
         secure.counts(2, exact=True)
 
 
 @pytest.mark.parametrize(
-    ("asked", "dropout", "why"),
+    ("devices", "dropout", "why"),
     [
-        (1, 0.0, "at least 4 devices a round"),
-        (3, 0.0, "at least 4 devices a round"),
-        (6, 0.1, "all may be gone"),
+        (1, 0.0, "at least 4 devices per round"),
+        (3, 0.0, "at least 4 devices per round"),
+        (6, 0.1, "all 6 devices of a round may drop out"),
     ],
 )
-def test_a_cohort_too_small_is_refused(asked: int, dropout: float, why: str) -> None:
+def test_a_cohort_too_small_is_refused(devices: int, dropout: float, why: str) -> None:
     with pytest.raises(ImpossibleError, match=why):
         SecureSum(corrupt=0.1, dropout=dropout).task(
             sketch=OneHot(categories=2),
             mechanism=NoNoise(),
             campaign="c",
             cohort="c",
-            devices=asked,
+            devices=devices,
             items_per_device=1,
         )
 
 
 def test_noise_that_nobody_honest_adds_is_refused() -> None:
-    with pytest.raises(ImpossibleError, match="nobody's noise counts"):
+    with pytest.raises(ImpossibleError, match="no honest device is left"):
         SecureSum(corrupt=0.4, dropout=0.5).noise(3.0, 50)
 
 
@@ -224,7 +224,7 @@ def test_noise_that_nobody_honest_adds_is_refused() -> None:
         ({"delta": 0.0}, ImpossibleError, "needs a delta above 0"),
         ({"corrupt": 1.0}, StudyError, "corrupt must be"),
         ({"collector": "evil"}, SpecError, "collector of Study must be"),
-        ({"devices": 12, "rounds": 4}, ImpossibleError, "at least 4 devices a round"),
+        ({"devices": 12, "rounds": 4}, ImpossibleError, "at least 4 devices per round"),
         ({"devices": 30, "corrupt": 0.6, "dropout": 0.3}, ImpossibleError, "corrupt"),
     ],
 )
@@ -291,11 +291,11 @@ def test_the_protocol_gives_the_sum_that_adding_gives() -> None:
     masked = simulate(planned, fleet(), seed=1, protocol=True)
     truth = {"oak": 20.0, "elm": 20.0, "ash": 20.0, "fir": 0.0}
     for release in (added, masked):
-        found = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
-        assert found == truth
+        counts = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
+        assert counts == truth
         assert release.cost.bytes_per_device == planned.predicted["bytes_per_device"]
-    said = f"sent at most {planned.predicted['bytes_up']:,} bytes"
-    assert any(said in note for note in masked.notes)
+    text = f"sent at most {planned.predicted['bytes_up']:,} bytes"
+    assert any(text in note for note in masked.notes)
 
 
 @pytest.mark.parametrize("mode", ["semi_honest", "semi_malicious"])
@@ -311,8 +311,8 @@ def test_devices_with_several_items_run_the_protocol() -> None:
     data = {"item": ["oak", "elm", "oak"] * 40, "device": [f"d{k // 3}" for k in range(120)]}
     study = STUDY | {"epsilon": math.inf, "dropout": 0.0, "items_per_device": 3}
     release = simulate(study, data, device_column="device", seed=1, protocol=True)
-    found = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
-    assert found == {"oak": 80.0, "elm": 40.0}
+    counts = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
+    assert counts == {"oak": 80.0, "elm": 40.0}
 
 
 def test_a_round_that_the_ledger_refuses_is_never_unmasked() -> None:
@@ -363,11 +363,11 @@ def test_real_data_have_the_predicted_error() -> None:
 
     source = c4_commits()
     assert source is not None
-    held = source.draw(9_000, np.random.default_rng(SEED))
+    items = source.draw(9_000, np.random.default_rng(SEED))
     planned = plan(STUDY | {"devices": 9_000}, items=[str(k) for k in range(source.categories)])
     ledger = Ledger(Budget(epsilon=1.0, delta=1e-6))
-    release = simulate(planned, [str(k) for k in held], seed=SEED, ledger=ledger)
-    truth = np.bincount(held, minlength=source.categories)
+    release = simulate(planned, [str(k) for k in items], seed=SEED, ledger=ledger)
+    truth = np.bincount(items, minlength=source.categories)
     errors = release.counts - truth[np.asarray(release.items).astype(np.int64)]
     assert np.sqrt(np.mean(errors**2)) == pytest.approx(
         planned.predicted["standard_error"], rel=0.1

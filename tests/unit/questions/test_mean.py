@@ -128,9 +128,9 @@ def test_a_sketch_longer_than_its_vector_is_clipped_again() -> None:
 
 def test_short_vectors_are_not_clipped() -> None:
     vectors = np.array([[0.3, -0.4], [0.0, 0.0], [3.0, 4.0], [3e300, 4e300], [5e-324, 0.0]])
-    found = clipped(vectors, 1.0)
-    assert np.allclose(found[[0, 1, 4]], vectors[[0, 1, 4]], rtol=1e-15, atol=0)
-    assert np.allclose(found[[2, 3]], [[0.6, 0.8]] * 2, rtol=1e-15)
+    results = clipped(vectors, 1.0)
+    assert np.allclose(results[[0, 1, 4]], vectors[[0, 1, 4]], rtol=1e-15, atol=0)
+    assert np.allclose(results[[2, 3]], [[0.6, 0.8]] * 2, rtol=1e-15)
 
 
 def test_who_has_no_finite_vector_abstains() -> None:
@@ -196,10 +196,10 @@ def test_a_device_reports_its_table() -> None:
     sketch = task.sketch
     assert isinstance(sketch, VectorSketch)
     table = sketch.tables(cloud(1, 20_000), rng=SeededRng(1))
-    sent = report(task, table, rng=SeededRng(2))
-    assert len(sent.message) == task.message_bytes
+    message = report(task, table, rng=SeededRng(2))
+    assert len(message.message) == task.message_bytes
     assert isinstance(task.aggregation, Plain)
-    read = task.aggregation.open(task.aggregation.unpack(sent.message, sketch.shape))
+    read = task.aggregation.open(task.aggregation.unpack(message.message, sketch.shape))
     assert np.array_equal(read, table[0])
 
 
@@ -226,8 +226,8 @@ def test_widths_follow_norm_noise_and_error(error: float) -> None:
 
 
 def test_the_free_norm_takes_the_noise_off() -> None:
-    found, deviation = squared_norm(np.full((2, 8), 3.0), 2.0)
-    assert found == 16 * 9 - 16 * 4
+    squared, deviation = squared_norm(np.full((2, 8), 3.0), 2.0)
+    assert squared == 16 * 9 - 16 * 4
     assert deviation == math.sqrt(4 * 80 * 4 + 2 * 16 * 16 + 2 * 80**2 / 16)
     assert squared_norm(np.zeros((2, 8)), 2.0)[0] == 0.0
 
@@ -297,7 +297,7 @@ def test_designs_check_themselves(change: dict[str, Any], match: str) -> None:
 # Campaigns.
 
 
-def answered(design: MeanDesign, vectors: F64, seed: int = 1) -> MeanCampaign:
+def run_campaign(design: MeanDesign, vectors: F64, seed: int = 1) -> MeanCampaign:
     """A campaign over devices that all answer."""
     campaign, rng = MeanCampaign(design), SeededRng(SEED, seed)
 
@@ -318,18 +318,18 @@ def test_every_compression_gives_a_mean_and_its_error(compression: Any) -> None:
         DESIGN, compression=compression, dimensions=2_000, devices=60, multiplier=0.3,
         most_cells=most, relative_error=0.25,
     )  # fmt: skip
-    found = answered(design, vectors).estimate()
-    assert found.answered == 60
-    assert found.compressed == (compression != "none")
-    error = float(np.linalg.norm(found.mean - vectors.mean(axis=0)))
-    claimed = found.standard_error * math.sqrt(2_000)
+    estimate = run_campaign(design, vectors).estimate()
+    assert estimate.respondents == 60
+    assert estimate.compressed == (compression != "none")
+    error = float(np.linalg.norm(estimate.mean - vectors.mean(axis=0)))
+    claimed = estimate.standard_error * math.sqrt(2_000)
     assert 0.5 < error / claimed < 2  # six deviations of a sketch of 80 cells; see statistics
 
 
 def test_a_campaign_absorbs_its_own_task_only_and_ends() -> None:
     design = replace(DESIGN, compression="none", dimensions=10, most_cells=10, devices=5)
     other = MeanCampaign(replace(design, seed=1))
-    campaign = answered(design, cloud(5, 10))
+    campaign = run_campaign(design, cloud(5, 10))
     assert campaign.next_task() is None
     with pytest.raises(SpecError, match="last"):
         other.absorb(campaign._answers[0])
@@ -341,8 +341,8 @@ def test_top_keeps_the_largest_coordinates() -> None:
     design = replace(DESIGN, compression="none", dimensions=40, most_cells=40, devices=5, top=3)
     vectors = np.zeros((5, 40))
     vectors[:, [4, 7, 9]] = 0.5
-    found = answered(replace(design, multiplier=0.01), vectors).estimate()
-    assert np.flatnonzero(found.mean).tolist() == [4, 7, 9]
+    estimate = run_campaign(replace(design, multiplier=0.01), vectors).estimate()
+    assert np.flatnonzero(estimate.mean).tolist() == [4, 7, 9]
 
 
 def test_the_papers_rule_is_kept() -> None:
@@ -405,8 +405,8 @@ def test_the_rounds_are_a_plan_that_bounds_each_whatever_its_size(
     trust: str, epsilon: float, compression: str
 ) -> None:
     """And the plan takes no more than the study's own budget, so that a ledger allows it."""
-    asked = STUDY | {"epsilon": epsilon, "trust": trust, "compression": compression}
-    design = plan(asked | {"devices": 10_000, "dimensions": 3_000}).design
+    study = STUDY | {"epsilon": epsilon, "trust": trust, "compression": compression}
+    design = plan(study | {"devices": 10_000, "dimensions": 3_000}).design
     assert isinstance(design, MeanDesign)
     for round in range(len(design.shares)):
         for width in (2, 4, design.widest, 0) if round else (design.first_width,):
@@ -441,8 +441,8 @@ def test_the_protocol_gives_the_sum_that_adding_gives() -> None:
     assert np.array_equal(np.rint(added.mean * 2**16 * 60), (vectors * 2**16).sum(axis=0))
     assert np.array_equal(masked.mean, added.mean)
     assert masked.cost.bytes_per_device == planned.predicted["bytes_per_device"]
-    said = f"sent at most {planned.predicted['bytes_up']:,} bytes"
-    assert any(said in note for note in masked.notes)
+    text = f"sent at most {planned.predicted['bytes_up']:,} bytes"
+    assert any(text in note for note in masked.notes)
 
 
 def test_devices_vanish_from_masked_rounds() -> None:
@@ -563,7 +563,7 @@ def test_a_file_whose_columns_have_no_names_is_refused(
 
 
 def test_nothing_of_a_vector_is_printed() -> None:
-    campaign = answered(
+    campaign = run_campaign(
         replace(DESIGN, compression="none", dimensions=10, most_cells=10, devices=5), cloud(5, 10)
     )
     assert repr(campaign.estimate()) == "MeanEstimate(10 coordinates, 5 devices)"

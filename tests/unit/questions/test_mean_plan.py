@@ -53,8 +53,8 @@ def test_compression_is_what_was_asked_for_unless_it_cannot_help(
 ) -> None:
     planned = plan(STUDY | change)
     assert planned.parameters["compression"] == compression
-    said = any("compression is" in warning for warning in planned.warnings)
-    assert said == (compression != (STUDY | change).get("compression", "adapt_norm"))
+    has_warning = any("compression is" in warning for warning in planned.warnings)
+    assert has_warning == (compression != (STUDY | change).get("compression", "adapt_norm"))
 
 
 @pytest.mark.parametrize("trust", ["central", "secure"])
@@ -74,9 +74,9 @@ def test_the_accountant_finds_what_is_promised(trust: str, compression: str) -> 
 def test_a_byte_limit_is_kept_and_used(trust: str, compression: str) -> None:
     study = STUDY | {"trust": trust, "compression": compression, "devices": 1_000}
     predicted = plan(study | {"bytes_per_device": 100_000, "dropout": 0.05}).predicted
-    sent = predicted.get("bytes_up", predicted["bytes_per_device"])
-    assert sent <= 100_000
-    assert sent > (45_000 if compression == "adapt_tail" else 99_000)  # which only doubles
+    upload = predicted.get("bytes_up", predicted["bytes_per_device"])
+    assert upload <= 100_000
+    assert upload > (45_000 if compression == "adapt_tail" else 99_000)  # it only doubles
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 5.0, 60.0])
@@ -195,13 +195,13 @@ def test_the_command_line_answers_with_a_mean(
     )
     monkeypatch.chdir(tmp_path)
     ask = ["simulate", "mean.toml", "--data"]
-    shown = CliRunner().invoke(main, [*ask, "v.npy", "--seed", "1"])
-    assert shown.exit_code == 0
-    assert "30 coordinates, 2,000 devices; epsilon 1" in shown.stdout
-    assert "differential privacy" in shown.stdout
+    text = CliRunner().invoke(main, [*ask, "v.npy", "--seed", "1"])
+    assert text.exit_code == 0
+    assert "30 coordinates, 2,000 devices; epsilon 1" in text.stdout
+    assert "differential privacy" in text.stdout
     data = CliRunner().invoke(main, [*ask, "v.npy", "--json"])
-    found = [row["mean"] for row in json.loads(data.stdout)["estimates"]]
-    assert np.abs(np.array(found) - 0.1).max() < 0.02  # seven deviations
-    gone = CliRunner().invoke(main, [*ask, "gone.npy"])
-    assert gone.exit_code == 2
-    assert "no file" in gone.stderr
+    means = [row["mean"] for row in json.loads(data.stdout)["estimates"]]
+    assert np.abs(np.array(means) - 0.1).max() < 0.02  # seven deviations
+    missing = CliRunner().invoke(main, [*ask, "gone.npy"])
+    assert missing.exit_code == 2
+    assert "no file" in missing.stderr

@@ -34,20 +34,20 @@ def test_the_sum_does_not_depend_on_the_workers(workers: int, shards: list[int])
 
 def test_few_shards_are_held_at_a_time() -> None:
     """One for each worker and one more: what was drawn and is not yet done with."""
-    lock, held, most = threading.Lock(), 0, 0
+    lock, active, most = threading.Lock(), 0, 0
 
     def shards() -> Iterator[int]:
-        nonlocal held, most
+        nonlocal active, most
         for number in range(50):
             with lock:
-                held += 1
-                most = max(most, held)
+                active += 1
+                most = max(most, active)
             yield number
 
     def function(shard: int) -> I64:
-        nonlocal held
+        nonlocal active
         with lock:
-            held -= 1
+            active -= 1
         return np.array([shard])
 
     total = LocalEngine(2).sum(function, shards())

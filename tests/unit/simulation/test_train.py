@@ -102,9 +102,9 @@ def test_a_plan_tells_epsilon_bytes_and_parameters_beforehand() -> None:
 def test_passes_promise_what_needs_no_secret(trust: str) -> None:
     """Twelve of 24 at a time: two rounds to a pass, three passes of six rounds."""
     planned = plan(study(devices=24, trust=trust, sampling="passes"))
-    said = planned.privacy.statement
-    assert "a client is in 3 of them at most; who is in which need not be secret" in said
-    assert "stay secret" not in said
+    statement = planned.privacy.statement
+    assert "a client is in 3 of them at most; who is in which need not be secret" in statement
+    assert "stay secret" not in statement
     assert planned.privacy.neighbours.startswith("zero-out")
     assert planned.privacy.epsilon is not None
     assert 0.98 * 8 < planned.privacy.epsilon <= 8
@@ -312,9 +312,9 @@ def test_what_is_resumed_ends_with_the_same_model_and_pays_for_the_round_that_wa
 def test_one_checkpoint_that_is_resumed_three_times_is_charged_three_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
 ) -> None:
-    """Copies of a file do not know of one another; the ledger knows of all. Rounds 0 to 3 were run
-    once and 3 to 5 three times more, so that of two rounds to a pass a client may have been in the
-    first pass once, in the second four times (round 3) and in the third three times."""
+    """Copies of a file do not know of each other; the ledger has all rounds. Rounds 0 to 3 were run
+    once and 3 to 5 three times more. A pass has two rounds, so a client may have been in the first
+    pass once, in the second four times (round 3) and in the third three times."""
     books, file = Ledger(Budget(epsilon=None, delta=1e-3)), tmp_path / "run.pt"
     interrupted(monkeypatch, books, file, **keys)
     spent = [books.spent()]
@@ -387,8 +387,8 @@ def test_figures_of_clients_own_data_are_labelled_wherever_they_are_told(tmp_pat
         assert (f"Not covered: {TESTED_ON_CLIENTS}" in release["privacy"]["statement"]) == labelled
         assert ("(exact)" in repr(trained)) == labelled
         for line in map(json.loads, lines.read_text(encoding="utf-8").splitlines()):
-            told = line["accuracy"] is not None
-            assert (line["not_covered"] == TESTED_ON_CLIENTS) == (told and labelled)
+            is_shown = line["accuracy"] is not None
+            assert (line["not_covered"] == TESTED_ON_CLIENTS) == (is_shown and labelled)
         names = tags_in(folder)
         assert ("accuracy" in names) == ("loss" in names) == public
         assert ("accuracy (exact, on clients' data)" in names) == labelled
@@ -408,11 +408,11 @@ def test_all_that_a_release_tells_follows_from_noise_and_public_numbers(
     """With the same chance, clients that hold nothing lead to the same release, metrics and
     checkpoint as clients that hold much, but for the noised parameters, what public examples say of
     them, and time. The control: what is told to who runs a training does differ."""
-    found: list[Any] = []
-    told: list[Any] = []
+    results: list[Any] = []
+    texts: list[Any] = []
     for data in (population(), _emptied(population())):
         data = replace(data, public_test=True)
-        folder = tmp_path / str(len(found))
+        folder = tmp_path / str(len(results))
         folder.mkdir()
         books = Ledger(Budget(epsilon=None, delta=1e-3))
         keys = {"epsilon": float("inf"), "noise_multiplier": 50.0, "compression": "none"}
@@ -428,23 +428,23 @@ def test_all_that_a_release_tells_follows_from_noise_and_public_numbers(
         for line in lines:
             line.pop("accuracy"), line.pop("loss")
         state = torch.load(folder / "run.pt", weights_only=True)
-        kept = {
+        fields = {
             key: state[key] for key in ("sizing", "clip", "done", "held", "cells_sent", "design")
         }
-        assert set(state) - set(kept) == {"id", "flat", "memory", "history"}
-        found.append((release, lines, kept))
+        assert set(state) - set(fields) == {"id", "flat", "memory", "history"}
+        results.append((release, lines, fields))
         training = Training(designed(trust=trust, **keys), data, noise_seed=1)
-        told.append([(figures.left_out, figures.empty) for figures in training.run()])
-    assert found[0] == found[1]
-    assert told[0] != told[1]
+        texts.append([(figures.left_out, figures.empty) for figures in training.run()])
+    assert results[0] == results[1]
+    assert texts[0] != texts[1]
 
 
 def _emptied(data: Federated) -> Federated:
     """The same clients, of whom none has an example."""
-    held = data.train
+    train_data = data.train
     none = replace(
-        held, inputs=held.inputs[:0], targets=held.targets[:0],
-        offsets=torch.zeros_like(held.offsets),
+        train_data, inputs=train_data.inputs[:0], targets=train_data.targets[:0],
+        offsets=torch.zeros_like(train_data.offsets),
     )  # fmt: skip
     return replace(data, train=none)
 
@@ -494,10 +494,10 @@ def test_the_command_trains_and_writes_what_was_asked(tmp_path: Path) -> None:
     ]  # fmt: skip
     done = CliRunner().invoke(main, command, catch_exceptions=False)
     assert done.exit_code == 0
-    found = json.loads(done.stdout)
-    assert found["accuracy"] > 0.5
-    assert found["privacy"]["epsilon"] <= 8
-    assert TESTED_ON_CLIENTS in found["privacy"]["not_covered"]
+    output = json.loads(done.stdout)
+    assert output["accuracy"] > 0.5
+    assert output["privacy"]["epsilon"] <= 8
+    assert TESTED_ON_CLIENTS in output["privacy"]["not_covered"]
     lines = (tmp_path / "run.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert shown_in(tmp_path / "board") == [json.loads(line)["clip"] for line in lines]

@@ -77,10 +77,8 @@ def promise(study: Study, design: MeanDesign) -> Privacy:
             f"{first:.4f} times that norm"
         )
         if len(tasks) > 1:
-            mechanism += (
-                f" in the first round and {last:.4f} times it in each of at most "
-                f"{len(tasks) - 1} more"
-            )
+            others = "the second" if len(tasks) == 2 else f"at most {len(tasks) - 1} others"
+            mechanism += f" in the first round and {last:.4f} times it in {others}"
         mechanism += f", at a cost of epsilon {spent:.4f}"
         assumptions += (DROPOUTS,)
     return Privacy(
