@@ -141,5 +141,5 @@ class MedianCampaign(Campaign):
 
     def absorb(self, answer: NoisedSum) -> None:
         if self.sums is not None or answer.task.id != self.design.task().id:
-            raise SpecError("a campaign absorbs the answer to the task it asked for last")
+            raise SpecError("a campaign takes only the answer to its last task")
         self.sums = answer

@@ -81,7 +81,7 @@ def test_weights_say_how_many_devices_hold_each(holdings: list[tuple[int, int]])
 def test_a_device_does_not_send_more_values_than_the_task_takes() -> None:
     task = make_task(OneHot(categories=10), items_per_device=2)
     report(task, [1, 1], rng=SeededRng(SEED))
-    with pytest.raises(SpecError, match="at most 2 values of a device; got 3") as caught:
+    with pytest.raises(SpecError, match="at most 2 values per device; got 3") as caught:
         report(task, [7, 7, 7], rng=SeededRng(SEED))
     assert "7" not in str(caught.value)
 

@@ -75,7 +75,7 @@ def test_a_report_sent_twice_counts_once(task: LocalTask) -> None:
     collector.add(batch + batch[:4])
     collector.add(batch[:2])
     assert tally_of(collector).count == 3 * 10
-    assert collector.repeated == 6
+    assert collector.duplicates == 6
     assert not collector.rejected
 
 
@@ -157,7 +157,7 @@ def test_sealed_batches_fold_like_reports(task: LocalTask) -> None:
 
 
 def test_a_device_sends_no_more_than_the_task_takes(task: LocalTask) -> None:
-    with pytest.raises(SpecError, match="at most 3 items of a device at a time; got 4"):
+    with pytest.raises(SpecError, match="at most 3 items per report; got 4"):
         local_report(task, np.array([1, 2, 3, 4], dtype=np.int64), rng=SeededRng(1))
     with pytest.raises(TaskError, match="records_per_report"):
         LocalTask(randomizer=task.randomizer, cohort="x", records_per_report=0)

@@ -112,7 +112,7 @@ def test_the_least_and_the_most_devices_are_released(count: int) -> None:
 
 def test_another_tasks_batch_is_refused_before_anything_is_charged() -> None:
     ledger, task = Ledger(Budget(epsilon=10.0, delta=1e-6)), make_task()
-    with pytest.raises(MismatchError, match="this batch is of task"):
+    with pytest.raises(MismatchError, match="this batch belongs to task"):
         noised_sum(task, make_batch(make_task(cohort="b")), ledger=ledger, rng=Untouched())
     assert ledger.entries() == []
 

@@ -89,7 +89,7 @@ def test_a_task_that_could_wrap_or_lacks_noise_does_not_exist() -> None:
     with pytest.raises(TaskError, match="modulus_bits must hold sums"):
         make_task(aggregation=Masked(modulus_bits=8, corrupt=0.1))  # ±100 fits only without noise
     make_task(mechanism=NoNoise(), aggregation=Masked(modulus_bits=8, corrupt=0.1))
-    with pytest.raises(TaskError, match="10 of 100 devices may tell their share"):
+    with pytest.raises(TaskError, match="10 of 100 devices may reveal their share"):
         make_task(mechanism=NoiseInShares(scale=3.0, survivors=80, colluders=9))
     with pytest.raises(TaskError, match="min_count of at least 80"):
         make_task(min_count=79)
@@ -98,7 +98,7 @@ def test_a_task_that_could_wrap_or_lacks_noise_does_not_exist() -> None:
 
 
 def test_masked_tasks_are_answered_in_rounds_only() -> None:
-    with pytest.raises(TaskError, match="in a masked round, not in a report"):
+    with pytest.raises(TaskError, match="in a masked round, not in reports"):
         report(make_task(), [1], rng=SeededRng(SEED))
     with pytest.raises(TaskError, match="has no reports"):
         Collector(make_task())
@@ -127,7 +127,7 @@ def test_a_device_joins_only_its_tasks_rounds() -> None:
         {"cells": 5},
         {"mode": "semi_malicious"},
     ):
-        with pytest.raises(MismatchError, match="not what its task asks for"):
+        with pytest.raises(MismatchError, match="does not match its task"):
             join_round(task, replace(good, **change), 3, identity, roster, rng=SeededRng(SEED))
 
 
@@ -137,7 +137,7 @@ def test_a_sum_that_was_seen_is_not_charged_twice_nor_added_to() -> None:
     batch = Batch(task.id, np.zeros(4, dtype=np.int64), 90, charged=True)
     noised_sum(task, batch, ledger=ledger, rng=SeededRng(SEED))
     assert ledger.entries() == []
-    with pytest.raises(MismatchError, match="a batch of its own"):
+    with pytest.raises(MismatchError, match="charged already"):
         batch + batch
     noised_sum(task, replace(batch, charged=False), ledger=ledger, rng=SeededRng(SEED))
     assert len(ledger.entries()) == 1
@@ -242,21 +242,21 @@ def test_a_secure_plan_says_what_it_assumes_and_costs() -> None:
     assert parameters["least_survivors"] == SecureSum(corrupt=0.1, dropout=0.05).least(999)
     assert parameters["noise"] == "skellam, in shares"
     assert predicted["bytes_per_device"] == predicted["bytes_up"] + predicted["bytes_down"]
-    assert "at most 10% of the devices of each round tell it" in planned.privacy.statement
+    assert "at most 10% of the devices of each round collude with it" in planned.privacy.statement
     assert "the collector follows the protocol" in planned.privacy.statement
     assert planned.privacy.trust == "secure"
 
     wary = plan(STUDY | {"devices": 1_000, "collector": "semi_malicious"}, items=TREES)
     assert wary.parameters["neighbours"] > parameters["neighbours"]
     assert wary.predicted["bytes_per_device"] > predicted["bytes_per_device"]
-    assert "whatever it and they send" in wary.privacy.statement
+    assert "it and they may send anything" in wary.privacy.statement
 
     assert any(
-        "single device vanishes" in text
+        "single device drops out" in text
         for text in plan(STUDY | {"devices": 1_000, "dropout": 0.0}, items=TREES).warnings
     )
     assert any(
-        "more than the 10,000" in text
+        "up to 10,000 devices; this study has 20,000" in text
         for text in plan(STUDY | {"devices": 20_000}, items=TREES).warnings
     )
 
@@ -266,7 +266,7 @@ def test_every_secure_round_is_noised() -> None:
     planned = plan(STUDY | {"devices": 5_000, "rounds": 5}, items=TREES)
     assert planned.parameters["noise_every_round"]
     assert len(sums_of(planned).tasks()) == 5
-    with pytest.raises(Exception, match="so every round is noised"):
+    with pytest.raises(Exception, match="set every_round to true"):
         replace(sums_of(planned), every_round=False)
 
 
@@ -304,7 +304,7 @@ def test_devices_vanish_from_masked_rounds(mode: str) -> None:
     release = simulate(study, fleet(120), seed=SEED, protocol=True)
     assert release.counts.sum() == pytest.approx(120)  # scaled to all that were asked
     assert release.cost.devices == 120
-    assert sum("ran the masked round" in note for note in release.notes) == 2
+    assert sum("completed the masked round" in note for note in release.notes) == 2
 
 
 def test_devices_with_several_items_run_the_protocol() -> None:

@@ -321,7 +321,7 @@ def test_a_design_checks_itself(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("asked", "dropout", "corrupt", "reason"),
     [
-        (2, 0.0, 0.0, "at least 3 devices a round; got 2"),
+        (2, 0.0, 0.0, "at least 3 devices per round; got 2"),
         (4, 0.9, 0.0, "only 0 are sure to stay"),
         (5, 0.5, 0.6, "3 may be corrupt and only 3 be left"),
     ],

@@ -142,8 +142,8 @@ def test_a_target_is_checked_and_the_hint_reaches_it() -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"epsilon": math.inf}, "needs an epsilon"),
-        ({"items_per_device": 2}, "items_per_device is for sums"),
+        ({"epsilon": math.inf}, "needs a finite epsilon"),
+        ({"items_per_device": 2}, "items_per_device has no effect"),
         ({"publish": "rounds"}, "is for trust"),
         ({"question": "new_words", "trust": "central"}, 'new_words needs trust = "local"'),
         ({"question": "new_words", "rounds": 2}, "one round"),
@@ -162,7 +162,7 @@ def test_the_promise_names_the_report_and_the_day() -> None:
     assert (once.unit, once.epsilon, once.delta) == ("report", 4.0, 0.0)
     assert "4-local differential privacy for each report" in once.statement
     twice = planned(daily_reports=2).privacy
-    assert "at most 2 reports per day, epsilon 8 together" in twice.statement
+    assert "at most 2 reports per day, with a total epsilon of 8" in twice.statement
 
 
 def simulated(**keys: Any) -> tuple[sfumato.CountRelease, dict[str, int]]:
@@ -347,12 +347,12 @@ def test_a_report_has_as_many_records_whatever_a_device_has_to_say() -> None:
         report = local_report(task, words, rng=SeededRng(SEED))
         assert report.task_id == task.id
         assert len(report.message) == task.message_bytes == 3 * task.discoverer.record_bytes
-    with pytest.raises(SpecError, match="at most 3 items of a device at a time; got 4"):
+    with pytest.raises(SpecError, match="at most 3 items per report; got 4"):
         local_report(task, ["lol"] * 4, rng=SeededRng(SEED))
 
 
 def test_word_studies_need_devices_to_be_planned() -> None:
-    with pytest.raises(StudyError, match="how many devices"):
+    with pytest.raises(StudyError, match="the number of devices"):
         sfumato.plan({"question": "new_words", "trust": "local", "epsilon": 8.0})
     plan = sfumato.plan(
         {"question": "new_words", "trust": "local", "epsilon": 8.0, "devices": 10_000}

@@ -247,7 +247,7 @@ def test_rounding_costs_a_hundredth_of_the_noise(
 
 def test_noise_that_cannot_be_drawn_is_refused() -> None:
     assert 350.0 * Rounding(clip=1.0, scale=longest(10**5, 10, 350.0), cells=10**5).l2 <= 1 << 16
-    with pytest.raises(ImpossibleError, match="more than can be drawn"):
+    with pytest.raises(ImpossibleError, match="exceeds the sampler's limit"):
         longest(10**6, 10, 200.0)
 
 
@@ -379,7 +379,7 @@ def test_a_simulation_gives_a_release() -> None:
     data = json.loads(release.to_json())
     assert data["estimates"][7]["mean"] == release.mean[7]
     assert "3,000 coordinates, 400 devices; epsilon 4" in repr(release)
-    assert "noise was drawn from a seed" in release.privacy.statement
+    assert "noise of this run comes from a seed" in release.privacy.statement
 
 
 def test_a_release_can_be_plotted(tmp_path: Any) -> None:
@@ -427,7 +427,7 @@ def test_devices_without_a_vector_are_counted_and_left_out() -> None:
     assert np.abs(release.mean - truth).max() < 1e-4
     assert any("2 devices abstained" in note for note in release.notes)
     assert release.cost.devices == 198
-    with pytest.raises(DataError, match="nobody to ask"):
+    with pytest.raises(DataError, match="no device to ask"):
         simulate(STUDY, np.full((3, 4), math.nan))
 
 
@@ -450,7 +450,7 @@ def test_devices_vanish_from_masked_rounds() -> None:
     vectors = cloud(120, 30)
     release = simulate(study, vectors, seed=SEED, protocol=True)
     assert release.cost.devices == 120
-    assert any("ran the masked round" in note for note in release.notes)
+    assert any("completed the masked round" in note for note in release.notes)
     assert any("of 120 devices answered" in note for note in release.notes)
     error = float(np.linalg.norm(release.mean - vectors.mean(axis=0)))
     assert error < 4 * release.standard_error * math.sqrt(30)
@@ -534,7 +534,7 @@ def test_a_promise_names_the_noise_of_every_round() -> None:
     design = planned.design
     assert isinstance(design, MeanDesign)
     for share in (0.1, 0.9):
-        assert f"of {design.multiplier / math.sqrt(share):.4f} times" in planned.privacy.statement
+        assert f"{design.multiplier / math.sqrt(share):.4f} times" in planned.privacy.statement
 
 
 def test_numbers_beyond_a_double_and_masked_ones_are_missing() -> None:
@@ -549,7 +549,7 @@ def test_numbers_beyond_a_double_and_masked_ones_are_missing() -> None:
 
 @pytest.mark.parametrize(
     ("text", "match"),
-    [("0.5,0.25\n1,2\n", "numbers where the names"), ("a,a\n1,2\n", "different names")],
+    [("0.5,0.25\n1,2\n", "must have the names of its columns"), ("a,a\n1,2\n", "different names")],
 )
 def test_a_file_whose_columns_have_no_names_is_refused(
     tmp_path: Any, text: str, match: str

@@ -65,7 +65,7 @@ def test_the_accountant_finds_what_is_promised(trust: str, compression: str) -> 
     assert isinstance(planned.design, MeanDesign)
     spent = epsilon_of([task.loss for task in widest_tasks(planned.design)], 1e-7)
     assert 0.99 < spent <= 1.0
-    assert f"spends epsilon {spent:.4f}" in planned.privacy.mechanism
+    assert f"cost of epsilon {spent:.4f}" in planned.privacy.mechanism
     assert planned.privacy.neighbours.startswith("zero-out")
 
 
@@ -127,8 +127,8 @@ def test_what_is_foreseen_is_what_comes() -> None:
         ({"relative_error": 2.0}, "relative_error"),
         ({"top": 0}, "top must be at least 1"),
         ({"dimensions": 0}, "dimensions must be at least 1"),
-        ({"dimensions": None}, "give dimensions"),
-        ({"devices": None}, "give devices"),
+        ({"dimensions": None}, "set dimensions"),
+        ({"devices": None}, "set devices"),
         ({"compression": "fixed"}, "needs bytes_per_device"),
     ],
 )
@@ -146,10 +146,10 @@ def test_compression_is_one_of_four() -> None:
     ("change", "match"),
     [
         ({"delta": 0.0}, "needs a delta above 0"),
-        ({"compression": "none", "bytes_per_device": 1_000}, "whole vectors are"),
-        ({"bytes_per_device": 100}, "at least .* bytes a device"),
+        ({"compression": "none", "bytes_per_device": 1_000}, "whole vectors take"),
+        ({"bytes_per_device": 100}, "at least .* bytes per device"),
         ({"trust": "secure", "devices": 3}, "at least 4 devices"),
-        ({"epsilon": 0.005}, "more than can be drawn"),
+        ({"epsilon": 0.005}, "exceeds the sampler's limit"),
     ],
 )
 def test_studies_that_cannot_be_met(change: dict[str, Any], match: str) -> None:
@@ -171,10 +171,10 @@ def test_a_hint_of_bytes_is_enough() -> None:
         ({"rounds": 3}, "rounds has no effect"),
         ({"target_error": 0.1}, "target_error has no effect"),
         ({"delta": 1e-3}, "more than 1/devices"),
-        ({"devices": 100}, "more than any mean is long"),
+        ({"devices": 100}, "more than the largest possible mean"),
         ({"compression": "adapt_tail"}, "adapt_norm is better"),
         ({"top": 10}, "biased"),
-        ({"trust": "secure", "devices": 20_000}, "masked round of 20,000"),
+        ({"trust": "secure", "devices": 20_000}, "this study has 20,000"),
     ],
 )
 def test_warnings(change: dict[str, Any], match: str) -> None:

@@ -182,9 +182,9 @@ def test_a_design_survives_json() -> None:
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"lengths": ()}, "at least one"),
-        ({"lengths": (2, 2)}, "grow"),
-        ({"lengths": (0, 2)}, "grow"),
+        ({"lengths": ()}, "must not be empty"),
+        ({"lengths": (2, 2)}, "increase"),
+        ({"lengths": (0, 2)}, "increase"),
         ({"alphabet": "aa"}, "once"),
         ({"devices": 0}, "devices"),
         ({"width": 1}, "width"),
@@ -239,7 +239,7 @@ def test_too_many_prefixes_are_cut_to_the_most_common_and_counted() -> None:
 def test_a_search_ends_when_nothing_is_left() -> None:
     design = exact()
     campaign = PrefixCampaign(design)
-    with pytest.raises(SpecError, match="last of 3 levels"):
+    with pytest.raises(SpecError, match="all 3 levels"):
         campaign.heavy_hitters()
     campaign.absorb(answer(design, design.task(0), {}, 50))
     assert campaign.next_task() is None
@@ -254,12 +254,12 @@ def test_a_campaign_refuses_an_answer_it_did_not_ask_for() -> None:
     answers = [answer(design, task, counts, 10) for task in design.tasks()]
     other = replace(answers[0].task, cohort="somebody else")
     for wrong in (answers[1], NoisedSum(other, answers[0].table, 10)):
-        with pytest.raises(SpecError, match="asked for last"):
+        with pytest.raises(SpecError, match="the answer to its last task"):
             campaign.absorb(wrong)
     for right in answers:
         assert campaign.next_task() == right.task
         campaign.absorb(right)
-        with pytest.raises(SpecError, match="asked for last"):
+        with pytest.raises(SpecError, match="the answer to its last task"):
             campaign.absorb(right)
     assert campaign.heavy_hitters().items.to_pylist() == ["abcdef"]
 
