@@ -57,9 +57,9 @@ def test_a_device_column_groups_rows_and_a_device_counts_within_its_bound() -> N
             release = sfumato.simulate(study, data, **columns, seed=SEED)
         assert sum(release.counts) == bound + min(bound, 2)
         assert release.cost.devices == 2
-        assert any("counts are of what devices report" in note for note in release.notes)
+        assert any("not of all devices that hold it" in note for note in release.notes)
         release = release.timed(0.0, "time")
-        assert "13" not in release.to_json()  # what devices hold is no part of a release
+        assert "13" not in release.to_json()  # a release must not reveal it
 
 
 def test_rounds_cover_every_device_once_whatever_the_mode() -> None:
@@ -124,7 +124,7 @@ def test_a_seed_repeats_a_run_and_another_does_not() -> None:
 
 def test_fewer_or_more_devices_than_planned_are_noted() -> None:
     plan = sfumato.plan({**STUDY, "devices": 100}, items=pa.array(["oak"]))
-    assert "holds 50 devices" in sfumato.simulate(plan, ["oak"] * 50).notes[-1]
+    assert "has 50 devices" in sfumato.simulate(plan, ["oak"] * 50).notes[-1]
     more = sfumato.simulate(plan, ["oak"] * 1_000, seed=SEED)
     assert more.cost.devices < 170
     assert "were asked, as planned" in more.notes[-1]

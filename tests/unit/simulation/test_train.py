@@ -212,7 +212,7 @@ def test_other_keys_of_the_table_are_refused_by_name() -> None:
         Study.from_mapping({**KEYS, "training": {**MODEL, "colour": 1}})
     with pytest.raises(StudyError, match=r"\[training\] must have model, cohort"):
         Study.from_mapping({**KEYS, "training": {}})
-    with pytest.raises(StudyError, match=r"has a table \[training\]"):
+    with pytest.raises(StudyError, match=r"needs a \[training\] table"):
         Study.from_mapping(KEYS)
 
 
@@ -298,7 +298,7 @@ def test_what_is_resumed_ends_with_the_same_model_and_pays_for_the_round_that_wa
     whole = train(study(), population(), seed=1)
     books, file = Ledger(Budget(epsilon=None, delta=1e-3)), tmp_path / "run.pt"
     interrupted(monkeypatch, books, file)
-    with pytest.raises(DataError, match="there is a checkpoint"):
+    with pytest.raises(DataError, match="there is already a checkpoint"):
         train(study(), population(), ledger=books, seed=1, checkpoint=file)
     rest = train(study(), population(), ledger=books, seed=1, checkpoint=file, resume=True)
     assert len(books.entries()) == 7
@@ -367,7 +367,7 @@ def test_a_checkpoint_goes_with_the_ledger_of_its_training(
 
 def test_runs_for_study_say_so() -> None:
     seeded = train(study(), population(), seed=1)
-    assert "drawn from a seed" in seeded.privacy.statement
+    assert "comes from a seed" in seeded.privacy.statement
     floats = train(study(), population(), exact=False)
     assert "for experiments only" in floats.privacy.statement
     real = train(study(), replace(population(), public_test=True))
@@ -471,7 +471,7 @@ def test_tensorboard_is_asked_for_by_name_where_it_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(SfumatoError, match="need the package tensorboard"):
+    with pytest.raises(SfumatoError, match="TensorBoard is not installed"):
         train({**KEYS, "training": MODEL}, population(), seed=1, tensorboard=tmp_path)
 
 
@@ -505,7 +505,7 @@ def test_the_command_trains_and_writes_what_was_asked(tmp_path: Path) -> None:
     assert sum(value.numel() for value in state.values()) == 10
     again = CliRunner().invoke(main, command)
     assert again.exit_code == 2
-    assert "there is a checkpoint" in again.stderr
+    assert "there is already a checkpoint" in again.stderr
 
 
 def test_the_command_takes_the_word_of_who_says_that_test_examples_are_public(

@@ -71,7 +71,7 @@ def test_what_cannot_be_vectors_is_refused(tmp_path: Path) -> None:
         "flat.npy": "devices, dimensions",
         "none.npy": "neither of them 0",
         "words.npy": "real numbers",
-        "two.npz": "holds a, b",
+        "two.npz": "it has a, b",
         "junk.npy": "numpy file",
         "junk.npz": "numpy file",
         "gone.npy": "no file",
