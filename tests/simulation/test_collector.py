@@ -271,7 +271,7 @@ class World:
                 assert fate.released in (None, text), "a release has changed"
                 fate.released = text
                 if text is not None and not fate.stopped:
-                    rounds = fate.asked["study"].get("rounds", 1)
+                    rounds = fate.request["study"].get("rounds", 1)
                     assert len(tx.tasks(fate.id)) == rounds, "a study ended before its last round"
 
     def check(self) -> None:
