@@ -349,8 +349,8 @@ def _whole(column: pa.Array, name: str) -> I64:
     wrong = ~((values >= 0) & (values < 2**53) & (values == np.floor(values)))
     if wrong.any():
         raise DataError(
-            f"counts in {name!r} must be whole numbers of at least 0; {int(wrong.sum()):,} are "
-            f"not, such as {values[wrong][0]:g}"
+            f"counts in {name!r} must be whole numbers of at least 0; got {values[wrong][0]:g} "
+            f"(wrong values: {int(wrong.sum()):,})"
         )
     whole: I64 = values.astype(np.int64)
     return whole

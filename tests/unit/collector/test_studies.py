@@ -113,7 +113,7 @@ def test_two_studies_alike_share_neither_tasks_nor_a_place_in_the_ledger(
         ({"items": ["oak", 7]}, DataError, "list of texts"),
         ({"items": "oak"}, DataError, "list of texts"),
         ({"items": ["\ud800"]}, DataError, "surrogates"),
-        ({"devices": None}, StudyError, "give devices"),
+        ({"devices": None}, StudyError, "set devices"),
         ({"colour": "green"}, StudyError, "unknown key colour"),
         ({"terms": {"colour": "green"}}, StudyError, "unknown key colour in the request"),
         ({"terms": {"closes": TODAY - 1}}, StudyError, "must not be past"),
