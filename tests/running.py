@@ -1,4 +1,4 @@
-"""Running the command line as a user does, in a process of its own."""
+"""Run the command line as a user does, in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Studies of every question and trust with made-up devices, and what their releases claim."""
+"""Studies of every question and trust with synthetic devices, and the claims of their releases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sfumato import CountRelease, Plan
 I64 = npt.NDArray[np.int64]
 Counts = tuple[int, ...]
 
-# How many devices hold each item; items after those that somebody holds are listed all the same.
+# The number of devices that hold each item; the dictionary also lists items that nobody holds.
 FLAT: Counts = (20,) * 60
 FEW: Counts = (3, 2, 2, 1, 1) * 4
 ZIPF: Counts = tuple(int(2_000 / rank**1.1) for rank in range(1, 121))

@@ -12,7 +12,7 @@ from claims.studies import FEW, FLAT, LARGE, TINY, ZIPF, Cell, Tally, name, tall
 from sfumato.privacy.intervals import NORMAL_95
 
 FALSE_ALARM = 1e-6  # of each assertion, exact binomial; sketches have a margin instead
-LEAST, SKETCHES = 0.95, 0.93  # coverage that is claimed, and that of errors measured on placebos
+LEAST, SKETCHES = 0.95, 0.93  # claimed coverage, and the coverage of errors measured on placebos
 LEVEL = 0.05
 
 EPSILONS = (0.1, 0.5, 1.0, 1.3, 2.4, 2.6, 3.0, 3.6, 5.0, 8.0, 10.0)
@@ -71,7 +71,7 @@ GRID = [
     for counts in (FEW, FLAT, ZIPF)
     for dropout in (0.0, 0.3)
     if not (kind == "central names" and epsilon > 5)  # such names could be misread too often
-    if not (counts == FEW and "threshold" in kind)  # nobody would be shown
+    if not (counts == FEW and "threshold" in kind)  # no item would be shown
 ]
 GRID += [
     cell(kind, epsilon, counts)
@@ -143,8 +143,8 @@ def test_where_noise_is_fine_intervals_are_no_wider_than_needed(kind: str, epsil
 
 
 def test_the_audits_words_that_nobody_holds_are_not_listed() -> None:
-    """Central trust, epsilon 1, 1,000 listed words, all 5,000 devices hold one of them: listed
-    were 1 to 5 false words a run. 40 runs; more than 11 with a false one have probability 1e-6."""
+    """Central trust, epsilon 1, 1,000 listed words, all 5,000 devices hold one of them: 1 to 5
+    false words per run were listed. 40 runs: more than 11 with a false one has chance 1e-6."""
     study = {
         "question": "frequencies", "trust": "central", "epsilon": 1.0, "delta": 1e-7,
         "devices": 5_000, "publish": "significant",

@@ -99,7 +99,7 @@ SLOW = [
 
 
 def features(release: AnyRelease) -> dict[str, float | str]:
-    """Every number and text of a release, by its place; numbers inside of texts, too."""
+    """Every number and text of a release, by its place, and the numbers inside texts."""
     values: dict[str, float | str] = {}
 
     def walk(place: str, value: Any) -> None:
@@ -145,7 +145,7 @@ def events(sample: list[dict[str, float | str]]) -> Iterator[Event]:
 
 
 def epsilon_bound(first: list[Any], second: list[Any], delta: float) -> float:
-    """A lower bound on epsilon, wrong with probability 2e-6 at most."""
+    """A lower bound on epsilon, wrong with probability at most 2e-6."""
     half = len(first) // 2
     best, choice = -1.0, None
     for event in events([*first[:half], *second[:half]]):

@@ -1,4 +1,4 @@
-"""How a median is sized."""
+"""Size a median."""
 
 from __future__ import annotations
 

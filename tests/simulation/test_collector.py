@@ -1,6 +1,6 @@
 """Random lives of a collector: uploads, replays, crashes, closing; every report counts once.
 
-Each report of a central study without noise has a value of its own, so a correct release has a one
+Each report of a central study without noise has a unique value, so a correct release has a one
 in every cell whose report was acknowledged and a zero where none was sent: a two is a replay, and
 a zero is a loss. A crash is a store call before or after which everything in memory is thrown away.
 A failing run prints its seed; add it to `REGRESSIONS` under a name, so that it is run again.
@@ -144,7 +144,7 @@ class World:
         self.store.close()
 
     def survive(self, operation: Callable[[], None]) -> None:
-        """Do it; if the process ends on the way, start it again."""
+        """Run an operation; if the process crashes, start it again."""
         try:
             operation()
         except Crash:
@@ -168,7 +168,7 @@ class World:
             self.survive(deed)
             self.survive(self.try_again)
             self.survive(self.look)
-        for _ in range(4):  # the end comes with crashes, too, but not for ever
+        for _ in range(4):  # the end has crashes, too, but finitely many
             self.survive(self.arm)
             self.survive(self.close_all)
             self.survive(lambda: work(self.worker))
@@ -176,7 +176,7 @@ class World:
         self.close_all()
         work(self.worker)
 
-    # What may happen
+    # Operations
 
     def create(self) -> None:
         keys: dict[str, Any] = {"devices": self.chance.choice([3, 10, 60])}
@@ -212,7 +212,7 @@ class World:
             self.send(fate, task, reports)
 
     def mix(self) -> None:
-        """Some of an old batch, some of it twice, among new reports."""
+        """Upload new reports mixed with some old ones, perhaps twice."""
         if (pair := self._one_to_ask()) is None:
             return
         fate, task = pair
@@ -259,7 +259,7 @@ class World:
             if row.state == "collecting":
                 studies.close(self.store, row.id)
 
-    # What is always true
+    # Invariants
 
     def look(self) -> None:
         """A release comes after the last round, unless the study was stopped, and never changes."""
@@ -275,7 +275,7 @@ class World:
                     assert len(tx.tasks(fate.id)) == rounds, "a study ended before its last round"
 
     def check(self) -> None:
-        """Every report counts once, and everything that was opened is paid for."""
+        """Every report counts once, and every opened sum is charged."""
         with self.store.reading() as tx:
             charged = [entry[2] for entry in tx.entries()]
         assert len(set(charged)) == len(charged), "a task was charged twice"
@@ -344,7 +344,7 @@ class World:
         return self.new_reports(fate, task, self.chance.randint(1, 8))
 
     def new_reports(self, fate: Fate, task: TaskRow, count: int) -> list[bytes]:
-        """Reports of devices that have not answered yet, each with an item of its own."""
+        """New reports, each with a unique item."""
         reports = []
         for _ in range(count):
             data = report(task, fate.used, rng=self.rng)

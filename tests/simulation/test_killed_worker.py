@@ -19,7 +19,7 @@ from sfumato.collector.worker.worker import Worker
 from sfumato.privacy import SeededRng
 
 STORES = 10
-SEALED_TOGETHER = 10  # so that there are many transactions to be killed in
+SEALED_TOGETHER = 10  # so that there are many transactions
 
 PROGRAM = """
 import os, random, signal, sys, time
@@ -112,7 +112,7 @@ def releases(path: Path) -> dict[str, Any]:
 def test_a_worker_killed_at_any_moment_gives_the_release_of_one_left_alone(
     unsealed_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`charged` is part of what is compared: nothing is paid for twice."""
+    """`charged` is compared as well: nothing is charged twice."""
     tomorrow = Clock()
     tomorrow.advance(86_400)
     copies = [tmp_path / f"{number}.db" for number in range(STORES + 2)]
@@ -129,8 +129,10 @@ def test_a_worker_killed_at_any_moment_gives_the_release_of_one_left_alone(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 3  # of up to twenty: a machine that was slow at first strikes late
-    monkeypatch.setattr(working, "MOST_REPORTS", 1_000)  # sealed otherwise, and yet the same
+    assert (
+        int(done.stdout) >= 3
+    )  # of up to twenty; on a machine that was slow at first, kills come too late
+    monkeypatch.setattr(working, "MOST_REPORTS", 1_000)  # another way of sealing gives the same
     store = Store.open(unsealed_store, now=tomorrow)
     work(Worker(store, key=KEY, now=tomorrow, log=lambda event, **fields: None))
     store.close()

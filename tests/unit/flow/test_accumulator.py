@@ -1,4 +1,4 @@
-"""The collector's side: every good report is added once, and a bad one is counted by its reason."""
+"""On the collector: every good report is added once, and a bad one is counted by its reason."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_bad_report_is_rejected_for_its_reason_and_adds_nothing(way: str) -> N
     assert collector.rejected == {reason: 1}
     assert collector.batch.count == 1
     assert opened(collector) == [0, 1] + [0] * 18
-    collector.add(good)  # a rejected report does not stand in the way of the right one
+    collector.add(good)  # a rejected report does not block the right one
     assert collector.batch.count == 2
 
 

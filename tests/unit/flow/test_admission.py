@@ -25,7 +25,7 @@ PAIRS = LocalTask(
     randomizer=HashedResponse(epsilon=1.0, rows=3, width=3, seed=2),
     cohort="everybody",
     records_per_report=2,
-)  # 9 codes in a byte: most bytes are no record
+)  # 9 codes in a byte: most bytes are not records
 TABLE = Task(
     sketch=OneHot(categories=5),
     mechanism=NoNoise(),
@@ -44,7 +44,7 @@ def reasons(task: LocalTask | Task | WordTask, batch: list[bytes]) -> Counter[Re
 
 
 def reason_of(task: LocalTask | Task, data: bytes) -> Rejection | None:
-    """Why one report is rejected, read as its format says and by nobody else's code."""
+    """Why one report is rejected, by an independent reading of the format."""
     if len(data) < HEADER_BYTES or data[0] != 1:
         return Rejection.MALFORMED
     if data[1:33].hex() != task.id:

@@ -1,4 +1,4 @@
-"""The only loop: tasks out, noised sums in, each paid for before the next is asked."""
+"""The only loop: tasks out, noised sums in, each charged before the next is asked."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Rounds(Campaign):
 
 
 class Fleet:
-    """Ten devices in each cohort, all in the first category; remembers who was asked."""
+    """Ten devices in each cohort, all in the first category; records the cohorts asked."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

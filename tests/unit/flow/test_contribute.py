@@ -49,7 +49,7 @@ def test_single_reports_add_up_to_the_vectorised_contribution(holdings: list[lis
 @settings(max_examples=30)
 @given(st.integers(1, 300), st.randoms(use_true_random=False))
 def test_unique_values_fill_every_cell_with_zero_or_one(devices: int, order: Any) -> None:
-    """Each device holds a category of its own: a 2 is a replay, a huge number a mismatch."""
+    """Each device holds a unique category: a 2 is a replay, a huge number a mismatch."""
     task = make_task(OneHot(categories=300))
     categories = order.sample(range(300), devices)
     collector, rng = Collector(task), SeededRng(SEED)

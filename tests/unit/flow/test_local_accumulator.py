@@ -1,4 +1,4 @@
-"""Local reports on their way: the wire, admission, tallies, snapshots, Apple's form."""
+"""Local reports: the wire format, admission, tallies, snapshots, Apple's form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a sum to an answer: nothing is opened that is not paid for."""
+"""From a sum to an answer: nothing is opened before it is charged."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_batch(of: Task, count: int = 50) -> Batch:
 
 
 class Untouched:
-    """A generator that nobody may ask."""
+    """A generator that must not be used."""
 
     def words(self, count: int) -> U64:
         raise AssertionError("noise was drawn")

@@ -1,4 +1,4 @@
-"""Trust "secure": how many must stay, what noise they add, and that the sum is what it says."""
+"""Trust "secure": how many devices must stay, how much noise they add, and exact sums."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_masked_tasks_are_answered_in_rounds_only() -> None:
 
 
 def test_a_device_joins_only_its_tasks_rounds() -> None:
-    """The attack: everybody is told the same round, whose floor is below what the noise is for."""
+    """The attack: all devices get the same round, with a lower minimum than the noise assumes."""
     task = make_task()
     identity = bytes(32)
     roster = tuple(bytes([member]) * 32 for member in range(90))
@@ -163,7 +163,7 @@ def test_a_secure_task_has_room_and_noise_for_the_worst_case() -> None:
     assert isinstance(noise, NoiseInShares)
     assert (task.min_count, task.max_count) == (secure.least(999), 1_001)
     assert (noise.survivors, noise.colluders) == (task.min_count, 100)
-    # The fewest survivors, less the corrupt: exactly what was asked for.
+    # The fewest survivors without the corrupt ones add exactly the required noise.
     honest = task.min_count - 100
     assert noise.share_stddev**2 * honest == pytest.approx(9.4467**2)
     up, down = bytes_of(task)
@@ -262,7 +262,7 @@ def test_a_secure_plan_says_what_it_assumes_and_costs() -> None:
 
 
 def test_every_secure_round_is_noised() -> None:
-    """Its sum is seen when the round ends, whether or not it is published."""
+    """Its sum is visible when the round ends, published or not."""
     planned = plan(STUDY | {"devices": 5_000, "rounds": 5}, items=TREES)
     assert planned.parameters["noise_every_round"]
     assert len(sums_of(planned).tasks()) == 5
@@ -284,7 +284,7 @@ def fleet(devices: int = 60) -> list[str]:
 
 
 def test_the_protocol_gives_the_sum_that_adding_gives() -> None:
-    """Without noise both are the truth, and the bill is the plan's."""
+    """Without noise both are the truth, and the cost is as planned."""
     study = STUDY | {"epsilon": math.inf, "dropout": 0.0}
     planned = plan(study | {"devices": 60}, items=TREES)
     added = simulate(planned, fleet(), seed=1)
@@ -302,7 +302,7 @@ def test_the_protocol_gives_the_sum_that_adding_gives() -> None:
 def test_devices_vanish_from_masked_rounds(mode: str) -> None:
     study = STUDY | {"dropout": 0.1, "collector": mode, "rounds": 2, "epsilon": math.inf}
     release = simulate(study, fleet(120), seed=SEED, protocol=True)
-    assert release.counts.sum() == pytest.approx(120)  # scaled to all that were asked
+    assert release.counts.sum() == pytest.approx(120)  # scaled to all devices asked
     assert release.cost.devices == 120
     assert sum("completed the masked round" in note for note in release.notes) == 2
 
@@ -355,9 +355,9 @@ def test_the_noise_is_what_the_plan_predicts() -> None:
     reason="needs shared/data",
 )
 def test_real_data_have_the_predicted_error() -> None:
-    """Paper 000's question on commits per author: 9,000 devices of which 5% vanish.
+    """Paper 000's question on commits per author: 9,000 devices, of which 5% drop out.
 
-    The error over 150,868 items varies by less than 1% from seed to seed; 10% is asked.
+    The error over 150,868 items varies by less than 1% from seed to seed; the limit is 10%.
     """
     from sfumato.reproduce.frequencies.data import c4_commits
 

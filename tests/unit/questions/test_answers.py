@@ -43,7 +43,7 @@ def test_a_release_of_nothing_comes_back_too() -> None:
 
 
 def test_counts_are_over_all_that_were_asked() -> None:
-    """Half of the devices answered, so counts double, and so does what is not known of them."""
+    """Half of the devices answered, so counts double, and so does their uncertainty."""
     planned = sfumato.plan(LOCAL, items=ITEMS)
     task = first_task(planned)
     tallies = TallyAccumulator(task)

@@ -1,4 +1,4 @@
-"""Campaigns of frequency questions: what they ask, in which order, and how answers are read."""
+"""Campaigns of frequency questions: their tasks, the order of these, and the decoding."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def make_design(**fields: Any) -> FrequencyDesign:
 
 
 def answer(task: Task, counts: I64, rng: SeededRng | None = None) -> NoisedSum:
-    """What the devices that hold `counts` of each item give to a task."""
+    """The answer to a task of devices that hold `counts` of each item."""
     table = task.sketch.encode(np.arange(counts.size), counts)
     noised = task.mechanism.at_release(table, count=int(counts.sum()), rng=rng or SeededRng(SEED))
     return NoisedSum(task, noised, int(counts.sum()))
@@ -85,7 +85,7 @@ def test_an_empty_dictionary_and_missing_items_are_refused() -> None:
         Dictionary(pa.array(["oak", None]))
 
 
-# --- what is asked
+# --- tasks
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_campaign_asks_every_round_and_counts_what_was_answered(mode: str) -> 
     for count in counts:
         task = campaign.next_task()
         assert task is not None
-        assert task == campaign.next_task()  # asking twice asks the same
+        assert task == campaign.next_task()  # the next task stays the same
         cohorts.append(task)
         campaign.absorb(answer(task, count))
     assert cohorts == design.tasks()

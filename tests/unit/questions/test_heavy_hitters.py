@@ -74,7 +74,7 @@ def design_of(study: sfumato.Study) -> HeavyHitterDesign:
 
 
 def test_a_private_plan_lists_whatever_devices_hold() -> None:
-    """Its table fails with at most a tenth of delta, by both ways of telling neighbours apart."""
+    """Its table fails with at most a tenth of delta, in both directions between neighbours."""
     for changes in ({}, {"bytes_per_device": 65_536}, {"rounds": 10}, {"items_per_device": 4}):
         study = make_study(**changes)
         design = design_of(study)
@@ -148,8 +148,8 @@ def test_no_list_without_a_delta() -> None:
 
 
 def test_cells_have_the_bits_that_were_planned_for_at_every_rate() -> None:
-    """Short keys, which fit a word with few check bits: what is promised is checked of the sketch
-    that is used, whatever the rate becomes."""
+    """Short keys, which fit a word with few check bits: the guarantee is checked for the sketch
+    in use, at every rate."""
     for changes in (
         {"alphabet": "abcdefghijklmnopqrstuvwxyz", "word_length": 4, "bytes_per_device": 65_536},
         {"word_length": 10, "adaptive": True, "rounds": 5, "devices": 100_000},
@@ -235,7 +235,7 @@ def run_rounds(design: HeavyHitterDesign, counts: list[I64], seed: int = 3) -> H
 
 
 def test_a_rate_goes_to_where_tables_are_full() -> None:
-    """Without a promise, from a first rate that takes all items for different ones."""
+    """Without a guarantee, from a first rate that assumes distinct items."""
     design = design_of(make_study(epsilon=None, rounds=12, bytes_per_device=4_000, devices=60_000))
     campaign = run_rounds(design, [draw(5_000, seed) for seed in range(12)])
     rates = [part.rate for part in campaign.rounds]
@@ -269,7 +269,7 @@ def test_a_private_rate_adapts_by_a_noised_statistic_and_tells_at_one_rate() -> 
 
 
 def test_what_is_told_is_worked_out_once_and_at_the_end() -> None:
-    """Its noise is paid for once: asked again it is the same, and half-way there is nothing."""
+    """Its noise is charged once: a second call gives the same list, and an early one raises."""
     design = design_of(make_study(rounds=2))
     campaign = run_rounds(design, [draw(10_000, seed) for seed in range(2)])
     assert campaign.heavy_hitters() is campaign.heavy_hitters()
@@ -303,7 +303,7 @@ def test_the_majority_of_repetitions_decides() -> None:
 
 def test_common_items_are_listed_and_rare_ones_are_not() -> None:
     """Recall: an item of the detectable count is listed with probability 95%; more common ones
-    surely. Fewer than 80% of some fifty has a probability below 1e-5."""
+    almost surely. Fewer than 80% of some fifty has a probability below 1e-5."""
     counts = draw(20_000)
     release = run(make_study(), counts)
     least = release.plan["parameters"]["detectable_count"]
@@ -358,7 +358,7 @@ def test_a_canary_of_one_device_is_listed_no_more_often_than_delta() -> None:
 
 
 def test_the_canary_audit_sees_a_threshold_that_is_too_low() -> None:
-    """The control: the same audit of a list that tells everything."""
+    """The control: the same audit of a list without a threshold."""
     release = run(make_study(epsilon=None, devices=501), np.r_[1, draw(500)[1:]])
     assert WORDS[0] in release.items.to_pylist()
 
@@ -408,7 +408,7 @@ def test_a_device_counts_once_for_an_item_and_for_no_more_than_its_bound() -> No
 
 
 def test_a_real_device_counts_once_for_an_item_too() -> None:
-    """A report made of one item three times is one that has it once; more items are refused."""
+    """One item three times makes the same report as once; more items are refused."""
     design = design_of(
         make_study(epsilon=None, alphabet="abcdefghijklmnopqrstuvwxyz", word_length=3)
     )

@@ -1,4 +1,4 @@
-"""Local studies: sizing, what is promised, and simulated answers."""
+"""Local studies: sizes, guarantees and simulated answers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def zipf(items: int, devices: int, seed: int = SEED) -> I64:
 
 
 def tally_of(randomizer: HashedResponse, counts: I64, seed: int) -> Tally:
-    """A tally of as many devices, drawn cell by cell: its exact law, whatever the number."""
+    """A tally drawn cell by cell from its exact law, for any number of devices."""
     chance = np.random.default_rng([SEED, seed])
     tally = Tally(randomizer)
     rows, width = randomizer.rows, randomizer.width
@@ -60,7 +60,7 @@ def tally_of(randomizer: HashedResponse, counts: I64, seed: int) -> Tally:
     lies = totals - honest
     tally.row_counts = totals.sum(axis=1)
     cells = honest.astype(np.int64)
-    for row in range(rows):  # a lie falls on each other cell alike
+    for row in range(rows):  # a lie is uniform over the other cells
         for cell in np.flatnonzero(lies[row]):
             fallen = chance.multinomial(lies[row, cell], np.full(width - 1, 1 / (width - 1)))
             cells[row, :cell] += fallen[:cell]
@@ -99,7 +99,7 @@ def test_what_the_default_promises_is_measured(devices: int) -> None:
 
 
 def test_plain_means_would_be_far_from_it() -> None:
-    """The control: the same tallies, read as the paper reads them."""
+    """The control: the same tallies, decoded as in the paper."""
     best = local_plan.options(epsilon=4.0, items=1_000, records=10_000_000)[0].randomizer
     assert isinstance(best, HashedResponse)
     counts = zipf(1_000, 10_000_000)
@@ -247,7 +247,7 @@ WORDS = ["lol", "tryna", "bae", "mayweather", "wyd", "bruh", "moana", "idc"]
 
 
 def draw_words(devices: int, rare: int) -> pa.Array:
-    """Words that many say, and letters that nobody says twice."""
+    """Words that many devices hold, and random letters."""
     chance = np.random.default_rng(SEED)
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
     noise = ["".join(row) for row in letters[chance.integers(0, 26, (rare, 8))]]
@@ -257,8 +257,8 @@ def draw_words(devices: int, rare: int) -> pa.Array:
 
 @pytest.mark.parametrize("paper_mode", [True, False], ids=["puzzle", "prefixes"])
 def test_common_words_are_found_and_no_others(paper_mode: bool) -> None:
-    """Every word is some 10 deviations out or more; a false one comes with probability 5%, of
-    which this seed is not one: the level is family-wise, and a run is one family."""
+    """Every word is at least about 10 deviations above zero. A run lists a false word with
+    probability 5% (the level is family-wise); this seed does not."""
     devices = 400_000 if paper_mode else 100_000
     words = draw_words(devices, devices // 4)
     study = {"question": "new_words", "trust": "local", "epsilon": 8.0, "paper_mode": paper_mode}

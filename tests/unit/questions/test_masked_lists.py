@@ -1,4 +1,4 @@
-"""Lists from masked sums: what is planned, promised and told to devices; the sums stay the same."""
+"""Lists from masked sums: plans, guarantees and offers; the sums stay the same."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_only_lists_of_a_trusted_collector_are_masked(change: dict[str, Any], sa
 
 
 def test_a_study_that_is_not_masked_is_what_it_was() -> None:
-    """Digests and ids of before there was `masked`."""
+    """Digests and ids from before `masked` existed."""
     study = {
         "question": "heavy_hitters",
         "trust": "central",
@@ -128,7 +128,10 @@ def test_the_statement_says_what_the_collector_sees() -> None:
     for study in (STUDY, promised):
         statement = plan(study).privacy.statement
         assert "only sums over at least 59 of 60 devices, and no device's table" in statement
-        assert "it is trusted to list their sum and to release only names above the threshold" in statement
+        assert (
+            "it is trusted to list their sum and to release only names above the threshold"
+            in statement
+        )
         assert "sees each device's table" not in statement
     assert "sees each device's table" in plan(promised | {"masked": False}).privacy.statement
     counted = plan(promised | {"question": "histogram", "bytes_per_device": 60_000})
@@ -141,7 +144,7 @@ def test_the_statement_says_what_the_collector_sees() -> None:
 
 @pytest.mark.parametrize("question", ["heavy_hitters", "histogram"])
 def test_a_masked_sum_is_listed_like_an_open_one(question: str) -> None:
-    """Without noise, and with tables that have room for all, all three are the truth."""
+    """Without noise, and with large enough tables, all three are the truth."""
     study = STUDY | {"question": question, "bytes_per_device": 20_000}
     ways: list[dict[str, Any]] = [{"protocol": True}, {"protocol": False}]
     releases = [simulate(study, DATA, seed=1, **way) for way in ways]
@@ -157,7 +160,7 @@ def test_a_masked_sum_is_listed_like_an_open_one(question: str) -> None:
 def test_who_vanishes_from_a_masked_round_is_not_in_the_list() -> None:
     study = STUDY | {"dropout": 0.2, "bytes_per_device": 20_000}
     release = simulate(study, DATA, seed=3, protocol=True)
-    assert release.counts.sum() == pytest.approx(60)  # scaled to all that were asked
+    assert release.counts.sum() == pytest.approx(60)  # scaled to all devices asked
     assert any("60 devices completed the masked round" in note for note in release.notes)
     assert release.cost.bytes_per_device == plan(study).predicted["bytes_per_device"]
 

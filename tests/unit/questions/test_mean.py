@@ -1,4 +1,4 @@
-"""Means: what devices send is bounded, rounds share a budget, sizes follow the noise."""
+"""Means: contributions are bounded, rounds share a budget, sizes depend on the noise."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def cloud(devices: int, dimensions: int, norm: float = 0.2, seed: int = SEED) ->
     return np.asarray(mean * norm / np.linalg.norm(mean) + spread)
 
 
-# What a device sends.
+# Contributions.
 
 
 @settings(max_examples=60)
@@ -260,8 +260,8 @@ def test_headroom_shrinks_as_sketches_grow() -> None:
 @pytest.mark.parametrize("compression", ["none", "fixed", "adapt_norm", "adapt_tail"])
 @pytest.mark.parametrize("secure", [None, SecureSum(corrupt=0.1, dropout=0.05)])
 def test_rounds_spend_the_budget_together(compression: Any, secure: SecureSum | None) -> None:
-    """The accountant composes all rounds, at any sizes, to no more than one release that has the
-    whole multiplier (Skellam's a little more, for which a plan leaves room)."""
+    """The accountant composes all rounds, at any sizes, to no more than one release with the
+    whole multiplier (with Skellam noise a little more, which a plan allows for)."""
     design = replace(DESIGN, compression=compression, secure=secure, multiplier=2.4)
     assert math.isclose(sum(design.shares), 1.0)
     rounds = range(len(design.shares))
@@ -404,7 +404,7 @@ def test_the_ledger_is_charged_for_every_round() -> None:
 def test_the_rounds_are_a_plan_that_bounds_each_whatever_its_size(
     trust: str, epsilon: float, compression: str
 ) -> None:
-    """And the plan takes no more than the study's own budget, so that a ledger allows it."""
+    """The plan fits into the study's own budget, so that a ledger allows it."""
     study = STUDY | {"epsilon": epsilon, "trust": trust, "compression": compression}
     design = plan(study | {"devices": 10_000, "dimensions": 3_000}).design
     assert isinstance(design, MeanDesign)
@@ -483,7 +483,7 @@ def test_a_mean_is_of_vectors_and_nothing_else_is() -> None:
     listed = simulate(
         {"question": "frequencies", "trust": "central", "epsilon": 1.0}, items, seed=1
     )
-    assert len(listed) == 2  # an array of items is one of items
+    assert len(listed) == 2  # a one-dimensional array has items
     with pytest.raises(DataError, match="devices, dimensions"):
         simulate(STUDY, np.ones(3))
     with pytest.raises(DataError, match="have 3 dimensions"):

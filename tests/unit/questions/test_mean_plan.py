@@ -1,4 +1,4 @@
-"""Plans of means: what is chosen, what is foreseen, what is promised and what is refused."""
+"""Plans of means: choices, predictions, guarantees and refusals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def planned_design(study: dict[str, Any]) -> MeanDesign:
         ({"compression": "fixed", "bytes_per_device": 50_000}, "fixed"),
         ({"dimensions": 500}, "none"),  # a pilot could save nothing
         ({"dimensions": 500, "bytes_per_device": 900}, "fixed"),
-        ({"epsilon": math.inf}, "none"),  # nothing to follow
+        ({"epsilon": math.inf}, "none"),  # no noise to adapt to
         ({"epsilon": math.inf, "bytes_per_device": 50_000}, "fixed"),
     ],
 )

@@ -1,5 +1,5 @@
-"""Local studies of devices that have nothing to say: they send as many records as any other, and no
-release tells how many they are."""
+"""Local studies with devices that have no value: they send as many records as others, and no
+release reveals their number."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sfumato.simulation.fleet import each_record
 
 U8 = npt.NDArray[np.uint8]
 WORDS = ["abba", "baba", "bb"]
-NEIGHBOURS: dict[str, list[str]] = {  # what one device among the others holds
+NEIGHBOURS: dict[str, list[str]] = {  # the words of one device
     "a new word": ["aabb"],
     "a known word": ["ab"],
     "a word of another alphabet": ["h2o"],
@@ -53,7 +53,7 @@ def population(holdings: list[list[str]]) -> dict[str, list[str]]:
 
 
 def public_part(release: CountRelease) -> dict[str, Any]:
-    """All that a release says but for what it computes from randomised records, and the time."""
+    """A release without the numbers computed from randomised records, and without the time."""
     everything = release.to_dict()
     del everything["estimates"]
     del everything["cost"]["seconds"]
@@ -65,7 +65,7 @@ def public_part(release: CountRelease) -> dict[str, Any]:
 def audit(
     study: dict[str, Any], holdings: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
-    """What is told of devices that hold these words, and the shape of all that they sent."""
+    """The public part of a release for these words, and the shapes of all records."""
     shapes: list[tuple[int, ...]] = []
     for kind in (FragmentPuzzle, PrefixExtension):
         fold = kind.fold
@@ -89,7 +89,7 @@ def test_a_release_is_the_same_whatever_one_device_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
 ) -> None:
     """Neighbours differ in the words of one device: everything in a release but the estimates is
-    the same, to the letter, and as many records were sent. Nothing here is left to chance.
+    the same, to the letter, and the number of records is the same. This test is deterministic.
 
     The control: without the device they differ. A device with a known word used to send nothing."""
     study = study_of(tmp_path, **keys)
@@ -106,7 +106,7 @@ def test_a_release_is_the_same_whatever_one_device_holds(
 
 @pytest.mark.filterwarnings("ignore::sfumato.errors.SimulationWarning")
 def test_the_number_of_local_records_does_not_depend_on_how_much_devices_hold() -> None:
-    """What is listed and what is not add up to all records, so that number is in a release."""
+    """Listed and unlisted counts add up to all records, so a release reveals their number."""
     study = {"question": "frequencies", "trust": "local", "epsilon": 4.0, "daily_reports": 3}
     sums = []
     for most in (1, 2, 3, 9):
@@ -122,8 +122,9 @@ def test_the_number_of_local_records_does_not_depend_on_how_much_devices_hold() 
 
 
 def test_records_that_say_nothing_leave_intervals_true() -> None:
-    """Two records of three say "none". 400 items; false alarm 1e-6 for a coverage of 95% (exact
-    binomial). Power: solved without "none", the control below, errors are three times as large."""
+    """Two records of three are "none". 400 items; false alarm 1e-6 for a coverage of 95% (exact
+    binomial). Power: in the control, without the correction for "none", errors are three times as
+    large."""
     counts = np.maximum(1, (60_000 * np.arange(1, 401) ** -1.2 / 4).astype(np.int64))
     items = [f"item {number}" for number in range(400)]
     study = {
@@ -157,7 +158,7 @@ def test_nine_devices_of_ten_without_a_word_add_noise_and_no_false_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Listed at a family-wise level of 1e-6, which is the false alarm. Power: in the control, which
-    does not solve for "none", dozens of false words are listed with any seed."""
+    does not correct for "none", dozens of false words are listed with any seed."""
     words = [f"{first}{second}id" for first in "abc" for second in "xyz"]
     search = with_seed(word_plan.prefix_search(8.0, length=4), SEED)
     codes, _ = search.codes(words)
@@ -182,7 +183,7 @@ def test_nine_devices_of_ten_without_a_word_add_noise_and_no_false_words(
 
 @pytest.mark.parametrize("paper_mode", [True, False], ids=["puzzle", "prefixes"])
 def test_none_is_never_listed(paper_mode: bool) -> None:
-    """All devices of 20,000 send it: nothing else is there, and a false word comes with 1e-6."""
+    """All 20,000 devices send it; any false word is listed with probability 1e-6."""
     make = word_plan.puzzle if paper_mode else word_plan.prefix_search
     search = with_seed(make(8.0, length=4), SEED)
     tallies = search.tallies()

@@ -1,4 +1,4 @@
-"""The search by prefixes: what is asked, what is found, what it costs, and what it refuses."""
+"""The search by prefixes: its tasks, its words, its cost, and what it refuses."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def search(design: PrefixDesign, counts: dict[str, int], devices: int = DEVICES)
 
 @cache
 def synthetic_words(devices: int) -> dict[str, int]:
-    """Random words of 1 to 8 letters: 120 with shares of rank^-0.5, 40 that some 25 devices hold,
-    and, for every fifth device, one of 4,000 rare ones."""
+    """Random words of 1 to 8 letters: 120 with shares of rank^-0.5, 40 that about 25 devices hold,
+    and 4,000 rare ones, for a fifth of the devices."""
     rng = np.random.default_rng(SEED)
     lengths = rng.integers(1, LONGER + 1, size=8000)
     letters = rng.choice(list(LETTERS), size=(8000, LONGER))
@@ -131,7 +131,7 @@ def test_extensions_are_all_endings_with_padding_at_the_end_only() -> None:
     }
     whole = extend(np.empty((1, 0), dtype=np.uint16), 3, 4)
     assert set(map(tuple, whole.tolist())) == everything
-    assert len(whole) == len(everything) == endings(3, 4) - 1  # the empty word is none
+    assert len(whole) == len(everything) == endings(3, 4) - 1  # without the empty word
     in_steps = extend(extend(np.empty((1, 0), dtype=np.uint16), 1, 4), 2, 4)
     assert np.array_equal(in_steps, whole)
 
@@ -144,7 +144,7 @@ def test_a_word_that_has_ended_stays_as_it_is() -> None:
     assert rows.tolist() == [[1, 0], [3, 2]]
 
 
-# --- what is asked
+# --- tasks
 
 
 def test_levels_ask_the_same_devices_for_other_tables() -> None:
@@ -205,8 +205,8 @@ def test_a_design_that_cannot_be_is_refused(wrong: dict[str, Any], why: str) -> 
 
 @pytest.mark.parametrize("width", [400, 1 << 12], ids=["two sketches", "one sketch"])
 def test_without_noise_every_word_is_found_with_its_count(width: int) -> None:
-    """So few words that one of a thousand candidates meets them in eight of its fifteen rows with
-    probability 1e-7: counts are exact."""
+    """With so few words, any of a thousand candidates collides with them in eight of its fifteen
+    rows with probability 1e-7: counts are exact."""
     counts = {"a": 900, "ab": 5, "abc": 70, "abcdef": 31, "abcdeg": 1, "h": 3, "hhhhhh": 400}
     words = search(exact(rows=15, width=width), counts)
     assert words.items.to_pylist() == sorted(counts, key=lambda word: -counts[word])
@@ -233,7 +233,7 @@ def test_too_many_prefixes_are_cut_to_the_most_common_and_counted() -> None:
     assert words.candidates == design.most_candidates
     assert (
         words.detectable(DEVICES) > 60
-    )  # what is as common as the least of the three may be left out
+    )  # a word as common as the rarest of the three may be left out
 
 
 def test_a_search_ends_when_nothing_is_left() -> None:
@@ -328,7 +328,7 @@ def test_the_ledger_lets_one_search_through_and_no_second_one() -> None:
         search(PrefixCampaign(design))
 
 
-# --- what nobody holds
+# --- absent items
 
 
 def crowded() -> tuple[Rounds, float]:

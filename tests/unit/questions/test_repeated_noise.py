@@ -1,4 +1,4 @@
-"""What a list's campaign draws from its secret repeats if all its answers do, and never else."""
+"""The randomness of a list's campaign repeats if all its answers do, and only then."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNTS = np.array([40, 30, 30, 20, 0])
 
 
 class Unbound(SecretRng):
-    """The control: words that a secret repeats whatever they are added to."""
+    """The control: a secret that gives the same words whatever they are added to."""
 
     def bound(self, purpose: str, *data: bytes) -> SecretRng:
         return self
@@ -36,7 +36,7 @@ class Unbound(SecretRng):
 
 @pytest.fixture
 def draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The noise on the number of keys of each table, as it is drawn."""
+    """Records the noise on the number of keys of each table."""
     draws: list[int] = []
 
     def recording(scale: float, size: Any, rng: Rng) -> I64:
@@ -62,7 +62,7 @@ def design() -> HeavyHitterDesign:
 def campaign_of(
     design: HeavyHitterDesign, rng: SecretRng, rounds: list[tuple[I64, int]]
 ) -> HeavyHitterCampaign:
-    """A campaign that absorbed these rounds: how many devices hold each word, of how many."""
+    """A campaign after these rounds, each with the holders of each word and its devices."""
     campaign = HeavyHitterCampaign(design, rng)
     numbers, _ = design.keys.numbers(WORDS)
     for counts, count in rounds:
@@ -77,7 +77,7 @@ def campaign_of(
 def equal_draws(
     design: HeavyHitterDesign, draws: list[int], kind: type[SecretRng], other: tuple[I64, int]
 ) -> int:
-    """In how many of `SECRETS` campaigns another first round meets the noise of this one."""
+    """In how many of `SECRETS` campaigns another first round gets the same noise."""
     draws.clear()
     for number in range(SECRETS):
         for first in ((COUNTS, 150), other):
@@ -96,8 +96,8 @@ OTHERS = {
 def test_the_number_of_keys_gets_other_noise_if_the_table_is_another(
     design: HeavyHitterDesign, draws: list[int], other: tuple[I64, int]
 ) -> None:
-    """False alarm 1e-6: so many equal draws of independent noise (exact binomial). Power: one, as
-    the control shows. Secrets are fixed, so it does not vary."""
+    """False alarm 1e-6 for this many equal draws of independent noise (exact binomial). Power: one,
+    as the control shows. Secrets are fixed, so the test is deterministic."""
     _, logs = log_mass("laplace", design.items_per_device / design.mechanism.statistic)
     same = float(np.square(np.exp(logs)).sum())
     most = stats.binom.isf(1e-6, SECRETS, same)
@@ -118,7 +118,7 @@ def test_the_same_answers_give_the_same_rates_and_the_same_list(design: HeavyHit
     campaigns = [campaign_of(design, SecretRng(bytes(32)), rounds) for _ in range(2)]
     rates = [[part.rate for part in campaign.rounds] for campaign in campaigns]
     assert rates[0] == rates[1]
-    assert len(set(rates[0])) > 1  # what a table showed set the next rate
+    assert len(set(rates[0])) > 1  # the rate adapted to the tables
     lists = [campaign.heavy_hitters() for campaign in campaigns]
     assert lists[0].counts.size
     assert lists[0].counts.tolist() == lists[1].counts.tolist()

@@ -1,4 +1,4 @@
-"""Devices that answer one by one: the sums that agents with the same chance would give."""
+"""Devices that answer by themselves: the same sums as real devices with the same randomness."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def devices_of(study_plan: Plan, seed: int | None) -> tuple[DeviceFleet, list[Ta
 
 
 def by_hand(fleet: DeviceFleet, task: Task, seed: int) -> I64:
-    """The sum of what agents of the cohort send, by their numbers."""
+    """The sum of the tables of real devices of the cohort, by their numbers."""
     holdings: list[list[str]] = [[] for _ in range(60)]
     for item, name in zip(DATA["item"], DATA["device"], strict=True):
         holdings[int(name[1:])].append(item)
@@ -186,7 +186,7 @@ MASKED_PLANS: dict[str, tuple[dict[str, Any], Any]] = {
 
 @pytest.mark.parametrize("name", MASKED_PLANS)
 def test_masked_rounds_of_several_tasks_fit_the_budget_they_were_planned_for(name: str) -> None:
-    """They are charged as one plan, as tables that are added together are."""
+    """They are charged as one plan, like tables that are added at once."""
     study, data = MASKED_PLANS[name]
     ledger = Ledger(Budget(epsilon=study["epsilon"], delta=study["delta"]))
     simulate(study, data, seed=1, protocol=True, ledger=ledger)

@@ -1,4 +1,4 @@
-"""Many devices against a real collector: what was sent counts once, however bad the network."""
+"""Many devices and a real collector: every record counts once, on a bad network, too."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_fleet_on_a_bad_network_is_counted_exactly(tmp_path: Path) -> None:
             summary = fleet.ask("Trees", days=2)
         assert (summary.sent, summary.unsent, summary.forgotten) == (60, 0, 0)
         assert summary.outcomes == {"kept": 60}
-        assert summary.repeated > 0  # none is with a probability below 0.7^60
+        assert summary.repeated > 0  # zero has probability below 0.7^60
         assert summary.lost > 0
         studies.close(collector.store, study)
         release = released(collector, study)

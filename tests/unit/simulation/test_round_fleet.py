@@ -62,7 +62,7 @@ def released(collector: CollectorServer, study: StudyRow) -> dict[str, Any]:
 
 
 def test_a_fleet_answers_masked_rounds_over_a_bad_network(tmp_path: Path) -> None:
-    """Two cohorts of twelve, with messages that come twice and answers that get lost."""
+    """Two cohorts of twelve, with repeated messages and lost answers."""
     items = [f"tree {k}" for k in range(24)]
     with running(settings(tmp_path)) as collector:
         study = create(
@@ -129,7 +129,7 @@ def test_some_of_a_fleet_vanish_in_the_phases_that_they_are_told_to(tmp_path: Pa
 
 
 def test_devices_are_asked_for_their_vectors_twice(tmp_path: Path) -> None:
-    """The mean of the same vectors, whose coordinates err by less than six of its errors."""
+    """The mean of equal vectors; its coordinates err by less than six standard errors."""
     vectors = np.zeros((200, 2_000))
     vectors[:, 3] = 0.9
     np.save(tmp_path / "vectors.npy", vectors)

@@ -102,14 +102,14 @@ def test_cohorts_partition_the_population_by_chance_and_in_order() -> None:
 
 
 def test_dropouts_are_scaled_back_with_wider_intervals() -> None:
-    """Counts are of all devices asked; ten deviations of the sampling are never left by chance."""
+    """Counts are of all devices asked; chance never exceeds ten deviations of the sampling."""
     items = ["oak"] * 40_000 + ["elm"] * 10_000
     whole = sfumato.simulate(STUDY, items, seed=SEED)
     part = sfumato.simulate({**STUDY, "dropout": 0.3}, items, seed=SEED)
     assert part.cost.devices == whole.cost.devices == 50_000
     deviation = math.sqrt(40_000 * (1 / 0.7 - 1))
     assert 0 < abs(part.counts[0] - 40_000) < 10 * deviation
-    sampled = deviation * math.sqrt(10_000 / 50_000)  # of devices of which most hold it
+    sampled = deviation * math.sqrt(10_000 / 50_000)  # most devices hold it
     assert (part.high - part.low)[0] == pytest.approx(2 * 1.96 * sampled, rel=0.02)
     assert whole.low[0] == whole.high[0] == 40_000
 
@@ -169,12 +169,12 @@ PAIRS = {"item": ["oak", "elm"] * 300, "device": [f"{number // 2}" for number in
 def test_a_local_study_is_charged_for_the_reports_of_a_day(
     question: dict[str, Any], cohorts: list[str]
 ) -> None:
-    """Two reports at epsilon 4 are 8, to each cohort, before a report is made."""
+    """Two reports at epsilon 4 cost 8 in each cohort, before any report is made."""
     ledger = Ledger(Budget(epsilon=8.0, delta=0.0))
     sfumato.simulate(LOCAL | question, PAIRS, device_column="device", seed=1, ledger=ledger)
     assert [entry.cohort for entry in ledger.entries()] == cohorts
     assert {entry.loss for entry in ledger.entries()} == {ApproximateLoss(epsilon=8.0, delta=0.0)}
-    assert ledger.spent() == 8.0  # cohorts are other devices
+    assert ledger.spent() == 8.0  # cohorts have different devices
     stages: list[str] = []
     for seed in (1, 2):  # the same campaign again, and another one
         with pytest.raises(BudgetError, match="has spent 8, so a release that would bring it to"):

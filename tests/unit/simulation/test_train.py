@@ -100,7 +100,7 @@ def test_a_plan_tells_epsilon_bytes_and_parameters_beforehand() -> None:
 
 @pytest.mark.parametrize("trust", ["central", "secure"])
 def test_passes_promise_what_needs_no_secret(trust: str) -> None:
-    """Twelve of 24 at a time: two rounds to a pass, three passes of six rounds."""
+    """Twelve of 24 clients at a time: two rounds per pass, three passes in six rounds."""
     planned = plan(study(devices=24, trust=trust, sampling="passes"))
     statement = planned.privacy.statement
     assert "a client is in 3 of them at most; who is in which need not be secret" in statement
@@ -112,14 +112,14 @@ def test_passes_promise_what_needs_no_secret(trust: str) -> None:
 
 
 def numbers_in(statement: str) -> set[float]:
-    """All that is called an epsilon in a privacy statement."""
+    """All epsilons in a privacy statement."""
     pairs = re.findall(r"\(([\d.]+), [\d.e-]+\)-differential", statement)
     return {float(each) for each in (*pairs, *re.findall(r"epsilon ([\d.]+)", statement))}
 
 
 def known_members(design: TrainingDesign, rounds: int, *, replaced: bool = False) -> float:
-    """The epsilon of so many rounds against somebody who knows that a client was in all of them,
-    from the noise alone: of its table becoming zero, or another one, which is twice as far."""
+    """The epsilon of `rounds` rounds against an observer who knows that a client was in all of
+    them, from the noise alone: its table becomes zero, or another table, twice as far."""
     far = 2 if replaced else 1
     one = AdditiveLoss(
         noise="skellam" if design.secure is not None else "gaussian",
@@ -145,8 +145,8 @@ def test_a_secure_training_promises_what_holds_against_its_server(sampling: str 
 
 
 def test_a_replaced_client_costs_another_number_than_one_that_is_zeroed() -> None:
-    """The control of the test above: what statements once mixed up is not nearly the same, and what
-    random cohorts save is not what holds against a server that knows them."""
+    """The control of the test above: the two relations, which statements once confused, differ
+    much, and so does the epsilon of random cohorts from that against a server that knows them."""
     design = designed(trust="secure", sampling="fixed")
     zeroed = known_members(design, 6)
     assert known_members(design, 6, replaced=True) > 2 * zeroed
@@ -222,11 +222,11 @@ def test_a_model_is_not_simulated() -> None:
 
 
 class InterruptionError(Exception):
-    """Somebody pulls the plug."""
+    """The process dies."""
 
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, books: Ledger, file: Path, **keys: Any) -> None:
-    """A training that dies in its fourth round, which is charged and was not saved."""
+    """A training that dies in its fourth round, which is charged but not saved."""
     once = TrainingCampaign.absorb
 
     def dies(self: TrainingCampaign, answer: NoisedSum) -> None:
@@ -244,7 +244,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, books: Ledger, file: Path, **ke
 def test_every_round_is_charged_before_anything_of_it_is_seen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keys: dict[str, Any]
 ) -> None:
-    """And all rounds together cost what the plan says."""
+    """All rounds together cost what the plan says."""
     books = Ledger(Budget(epsilon=8.0, delta=1e-3), tmp_path / "ledger.db")
     charged: list[int] = []
     once = TrainingCampaign.absorb
@@ -276,7 +276,7 @@ def test_floats_are_charged_like_whole_numbers() -> None:
 def test_the_same_training_again_is_another_plan_and_shows_nothing_unless_all_of_it_is_paid_for(
     keys: dict[str, Any],
 ) -> None:
-    """A budget for one and a half: the second begins only if its last round could be paid for. The
+    """A budget for one and a half: the second starts only if the budget covers its last round. The
     control has no limit, and twelve rounds of one client cost more than six."""
     books = Ledger(Budget(epsilon=12.0, delta=1e-3))
     train(study(**keys), population(), ledger=books, seed=1)
@@ -287,7 +287,10 @@ def test_the_same_training_again_is_another_plan_and_shows_nothing_unless_all_of
     open_ended = Ledger(Budget(epsilon=None, delta=1e-3))
     for _ in range(2):
         train(study(**keys), population(), ledger=open_ended, seed=1)
-    assert len({entry.campaign for entry in open_ended.entries()}) in (6, 12)  # two to a pass, or 1
+    assert len({entry.campaign for entry in open_ended.entries()}) in (
+        6,
+        12,
+    )  # two rounds per pass, or one
     assert len({entry.loss for entry in open_ended.entries()}) == 2
     assert open_ended.spent() > 1.3 * once
 
@@ -330,14 +333,14 @@ def test_one_checkpoint_that_is_resumed_three_times_is_charged_three_times(
     whole = epsilon_of([replace(design.round_loss, times=most)], 1e-3)
     assert spent[-1] == pytest.approx(whole, rel=1e-9)
     once = epsilon_of([design.loss], 1e-3)
-    assert whole > 1.3 * once  # the control: what one training is charged is not nearly that
+    assert whole > 1.3 * once  # the control: one training costs far less
 
 
 def test_a_budget_for_one_training_pays_for_one_and_not_for_three(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lost round stays charged, so that training ends a round early; a copy of the checkpoint
-    buys no round more, and gives the model that it holds."""
+    """The lost round stays charged, so training ends one round early; a copy of the checkpoint
+    gets no further round, and gives its own model."""
     books, file = Ledger(Budget(epsilon=8.0, delta=1e-3)), tmp_path / "run.pt"
     interrupted(monkeypatch, books, file)
     copy = Path(shutil.copy(file, tmp_path / "copy.pt"))
@@ -405,9 +408,9 @@ def test_a_set_without_tests_has_nothing_to_label() -> None:
 def test_all_that_a_release_tells_follows_from_noise_and_public_numbers(
     tmp_path: Path, trust: str
 ) -> None:
-    """With the same chance, clients that hold nothing lead to the same release, metrics and
-    checkpoint as clients that hold much, but for the noised parameters, what public examples say of
-    them, and time. The control: what is told to who runs a training does differ."""
+    """With the same randomness, clients without examples give the same release, metrics and
+    checkpoint as clients with many, except for the noised parameters, their test on public
+    examples, and time. The control: the progress shown to the operator does differ."""
     results: list[Any] = []
     texts: list[Any] = []
     for data in (population(), _emptied(population())):
@@ -440,7 +443,7 @@ def test_all_that_a_release_tells_follows_from_noise_and_public_numbers(
 
 
 def _emptied(data: Federated) -> Federated:
-    """The same clients, of whom none has an example."""
+    """The same clients, without examples."""
     train_data = data.train
     none = replace(
         train_data, inputs=train_data.inputs[:0], targets=train_data.targets[:0],

@@ -1,4 +1,4 @@
-"""Vectors from files: numpy, CSV and Parquet, and what is wrong with others."""
+"""Vectors from files: numpy, CSV and Parquet, and errors for others."""
 
 from __future__ import annotations
 
