@@ -1,7 +1,7 @@
 """Statistical checks with a stated false-alarm probability, and the seed they run under.
 
-Each check raises AssertionError when what was seen is less likely than `false_alarm` under what is
-claimed. Every test that uses one has a negative control: a wrong claim that the check must catch.
+Each check raises AssertionError if the observation is less likely than `false_alarm` under the
+claim. Every test that uses one has a negative control: a wrong claim that the check must catch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scipy import special, stats
 SEED = int(os.environ.get("SFUMATO_TEST_SEED", "20261115"))
 """Fixed by default; nightly runs set SFUMATO_TEST_SEED to a fresh number."""
 
-LEAST_EXPECTED = 10.0  # observations a bin must be expected to hold before it stands alone
+LEAST_EXPECTED = 10.0  # least expected number of observations in a bin of its own
 
 
 def assert_binomial(

@@ -33,13 +33,13 @@ def shortest_register(bits: Iterable[int]) -> tuple[int, int]:
 
 
 def continued(bits: Iterable[int], taps: int, count: int) -> npt.NDArray[np.uint8]:
-    """The `count` bits with which a register of these taps goes on after `bits`."""
+    """The next `count` bits of a register with these taps after `bits`."""
     past = 0
     for bit in bits:
         past = past << 1 | int(bit)
-    made = []
+    output = []
     for _ in range(count):
         bit = (past << 1 & taps).bit_count() & 1
         past = past << 1 | bit
-        made.append(bit)
-    return np.array(made, dtype=np.uint8)
+        output.append(bit)
+    return np.array(output, dtype=np.uint8)

@@ -31,12 +31,12 @@ PHASE_SECONDS = 60.0
 
 @dataclass
 class Masking:
-    """A collector without a worker of its own, and a worker that steps when the test says so."""
+    """A collector without a running worker, and a worker that the test steps."""
 
     collector: CollectorServer
     clock: Clock = field(default_factory=Clock)
     tries: int = 3
-    tables: TableQueue | None = None  # with what a test puts there
+    tables: TableQueue | None = None
 
     def __post_init__(self) -> None:
         self.changes = 0
@@ -44,7 +44,7 @@ class Masking:
         self.restart()
 
     def restart(self) -> None:
-        """Another worker: all that the one before had in memory is gone."""
+        """Start another worker, with nothing in memory."""
 
         def notify() -> None:
             self.changes += 1
@@ -71,7 +71,7 @@ class Masking:
             "corrupt": 0.05,
             **keys,
         }
-        asked = {
+        request = {
             "name": NAME,
             "purpose": "Which trees to plant next.",
             "study": study,
@@ -79,7 +79,7 @@ class Masking:
         }
         return studies.create(
             self.collector.store,
-            asked,
+            request,
             key=self.collector.key,
             rng=SystemRng(),
             now=self.clock,
@@ -111,8 +111,8 @@ class Masking:
 
 
 @contextmanager
-def masking(folder: Path, routes: Sequence[BaseRoute] = (), **given: Any) -> Iterator[Masking]:
-    with running(settings(folder, **given), with_worker=False, routes=routes) as collector:
+def masking(folder: Path, routes: Sequence[BaseRoute] = (), **options: Any) -> Iterator[Masking]:
+    with running(settings(folder, **options), with_worker=False, routes=routes) as collector:
         yield Masking(collector)
     assert not undocumented_answers(collector.service)
 
@@ -129,7 +129,7 @@ def agreed(device: Device, clock: Clock) -> Device:
 
 @contextmanager
 def devices(masking: Masking, count: int, *, address: str | None = None) -> Iterator[list[Device]]:
-    """Devices that have agreed to the study, over one connection."""
+    """Devices that consented to the study, on one connection."""
     key = bytes.fromhex(masking.collector.public_key)
     shared: dict[str, bytes] = {}
     with Http(address or masking.collector.address) as send:
@@ -137,17 +137,17 @@ def devices(masking: Masking, count: int, *, address: str | None = None) -> Iter
 
 
 def parts(devices: Sequence[Device], clock: Clock) -> list[RoundClient]:
-    """The part of each, the k-th with the k-th value."""
-    made = [device.part(NAME, f"tree {k}", clock()) for k, device in enumerate(devices)]
-    assert all(isinstance(part, RoundClient) for part in made), made
-    return made  # type: ignore[return-value]  # as was seen
+    """The parts of the devices, the k-th with the k-th value."""
+    results = [device.part(NAME, f"tree {k}", clock()) for k, device in enumerate(devices)]
+    assert all(isinstance(part, RoundClient) for part in results), results
+    return results  # type: ignore[return-value]  # checked above
 
 
 def go(part: RoundClient, send: Send, *, until: str | None = None) -> RoundClient:
-    """On, as far as it comes without waiting; not into the phase `until`."""
+    """Exchange messages until the device has to wait, or reaches the phase `until`."""
     while part.outcome is None and (until is None or part.phase != until):
-        asked = part.request(0)
-        if not part.receive(send(asked.method, asked.path, asked.body, asked.headers)):
+        request = part.request(0)
+        if not part.receive(send(request.method, request.path, request.body, request.headers)):
             break
     return part
 
@@ -159,8 +159,8 @@ def play(
     leaving: dict[int, str] | None = None,
     before_step: Callable[[str], None] = lambda phase: None,
 ) -> None:
-    """A whole round: everybody speaks, the worker works, until nothing moves. The k-th says nothing
-    from the phase leaving[k] on; who is missing is waited for until the phase is over."""
+    """Run a whole round: all devices send, then the worker works, until the round is over. The k-th
+    device drops out in the phase leaving[k]; the collector waits for it until the phase ends."""
     leaves = leaving or {}
     with Http(masking.collector.address) as send:
         for _ in range(20):
@@ -175,7 +175,7 @@ def play(
             changes = masking.changes
             before_step(staying[0].phase)
             masking.work()
-            if masking.changes == changes:  # somebody is missing
+            if masking.changes == changes:  # a device is missing
                 masking.wait_out()
     raise AssertionError(f"the round does not end: {[part.phase for part in parts]}")
 
@@ -188,7 +188,7 @@ def play_on(
     *,
     step: Callable[[], None] = lambda: None,
 ) -> None:
-    """A round whose collector works by itself, or does `step`, until its study is released."""
+    """Run a round until its study is released; the collector works by itself, or by `step`."""
 
     def all_done() -> bool:
         for part in parts:

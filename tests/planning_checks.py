@@ -1,4 +1,4 @@
-"""What tests ask of a plan beyond what every question has."""
+"""Access to designs that only some questions have."""
 
 from __future__ import annotations
 

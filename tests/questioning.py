@@ -1,4 +1,4 @@
-"""What every question and trust must do: the checks of the conformance suite."""
+"""The checks of the conformance suite for every question and trust."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ NAME = "A question"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A study with its devices, each of whom holds one item or one vector."""
+    """A study with its devices, each with one item or one vector."""
 
     question: str
     trust: str
     keys: Mapping[str, Any] = field(default_factory=dict)
-    items: Sequence[str] | None = None  # that the study lists
-    held: Sequence[str] = ("oak", "oak", "oak", "elm")  # in turn, by devices
+    items: Sequence[str] | None = None  # the study's dictionary
+    cycle: Sequence[str] = ("oak", "oak", "oak", "elm")  # items of the devices, repeated
     devices: int = DEVICES
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Case:
     def values(self) -> list[Any]:
         if "clip" in self.keys:
             return list(np.random.default_rng(SEED).normal(size=(self.devices, 8)) / 8)
-        return [self.held[place % len(self.held)] for place in range(self.devices)]
+        return [self.cycle[place % len(self.cycle)] for place in range(self.devices)]
 
     def plan(self) -> Plan:
         return plan(self.study, items=self.items)
@@ -67,14 +67,14 @@ class Case:
 
 
 def plain(release: Release) -> dict[str, Any]:
-    """A release without the time that it took."""
+    """A release without its running time."""
     data = release.to_dict()
     data["cost"].pop("seconds")
     return data
 
 
 def check_plan(case: Case) -> None:
-    """A plan is whole, its design is a spec that comes back from JSON, and a seed is its own."""
+    """A plan is complete, its design survives JSON, and with_seed depends on the seed."""
     planned = case.plan()
     assert planned.algorithm
     assert {"rounds", "bytes_per_device", "assumes"} <= planned.predicted.keys()
@@ -91,7 +91,7 @@ def check_plan(case: Case) -> None:
 
 
 def check_simulation(case: Case) -> None:
-    """The same seed gives the same release, and it comes back from JSON."""
+    """The same seed gives the same release, and it survives JSON."""
     first, again = (case.simulate(seed=1) for _ in range(2))
     assert plain(first) == plain(again)
     back = read_release(json.loads(first.to_json()))
@@ -104,21 +104,20 @@ def check_simulation(case: Case) -> None:
 
 
 def check_losses(case: Case) -> None:
-    """What is charged is what is promised: a ledger that allows the promise and no more pays for
-    the whole campaign once, and does not pay twice."""
+    """A ledger whose budget is the guarantee covers the whole campaign once, and not twice."""
     planned = case.plan()
-    allowed = planned.privacy.epsilon
-    assert allowed is not None
-    ledger = Ledger(Budget(epsilon=allowed, delta=planned.study.delta))
+    epsilon = planned.privacy.epsilon
+    assert epsilon is not None
+    ledger = Ledger(Budget(epsilon=epsilon, delta=planned.study.delta))
     case.simulate(ledger=ledger)
     assert ledger.entries()
-    assert 0.5 * allowed < ledger.spent() <= allowed * (1 + 1e-6)
+    assert 0.5 * epsilon < ledger.spent() <= epsilon * (1 + 1e-6)
     with pytest.raises(BudgetError):
         case.simulate(ledger=ledger)
 
 
-def check_weights(case: Case) -> None:
-    """A plan weighs what devices send: the reports of its tasks, or what masked rounds move."""
+def check_traffic(case: Case) -> None:
+    """A plan predicts the bytes of its tasks' reports, or of its masked rounds."""
     planned = case.plan()
     seeded = planned.design.with_seed(SeededRng(1))
     campaign = seeded.question.campaign(planned, secret=seeded.secret)
@@ -126,7 +125,7 @@ def check_weights(case: Case) -> None:
     if task.is_masked:
         release = case.simulate(seed=1, protocol=True)
         assert 0 < predicted["bytes_up"] < predicted["bytes_per_device"]
-        assert any("ran the masked round" in note for note in release.notes)
+        assert any("completed the masked round" in note for note in release.notes)
         return
     per_device = seeded.question.tasks_per_device
     assert report_bytes(task) <= predicted["bytes_per_device"]
@@ -135,11 +134,11 @@ def check_weights(case: Case) -> None:
 
 
 def check_collection(case: Case, folder: Path) -> None:
-    """Real devices answer a real collector; its release is of the same kind as the simulation's,
-    and the dashboard can show it."""
+    """Real devices answer a real collector; its release has the same kind as the simulation's, and
+    the dashboard can show it."""
     request = {
         "name": NAME,
-        "purpose": "To see whether it is answered.",
+        "purpose": "To test the question.",
         "study": case.study,
         "items": None if case.items is None else list(case.items),
         "delay_seconds": 1,
@@ -160,15 +159,15 @@ def check_collection(case: Case, folder: Path) -> None:
         with collector.store.reading() as tx:
             text = tx.release(row.id)
         assert text is not None, studies.state(collector.store, row.id)["problem"]
-    release, alike = read_release(json.loads(text)), case.simulate()
-    assert type(release) is type(alike)
+    release, simulated = read_release(json.loads(text)), case.simulate()
+    assert type(release) is type(simulated)
     assert release.cost.devices == case.devices
     assert release.cost.rounds >= 1
-    assert release.privacy.epsilon == alike.privacy.epsilon
-    if isinstance(release, EstimateRelease) and isinstance(alike, EstimateRelease):
-        assert release.frame().schema == alike.frame().schema
-        assert release.frame().to_pylist()[0].keys() == alike.frame().to_pylist()[0].keys()
+    assert release.privacy.epsilon == simulated.privacy.epsilon
+    if isinstance(release, EstimateRelease) and isinstance(simulated, EstimateRelease):
+        assert release.frame().schema == simulated.frame().schema
+        assert release.frame().to_pylist()[0].keys() == simulated.frame().to_pylist()[0].keys()
         assert estimates(release.frame().to_pylist())
     if isinstance(release, CountRelease):
-        assert release.items[0].as_py() == "oak"  # which three devices of four hold
-    assert replace(release, notes=()).to_dict().keys() >= alike.to_dict().keys()
+        assert release.items[0].as_py() == "oak"  # held by three devices of four
+    assert replace(release, notes=()).to_dict().keys() >= simulated.to_dict().keys()

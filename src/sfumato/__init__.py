@@ -1,11 +1,11 @@
 """Private federated analytics and learning.
 
-Ask a fleet of devices a question and get an answer with error bars, a privacy statement that is
-true, and a bill. `plan(study)` sizes the question, `simulate(plan, data)` answers it for simulated
-devices; the parts are in `sfumato.sketch`, `sfumato.privacy` and the modules of the flow.
+Ask a fleet of devices a question and get an answer with error bars, a true privacy statement and
+its cost. `plan(study)` sizes the question, and `simulate(plan, data)` answers it for simulated
+devices; the parts are in `sfumato.sketch`, `sfumato.privacy` and `sfumato.flow`.
 
-The names below are imported when they are first used, so that a device, which uses none of them,
-needs numpy and cryptography alone (`sfumato.device`).
+The names below are imported when they are first used, so that a device (`sfumato.device`), which
+uses none of them, needs only numpy and cryptography.
 """
 
 from __future__ import annotations

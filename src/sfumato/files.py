@@ -1,4 +1,4 @@
-"""Columns out of CSV, CSV.gz and Parquet files, in chunks, with errors a person can use."""
+"""Read columns of CSV, CSV.gz and Parquet files in batches, with errors that a user can act on."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pyarrow.parquet
 
 from sfumato.errors import DataError
 
-_BLOCK_BYTES = 16 << 20  # a row must fit in a block; strings of a megabyte do
+_BLOCK_BYTES = 16 << 20  # a row must fit in a block: room for strings of a megabyte
 
 
 def column_names(path: Path | str) -> list[str]:
     """The names of a file's columns, in order."""
-    with _opened(path) as (kind, source):
+    with _open(path) as (kind, source):
         if kind == "parquet":
             return list(pa.parquet.ParquetFile(source).schema_arrow.names)
         return list(_csv(source, {}, None).schema.names)
@@ -27,36 +27,36 @@ def column_names(path: Path | str) -> list[str]:
 def read_columns(
     path: Path | str, columns: Sequence[str], types: Sequence[pa.DataType]
 ) -> Iterator[pa.RecordBatch]:
-    """These columns, cast to these types, a batch at a time; missing columns raise DataError."""
+    """The columns, cast to the types, in batches; a missing column raises DataError."""
     names = column_names(path)
     for column in columns:
         if column not in names:
             raise DataError(f"{path} has no column {column!r}; its columns are {', '.join(names)}")
-    wanted = dict(zip(columns, types, strict=True))
-    with _opened(path) as (kind, source):
+    schema = dict(zip(columns, types, strict=True))
+    with _open(path) as (kind, source):
         if kind == "parquet":
-            batches = pa.parquet.ParquetFile(source).iter_batches(columns=list(wanted))
+            batches = pa.parquet.ParquetFile(source).iter_batches(columns=list(schema))
         else:
-            batches = iter(_csv(source, wanted, list(wanted)))
+            batches = iter(_csv(source, schema, list(schema)))
         for batch in batches:
             yield pa.RecordBatch.from_arrays(
-                [_cast(batch.column(name), kind_, path, name) for name, kind_ in wanted.items()],
-                names=list(wanted),
+                [_cast(batch.column(name), type_, path, name) for name, type_ in schema.items()],
+                names=list(schema),
             )
 
 
-def _cast(column: pa.Array, wanted: pa.DataType, path: Path | str, name: str) -> pa.Array:
+def _cast(column: pa.Array, type_: pa.DataType, path: Path | str, name: str) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     try:
-        cast = pc.cast(column, wanted)
-        if pa.types.is_string(wanted) and pa.types.is_binary(column.type):
-            cast.validate(full=True)
+        values = pc.cast(column, type_)
+        if pa.types.is_string(type_) and pa.types.is_binary(column.type):
+            values.validate(full=True)
     except pa.ArrowInvalid as problem:
         raise DataError(
-            f"column {name!r} of {path} cannot be read as {wanted}: {_line(problem)}"
+            f"column {name!r} of {path} cannot be read as {type_}: {_first_line(problem)}"
         ) from problem
-    return cast
+    return values
 
 
 def _csv(
@@ -73,8 +73,8 @@ def _csv(
 
 
 @contextmanager
-def _opened(path: Path | str) -> Iterator[tuple[str, pa.NativeFile]]:
-    """The file, decompressed, and what it is; every way of not being readable is a DataError."""
+def _open(path: Path | str) -> Iterator[tuple[str, pa.NativeFile]]:
+    """The kind of a file, and the file decompressed; DataError if it cannot be read."""
     name = str(path)
     if not Path(path).is_file():
         raise DataError(f"there is no file {name}")
@@ -89,10 +89,10 @@ def _opened(path: Path | str) -> Iterator[tuple[str, pa.NativeFile]]:
         else:
             yield "csv", pa.input_stream(name, compression="gzip" if name.endswith(".gz") else None)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
-        raise DataError(f"{name} cannot be read: {_line(problem)}") from problem
+        raise DataError(f"{name} cannot be read: {_first_line(problem)}") from problem
 
 
-def _line(problem: Exception) -> str:
+def _first_line(problem: Exception) -> str:
     """The first line of another library's error, shortened."""
     text = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
     return text if len(text) <= 200 else text[:200] + "…"

@@ -1,4 +1,4 @@
-"""From a study to a sized campaign, with its error, its bytes and its promise known beforehand."""
+"""Turn a study into a sized campaign whose error, cost and privacy are known in advance."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def plan(
     *,
     items: pa.Array | pa.ChunkedArray | Sequence[str] | None = None,
 ) -> Plan:
-    """Choose and size the campaign that answers a study, and predict what it gives.
+    """Choose and size the campaign that answers a study, and predict its error and cost.
 
-    `study` is a Study, its keys, or the path of a TOML file; `items` is the dictionary when it is
-    at hand and not in a file. A study that cannot be met raises ImpossibleError, which says what
-    would make it possible.
+    `study` is a Study, its keys, or the path of a TOML file; `items` is the dictionary, if it is
+    not in a file. A study whose limits cannot be met raises ImpossibleError, which says what would
+    make it possible.
     """
     study = Study.read(study)
     if study.devices is None:
-        raise StudyError("a plan needs to know how many devices will be asked; give devices")
+        raise StudyError("a plan needs the number of devices that will be asked; set devices")
     return planner_of(study)(study, _dictionary(study, items))
 
 
 def _dictionary(
     study: Study, items: pa.Array | pa.ChunkedArray | Sequence[str] | None
 ) -> Dictionary | None:
-    """The items that a study lists, if it lists any."""
+    """The items that a study lists, if any."""
     if study.facts.dictionary == "none":
         return None
     if items is not None:

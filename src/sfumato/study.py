@@ -1,10 +1,10 @@
-"""What a person writes: the question, the promise, the population, and what they can afford."""
+"""A study as a person writes it: the question, the privacy, the population and the limits."""
 
 from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,36 +19,36 @@ Trust = Literal["local", "secure", "central"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionFacts:
-    """What is known of a question before it is planned.
+    """Facts about a question that hold before it is planned.
 
-    Planners and releases are named, not imported, so that nothing is loaded before it is needed.
+    Planners and releases are given by name, so that their modules are imported only when needed.
     """
 
-    planners: Mapping[Trust, str]  # "module:function", for each trust that it can be asked with
+    planners: Mapping[Trust, str]  # "module:function" for each trust that the question supports
     release: str = "sfumato.flow.release:CountRelease"  # "module:class"
     data: Literal["items", "vectors", "examples"] = "items"  # what devices hold
     dictionary: Literal["listed", "known", "none"] = "none"
-    """Whether a study lists the items asked about, may list those already known, or neither."""
-    not_collected: tuple[Trust, ...] = ()  # for simulations only
-    may_mask: bool = False  # whether a trusted collector can do with masked sums
-    instead: str = ""  # what to do under another trust
+    """Whether a study lists the items to count, may list items already known, or neither."""
+    not_collected: tuple[Trust, ...] = ()  # trusts that only simulations support
+    may_mask: bool = False  # whether a trusted collector can work from masked sums
+    instead: str = ""  # advice for other trusts
 
     @property
     def collected(self) -> tuple[Trust, ...]:
-        """The trusts with which a collector asks it; the others are for simulations."""
+        """The trusts that a collector supports; the others are for simulations."""
         return tuple(trust for trust in self.planners if trust not in self.not_collected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustFacts:
-    """Whom the devices of a study trust, and with what."""
+    """How far the devices of a study trust the collector."""
 
-    is_local: bool = False  # with nothing: devices randomise what they send
-    is_masked: bool = False  # with sums: no device's table is seen
+    is_local: bool = False  # not at all: devices randomise their reports
+    is_masked: bool = False  # with sums only: it sees no single table
 
     @property
     def is_charged(self) -> bool:
-        """Whether a release spends budget: local studies spend each device's own."""
+        """Whether a release spends the collector's budget; local studies spend each device's."""
         return not self.is_local
 
 
@@ -64,7 +64,7 @@ QUESTIONS: dict[str, QuestionFacts] = {
     "new_words": QuestionFacts(
         planners={"local": "sfumato.questions.new_words.plan:plan"},
         dictionary="known",
-        instead="ask for heavy_hitters with the others",
+        instead='with "secure" or "central", ask for heavy_hitters',
     ),
     "heavy_hitters": QuestionFacts(
         planners={
@@ -77,8 +77,8 @@ QUESTIONS: dict[str, QuestionFacts] = {
     "histogram": QuestionFacts(
         planners={"central": "sfumato.questions.heavy_hitters.plan:plan_histogram"},
         may_mask=True,
-        instead='noise in shares would leave nothing to list: with "secure", ask for '
-        "heavy_hitters, which are found by prefixes",
+        instead='with "secure", ask for heavy_hitters, which searches by prefixes: a table with '
+        "noise in shares cannot be decoded",
     ),
     "mean": QuestionFacts(
         planners={
@@ -106,32 +106,35 @@ TRUSTS: dict[Trust, TrustFacts] = {
 
 
 @spec("training")
-class TrainingKeys:
-    """The table [training] of a study: the model, what clients do, what the server does."""
+class TrainingStudy:
+    """The [training] table of a study: the model, the clients' and the server's part."""
 
     model: str
-    inputs: int | None = None  # numbers an example has, or symbols there are; None: the paper's
+    inputs: int | None = (
+        None  # features of an example, or size of the vocabulary; None: the paper's
+    )
     classes: int | None = None
     hidden: int | None = None  # width of the dense or recurrent layers
-    cohort: int  # clients of a round
+    cohort: int  # clients per round
     sampling: Literal["poisson", "fixed", "passes"] | None = None
-    """How a cohort is drawn: by a coin per client, or so many at a time, which costs more privacy;
-    or all clients in turn, in a random order that need not be secret. None: coins for a trusted
-    server, passes for trust "secure", whose server knows the cohorts."""
-    learning_rate: float = 0.1  # of clients
+    """How a cohort is drawn: by one coin per client ("poisson"); a fixed number of clients, which
+    costs more privacy ("fixed"); or all clients in turn, in a random order that need not be secret
+    ("passes"). None: "poisson" for a trusted server, and "passes" for trust "secure", whose server
+    knows the cohorts."""
+    learning_rate: float = 0.1  # of the clients
     batch: int = 20
     epochs: int = 1
     steps: int | None = None  # batches, instead of epochs; 1 is distributed SGD
-    most_examples: int | None = None  # that a client uses in a round
+    most_examples: int | None = None  # largest number that a client uses in a round
     server: Literal["sgd", "momentum", "adam"] = "momentum"
     server_rate: float = 1.0
     momentum: float = 0.9
-    noise_multiplier: float | None = None  # with epsilon = inf: noise without a promise
+    noise_multiplier: float | None = None  # with epsilon = inf: noise without a guarantee
     adaptive_clip: bool = False  # let the clip follow the median norm
-    rate: float | None = None  # compression = "fixed": parameters to a cell
-    warm_up: int = 75  # compression = "two_stage": rounds of whole vectors
-    early: float = 4.0  # compression = "free_norm": times the relative error in the first round
-    seed: int = 0  # of the model and the sketches
+    rate: float | None = None  # compression = "fixed": parameters per cell
+    warm_up: int = 75  # compression = "two_stage": rounds with whole vectors
+    early: float = 4.0  # compression = "free_norm": factor on relative_error in the first round
+    seed: int = 0  # for the model and the sketches
 
     def check(self) -> None:
         for name in ("cohort", "batch", "epochs", "steps", "most_examples", "warm_up"):
@@ -162,47 +165,46 @@ class Study:
 
     question: str
     trust: Trust
-    epsilon: float | None  # in a file, `epsilon = inf` says: no privacy promise, no noise
-    delta: float = 1e-6  # 0 asks for pure differential privacy
+    epsilon: float | None  # in a file, `epsilon = inf` means no privacy guarantee and no noise
+    delta: float = 1e-6  # 0 for pure differential privacy
     devices: int | None = None  # how many will be asked; simulate can count them
     rounds: int = 1
     dictionary: str | None = None
     """Path of a CSV or Parquet file that lists the items; for new_words, those already known."""
-    dictionary_column: str | None = None  # its first column if not given
-    items_per_device: int = 1  # values of one device that may count
-    target_error: float | None = None  # largest error wanted, as a share of the devices
-    bytes_per_device: int | None = None  # most that one device may upload
+    dictionary_column: str | None = None  # the first column by default
+    items_per_device: int = 1  # contribution bound: values of one device that count
+    target_error: float | None = None  # largest acceptable error, as a share of the devices
+    bytes_per_device: int | None = None  # upload limit of one device
     cohorts: Literal["similar", "different"] = "similar"  # whether rounds ask like devices
     threshold: float | None = None  # counts below this are not listed
-    dropout: float = 0.0  # share of the asked devices that will not answer
-    corrupt: float = 0.1  # masked sums: share of them that may work with the collector
+    dropout: float = 0.0  # share of the devices that are asked and do not answer
+    corrupt: float = 0.1  # masked sums: share of the devices that may work with the collector
     collector: Mode = "semi_honest"
-    """Masked sums: one that follows the protocol, or one that may tell devices different
-    things ("semi_malicious"), which takes twice the neighbours."""
-    daily_reports: int | None = None  # trust "local": what one device may send in a day
+    """Masked sums: a collector that follows the protocol, or one that may send devices
+    contradictory messages ("semi_malicious"), which takes twice the neighbours."""
+    daily_reports: int | None = None  # trust "local": reports per device and day
     publish: Literal["final", "rounds", "significant"] = "final"
-    """Show the last answer, every round's too, or only the items that are surely there."""
+    """Show the last answer, every round's too, or only the significant items."""
     alphabet: str | None = None
-    """Open domains: the characters that words are made of (new_words: a to z if not given). Without
-    one, heavy_hitters and histogram take any text."""
-    word_length: int = 10  # longer words are cut; of any text, bytes: longer ones are left out
-    adaptive: bool | None = None  # heavy_hitters: let the sampling follow what tables show
+    """Open domains: the characters of words (new_words: a to z by default). Without one,
+    heavy_hitters and histogram accept any text."""
+    word_length: int = 10  # longer words are cut; longer texts, in bytes, are left out
+    adaptive: bool | None = None  # heavy_hitters: adapt the sampling to earlier rounds
     clip: float | None = None  # mean, train: longer vectors are scaled down to this L2 norm
-    dimensions: int | None = None  # mean: of the vectors; simulate can count them
+    dimensions: int | None = None  # mean: length of the vectors; simulate can count them
     compression: (
         Literal["adapt_norm", "adapt_tail", "free_norm", "two_stage", "fixed", "none"] | None
     ) = None
     """Mean, train: how sketches of vectors are sized: by the mean's norm, by its tail, by
-    bytes_per_device (train: training.rate), or not at all. A mean adapts to its norm if nothing is
-    said, and training to the norm that comes for free (free_norm; two_stage is for training, too).
-    """
-    relative_error: float = 0.1  # what compression may add to the squared error of the noise
+    bytes_per_device (train: training.rate), or not at all. By default a mean uses adapt_norm and
+    training uses free_norm; free_norm and two_stage are for training only."""
+    relative_error: float = 0.1  # error that compression may add, as a share of the noise's
     top: int | None = None  # mean: keep only the largest coordinates of the answer
-    training: TrainingKeys | None = None  # train: see TrainingKeys
+    training: TrainingStudy | None = None  # train: see TrainingStudy
     paper_mode: bool = False  # the paper's constants and decoder, for comparison
     masked: bool = later(False)
-    """Lists with trust "central": the collector is trusted with sums over a cohort, to tell only
-    what passes, and sees no device's table."""
+    """Lists with trust "central": the collector sees only sums over a cohort, and is trusted to
+    release only what passes the threshold."""
 
     def check(self) -> None:
         def need(condition: bool, message: str) -> None:
@@ -228,21 +230,21 @@ class Study:
         )
         need(
             not is_open or self.dictionary is None,
-            f"{self.question} are of an open domain; leave out the dictionary, or ask for "
-            "frequencies",
+            f"{self.question} needs no dictionary, since its domain is open; leave it out, or "
+            "ask for frequencies",
         )
         need(
             facts.data == "items" or self.clip is not None,
-            f"a {self.question} study needs clip, the largest norm of what a device adds",
+            f"a {self.question} study needs clip, the largest L2 norm of a device's vector",
         )
         need(
             facts.data != "vectors" or self.compression not in ("free_norm", "two_stage"),
-            f"compression of a mean is adapt_norm, adapt_tail, fixed or none; "
+            "compression of a mean must be adapt_norm, adapt_tail, fixed or none; "
             f"got {self.compression}",
         )
         need(
             (facts.data == "examples") == (self.training is not None),
-            "a train study, and no other, has a table [training] with at least model and cohort",
+            "a train study, and no other, needs a [training] table with at least model and cohort",
         )
         need(
             self.clip is None or (self.clip > 0 and math.isfinite(self.clip)),
@@ -250,12 +252,12 @@ class Study:
         )
         need(
             0 < self.relative_error <= 1,
-            "relative_error must be above 0, at most 1, a share of the noise's squared error; "
+            "relative_error must be above 0 and at most 1 (a share of the noise's squared error); "
             f"got {self.relative_error}",
         )
         need(
             self.epsilon is None or (self.epsilon > 0 and math.isfinite(self.epsilon)),
-            f"epsilon must be above 0 (inf for no promise); got {self.epsilon}",
+            f"epsilon must be above 0 (inf for no privacy guarantee); got {self.epsilon}",
         )
         need(0 <= self.delta < 1, f"delta must be at least 0 and below 1; got {self.delta}")
         whole = ("devices", "rounds", "items_per_device", "bytes_per_device", "daily_reports")
@@ -268,7 +270,7 @@ class Study:
         )
         need(
             self.target_error is None or 0 < self.target_error < 1,
-            "target_error must be above 0 and below 1, a share of the devices; "
+            "target_error must be above 0 and below 1 (a share of the devices); "
             f"got {self.target_error}",
         )
         need(
@@ -277,7 +279,7 @@ class Study:
         )
         for name in ("dropout", "corrupt"):
             value = getattr(self, name)
-            need(0 <= value < 1, f"{name} must be at least 0, below 1; got {value}")
+            need(0 <= value < 1, f"{name} must be at least 0 and below 1; got {value}")
 
     @property
     def facts(self) -> QuestionFacts:
@@ -285,22 +287,22 @@ class Study:
 
     @property
     def is_local(self) -> bool:
-        """Whether devices trust nobody, and randomise what they send."""
+        """Whether devices trust nobody and randomise their own reports."""
         return TRUSTS[self.trust].is_local
 
     @property
     def is_masked(self) -> bool:
-        """Whether tables are added in masked rounds, so that the collector sees sums alone."""
+        """Whether tables are added in masked rounds, so that the collector sees only sums."""
         return self.masked or TRUSTS[self.trust].is_masked
 
     @property
     def noise_in_shares(self) -> bool:
-        """Whether devices add the noise: a collector that is trusted with sums adds it itself."""
+        """Whether devices add the noise; a collector that is trusted with sums adds it itself."""
         return TRUSTS[self.trust].is_masked
 
     def with_seed(self, rng: Rng) -> Study:
-        """The study with a model and sketches of its own, so that no other's rounds are its own;
-        what is not trained gets its seed when it is sized (`Question.with_seed`)."""
+        """The study with a fresh seed for its model and sketches, so that its rounds differ from
+        those of every other study. Other questions get their seed later (`Question.with_seed`)."""
         if self.training is None:
             return self
         seed = int(rng.words(1)[0]) % LARGEST_INTEGER
@@ -308,51 +310,42 @@ class Study:
 
     @classmethod
     def read(cls, study: Study | Mapping[str, Any] | Path | str) -> Study:
-        """A study that is one, or its keys, or the path of its file."""
+        """A study from a Study, its keys, or the path of its file."""
         if isinstance(study, Path | str):
             return cls.load(study)
         return study if isinstance(study, Study) else cls.from_mapping(study)
 
     @classmethod
-    def from_mapping(cls, given: Mapping[str, Any]) -> Study:
+    def from_mapping(cls, keys: Mapping[str, Any]) -> Study:
         """A study from a file's keys; unknown and missing ones raise StudyError."""
-        known = [field.name for field in fields(cls)]
-        unknown = sorted(set(given) - set(known))
-        if unknown:
-            raise StudyError(
-                f"unknown key{'s' if len(unknown) > 1 else ''} {', '.join(unknown)} in the study",
-                hint=f"the keys are {', '.join(known)}",
-            )
-        missing = [name for name in ("question", "trust", "epsilon") if name not in given]
-        if missing:
-            raise StudyError(f"a study must have {', '.join(missing)}")
-        keys = dict(given)
-        if keys["epsilon"] == math.inf:
-            keys["epsilon"] = None
-        if isinstance(keys.get("training"), Mapping):
-            keys["training"] = _training(keys["training"])
-        return cls(**keys)
+        _check_keys(keys, cls, required=("question", "trust", "epsilon"), place="the study")
+        values = dict(keys)
+        if values["epsilon"] == math.inf:
+            values["epsilon"] = None
+        if isinstance(values.get("training"), Mapping):
+            values["training"] = _training(values["training"])
+        return cls(**values)
 
     @classmethod
     def load(cls, path: Path | str) -> Study:
         """A study from a TOML file; its dictionary's path is relative to the file."""
         try:
             text = Path(path).read_text(encoding="utf-8")
-            given = tomllib.loads(text, parse_float=number)
+            keys = tomllib.loads(text, parse_float=number)
         except OSError as problem:
             raise StudyError(f"the study {path} cannot be read: {problem.strerror}") from problem
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise StudyError(f"the study {path} is not TOML: {problem}") from problem
-        if isinstance(given.get("dictionary"), str):
-            given["dictionary"] = str(Path(path).parent / given["dictionary"])
-        return cls.from_mapping(given)
+        if isinstance(keys.get("dictionary"), str):
+            keys["dictionary"] = str(Path(path).parent / keys["dictionary"])
+        return cls.from_mapping(keys)
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys that say something, as a file would have them."""
+        """The keys as a file would have them, without those that have no value."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.training is not None:
             keys = {
-                field.name: getattr(self.training, field.name) for field in fields(TrainingKeys)
+                field.name: getattr(self.training, field.name) for field in fields(TrainingStudy)
             }
             values["training"] = {name: value for name, value in keys.items() if value is not None}
         return {
@@ -363,7 +356,7 @@ class Study:
 
 
 def number(text: str) -> float:
-    """A number as a person writes it: finite, or inf and nothing else that is as large.
+    """A number as a person writes it: finite, or exactly "inf".
 
     >>> number("1e-6"), number("inf")
     (1e-06, inf)
@@ -374,13 +367,20 @@ def number(text: str) -> float:
     return value
 
 
-def _training(given: Mapping[str, Any]) -> TrainingKeys:
-    known = [field.name for field in fields(TrainingKeys)]
-    if unknown := sorted(set(given) - set(known)):
+def _training(keys: Mapping[str, Any]) -> TrainingStudy:
+    _check_keys(keys, TrainingStudy, required=("model", "cohort"), place="[training]")
+    return TrainingStudy(**keys)
+
+
+def _check_keys(
+    keys: Mapping[str, Any], kind: type[Any], *, required: Sequence[str], place: str
+) -> None:
+    """Raise StudyError unless all keys are fields of `kind` and all required ones are there."""
+    names = [field.name for field in fields(kind)]
+    if unknown := sorted(set(keys) - set(names)):
         raise StudyError(
-            f"unknown key{'s' if len(unknown) > 1 else ''} {', '.join(unknown)} in [training]",
-            hint=f"the keys are {', '.join(known)}",
+            f"unknown key{'s' if len(unknown) > 1 else ''} {', '.join(unknown)} in {place}",
+            hint=f"the keys are {', '.join(names)}",
         )
-    if missing := [name for name in ("model", "cohort") if name not in given]:
-        raise StudyError(f"[training] must have {', '.join(missing)}")
-    return TrainingKeys(**given)
+    if missing := [name for name in required if name not in keys]:
+        raise StudyError(f"{place} must have {', '.join(missing)}")

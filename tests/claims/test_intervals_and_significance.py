@@ -12,7 +12,7 @@ from claims.studies import FEW, FLAT, LARGE, TINY, ZIPF, Cell, Tally, name, tall
 from sfumato.privacy.intervals import NORMAL_95
 
 FALSE_ALARM = 1e-6  # of each assertion, exact binomial; sketches have a margin instead
-LEAST, SKETCHES = 0.95, 0.93  # coverage that is claimed, and that of errors measured on placebos
+LEAST, SKETCHES = 0.95, 0.93  # claimed coverage, and the coverage of errors measured on placebos
 LEVEL = 0.05
 
 EPSILONS = (0.1, 0.5, 1.0, 1.3, 2.4, 2.6, 3.0, 3.6, 5.0, 8.0, 10.0)
@@ -40,15 +40,15 @@ SEARCHES: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-def cell(kind: str, epsilon: float, held: tuple[int, ...], **more: object) -> Cell:
+def cell(kind: str, epsilon: float, counts: tuple[int, ...], **more: object) -> Cell:
     question, options = SEARCHES.get(kind, ("frequencies", FREQUENCIES.get(kind, {})))
     trust = kind.split()[0]
     return Cell(
-        question=question, trust=trust, epsilon=epsilon, held=held, more={**options, **more}
+        question=question, trust=trust, epsilon=epsilon, counts=counts, more={**options, **more}
     )
 
 
-QUICK = [  # what the audit found false, and a look at every kind
+QUICK = [  # cells that failed in the audit, and one of every kind
     cell("secure", 3.6, FLAT),
     cell("central rounds", 3.0, FLAT),
     cell("central", 8.0, FEW, dropout=0.3),
@@ -65,24 +65,24 @@ QUICK = [  # what the audit found false, and a look at every kind
     cell("local significant", 3.0, FLAT),
 ]
 GRID = [
-    cell(kind, epsilon, held, **({} if dropout == 0 else {"dropout": dropout}))
+    cell(kind, epsilon, counts, **({} if dropout == 0 else {"dropout": dropout}))
     for kind in [*FREQUENCIES, "central names"]
     for epsilon in EPSILONS
-    for held in (FEW, FLAT, ZIPF)
+    for counts in (FEW, FLAT, ZIPF)
     for dropout in (0.0, 0.3)
     if not (kind == "central names" and epsilon > 5)  # such names could be misread too often
-    if not (held == FEW and "threshold" in kind)  # nobody would be shown
+    if not (counts == FEW and "threshold" in kind)  # no item would be shown
 ]
 GRID += [
-    cell(kind, epsilon, held)
+    cell(kind, epsilon, counts)
     for kind in ("central", "central rounds", "secure", "local")
     for epsilon in (0.5, 2.4, 8.0)
-    for held in (TINY, LARGE)
-    if not (held == TINY and kind in ("central rounds", "secure"))  # too few: refused
+    for counts in (TINY, LARGE)
+    if not (counts == TINY and kind in ("central rounds", "secure"))  # too few: refused
 ]
 GRID += [
-    cell(kind, epsilon, held)
-    for kind, epsilons, held in (
+    cell(kind, epsilon, counts)
+    for kind, epsilons, counts in (
         ("central names and counts", (0.5, 1.0, 3.0), FLAT),
         ("secure names", (0.5, 2.4, 8.0), ZIPF),
         ("local names", (2.0, 8.0), LARGE),
@@ -101,7 +101,7 @@ def check(one: Cell, runs: int) -> None:
     total = tally(one, runs)
     sketched = "bytes_per_device" in one.more
     least = SKETCHES if sketched else LEAST
-    assert stats.binom.cdf(total.inside, total.shown, least) > FALSE_ALARM, total
+    assert stats.binom.cdf(total.inside, total.intervals, least) > FALSE_ALARM, total
     assert stats.binom.sf(total.false - 1, total.runs, LEVEL) > FALSE_ALARM, total
 
 
@@ -121,13 +121,13 @@ def test_every_cell_of_the_grid_covers_and_marks_as_it_says(one: Cell) -> None:
 def test_the_interval_of_a_mean_covers_its_coordinates(epsilon: float, trust: str) -> None:
     """300 devices, 64 coordinates, 25 runs, 95% of coordinates on average: coordinates of one run
     err independently, so the binomial law holds; false alarm 1e-6, and 90% is never missed."""
-    held = np.random.default_rng(5).normal(size=(300, 64)) / 16
-    truth = held.mean(axis=0)
+    counts = np.random.default_rng(5).normal(size=(300, 64)) / 16
+    truth = counts.mean(axis=0)
     study = {"question": "mean", "trust": trust, "epsilon": epsilon, "delta": 1e-6, "clip": 1.0}
     study |= {"devices": 300, "dimensions": 64, "compression": "none"}
     plan, inside = sfumato.plan(study), 0
     for _ in range(25):
-        release = sfumato.simulate(plan, held)
+        release = sfumato.simulate(plan, counts)
         inside += int((np.abs(release.mean - truth) <= release.half_width).sum())
     assert stats.binom.cdf(inside, 25 * 64, 0.95) > FALSE_ALARM
     assert stats.binom.sf(inside - 1, 25 * 64, 0.97) > FALSE_ALARM
@@ -139,12 +139,12 @@ def test_the_interval_of_a_mean_covers_its_coordinates(epsilon: float, trust: st
 def test_where_noise_is_fine_intervals_are_no_wider_than_needed(kind: str, epsilon: float) -> None:
     """At most 97%: 200 runs of 180 items; false alarm 1e-6."""
     total = tally(cell(kind, epsilon, FLAT), 200)
-    assert stats.binom.sf(total.inside - 1, total.shown, 0.97) > FALSE_ALARM
+    assert stats.binom.sf(total.inside - 1, total.intervals, 0.97) > FALSE_ALARM
 
 
 def test_the_audits_words_that_nobody_holds_are_not_listed() -> None:
-    """Central trust, epsilon 1, 1,000 listed words, all 5,000 devices hold one of them: listed
-    were 1 to 5 false words a run. 40 runs; more than 11 with a false one have probability 1e-6."""
+    """Central trust, epsilon 1, 1,000 listed words, all 5,000 devices hold one of them: 1 to 5
+    false words per run were listed. 40 runs: more than 11 with a false one has chance 1e-6."""
     study = {
         "question": "frequencies", "trust": "central", "epsilon": 1.0, "delta": 1e-7,
         "devices": 5_000, "publish": "significant",
@@ -166,10 +166,10 @@ def test_intervals_and_marks_by_a_normal_law_are_caught() -> None:
         truth = np.array([one.truth.get(item, 0) for item in release.items.to_pylist()])
         half = NORMAL_95 * release.standard_error
         before.inside += int((np.abs(release.counts - truth) <= half).sum())
-        before.shown += truth.size
+        before.intervals += truth.size
         limit = stats.norm.isf(LEVEL / truth.size) * release.standard_error
         marks += bool(((release.counts > limit) & (truth == 0)).any())
-    assert stats.binom.cdf(before.inside, before.shown, LEAST) < FALSE_ALARM
+    assert stats.binom.cdf(before.inside, before.intervals, LEAST) < FALSE_ALARM
     assert stats.binom.sf(marks - 1, 120, LEVEL) < FALSE_ALARM
 
 

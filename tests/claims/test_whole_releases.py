@@ -48,11 +48,11 @@ class Audit:
             yield sfumato.simulate(planned, self.fleets[fleet])
 
 
-def fleet(*held: str | None) -> Population:
-    """Devices with an item each; one with None has nothing."""
-    owners = np.array([k for k, item in enumerate(held) if item is not None], dtype=np.int64)
-    items = pa.array([item for item in held if item is not None], type=pa.string())
-    return Population((items,), None, owners, len(held))
+def fleet(*values: str | None) -> Population:
+    """Devices with one item each, or with none for None."""
+    owners = np.array([k for k, item in enumerate(values) if item is not None], dtype=np.int64)
+    items = pa.array([item for item in values if item is not None], type=pa.string())
+    return Population((items,), None, owners, len(values))
 
 
 COMMON = ("oak",) * 30 + ("elm",) * 12 + ("fir",) * 2
@@ -100,23 +100,23 @@ SLOW = [
 
 
 def features(release: AnyRelease) -> dict[str, float | str]:
-    """Every number and text of a release, by its place; numbers inside of texts, too."""
-    found: dict[str, float | str] = {}
+    """Every number and text of a release, by its place, and the numbers inside texts."""
+    values: dict[str, float | str] = {}
 
     def walk(place: str, value: Any) -> None:
         if isinstance(value, dict):
             for key, inner in value.items():
                 walk(f"{place}.{key}", inner)
         elif isinstance(value, list):
-            found[f"{place}.length"] = float(len(value))
+            values[f"{place}.length"] = float(len(value))
             for index, inner in enumerate(value):
                 walk(f"{place}.{index}", inner)
         elif isinstance(value, bool | int | float):
-            found[place] = float(value)
+            values[place] = float(value)
         elif isinstance(value, str):
-            found[place] = value
+            values[place] = value
             for index, number in enumerate(re.findall(r"\d[\d,]*\.?\d*", value)):
-                found[f"{place}#{index}"] = float(number.replace(",", "").rstrip("."))
+                values[f"{place}#{index}"] = float(number.replace(",", "").rstrip("."))
 
     data = json.loads(json.dumps(release.to_dict()))
     data["cost"].pop("seconds")  # stated as not covered
@@ -124,15 +124,15 @@ def features(release: AnyRelease) -> dict[str, float | str]:
     walk("release", data)
     for place, row in enumerate(estimates):
         walk(f"estimate.{row.get('item', place)}", row)
-    found["estimates"] = " ".join(str(row.get("item", "")) for row in estimates)
-    return found
+    values["estimates"] = " ".join(str(row.get("item", "")) for row in estimates)
+    return values
 
 
 Event = Callable[[dict[str, float | str]], bool]
 
 
 def events(sample: list[dict[str, float | str]]) -> Iterator[Event]:
-    """Whether a feature is there, has a value, or reaches a threshold, for all that were seen."""
+    """Events for all features of the sample: it is present, has a value, or reaches a limit."""
     for place in sorted({key for one in sample for key in one}):
         values = {one[place] for one in sample if place in one}
         yield lambda one, place=place: place in one  # type: ignore[misc]  # a default binds it
@@ -145,18 +145,18 @@ def events(sample: list[dict[str, float | str]]) -> Iterator[Event]:
             )
 
 
-def epsilon_seen(first: list[Any], second: list[Any], delta: float) -> float:
-    """A lower bound on epsilon, wrong with probability 2e-6 at most."""
+def epsilon_bound(first: list[Any], second: list[Any], delta: float) -> float:
+    """A lower bound on epsilon, wrong with probability at most 2e-6."""
     half = len(first) // 2
-    best, chosen = -1.0, None
+    best, choice = -1.0, None
     for event in events([*first[:half], *second[:half]]):
         for a, b in ((first, second), (second, first)):
             yes, no = sum(map(event, a[:half])), sum(map(event, b[:half]))
             ratio = (yes - delta * half) / (no + 1)
             if ratio > best:
-                best, chosen = ratio, (event, a, b)
-    assert chosen is not None  # a release has features
-    event, a, b = chosen
+                best, choice = ratio, (event, a, b)
+    assert choice is not None  # a release has features
+    event, a, b = choice
     yes, no, runs = sum(map(event, a[half:])), sum(map(event, b[half:])), len(a) - half
     low = float(stats.beta.ppf(FALSE_ALARM, yes, runs - yes + 1)) if yes else 0.0
     high = float(stats.beta.isf(FALSE_ALARM, no + 1, runs - no)) if no < runs else 1.0
@@ -165,7 +165,7 @@ def epsilon_seen(first: list[Any], second: list[Any], delta: float) -> float:
 
 def check(one: Audit, runs: int) -> None:
     first, second = ([features(r) for r in one.releases(side, runs)] for side in (0, 1))
-    assert epsilon_seen(first, second, one.study["delta"]) <= one.study["epsilon"]
+    assert epsilon_bound(first, second, one.study["delta"]) <= one.study["epsilon"]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def check(one: Audit, runs: int) -> None:
     quick(AUDITS, *(one for one in AUDITS if one.name in ("sums", "significant", "names", "mean"))),
     ids=lambda one: one.name,
 )
-def test_nothing_in_a_release_tells_more_than_it_promises(one: Audit) -> None:
+def test_nothing_in_a_release_reveals_more_than_its_guarantee(one: Audit) -> None:
     """False alarm 2e-6; an exact number that depends on the device is found with certainty."""
     check(one, RUNS)
 
@@ -181,7 +181,7 @@ def test_nothing_in_a_release_tells_more_than_it_promises(one: Audit) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # a search for words takes about a second
 @pytest.mark.parametrize("one", SLOW, ids=lambda one: one.name)
-def test_nothing_in_a_release_of_long_searches_tells_more_either(one: Audit) -> None:
+def test_nothing_in_a_release_of_long_searches_reveals_more(one: Audit) -> None:
     check(one, RUNS)
 
 
@@ -196,11 +196,11 @@ def test_an_exact_number_in_a_note_is_found() -> None:
             for release in one.releases(side, RUNS)
         ]
 
-    assert epsilon_seen(leaking(0), leaking(1), 1e-3) > 1.0
+    assert epsilon_bound(leaking(0), leaking(1), 1e-3) > 1.0
 
 
 def test_noise_of_half_the_scale_is_found_in_the_estimates() -> None:
     """The control: releases at epsilon 6 that claim 1."""
     one = replace(AUDITS[0], study={**AUDITS[0].study, "epsilon": 6.0})
     first, second = ([features(r) for r in one.releases(side, RUNS)] for side in (0, 1))
-    assert epsilon_seen(first, second, 1e-3) > 1.0
+    assert epsilon_bound(first, second, 1e-3) > 1.0

@@ -9,7 +9,7 @@ from questioning import (
     check_losses,
     check_plan,
     check_simulation,
-    check_weights,
+    check_traffic,
 )
 from sfumato.study import QUESTIONS, QuestionFacts
 
@@ -33,23 +33,23 @@ CASES = [
     Case(question="mean", trust="central", keys={"clip": 1.0, "dimensions": 8}),
     Case(question="mean", trust="secure", keys={"clip": 1.0, "dimensions": 8, **MASKED}),
 ]
-MADE_UP = Case(
+MEDIAN = Case(
     question="median",
     trust="central",
     keys={"epsilon": 0.2},
-    held=[str(20 + 3 * place) for place in range(20)],
+    cycle=[str(20 + 3 * place) for place in range(20)],
 )
 
 
-@pytest.fixture(params=[*CASES, MADE_UP], ids=str)
+@pytest.fixture(params=[*CASES, MEDIAN], ids=str)
 def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Case:
-    """Each of the questions, and one that is made of a folder and this line."""
+    """Each of the questions, and one that consists of a folder and this entry."""
     facts = QuestionFacts(
         planners={"central": "median.plan:plan"}, release="median.design:MedianRelease"
     )
     monkeypatch.setitem(QUESTIONS, "median", facts)
-    found: Case = request.param
-    return found
+    param: Case = request.param
+    return param
 
 
 def test_every_question_and_trust_is_here() -> None:
@@ -70,5 +70,5 @@ def test_what_is_charged_is_what_is_promised(case: Case) -> None:
     check_losses(case)
 
 
-def test_a_plan_weighs_what_is_sent(case: Case) -> None:
-    check_weights(case)
+def test_a_plan_predicts_the_bytes_that_devices_send(case: Case) -> None:
+    check_traffic(case)

@@ -16,7 +16,7 @@ from sfumato.errors import SpecError
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import Cost, EstimateRelease, NoisedSum
-from sfumato.flow.secure_sum import weights
+from sfumato.flow.secure_sum import traffic
 from sfumato.flow.task import Task, bits_for, most_devices
 from sfumato.privacy import Mechanism
 from sfumato.questions.answers import check_finished
@@ -120,7 +120,7 @@ class MedianDesign(QuestionDefaults):
             cost=Cost(
                 devices=participation.devices,
                 rounds=1,
-                bytes_per_device=weights([self.task()])["bytes_per_device"],
+                bytes_per_device=traffic([self.task()])["bytes_per_device"],
                 seconds=0.0,
             ),
             study=plan.study.to_dict(),
@@ -141,5 +141,5 @@ class MedianCampaign(Campaign):
 
     def absorb(self, answer: NoisedSum) -> None:
         if self.sums is not None or answer.task.id != self.design.task().id:
-            raise SpecError("a campaign absorbs the answer to the task it asked for last")
+            raise SpecError("a campaign takes only the answer to its last task")
         self.sums = answer

@@ -1,4 +1,4 @@
-"""How a median is sized."""
+"""Size a median."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pyarrow as pa
 from median.design import NUMBERS, MedianDesign
 from sfumato.errors import StudyError
 from sfumato.flow.release import Privacy
-from sfumato.flow.secure_sum import weights
+from sfumato.flow.secure_sum import traffic
 from sfumato.questions.frequencies.plan import noise_for
-from sfumato.questions.promise import SEES_TABLES, ZERO_OUT, in_words
+from sfumato.questions.promise import SEES_TABLES, ZERO_OUT, device_guarantee
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.sketch import OneHot
 from sfumato.study import Study
@@ -26,11 +26,11 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         design=design,
         dictionary=Dictionary(pa.array([str(number) for number in range(NUMBERS)])),
         algorithm="one-hot numbers",
-        predicted={**weights([design.task()]), "rounds": 1, "assumes": "nothing about the data"},
+        predicted={**traffic([design.task()]), "rounds": 1, "assumes": "nothing about the data"},
         privacy=Privacy(
             epsilon=study.epsilon,
             delta=study.delta,
-            guarantee=in_words(study.epsilon, study.delta),
+            guarantee=device_guarantee(study.epsilon, study.delta),
             unit="device",
             neighbours=ZERO_OUT.format("table becomes"),
             mechanism="noise on every cell",

@@ -19,7 +19,7 @@ from sfumato.collector.worker.worker import Worker
 from sfumato.privacy import SeededRng
 
 STORES = 10
-SEALED_TOGETHER = 10  # so that there are many transactions to be killed in
+SEALED_TOGETHER = 10  # so that there are many transactions
 
 PROGRAM = """
 import os, random, signal, sys, time
@@ -76,9 +76,9 @@ print(kills)
 
 
 @pytest.fixture
-def begun(tmp_path: Path) -> Path:
-    """A store with a central and a local study; reports came, some twice, and nothing is sealed."""
-    path, clock, rng = tmp_path / "begun.db", Clock(), SeededRng(SEED)
+def unsealed_store(tmp_path: Path) -> Path:
+    """A store with central and local studies; it has reports, some of them twice, none sealed."""
+    path, clock, rng = tmp_path / "unsealed.db", Clock(), SeededRng(SEED)
     store = Store.open(path, now=clock)
     store.migrate()
     terms = {"closes": int(clock() // 86_400)}
@@ -97,25 +97,26 @@ def begun(tmp_path: Path) -> Path:
 
 
 def releases(path: Path) -> dict[str, Any]:
-    """What was released, without the time it took."""
-    store, found = Store.open(path), {}
+    """All releases without their running time, and the charges."""
+    store, result = Store.open(path), {}
     with store.reading() as tx:
         for row in tx.studies():
             assert row.state == "released", row.problem
-            found[row.name] = json.loads(tx.release(row.id) or "")
-            del found[row.name]["cost"]["seconds"]
-        found["charged"] = [entry[2] for entry in tx.entries()]
+            result[row.name] = json.loads(tx.release(row.id) or "")
+            del result[row.name]["cost"]["seconds"]
+        result["charged"] = [entry[2] for entry in tx.entries()]
     store.close()
-    return found
+    return result
 
 
 def test_a_worker_killed_at_any_moment_gives_the_release_of_one_left_alone(
-    begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unsealed_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`charged` is part of what is compared: nothing is paid for twice."""
+    """`charged` is compared as well: nothing is charged twice."""
     tomorrow = Clock()
     tomorrow.advance(86_400)
-    paths = [Path(shutil.copy(begun, tmp_path / f"{number}.db")) for number in range(STORES + 2)]
+    copies = [tmp_path / f"{number}.db" for number in range(STORES + 2)]
+    paths = [Path(shutil.copy(unsealed_store, copy)) for copy in copies]
     done = subprocess.run(
         [
             sys.executable,
@@ -128,11 +129,13 @@ def test_a_worker_killed_at_any_moment_gives_the_release_of_one_left_alone(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 3  # of up to twenty: a machine that was slow at first strikes late
-    monkeypatch.setattr(working, "MOST_REPORTS", 1_000)  # sealed otherwise, and yet the same
-    store = Store.open(begun, now=tomorrow)
+    assert (
+        int(done.stdout) >= 3
+    )  # of up to twenty; on a machine that was slow at first, kills come too late
+    monkeypatch.setattr(working, "MOST_REPORTS", 1_000)  # another way of sealing gives the same
+    store = Store.open(unsealed_store, now=tomorrow)
     work(Worker(store, key=KEY, now=tomorrow, log=lambda event, **fields: None))
     store.close()
-    alone = releases(begun)
+    alone = releases(unsealed_store)
     assert [row["count"] for row in alone["central"]["estimates"]] == [1.0] * len(ITEMS)
     assert all(releases(path) == alone for path in paths)

@@ -28,7 +28,7 @@ from sfumato.collector.store.store import Store
 from sfumato.device import Http, Response, offers
 from sfumato.privacy import ListedAbove, SeededRng
 from sfumato.simulation import network_fleet
-from sfumato.simulation.network_fleet import NetworkFleet, holdings
+from sfumato.simulation.network_fleet import NetworkFleet, draw_holdings
 from sfumato.simulation.population import Cohorts, Population
 from sfumato.spec import from_json
 from sfumato.study import Study
@@ -131,10 +131,10 @@ def over_the_network(
         with NetworkFleet(
             collector.address,
             offers.public_key(key),
-            holdings(population, None, None),
+            draw_holdings(population, None, None),
             seed=seed,
             connections=CONNECTIONS,
-            come=lambda cohort: cohorts.numbers(population, cohort).tolist(),
+            respondents=lambda cohort: cohorts.numbers(population, cohort).tolist(),
         ) as fleet:
             summary = fleet.ask(name)
         times = 2 if keys["question"] == "histogram" else 1

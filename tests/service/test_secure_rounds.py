@@ -23,7 +23,13 @@ from sfumato.collector.store.store import Store
 from sfumato.device import Device, Http, MemoryBox, Response, RoundClient, RoundOutcome, offers
 from sfumato.errors import ServiceError
 from sfumato.flow.release import CountRelease
-from sfumato.simulation.network_fleet import LEFT, PHASES, Traveller, leaves_in, travel
+from sfumato.simulation.network_fleet import (
+    DROPPED_OUT,
+    PHASES,
+    RoundSession,
+    draw_dropout_phase,
+    drive_sessions,
+)
 
 NAME = "Street trees"
 
@@ -112,7 +118,7 @@ def run(
     kills: Sequence[str],
     rates: Mapping[str, float],
     **keys: Any,
-) -> tuple[CountRelease, list[Traveller], int]:
+) -> tuple[CountRelease, list[RoundSession], int]:
     """Run a study from its creation to its release; return the release, each device's session, and
     the number of charges."""
     collector = KillableCollector(
@@ -136,32 +142,34 @@ def run(
         for device in fleet:
             device.offers(time.time())
             device.consent(NAME)
-        travellers = []
+        sessions = []
         for k, device in enumerate(fleet):
             part = device.part(NAME, f"tree {k}", time.time())
             assert isinstance(part, RoundClient), part
-            travellers.append(Traveller(part, leaves_in(rates, chance)))
+            sessions.append(RoundSession(part, draw_dropout_phase(rates, chance)))
         coming = {
-            phase: sum(each.leaves not in PHASES[: place + 1] for each in travellers)
+            phase: sum(each.dropout_phase not in PHASES[: place + 1] for each in sessions)
             for place, phase in enumerate(PHASES)
         }
         fate = Fate(collector, kills, coming)
         with fate.at_work():
-            travel([(lines[group], travellers[group::4]) for group in range(4)])
+            drive_sessions([(lines[group], sessions[group::4]) for group in range(4)])
             release = CountRelease.from_dict(admin.wait_for_release(study_id))
         for line in lines:
             line.close()
         charged = len(admin.ask(lambda client: client.ledger())["entries"])
     assert sorted(fate.killed) == sorted(kills)
-    return release, travellers, charged
+    return release, sessions, charged
 
 
-def check(release: CountRelease, travellers: Sequence[Traveller], charged: int) -> None:
+def check(release: CountRelease, sessions: Sequence[RoundSession], charged: int) -> None:
     counts = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
-    for k, traveller in enumerate(travellers):
-        is_masked = traveller.leaves not in ("enrol", "share", "mask")
-        assert counts[f"tree {k}"] == float(is_masked), (k, traveller.outcome, traveller.leaves)
-        assert traveller.outcome == (RoundOutcome.DONE if traveller.leaves is None else LEFT)
+    for k, session in enumerate(sessions):
+        is_masked = session.dropout_phase not in ("enrol", "share", "mask")
+        assert counts[f"tree {k}"] == float(is_masked), (k, session.outcome, session.dropout_phase)
+        assert session.outcome == (
+            RoundOutcome.DONE if session.dropout_phase is None else DROPPED_OUT
+        )
     assert release.cost.devices == release.counts.sum()
     assert charged == 1
 

@@ -107,10 +107,10 @@ def test_a_collector_that_is_killed_trains_the_model_that_one_process_does(tmp_p
             [fate.over(each) for each in trainers(data.train)],
             seed=SEED,
             connections=2,
-            come=fate.members,
+            respondents=fate.members,
             connect=lambda: Line(collector),
         ) as fleet:
-            done = fleet.ask(NAME, patience_seconds=PATIENCE_SECONDS)
+            done = fleet.ask(NAME, timeout_seconds=PATIENCE_SECONDS)
         released = admin.wait_for_release(study_id)
         parameters = admin.ask(lambda client: client.model(study_id))
         ledger = admin.ask(lambda client: client.ledger())

@@ -1,9 +1,9 @@
 """Random lives of a collector: uploads, replays, crashes, closing; every report counts once.
 
-Each report of a central study without noise has a value of its own, so a correct release has a one
+Each report of a central study without noise has a unique value, so a correct release has a one
 in every cell whose report was acknowledged and a zero where none was sent: a two is a replay, and
 a zero is a loss. A crash is a store call before or after which everything in memory is thrown away.
-A failing run prints its seed; put it into `FOUND` with a name, and it stays.
+A failing run prints its seed; add it to `REGRESSIONS` under a name, so that it is run again.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from sfumato.spec import from_json
 
 RUNS, ROOM_RUNS, SLOW_RUNS, OPERATIONS = 50, 10, 1_000, 28
 RETENTION_DAYS = 20
-FOUND: dict[str, str] = {}  # seeds of runs that once failed, by what was wrong
-SEEDS = FOUND | {f"run {number}": f"{SEED} {number}" for number in range(RUNS)}
+REGRESSIONS: dict[str, str] = {}  # seeds of runs that failed once, by cause
+SEEDS = REGRESSIONS | {f"run {number}": f"{SEED} {number}" for number in range(RUNS)}
 
 
 class Crash(BaseException):
@@ -44,10 +44,10 @@ class Crash(BaseException):
 
 
 class Doom:
-    """Ends the process at a store call, when it is told which."""
+    """Ends the process at a chosen store call."""
 
     def __init__(self) -> None:
-        self.calls: int | None = None  # left; None: it lives
+        self.calls: int | None = None  # number left; None: the process lives
         self.commits_only = False  # count commits, before and after, and no other calls
 
     def tick(self, *, commit: bool = False) -> None:
@@ -97,16 +97,16 @@ class _Watched:
 
 @dataclass
 class Fate:
-    """What is known about one study from outside."""
+    """The state of one study as seen from outside."""
 
-    asked: dict[str, Any]
+    request: dict[str, Any]
     id: str | None = None
-    sent: int = 0  # categories used up
+    used: int = 0  # number of categories
     batches: list[tuple[TaskRow, list[bytes]]] = field(default_factory=list)
     category: dict[bytes, int] = field(default_factory=dict)  # of each report
     acknowledged: set[int] = field(default_factory=set)
-    doubtful: set[int] = field(default_factory=set)  # sent, but no answer came
-    copies: int = 0  # reports in acknowledged uploads, however often each
+    doubtful: set[int] = field(default_factory=set)  # sent, but not answered
+    copies: int = 0  # reports in acknowledged uploads, with duplicates
     doubtful_copies: int = 0
     released: str | None = None
     stopped: bool = False  # closed, or past its last day, so that it may end before its last round
@@ -114,7 +114,7 @@ class Fate:
 
     @property
     def is_central(self) -> bool:
-        return bool(self.asked["study"]["trust"] == "central")
+        return bool(self.request["study"]["trust"] == "central")
 
 
 class World:
@@ -145,7 +145,7 @@ class World:
         self.store.close()
 
     def survive(self, operation: Callable[[], None]) -> None:
-        """Do it; if the process ends on the way, start it again."""
+        """Run an operation; if the process crashes, start it again."""
         try:
             operation()
         except Crash:
@@ -169,7 +169,7 @@ class World:
             self.survive(deed)
             self.survive(self.try_again)
             self.survive(self.look)
-        for _ in range(4):  # the end comes with crashes, too, but not for ever
+        for _ in range(4):  # the end has crashes, too, but finitely many
             self.survive(self.arm)
             self.survive(self.close_all)
             self.survive(lambda: work(self.worker))
@@ -177,7 +177,7 @@ class World:
         self.close_all()
         work(self.worker)
 
-    # What may happen
+    # Operations
 
     def create(self) -> None:
         keys: dict[str, Any] = {"devices": self.chance.choice([3, 10, 60])}
@@ -192,36 +192,36 @@ class World:
         self._create(fate)
 
     def _create(self, fate: Fate) -> None:
-        row = studies.create(self.store, fate.asked, key=KEY, rng=self.rng, now=self.clock)
+        row = studies.create(self.store, fate.request, key=KEY, rng=self.rng, now=self.clock)
         assert fate.id in (None, row.id), "the same request made another study"
         fate.id = row.id
 
     def try_again(self) -> None:
-        """Who asked for a study and heard nothing asks again."""
+        """Create the studies again whose creation was not answered."""
         for fate in self.fates:
             if fate.id is None:
                 self._create(fate)
 
     def upload(self) -> None:
-        if found := self._one_to_ask():
-            fate, task = found
-            self._send(fate, task, self._fresh(fate, task))
+        if pair := self._one_to_ask():
+            fate, task = pair
+            self.send(fate, task, self._fresh(fate, task))
 
     def replay(self) -> None:
         if fate := self._one(lambda fate: bool(fate.batches)):
             task, reports = self.chance.choice(fate.batches)
-            self._send(fate, task, reports)
+            self.send(fate, task, reports)
 
     def mix(self) -> None:
-        """Some of an old batch, some of it twice, among new reports."""
-        if (found := self._one_to_ask()) is None:
+        """Upload new reports mixed with some old ones, perhaps twice."""
+        if (pair := self._one_to_ask()) is None:
             return
-        fate, task = found
+        fate, task = pair
         old = [report for row, batch in fate.batches if row.id == task.id for report in batch]
         again = self.chance.choices(old, k=self.chance.randint(1, 6)) if old else []
         reports = again + self._fresh(fate, task)
         self.chance.shuffle(reports)
-        self._send(fate, task, reports)
+        self.send(fate, task, reports)
 
     def step(self) -> None:
         for _ in range(self.chance.randint(1, 8)):
@@ -233,7 +233,7 @@ class World:
     def wait(self) -> None:
         self.clock.advance(self.chance.choice([70.0, DAY_SECONDS, 3 * DAY_SECONDS]))
         for fate in self.fates:
-            closes = fate.asked["closes"]
+            closes = fate.request["closes"]
             fate.stopped |= closes is not None and self.clock() // DAY_SECONDS > closes
 
     def close_study(self) -> None:
@@ -248,7 +248,7 @@ class World:
     def delete_study(self) -> None:
         if fate := self._one(lambda fate: True):
             assert fate.id is not None
-            fate.deleted = True  # perhaps; what is in doubt is not checked
+            fate.deleted = True  # perhaps: doubtful cases are not checked
             studies.delete(self.store, fate.id)
 
     def close_all(self) -> None:
@@ -260,7 +260,7 @@ class World:
             if row.state == "collecting":
                 studies.close(self.store, row.id)
 
-    # What is always true
+    # Invariants
 
     def look(self) -> None:
         """A release comes after the last round, unless the study was stopped, and never changes."""
@@ -272,11 +272,11 @@ class World:
                 assert fate.released in (None, text), "a release has changed"
                 fate.released = text
                 if text is not None and not fate.stopped:
-                    rounds = fate.asked["study"].get("rounds", 1)
+                    rounds = fate.request["study"].get("rounds", 1)
                     assert len(tx.tasks(fate.id)) == rounds, "a study ended before its last round"
 
     def check(self) -> None:
-        """Every report counts once, and everything that was opened is paid for."""
+        """Every report counts once, and every opened sum is charged."""
         with self.store.reading() as tx:
             charged = [entry[2] for entry in tx.entries()]
         assert len(set(charged)) == len(charged), "a task was charged twice"
@@ -310,8 +310,8 @@ class World:
         assert fate.copies <= copies <= fate.copies + fate.doubtful_copies
         assert not any(name.startswith("rejected") for count in counts for name in count)
         if fate.is_central:
-            answered = [task.id for task, count in zip(tasks, counts, strict=True) if count]
-            assert [task_id for task_id in charged if task_id in answered] == answered
+            ids = [task.id for task, count in zip(tasks, counts, strict=True) if count]
+            assert [task_id for task_id in charged if task_id in ids] == ids
             self._check_cells(fate, release)
         elif sealed:
             assert sum(len(records_of(data)) for data in sealed) == reports
@@ -334,40 +334,40 @@ class World:
 
     def _one_to_ask(self) -> tuple[Fate, TaskRow] | None:
         """A study and one of its tasks: mostly the last one, whether it is open or not."""
-        if (fate := self._one(lambda fate: fate.sent < len(ITEMS) - 8)) is None:
+        if (fate := self._one(lambda fate: fate.used < len(ITEMS) - 8)) is None:
             return None
-        assert fate.id is not None  # as `_one` has seen to
+        assert fate.id is not None  # by `_one`
         with self.store.reading() as tx:
             tasks = tx.tasks(fate.id)
         return fate, tasks[-1] if self.chance.random() < 0.9 else self.chance.choice(tasks)
 
     def _fresh(self, fate: Fate, task: TaskRow) -> list[bytes]:
-        return self._some(fate, task, self.chance.randint(1, 8))
+        return self.new_reports(fate, task, self.chance.randint(1, 8))
 
-    def _some(self, fate: Fate, task: TaskRow, count: int) -> list[bytes]:
-        """Reports of devices that have not answered yet, each with an item of its own."""
+    def new_reports(self, fate: Fate, task: TaskRow, count: int) -> list[bytes]:
+        """New reports, each with a unique item."""
         reports = []
         for _ in range(count):
-            made = report(task, fate.sent, rng=self.rng)
-            fate.category[made] = fate.sent
-            fate.sent += 1
-            reports.append(made)
+            data = report(task, fate.used, rng=self.rng)
+            fate.category[data] = fate.used
+            fate.used += 1
+            reports.append(data)
         fate.batches.append((task, reports))
         return reports
 
-    def _send(self, fate: Fate, task: TaskRow, reports: list[bytes]) -> None:
-        told = {fate.category[report] for report in reports}
+    def send(self, fate: Fate, task: TaskRow, reports: list[bytes]) -> None:
+        categories = {fate.category[report] for report in reports}
         admitted = Admission(from_json(task.spec)).admit(to_frames(reports), most_reports=10_000)
         assert len(from_frames(admitted.body)) == admitted.count == len(reports)
         try:
             with self.store.transaction() as tx:
                 (stored,) = tx.insert_uploads([(task.id, admitted.count, admitted.body)])
         except Crash:
-            fate.doubtful |= told
+            fate.doubtful |= categories
             fate.doubtful_copies += len(reports)
             raise
         if stored == "stored":
-            fate.acknowledged |= told
+            fate.acknowledged |= categories
             fate.copies += len(reports)
 
 
@@ -383,7 +383,9 @@ def run(url: str, seed: str) -> None:
         world.close()
 
 
-@pytest.mark.parametrize("name", quick(SEEDS, *FOUND, *(f"run {number}" for number in range(15))))
+@pytest.mark.parametrize(
+    "name", quick(SEEDS, *REGRESSIONS, *(f"run {number}" for number in range(15)))
+)
 def test_every_acknowledged_report_counts_once_whatever_happens(tmp_path: Path, name: str) -> None:
     run(f"sqlite:///{tmp_path}/collector.db", SEEDS[name])
 
@@ -392,28 +394,28 @@ def test_every_acknowledged_report_counts_once_whatever_happens(tmp_path: Path, 
 def test_every_acknowledged_report_counts_once_in_sums_with_little_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """More come, or come again, than a sum can hold: they are not acknowledged."""
-    monkeypatch.setattr(frequencies, "most_devices", lambda asked: asked + 2)
+    """Reports beyond the capacity of a sum are not acknowledged."""
+    monkeypatch.setattr(frequencies, "most_devices", lambda expected: expected + 2)
     run(f"sqlite:///{tmp_path}/collector.db", f"{SEED} little room {number}")
 
 
 def test_a_crash_before_or_after_any_commit_of_the_worker_changes_nothing(tmp_path: Path) -> None:
-    """One story, told as often as its worker commits, and twice; each time it dies at that one."""
+    """The same run, with a crash before and after each commit of the worker."""
     calls = 0
-    while told(f"sqlite:///{tmp_path}/{calls}.db", calls):
+    while crashes(f"sqlite:///{tmp_path}/{calls}.db", calls):
         calls += 1
-    assert calls > 20  # or the story was too short to tell anything
+    assert calls > 20  # otherwise the run is too short
 
 
-def told(url: str, calls: int) -> bool:
-    """Two studies from upload to release; whether the worker died on the way."""
+def crashes(url: str, calls: int) -> bool:
+    """Run two studies from upload to release; return whether the worker crashed."""
     world = World(url, "a story")
     try:
-        asked: list[dict[str, Any]] = [
+        requests: list[dict[str, Any]] = [
             request("central", devices=4, rounds=2, publish="rounds"),
             request("local", devices=4, trust="local", epsilon=4.0),
         ]
-        world.fates = [Fate(one) for one in asked]
+        world.fates = [Fate(one) for one in requests]
         world.try_again()
         world.doom.calls, world.doom.commits_only = calls, True
         for _ in range(2):
@@ -422,8 +424,8 @@ def told(url: str, calls: int) -> bool:
                 lived, world.doom.calls = world.doom.calls, None
                 with world.store.reading() as tx:
                     task = tx.tasks(fate.id)[-1]
-                world._send(fate, task, world._some(fate, task, 3))
-                world._send(fate, task, fate.batches[-1][1])
+                world.send(fate, task, world.new_reports(fate, task, 3))
+                world.send(fate, task, fate.batches[-1][1])
                 world.doom.calls = lived
             for _ in range(2):  # the second time, the worker was started again
                 world.survive(lambda: work(world.worker))

@@ -81,7 +81,7 @@ class Answer:
     def noise(self) -> float:
         """Standard deviation of a cell's noise in the last table, in the sum's unit."""
         task = self.answers[-1].task
-        return task.mechanism.stddev(self.found.answered) / self.last.scale
+        return task.mechanism.stddev(self.found.respondents) / self.last.scale
 
     @property
     def cells(self) -> int:
@@ -92,7 +92,7 @@ class Answer:
         if self.last.dense is None:
             return 0.0
         read = self.last.dense.decode(self.last.dense.encode(self.truth))
-        noise = self.truth.size * (self.noise / self.found.answered) ** 2
+        noise = self.truth.size * (self.noise / self.found.respondents) ** 2
         return float(np.sum((read - self.truth) ** 2)) / noise
 
 

@@ -68,7 +68,7 @@ from sfumato.sketch import CountSketch, IntegerKeys, OneHot, TextKeys, VectorSke
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.words import Prefix
 from sfumato.spec import canonical, digest, from_json, kind_of, kinds, to_json
-from sfumato.study import Study, TrainingKeys
+from sfumato.study import Study, TrainingStudy
 
 # RFC 8785, appendix B: the bits of a double, and how it is printed.
 NUMBERS = {
@@ -153,7 +153,7 @@ EXAMPLES: dict[str, Any] = {
         exchange=DiffSketch(rows=7, width=22, seed=1),
         seed=1,
     ),
-    "training": TrainingKeys(model="softmax", cohort=10),
+    "training": TrainingStudy(model="softmax", cohort=10),
     "local_training": LocalTraining(learning_rate=0.1, batch=20),
     "model_terms": ModelTerms(
         model="softmax",

@@ -42,7 +42,7 @@ def test_a_study_file_is_its_keys_and_its_dictionary_lies_beside_it(tmp_path: Pa
     plan = sfumato.plan(tmp_path / "study.toml")
     assert plan.listed.items.to_pylist() == ["oak", "elm"]
     assert plan.study.epsilon == 2
-    assert any("repeats items (once)" in warning for warning in plan.warnings)
+    assert any("repeats 1 item" in warning for warning in plan.warnings)
 
 
 def test_a_number_too_large_to_write_is_not_infinite(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_study_without_its_question_its_trust_or_its_epsilon_is_refused(missin
 
 
 def test_a_plan_needs_devices_and_a_dictionary() -> None:
-    with pytest.raises(StudyError, match="how many devices"):
+    with pytest.raises(StudyError, match="the number of devices"):
         sfumato.plan({**BASE, "devices": None}, items=WORDS)
     with pytest.raises(StudyError, match="give a dictionary"):
         sfumato.plan(BASE)
@@ -136,7 +136,7 @@ def test_the_promise_is_what_the_ledger_will_be_charged() -> None:
     assert plan.study.epsilon is not None
     spent = epsilon_of([sums_of(plan).tasks()[0].loss], plan.study.delta)
     assert 0.99 * plan.study.epsilon < spent <= plan.study.epsilon
-    assert f"spends epsilon {spent:.4f}" in plan.privacy.mechanism
+    assert f"cost of epsilon {spent:.4f}" in plan.privacy.mechanism
     assert plan.privacy.unit == "device"
     assert plan.privacy.neighbours.startswith("zero-out")
 

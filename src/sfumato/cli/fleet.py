@@ -92,30 +92,32 @@ def fleet_command(
     Example:
       sfumato fleet --server http://127.0.0.1:8000 --key 5c…0d --study "Trees" --data trees.csv
     """
-    from sfumato.simulation.network_fleet import Held, NetworkFleet, holdings
+    from sfumato.simulation.network_fleet import Holding, NetworkFleet, draw_holdings
     from sfumato.simulation.population import Population
 
     rates = _rates(leave)
-    values: Sequence[Held]
+    holdings: Sequence[Holding]
     if kind is not None:
         from sfumato.learn import data as loaders
         from sfumato.learn.local_update import trainers
 
-        values = trainers(loaders.read(kind, data).train)[:devices]
+        holdings = trainers(loaders.read(kind, data).train)[:devices]
     elif data.suffix == ".npy":
         from sfumato.simulation import vectors
 
-        values = list(vectors.load(data))[:devices]
+        holdings = list(vectors.load(data))[:devices]
     else:
         population = Population.load(data, item_column=item_column, device_column=device_column)
-        values = holdings(population, devices, seed)
+        holdings = draw_holdings(population, devices, seed)
     with (
         NetworkFleet(
-            server, public_key(key), values, drop=drop, seed=seed, allow_plain=plain_http
+            server, public_key(key), holdings, drop=drop, seed=seed, allow_plain=plain_http
         ) as fleet,
         progress_bar() as progress,
     ):
-        summary = fleet.ask(study, days=days, pause_seconds=pause, leaving=rates, progress=progress)
+        summary = fleet.ask(
+            study, days=days, pause_seconds=pause, dropout_rates=rates, progress=progress
+        )
     if as_json:
         print_json(summary.to_dict())
     else:

@@ -14,7 +14,7 @@ from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import DataError, StudyError
 from sfumato.questions.question import Dictionary
 from sfumato.spec import canonical
-from sfumato.study import Study, TrainingKeys
+from sfumato.study import Study, TrainingStudy
 
 LIMITS = {  # of sensible studies; plans far beyond them would take hours
     "epsilon": (1e-9, 100.0),
@@ -99,7 +99,7 @@ class Request:
         return hashlib.sha256(canonical(values).encode()).hexdigest()
 
 
-def _in_passes(keys: TrainingKeys) -> TrainingKeys:
+def _in_passes(keys: TrainingStudy) -> TrainingStudy:
     """Over a network the collector knows which devices are in a cohort: nothing is sampled."""
     if keys.sampling not in (None, "passes"):
         raise StudyError(

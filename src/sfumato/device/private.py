@@ -173,7 +173,7 @@ def update_table(
                 f"an update of this model must be an array of {sketch.length} floats; "
                 f"got shape {update.shape} of {update.dtype}"
             )
-        tables = sketch.tables(terms.kept(update)[None], rng=own)
+        tables = sketch.tables(terms.bounded_update(update)[None], rng=own)
         return contribute(task, tables, devices=1, rng=own).reshape(-1)
 
     return make

@@ -1,1 +1,1 @@
-"""From values to a release: one file per station, in the order data passes."""
+"""From values to a release: one file per station, in the order in which data passes."""

@@ -1,9 +1,8 @@
-"""The collector's side: what admitted reports add up to.
+"""On the collector: add up admitted reports.
 
-An accumulator adds messages, keeps what it added in a form in which no report can be told from
-another (`seal`), takes such pieces in again (`merge`), and gives the batch of a task. Tables are
-added, and only their sum is kept; records are kept in a random order, in a Parquet file with one
-column, and counted.
+An accumulator adds messages, writes its content in a form that separates no report from the others
+(`seal`), reads such content again (`merge`), and returns the batch of a task. Of tables only the
+sum is stored; records are stored in a random order, in a Parquet file with one column, and counted.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 
 COLUMN = "record"
-_PIECE_BITS = 1 << 26  # of tables that are unpacked together
+_PIECE_BITS = 1 << 26  # size of the tables that are unpacked together
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -42,7 +41,7 @@ class Batch:
     task_id: str
     total: I64
     count: int
-    charged: bool = False  # on the ledger already: a masked sum is seen as soon as it is unmasked
+    charged: bool = False  # whether the ledger has it already: unmasking reveals a masked sum
 
     def __add__(self, other: Batch) -> Batch:
         if self.task_id != other.task_id:
@@ -50,7 +49,7 @@ class Batch:
                 f"batches of different tasks do not add: {self.task_id[:8]} and {other.task_id[:8]}"
             )
         if self.charged or other.charged:
-            raise MismatchError("a sum that was seen is a batch of its own")
+            raise MismatchError("a batch that is charged already cannot be added to another")
         return Batch(self.task_id, self.total + other.total, self.count + other.count)
 
     def __repr__(self) -> str:  # never the sum
@@ -68,35 +67,35 @@ class RecordBatch:
     task_id: str
     tallies: list[Tally]
     count: int
-    records: int  # counted, so without the impossible ones
-    impossible: int = 0  # records that no device makes, which were left out
+    records: int  # without the impossible ones
+    impossible: int = 0  # records that no device sends, which were left out
 
     def __repr__(self) -> str:  # never the tallies
         return f"RecordBatch(task={self.task_id[:8]}…, count={self.count})"
 
 
 class Accumulator(Protocol):
-    """What reports of one task are added to."""
+    """Adds up the reports of one task."""
 
     def add(self, messages: Sequence[bytes]) -> None:
-        """Add the messages of admitted reports, each of which came once."""
+        """Add the messages of admitted reports, each of them once."""
         ...
 
     def seal(self, *, rng: Rng) -> bytes:
-        """What is kept of what was added to an accumulator into which nothing was merged."""
+        """The content as bytes for the store; only before anything is merged."""
         ...
 
     def merge(self, sealed: bytes) -> None:
-        """Add what `seal` gave."""
+        """Add the content that `seal` returned."""
         ...
 
     def batch(self, count: int) -> Batch | RecordBatch:
-        """What `count` reports add up to; nothing is added after it."""
+        """The batch of `count` reports; call it last."""
         ...
 
 
 def accumulator(task: Task | LocalTask | WordTask) -> Accumulator:
-    """An empty accumulator of a task."""
+    """An empty accumulator for a task."""
     return SumAccumulator(task) if isinstance(task, Task) else TallyAccumulator(task)
 
 
@@ -112,8 +111,8 @@ class SumAccumulator:
     def add(self, messages: Sequence[bytes]) -> None:
         """Add sealed tables, modulo their modulus.
 
-        A table's bits are added up over all messages before they are put together, which is the
-        same number: unpacking is linear.
+        Bits are added over all messages before they are put together, which gives the same sum
+        because unpacking is linear.
         """
         task = self._task
         bits, size = task.aggregation.modulus_bits, task.message_bytes
@@ -152,7 +151,7 @@ class TallyAccumulator:
     def __init__(self, task: LocalTask | WordTask) -> None:
         self._task = task
         self._tallies = task.tallies()
-        self._waiting: list[U8] = []  # records that were added and are not counted yet
+        self._waiting: list[U8] = []  # records that are not counted yet
         self._records = self._impossible = 0
 
     def add(self, messages: Sequence[bytes]) -> None:
@@ -182,7 +181,7 @@ class TallyAccumulator:
         return RecordBatch(self._task.id, self._tallies, count, self._records, self._impossible)
 
     def fold(self, values: npt.NDArray[np.generic], *, rng: Rng) -> None:
-        """Randomise what devices have to say, and count it: for simulated devices."""
+        """Randomise the values of simulated devices, and count the records."""
         self._fold(self._task.randomize(values, rng=rng))
 
     def _fold(self, records: U8) -> None:
@@ -195,45 +194,45 @@ class TallyAccumulator:
 
 
 class Collector:
-    """Admits reports to one task's batch in memory, as a service does over a store: a report that
-    came before is counted once, and of an id that came twice the first report counts."""
+    """Admits reports to one task's batch in memory, as the service does with its store: duplicates
+    count once, and of two reports with one id the first counts."""
 
     def __init__(self, task: Task | LocalTask | WordTask) -> None:
         self.rejected: Counter[Rejection] = Counter()
-        self.repeated = 0  # reports that came again
+        self.duplicates = 0
         self._task, self._admission, self._sum = task, Admission(task), accumulator(task)
-        self._seen: set[bytes] = set()
+        self._ids: set[bytes] = set()
 
     def add(self, reports: Iterable[bytes]) -> None:
-        """Add reports as they came over the wire; a report counts whole or not at all."""
-        sent = list(reports)
-        if not sent:
+        """Add reports in their wire format; a report counts completely or not at all."""
+        reports = list(reports)
+        if not reports:
             return
-        admitted = self._admission.admit(to_frames(sent), most_reports=len(sent))
+        admitted = self._admission.admit(to_frames(reports), most_reports=len(reports))
         self.rejected += admitted.rejected
         messages = first_of_each([admitted.body]) if admitted.count else {}
-        fresh = {name: message for name, message in messages.items() if name not in self._seen}
-        self.repeated += admitted.count - len(fresh)
+        new = {name: message for name, message in messages.items() if name not in self._ids}
+        self.duplicates += admitted.count - len(new)
         if self._task.most_reports is not None:
-            room = max(0, self._task.most_reports - len(self._seen))
-            if len(fresh) > room:
-                self.rejected[Rejection.BATCH_FULL] += len(fresh) - room
-                fresh = dict(list(fresh.items())[:room])
-        self._seen |= fresh.keys()
-        if fresh:
-            self._sum.add(list(fresh.values()))
+            capacity = max(0, self._task.most_reports - len(self._ids))
+            if len(new) > capacity:
+                self.rejected[Rejection.BATCH_FULL] += len(new) - capacity
+                new = dict(list(new.items())[:capacity])
+        self._ids |= new.keys()
+        if new:
+            self._sum.add(list(new.values()))
 
     @property
     def batch(self) -> Any:
-        """What all admitted reports add up to: a `Batch`, or a `RecordBatch` of a local task."""
-        return self._sum.batch(len(self._seen))
+        """The batch of all admitted reports: a `Batch`, or the `RecordBatch` of a local task."""
+        return self._sum.batch(len(self._ids))
 
-    def __repr__(self) -> str:  # never what came
-        return f"Collector({len(self._seen)} reports, rejected={dict(self.rejected)})"
+    def __repr__(self) -> str:  # never the reports
+        return f"Collector({len(self._ids)} reports, rejected={dict(self.rejected)})"
 
 
 def records_of(sealed: bytes) -> pa.ChunkedArray:
-    """The column of records that a local task's reports were sealed into."""
+    """The column of records in the sealed reports of a local task."""
     try:
         return pq.read_table(pa.BufferReader(sealed), columns=[COLUMN]).column(COLUMN)
     except (pa.ArrowException, KeyError, OSError) as problem:
@@ -241,7 +240,7 @@ def records_of(sealed: bytes) -> pa.ChunkedArray:
 
 
 def to_bytes(table: I64) -> bytes:
-    """A table for the store."""
+    """A table as bytes for the store."""
     file = io.BytesIO()
     np.save(file, table, allow_pickle=False)
     return file.getvalue()
@@ -259,7 +258,7 @@ def from_bytes(data: bytes) -> I64:
 
 
 def to_parquet(records: U8) -> bytes:
-    """Records, (n, size), as they are kept."""
+    """Records, (n, size), as bytes for the store."""
     count, size = records.shape
     column = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(size), count, [None, pa.py_buffer(np.ascontiguousarray(records))]
@@ -268,7 +267,7 @@ def to_parquet(records: U8) -> bytes:
     pq.write_table(
         pa.table({COLUMN: column}),
         file,
-        compression="none",  # of random bits nothing can be spared
+        compression="none",  # random bits do not compress
         use_dictionary=False,
         write_statistics=False,
     )

@@ -1,8 +1,8 @@
-"""Which reports of an upload count: decided for all of them at once.
+"""Decide which reports of an upload count, for all of them at once.
 
-An upload is a row of frames (see `report`). A row that does not add up is refused whole; a report
-that does not fit its task is left out and counted by reason. Of reports with one id the first one
-counts (`first_of_each`).
+An upload is a sequence of frames (see `report`). A malformed sequence is refused as a whole; a
+report that does not fit its task is left out and counted by reason. Of several reports with one id,
+the first counts (`first_of_each`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _ID = slice(HEADER_BYTES - 16, HEADER_BYTES)  # where a report has its id
 class Rejection(StrEnum):
     """Why a report does not count. A bad report is not an exception."""
 
-    MALFORMED = "malformed"  # not the bytes of a report, or of another length than the task's
+    MALFORMED = "malformed"  # not a report, or not of the task's length
     WRONG_TASK = "wrong_task"  # it answers another task
     BATCH_FULL = "batch_full"  # one more could wrap the sum
     IMPOSSIBLE = "impossible"  # a record or a table that a device of the task never makes
 
 
 class TooManyReportsError(MismatchError):
-    """An upload has more reports than are taken at once."""
+    """An upload has too many reports."""
 
 
 _REASONS = dict(enumerate((Rejection.MALFORMED, Rejection.WRONG_TASK, Rejection.IMPOSSIBLE), 1))
@@ -46,22 +46,22 @@ _VERDICTS = {reason: verdict for verdict, reason in _REASONS.items()}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Admitted:
-    """The frames of an upload that count, and why others do not."""
+class AdmittedReports:
+    """The frames of an upload that count, and the number of rejected ones by reason."""
 
     count: int
     body: bytes
     rejected: Counter[Rejection] = field(default_factory=Counter)
 
     def __repr__(self) -> str:  # never the reports
-        return f"Admitted({self.count} reports, rejected={dict(self.rejected)})"
+        return f"AdmittedReports({self.count} reports, rejected={dict(self.rejected)})"
 
 
 class Admission:
-    """The rules of one task. Stateless: the same upload is admitted in the same way again.
+    """The rules of one task. Stateless: the same upload always gets the same answer.
 
     A report is admitted if it begins with the wire version and the task's digest, has a length that
-    the task allows, and says something that a device following the task could have said.
+    the task allows, and has a message that a device following the task could have sent.
     """
 
     def __init__(self, task: Task | RecordTask) -> None:
@@ -90,11 +90,11 @@ class Admission:
 
             self._possible = possible
 
-    def admit(self, body: bytes, *, most_reports: int) -> Admitted:
-        """What of an upload counts; MismatchError if it is no row of frames, TooManyReportsError
-        if it has more than `most_reports`."""
+    def admit(self, body: bytes, *, most_reports: int) -> AdmittedReports:
+        """The reports of an upload that count. Raises MismatchError if it is not a sequence of
+        frames, and TooManyReportsError if it has more than `most_reports`."""
         if 0 < (count := self._all_good(body)) <= most_reports:
-            return Admitted(count, body)
+            return AdmittedReports(count, body)
         starts, sizes = frames(body, most_reports)
         data = np.frombuffer(body, dtype=np.uint8)
         verdicts = np.empty(len(starts), dtype=np.uint8)
@@ -103,19 +103,21 @@ class Admission:
             members = slice(None) if alike else np.flatnonzero(sizes == size)
             verdicts[members] = self._verdicts(_rows(data, starts[members], int(size)))
         if not verdicts.any():
-            return Admitted(len(starts), body)
-        kept = verdicts == 0
+            return AdmittedReports(len(starts), body)
+        is_admitted = verdicts == 0
         parts = [
             body[start - LENGTH_BYTES : start + size]
-            for start, size in zip(starts[kept].tolist(), sizes[kept].tolist(), strict=True)
+            for start, size in zip(
+                starts[is_admitted].tolist(), sizes[is_admitted].tolist(), strict=True
+            )
         ]
-        rejected = Counter(_REASONS[verdict] for verdict in verdicts[~kept].tolist())
-        return Admitted(len(parts), b"".join(parts), rejected)
+        rejected = Counter(_REASONS[verdict] for verdict in verdicts[~is_admitted].tolist())
+        return AdmittedReports(len(parts), b"".join(parts), rejected)
 
     def _all_good(self, body: bytes) -> int:
-        """How many reports a body has, if they have one length and none is to be rejected; else 0.
+        """The number of reports, if they have one length and all count; else 0.
 
-        That is what nearly every upload is, and quick to see.
+        Nearly all uploads are like that, and this test is fast.
         """
         size = int.from_bytes(body[:LENGTH_BYTES], "little")
         count, rest = divmod(len(body), LENGTH_BYTES + size)
@@ -132,15 +134,15 @@ class Admission:
         return count if good else 0
 
     def _verdicts(self, reports: U8) -> U8:
-        """For each of these reports of one length 0, or which of `_REASONS` it is rejected for."""
+        """For each of these reports of one length: 0, or its key in `_REASONS`."""
         count, size = reports.shape
         if size < HEADER_BYTES:
             return np.full(count, _VERDICTS[Rejection.MALFORMED], dtype=np.uint8)
         verdicts = np.zeros(count, dtype=np.uint8)
-        headed = reports[:, : len(self._begins)] == self._begins
-        ours = headed.all(axis=1)
+        matches = reports[:, : len(self._begins)] == self._begins
+        ours = matches.all(axis=1)
         verdicts[~ours] = _VERDICTS[Rejection.WRONG_TASK]
-        verdicts[~headed[:, 0]] = _VERDICTS[Rejection.MALFORMED]
+        verdicts[~matches[:, 0]] = _VERDICTS[Rejection.MALFORMED]
         if not self._fits(size - HEADER_BYTES):
             verdicts[ours] = _VERDICTS[Rejection.MALFORMED]
         elif ours.any():
@@ -168,12 +170,12 @@ def _possible_tables(task: Task, messages: U8) -> Bool:
 
 
 def frames(body: bytes, most: int) -> tuple[I64, I64]:
-    """Where the reports of a body start, and how long they are: (count,) each."""
+    """The starts and the lengths of the reports in a body: (count,) each."""
     if not body:
-        raise MismatchError("an upload must have one report at least; got none")
+        raise MismatchError("an upload must have at least one report; got none")
     size = int.from_bytes(body[:LENGTH_BYTES], "little")
     count, rest = divmod(len(body), LENGTH_BYTES + size)
-    if not rest:  # the rule: all have one length
+    if not rest:  # the usual case: all have one length
         rows = np.frombuffer(body, dtype=np.uint8).reshape(count, LENGTH_BYTES + size)
         if (rows[:, :LENGTH_BYTES] == rows[0, :LENGTH_BYTES]).all():
             if count > most:
@@ -195,7 +197,7 @@ def frames(body: bytes, most: int) -> tuple[I64, I64]:
 
 
 def first_of_each(bodies: Iterable[bytes]) -> dict[bytes, bytes]:
-    """The messages in these uploads by report id; of an id that came twice, the first."""
+    """The messages of these uploads by report id; of two with one id, the first."""
     messages: dict[bytes, bytes] = {}
     for body in bodies:
         starts, sizes = frames(body, len(body))
@@ -206,7 +208,7 @@ def first_of_each(bodies: Iterable[bytes]) -> dict[bytes, bytes]:
 
 
 def _too_many(most: int) -> TooManyReportsError:
-    return TooManyReportsError(f"an upload has {most} reports at most; send several")
+    return TooManyReportsError(f"an upload may have at most {most} reports; send several uploads")
 
 
 def _rows(data: U8, starts: I64, size: int) -> U8:

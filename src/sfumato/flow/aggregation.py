@@ -17,7 +17,7 @@ I64 = npt.NDArray[np.int64]
 
 @runtime_checkable
 class Aggregation(Protocol):
-    """Who may see a summand; how long a table is on the wire; what a sum of residues means."""
+    """Who may see a summand, how long a table is on the wire, and how a sum of residues is read."""
 
     @property
     def hides_summands(self) -> bool: ...
@@ -35,8 +35,8 @@ class Plain:
     """The collector is trusted with every table: it adds them and forgets them.
 
     A table travels as whole numbers modulo 2**modulus_bits, packed to the bit: exactly the words
-    that a masked sum sends, without the masks (docs/decisions/0006). So a bill does not change when
-    a study moves to a secure sum, and a message's length says nothing about what is in it.
+    that a masked sum sends, without the masks (docs/decisions/0006). So the size of a table does
+    not change when a study moves to a secure sum, and the length of a message reveals nothing.
 
     Who sees what: the collector could read each device's table. Choose `trust` accordingly.
     """
@@ -72,23 +72,25 @@ class Masked:
     """Nobody sees a summand: devices add masks that cancel in the sum (`secagg`).
 
     A table travels in a masked round (`Task.masked_round`), in as many bytes as under `Plain`; the
-    round's other messages are on its bill (`MaskedRound.bytes_up` and `bytes_down`).
+    round's other messages are counted as well (`MaskedRound.bytes_up` and `bytes_down`).
 
-    Who sees what: everybody who is shown the sum sees the sum, of at least the task's `min_count`
-    devices. See docs/concepts/secure-aggregation.md for what that assumes.
+    Who sees what: only the sum over at least the task's `min_count` devices is visible, under the
+    assumptions in docs/concepts/secure-aggregation.md.
     """
 
     modulus_bits: int
-    corrupt: float  # share of a cohort that may work with the collector
+    corrupt: float  # share of a cohort that may collude with the collector
     mode: Mode = "semi_honest"  # what the collector may do
     security_bits: int = 80
-    prime: bool = False  # modulo the prime 2**modulus_bits − 1, which can be divided by
+    prime: bool = False  # compute modulo 2**modulus_bits − 1, a prime, so that division works
 
     def check(self) -> None:
         require(
             2 <= self.modulus_bits <= 62, f"modulus_bits must be 2 to 62; got {self.modulus_bits}"
         )
-        require(0 <= self.corrupt < 1, f"corrupt must be at least 0, below 1; got {self.corrupt}")
+        require(
+            0 <= self.corrupt < 1, f"corrupt must be at least 0 and below 1; got {self.corrupt}"
+        )
 
     @property
     def hides_summands(self) -> bool:
@@ -102,7 +104,7 @@ class Masked:
 
 
 def centred(total: I64, modulus: int) -> I64:
-    """Residues to the whole numbers nearest zero.
+    """Map residues to the whole numbers nearest zero.
 
     >>> centred(np.array([0, 7, 8, 15]), 16)
     array([ 0,  7, -8, -1])

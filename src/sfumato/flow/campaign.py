@@ -1,5 +1,5 @@
-"""Questions that take several tasks: the only loop. A campaign sees noised sums and counted
-records, never a report."""
+"""Questions that take several tasks, and the only loop over tasks. A campaign sees noised sums and
+counted records, never a report."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from sfumato.privacy import Account, Charge, Rng
 
 
 class Campaign(ABC):
-    """Asks for one task after another, learning from what each gave."""
+    """Asks one task after another, each depending on earlier answers."""
 
     __slots__ = ()
 
     @abstractmethod
     def next_task(self) -> Any:
-        """What to ask next, or None when there is nothing more to ask."""
+        """The next task, or None at the end."""
 
     @abstractmethod
     def absorb(self, answer: Any) -> None:
-        """Take in what the last task gave: a `NoisedSum`, or the `RecordBatch` of a local task."""
+        """Use the answer to the last task: a `NoisedSum`, or the `RecordBatch` of a local task."""
 
     def skip(self) -> None:
-        """Go on without an answer to the last task, where a campaign can do without."""
+        """Continue without an answer to the last task, if the campaign allows that."""
         raise SpecError("this campaign needs the answers to all of its tasks")
 
     def parameters(self) -> bytes | None:
-        """What devices of the next task start from, where a model is trained."""
+        """The model parameters from which devices of the next task start, if it trains a model."""
         return None
 
 
@@ -45,7 +45,7 @@ def step(
     rng: Rng,
     charge_of: Callable[[Task], Charge] = lambda task: task.loss,
 ) -> NoisedSum:
-    """Charge the answer to a campaign's task, noise it and let the campaign absorb it."""
+    """Charge a task, add noise to its sum and pass the answer to the campaign."""
     answer = noised_sum(task, batch, ledger=ledger, rng=rng, loss=charge_of(task))
     campaign.absorb(answer)
     return answer
@@ -59,13 +59,13 @@ def run(
     rng: Rng,
     charge_of: Callable[[Any], Charge] = lambda task: task.loss,
 ) -> list[Any]:
-    """Drive a campaign to its end; `gather` asks the devices of a task's cohort.
+    """Run a campaign to its end; `gather` asks the devices of a task's cohort.
 
-    `charge_of` is what the design charges for a task, where its tasks are parts of a plan.
+    `charge_of` gives the charge for a task, if tasks are parts of a plan.
     """
     answers = []
     while (task := campaign.next_task()) is not None:
-        if task.is_local:  # records are paid for when devices send them, and noised by them
+        if task.is_local:  # devices randomise the records, so they cost when they are sent
             charge(task, ledger=ledger, loss=charge_of(task))
             answer = gather(task)
             campaign.absorb(answer)

@@ -1,4 +1,4 @@
-"""On the device: values to a report. Clear values exist here and nowhere else."""
+"""On the device: from values to a report. Clear values exist here and nowhere else."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ I64 = npt.NDArray[np.int64]
 def contribute(
     task: Task, values: Any, *, devices: int, weights: I64 | None = None, rng: Rng
 ) -> I64:
-    """What `devices` devices that together hold `values` add to the sum. A real device is one.
+    """The contribution of `devices` devices that together hold `values`. A real device is one.
 
     `values` are within the contribution bound already (`privacy.bound_contributions`); `weights`
-    says how many devices hold each. The sum of contributions is the contribution of the sum.
+    is the number of devices that hold each. The sum of contributions is the contribution of the
+    sum.
     """
     if isinstance(task.mechanism, ListedAbove):
         values, weights = task.mechanism.sample(values, weights, rng=rng)
@@ -35,7 +36,7 @@ def contribute(
 
 
 def report(task: Task, values: Any, *, rng: Rng) -> Report:
-    """One device's report. It holds at most `task.items_per_device` values, chosen by the caller.
+    """One device's report of at most `task.items_per_device` values, chosen by the caller.
 
     >>> from sfumato.privacy import NoNoise, SeededRng
     >>> from sfumato.sketch import OneHot
@@ -44,17 +45,17 @@ def report(task: Task, values: Any, *, rng: Rng) -> Report:
     >>> report(task, [2], rng=SeededRng(1)).message.hex()
     '000001'
     """
-    if isinstance(task.sketch, InvertibleSketch):  # a device counts once for an item
+    if isinstance(task.sketch, InvertibleSketch):  # a device counts once per item
         values = task.sketch.distinct(values)
     if len(values) > task.items_per_device:
         raise SpecError(
-            f"this task takes at most {task.items_per_device} values of a device; "
-            f"got {len(values)}: choose among them with bound_contributions"
+            f"this task takes at most {task.items_per_device} values per device; "
+            f"got {len(values)}: choose some with bound_contributions"
         )
     if not isinstance(task.aggregation, Plain):
         raise TaskError(
-            "a table of a masked task is sent in a masked round, not in a report",
-            hint="join_round, and give what `contribute` returns to the participant's `mask`",
+            "a masked task takes tables in a masked round, not in reports",
+            hint="call join_round, and pass the result of `contribute` to the participant's `mask`",
         )
     table = contribute(task, values, devices=1, rng=rng)
     return Report(task.id, rng.words(2).tobytes(), task.aggregation.seal(table))
@@ -69,23 +70,22 @@ def join_round(
     *,
     rng: Rng,
 ) -> Participant:
-    """Take part in a masked round, if it is this task's: its floor, its modulus and what it assumes
+    """Take part in a masked round, if it is this task's. Its minimum count, modulus and assumptions
     are then those that the task's noise was made for.
 
-    `identity` is the device's Ed25519 key, and `roster` the public ones of all members. What
-    `contribute` gives for one device goes, flat, to the participant's `mask`.
+    `identity` is the device's Ed25519 key, and `roster` has the public keys of all members. Pass
+    the flattened result of `contribute` for one device to the participant's `mask`.
     """
     if round != task.masked_round(round.cohort, round.nonce):
-        raise MismatchError("this round is not what its task asks for; it is not joined")
+        raise MismatchError("this round does not match its task, so the device does not join it")
     return Participant.join(round, member, identity, roster, rng=rng)
 
 
 def local_report(task: LocalTask | WordTask, items: Any, *, rng: Rng) -> Report:
-    """One device's report to a local task, privatised here and now: as many records as
-    `records_per_report`, always.
+    """One device's randomised report to a local task, always of `records_per_report` records.
 
-    A record says "none" where there is no item for it, or a word with characters that a search has
-    no code for: neither what a device has to say nor how much can be told from a report. Leave out
+    A record stands for "none" if there is no item for it, or only a word with characters outside
+    the alphabet, so a report reveals neither the items of a device nor their number. Leave out
     words that are known already.
 
     >>> from sfumato.privacy import HashedResponse, SeededRng
@@ -98,8 +98,8 @@ def local_report(task: LocalTask | WordTask, items: Any, *, rng: Rng) -> Report:
     """
     if len(items) > task.records_per_report:
         raise SpecError(
-            f"this task takes at most {task.records_per_report} items of a device at a time; "
-            f"got {len(items)}: choose among them with bound_contributions"
+            f"this task takes at most {task.records_per_report} items per report; "
+            f"got {len(items)}: choose some with bound_contributions"
         )
     values = task.none(task.records_per_report)
     values[: len(items)] = task.values(items)

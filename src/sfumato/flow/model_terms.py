@@ -1,7 +1,7 @@
-"""What a device is told of a model that it helps to train, without anything that could train it.
+"""The description of a model that devices help to train, without any code to train it.
 
-A round's parameters are float32 numbers, little-endian, one after another; their SHA-256 is their
-name. `ModelTerms` says which model they are of and what a client does with its examples.
+A round's parameters are little-endian float32 numbers, named by their SHA-256. `ModelTerms` names
+the model and describes how a client trains on its examples.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sfumato.spec import require, spec
 F32 = npt.NDArray[np.float32]
 Reals = npt.NDArray[np.floating[Any]]
 
-MOST_PARAMETERS = 1 << 25  # of a model that devices fetch: 128 MiB
+MOST_PARAMETERS = 1 << 25  # limit for a model that devices fetch: 128 MiB
 PARAMETER_BYTES = 4
 
 
@@ -28,10 +28,9 @@ PARAMETER_BYTES = 4
 class LocalTraining:
     """Plain gradient descent on batches of a client's own examples, in a random order.
 
-    Epochs go through all examples, `steps` through that many batches and begin anew, in another
-    order, when the examples are used up: steps = 1 is distributed SGD. A batch that is left over at
-    the end of an epoch is smaller. `most_examples` bounds what a client uses of its data in a
-    round; which ones, is drawn anew every round.
+    An epoch goes through all examples; its last batch may be smaller. `steps` is a number of
+    batches instead: if the examples run out, they start again in another order, and steps = 1 is
+    distributed SGD. A client uses at most `most_examples` in a round, drawn anew for every round.
     """
 
     learning_rate: float
@@ -47,20 +46,20 @@ class LocalTraining:
             require(value is None or value >= 1, f"{name} must be at least 1; got {value}")
         require(
             self.steps is None or self.epochs == 1,
-            "a client trains for epochs or for steps; give one of them",
+            "a client trains for epochs or for steps; set only one of them",
         )
 
 
 @spec("model_terms")
 class ModelTerms:
-    """A model as devices are asked to train it in one round: which one, how, and from where.
+    """The model of one round of training: which model, how to train it, and from which parameters.
 
     >>> numbers = np.array([0.5, -1.0], dtype=np.float32)
     >>> terms = ModelTerms(model="softmax", local=LocalTraining(learning_rate=0.1, batch=20),
     ...                    round=1, rounds=20, parameters=2, digest=digest_of(to_bytes(numbers)))
     >>> terms.read(to_bytes(numbers))
     array([ 0.5, -1. ], dtype=float32)
-    >>> terms.kept(np.array([1.0, np.nan], dtype=np.float32))
+    >>> terms.bounded_update(np.array([1.0, np.nan], dtype=np.float32))
     array([0., 0.], dtype=float32)
     """
 
@@ -69,11 +68,11 @@ class ModelTerms:
     classes: int | None = None
     hidden: int | None = None
     local: LocalTraining
-    round: int  # of this training, from 1
-    rounds: int  # that it has in all
-    largest_l1: float | None = None  # an update longer than this is sent as zeros
-    parameters: int  # how many
-    digest: str  # SHA-256 of the round's, in hexadecimal
+    round: int  # from 1
+    rounds: int  # total number
+    largest_l1: float | None = None  # a longer update is replaced by zeros
+    parameters: int  # number of parameters
+    digest: str  # SHA-256 of the round's parameters, in hexadecimal
 
     def check(self) -> None:
         require(
@@ -96,31 +95,33 @@ class ModelTerms:
 
     @property
     def size(self) -> int:
-        """Of the parameters, in bytes."""
+        """The size of the parameters in bytes."""
         return PARAMETER_BYTES * self.parameters
 
     def read(self, body: bytes) -> F32:
-        """The round's parameters, which nobody can write to; other bytes raise SpecError."""
+        """The round's parameters as a read-only array; other bytes raise SpecError."""
         if len(body) != self.size or digest_of(body) != self.digest:
-            raise SpecError("a round's parameters must be those that its offer names; got others")
+            raise SpecError(
+                "the parameters of a round must have the digest in its offer; they do not"
+            )
         return np.frombuffer(body, dtype="<f4").astype(np.float32, copy=False)
 
-    def kept(self, update: Reals) -> F32:
-        """An update as it is sent: zeros if it is not finite or too long, so that who has such a
-        one is not told from the others."""
+    def bounded_update(self, update: Reals) -> F32:
+        """An update as it is sent: zeros if it is not finite or too long, so that such a device
+        cannot be recognised."""
         with np.errstate(over="ignore", invalid="ignore"):
             numbers = np.asarray(update, dtype=np.float32)
             length = float(np.abs(numbers).sum(dtype=np.float64))
         limit = np.inf if self.largest_l1 is None else self.largest_l1
-        return numbers if length < limit else np.zeros_like(numbers)  # not for what is no number
+        return numbers if length < limit else np.zeros_like(numbers)  # false if length is NaN
 
 
 Train: TypeAlias = Callable[[ModelTerms, F32, Rng], Reals]
-"""What a device computes in a round: the terms, the parameters and its chance to an update."""
+"""Computes a device's update in a round from the terms, the parameters and a generator."""
 
 
 def to_bytes(numbers: Reals) -> bytes:
-    """Parameters as devices get them."""
+    """Parameters as the bytes that devices fetch."""
     return np.ascontiguousarray(numbers, dtype="<f4").tobytes()
 
 

@@ -1,4 +1,4 @@
-"""From a sum to an answer: charge first, then open, then noise; estimates with bounds."""
+"""From a sum to an answer: charge first, then open, then add noise; estimates with bounds."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Bool = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class NoisedSum:
-    """A batch's sum with its noise: paid for, and safe to show. All that a campaign ever sees.
+    """A batch's sum with its noise: charged, and safe to show. A campaign sees nothing else.
 
-    The sum of a listed sketch has no noise: it is for the decoder alone, and what its campaign
-    makes of it (`ListedAbove`) is paid for here.
+    The sum of a listed sketch has no noise: only the decoder may use it, and the charge is for the
+    list that its campaign makes of it (`ListedAbove`).
     """
 
     task: Task
@@ -46,9 +46,9 @@ class NoisedSum:
 
 
 def charge(task: AnyTask, *, ledger: Account, loss: Charge | None = None) -> None:
-    """Put what a release of this task costs on the ledger, or raise BudgetError.
+    """Charge a release of this task to the ledger, or raise BudgetError.
 
-    `loss` is the task's own, or that loss as part of its design's plan.
+    `loss` is the task's own loss by default, or that loss as part of its design's plan.
     """
     cost = task.loss if loss is None else loss
     ledger.charge(campaign=task.campaign, cohort=task.cohort, task=task.id, loss=cost)
@@ -57,13 +57,13 @@ def charge(task: AnyTask, *, ledger: Account, loss: Charge | None = None) -> Non
 def noised_sum(
     task: Task, batch: Batch, *, ledger: Account, rng: Rng, loss: Charge | None = None
 ) -> NoisedSum:
-    """Charge the ledger (`charge`), open the batch and add what noise is due at the release.
+    """Charge the ledger (`charge`), open the batch and add the noise that is due at the release.
 
-    Nothing is opened unless the charge is on the ledger; a refused charge opens nothing. A masked
-    sum opens when it is unmasked, so its batch may have been charged then.
+    If the ledger refuses the charge, nothing is opened. A masked sum opens when it is unmasked, so
+    its batch may be charged already.
     """
     if batch.task_id != task.id:
-        raise MismatchError(f"this batch is of task {batch.task_id[:8]}, not {task.id[:8]}")
+        raise MismatchError(f"this batch belongs to task {batch.task_id[:8]}, not {task.id[:8]}")
     if not task.min_count <= batch.count <= task.max_count:
         raise ImpossibleError(
             f"a release of this task needs {task.min_count} to {task.max_count} devices; "
@@ -78,7 +78,7 @@ def noised_sum(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Privacy:
-    """What a release promises, as data; its text is made from these fields and nothing else.
+    """The privacy of a release, as data; its statement is made from these fields only.
 
     >>> promise = Privacy(epsilon=1.0, delta=0.0, guarantee="1-differential privacy",
     ...     unit="device", neighbours="one device's table becomes zero", mechanism="noise",
@@ -95,15 +95,15 @@ class Privacy:
     Not covered: c
     """
 
-    epsilon: float | None  # None: no promise
+    epsilon: float | None  # None: no guarantee
     delta: float
     guarantee: str
     unit: str
     neighbours: str
     mechanism: str
     trust: str
-    sees: str  # what the collector sees, and what it is trusted with
-    second: str = ""  # a stronger guarantee against somebody who sees less
+    sees: str  # what the collector sees, and with what it is trusted
+    second: str = ""  # a stronger guarantee against an observer who sees less
     assumptions: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
 
@@ -126,7 +126,7 @@ class Privacy:
         return "\n".join(self.lines)
 
     def but_for(self, exception: str) -> Privacy:
-        """The same promise with something more that it does not cover, where there is a promise."""
+        """The same guarantee with one more exception; unchanged if there is no guarantee."""
         if self.epsilon is None:
             return self
         return replace(self, not_covered=(*self.not_covered, exception))
@@ -142,16 +142,16 @@ class Privacy:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Privacy:
-        """The promise that `to_dict` described."""
-        known = {each.name: data[each.name] for each in fields(cls)}
-        known["assumptions"] = tuple(known["assumptions"])
-        known["not_covered"] = tuple(known["not_covered"])
-        return cls(**known)
+        """The inverse of `to_dict`."""
+        values = {each.name: data[each.name] for each in fields(cls)}
+        values["assumptions"] = tuple(values["assumptions"])
+        values["not_covered"] = tuple(values["not_covered"])
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """The bill."""
+    """The cost of a release."""
 
     devices: int
     rounds: int
@@ -169,7 +169,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Release:
-    """What every release has: a promise, a bill, what was asked and how it was planned."""
+    """The common part of all releases: privacy, cost, study and plan."""
 
     privacy: Privacy
     cost: Cost
@@ -178,7 +178,7 @@ class Release:
     notes: tuple[str, ...] = ()
     released: str | None = None  # the day on which a collector released it
 
-    endings: ClassVar[tuple[str, ...]] = ("json",)  # of the files that it can be exported to
+    endings: ClassVar[tuple[str, ...]] = ("json",)  # of the files for `export`
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data."""
@@ -197,17 +197,17 @@ class Release:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The release that `to_dict` described."""
+        """The inverse of `to_dict`."""
         return cls(**cls._common(data), **cls._own(data))
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), ensure_ascii=False)
 
     def export(self, ending: str) -> bytes:
-        """The content of a file with this ending; JSON holds everything."""
+        """The content of a file with this ending; JSON has everything."""
         if ending not in self.endings:
             raise SpecError(
-                f"this release is exported as {', '.join(self.endings)}; got {ending}",
+                f"a file of this release must end in {', '.join(self.endings)}; got {ending}",
                 hint=self._hint,
             )
         return (self.to_json() + "\n").encode()
@@ -218,7 +218,7 @@ class Release:
         return None
 
     def timed(self, seconds: float, exception: str) -> Self:
-        """The same with the time it took on its bill, which is an exception to its promise."""
+        """The same release with its running time, which the guarantee does not cover."""
         cost = replace(self.cost, seconds=seconds)
         return replace(self, cost=cost, privacy=self.privacy.but_for(exception))
 
@@ -244,7 +244,7 @@ class Release:
     def _promise(self) -> str:
         if self.privacy.epsilon is None or math.isinf(self.privacy.epsilon):
             return "no differential privacy"
-        each = " a report" if self.privacy.unit == "report" else ""
+        each = " per report" if self.privacy.unit == "report" else ""
         return f"epsilon {self.privacy.epsilon:g}{each}, delta {self.privacy.delta:g}"
 
 
@@ -260,7 +260,7 @@ class EstimateRelease(Release, ABC):
 
     @abstractmethod
     def plot(self, *, top: int = 20, path: str | Path | None = None) -> Any:
-        """Bars with error bars for the `top` estimates of largest size; needs `sfumato[plot]`.
+        """Bars with error bars for the `top` largest estimates; needs `sfumato[plot]`.
 
         Returns the matplotlib figure, and writes it to `path` (PNG, SVG, PDF) if given.
         """
@@ -270,8 +270,8 @@ class EstimateRelease(Release, ABC):
         return {**self.head(), "estimates": self.frame().to_pylist()}
 
     def export(self, ending: str) -> bytes:
-        """JSON holds everything; CSV the estimates; Parquet the estimates, with the rest in its
-        metadata; PNG bars with error bars, for which `sfumato[plot]` is needed."""
+        """JSON has everything; CSV the estimates; Parquet the estimates, with the rest in its
+        metadata; PNG bars with error bars, which need `sfumato[plot]`."""
         if ending == "json" or ending not in self.endings:
             return Release.export(self, ending)
         file = io.BytesIO()
@@ -293,11 +293,11 @@ class EstimateRelease(Release, ABC):
             raise SfumatoError(
                 "plots need matplotlib", hint='pip install "sfumato[plot]"'
             ) from problem
-        shown = len(labels)
-        figure = Figure(figsize=(7, 0.28 * shown + 1.6), layout="constrained")
+        count = len(labels)
+        figure = Figure(figsize=(7, 0.28 * count + 1.6), layout="constrained")
         axes = figure.add_subplot()
-        axes.barh(range(shown), values, xerr=errors, color="#8a9bb5", ecolor="#2f3b52", capsize=2)
-        axes.set_yticks(range(shown), labels, parse_math=False)  # items may have dollar signs
+        axes.barh(range(count), values, xerr=errors, color="#8a9bb5", ecolor="#2f3b52", capsize=2)
+        axes.set_yticks(range(count), labels, parse_math=False)  # items may have dollar signs
         axes.invert_yaxis()
         axes.set_xlabel(f"{meaning} (bars: 95% intervals)")
         axes.set_title(self._promise(), fontsize=9, loc="left")
@@ -309,13 +309,13 @@ class EstimateRelease(Release, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CountRelease(EstimateRelease):
-    """Estimated counts with 95% intervals, largest first, what they cost and what they promise.
+    """Estimated counts with 95% intervals, largest first, with their cost and privacy.
 
-    A count is over all devices asked, and of what they would have contributed: a device counts for
-    at most `items_per_device` of what it holds. `low` and `high` cover it with a probability of at
-    least 95%, whatever it is, given that the item is shown; those of sketches and hashed reports
-    cover about 95% of (item, run) pairs (docs/concepts/intervals.md). Where zero is possible,
-    `low` is zero or below it.
+    A count is over all devices that were asked, of the items that they contribute: a device counts
+    for at most `items_per_device` of its items. `low` and `high` cover the count with a probability
+    of at least 95%, whatever it is, given that the item is shown; those of sketches and hashed
+    reports cover about 95% of (item, run) pairs (docs/concepts/intervals.md). If zero is possible,
+    `low` is at most zero.
     """
 
     items: pa.Array
@@ -343,10 +343,10 @@ class CountRelease(EstimateRelease):
 
         Returns the matplotlib figure, and writes it to `path` (PNG, SVG, PDF) if given.
         """
-        shown = min(top, len(self))
-        labels = [str(item) for item in self.items[:shown].to_pylist()]
-        errors = np.maximum([self.counts - self.low, self.high - self.counts], 0)[:, :shown]
-        return self._bars(labels, self.counts[:shown], errors, "devices", path)
+        count = min(top, len(self))
+        labels = [str(item) for item in self.items[:count].to_pylist()]
+        errors = np.maximum([self.counts - self.low, self.high - self.counts], 0)[:, :count]
+        return self._bars(labels, self.counts[:count], errors, "devices", path)
 
     @classmethod
     def _own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -368,30 +368,29 @@ class CountRelease(EstimateRelease):
         return len(self.counts)
 
     def __repr__(self) -> str:
-        shown = min(10, len(self))
+        rows = min(10, len(self))
         lines = [f"Release: {len(self):,} items, {self.cost.devices:,} devices; {self._promise()}"]
-        names = [str(item)[:32] for item in self.items[:shown].to_pylist()]
-        wide = max([len(name) for name in names], default=0)
+        names = [str(item)[:32] for item in self.items[:rows].to_pylist()]
+        width = max([len(name) for name in names], default=0)
         lines += [
-            f"  {name:<{wide}}  {count:>14,.1f}  ({low:,.1f} … {high:,.1f})"
+            f"  {name:<{width}}  {count:>14,.1f}  ({low:,.1f} … {high:,.1f})"
             for name, count, low, high in zip(
-                names, self.counts[:shown], self.low[:shown], self.high[:shown], strict=True
+                names, self.counts[:rows], self.low[:rows], self.high[:rows], strict=True
             )
         ]
-        if len(self) > shown:
-            lines.append(f"  … and {len(self) - shown:,} more; frame() has them all")
+        if len(self) > rows:
+            lines.append(f"  … and {len(self) - rows:,} more; frame() has them all")
         return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MeanRelease(EstimateRelease):
-    """An estimated mean, its error, what it cost and what it promises.
+    """An estimated mean and its error, with its cost and privacy.
 
-    `standard_error` is one number for all coordinates: the root mean square of their errors by
-    noise, rounding and compression, and by devices that did not answer (at most). Where devices
-    did not answer, a coordinate in which devices differ more than in others errs by more. It does
-    not count what clipping took off longer vectors, nor what `top` leaves out: coordinates that it
-    left out have no interval.
+    `standard_error` is one number for all coordinates: the root mean square of their errors from
+    noise, rounding and compression, and (an upper bound) from devices that did not answer. In that
+    case the error is larger in coordinates in which devices differ more. It does not include the
+    bias of clipping, nor the coordinates that `top` leaves out, which have no interval.
     """
 
     mean: F64
@@ -417,13 +416,13 @@ class MeanRelease(EstimateRelease):
         )
 
     def plot(self, *, top: int = 20, path: str | Path | None = None) -> Any:
-        """Bars with error bars for the `top` coordinates of largest size; needs `sfumato[plot]`.
+        """Bars with error bars for the `top` largest coordinates; needs `sfumato[plot]`.
 
         Returns the matplotlib figure, and writes it to `path` (PNG, SVG, PDF) if given.
         """
-        shown = self._largest(top)
-        labels, meaning = [str(place) for place in shown], "mean of a coordinate"
-        return self._bars(labels, self.mean[shown], self.half_width, meaning, path)
+        places = self._largest(top)
+        labels, meaning = [str(place) for place in places], "mean of a coordinate"
+        return self._bars(labels, self.mean[places], self.half_width, meaning, path)
 
     @classmethod
     def _own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -437,16 +436,16 @@ class MeanRelease(EstimateRelease):
         return self.mean.size
 
     def __repr__(self) -> str:
-        shown = self._largest(10)
+        places = self._largest(10)
         lines = [
             f"MeanRelease: {len(self):,} coordinates, {self.cost.devices:,} devices; "
             f"{self._promise()}"
         ]
         lines += [
-            f"  {place:>10}  {self.mean[place]:>12.6g} ± {self.half_width:.3g}" for place in shown
+            f"  {place:>10}  {self.mean[place]:>12.6g} ± {self.half_width:.3g}" for place in places
         ]
-        if len(self) > shown.size:
-            rest = len(self) - shown.size
+        if len(self) > places.size:
+            rest = len(self) - places.size
             lines.append(f"  … and {rest:,} smaller ones; frame() has them all")
         return "\n".join(lines)
 
@@ -454,19 +453,18 @@ class MeanRelease(EstimateRelease):
         return np.argsort(-np.abs(self.mean), kind="stable")[:most]
 
 
-MODEL_ENDING = "pt"  # of parameters, which are not in a release
+MODEL_ENDING = "pt"  # of the file of parameters, which are not in a release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ModelRelease(Release):
-    """A model after its last round. How well it does is for who has examples to test it on: a
-    collector has none."""
+    """A model after its last round, without an accuracy: a collector has no test examples."""
 
     parameters: bytes = field(compare=False)  # float32, little-endian; empty if read from a file
     digest: str  # SHA-256 of the parameters
-    count: int  # how many there are
-    rate: float  # parameters by cells sent
-    rounds_held: int  # of those asked: others had too few devices
+    count: int  # number of parameters
+    rate: float  # model parameters per cell sent
+    rounds_held: int  # rounds with enough devices
 
     _hint: ClassVar[str | None] = "export it as .json, and its parameters as .pt"
 
@@ -503,5 +501,5 @@ class ModelRelease(Release):
         promise = "no differential privacy" if epsilon is None else f"epsilon {epsilon:.4g}"
         return (
             f"ModelRelease: {self.count:,} parameters after {self.rounds_held:,} rounds, "
-            f"{self.rate:.3g} parameters to a cell; {promise}"
+            f"{self.rate:.3g} parameters per cell; {promise}"
         )

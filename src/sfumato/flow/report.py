@@ -1,11 +1,11 @@
-"""What leaves a device: a version, the task it answers, an id, and what it says.
+"""The bytes of a report: a version, the task it answers, an id and a message.
 
 byte 0        wire version (1)
 bytes 1–32    digest of the task
 bytes 33–48   report id, random, so that a report sent twice is counted once
-bytes 49–     the sealed table, or the records of a local task; the task says how long
+bytes 49–     the message: a sealed table, or the records of a local task; its length is the task's
 
-Several reports travel as frames: each behind its length, four bytes, little-endian.
+Several reports travel as frames: each after its length, four bytes, little-endian.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Report:
 
     def __post_init__(self) -> None:
         if (len(self.task_id), len(self.report_id)) != (64, 16):
-            raise MismatchError("a report has a task id of 64 digits and a report id of 16 bytes")
+            raise MismatchError("a report must have a task id of 64 digits and an id of 16 bytes")
 
     def to_bytes(self) -> bytes:
         return bytes([WIRE_VERSION]) + bytes.fromhex(self.task_id) + self.report_id + self.message
@@ -50,13 +50,13 @@ class Report:
 
 
 def report_bytes(task: Task | LocalTask) -> int:
-    """How long a report for this task is; a device that sends the records of a local task one by
-    one has shorter ones."""
+    """The size of a report to this task; reports with the records of a local task one by one are
+    shorter."""
     return HEADER_BYTES + task.message_bytes
 
 
 def to_frames(reports: Iterable[bytes]) -> bytes:
-    """Reports, each behind its length, one after another.
+    """Concatenate reports, each after its length.
 
     >>> to_frames([b"oak", b"elm"])
     b'\\x03\\x00\\x00\\x00oak\\x03\\x00\\x00\\x00elm'
@@ -65,7 +65,7 @@ def to_frames(reports: Iterable[bytes]) -> bytes:
 
 
 def from_frames(body: bytes) -> list[bytes]:
-    """The reports in a body, unread; one that ends within a frame is refused.
+    """Split a body into reports; a body that ends within a frame raises MismatchError.
 
     >>> from_frames(to_frames([b"oak", b"elm"]))
     [b'oak', b'elm']

@@ -1,7 +1,7 @@
-"""Sums that nobody can look inside: how many devices must stay, and what noise each of them adds.
+"""Secure sums: how many devices must stay in a round, and how much noise each of them adds.
 
-A question whose trust is "secure", or whose sums are masked for a trusted collector, has its tasks
-made here, whatever it sketches.
+All masked tasks are made here: those of questions with trust "secure", and those whose sums are
+masked for a trusted collector.
 """
 
 from __future__ import annotations
@@ -19,32 +19,35 @@ from sfumato.secagg.parameters import Mode
 from sfumato.sketch import Sketch
 from sfumato.spec import require, spec
 
-GRACE_BITS = 20  # fewer devices stay than the floor with probability at most 2**-20
-LEAST_ASKED = 4  # devices in one masked round, of which one may be missing
+GRACE_BITS = 20  # fewer devices than the minimum stay with probability at most 2**-20
+LEAST_DEVICES = 4  # in one masked round; one of them may be missing
 LARGEST_TESTED = 10_000  # devices in one masked round
-ANY_NONCE = "0" * 32  # of a round that is only weighed
+PLACEHOLDER_NONCE = "0" * 32  # for rounds that are sized and never run
 
 
 @spec("secure_sum")
 class SecureSum:
-    """What is assumed of the devices and of who adds up their tables.
+    """The assumptions about devices and the collector in a secure sum.
 
     Devices add Skellam noise in shares, enough for the fewest survivors with which a round may end,
-    not counting those that may be corrupt. The floor lies below the share that is expected to stay
-    by what chance takes away once in a million rounds; more survivors only add noise.
+    not counting those that may be corrupt. That minimum is so far below the expected number of
+    survivors that chance misses it once in a million rounds; more survivors only add noise.
     """
 
-    corrupt: float  # share of a cohort that may work with the collector
-    dropout: float  # share that is expected to vanish
+    corrupt: float  # share of a cohort that may collude with the collector
+    dropout: float  # share that is expected to drop out
     mode: Mode = "semi_honest"
 
     def check(self) -> None:
         for name in ("corrupt", "dropout"):
             value = getattr(self, name)
-            require(0 <= value < 1, f"{name} must be at least 0, below 1; got {value}", StudyError)
+            require(
+                0 <= value < 1, f"{name} must be at least 0 and below 1; got {value}", StudyError
+            )
 
-    def least(self, asked: int, *, grace_bits: int = GRACE_BITS) -> int:
-        """Devices that stay of so many, each by its own chance, but for 2**-grace_bits.
+    def least(self, devices: int, *, grace_bits: int = GRACE_BITS) -> int:
+        """The number of devices that stay, except with probability 2**-grace_bits, if each of
+        `devices` drops out independently.
 
         By Chernoff's bound: log P[X ≤ m] ≤ −n·KL(m/n ‖ 1 − dropout).
 
@@ -53,46 +56,47 @@ class SecureSum:
         """
         stay = 1 - self.dropout
         if self.dropout == 0:
-            return asked
+            return devices
 
-        def is_likely(m: int) -> bool:  # that no more than m stay
-            share = m / asked
-            if share >= stay - 1e-9:  # a rate means the decimal that it prints as
+        def is_likely(m: int) -> bool:
+            """Whether the bound allows that at most m stay."""
+            share = m / devices
+            if share >= stay - 1e-9:  # tolerance: a rate stands for its decimal
                 return True
             distance = (1 - share) * math.log((1 - share) / (1 - stay))
             distance += share * math.log(share / stay) if m else 0.0
-            return asked * distance < grace_bits * math.log(2)
+            return devices * distance < grace_bits * math.log(2)
 
-        return bisect_left(range(asked + 1), True, key=is_likely)
+        return bisect_left(range(devices + 1), True, key=is_likely)
 
-    def counts(self, asked: int, *, exact: bool = False) -> tuple[int, int]:
+    def counts(self, devices: int, *, exact: bool = False) -> tuple[int, int]:
         """The fewest devices with which a round may end, and the most that may be in it.
 
-        With `exact`, a cohort has exactly `asked` devices, and at most the share `dropout` of them
-        vanishes; otherwise it has so many, give or take one, and chance may take more.
+        With `exact`, a cohort has exactly `devices` devices, and at most the share `dropout` of
+        them drops out; otherwise the cohort may differ by one, and more may drop out by chance.
 
         >>> SecureSum(corrupt=0.1, dropout=0.05).counts(1_000, exact=True)
         (950, 1000)
         """
-        least = LEAST_ASKED - 1 if exact else LEAST_ASKED
-        if asked < least:
+        least = LEAST_DEVICES - 1 if exact else LEAST_DEVICES
+        if devices < least:
             raise ImpossibleError(
-                f"a secure sum needs at least {least} devices a round; got {asked}",
+                f"a secure sum needs at least {least} devices per round; got {devices}",
                 hint="ask more devices, or fewer rounds",
             )
         if exact:
-            return self.least(asked, grace_bits=0), asked
-        return self.least(asked - 1), asked + 1
+            return self.least(devices, grace_bits=0), devices
+        return self.least(devices - 1), devices + 1
 
-    def noise(self, scale: float, asked: int, *, exact: bool = False) -> NoiseInShares:
-        """Skellam noise of this scale at the least, from a cohort of so many (see `counts`)."""
-        survivors, most = self.counts(asked, exact=exact)
+    def noise(self, scale: float, devices: int, *, exact: bool = False) -> NoiseInShares:
+        """Skellam noise of at least this scale from a cohort of `devices` (see `counts`)."""
+        survivors, most = self.counts(devices, exact=exact)
         colluders = self._corrupt(most)
         if survivors <= colluders:
             raise ImpossibleError(
-                f"of {asked} devices {colluders} may be corrupt and only {survivors} be left, so "
-                f"that nobody's noise counts",
-                hint="ask more devices a round, or set corrupt and dropout lower",
+                f"of {devices} devices, {colluders} may be corrupt and only {survivors} may stay, "
+                "so perhaps no honest device is left to add noise",
+                hint="ask more devices per round, or set corrupt and dropout lower",
             )
         return NoiseInShares(scale=scale, survivors=survivors, colluders=colluders)
 
@@ -103,26 +107,26 @@ class SecureSum:
         mechanism: Mechanism,
         campaign: str,
         cohort: str,
-        asked: int,
+        devices: int,
         items_per_device: int,
         exact: bool = False,
     ) -> Task:
-        """A task to one cohort of `asked` devices (see `counts`); what is in shares of the
-        mechanism's noise is cut for them."""
-        least, most = self.counts(asked, exact=exact)
+        """A task for one cohort of `devices` devices (see `counts`); noise in shares is divided
+        among them."""
+        least, most = self.counts(devices, exact=exact)
         if isinstance(mechanism, NoiseInShares):
-            mechanism = self.noise(mechanism.scale, asked, exact=exact)
+            mechanism = self.noise(mechanism.scale, devices, exact=exact)
         if least < 1:
             raise ImpossibleError(
-                f"of {asked} devices a round, each of which vanishes with probability "
-                f"{self.dropout:g}, all may be gone",
-                hint="ask more devices a round, or set dropout lower",
+                f"all {devices} devices of a round may drop out, each with probability "
+                f"{self.dropout:g}",
+                hint="ask more devices per round, or set dropout lower",
             )
-        bits = sketch.word_bits  # of words that wrap by design
+        bits = sketch.word_bits  # these words wrap by design
         if bits is None:
             reach = mechanism.reach(most, math.prod(sketch.shape))
             bits = bits_for(most * largest_cell(sketch, items_per_device) + reach)
-        made = Task(
+        task = Task(
             sketch=sketch,
             mechanism=mechanism,
             aggregation=Masked(
@@ -137,38 +141,38 @@ class SecureSum:
             max_count=most,
         )
         try:
-            made.masked_round(asked, ANY_NONCE).parameters(asked)  # that there are any
+            task.masked_round(devices, PLACEHOLDER_NONCE).parameters(devices)
         except SpecError as problem:
-            raise ImpossibleError(f"a secure sum cannot be had: {problem}") from problem
-        return made
+            raise ImpossibleError(f"a secure sum is not possible: {problem}") from problem
+        return task
 
-    def _corrupt(self, asked: int) -> int:
-        return math.floor(self.corrupt * asked + 1e-9)
+    def _corrupt(self, devices: int) -> int:
+        return math.floor(self.corrupt * devices + 1e-9)
 
 
 def bytes_of(task: Task) -> tuple[int, int]:
-    """What a device sends and what it is told, in all messages of its round."""
-    asked = task.max_count - 1
-    round = task.masked_round(asked, ANY_NONCE)
-    return round.bytes_up(asked), round.bytes_down(asked)
+    """The bytes that a device sends and receives in all messages of its round."""
+    devices = task.max_count - 1
+    round = task.masked_round(devices, PLACEHOLDER_NONCE)
+    return round.bytes_up(devices), round.bytes_down(devices)
 
 
 def parameters_of(task: Task) -> dict[str, int]:
-    """The sizes of a task's masked round, to be shown."""
-    asked = task.max_count - 1
-    found = task.masked_round(asked, ANY_NONCE).parameters(asked)
+    """The sizes of a task's masked round, for people to read."""
+    devices = task.max_count - 1
+    parameters = task.masked_round(devices, PLACEHOLDER_NONCE).parameters(devices)
     return {
-        "cohort": asked,
+        "cohort": devices,
         "least_survivors": task.min_count,
-        "neighbours": found.neighbours,
-        "threshold": found.threshold,
+        "neighbours": parameters.neighbours,
+        "threshold": parameters.threshold,
         "modulus_bits": task.aggregation.modulus_bits,
     }
 
 
-def weights(tasks: Sequence[Task]) -> dict[str, int]:
-    """Bytes that pass between a collector and a device that answers all these tasks; of masked
-    rounds, in both directions."""
+def traffic(tasks: Sequence[Task]) -> dict[str, int]:
+    """The bytes that a device exchanges with the collector to answer all these tasks; for masked
+    rounds in both directions."""
     if not any(task.is_masked for task in tasks):
         return {"bytes_per_device": sum(report_bytes(task) for task in tasks)}
     up, down = (sum(part) for part in zip(*map(bytes_of, tasks), strict=True))

@@ -1,4 +1,4 @@
-"""One fully sized question to one batch of devices: sketch, mechanism, aggregation, batch rule."""
+"""A sized question to one batch of devices: sketch, mechanism, aggregation and batch rule."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Bool = npt.NDArray[np.bool_]
 
 
 class AnyTask(Protocol):
-    """What every task has, whatever its devices send."""
+    """The interface of every task, whatever its devices send."""
 
     @property
     def id(self) -> str: ...
@@ -46,67 +46,67 @@ class AnyTask(Protocol):
 
     @property
     def message_bytes(self) -> int:
-        """How long what a device sends is, at most."""
+        """The largest size of a device's message."""
         ...
 
     @property
     def is_local(self) -> bool:
-        """Whether devices send randomised records; else they send tables, which are added."""
+        """Whether devices send randomised records; otherwise they send tables, which are added."""
         ...
 
     @property
     def is_masked(self) -> bool:
-        """Whether it is answered in a masked round, and not in reports."""
+        """Whether devices answer in a masked round instead of sending reports."""
         ...
 
     @property
     def epsilon(self) -> float | None:
-        """What one record costs a device; None where the collector is trusted with a table."""
+        """The epsilon of one record; None if the collector is trusted with tables."""
         ...
 
     @property
     def items_per_report(self) -> int:
-        """How many items one report holds, at most."""
+        """The largest number of items in a report."""
         ...
 
     @property
     def loss(self) -> Loss:
-        """What one device loses by its answer."""
+        """The privacy loss of one device."""
         ...
 
     @property
     def most_reports(self) -> int | None:
-        """Reports that there is room for; None for any number."""
+        """The largest number of reports; None if there is no limit."""
         ...
 
     @property
     def categories(self) -> int | None:
-        """How many there are, where values are given by their place in a dictionary."""
+        """The size of the dictionary, if values are places in one."""
         ...
 
     def takes_categories(self, keys: object = None) -> bool:
-        """Whether values are given by their place in the dictionary, so that a device needs it.
-        `keys` are those of its offer."""
+        """Whether values are places in a dictionary, which devices then need. `keys` are those of
+        the task's offer."""
         ...
 
 
 @spec("task")
 class Task:
-    """What is asked of one batch of devices. Its id is the digest of its JSON.
+    """A question to one batch of devices. Its id is the digest of its JSON.
 
-    The id covers seed, sizes, noise and cohort, so tables that do not belong together cannot meet.
-    Every check that needs two of the parts is here, and parts that protect nobody do not combine:
-    noise in shares needs an aggregation that hides the shares.
+    The id covers seed, sizes, noise and cohort, so tables that do not belong together are never
+    added. All checks that involve two of the parts are here, and combinations that protect nobody
+    are refused: noise in shares needs an aggregation that hides the shares.
     """
 
     sketch: Sketch
     mechanism: Mechanism
     aggregation: Aggregation
-    campaign: str = ""  # what it is part of; a device is in one of its cohorts at most
-    cohort: str  # which devices are asked
+    campaign: str = ""  # a device is in at most one cohort of a campaign
+    cohort: str  # the devices to ask
     items_per_device: int = 1
-    min_count: int = 1  # devices below which nothing is released
-    max_count: int  # devices beyond which the sum could wrap
+    min_count: int = 1  # with fewer devices, nothing is released
+    max_count: int  # with more devices, the sum could wrap
 
     def check(self) -> None:
         def need(condition: bool, message: str) -> None:
@@ -131,7 +131,7 @@ class Task:
             corrupt = math.floor(self.aggregation.corrupt * self.max_count + 1e-9)
             need(
                 self.mechanism.colluders >= corrupt,
-                f"{corrupt} of {self.max_count} devices may tell their share of the noise; "
+                f"{corrupt} of {self.max_count} devices may reveal their share of the noise; "
                 f"the noise allows for {self.mechanism.colluders}",
             )
         if self.sketch.word_bits is not None:
@@ -139,7 +139,7 @@ class Task:
             return
         need(
             not isinstance(self.mechanism, ListedAbove),
-            "only an invertible sketch is listed; use noise on this one",
+            "only an invertible sketch can be listed; add noise to this one",
         )
         largest = largest_cell(self.sketch, self.items_per_device) * self.max_count
         largest += self.mechanism.reach(self.max_count, self.cells)
@@ -150,12 +150,12 @@ class Task:
         )
 
     def _check_listed(self, word_bits: int) -> None:
-        """A table whose words are residues, and wrap by design."""
+        """Check a task whose table has words that are residues and wrap by design."""
         require(
             isinstance(self.mechanism, ListedAbove),
-            "noise on a table that is to be listed would leave nothing to list: a key with noise "
-            "on it is another key. Keep the list private instead (ListedAbove, whose decoder is "
-            "trusted), or search by prefixes, whose sums take noise in shares",
+            "a table with noise cannot be listed: a key with noise is another key. Make the list "
+            "private instead (ListedAbove, which trusts the decoder), or search by prefixes, whose "
+            "sums may have noise in shares",
             TaskError,
         )
         require(
@@ -169,10 +169,10 @@ class Task:
             "this sketch divides modulo a power of two; prime must be false",
             TaskError,
         )
-        given = getattr(self.mechanism, "items_per_device", self.items_per_device)
+        limit = getattr(self.mechanism, "items_per_device", self.items_per_device)
         require(
-            self.items_per_device <= given,
-            f"the list is private for {given} items a device; the task takes "
+            self.items_per_device <= limit,
+            f"the list is private for {limit} items per device; the task takes "
             f"{self.items_per_device}",
             TaskError,
         )
@@ -199,7 +199,7 @@ class Task:
 
     @property
     def most_reports(self) -> int | None:
-        """As many as a sum can hold; what comes in a masked round is bounded by its cohort."""
+        """As many as a sum can hold; a masked round is bounded by its cohort."""
         return None if self.is_masked else self.max_count
 
     @property
@@ -219,14 +219,14 @@ class Task:
 
     @property
     def noise_multiplier(self) -> float | None:
-        """The noise on its table, in standard deviations over the L2 norm of what one device adds:
-        from the fewest devices, and not counting those that may be corrupt. None if the noise is
-        elsewhere."""
-        moved = self.contribution.l2
+        """The standard deviation of the table's noise over the L2 norm of one contribution, with
+        the fewest devices and without those that may be corrupt. None if the noise is not on the
+        table."""
+        norm = self.contribution.l2
         if isinstance(self.mechanism, NoiseInShares):
-            return self.mechanism.scale / moved
+            return self.mechanism.scale / norm
         if isinstance(self.mechanism, NoiseAtRelease):
-            return self.mechanism.stddev(1) / moved
+            return self.mechanism.stddev(1) / norm
         return 0.0 if isinstance(self.mechanism, NoNoise) else None
 
     @property
@@ -238,9 +238,9 @@ class Task:
         return self.aggregation.message_bytes(self.cells)
 
     def masked_round(self, cohort: int, nonce: str) -> MaskedRound:
-        """The round in which `cohort` devices add their tables; `nonce` is never used again."""
+        """The round in which `cohort` devices add their tables; use each `nonce` only once."""
         if not isinstance(self.aggregation, Masked):
-            raise TaskError("only a task with masked aggregation is answered in a masked round")
+            raise TaskError("only a task with masked aggregation has masked rounds")
         if not self.min_count <= cohort <= self.max_count:
             raise TaskError(
                 f"a cohort of this task must have {self.min_count} to {self.max_count} devices; "
@@ -261,7 +261,7 @@ class Task:
 
 
 class RecordTask(ABC):
-    """What tasks have in common whose devices send randomised records."""
+    """A task whose devices send randomised records."""
 
     __slots__ = ()
     records_per_report: int
@@ -269,7 +269,7 @@ class RecordTask(ABC):
     @property
     @abstractmethod
     def source(self) -> Any:
-        """What makes its records: it has an epsilon, a length, and says which are valid."""
+        """The randomizer of its records, with their epsilon, length and validity."""
 
     @property
     def id(self) -> str:
@@ -307,7 +307,7 @@ class RecordTask(ABC):
 
     @property
     def loss(self) -> ApproximateLoss:
-        """Of all the records that a device sends on one day: they add up, whatever they say."""
+        """The loss of all records that a device sends on one day; the epsilons add up."""
         return ApproximateLoss(epsilon=self.records_per_report * self.epsilon, delta=0.0)
 
     def randomize(self, values: npt.NDArray[Any], *, rng: Rng) -> U8:
@@ -325,16 +325,16 @@ class RecordTask(ABC):
 
 @spec("local_task")
 class LocalTask(RecordTask):
-    """What is asked of devices that trust nobody: records of one randomizer. Its id is its digest.
+    """A question to devices that trust nobody: records of one randomizer. Its id is its digest.
 
-    A new epoch of the same study is another task with other hash functions: collisions rotate.
+    A new epoch of the same study is another task with other hash functions, so collisions rotate.
     """
 
     randomizer: Randomizer
     campaign: str = ""
-    cohort: str  # which devices are asked
-    records_per_report: int = 1  # of one device at a time: so many, whatever it has to say
-    min_count: int = 1  # records below which nothing is released
+    cohort: str  # the devices to ask
+    records_per_report: int = 1  # always this many, however many items a device has
+    min_count: int = 1  # with fewer records, nothing is released
 
     def check(self) -> None:
         for name in ("records_per_report", "min_count"):
@@ -346,19 +346,19 @@ class LocalTask(RecordTask):
         return self.randomizer
 
     def values(self, items: Any) -> npt.NDArray[Any]:
-        """Items, or categories of a direct response, as the randomizer takes them."""
+        """Items, or categories of a direct response, as values for the randomizer."""
         return self.randomizer.values(items)
 
     def none(self, count: int) -> npt.NDArray[Any]:
-        """So many values of devices that have nothing to say."""
+        """`count` values that stand for "none"."""
         return np.repeat(no_item(self.randomizer), count)
 
     def tallies(self) -> list[Tally]:
-        """What its records are counted in, empty."""
+        """Empty tallies for its records."""
         return [Tally(self.randomizer)]
 
     def fold(self, records: U8, tallies: list[Tally]) -> int:
-        """Add the records that are valid; tells how many were not."""
+        """Add the valid records, and return the number of invalid ones."""
         return tallies[0].fold(records)
 
     @property
@@ -367,18 +367,18 @@ class LocalTask(RecordTask):
         return randomizer.categories if isinstance(randomizer, DirectResponse) else None
 
 
-def most_devices(asked: int) -> int:
-    """How many may come to a cohort of about so many, which chance dealt out: seven deviations
-    more."""
-    return asked + max(64, asked // 16, 7 * math.isqrt(asked))
+def most_devices(expected: int) -> int:
+    """An upper limit on the size of a random cohort of about `expected` devices: seven standard
+    deviations more."""
+    return expected + max(64, expected // 16, 7 * math.isqrt(expected))
 
 
 def largest_cell(sketch: Sketch, items_per_device: int) -> int:
-    """The most that one device moves a cell."""
+    """The largest change of a cell by one device."""
     largest = sketch.sensitivity(items_per_device).largest
     return items_per_device if largest is None else largest
 
 
 def bits_for(largest: int) -> int:
-    """The least modulus that tells every sum from −largest to largest apart, in bits."""
+    """The bits of the least modulus that distinguishes all sums from −largest to largest."""
     return max(2, (2 * largest).bit_length())

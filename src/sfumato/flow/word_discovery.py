@@ -1,21 +1,21 @@
-"""Which words, that nobody listed, are common? Two ways to find them under local privacy.
+"""Discover common words that nobody listed: two methods under local privacy.
 
-`FragmentPuzzle` is the Sequence Fragment Puzzle of paper 004 (algorithms 8 to 10): a device tells a
+`FragmentPuzzle` is the Sequence Fragment Puzzle of paper 004 (algorithms 8 to 10): a device sends a
 noisy fragment of two characters, tagged with an eight-bit hash of the whole word, and the noisy
 word itself. The collector finds the common fragments of each position, joins those with one tag
-into words, and asks the words' own sketch about them. Beyond the paper: a joined word whose own
-hash is not its tag is dropped (almost all wrong ones are), fragments and words are kept by what
-stands out of the noise and not by a fixed number, and joins are bounded.
+into words, and estimates their counts from the words' own sketch. Unlike the paper, it drops a
+joined word whose own hash is not its tag (which drops almost all wrong ones), selects fragments and
+words by a significance threshold instead of a fixed number, and bounds the number of joins.
 
-`PrefixExtension` goes beyond it (after Wang, Li and Jha 2018): a device tells a noisy prefix of one
-length, the lengths being dealt out among devices, with all of its epsilon in one record. The
-collector extends the common prefixes of one length by the next characters, up to whole words.
+`PrefixExtension` goes further (after Wang, Li and Jha 2018): a device draws one of several lengths
+and sends a noisy prefix of that length, with all of its epsilon in one record. The collector
+extends the common prefixes of one length by the next characters, up to whole words.
 
 Words are rows of `length` character codes: 0 pads, k is the alphabet's k-th character. Longer words
-are cut. The empty word, nothing but padding, is reserved and stands for "none": a device whose word
-is known or has other characters, or that has no word, sends a record of it like any other, so that
-not even that can be told. It is never listed, and its collisions are solved for like those of a
-heavy word.
+are cut. The empty word, all padding, is reserved and stands for "none": a device whose word is
+known or has other characters, or that has no word, sends it like any other word, so that such a
+device cannot be recognised. "None" is never listed, and the estimates correct for its collisions
+like those of a frequent word.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sfumato.privacy.samplers import below
 from sfumato.sketch.words import LATIN, Bool, Codes, Words, check_alphabet, codes_of, words_of
 from sfumato.spec import LARGEST_INTEGER, require, spec
 
-if TYPE_CHECKING:  # a device does without
+if TYPE_CHECKING:  # devices do not need it
     import pyarrow as pa
 
 U8 = npt.NDArray[np.uint8]
@@ -45,47 +45,47 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 
-PUZZLE = 256  # values of the hash that tags a word's fragments: eight bits
-FRAGMENT = 2  # characters in one
-MOST_JOINS = 200_000  # words that the fragments of one tag are joined into, at most
-_LAX = 0.5  # family-wise level of fragments
-_LIKELY = 2.0  # deviations of a prefix that is extended; false ones die at the next length
-_QUERY = 1 << 18  # words or prefixes asked about together
+PUZZLE = 256  # number of tags for a word's fragments: an eight-bit hash
+FRAGMENT = 2  # characters per fragment
+MOST_JOINS = 200_000  # largest number of words joined from the fragments of one tag
+_FRAGMENT_LEVEL = 0.5  # family-wise level for fragments
+_EXTENSION_HEIGHT = 2.0  # in standard errors; false prefixes are dropped at the next length
+_QUERY = 1 << 18  # number of words or prefixes that are estimated together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Found:
-    """Words that stand out, most common first, and how they were come by."""
+class DiscoveredWords:
+    """Significant words, most common first, and how they were found."""
 
     words: pa.Array
     counts: F64
     standard_error: F64
-    estimates: debias.LocalEstimates | None  # of the records that the counts were read from
-    shown_from: float  # a reading of these records
-    threshold: float  # counts above it are listed
-    candidates: int  # words that were asked about
-    left_out: int  # fragments or prefixes dropped because there were too many to join
+    estimates: debias.LocalEstimates | None  # from the last records, before scaling
+    shown_from: float  # smallest estimate that is listed
+    threshold: float  # smallest count that is listed
+    candidates: int  # number of words that were tested
+    left_out: int  # number of fragments or prefixes dropped because there were too many
     records: int
 
-    def interval(self, asked: int) -> tuple[F64, F64]:
-        """95% intervals for counts over `asked` devices, given that a word is listed."""
+    def interval(self, devices: int) -> tuple[F64, F64]:
+        """95% intervals for counts over all `devices`, given that a word is listed."""
         if self.estimates is None:
             return np.empty(0), np.empty(0)
-        answered = round(self.estimates.null.records)
+        records = round(self.estimates.null.records)
         return self.estimates.interval(
-            devices=max(asked, answered), respondents=answered, above=self.shown_from
+            devices=max(devices, records), respondents=records, above=self.shown_from
         )
 
     def __len__(self) -> int:
         return len(self.words)
 
     def __repr__(self) -> str:
-        return f"Found({len(self)} words of {self.candidates:,} candidates)"
+        return f"DiscoveredWords({len(self)} words of {self.candidates:,} candidates)"
 
 
 @runtime_checkable
 class Discoverer(Protocol):
-    """What every way of finding words does."""
+    """A method to discover words."""
 
     @property
     def epsilon(self) -> float: ...
@@ -104,18 +104,18 @@ class Discoverer(Protocol):
     def randomize(self, codes: Codes, *, rng: Rng) -> U8: ...
 
     def valid(self, records: U8) -> Bool:
-        """Which records this search could have been sent: (n,)."""
+        """Which records a device could have sent: (n,)."""
         ...
 
     def tallies(self) -> list[Tally]: ...
 
     def fold(self, records: U8, tallies: list[Tally]) -> int: ...
 
-    def find(self, tallies: list[Tally], *, level: float = debias.LEVEL) -> Found: ...
+    def find(self, tallies: list[Tally], *, level: float = debias.LEVEL) -> DiscoveredWords: ...
 
 
 def no_words(search: Discoverer, count: int) -> Codes:
-    """The codes of the empty word, which stands for "none", so many times: (count, length)."""
+    """The codes of `count` empty words, which stand for "none": (count, length)."""
     return np.zeros((count, search.length), dtype=np.uint16)
 
 
@@ -123,12 +123,12 @@ def no_words(search: Discoverer, count: int) -> Codes:
 class FragmentPuzzle:
     """The Sequence Fragment Puzzle: a fragment and the whole word, in one record.
 
-    byte 0 is the fragment's position, then the fragment's record, then the word's.
+    Byte 0 is the fragment's position; the fragment's record and the word's record follow.
 
     Claim: (word.epsilon + fragment.epsilon)-local differential privacy for one record, neighbours
         being any two words, "none" among them.
-    Proof: the position is drawn without looking at the word; the two records are two randomizers of
-        the same word with coins of their own, so their epsilons add up.
+    Proof: the position is drawn independently of the word; the two records are two independent
+        randomizations of the same word, so their epsilons add up.
     Differs from the paper: counts of fragments are over the devices that drew the position (the
         paper's step would use all of them).
     """
@@ -143,7 +143,7 @@ class FragmentPuzzle:
         check_alphabet(self.length, self.alphabet)
         require(
             self.length % FRAGMENT == 0,
-            f"length must be even, to cut into pairs; got {self.length}",
+            f"length must be even, so that words split into pairs; got {self.length}",
         )
 
     @property
@@ -179,7 +179,7 @@ class FragmentPuzzle:
         return records
 
     def tallies(self) -> list[Tally]:
-        """An empty tally a position, and one for whole words at the end."""
+        """One empty tally per position, and one for whole words at the end."""
         places = [in_epoch(self.fragment, place) for place in range(self.positions)]
         return [*(Tally(oracle) for oracle in places), Tally(self.word)]
 
@@ -192,45 +192,45 @@ class FragmentPuzzle:
         )
 
     def fold(self, records: U8, tallies: list[Tally]) -> int:
-        """Add the records that are valid, whole or not at all; tells how many were not."""
+        """Add the valid records, and return the number of invalid ones."""
         split = 1 + self.fragment.record_bytes
         valid = self.valid(records)
-        kept = records if valid.all() else records[valid]
+        records = records if valid.all() else records[valid]
         for place in range(self.positions):
-            tallies[place].fold(np.ascontiguousarray(kept[kept[:, 0] == place, 1:split]))
-        tallies[-1].fold(np.ascontiguousarray(kept[:, split:]))
+            tallies[place].fold(np.ascontiguousarray(records[records[:, 0] == place, 1:split]))
+        tallies[-1].fold(np.ascontiguousarray(records[:, split:]))
         return int(np.count_nonzero(~valid))
 
-    def find(self, tallies: list[Tally], *, level: float = debias.LEVEL) -> Found:
-        """Join what stands out at each position, and keep the words that stand out themselves.
+    def find(self, tallies: list[Tally], *, level: float = debias.LEVEL) -> DiscoveredWords:
+        """Join the significant fragments of all positions, and list the significant words.
 
-        Words are listed at this family-wise level: some false one is among them with that
-        probability at most. Fragments are held to a laxer one, since the words decide.
+        `level` is family-wise: with at most that probability any listed word is false. Fragments
+        have a higher level, since the test of whole words decides.
         """
         if any(tally.count == 0 for tally in tallies):
             raise SpecError("every position must have records before words can be found")
-        kept = [self._fragments(tally) for tally in tallies[:-1]]
-        joined, left_out = self._join(kept)
-        return _listed(joined, tallies[-1], 1.0, level, self.alphabet, left_out)
+        fragments = [self._fragments(tally) for tally in tallies[:-1]]
+        joined, left_out = self._join(fragments)
+        return _list_words(joined, tallies[-1], 1.0, level, self.alphabet, left_out)
 
     def _fragments(self, tally: Tally) -> dict[int, I64]:
-        """The fragments of one position that stand out, as pairs of codes by their tag; in each tag
-        the most common first."""
+        """The significant fragments of one position as pairs of codes, by tag, the most common
+        first."""
         symbols = len(self.alphabet) + 1
         keys = np.arange(PUZZLE * symbols**FRAGMENT, dtype=np.int64)
         counts, null = _counts(tally, keys)
-        found = np.flatnonzero(counts > null.threshold(keys.size, _LAX))
-        found = found[np.argsort(-counts[found], kind="stable")]
-        tags, rest = np.divmod(found, symbols**FRAGMENT)
+        significant = np.flatnonzero(counts > null.threshold(keys.size, _FRAGMENT_LEVEL))
+        ranked = significant[np.argsort(-counts[significant], kind="stable")]
+        tags, rest = np.divmod(ranked, symbols**FRAGMENT)
         pairs = np.stack(np.divmod(rest, symbols), axis=1)
         return {int(tag): pairs[tags == tag] for tag in np.unique(tags)}
 
-    def _join(self, kept: list[dict[int, I64]]) -> tuple[Codes, int]:
-        """Words made of one fragment a position, all with one tag, whose own hash is that tag."""
+    def _join(self, fragments: list[dict[int, I64]]) -> tuple[Codes, int]:
+        """Words of one fragment per position, all with one tag that is also the word's hash."""
         parts, left_out = [np.empty((0, self.length), dtype=np.uint16)], 0
-        for tag in sorted(set.intersection(*(set(place) for place in kept))):
+        for tag in sorted(set.intersection(*(set(place) for place in fragments))):
             rows = np.empty((1, 0), dtype=np.uint16)
-            for pairs in (held[tag] for held in kept):
+            for pairs in (place[tag] for place in fragments):
                 most = max(1, MOST_JOINS // rows.shape[0])
                 left_out += max(0, len(pairs) - most)
                 pairs = pairs[:most].astype(np.uint16)
@@ -244,7 +244,7 @@ class FragmentPuzzle:
         return joined[joined[:, 0] != 0], left_out  # the empty word is "none"
 
     def _tags(self, codes: Codes) -> I64:
-        """Each word's hash to eight bits, which joins its fragments."""
+        """Each word's eight-bit hash, which joins its fragments."""
         hash_ = hashing.coefficients(self.seed, "puzzle", count=3)
         points = hashing.fingerprint_rows(_bytes(codes), self.seed)
         return plain.cells(plain.evaluate(hash_, points), PUZZLE)
@@ -256,28 +256,30 @@ class FragmentPuzzle:
 
 @spec("prefix_extension")
 class PrefixExtension:
-    """Prefixes of dealt-out lengths, each told with all of the epsilon; whole words last.
+    """Prefixes of random lengths, each sent with all of the epsilon; whole words last.
 
-    byte 0 says which of `lengths` the record is of, then comes the prefix's record.
+    Byte 0 is the index in `lengths`; the prefix's record follows.
 
     Claim: prefix.epsilon-local differential privacy for one record, neighbours being any two words,
         "none" among them.
-    Proof: the length is drawn without looking at the word, and the record is one randomizer of the
-        word's prefix.
+    Proof: the length is drawn independently of the word, and the record is one randomization of
+        the word's prefix.
     """
 
     prefix: Randomizer
-    lengths: tuple[int, ...] = (3, 4, 5, 6, 8, 10)  # the last one is the word's
+    lengths: tuple[int, ...] = (3, 4, 5, 6, 8, 10)  # the last is the length of words
     alphabet: str = LATIN
-    width: int = 1024  # prefixes of a length that are extended, at most
+    width: int = 1024  # largest number of prefixes of one length that are extended
 
     def check(self) -> None:
         require(len(self.lengths) >= 1, "lengths must name at least one length")
         require(
             all(a < b for a, b in zip((0, *self.lengths), self.lengths, strict=False)),
-            f"lengths must grow from at least 1; got {self.lengths}",
+            f"lengths must increase from at least 1; got {self.lengths}",
         )
-        require(len(self.lengths) <= 256, "at most 256 lengths fit a byte")
+        require(
+            len(self.lengths) <= 256, f"there must be at most 256 lengths; got {len(self.lengths)}"
+        )
         require(self.width >= 1, f"width must be at least 1; got {self.width}")
         check_alphabet(self.lengths[-1], self.alphabet)
 
@@ -315,33 +317,33 @@ class PrefixExtension:
 
     def fold(self, records: U8, tallies: list[Tally]) -> int:
         valid = self.valid(records)
-        kept = records if valid.all() else records[valid]
+        records = records if valid.all() else records[valid]
         for place, tally in enumerate(tallies):
-            tally.fold(np.ascontiguousarray(kept[kept[:, 0] == place, 1:]))
+            tally.fold(np.ascontiguousarray(records[records[:, 0] == place, 1:]))
         return int(np.count_nonzero(~valid))
 
-    def find(self, tallies: list[Tally], *, level: float = debias.LEVEL) -> Found:
+    def find(self, tallies: list[Tally], *, level: float = debias.LEVEL) -> DiscoveredWords:
         if any(tally.count == 0 for tally in tallies):
             raise SpecError("every length must have records before words can be found")
         rows, done, left_out = np.empty((1, 0), dtype=np.uint16), 0, 0
         for length, tally in zip(self.lengths[:-1], tallies, strict=False):
-            rows = _extended(rows, length - done, len(self.alphabet) + 1)
-            found = _estimates(rows, tally)
-            height = found.counts / found.null_error
-            likely = np.flatnonzero(height > _LIKELY)
+            rows = _extend(rows, length - done, len(self.alphabet) + 1)
+            estimates = _estimates(rows, tally)
+            height = estimates.counts / estimates.null_error
+            likely = np.flatnonzero(height > _EXTENSION_HEIGHT)
             best = likely[np.argsort(-height[likely], kind="stable")]
             left_out += max(0, best.size - self.width)
             rows, done = rows[best[: self.width]], length
-        rows = _extended(rows, self.length - done, len(self.alphabet) + 1)
+        rows = _extend(rows, self.length - done, len(self.alphabet) + 1)
         scale = sum(tally.count for tally in tallies) / tallies[-1].count
-        return _listed(rows, tallies[-1], scale, level, self.alphabet, left_out)
+        return _list_words(rows, tallies[-1], scale, level, self.alphabet, left_out)
 
 
-def seeded(search: Discoverer, seed: int) -> Discoverer:
+def with_seed(search: Discoverer, seed: int) -> Discoverer:
     """The same search with the hash functions of another public seed."""
     if isinstance(search, PrefixExtension):
         return replace(search, prefix=in_epoch(search.prefix, 0, seed))
-    assert isinstance(search, FragmentPuzzle)  # there are two
+    assert isinstance(search, FragmentPuzzle)  # the only other method
     other = (seed + 1) % (LARGEST_INTEGER + 1)
     word, fragment = in_epoch(search.word, 0, seed), in_epoch(search.fragment, 0, other)
     return replace(search, word=word, fragment=fragment, seed=seed)
@@ -349,7 +351,7 @@ def seeded(search: Discoverer, seed: int) -> Discoverer:
 
 @spec("word_task")
 class WordTask(RecordTask):
-    """What is asked of devices in a search for new words: its records. Its id is its digest.
+    """A search for new words as a question to devices. Its id is its digest.
 
     >>> from sfumato.flow.contribute import local_report
     >>> from sfumato.privacy import HashedResponse, SeededRng
@@ -363,8 +365,8 @@ class WordTask(RecordTask):
 
     discoverer: Discoverer
     campaign: str = ""
-    cohort: str  # which devices are asked
-    records_per_report: int = 1  # of one device at a time: so many, whatever it has to say
+    cohort: str  # the devices to ask
+    records_per_report: int = 1  # always this many, however many words a device has
 
     def check(self) -> None:
         require(
@@ -378,19 +380,19 @@ class WordTask(RecordTask):
         return self.discoverer
 
     def values(self, words: Words) -> Codes:
-        """Words as the search takes them; one that it has no code for says "none"."""
+        """Words as codes; a word with other characters becomes "none"."""
         return self.discoverer.codes(words)[0]
 
     def none(self, count: int) -> Codes:
-        """So many values of devices that have nothing to say."""
+        """`count` values that stand for "none"."""
         return no_words(self.discoverer, count)
 
     def tallies(self) -> list[Tally]:
-        """What its records are counted in, empty."""
+        """Empty tallies for its records."""
         return self.discoverer.tallies()
 
     def fold(self, records: U8, tallies: list[Tally]) -> int:
-        """Add the records that are valid; tells how many were not."""
+        """Add the valid records, and return the number of invalid ones."""
         return self.discoverer.fold(records, tallies)
 
 
@@ -404,12 +406,12 @@ def _points(codes: Codes, oracle: Any) -> U64:
 
 
 def _no_gap(rows: Codes) -> Bool:
-    """Padding is at the end only: no character follows it."""
+    """Whether padding is at the end only, with no character after it."""
     return np.asarray(~((rows[:, :-1] == 0) & (rows[:, 1:] != 0)).any(axis=1))
 
 
-def _extended(rows: Codes, more: int, symbols: int) -> Codes:
-    """Every row with every ending of `more` codes, padding at the end only."""
+def _extend(rows: Codes, more: int, symbols: int) -> Codes:
+    """Every row with every ending of `more` codes, with padding at the end only."""
     for _ in range(more):
         endings = np.arange(symbols, dtype=np.uint16)
         rows = np.concatenate(
@@ -424,14 +426,14 @@ def _counts(tally: Tally, keys: I64) -> tuple[F64, debias.Null]:
 
 
 def _plain_counts(tally: Tally, points: npt.NDArray[Any]) -> tuple[F64, debias.Null]:
-    """Plain means, a piece at a time, and the law of a count that is zero."""
+    """Plain estimates, computed in pieces, and the distribution of an estimate of zero."""
     parts = [
         debias.estimate(tally, points[start : start + _QUERY], collision_aware=False).counts
         for start in range(0, points.size, _QUERY)
     ]
     counts = np.concatenate(parts) if parts else np.empty(0)
     alone = float(debias.variance(tally.randomizer, count=tally.count, holders=0.0, squares=0.0))
-    met = float(
+    variance = float(
         debias.variance(
             tally.randomizer,
             count=tally.count,
@@ -439,47 +441,47 @@ def _plain_counts(tally: Tally, points: npt.NDArray[Any]) -> tuple[F64, debias.N
             squares=debias.squares_of(tally.randomizer, counts, alone),
         )
     )
-    return counts, debias.Null(math.sqrt(met), tally.count, tally.randomizer.support)
+    return counts, debias.Null(math.sqrt(variance), tally.count, tally.randomizer.support)
 
 
 def _estimates(rows: Codes, tally: Tally) -> debias.LocalEstimates:
-    """Counts of these words or prefixes; the collisions of "none", which may be the heaviest of
-    all, are solved for with theirs."""
+    """Counts of these words or prefixes, corrected for collisions with each other and with "none",
+    which may be the most common of all."""
     oracle, none = tally.randomizer, np.zeros((1, rows.shape[1]), dtype=np.uint16)
     return debias.estimate(tally, _points(rows, oracle), none=_points(none, oracle))
 
 
-def _listed(
+def _list_words(
     rows: Codes,
     tally: Tally,
     scale: float,
     level: float,
     alphabet: str,
     left_out: int,
-) -> Found:
-    """The words among the candidates that stand out, with counts over all devices."""
+) -> DiscoveredWords:
+    """The significant words among the candidates, with counts over all devices."""
     empty = np.empty(0)
     if rows.shape[0] == 0:
-        return Found(
+        return DiscoveredWords(
             words=words_of(rows, alphabet), counts=empty, standard_error=empty,
             estimates=None, shown_from=math.inf,
             threshold=math.inf, candidates=0, left_out=left_out, records=round(tally.count * scale),
         )  # fmt: skip
-    found = _estimates(rows, tally)
-    limit = found.null.threshold(rows.shape[0], level)
-    listed = np.flatnonzero(found.counts > found.thresholds(level))
-    listed = listed[np.argsort(-found.counts[listed], kind="stable")]
-    counts = scale * found.counts[listed]
-    sampling = np.maximum(counts, 0) * (scale - 1)  # which devices drew the last length
-    return Found(
+    estimates = _estimates(rows, tally)
+    limit = estimates.null.threshold(rows.shape[0], level)
+    listed = np.flatnonzero(estimates.counts > estimates.thresholds(level))
+    listed = listed[np.argsort(-estimates.counts[listed], kind="stable")]
+    counts = scale * estimates.counts[listed]
+    sampling = np.maximum(counts, 0) * (scale - 1)  # from drawing the last length at random
+    return DiscoveredWords(
         words=words_of(rows[listed], alphabet),
         counts=counts,
-        standard_error=np.sqrt((scale * found.standard_error[listed]) ** 2 + sampling),
+        standard_error=np.sqrt((scale * estimates.standard_error[listed]) ** 2 + sampling),
         estimates=replace(
-            found,
-            counts=found.counts[listed],
-            standard_error=found.standard_error[listed],
-            null_error=found.null_error[listed],
+            estimates,
+            counts=estimates.counts[listed],
+            standard_error=estimates.standard_error[listed],
+            null_error=estimates.null_error[listed],
         ),
         shown_from=limit,
         threshold=scale * limit,

@@ -209,7 +209,7 @@ class UpdateDesign:
                 mechanism=secure.noise(scale, cohort, exact=True) if scale else NoNoise(),
                 campaign=campaign,
                 cohort=EVERYBODY,
-                asked=cohort,
+                devices=cohort,
                 items_per_device=1,
                 exact=True,
             )

@@ -164,7 +164,7 @@ class TrainingCampaign(Campaign):
                 mechanism=mechanism,
                 campaign=campaign,
                 cohort=cohort,
-                asked=design.cohort,
+                devices=design.cohort,
                 items_per_device=1,
             )
         most = design.cohort if design.sampling == "passes" else design.clients

@@ -16,7 +16,7 @@ from sfumato.errors import ImpossibleError, SpecError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import PARAMETER_BYTES, LocalTraining, ModelTerms, digest_of
 from sfumato.flow.release import Cost, ModelRelease
-from sfumato.flow.secure_sum import SecureSum, weights
+from sfumato.flow.secure_sum import SecureSum, traffic
 from sfumato.flow.task import Task
 from sfumato.learn import models
 from sfumato.learn.compression import MAIN_SHARE, Compression, NoCompression
@@ -235,7 +235,7 @@ class TrainingDesign(QuestionDefaults):
                 f"{campaign.rounds_held:,} of {self.rounds:,} rounds were held: too few devices "
                 "took part in the others",
             )
-        total_bytes = sum(weights([task])["bytes_per_device"] * count for task, count in tasks)
+        total_bytes = sum(traffic([task])["bytes_per_device"] * count for task, count in tasks)
         return ModelRelease.of(
             campaign.parameters(),
             rate=campaign.rate,

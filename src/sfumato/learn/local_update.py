@@ -28,7 +28,7 @@ def update(terms: ModelTerms, parameters: F32, inputs: Tensor, targets: Tensor, 
     chance = torch.Generator().manual_seed(int(rng.words(1)[0]))
     (part,) = updates(model, flat, client, [0], terms.local, generator=chance, chunk=1)
     delta = part.deltas[0] if bool(part.sound[0]) else torch.zeros_like(flat)
-    return terms.kept(delta.numpy())
+    return terms.bounded_update(delta.numpy())
 
 
 def trainer(inputs: Tensor, targets: Tensor) -> Train:

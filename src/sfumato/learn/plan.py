@@ -26,10 +26,10 @@ from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign, 
 from sfumato.privacy import epsilon_of
 from sfumato.privacy.accounting import LARGEST_MULTIPLIER, least_multiplier
 from sfumato.questions.frequencies.plan import secure_of
-from sfumato.questions.promise import SEES_TABLES, who_colludes
+from sfumato.questions.promise import SEES_TABLES, collusion_assumptions
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.spec import require
-from sfumato.study import Study, TrainingKeys
+from sfumato.study import Study, TrainingStudy
 
 _NEIGHBOURS = {
     "zero-out": "zero-out: what one device sends becomes zero in every round",
@@ -118,7 +118,7 @@ def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Priv
     """The privacy statement of a training; `exact` is whether its noise is exact."""
     spent = epsilon_of([design.loss], study.delta)
     guarantee, mechanism = "no differential privacy: updates are clipped and not noised", "none"
-    assumptions = who_colludes(design.secure)
+    assumptions = collusion_assumptions(design.secure)
     if math.isfinite(spent):
         kind = "discrete gaussian" if design.secure is None else "Skellam"
         guarantee = (
@@ -173,7 +173,7 @@ def _cohorts(design: TrainingDesign) -> str:
     )
 
 
-def _rule(study: Study, keys: TrainingKeys, noiseless: bool) -> Compression:
+def _rule(study: Study, keys: TrainingStudy, noiseless: bool) -> Compression:
     name = study.compression or ("none" if noiseless else "free_norm")
     if name == "fixed":
         if keys.rate is None:
@@ -266,7 +266,7 @@ def round_bytes(design: TrainingDesign, length: int, cells: int) -> int:
             ),
             campaign="",
             cohort="",
-            asked=design.cohort,
+            devices=design.cohort,
             items_per_device=1,
         )
         return sum(secure_sum.bytes_of(task))

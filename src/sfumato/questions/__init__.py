@@ -1,1 +1,1 @@
-"""What can be asked: one package per question."""
+"""The questions: one package each."""

@@ -1,7 +1,7 @@
-"""What releases of counts have in common, whoever collected them: a simulation or a service.
+"""Make releases of counts, for simulations and the service alike.
 
-Counts are over all devices asked: those that did not answer are taken to be like those that did.
-What that adds to the error is the sampling of devices, which `privacy.intervals` reckons with.
+Counts are over all devices asked, assuming that those that did not answer are like those that did.
+This adds the error of sampling devices, which `privacy.intervals` takes into account.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from sfumato.questions.question import Participation, Plan
 F64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 
-NOBODY = "no device answered, so there is nothing to estimate from"
+NO_ANSWERS = "no device answered, so there is nothing to estimate from"
 
 
 def check_finished(campaign: Campaign, participation: Participation) -> None:
-    """Raise ImpossibleError unless all tasks of a campaign that takes all of them were answered."""
+    """Raise ImpossibleError unless every task of the campaign has an answer."""
     if not participation.tasks:
-        raise ImpossibleError(NOBODY)
+        raise ImpossibleError(NO_ANSWERS)
     if campaign.next_task() is not None:
         raise ImpossibleError(
-            f"this study was closed after {len(participation.tasks)} of its tasks, and it takes "
+            f"this study was closed after {len(participation.tasks)} of its tasks, but it needs "
             "all of them"
         )
 
 
-def counts_of_listed(
+def listed_release(
     plan: Plan,
     participation: Participation,
     *,
@@ -46,17 +46,17 @@ def counts_of_listed(
     interval: Callable[[float | None], tuple[F64, F64]],
     significant: Bool,
     significant_from: float,
-    answered: int,
+    respondents: int,
     privacy: Privacy,
     bytes_per_device: int,
     parameters: dict[str, Any],
 ) -> CountRelease:
-    """Counts of the dictionary's items over all devices asked, largest first.
+    """A release of the dictionary's items, largest first, with counts over all devices asked.
 
-    Counts and errors are over the devices that answered, in the dictionary's order; `interval` is
-    over all that were asked, of items that are shown from a reading on.
+    `counts` and `standard_error` are over the respondents, in the dictionary's order; `interval` is
+    over all devices asked, given that items with estimates above its argument are shown.
     """
-    scale = participation.devices / max(answered, 1)
+    scale = participation.devices / max(respondents, 1)
     counts = counts * scale
     error = with_sampling(standard_error, counts, scale)
     above = list[float]()
@@ -78,7 +78,7 @@ def counts_of_listed(
         items=plan.listed.items.take(pa.array(order, type=pa.int64())),
         counts=counts[order],
         standard_error=error[order],
-        low=np.minimum(low, counts)[order],  # an estimate may be outside of what is possible
+        low=np.minimum(low, counts)[order],  # an estimate may be an impossible count
         high=np.maximum(high, counts)[order],
         significant=significant[order],
         privacy=privacy,
@@ -94,7 +94,7 @@ def counts_of_listed(
     )
 
 
-def counts_of_discovered(
+def discovered_release(
     plan: Plan,
     participation: Participation,
     *,
@@ -102,25 +102,27 @@ def counts_of_discovered(
     counts: F64,
     standard_error: F64,
     interval: tuple[F64, F64],
-    answered: int,
+    respondents: int,
     parameters: dict[str, Any],
     notes: Sequence[str],
 ) -> CountRelease:
-    """Counts of items that nobody listed, over all devices asked. `interval` is over those already;
-    counts and errors are over the devices that answered."""
+    """A release of discovered items, with counts over all devices asked.
+
+    `counts` and `standard_error` are over the respondents; `interval` is over all devices asked.
+    """
     summary = plan.summary()
     summary["parameters"] |= parameters
-    scale = participation.devices / max(answered, 1)
+    scale = participation.devices / max(respondents, 1)
     counts = counts * scale
     error = with_sampling(standard_error, counts, scale)
-    kept = np.flatnonzero(counts >= (plan.study.threshold or 0.0))
+    rows = np.flatnonzero(counts >= (plan.study.threshold or 0.0))
     return CountRelease(
-        items=items.take(pa.array(kept)),
-        counts=counts[kept],
-        standard_error=error[kept],
-        low=interval[0][kept],
-        high=interval[1][kept],
-        significant=np.ones(kept.size, dtype=np.bool_),
+        items=items.take(pa.array(rows)),
+        counts=counts[rows],
+        standard_error=error[rows],
+        low=interval[0][rows],
+        high=interval[1][rows],
+        significant=np.ones(rows.size, dtype=np.bool_),
         privacy=plan.privacy,
         cost=Cost(
             devices=participation.devices,
@@ -135,22 +137,22 @@ def counts_of_discovered(
 
 
 def with_sampling(standard_error: F64, counts: F64, scale: float) -> F64:
-    """Standard errors of counts scaled up to all that were asked: a count that is known from one
-    device in `scale` varies by who answered, too."""
+    """Standard errors of counts that are scaled up to all devices asked: they include the sampling
+    error of hearing from one device in `scale`."""
     return np.sqrt((scale * standard_error) ** 2 + np.maximum(counts, 0) * (scale - 1))
 
 
 def bounding_note(items_per_device: int) -> str:
-    """What a count is of, where devices may hold more than they report."""
+    """A note about devices that hold more values than they report."""
     values = "one value" if items_per_device == 1 else f"at most {items_per_device:,} values"
     return (
-        f"a device reports {values}, drawn at random among those it holds: counts are of what "
-        "devices report, not of all devices that hold an item"
+        f"a device reports {values}, drawn at random from its own: a count is the number of "
+        "devices that report an item, not of all devices that hold it"
     )
 
 
 def detectable_note(kind: str, count: float, participation: Participation) -> str:
-    """From which count on an item is listed, of how many devices."""
+    """A note about the smallest count that is listed with high probability."""
     return (
         f"{kind} that {math.ceil(count - 1e-9):,} or more of the {participation.devices:,} devices "
         "hold is listed with a probability of 95%; rarer ones may be missing"

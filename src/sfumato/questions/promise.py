@@ -1,4 +1,4 @@
-"""What the promises of several questions have in common: their sentences."""
+"""Common parts of the privacy statements of several questions."""
 
 from __future__ import annotations
 
@@ -14,87 +14,90 @@ from sfumato.privacy.shuffling import shuffled_epsilon
 ZERO_OUT = "zero-out: one device's {} zero; the number of devices is public"
 NO_PROMISE = "no differential privacy: exact sums are released"
 DROPOUTS = "devices that drop out do not weaken the guarantee, and their number is public"
-TIME = "how long the computation took, which the bill says"
+TIME = "the running time, which is part of the cost"
+SEEDED_NOISE = "the noise of this run comes from a seed; anyone who knows the seed can remove it"
 SEES_TABLES = "the collector sees each device's table, adds the noise and is trusted with both"
-SEES_ALL = "the collector sees each device's table, and everybody the exact sums"
+SEES_ALL = "the collector sees each device's table, and everybody sees the exact sums"
 
 
-def rounded_up(epsilon: float) -> float:
-    """An epsilon to three digits, never less than it is.
+def round_up(epsilon: float) -> float:
+    """An epsilon rounded up to three digits.
 
-    >>> rounded_up(0.15741), rounded_up(5.9999), rounded_up(18.401)
+    >>> round_up(0.15741), round_up(5.9999), round_up(18.401)
     (0.158, 6.0, 18.5)
     """
     unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
     return round(math.ceil(epsilon / unit - 1e-9) * unit, 12)
 
 
-def in_words(epsilon: float, delta: float) -> str:
-    """An (epsilon, delta) for each device, as statements say it."""
+def device_guarantee(epsilon: float, delta: float) -> str:
+    """The guarantee of (epsilon, delta)-differential privacy for each device."""
     return f"({epsilon:g}, {delta:g})-differential privacy for each device"
 
 
-def who_sees_sums(task: Task) -> str:
-    """What the collector sees of a masked round."""
+def sum_visibility(task: Task) -> str:
+    """What the collector sees in a masked round."""
     return (
-        f"the collector sees sums over at least {task.min_count:,} of {task.max_count - 1:,} "
-        "devices and no device's table"
+        f"the collector sees only sums over at least {task.min_count:,} of "
+        f"{task.max_count - 1:,} devices, and no device's table"
     )
 
 
-def who_colludes(secure: SecureSum | None) -> tuple[str, ...]:
-    """What is assumed about the collector and the devices of a masked round."""
+def collusion_assumptions(secure: SecureSum | None) -> tuple[str, ...]:
+    """The assumptions about the collector and the devices of a masked round."""
     if secure is None:
         return ()
     share = f"{100 * secure.corrupt:.3g}% of the devices of each round"
-    trusted = (
-        f"the collector follows the protocol and at most {share} tell it what they see"
+    collusion = (
+        f"the collector follows the protocol, and at most {share} collude with it"
         if secure.mode == "semi_honest"
-        else f"at most {share} work with the collector, whatever it and they send"
+        else f"at most {share} collude with the collector; it and they may send anything"
     )
     return (
-        trusted,
-        "devices refuse a round that leaves too few of them, and honest devices' shares of the "
+        collusion,
+        "devices refuse a round with too few survivors, so the honest survivors' shares of the "
         "noise are enough",
     )
 
 
 def local_promise(algorithm: str, epsilon: float, per_device: int) -> Privacy:
-    """What a device is promised by its own coins; what shuffling adds is said of a release."""
+    """The guarantee of local randomisation; a release adds that of shuffling (`with_shuffling`)."""
     day = (
-        f"a device sends at most {per_device} reports per day, epsilon {per_device * epsilon:g} "
-        "together, and days add up"
+        f"a device sends at most {per_device} reports per day, with a total epsilon of "
+        f"{per_device * epsilon:g}, and the epsilons of its days add up"
         if per_device > 1
-        else "a device sends at most one report per day, and days add up"
+        else "a device sends at most one report per day, and the epsilons of its days add up"
     )
     return Privacy(
         epsilon=epsilon,
         delta=0.0,
         guarantee=f"{epsilon:g}-local differential privacy for each report",
         unit="report",
-        neighbours='any two values, "none" among them: one report\'s value is replaced by another',
+        neighbours='one report\'s value is replaced by any other value, "none" included',
         mechanism=f"{algorithm}: each device randomises its own report",
         trust="local",
-        sees="nobody sees a value; everybody may see the reports",
-        assumptions=(day, "the device's own random generator is sound"),
+        sees="nobody sees a value, and everybody may see the reports",
+        assumptions=(day, "the device's random number generator is sound"),
         not_covered=("which devices take part, and on which days",),
     )
 
 
-def shuffled(privacy: Privacy, reports: Sequence[int], delta: float, per_device: int) -> Privacy:
-    """The promise of a release of so many reports per round, with what shuffling them adds.
+def with_shuffling(
+    privacy: Privacy, reports: Sequence[int], delta: float, per_device: int
+) -> Privacy:
+    """The same privacy with the guarantee of shuffling, given the number of reports per round.
 
-    It is computed from the reports that were counted: fewer reports hide a device less. It is for
-    one report per device; the round with the fewest reports decides.
+    Fewer reports hide a device less, so it is computed from the reports that were counted, and the
+    round with the fewest decides. It holds for one report per device.
     """
     least = min(reports, default=0)
     if privacy.epsilon is None or delta == 0 or per_device > 1 or least < 1:
         return privacy
-    epsilon = rounded_up(shuffled_epsilon(privacy.epsilon, least, delta))
+    epsilon = round_up(shuffled_epsilon(privacy.epsilon, least, delta))
     if epsilon >= privacy.epsilon:
         return privacy
     second = (
-        f"({epsilon:g}, {delta:g})-differential privacy against anybody who sees only the "
+        f"({epsilon:g}, {delta:g})-differential privacy against anyone who sees only the "
         f"{least:,} shuffled reports, if the shuffler is trusted"
     )
     return replace(privacy, second=second)

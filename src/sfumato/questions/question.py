@@ -1,8 +1,8 @@
 """A sized question, and its plan.
 
-A design is a spec that says how a question is asked: its sketches, its noise, its rounds. Every
-design fulfils `Question`, so that a simulation, a collector, the dashboard and the command line
-drive all of them alike and ask none what it is.
+A design is a spec of how a question is asked: its sketches, its noise, its rounds. Every design
+implements `Question`, so that simulations, the collector, the dashboard and the command line treat
+all of them alike.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _SECRET_WORDS = 4
 
 
 class Dictionary:
-    """The items asked about, or those already known, each once."""
+    """The items to count, or those already known, without duplicates."""
 
     def __init__(self, items: pa.Array) -> None:
         if len(items) == 0:
-            raise DataError("a dictionary must hold at least one item; got none")
+            raise DataError("a dictionary must have at least one item; got none")
         if items.null_count:
-            raise DataError(f"a dictionary must not hold missing items; got {items.null_count}")
+            raise DataError(f"a dictionary must not have missing items; got {items.null_count}")
         self.items = pc.unique(items)
         self.duplicates = len(items) - len(self.items)
 
@@ -52,54 +52,54 @@ class Dictionary:
     def warnings(self) -> tuple[str, ...]:
         if not self.duplicates:
             return ()
-        again = "once" if self.duplicates == 1 else f"{self.duplicates:,} times"
-        return (f"the dictionary repeats items ({again}); each counts once",)
+        duplicates = "1 item" if self.duplicates == 1 else f"{self.duplicates:,} items"
+        return (f"the dictionary repeats {duplicates}; each is counted once",)
 
     def __len__(self) -> int:
         return len(self.items)
 
     def categories(self, values: pa.Array) -> I64:
         """Each value's index in the dictionary; −1 where it is not listed."""
-        found = pc.index_in(values, value_set=self.items)
-        return np.asarray(pc.fill_null(found, -1)).astype(np.int64)
+        places = pc.index_in(values, value_set=self.items)
+        return np.asarray(pc.fill_null(places, -1)).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Seeded:
-    """A question with hash functions of its own, and what else was drawn with them."""
+    """A question with its own hash functions, and the public and secret seeds drawn with them."""
 
     question: Question
-    seed: int  # public: devices are dealt out to cohorts by it
-    secret: bytes = b""  # of what its campaign draws by itself (`SecretRng`); empty if it does not
+    seed: int  # public: it assigns devices to cohorts
+    secret: bytes = b""  # seeds the campaign's own randomness (`SecretRng`), if it has any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Participation:
-    """Who answered a campaign, and what there is to say about it."""
+    """How many devices took part in a campaign, and notes about it."""
 
-    devices: int  # asked; over a network, where that is not known, as many as answered
-    answered: int
-    rounds: int  # for the bill: as planned in a simulation, those with answers over a network
-    tasks: Sequence[tuple[AnyTask, int]] = ()  # with the number of devices that answered each
+    devices: int  # number asked; over a network, where that is unknown, the respondents
+    respondents: int
+    rounds: int  # for the cost: as planned in a simulation; over a network, those with answers
+    tasks: Sequence[tuple[AnyTask, int]] = ()  # each with its number of respondents
     notes: tuple[str, ...] = ()
 
 
 def public_seed(rng: Rng) -> int:
-    """A seed of hash functions, which everybody may know."""
+    """A public seed for hash functions."""
     return int(rng.words(1)[0]) & LARGEST_INTEGER
 
 
-def drawn_secret(rng: Rng) -> bytes:
-    """A secret for what a campaign draws by itself."""
+def draw_secret(rng: Rng) -> bytes:
+    """A secret seed for a campaign's own randomness."""
     return rng.words(_SECRET_WORDS).tobytes()
 
 
 class Question(Protocol):
-    """A sized question: what a simulation and a collector need to know of it.
+    """A sized question, as simulations and the collector use it.
 
-    Specs fulfil it; `QuestionDefaults` has what most of them have in common. What a real device
-    sends follows from its task's sketch and keys (`device/private.py`); `values` is the same for
-    many simulated devices at once.
+    Specs implement it, most of them with `QuestionDefaults`. A real device encodes its values by
+    its task's sketch and keys (`device/private.py`); `values` does the same for many simulated
+    devices at once.
     """
 
     @property
@@ -110,45 +110,45 @@ class Question(Protocol):
 
     @property
     def task_count(self) -> int:
-        """Tasks that there will be, about: for progress."""
+        """The approximate number of tasks, for progress."""
         ...
 
     @property
     def tasks_per_device(self) -> int:
-        """Tasks that one device answers, at most."""
+        """The largest number of tasks that one device answers."""
         ...
 
     @property
     def items_per_device(self) -> int | None:
-        """How many of its items a device reports, at most; None where it does not hold items."""
+        """The largest number of items that a device reports; None if devices have no items."""
         ...
 
     @property
     def least_noise(self) -> float | None:
-        """The least `noise_multiplier` of its tasks; None if none of them has any noise."""
+        """The least `noise_multiplier` of its tasks; None if none of them has noise."""
         ...
 
     @property
     def has_secret(self) -> bool:
-        """Whether its campaign draws something by itself."""
+        """Whether its campaign has randomness of its own."""
         ...
 
     @property
     def may_skip(self) -> bool:
-        """Whether its campaign goes on without the answer to a task."""
+        """Whether its campaign can continue without the answer to a task."""
         ...
 
     def parameters(self) -> dict[str, Any]:
-        """What was chosen, for people to read."""
+        """The parameters that the planner chose, for people to read."""
         ...
 
     def charge_of(self, task: Any) -> Charge:
-        """What the ledger is charged for a release of the task."""
+        """The charge for a release of the task."""
         ...
 
     def with_seed(self, rng: Rng) -> Seeded:
-        """The question with hash functions of its own: drawn in one order, before all else, so that
-        a simulation and a collector with one seed ask the same."""
+        """The question with its own hash functions. They are drawn first and in a fixed order, so
+        that a simulation and a collector with one seed ask the same."""
         ...
 
     def campaign(
@@ -160,52 +160,54 @@ class Question(Protocol):
         devices: int | None = None,
         name: str | None = None,
     ) -> Campaign:
-        """The campaign at its beginning. `secret` is that of `Seeded`; estimates below `least` are
-        not listed; `devices` is how many will be asked if fewer than planned; `name` takes the
-        place of the design's digest where that does not tell two studies apart."""
+        """A new campaign. `secret` is that of `Seeded`; estimates below `least` are not listed;
+        `devices` is the number to ask, if fewer than planned; `name` replaces the design's digest,
+        if two studies may have the same."""
         ...
 
     def cohorts(self) -> Mapping[str, float]:
-        """The cohorts of its tasks, and the share of all devices that each has."""
+        """The share of all devices in each cohort."""
         ...
 
-    def wanted(self, task: Any, *, answering: float) -> int:
-        """Devices at which a collector closes a task, if this share of those asked answers."""
+    def closing_count(self, task: Any, *, answering: float) -> int:
+        """The number of devices at which a collector closes a task, if the share `answering` of
+        the devices answers."""
         ...
 
     def item_keys(self, task: Any) -> ItemKeys | None:
-        """What of an item the task's table counts, where its sketch does not say."""
+        """The part of an item that the task's table counts, if its sketch does not determine it."""
         ...
 
     def bound(
         self, population: Population, *, plan: Plan, rng: Rng, alone: bool
     ) -> tuple[Population, list[str]]:
-        """What of their items simulated devices may send, and notes about what they may not;
-        devices that answer `alone` choose for themselves later."""
+        """Limit the items of simulated devices to what they may send, with notes about what is
+        left out; devices that answer `alone` choose for themselves later."""
         ...
 
     def values(
         self, task: Any, items: Any, *, dictionary: Dictionary | None, place: tuple[int, int]
     ) -> tuple[Any, Bool | None]:
-        """What devices encode of their items, and which of the items that is of (None: of all).
-        `place` is the number of the task and of the first device: public chance may come of it."""
+        """The values that devices encode, and which of the items they come from (None: all).
+        `place` has the number of the task and of the first device, and may seed public
+        randomness."""
         ...
 
     def model_terms(self, parameters: bytes, round: int) -> ModelTerms:
-        """What devices are told that train from these parameters in a round."""
+        """The terms for devices that train from these parameters in a round."""
         ...
 
     def answer(self, campaign: Any, plan: Plan, participation: Participation) -> Release:
-        """The release of a campaign that is over; ImpossibleError where too little came."""
+        """The release of a finished campaign; ImpossibleError if there were too few answers."""
         ...
 
     def draw(self, study: Study) -> Any:
-        """A picture of what the planner chose among; SpecError where there is none."""
+        """Plot the planner's alternatives; SpecError if the question has no plot."""
         ...
 
 
 class QuestionDefaults:
-    """What most designs have in common: every device is asked, and answers one task."""
+    """Defaults that suit most designs: every device is asked, and answers one task."""
 
     __slots__ = ()
 
@@ -226,19 +228,19 @@ class QuestionDefaults:
         return False
 
     def charge_of(self, task: Any) -> Charge:
-        """Its own loss: a device answers one task."""
+        """The task's own loss, since a device answers one task."""
         loss: Charge = task.loss
         return loss
 
-    def wanted(self, task: Any, *, answering: float) -> int:
-        """As many as the plan was made for; of a masked round, its whole cohort."""
+    def closing_count(self, task: Any, *, answering: float) -> int:
+        """The number that was planned; for a masked round, its whole cohort."""
         if task.is_masked:
-            cohort: int = task.max_count - 1  # a masked task leaves room for one more
+            cohort: int = task.max_count - 1  # a masked task has room for one more
             return cohort
         return max(1, math.floor(self.cohort_size(task) * answering + 0.5))
 
     def cohort_size(self, task: Any) -> float:
-        """Devices that a task is asked of."""
+        """The number of devices that get a task."""
         question: Any = self
         devices: int = question.devices
         return devices
@@ -247,7 +249,7 @@ class QuestionDefaults:
         return {EVERYBODY: 1.0}
 
     def with_seed(self, rng: Rng) -> Seeded:
-        """With the seed that most designs have as a field."""
+        """Replace the field `seed`, which most designs have."""
         design: Any = self
         seed = public_seed(rng)
         return Seeded(replace(design, seed=seed), seed)
@@ -263,19 +265,19 @@ class QuestionDefaults:
         return population.bounded(self.items_per_device, rng=rng), []
 
     def model_terms(self, parameters: bytes, round: int) -> ModelTerms:
-        raise SpecError("this question trains no model")
+        raise SpecError("this question does not train a model")
 
     def draw(self, study: Study) -> Any:
-        raise SpecError('a plan has a picture if it is of frequencies with trust = "local"')
+        raise SpecError('only plans for frequencies with trust = "local" have a plot')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:
-    """What will be asked, what it should give, what it costs and what it promises."""
+    """The design of a study, with its predicted error and cost, and its privacy."""
 
     study: Study
     design: Question
-    dictionary: Dictionary | None = None  # of items asked about; for new words, of those known
+    dictionary: Dictionary | None = None  # the items to count; for new words, those known
     algorithm: str
     predicted: Mapping[str, Any]
     privacy: Privacy
@@ -287,8 +289,8 @@ class Plan:
 
     @property
     def listed(self) -> Dictionary:
-        """The items of a question that lists them."""
-        assert self.dictionary is not None  # others have no use for it
+        """The dictionary of a question that needs one."""
+        assert self.dictionary is not None  # only for questions whose study lists items
         return self.dictionary
 
     def to_dict(self) -> dict[str, Any]:
@@ -311,7 +313,7 @@ class Plan:
         lines += [f"  {name:<26} {value}" for name, value in self.parameters.items()]
         lines += ["predicted"]
         lines += [f"  {name:<26} {_short(value)}" for name, value in self.predicted.items()]
-        lines += ["promise", *(f"  {line}" for line in self.privacy.lines)]
+        lines += ["privacy", *(f"  {line}" for line in self.privacy.lines)]
         lines += [f"warning: {warning}" for warning in self.warnings]
         return "\n".join(lines)
 

@@ -1,5 +1,5 @@
-"""From the name of a question to what plans it and what it releases: imported when it is needed, so
-that PyTorch is loaded for training alone."""
+"""The planner and the release class of each question, imported when needed, so that PyTorch is
+loaded for training only."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Planner: TypeAlias = Callable[[Study, Dictionary | None], Plan]
 
 
 def planner_of(study: Study) -> Planner:
-    """What plans a study; the kinds of its specs are known from then on."""
+    """The planner of a study; importing it registers the kinds of its specs."""
     try:
-        planner: Planner = _named(study.facts.planners[study.trust])
-    except SfumatoError as problem:  # learn says what it lacks
+        planner: Planner = _import(study.facts.planners[study.trust])
+    except SfumatoError as problem:  # learn says what is missing
         raise StudyError(
             "a train study needs PyTorch, and it is not installed",
-            hint='pip install "sfumato[learn]" where it is planned and collected',
+            hint='pip install "sfumato[learn]" wherever the study is planned or collected',
         ) from problem
     return planner
 
 
 def release_class(question: str) -> type[Release]:
-    """The kind of release that a question gets."""
-    kind: type[Release] = _named(QUESTIONS[question].release)
+    """The class of a question's releases."""
+    kind: type[Release] = _import(QUESTIONS[question].release)
     return kind
 
 
@@ -38,6 +38,6 @@ def read_release(data: Mapping[str, Any]) -> Release:
     return release_class(data["study"]["question"]).from_dict(data)
 
 
-def _named(path: str) -> Any:
+def _import(path: str) -> Any:
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -1,7 +1,7 @@
-"""How large a sketch must be: the formulas of paper 000, section 2, and what they assume.
+"""How large a sketch must be: the formulas of paper 000, section 2, and their assumptions.
 
-Equations (2) and (3) come with an unspecified constant. The paper's experiments use 2, which misses
-the target error by up to seven times; 6 met it in every case tried, so 6 is ours.
+Equations (2) and (3) have an unspecified constant. The paper's experiments use 2, which misses the
+target error by a factor of up to seven; 6 met it in every case tried, so we use 6.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RISK = 0.1  # the paper's p: the chance that some item misses the target error
 
 
 def rows_for(items: int, *, risk: float = RISK, paper: bool = False) -> int:
-    """ln(2·items/risk) rows; odd, so that the median is one reading, unless as in the paper."""
+    """ln(2·items/risk) rows; odd, so that the median is one reading, unless `paper`."""
     rows = math.ceil(math.log(2 * items / risk))
     return rows if paper or rows % 2 else rows + 1
 
@@ -46,10 +46,10 @@ def instance_width(shares: F64, target: float, *, constant: float, devices: int)
 
 
 def majority_collisions(items: int, rows: int, width: int) -> float:
-    """How many items are expected to meet the heaviest one in a majority of rows.
+    """The expected number of items that collide with the heaviest one in a majority of rows.
 
-    Their median is the heaviest item's count, not their own: with fewer rows than the theory asks
-    for, they set the largest error, and Hybrid rounds repeat them where Fresh ones draw anew.
+    Their median is the heaviest item's count, not their own: with fewer rows than the theory
+    demands, they set the largest error. Hybrid rounds repeat them; Fresh rounds draw them anew.
     """
     majority = rows // 2 + 1
     return items * math.comb(rows, majority) * float(width) ** -majority
@@ -71,23 +71,23 @@ class PowerLaw:
 def fit_power_law(largest: F64, *, noise: float = 0.0, most: int = 20) -> PowerLaw:
     """Fit the largest shares by least squares, as the two-phase method does (paper 000, section 2).
 
-    The fit is in the linear domain, started at the fit of the logarithms. Only shares above three
-    times the `noise` are used, and at most `most` of them: what is not seen is not fitted.
+    The fit is in the linear domain, started at the fit of the logarithms. It uses only shares above
+    three times the `noise`, and at most `most` of them.
     """
-    from scipy import optimize  # slow to import, and only a pilot needs it
+    from scipy import optimize  # slow to import, and only pilots need it
 
     ranked = np.sort(largest)[::-1][:most]
-    seen = ranked[ranked > max(3 * noise, 0.0)]
-    if seen.size < 2:
+    clear = ranked[ranked > max(3 * noise, 0.0)]
+    if clear.size < 2:
         raise SpecError(
-            f"a power law needs at least two shares above the noise; got {seen.size}",
+            f"a power law needs at least two shares above the noise; got {clear.size}",
             hint="use a larger pilot",
         )
-    rank = np.arange(1, seen.size + 1, dtype=np.float64)
-    slope, intercept = np.polyfit(np.log(rank), np.log(seen), 1)
+    rank = np.arange(1, clear.size + 1, dtype=np.float64)
+    slope, intercept = np.polyfit(np.log(rank), np.log(clear), 1)
     start = (max(-slope, 1e-3), min(math.exp(intercept), 1.0))
     fitted = optimize.least_squares(
-        lambda law: law[1] * rank ** -law[0] - seen, start, bounds=([1e-3, 1e-12], [50.0, 1.0])
+        lambda law: law[1] * rank ** -law[0] - clear, start, bounds=([1e-3, 1e-12], [50.0, 1.0])
     )
     return PowerLaw(alpha=float(fitted.x[0]), beta=float(fitted.x[1]))
 

@@ -1,4 +1,4 @@
-"""Sum a function over shards: the one way in which work is spread."""
+"""Sum a function over shards: the only form of parallel work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Shard = TypeVar("_Shard")
 
 
 class Engine(Protocol):
-    """Adds up function(shard) over all shards; shards are independent, so order is not promised."""
+    """Adds up function(shard) over all shards, in any order."""
 
     def sum(self, function: Callable[[_Shard], I64], shards: Iterable[_Shard]) -> I64 | None: ...
 
@@ -24,14 +24,14 @@ class Engine(Protocol):
 class LocalEngine:
     """Threads of this process: the compiled kernels release the interpreter lock.
 
-    Few shards are held at a time, so memory is bounded by what `shards` yields, not by how many.
+    It keeps few shards at a time, so memory depends on their size and not on their number.
     """
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or os.cpu_count() or 1
 
     def sum(self, function: Callable[[_Shard], I64], shards: Iterable[_Shard]) -> I64 | None:
-        """The sum, or None over no shards."""
+        """The sum, or None if there are no shards."""
         total: I64 | None = None
         running: deque[Future[I64]] = deque()
 

@@ -1,7 +1,7 @@
-"""Simulated devices that answer tasks: a task in, the batch of its cohort out.
+"""Simulated devices that answer tasks with the batch of their cohort.
 
-`Fleet` makes tables and records many at a time, since a sum is the same; `DeviceFleet` lets every
-device answer by itself, message by message.
+`Fleet` makes the tables and records of many devices at once, since the sum is the same;
+`DeviceFleet` lets every device answer by itself, message by message.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from sfumato.simulation.population import Cohorts, Population, Shard
 I64 = npt.NDArray[np.int64]
 Progress = Callable[[str, float], None]
 
-_PIECE = 256  # devices that answer one by one between two reports of progress
-_RECORDS = 1 << 18  # that are randomised together
+_PIECE = 256  # number of reports between two updates of the progress
+_RECORDS = 1 << 18  # number of records that are randomised together
 
 
 @dataclass(slots=True, repr=False)
 class Fleet:
-    """Devices of a population, in cohorts; who does not answer is counted as asked."""
+    """The devices of a population, in cohorts."""
 
     population: Population
     cohorts: Cohorts
-    question: Question  # with its hash functions
+    question: Question  # with its seed
     dictionary: Dictionary | None
     rng: Rng
     engine: Engine
     progress: Progress
-    asked: int = 0  # devices, each once
-    answered: int = 0
+    devices: int = 0  # number asked, each once
+    respondents: int = 0
     notes: list[str] = field(default_factory=list)
     tasks: list[tuple[AnyTask, int]] = field(default_factory=list)
-    _cohorts: set[str] = field(default_factory=set)  # asked so far
+    _cohorts: set[str] = field(default_factory=set)  # those asked so far
 
     def gather(self, task: Any) -> Batch | RecordBatch:
         """The batch of a task's cohort."""
@@ -60,8 +60,8 @@ class Fleet:
 
     def participation(self, *, rounds: int, notes: Sequence[str]) -> Participation:
         return Participation(
-            devices=self.asked,
-            answered=self.answered,
+            devices=self.devices,
+            respondents=self.respondents,
             rounds=rounds,
             tasks=self.tasks,
             notes=(*notes, *self.notes),
@@ -82,14 +82,14 @@ class Fleet:
         return batch if total is None else batch + Batch(task.id, total, answering)
 
     def _contribute(self, task: Task, shard: Shard) -> I64:
-        values, chosen = self._values(task, shard)
+        values, rows = self._values(task, shard)
         weights = shard.weights
-        if weights is not None and chosen is not None:
-            weights = weights[chosen]
+        if weights is not None and rows is not None:
+            weights = weights[rows]
         return contribute(task, values, devices=shard.answering, weights=weights, rng=self.rng)
 
     def _records(self, task: Any) -> RecordBatch:
-        """The records of a local task: every device sends as many, whatever it holds."""
+        """The records of a local task; every device sends the same number."""
         tallies, answering = TallyAccumulator(task), 0
         for shard in self._shards(task):
             answering += shard.answering
@@ -97,7 +97,7 @@ class Fleet:
             records = shard.answering * task.records_per_report
             for part in each_record(values, shard.weights, task.none(1), records):
                 tallies.fold(part, rng=self.rng)
-            self._say(task, min(self.asked / max(self.question.devices, 1), 1.0) % 1)
+            self._say(task, min(self.devices / max(self.question.devices, 1), 1.0) % 1)
         return tallies.batch(answering)
 
     def _shards(self, task: AnyTask) -> Iterator[Shard]:
@@ -105,8 +105,8 @@ class Fleet:
         self._cohorts.add(task.cohort)
         for shard in self.cohorts.shards(self.population, task.cohort):
             if first:
-                self.asked += shard.asked
-                self.answered += shard.answering
+                self.devices += shard.devices
+                self.respondents += shard.answering
             yield shard
 
     def _values(self, task: AnyTask, shard: Shard) -> tuple[Any, npt.NDArray[np.bool_] | None]:
@@ -123,7 +123,7 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class _Present:
+class _Respondent:
     """A device that answers."""
 
     number: int
@@ -131,9 +131,9 @@ class _Present:
 
 
 class DeviceFleet(Fleet):
-    """Devices that answer by themselves: device k draws from `SeededRng(seed, k)`; without a seed,
-    from the system. The fleet's own generator is for all else, and the ledger pays before a masked
-    sum is opened."""
+    """Devices that answer by themselves. Device k draws from `SeededRng(seed, k)` or, without a
+    seed, from the system; everything else draws from the fleet's generator. The ledger is charged
+    before a masked sum is opened."""
 
     def __init__(self, *fleet: Any, seed: int | None, ledger: Account) -> None:
         Fleet.__init__(self, *fleet)
@@ -143,48 +143,48 @@ class DeviceFleet(Fleet):
         self._places = listed and {item: place for place, item in enumerate(listed)}
 
     def _sum(self, task: Task) -> Batch:
-        asked, present = 0, list[_Present]()
+        devices, respondents = 0, list[_Respondent]()
         for shard in self._shards(task):
             assert shard.numbers is not None  # the population is expanded
-            asked += shard.asked
-            devices = zip(shard.numbers.tolist(), shard.each_device(), strict=True)
-            present += [_Present(number, items) for number, items in devices]
+            devices += shard.devices
+            pairs = zip(shard.numbers.tolist(), shard.each_device(), strict=True)
+            respondents += [_Respondent(number, items) for number, items in pairs]
         return (
-            self._in_round(task, asked, present)
+            self._in_round(task, devices, respondents)
             if task.is_masked
-            else self._by_reports(task, present)
+            else self._by_reports(task, respondents)
         )
 
-    def _by_reports(self, task: Task, present: list[_Present]) -> Batch:
+    def _by_reports(self, task: Task, respondents: list[_Respondent]) -> Batch:
         keys, collector = self.question.item_keys(task), Collector(task)
-        for start in range(0, len(present), _PIECE):
-            self._say(task, start / len(present), ": reports")
+        for start in range(0, len(respondents), _PIECE):
+            self._say(task, start / len(respondents), ": reports")
             collector.add(
                 private.table_report(task, keys, self._value(device), self._places)(
                     self._chance(device)
                 ).to_bytes()
-                for device in present[start : start + _PIECE]
+                for device in respondents[start : start + _PIECE]
             )
         batch: Batch = collector.batch
         return batch
 
-    def _in_round(self, task: Task, asked: int, present: list[_Present]) -> Batch:
-        """A masked round, message by message; who does not answer vanishes at some step of it."""
-        round = task.masked_round(asked, self.rng.words(2).tobytes().hex())
+    def _in_round(self, task: Task, devices: int, respondents: list[_Respondent]) -> Batch:
+        """A masked round, message by message; missing devices drop out at random steps."""
+        round = task.masked_round(devices, self.rng.words(2).tobytes().hex())
         keys = self.question.item_keys(task)
 
         def table_of(member: int) -> I64:
-            device = present[member]
+            device = respondents[member]
             make = private.table(task, keys, self._value(device), self._places)
             table: I64 = make(self._chance(device))
             return table
 
         steps = (Phase.ENROL, Phase.SHARE, Phase.MASK)
-        when = below(len(steps), asked - len(present), self.rng).tolist()
+        when = below(len(steps), devices - len(respondents), self.rng).tolist()
         outcome = rehearsal.run(
             round,
             table_of,
-            leaving={len(present) + k: steps[step] for k, step in enumerate(when)},
+            leaving={len(respondents) + k: steps[step] for k, step in enumerate(when)},
             before_unmask=lambda: charge(
                 task, ledger=self._ledger, loss=self.question.charge_of(task)
             ),
@@ -192,34 +192,34 @@ class DeviceFleet(Fleet):
             progress=lambda step, share: self._say(task, share, f": {step}"),
         )
         self.notes.append(
-            f"{task.cohort}: {asked:,} devices ran the masked round, {outcome.survivors:,} to the "
-            f"end; a device sent at most {outcome.bytes_up.max():,} bytes, was told at most "
-            f"{outcome.bytes_down.max():,}, and computed for "
-            f"{1000 * outcome.device_seconds / asked:.1f} ms; the collector took "
-            f"{outcome.collector_seconds:.2f} s"
+            f"{task.cohort}: {outcome.survivors:,} of {devices:,} devices completed the masked "
+            f"round; a device sent at most {outcome.bytes_up.max():,} bytes, received at most "
+            f"{outcome.bytes_down.max():,} and computed for "
+            f"{1000 * outcome.device_seconds / devices:.1f} ms on average; the collector computed "
+            f"for {outcome.collector_seconds:.2f} s"
         )
         total = outcome.total.reshape(task.sketch.shape)
         return Batch(task.id, total, outcome.survivors, charged=True)
 
-    def _value(self, device: _Present) -> Any:
-        """What a device holds: its texts, or its vector."""
+    def _value(self, device: _Respondent) -> Any:
+        """The data of a device: its items, or its vector."""
         if self.population.vectors is None:
             return device.items.to_pylist()
         return self.population.vectors[device.items[0].as_py()]
 
-    def _chance(self, device: _Present) -> Rng:
+    def _chance(self, device: _Respondent) -> Rng:
         return SystemRng() if self._seed is None else SeededRng(self._seed, device.number)
 
 
 def each_record(
     values: npt.NDArray[Any], weights: I64 | None, none: npt.NDArray[Any], records: int
 ) -> Iterator[npt.NDArray[Any]]:
-    """What so many records say, in pieces: the values one by one, a row of `weights` devices being
-    as many, and then `none`, (1, ...), for devices that hold fewer values than they send."""
+    """The values of `records` records, in pieces: each value as often as `weights` says, and then
+    `none`, (1, ...), for devices with fewer values than records."""
     ends = np.cumsum(np.ones(len(values), dtype=np.int64) if weights is None else weights)
-    held = int(ends[-1]) if ends.size else 0
-    for start in range(0, held, _RECORDS):
-        places = np.arange(start, min(start + _RECORDS, held))
+    count = int(ends[-1]) if ends.size else 0
+    for start in range(0, count, _RECORDS):
+        places = np.arange(start, min(start + _RECORDS, count))
         yield values[np.searchsorted(ends, places, side="right")]
-    for start in range(held, records, _RECORDS):
+    for start in range(count, records, _RECORDS):
         yield np.repeat(none, min(_RECORDS, records - start), axis=0)

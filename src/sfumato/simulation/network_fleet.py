@@ -1,7 +1,7 @@
-"""Many made-up devices, each a real `device.Device`, that answer a collector over real HTTP.
+"""Many synthetic devices, each a real `device.Device`, that answer a collector over real HTTP.
 
-Time is simulated, so that days pass at once: a device records on its day and sends when its records
-are due. Only how long the collector takes to answer is real.
+Time is simulated, so that days pass at once: a device records on its day and sends its records when
+they are due. Only the collector's response times are real.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from sfumato.flow.model_terms import Train
 from sfumato.privacy import SeededRng, SystemRng
 from sfumato.simulation.population import Population
 
-Held: TypeAlias = "Sequence[str] | npt.NDArray[np.floating] | Train"
-"""What a device holds: items, or a vector; or what computes its update of a model."""
+Holding: TypeAlias = "Sequence[str] | npt.NDArray[np.floating] | Train"
+"""The data of a device: items, or a vector, or a function that computes its update of a model."""
 
 T = TypeVar("T")
 
-SOON_SECONDS = 3.0  # in which a study that was just made is offered
-ROUND_SECONDS = 3.0  # that the next masked round may take to be offered
-PATIENCE_SECONDS = 30.0  # in which its next task is, and a collector answers again
-AWAY_SECONDS = 1.0  # a longer answer is one of a collector that was away
-_TRIES = 40  # of what is still unsent at the end
-_LONGEST_PAUSE = 1.0
+STUDY_SECONDS = 3.0  # how long to wait for the offer of a new study
+ROUND_SECONDS = 3.0  # how long to wait for another masked round after the last expected one
+TIMEOUT_SECONDS = 30.0  # how long to wait for the next task, or for an absent collector
+OUTAGE_SECONDS = 1.0  # a longer response time means that the collector was away
+_TRIES = 40  # to send the remaining records at the end
+_LONGEST_PAUSE_SECONDS = 1.0
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What went over one connection, in uploads."""
+    """The uploads of one connection, by outcome."""
 
     uploads: int = 0
-    repeated: int = 0  # sent twice on purpose
-    lost: int = 0  # whose answer was dropped on purpose
+    repeated: int = 0  # deliberately sent twice
+    lost: int = 0  # with an answer that was deliberately dropped
     refused: Counter[int] = field(default_factory=Counter)  # by status
-    unanswered: int = 0  # because nobody was there
+    unanswered: int = 0  # the collector was away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSummary:
-    """What a fleet did, in records and uploads."""
+    """The records and uploads of a fleet, by outcome."""
 
     devices: int
     days: int
@@ -83,7 +83,7 @@ class FleetSummary:
 
 
 class Unreliable:
-    """A way to a collector on which uploads arrive twice, and answers get lost, at a rate."""
+    """A connection that repeats uploads and loses answers at a given rate."""
 
     def __init__(self, send: Send, rate: float, chance: np.random.Generator) -> None:
         self._send = send
@@ -99,63 +99,65 @@ class Unreliable:
             raise
         if method == "GET":
             return answer
-        again, lost = self._chance.random(2) < self._rate
-        if again:
+        is_repeated, is_lost = self._chance.random(2) < self._rate
+        if is_repeated:
             self.traffic.repeated += 1
             answer = self._send(method, path, body, headers)
         self.traffic.uploads += 1
         if answer.status not in (200, 201):
             self.traffic.refused[answer.status] += 1
-        elif lost:
+        elif is_lost:
             self.traffic.lost += 1
-            raise ServiceError("this answer was dropped on purpose")
+            raise ServiceError("this answer was deliberately dropped")
         return answer
 
 
-def holdings(population: Population, devices: int | None, seed: int | None) -> list[list[str]]:
-    """What each of so many devices holds, drawn among those in the data without repetition."""
+def draw_holdings(population: Population, devices: int | None, seed: int | None) -> list[list[str]]:
+    """The items of `devices` devices, drawn without replacement from those in the data."""
     count = population.devices if devices is None else devices
     if not 1 <= count <= population.devices:
-        raise ImpossibleError(f"the data holds {population.devices:,} devices; got {count:,}")
-    drawn = np.sort(np.random.default_rng(seed).permutation(population.devices)[:count])
+        raise ImpossibleError(
+            f"devices must be 1 to {population.devices:,}, the number in the data; got {count:,}"
+        )
+    sample = np.sort(np.random.default_rng(seed).permutation(population.devices)[:count])
     population = population.expanded()
-    held: list[list[str]] = [[] for _ in range(count)]
+    holdings: list[list[str]] = [[] for _ in range(count)]
     place = np.full(population.devices, -1)
-    place[drawn] = np.arange(count)
+    place[sample] = np.arange(count)
     start = 0
     for chunk in population.chunks:
         rows = np.arange(start, start + len(chunk))
         owners = place[rows if population.owners is None else population.owners[rows]]
         start += len(chunk)
         for row in np.flatnonzero(owners >= 0):
-            held[owners[row]].append(str(chunk[int(row)].as_py()))
-    return held
+            holdings[owners[row]].append(str(chunk[int(row)].as_py()))
+    return holdings
 
 
 class NetworkFleet:
-    """Devices over a few kept connections, each connection driven by a thread of its own."""
+    """Devices on a few persistent connections, each driven by its own thread."""
 
     def __init__(
         self,
         server: str,
         key: bytes,
-        held: Sequence[Held],
+        holdings: Sequence[Holding],
         *,
         drop: float = 0.0,
         seed: int | None = None,
         connections: int = 32,
         allow_plain: bool = False,
-        come: Callable[[str], Collection[int]] | None = None,
+        respondents: Callable[[str], Collection[int]] | None = None,
         connect: Callable[[], Send] | None = None,
     ) -> None:
-        """`come` says which devices, by number, answer the task of a cohort; all, if it is None.
-        `connect` makes a way to the collector, in place of HTTP to `server`.
+        """`respondents` maps a cohort to the numbers of the devices that answer its task; by
+        default, all do. `connect` makes a connection to the collector, instead of HTTP to `server`.
 
-        Device k draws from `SeededRng(seed, k)`, as in `simulate` with `protocol`: the same devices
-        in the same cohorts then send the same tables.
+        Device k draws from `SeededRng(seed, k)`, as in `simulate` with `protocol`, so that the same
+        devices in the same cohorts send the same tables.
         """
-        self._held, self._come = held, come
-        self._most = max((len(each) for each in held if not callable(each)), default=0)
+        self._holdings, self._respondents = holdings, respondents
+        self._most = max((len(each) for each in holdings if not callable(each)), default=0)
         self._links: list[Send] = [
             Http(server, allow_plain=allow_plain) if connect is None else connect()
             for _ in range(connections)
@@ -166,7 +168,9 @@ class NetworkFleet:
             for link, chance in zip(self._links, chances, strict=False)
         ]
         self._chance = chances[-1]
-        self._moments = self._chance.random(len(held)) * (DAY_SECONDS - 1)  # of a day, to record at
+        self._moments = self._chance.random(len(holdings)) * (
+            DAY_SECONDS - 1
+        )  # to record, in a day
         dictionaries: dict[str, bytes] = {}
         models: dict[str, tuple[str, bytes]] = {}
         self._devices = [
@@ -176,7 +180,7 @@ class NetworkFleet:
                 key,
                 rng=SystemRng() if seed is None else SeededRng(seed, number),
             )
-            for number in range(len(held))
+            for number in range(len(holdings))
         ]
 
     def ask(
@@ -185,86 +189,87 @@ class NetworkFleet:
         *,
         days: int = 1,
         pause_seconds: float = 0.0,
-        leaving: Mapping[str, float] | None = None,
-        patience_seconds: float = PATIENCE_SECONDS,
+        dropout_rates: Mapping[str, float] | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
         progress: Callable[[str, float], None] | None = None,
     ) -> FleetSummary:
-        """Let every device agree to the study, record what it holds and send it.
+        """Let every device consent to the study, record its values and send them.
 
-        Values are dealt out over the days, each device's from another day on. In a local study each
-        device takes part on as many days as the one that holds the most values, so that what is
-        sent does not depend on what a device holds. `pause_seconds` is
-        waited between days, for the collector to open the next round. A study that asks the same
-        devices again is answered again. Where the fleet was told which devices `come` to which
-        cohort, those of each answer on one day, and the fleet waits for the task of the next. In
-        masked rounds the share `leaving` of the devices says nothing more from a phase on;
-        `patience_seconds` is how long the next round of a study that is to have more is waited for,
-        and a collector that is away.
+        Values are spread over the days, starting with a different day for each device. In a local
+        study every device takes part on as many days as the one with the most values, so that what
+        is sent does not depend on its data. The fleet pauses for `pause_seconds` between days, so
+        that the collector can open the next round. If a study asks the same devices again, they
+        answer again. If the fleet has `respondents`, those of a cohort answer on one day, and the
+        fleet waits for the task of the next cohort. In masked rounds the share `dropout_rates` of
+        the devices drops out in a phase; `timeout_seconds` limits the wait for the next round of an
+        unfinished study, and for an absent collector.
         """
-        if self._come is not None and days != 1:
-            raise SpecError(f"devices that come by cohort come on one day; got {days} days")
+        if self._respondents is not None and days != 1:
+            raise SpecError(f"a fleet with respondents by cohort takes one day; got {days} days")
         started = time.perf_counter()
-        tell = progress or (lambda stage, share: None)
+        report = progress or (lambda stage, share: None)
         today = int(time.time() // DAY_SECONDS)
-        offer: Offer | None = self._offer(study, today, SOON_SECONDS)
-        assert offer is not None  # else `_offer` has raised
-        outcomes, total, answered = Counter[str](), SendSummary(), set[str]()
-        asked: Counter[int] = Counter()  # tasks that each device was asked
+        offer: Offer | None = self._offer(study, today, STUDY_SECONDS)
+        assert offer is not None  # otherwise `_offer` raises
+        outcomes, total, task_ids = Counter[str](), SendSummary(), set[str]()
+        task_counts: Counter[int] = Counter()  # by device
         if offer.task.is_masked:
-            outcomes = self._in_rounds(study, leaving or {}, patience_seconds, tell)
+            outcomes = self._in_rounds(study, dropout_rates or {}, timeout_seconds, report)
             total = SendSummary(delivered=outcomes[RoundOutcome.DONE])
             return self._summary(days, outcomes, total, time.perf_counter() - started)
         while offer is not None:
-            coming = self._coming(offer.task.cohort)
-            told, sending, today = self._by_days(
-                offer, coming, today, days, pause_seconds, answered, tell
+            numbers = self._respondents_of(offer.task.cohort)
+            results, sending, today = self._by_days(
+                offer, numbers, today, days, pause_seconds, task_ids, report
             )
-            outcomes += told
-            total = (replace(total, pending=0) if self._come is None else total) + sending
-            asked.update(coming)
-            offer = None if self._is_last(asked, offer) else self._another(study, today, answered)
+            outcomes += results
+            total = (replace(total, pending=0) if self._respondents is None else total) + sending
+            task_counts.update(numbers)
+            is_last = self._is_last(task_counts, offer)
+            offer = None if is_last else self._next_offer(study, today, task_ids)
         return self._summary(days, outcomes, total, time.perf_counter() - started)
 
     def _by_days(
         self,
         offer: Offer,
-        coming: Collection[int],
+        numbers: Collection[int],
         today: int,
         days: int,
         pause_seconds: float,
-        answered: set[str],
-        tell: Callable[[str, float], None],
+        task_ids: set[str],
+        report: Callable[[str, float], None],
     ) -> tuple[Counter[str], SendSummary, int]:
-        """Record and send, day by day; the day after the last. `answered` gets the tasks' ids."""
+        """Record and send day by day, add the tasks to `task_ids`, and return the outcomes and the
+        day after the last."""
         study = offer.study
-        last = days - (-offer.delay_seconds // DAY_SECONDS)  # when the last record is due
+        last = days - (-offer.delay_seconds // DAY_SECONDS)  # day on which the last record is due
         outcomes: Counter[str] = Counter()
         total, tries, refused = SendSummary(), 0, 0
         for day in range(last + _TRIES):
             if day > last and not total.pending:
                 break
-            tell(f"day {day + 1}", min(day / (last + 1), 1.0))
+            report(f"day {day + 1}", min(day / (last + 1), 1.0))
             if 0 < day < days:
                 time.sleep(pause_seconds)
-                offer = self._offer(study, today + day, PATIENCE_SECONDS)
-            answered.add(offer.task.id)
-            if day > last and self._refused() > refused:  # busy, or away: give it time, ever more
-                time.sleep(min(0.05 * 2**tries, _LONGEST_PAUSE))
+                offer = self._offer(study, today + day, TIMEOUT_SECONDS)
+            task_ids.add(offer.task.id)
+            if day > last and self._refused() > refused:  # the collector is busy or away: back off
+                time.sleep(min(0.05 * 2**tries, _LONGEST_PAUSE_SECONDS))
                 tries += 1
             refused = self._refused()
             total = replace(total, pending=0)
-            for told, sending in self._everybody(offer, coming, today, day, days):
-                outcomes += told
+            for results, sending in self._all_devices(offer, numbers, today, day, days):
+                outcomes += results
                 total += sending
         return outcomes, total, today + day + 1
 
-    def _another(self, study: str, date: int, answered: set[str]) -> Offer | None:
-        """The next task of a study, if there is one; it may take a while to be opened."""
-        until = time.monotonic() + PATIENCE_SECONDS
+    def _next_offer(self, study: str, date: int, task_ids: set[str]) -> Offer | None:
+        """The offer of a new task, if there is one; it may take a while to open."""
+        until = time.monotonic() + TIMEOUT_SECONDS
         while time.monotonic() < until:
-            offers = _patiently(lambda: self._devices[0].offers(date * DAY_SECONDS))
+            offers = _retry(lambda: self._devices[0].offers(date * DAY_SECONDS))
             for offered in offers:
-                if offered.offer.study == study and offered.offer.task.id not in answered:
+                if offered.offer.study == study and offered.offer.task.id not in task_ids:
                     return offered.offer
             time.sleep(0.1)
         return None
@@ -273,90 +278,93 @@ class NetworkFleet:
         self,
         study: str,
         rates: Mapping[str, float],
-        patience: float,
-        tell: Callable[[str, float], None],
+        timeout: float,
+        report: Callable[[str, float], None],
     ) -> Counter[str]:
-        """Masked rounds, one after another, until the study asks nobody any more."""
+        """Take part in masked rounds, one after another, until the study is over."""
         outcomes: Counter[str] = Counter()
-        until, gone, rounds = time.monotonic() + patience, set[int](), 0
-        answered: set[str] = set()
-        asked: Counter[int] = Counter()  # tasks that each device has answered
-        refused = ""  # the task that nobody can answer any more
-        seen: list[str] = []  # tasks, in the order in which they were offered
+        until, dropouts, rounds = time.monotonic() + timeout, set[int](), 0
+        task_ids: set[str] = set()  # tasks with answers
+        task_counts: Counter[int] = Counter()  # answers by device
+        refused = ""  # a task that no device can answer any more
+        order: list[str] = []  # tasks in the order of their offers
         while time.monotonic() < until:
-            asked_at = time.monotonic()
-            offer = self._offered_round(study, patience)
-            if (away := time.monotonic() - asked_at) > AWAY_SECONDS:  # it was: wait as long again
-                until += away
-            is_over = offer is not None and offer.model is not None and offer.task.id in answered
+            start = time.monotonic()
+            offer = self._current_offer(study, timeout)
+            if (seconds := time.monotonic() - start) > OUTAGE_SECONDS:  # the collector was away
+                until += seconds
+            is_over = offer is not None and offer.model is not None and offer.task.id in task_ids
             if offer is None or offer.task.id == refused or is_over:
                 time.sleep(0.1)
                 continue
-            coming = self._coming(offer.task.cohort)
-            numbers = [number for number in coming if number not in gone]
-            travellers = {
-                number: Traveller(part, leaves_in(rates, self._chance))
-                for number in numbers
-                if isinstance(part := self._part(study, number, patience), RoundClient)
+            respondents = self._respondents_of(offer.task.cohort)
+            sessions = {
+                number: RoundSession(part, draw_dropout_phase(rates, self._chance))
+                for number in respondents
+                if number not in dropouts
+                and isinstance(part := self._part(study, number, timeout), RoundClient)
             }
-            refused = "" if travellers else offer.task.id
-            travellers = _of_first_task(travellers, offer.task.id, seen)
-            if travellers:
+            refused = "" if sessions else offer.task.id
+            sessions = sessions_of_first_task(sessions, offer.task.id, order)
+            if sessions:
                 rounds += 1
-                tell(f"round {rounds}", 0.5)
+                report(f"round {rounds}", 0.5)
                 links = len(self._links)
-                ended = travel(
+                results = drive_sessions(
                     [
-                        (send, [each for k, each in travellers.items() if k % links == link])
+                        (send, [each for k, each in sessions.items() if k % links == link])
                         for link, send in enumerate(self._sends)
                     ]
                 )
-                outcomes += ended
-                if ended.keys() <= {RoundOutcome.WAITING, RoundOutcome.UNREACHABLE, LEFT}:
-                    break  # a cohort that is never complete, or a collector that is gone
-                gone |= {number for number, each in travellers.items() if each.has_left}
+                outcomes += results
+                if results.keys() <= {RoundOutcome.WAITING, RoundOutcome.UNREACHABLE, DROPPED_OUT}:
+                    break  # the cohort is never complete, or the collector is gone
+                dropouts |= {number for number, each in sessions.items() if each.has_dropped_out}
                 done = {
                     number: each.part.offer
-                    for number, each in travellers.items()
+                    for number, each in sessions.items()
                     if each.outcome == RoundOutcome.DONE
                 }
-                answered |= {offer.task.id for offer in done.values()}
-                asked.update(done.keys())
+                task_ids |= {offer.task.id for offer in done.values()}
+                task_counts.update(done.keys())
                 models = [each.model for each in done.values() if each.model is not None]
                 if any(model.round == model.rounds for model in models):
                     break
-                is_last = all(self._is_last(asked, offer, gone) for offer in done.values())
-                is_last &= all(each.part.offer.model is None for each in travellers.values())
-                until = time.monotonic() + (ROUND_SECONDS if is_last else patience)
+                offers = done.values()
+                is_last = all(self._is_last(task_counts, offer, dropouts) for offer in offers)
+                is_last &= all(each.part.offer.model is None for each in sessions.values())
+                until = time.monotonic() + (ROUND_SECONDS if is_last else timeout)
         return outcomes
 
-    def _offered_round(self, study: str, patience: float) -> Offer | None:
-        """What the study asks now."""
+    def _current_offer(self, study: str, timeout: float) -> Offer | None:
+        """The current offer of a study, if it has one."""
         device, now = self._devices[0], time.time()
-        offers = [offered.offer for offered in _patiently(lambda: device.offers(now), patience)]
+        offers = [offered.offer for offered in _retry(lambda: device.offers(now), timeout)]
         return next((offer for offer in offers if offer.study == study), None)
 
     def _is_last(
-        self, asked: Counter[int], offer: Offer, gone: Collection[int] = frozenset()
+        self, task_counts: Counter[int], offer: Offer, dropouts: Collection[int] = frozenset()
     ) -> bool:
-        """Whether each device, but for those that are gone, has had all tasks that it may have."""
-        here = (number for number in range(len(self._devices)) if number not in gone)
-        return all(asked[number] >= offer.contributions for number in here)
+        """Whether all devices, except dropouts, have answered as many tasks as they may."""
+        numbers = (number for number in range(len(self._devices)) if number not in dropouts)
+        return all(task_counts[number] >= offer.contributions for number in numbers)
 
-    def _coming(self, cohort: str) -> Collection[int]:
-        return range(len(self._devices)) if self._come is None else self._come(cohort)
+    def _respondents_of(self, cohort: str) -> Collection[int]:
+        if self._respondents is None:
+            return range(len(self._devices))
+        return self._respondents(cohort)
 
-    def _part(self, study: str, number: int, patience: float) -> RoundClient | Outcome | SkipReason:
-        """A device's part in a round that it can take part in now."""
+    def _part(self, study: str, number: int, timeout: float) -> RoundClient | Outcome | SkipReason:
+        """A device's part in the current round of a study, if it can take part."""
         device, now = self._devices[number], time.time()
 
         def part() -> RoundClient | Outcome | SkipReason:
             for offered in device.offers(now):
                 if offered.offer.study == study and offered.consent == "none":
                     device.consent(study)
-            return device.part(study, self._held[number], now)
+            return device.part(study, self._holdings[number], now)
 
-        return _patiently(part, patience)
+        return _retry(part, timeout)
 
     def close(self) -> None:
         for link in self._links:
@@ -375,28 +383,28 @@ class NetworkFleet:
     ) -> None:
         self.close()
 
-    def _everybody(
-        self, offer: Offer, coming: Collection[int], today: int, day: int, days: int
+    def _all_devices(
+        self, offer: Offer, numbers: Collection[int], today: int, day: int, days: int
     ) -> Iterator[tuple[Counter[str], SendSummary]]:
-        """A day of these devices, those of one connection after one another."""
+        """Run one day of these devices, in one thread per connection."""
         links = len(self._links)
 
         def drive(link: int) -> list[tuple[Counter[str], SendSummary]]:
-            mine = [number for number in coming if number % links == link]
-            return [self._live(number, offer, today + day, day, days) for number in mine]
+            mine = [number for number in numbers if number % links == link]
+            return [self._run_day(number, offer, today + day, day, days) for number in mine]
 
         with ThreadPoolExecutor(links) as threads:
-            for lives in threads.map(drive, range(links)):
-                yield from lives
+            for results in threads.map(drive, range(links)):
+                yield from results
 
-    def _live(
+    def _run_day(
         self, number: int, offer: Offer, date: int, day: int, days: int
     ) -> tuple[Counter[str], SendSummary]:
-        """A day of one device: see what is offered, record what is the day's, send what is due."""
+        """Run one day of a device: get the offers, record the day's values, send due records."""
         device, opening = self._devices[number], float(date * DAY_SECONDS)
         outcomes: Counter[str] = Counter()
         if events := self._events(number, offer.task.is_local, day, days):
-            for offered in _patiently(lambda: device.offers(opening)):
+            for offered in _retry(lambda: device.offers(opening)):
                 if offered.offer.study == offer.study and offered.consent == "none":
                     device.consent(offer.study)
             for value in events:
@@ -404,21 +412,22 @@ class NetworkFleet:
                 outcomes[str(device.record(offer.study, value, moment))] += 1
         return outcomes, device.send(opening + DAY_SECONDS - 1)
 
-    def _events(self, number: int, is_local: bool, day: int, days: int) -> Sequence[str | Held]:
-        """What a device records on a day: a trusted collector gets all it holds in one table, and
-        nothing at all, `()`, is a value where nobody is to know how much there is."""
-        held: Any = self._held[number]
+    def _events(self, number: int, is_local: bool, day: int, days: int) -> Sequence[str | Holding]:
+        """The values that a device records on a day. A trusted collector gets all of them in one
+        table; in a local study `()` stands for no value, so that their number stays private."""
+        holding: Any = self._holdings[number]
         if not is_local:
-            return [held] if number % days == day else []
+            return [holding] if number % days == day else []
         if all((number + place) % days != day for place in range(max(1, self._most))):
             return []
-        return [value for place, value in enumerate(held) if (number + place) % days == day] or [()]
+        values = [value for k, value in enumerate(holding) if (number + k) % days == day]
+        return values or [()]
 
-    def _offer(self, study: str, date: int, patience: float) -> Offer:
-        """The study as it is offered; between two of its tasks there is none for a while."""
-        device, until = self._devices[0], time.monotonic() + patience
+    def _offer(self, study: str, date: int, timeout: float) -> Offer:
+        """The offer of a study; between two of its tasks there may be none for a while."""
+        device, until = self._devices[0], time.monotonic() + timeout
         while True:
-            for offered in _patiently(lambda: device.offers(date * DAY_SECONDS)):
+            for offered in _retry(lambda: device.offers(date * DAY_SECONDS)):
                 if offered.offer.study == study:
                     return offered.offer
             if time.monotonic() > until:
@@ -429,7 +438,7 @@ class NetworkFleet:
             time.sleep(0.1)
 
     def _refused(self) -> int:
-        """Uploads that were not taken, whether or not anybody was there."""
+        """The number of uploads that were refused or not answered."""
         return sum(send.traffic.refused.total() + send.traffic.unanswered for send in self._sends)
 
     def _summary(
@@ -452,26 +461,27 @@ class NetworkFleet:
         )
 
 
-def _of_first_task(
-    travellers: dict[int, Traveller], offered: str, seen: list[str]
-) -> dict[int, Traveller]:
-    """Those with the task that was offered first; the others go on after them.
+def sessions_of_first_task(
+    sessions: dict[int, RoundSession], task_id: str, order: list[str]
+) -> dict[int, RoundSession]:
+    """The sessions of the task that was offered first; the others continue after them. `task_id` is
+    the current task, and `order` gets all tasks in the order of their offers.
 
-    What is offered may change while devices ask. Were they driven together, some would be told that
-    their task is over, and the others wait for a cohort that lacks them.
+    The offer may change while devices ask for it. If they were driven together, some would learn
+    that their task is over, and the others would wait for a cohort without them.
     """
-    ids = [each.part.offer.task.id for each in travellers.values()]
-    seen += [task_id for task_id in dict.fromkeys([offered, *ids]) if task_id not in seen]
-    first = min(ids, key=seen.index, default="")
-    return {k: each for k, each in travellers.items() if each.part.offer.task.id == first}
+    ids = [each.part.offer.task.id for each in sessions.values()]
+    order += [name for name in dict.fromkeys([task_id, *ids]) if name not in order]
+    first = min(ids, key=order.index, default="")
+    return {k: each for k, each in sessions.items() if each.part.offer.task.id == first}
 
 
-def _patiently(ask: Callable[[], T], patience: float = PATIENCE_SECONDS) -> T:
-    """Ask again while the collector does not answer, for a while."""
-    until = time.monotonic() + patience
+def _retry(request: Callable[[], T], timeout: float = TIMEOUT_SECONDS) -> T:
+    """Repeat a request until the collector answers, for at most `timeout` seconds."""
+    until = time.monotonic() + timeout
     while True:
         try:
-            return ask()
+            return request()
         except ServiceError:
             if time.monotonic() > until:
                 raise
@@ -479,105 +489,104 @@ def _patiently(ask: Callable[[], T], patience: float = PATIENCE_SECONDS) -> T:
 
 
 PHASES = ("enrol", "share", "mask", "ack", "unmask")
-ROUND_PATIENCE_SECONDS = 60.0  # for a collector that does not answer
-IDLE_SECONDS = 300.0  # for anything to happen in a round, or for one to begin
-LEFT = "left"  # the outcome of who left on purpose
-_WAIT_SECONDS = 2  # that one device waits for the others of its connection
-_PAUSE_SECONDS = 0.05  # before a collector that was away is asked again
+ROUND_TIMEOUT_SECONDS = 60.0  # how long to wait for a collector that does not answer
+IDLE_SECONDS = 300.0  # how long to wait for progress in a round, or for its start
+DROPPED_OUT = "left"  # the outcome of a device that dropped out deliberately
+_WAIT_SECONDS = 2  # how long one device waits on behalf of its connection
+_PAUSE_SECONDS = 0.05  # between requests to an absent collector
 
 
 @dataclass(slots=True)
-class Traveller:
-    """A device on its way through a round. It says nothing from the phase `leaves` on."""
+class RoundSession:
+    """A device in a masked round. It sends nothing from its `dropout_phase` on."""
 
     part: RoundClient
-    leaves: str | None = None
+    dropout_phase: str | None = None
     not_before: float = field(default=0.0, repr=False)
 
     @property
-    def has_left(self) -> bool:
-        return self.part.phase == self.leaves
+    def has_dropped_out(self) -> bool:
+        return self.part.phase == self.dropout_phase
 
     @property
     def outcome(self) -> str | None:
-        return LEFT if self.has_left else self.part.outcome
+        return DROPPED_OUT if self.has_dropped_out else self.part.outcome
 
 
-def leaves_in(rates: Mapping[str, float], chance: np.random.Generator) -> str | None:
-    """The phase in which a device leaves, by the share that does in each; None if it stays."""
+def draw_dropout_phase(rates: Mapping[str, float], chance: np.random.Generator) -> str | None:
+    """Draw the phase in which a device drops out, by the rate of each; None if it stays."""
     if unknown := rates.keys() - set(PHASES):
-        raise SpecError(f"a device leaves in one of {', '.join(PHASES)}; got {sorted(unknown)[0]}")
+        raise SpecError(f"a phase must be one of {', '.join(PHASES)}; got {sorted(unknown)[0]}")
     for phase in PHASES:
         if chance.random() < rates.get(phase, 0.0):
             return phase
     return None
 
 
-def travel(
-    groups: Sequence[tuple[Send, Sequence[Traveller]]],
+def drive_sessions(
+    groups: Sequence[tuple[Send, Sequence[RoundSession]]],
     *,
-    patience_seconds: float = ROUND_PATIENCE_SECONDS,
+    timeout_seconds: float = ROUND_TIMEOUT_SECONDS,
     idle_seconds: float = IDLE_SECONDS,
 ) -> Counter[str]:
-    """Drive devices, those of each connection in a thread of its own; how they ended.
+    """Drive sessions to their end, in one thread per connection, and count their outcomes.
 
-    They give up if the collector does not answer for `patience_seconds`, or has nothing to tell any
-    of a connection's devices for `idle_seconds`: a cohort may never be complete.
+    They give up if the collector does not answer for `timeout_seconds`, or has no news for any
+    device of a connection for `idle_seconds`, since a cohort may never be complete.
     """
 
-    def drive(group: tuple[Send, Sequence[Traveller]]) -> Counter[str]:
-        return _drive(*group, patience_seconds, idle_seconds)
+    def drive(group: tuple[Send, Sequence[RoundSession]]) -> Counter[str]:
+        return _drive(*group, timeout_seconds, idle_seconds)
 
     with ThreadPoolExecutor(max(1, len(groups))) as threads:
         return sum(threads.map(drive, groups), Counter[str]())
 
 
 def _drive(
-    send: Send, travellers: Sequence[Traveller], patience_seconds: float, idle_seconds: float
+    send: Send, sessions: Sequence[RoundSession], timeout_seconds: float, idle_seconds: float
 ) -> Counter[str]:
-    ended: Counter[str] = Counter()
-    under_way, idle = list(travellers), False
-    until, moved = time.monotonic() + patience_seconds, time.monotonic()
-    while under_way:
-        went_on = heard = False
-        for place, traveller in enumerate(under_way):
-            wait = _WAIT_SECONDS if idle and place == 0 else 0
+    outcomes: Counter[str] = Counter()
+    active, is_idle = list(sessions), False
+    until, last_progress = time.monotonic() + timeout_seconds, time.monotonic()
+    while active:
+        has_progress = has_answer = False
+        for place, session in enumerate(active):
+            wait = _WAIT_SECONDS if is_idle and place == 0 else 0
             try:
-                went_on = _go(send, traveller, wait) or went_on
-                heard = True
+                has_progress = _advance(send, session, wait) or has_progress
+                has_answer = True
             except ServiceError:
-                went_on = True  # perhaps; it is asked again at once
-                break  # nor would the next one reach it
-        if heard:
-            until = time.monotonic() + patience_seconds
+                has_progress = True  # unknown: ask again at once
+                break  # the next session would not reach the collector either
+        if has_answer:
+            until = time.monotonic() + timeout_seconds
         elif time.monotonic() > until:
-            ended[RoundOutcome.UNREACHABLE] += len(under_way)
-            return ended
-        if not heard:
+            outcomes[RoundOutcome.UNREACHABLE] += len(active)
+            return outcomes
+        if not has_answer:
             time.sleep(_PAUSE_SECONDS)
-        idle = not went_on
-        if went_on:
-            moved = time.monotonic()
-        elif time.monotonic() - moved > idle_seconds:
-            ended[RoundOutcome.WAITING] += len(under_way)
-            return ended
-        for traveller in under_way:
-            if traveller.outcome is not None:
-                ended[traveller.outcome] += 1
-        under_way = [traveller for traveller in under_way if traveller.outcome is None]
-        # Who is in a round hears of something sooner than who waits for one.
-        under_way.sort(key=lambda traveller: traveller.part.phase == "wait")
-    return ended
+        is_idle = not has_progress
+        if has_progress:
+            last_progress = time.monotonic()
+        elif time.monotonic() - last_progress > idle_seconds:
+            outcomes[RoundOutcome.WAITING] += len(active)
+            return outcomes
+        for session in active:
+            if session.outcome is not None:
+                outcomes[session.outcome] += 1
+        active = [session for session in active if session.outcome is None]
+        # Devices in a round get an answer sooner than devices that wait for one.
+        active.sort(key=lambda session: session.part.phase == "wait")
+    return outcomes
 
 
-def _go(send: Send, traveller: Traveller, wait_seconds: int) -> bool:
-    """Go on until there is something to wait for; whether that was any way."""
-    part, went_on = traveller.part, False
-    while traveller.outcome is None and time.monotonic() >= traveller.not_before:
-        asked = part.request(wait_seconds)
-        further = part.receive(send(asked.method, asked.path, asked.body, asked.headers))
-        if not further:
-            traveller.not_before = time.monotonic() + part.retry_after_seconds
+def _advance(send: Send, session: RoundSession, wait_seconds: int) -> bool:
+    """Exchange messages until the session has to wait; return whether there was progress."""
+    part, has_progress = session.part, False
+    while session.outcome is None and time.monotonic() >= session.not_before:
+        request = part.request(wait_seconds)
+        if not part.receive(send(request.method, request.path, request.body, request.headers)):
+            session.not_before = time.monotonic() + part.retry_after_seconds
             break
-        went_on, wait_seconds = True, 0
-    return went_on
+        has_progress, wait_seconds = True, 0
+    return has_progress

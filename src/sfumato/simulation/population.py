@@ -1,4 +1,4 @@
-"""Simulated devices: what each holds, and which task asks which of them."""
+"""Simulated devices: their data, and which task asks which of them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ F64 = npt.NDArray[np.float64]
 Reals = npt.NDArray[np.floating[Any]]
 Data: TypeAlias = "Path | str | pa.Table | Mapping[str, Any] | Sequence[str]"
 
-MOST_VALUES = 500_000_000  # of devices that hold several
+MOST_VALUES = 500_000_000  # limit for devices that hold several
 _CHUNK_ROWS = 1 << 18
-_PIECE = 1 << 22  # numbers of vectors that are clipped and sketched together
+_PIECE = 1 << 22  # how many numbers of vectors are clipped and sketched together
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -35,7 +35,7 @@ class Population:
     """Devices and their items, in chunks.
 
     A row is one device's item, or `weights` devices with that item. With `owners` (one chunk only)
-    a row is one of several values of the device named there, 0 .. devices − 1. Where devices hold
+    a row is one of several values of the device with that number, 0 .. devices − 1. If devices hold
     `vectors`, a row is the place of one of them.
     """
 
@@ -47,15 +47,15 @@ class Population:
 
     @classmethod
     def of_vectors(cls, vectors: Reals) -> Population:
-        """The devices whose vectors are finite, by their place in the data; others abstain."""
+        """The devices with finite vectors, by their place in the data; others abstain."""
         step = max(1, _PIECE // vectors.shape[1])
         starts = range(0, len(vectors), step)
-        kept = [
+        places = [
             start + np.flatnonzero(is_finite(vectors[start : start + step])) for start in starts
         ]
-        chunks = tuple(pa.array(part) for part in kept if part.size)
+        chunks = tuple(pa.array(part) for part in places if part.size)
         if not chunks:
-            raise DataError("no vector in the data is finite, so there is nobody to ask")
+            raise DataError("no vector in the data is finite, so there is no device to ask")
         return cls(chunks, None, None, sum(map(len, chunks)), vectors)
 
     @classmethod
@@ -67,7 +67,7 @@ class Population:
         device_column: str | None = None,
         count_column: str | None = None,
     ) -> Population:
-        """From a CSV, CSV.gz or Parquet file, an Arrow table, a mapping of columns, or items."""
+        """Read a CSV, CSV.gz or Parquet file, an Arrow table, a mapping of columns, or items."""
         items: list[pa.Array] = []
         counts: list[I64] = []
         names: list[pa.Array] = []
@@ -78,14 +78,14 @@ class Population:
             if device_column:
                 names.append(_present(batch.column("device"), "devices"))
         if not items:
-            raise DataError("the data holds no rows; a simulation needs at least one device")
+            raise DataError("the data has no rows; a simulation needs at least one device")
         if device_column:
             return cls._grouped(items, counts, names)
         if not counts:
             return cls(tuple(items), None, None, sum(map(len, items)))
         devices = sum(int(part.sum()) for part in counts)
         if devices == 0:
-            raise DataError(f"the counts in {count_column!r} add up to no devices at all")
+            raise DataError(f"the counts in {count_column!r} must not all be zero")
         return cls(tuple(items), tuple(counts), None, devices)
 
     @classmethod
@@ -94,20 +94,20 @@ class Population:
     ) -> Population:
         named = pa.concat_arrays(names).dictionary_encode()
         owners = named.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        held = pa.concat_arrays(items)
-        if counts:  # an item that a device has thrice is three values to choose among
+        values = pa.concat_arrays(items)
+        if counts:  # three of an item are three values to choose from
             count = np.concatenate(counts)
             if count.sum() > MOST_VALUES:
                 raise DataError(
                     f"the devices must hold at most {MOST_VALUES:,} values; got {count.sum():,}"
                 )
             rows = np.repeat(np.arange(count.size), count)
-            held, owners = held.take(pa.array(rows)), owners[rows]
-        return cls((held,), None, owners, len(named.dictionary))
+            values, owners = values.take(pa.array(rows)), owners[rows]
+        return cls((values,), None, owners, len(named.dictionary))
 
     def expanded(self) -> Population:
-        """The same with a row of its own for each device that stands with others in one, so that
-        devices have numbers: their places, 0 .. devices − 1."""
+        """The same population with one row per device, so that devices have numbers: their places,
+        0 .. devices − 1."""
         if self.weights is None:
             return self
         chunks = [
@@ -117,24 +117,24 @@ class Population:
         return replace(self, chunks=tuple(chunks), weights=None)
 
     def bounded(self, limit: int, *, rng: Rng) -> Population:
-        """At most `limit` values per device, chosen at random among its own.
+        """At most `limit` values per device, chosen at random from its own.
 
-        How many are left out depends on what devices hold: a simulation may warn of it, and no
-        release may say it.
+        The number of values left out depends on the data, so a simulation may warn about it, but a
+        release must not reveal it.
         """
         if self.owners is None:
             return self
-        kept = bound_contributions(self.owners, limit, rng=rng)
-        if kept.size < self.owners.size:
+        rows = bound_contributions(self.owners, limit, rng=rng)
+        if rows.size < self.owners.size:
             warnings.warn(
-                f"the simulated devices hold {self.owners.size:,} values and report {kept.size:,} "
-                f"of them ({1 - kept.size / self.owners.size:.1%} are left out); a larger "
-                'items_per_device (daily_reports with trust "local") would report more',
+                f"the simulated devices hold {self.owners.size:,} values and report {rows.size:,} "
+                f"of them ({1 - rows.size / self.owners.size:.1%} are left out); set a larger "
+                'items_per_device (daily_reports with trust "local") to report more',
                 SimulationWarning,
                 stacklevel=2,
             )
         return replace(
-            self, chunks=(self.chunks[0].take(pa.array(kept)),), owners=self.owners[kept]
+            self, chunks=(self.chunks[0].take(pa.array(rows)),), owners=self.owners[rows]
         )
 
     def distinct(self) -> Population:
@@ -143,30 +143,29 @@ class Population:
             return self
         codes = self.chunks[0].dictionary_encode().indices.to_numpy(zero_copy_only=False)
         pairs = np.stack([self.owners, codes.astype(np.int64)], axis=1)
-        kept = np.sort(np.unique(pairs, axis=0, return_index=True)[1])
-        return self.only(kept, self.chunks[0].take(pa.array(kept)))
+        rows = np.sort(np.unique(pairs, axis=0, return_index=True)[1])
+        return self.only(rows, self.chunks[0].take(pa.array(rows)))
 
     def only(self, rows: I64, items: pa.Array) -> Population:
-        """These rows of devices that hold several values, which are now `items`; the devices stay
-        as many as they were."""
-        assert self.owners is not None  # a row is then a value, and not a device
+        """Only these rows, with `items` as their values; the number of devices stays the same."""
+        assert self.owners is not None  # otherwise a row is a device
         return replace(self, chunks=(items,), owners=self.owners[rows])
 
-    def __repr__(self) -> str:  # never what they hold
+    def __repr__(self) -> str:  # never the data
         return f"Population({self.devices:,} devices)"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Shard:
-    """Some devices of one cohort: the items of those that answer, and how many were asked."""
+    """Some devices of one cohort, with the items of those that answer."""
 
     items: pa.Array
     weights: I64 | None
-    asked: int
+    devices: int  # number asked
     answering: int
-    owners: I64 | None = None  # which of the answering devices has each item; a device each if None
+    owners: I64 | None = None  # the answering device of each item; None: one item per device
     numbers: I64 | None = None
-    """Of the answering devices, their places in the population; None where rows stand for many."""
+    """The places of the answering devices in the population; None if rows stand for several."""
 
     def each_device(self) -> Iterator[pa.Array]:
         """The items of one answering device after another."""
@@ -174,29 +173,29 @@ class Shard:
             order = np.argsort(self.owners, kind="stable")
             counts = np.bincount(self.owners, minlength=self.answering)
             ends = np.cumsum(counts)
-            held = self.items.take(pa.array(order))
+            items = self.items.take(pa.array(order))
             for count, end in zip(counts.tolist(), ends.tolist(), strict=True):
-                yield held.slice(end - count, count)
+                yield items.slice(end - count, count)
             return
         repeats = [1] * len(self.items) if self.weights is None else self.weights.tolist()
         for row, count in enumerate(repeats):
             for _ in range(count):
                 yield self.items.slice(row, 1)
 
-    def __repr__(self) -> str:  # never what they hold
-        return f"Shard({self.answering:,} of {self.asked:,} devices)"
+    def __repr__(self) -> str:  # never the data
+        return f"Shard({self.answering:,} of {self.devices:,} devices)"
 
 
 @dataclass(frozen=True, slots=True)
 class Cohorts:
-    """Which task asks which devices; none is asked twice, and some may not be asked at all.
+    """Which task asks which devices. A device is in at most one cohort.
 
-    Devices fall into cohorts by chance, or `in_order` of the data. Chance is drawn again from its
-    seed whenever it is needed, so nothing about a device is stored. Where it must be `exact`, as a
-    masked round's cohort is, devices are shuffled and dealt out, so that sizes are as planned.
+    Devices are assigned to cohorts at random, or `in_order` of the data. The random numbers are
+    drawn again from their seed when they are needed, so nothing is stored per device. If sizes must
+    be `exact`, as for masked rounds, devices are shuffled and divided.
     """
 
-    shares: Mapping[str, float]  # of the population, by cohort; they add up to at most one
+    shares: Mapping[str, float]  # of the population, by cohort; at most one together
     in_order: bool
     dropout: float
     seed: int
@@ -206,13 +205,13 @@ class Cohorts:
     def of(
         cls, study: Study, question: Question, seed: int, devices: int, *, exact: bool = False
     ) -> Cohorts:
-        """The cohorts that a question asks, out of a population of so many devices.
+        """The cohorts of a question in a population of `devices` devices.
 
-        Masked rounds need cohorts as large as planned, and so do tasks that wait for so many.
+        Masked rounds need cohorts of the planned size, and so do tasks that close at a number.
         """
-        asked = min(1.0, question.devices / devices)
+        share = min(1.0, question.devices / devices)
         return cls(
-            shares={name: asked * share for name, share in question.cohorts().items()},
+            shares={name: share * part for name, part in question.cohorts().items()},
             in_order=study.cohorts == "different",
             dropout=study.dropout,
             seed=seed,
@@ -220,7 +219,7 @@ class Cohorts:
         )
 
     def shards(self, population: Population, cohort: str) -> Iterator[Shard]:
-        """The devices of one cohort, in pieces."""
+        """The devices of one cohort, in shards."""
         index = list(self.shares).index(cohort)
         start = 0
         for number, items in enumerate(population.chunks):
@@ -231,22 +230,22 @@ class Cohorts:
                 start += int(weights.sum())
                 continue
             devices = len(items) if population.owners is None else population.devices
-            asked = self._place(start, devices, population.devices, chance) == index
-            answers = asked & (chance.random(devices) >= self.dropout)
-            owners, rows = population.owners, answers
+            is_asked = self._place(start, devices, population.devices, chance) == index
+            is_answering = is_asked & (chance.random(devices) >= self.dropout)
+            owners, rows = population.owners, is_answering
             if owners is not None:
-                rows = answers[owners]
-                owners = (np.cumsum(answers) - 1)[owners[rows]]
-            numbers = start + np.flatnonzero(answers)
+                rows = is_answering[owners]
+                owners = (np.cumsum(is_answering) - 1)[owners[rows]]
+            numbers = start + np.flatnonzero(is_answering)
             start += devices
-            kept = items.filter(pa.array(rows))
-            yield Shard(kept, None, int(asked.sum()), numbers.size, owners, numbers)
+            values = items.filter(pa.array(rows))
+            yield Shard(values, None, int(is_asked.sum()), numbers.size, owners, numbers)
 
     def numbers(self, population: Population, cohort: str) -> I64:
-        """Which devices of a cohort answer: their places in the population, in which no row stands
-        for several (`Population.expanded`)."""
+        """The places of the answering devices of a cohort, in a population with one row per device
+        (`Population.expanded`)."""
         if population.weights is not None:
-            raise DataError("devices that share a row have no numbers; expand the population first")
+            raise DataError("devices that share a row have no numbers; call expanded() first")
         parts = [shard.numbers for shard in self.shards(population, cohort)]
         return np.concatenate([part for part in parts if part is not None])
 
@@ -263,24 +262,26 @@ class Cohorts:
             ends = start + np.cumsum(weights)
             first, last = np.rint(self._cuts()[index : index + 2] * devices).astype(np.int64)
             begins = ends - weights
-            asked = np.clip(last, begins, ends) - np.clip(first, begins, ends)
+            counts = np.clip(last, begins, ends) - np.clip(first, begins, ends)
         elif self.exact:
             order = _shuffled(self.seed, devices)[start : start + int(weights.sum())]
             inside = np.searchsorted(self._cuts()[1:], (order + 0.5) / devices, "right") == index
             counted = np.r_[0, np.cumsum(inside)]
             ends = np.cumsum(weights)
-            asked = counted[ends] - counted[ends - weights]
+            counts = counted[ends] - counted[ends - weights]
         else:
             chances = np.r_[list(self.shares.values()), 0.0]
             chances[-1] = max(0.0, 1 - chances.sum())
-            asked = chance.multinomial(weights, chances)[:, index]
+            counts = chance.multinomial(weights, chances)[:, index]
         own = np.random.default_rng([self.seed, start, index])  # cohorts drop out independently
-        answers = own.binomial(asked, 1 - self.dropout)
-        rows = np.flatnonzero(answers)
-        yield Shard(items.take(pa.array(rows)), answers[rows], int(asked.sum()), int(answers.sum()))
+        answering = own.binomial(counts, 1 - self.dropout)
+        rows = np.flatnonzero(answering)
+        yield Shard(
+            items.take(pa.array(rows)), answering[rows], int(counts.sum()), int(answering.sum())
+        )
 
     def _place(self, start: int, count: int, devices: int, chance: np.random.Generator) -> I64:
-        """The cohort of each of `count` devices; the number of cohorts for those not asked."""
+        """The index of the cohort of each of `count` devices; for others, the number of cohorts."""
         place = chance.random(count)
         if self.in_order:
             place = (np.arange(start, start + count) + 0.5) / devices
@@ -301,7 +302,7 @@ def _shuffled(seed: int, devices: int) -> I64:
 def _batches(
     data: Data, item_column: str | None, device_column: str | None, count_column: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """Rows as columns "item" (string), "device" (string) and "count" (number), where asked for."""
+    """Rows as columns "item" (string) and, if named, "device" (string) and "count" (number)."""
     roles = [("device", device_column, pa.string()), ("count", count_column, pa.float64())]
     extra = [(role, name, kind) for role, name, kind in roles if name]
     if isinstance(data, Path | str):
@@ -327,15 +328,15 @@ def _from_memory(
         data = pa.table(data if isinstance(data, Mapping) else {"item": data})
     names = data.column_names
     item = item_column or ("item" if "item" in names else names[0])
-    wanted = {item: pa.string(), **{name: kind for _, name, kind in extra}}
-    for name in wanted:
+    schema = {item: pa.string(), **{name: kind for _, name, kind in extra}}
+    for name in schema:
         if name not in names:
             raise DataError(f"the data has no column {name!r}; its columns are {', '.join(names)}")
     try:
-        columns = [data.column(name).cast(kind) for name, kind in wanted.items()]
+        columns = [data.column(name).cast(kind) for name, kind in schema.items()]
     except pa.ArrowInvalid as problem:
         raise DataError(f"the data cannot be read as items: {problem}") from problem
-    yield from pa.table(columns, names=list(wanted)).to_batches()
+    yield from pa.table(columns, names=list(schema)).to_batches()
 
 
 def _present(column: pa.Array, what: str) -> pa.Array:
@@ -345,13 +346,13 @@ def _present(column: pa.Array, what: str) -> pa.Array:
 
 
 def _whole(column: pa.Array, name: str) -> I64:
-    """Counts as whole numbers; missing, negative and fractional ones are refused."""
+    """Counts as whole numbers; missing, negative and fractional ones raise DataError."""
     values = _present(column, f"counts in {name!r}").to_numpy(zero_copy_only=False)
     wrong = ~((values >= 0) & (values < 2**53) & (values == np.floor(values)))
     if wrong.any():
         raise DataError(
-            f"counts in {name!r} must be whole numbers of at least 0; "
-            f"got {values[wrong][0]:g} among {int(wrong.sum()):,} that are not"
+            f"counts in {name!r} must be whole numbers of at least 0; got {values[wrong][0]:g} "
+            f"(wrong values: {int(wrong.sum()):,})"
         )
     whole: I64 = values.astype(np.int64)
     return whole

@@ -17,7 +17,7 @@ from sfumato.learn.data import TESTED_ON_CLIENTS, Federated
 from sfumato.learn.training import Progress, RoundFigures, Training
 from sfumato.planning import Plan, plan
 from sfumato.privacy import Charge, Ledger, PlannedLoss
-from sfumato.questions.promise import TIME
+from sfumato.questions.promise import SEEDED_NOISE, TIME
 from sfumato.study import Study
 
 CAMPAIGN = "training"
@@ -25,13 +25,13 @@ CAMPAIGN = "training"
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TrainedModel(Release):
-    """A model, how well it does on the test set, what it cost and what it promises."""
+    """A model and its accuracy on the test set, with its cost and privacy."""
 
     parameters: dict[str, torch.Tensor]  # by name, as the model's state
-    accuracy: float  # exact, as the loss and the history: see privacy.not_covered
+    accuracy: float  # without noise, like loss and history: see privacy.not_covered
     loss: float
-    rate: float  # model parameters by cells sent
-    history: tuple[RoundFigures, ...]  # of the rounds after which the test set was looked at
+    rate: float  # model parameters per cell sent
+    history: tuple[RoundFigures, ...]  # for rounds after which the model was tested
 
     def head(self) -> dict[str, Any]:
         """Everything but the parameters as plain data."""
@@ -41,13 +41,13 @@ class TrainedModel(Release):
             "loss": self.loss,
             "rate": self.rate,
             "history": [
-                {"round": seen.round, "accuracy": seen.accuracy, "loss": seen.loss}
-                for seen in self.history
+                {"round": figures.round, "accuracy": figures.accuracy, "loss": figures.loss}
+                for figures in self.history
             ],
         }
 
     def save(self, path: Path) -> None:
-        """The parameters, as `torch.load` and `load_state_dict` take them."""
+        """Save the parameters for `torch.load` and `load_state_dict`."""
         torch.save(self.parameters, path)
 
     def __repr__(self) -> str:
@@ -56,7 +56,7 @@ class TrainedModel(Release):
         exact = " on clients' data (exact)" if TESTED_ON_CLIENTS in self.privacy.not_covered else ""
         return (
             f"TrainedModel: accuracy {self.accuracy:.4f}{exact} after {self.cost.rounds:,} rounds, "
-            f"{self.rate:.3g} parameters to a cell; {promise}"
+            f"{self.rate:.3g} parameters per cell; {promise}"
         )
 
 
@@ -76,38 +76,38 @@ def train(
     evaluate_every: int = 10,
     progress: Progress | None = None,
 ) -> TrainedModel:
-    """Train to the end and give the model back.
+    """Train a model and return it.
 
     Every round is charged to the ledger, if there is one, before its sum is opened, and all of them
-    with the first: a training whose rounds it cannot all pay for shows nothing. With `resume`, an
-    interrupted training goes on from its checkpoint, which is written after every round and before
+    with the first: if the budget does not cover all rounds, nothing is shown. With `resume`, an
+    interrupted training continues from its checkpoint, which is written after every round, before
     anything of the round is shown. A checkpoint needs the `ledger` that its training started with:
-    a round that is run again, since it was lost or since the checkpoint is a copy, is charged
-    again. When the ledger refuses a later round, training ends there, and a note says so.
+    a round that runs again, because it was lost or because the checkpoint is a copy, is charged
+    again. If the ledger refuses a later round, training ends there with a note.
 
-    With a `seed` a run repeats exactly, noise included, so it is for study and never for a real
-    model; `exact=False`, floating-point noise, is for experiments as well, and quicker. With
-    `protocol` every client of a secure sum computes by itself, with chance of its own: a collector
-    that is answered by a `NetworkFleet` of the same seed, in the same cohorts, ends with the same
-    parameters, bit for bit. `metrics` is a file that gets a line of JSON per round, and
-    `tensorboard` a folder for the same figures, if TensorBoard is installed.
+    With a `seed` a run repeats exactly, including its noise, so it is for experiments and never for
+    a real model; so is `exact=False`, faster floating-point noise. With `protocol` every client of
+    a secure sum computes by itself, with its own random generator: a collector with a
+    `NetworkFleet` of the same seed, in the same cohorts, ends with the same parameters, bit for
+    bit. `metrics` is a file that gets one line of JSON per round, and `tensorboard` a folder for
+    the same figures, if TensorBoard is installed.
     """
     planned = study if isinstance(study, Plan) else plan(_for(study, data))
     if planned.study.facts.data != "examples":
-        raise StudyError(f"only a train study is trained; got {planned.study.question}")
+        raise StudyError(f"the question must be train; got {planned.study.question}")
     design: Any = planned.design
     if checkpoint is not None and ledger is None:
         raise SpecError(
-            "a checkpoint needs the ledger that its training is charged to, so that no round is "
-            "run twice for one charge; got no ledger",
-            hint="give a ledger (--ledger FILE) from the start",
+            "a checkpoint needs the ledger of its training, so that every run of a round is "
+            "charged; got no ledger",
+            hint="use a ledger (--ledger FILE) from the start",
         )
     training = Training(design, data, torch.device(device), exact, seed, protocol)
     if checkpoint is not None and checkpoint.exists():
         if not resume:
             raise DataError(
-                f"there is a checkpoint at {checkpoint}",
-                hint="resume from it (--resume), or name another file",
+                f"there is already a checkpoint at {checkpoint}",
+                hint="resume from it (--resume), or choose another file",
             )
         training.load(checkpoint)
     notes = list(planned.warnings)
@@ -130,12 +130,12 @@ def train(
             notes.append(f"{done:,} of {design.rounds:,} rounds were run: {refused}")
     if ledger is not None:
         notes += account.notes(training.campaign.rounds_held)
-    return _trained(planned, training, notes)
+    return _release(planned, training, notes)
 
 
 @contextmanager
 def _board(folder: Path | None) -> Iterator[Callable[[RoundFigures], None]]:
-    """Shows a round's figures in TensorBoard's files, or nowhere."""
+    """A function that writes a round's figures to TensorBoard's files, if there is a folder."""
     if folder is None:
         yield lambda figures: None
         return
@@ -143,7 +143,7 @@ def _board(folder: Path | None) -> Iterator[Callable[[RoundFigures], None]]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as problem:
         raise SfumatoError(
-            "figures for TensorBoard need the package tensorboard", hint="pip install tensorboard"
+            "TensorBoard is not installed", hint="pip install tensorboard"
         ) from problem
     writer = SummaryWriter(str(folder))
 
@@ -166,55 +166,53 @@ def _for(study: Study | Mapping[str, Any] | Path | str, data: Federated) -> Stud
 
 
 class _RunLedger:
-    """A ledger on which one run of a training has a name of its own: a design may be trained twice,
-    and each time is a plan of its own."""
+    """A ledger for one run of a training: a design may be trained several times, and each run is
+    charged as its own plan."""
 
     def __init__(self, ledger: Ledger, run: str) -> None:
         self.ledger, self.run = ledger, run
 
     def charge(self, *, campaign: str, cohort: str, task: str, loss: Charge) -> None:
-        """All rounds are charged as one plan with the first; a round that is run again is charged
-        besides, when the plan has no more left."""
+        """Charge all rounds as one plan with the first; a round that runs again is charged
+        additionally, when the plan is used up."""
         if isinstance(loss, PlannedLoss):
             loss = replace(loss, plan=self.run)
         name = f"{CAMPAIGN} {self.run} {campaign}"
         self.ledger.charge(campaign=name, cohort=cohort, task=task, loss=loss)
 
     def rounds(self) -> int:
-        """Rounds of this run that were charged."""
+        """The number of charged rounds of this run."""
         own = f"{CAMPAIGN} {self.run}"
         return sum(each.campaign.startswith(own) for each in self.ledger.entries())
 
     def require(self, rounds: int) -> None:
-        """Raise DataError if a checkpoint has more rounds than were charged here."""
+        """Raise DataError if a checkpoint has more rounds than the ledger."""
         missing = rounds - self.rounds()
         if missing > 0:
             raise DataError(
-                f"the ledger must have the {rounds:,} rounds that the checkpoint has run; "
-                f"it lacks {missing:,} of them",
-                hint="give the ledger that the training started with",
+                f"the ledger must have the {rounds:,} rounds of the checkpoint; it lacks "
+                f"{missing:,} of them",
+                hint="use the ledger that the training started with",
             )
 
     def notes(self, rounds: int) -> list[str]:
-        """That more was charged than a model of so many rounds has, if it was."""
-        again = self.rounds() - rounds
-        if not again:
+        """A note about charged rounds that are not in the model, if there are any."""
+        extra = self.rounds() - rounds
+        if not extra:
             return []
-        more = "1 more round was" if again == 1 else f"{again:,} more rounds were"
+        more = "1 more round was" if extra == 1 else f"{extra:,} more rounds were"
         return [
-            f"{more} charged than this model has: lost in an interruption, or run from a copy "
-            "of the checkpoint"
+            f"{more} charged than this model has: they were lost in an interruption, or run from a "
+            "copy of the checkpoint"
         ]
 
 
-def _trained(planned: Plan, training: Training, notes: Sequence[str]) -> TrainedModel:
+def _release(planned: Plan, training: Training, notes: Sequence[str]) -> TrainedModel:
     design, campaign = training.design, training.campaign
     accuracy, loss = training.evaluate()
     privacy = train_plan.promise(planned.study, design, exact=training.exact)
     if training.noise_seed is not None:
-        privacy = privacy.but_for(
-            "this run's noise was drawn from a seed: who knows it can take the noise off"
-        )
+        privacy = privacy.but_for(SEEDED_NOISE)
     for exception in (*training.data.not_covered, TIME):
         privacy = privacy.but_for(exception)
     cells = campaign.cells_sent / max(campaign.done, 1)

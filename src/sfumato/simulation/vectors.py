@@ -1,4 +1,4 @@
-"""Vectors out of .npy, .npz, CSV and Parquet files: a row a device."""
+"""Read vectors, one per device, from .npy, .npz, CSV and Parquet files."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ Reals = npt.NDArray[np.floating[Any]]
 def load(path: Path | str) -> Reals:
     """The vectors (n, dimensions) of a file.
 
-    A .npy file is mapped, not read; a .npz file must hold one array. A Parquet or CSV file has a
-    numeric column a coordinate, or one column of lists that are all of one length. A missing value
-    is read as NaN, so that its device abstains.
+    A .npy file is memory-mapped; a .npz file must have one array. A Parquet or CSV file has one
+    numeric column per coordinate, or one column of lists of the same length. A missing value is
+    read as NaN, so that its device abstains.
     """
     name = str(path)
     if name.endswith((".npy", ".npz")):
-        return checked(_from_numpy(Path(path)), name)
-    return checked(_from_columns(path), name)
+        return check(_from_numpy(Path(path)), name)
+    return check(_from_columns(path), name)
 
 
-def checked(vectors: npt.NDArray[Any], name: str = "the data") -> Reals:
-    """The vectors as real numbers, a row a device, or DataError."""
+def check(vectors: npt.NDArray[Any], name: str = "the data") -> Reals:
+    """The vectors as real numbers, one row per device, or DataError."""
     if vectors.ndim != 2 or 0 in vectors.shape:
         raise DataError(
-            f"{name} must hold vectors as an array (devices, dimensions), neither of them 0; "
+            f"{name} must be an array of vectors (devices, dimensions), neither of them 0; "
             f"got the shape {vectors.shape}"
         )
     if isinstance(vectors, np.ma.MaskedArray) and vectors.dtype.kind in "iubf":
-        vectors = np.ma.filled(vectors.astype(np.float64), np.nan)  # what is masked is missing
+        vectors = np.ma.filled(vectors.astype(np.float64), np.nan)  # masked values are missing
     if vectors.dtype.kind in "iub":
         return vectors.astype(np.float64)
     if vectors.dtype.kind != "f":
-        raise DataError(f"{name} must hold vectors of real numbers; got {vectors.dtype}")
+        raise DataError(f"{name} must have vectors of real numbers; got {vectors.dtype}")
     if vectors.dtype.itemsize <= 8:
         return vectors
-    with np.errstate(over="ignore"):  # what is too large becomes infinite: its device abstains
+    with np.errstate(over="ignore"):  # too large becomes infinite: that device abstains
         return vectors.astype(np.float64)
 
 
@@ -56,13 +56,11 @@ def _from_numpy(path: Path) -> npt.NDArray[Any]:
         if path.suffix == ".npy":
             mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
             return mapped
-        with np.load(path, allow_pickle=False) as held:
-            names = list(held)
+        with np.load(path, allow_pickle=False) as arrays:
+            names = list(arrays)
             if len(names) != 1:
-                raise DataError(
-                    f"{path} must hold one array; it holds {', '.join(names) or 'none'}"
-                )
-            only: npt.NDArray[Any] = held[names[0]]
+                raise DataError(f"{path} must have one array; it has {', '.join(names) or 'none'}")
+            only: npt.NDArray[Any] = arrays[names[0]]
             return only
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as problem:
         raise DataError(f"{path} cannot be read as a numpy file: {problem}") from problem
@@ -83,15 +81,15 @@ def _from_columns(path: Path | str) -> npt.NDArray[Any]:
 
 
 def _check_names(names: list[str], path: Path | str) -> None:
-    """Columns are read by name: two of one name would be one, and a first line of numbers is likely
-    to be a device's vector."""
+    """Check the names of columns: duplicates would be read as one column, and a first line of
+    numbers is probably a device's vector."""
     if len({*names}) < len(names):
-        raise DataError(f"the columns of {path} must have different names; some have the same")
-    counted = ([str(place) for place in range(k, len(names) + k)] for k in (0, 1))
-    if all(map(_is_number, names)) and names not in counted:
+        raise DataError(f"the columns of {path} must have different names; some are the same")
+    sequences = ([str(place) for place in range(k, len(names) + k)] for k in (0, 1))
+    if all(map(_is_number, names)) and names not in sequences:
         raise DataError(
-            f"{path} has numbers where the names of its columns should be",
-            hint="put a line of names first, such as 0, 1, 2, …",
+            f"the first line of {path} must have the names of its columns; it has numbers",
+            hint="add a first line with names, such as 0, 1, 2, …",
         )
 
 
@@ -116,7 +114,7 @@ def _from_lists(path: Path | str, name: str) -> npt.NDArray[Any]:
         lengths = {*np.diff(np.asarray(column.offsets)).tolist(), *(len(part[0]) for part in parts)}
         if len(lengths) > 1:
             raise DataError(
-                f"vectors in {name!r} of {path} must be of one length; got {min(lengths)} to "
+                f"vectors in {name!r} of {path} must have the same length; got {min(lengths)} to "
                 f"{max(lengths)}"
             )
         if len(column):

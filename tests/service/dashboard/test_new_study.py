@@ -97,8 +97,8 @@ def test_a_script_gets_the_plan_alone(admin: Visitor) -> None:
     [
         ({"devices": "many"}, "Devices must be a whole number; got 'many'.", "devices"),
         ({"epsilon": "-1"}, "Epsilon must be above 0", "epsilon"),
-        ({"epsilon": ""}, "A study must have epsilon.", None),
-        ({"items": ""}, "Frequencies need a list of items", None),
+        ({"epsilon": ""}, "The study must have epsilon.", None),
+        ({"items": ""}, "Frequencies are of listed items", None),
         ({"closes": "soon"}, "Closes must be a date; got 'soon'.", "closes"),
         ({"toml": "a ="}, "The study is not TOML", None),
         ({"toml": "colour = 1"}, "Unknown key colour in the study.", None),

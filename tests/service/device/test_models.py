@@ -54,7 +54,7 @@ def still(terms: ModelTerms, parameters: Any, rng: Rng) -> Any:
 def offer_with(**changed: Any) -> Offer:
     sketch = VectorSketch(length=LENGTH, clip=0.5, bound=0.5, scale=1000.0)
     task = SecureSum(corrupt=0.05, dropout=0.0).task(
-        sketch=sketch, mechanism=NoNoise(), campaign="a pass", cohort="round 0", asked=COHORT,
+        sketch=sketch, mechanism=NoNoise(), campaign="a pass", cohort="round 0", devices=COHORT,
         items_per_device=1,
     )  # fmt: skip
     terms = {"question": "train", "trust": "secure", "task": task, "model": TERMS, **changed}

@@ -1,4 +1,4 @@
-"""Many devices against a real collector: what was sent counts once, however bad the network."""
+"""Many devices and a real collector: every record counts once, on a bad network, too."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sfumato.collector.serve import CollectorServer
 from sfumato.device import Response
 from sfumato.errors import ImpossibleError, ServiceError, SpecError
 from sfumato.privacy import SystemRng
-from sfumato.simulation.network_fleet import NetworkFleet, Unreliable, holdings
+from sfumato.simulation.network_fleet import NetworkFleet, Unreliable, draw_holdings
 from sfumato.simulation.population import Population
 
 TREES = [f"tree {number}" for number in range(20)]
@@ -56,27 +56,27 @@ def create(collector: CollectorServer, name: str, **study: object) -> str:
 
 
 def released(collector: CollectorServer, study: str) -> dict[str, object]:
-    def told() -> str | None:
+    def release_text() -> str | None:
         with collector.store.reading() as tx:
             return tx.release(study)
 
-    wait_for(lambda: told() is not None, "a release")
-    found: dict[str, object] = json.loads(told() or "")
-    return found
+    wait_for(lambda: release_text() is not None, "a release")
+    release: dict[str, object] = json.loads(release_text() or "")
+    return release
 
 
 def test_a_fleet_on_a_bad_network_is_counted_exactly(tmp_path: Path) -> None:
     """Without noise every count is the truth: nothing is lost and nothing counts twice."""
-    held = [[TREES[number % 7 + number % 3]] for number in range(60)]
-    truth = Counter(items[0] for items in held)
+    holdings = [[TREES[number % 7 + number % 3]] for number in range(60)]
+    truth = Counter(items[0] for items in holdings)
     with collecting(tmp_path) as collector:
         study = create(collector, "Trees", trust="central", epsilon=None, devices=10_000)
         key = bytes.fromhex(collector.public_key)
-        with NetworkFleet(collector.address, key, held, drop=0.3, connections=4) as fleet:
+        with NetworkFleet(collector.address, key, holdings, drop=0.3, connections=4) as fleet:
             summary = fleet.ask("Trees", days=2)
         assert (summary.sent, summary.unsent, summary.forgotten) == (60, 0, 0)
         assert summary.outcomes == {"kept": 60}
-        assert summary.repeated > 0  # none is with a probability below 0.7^60
+        assert summary.repeated > 0  # zero has probability below 0.7^60
         assert summary.lost > 0
         studies.close(collector.store, study)
         release = released(collector, study)
@@ -87,22 +87,22 @@ def test_a_fleet_on_a_bad_network_is_counted_exactly(tmp_path: Path) -> None:
 
 
 def test_a_local_study_gets_every_record_of_every_day(tmp_path: Path) -> None:
-    held = [["tree 1", "tree 2", "tree 1"] for _ in range(30)]
+    holdings = [["tree 1", "tree 2", "tree 1"] for _ in range(30)]
     with collecting(tmp_path, with_worker=False) as collector:
         opened(collector.store, key=collector.key, name="Trees")
         key = bytes.fromhex(collector.public_key)
-        with NetworkFleet(collector.address, key, held, seed=1) as fleet:
+        with NetworkFleet(collector.address, key, holdings, seed=1) as fleet:
             summary = fleet.ask("Trees", days=3)
         assert (summary.sent, summary.outcomes) == (90, {"kept": 90})
         assert stored(collector.store) == 90
 
 
 def test_every_device_of_a_fleet_sends_as_much_whatever_it_holds() -> None:
-    held = [["oak"], [], ["oak", "elm", "fir"], ["elm", "elm"]]
+    holdings = [["oak"], [], ["oak", "elm", "fir"], ["elm", "elm"]]
     for offer, days, each in ((HASHED, 1, 1), (HASHED, 3, 3), (TWO, 2, 4)):
         with running() as server:
             server.offer(offer)
-            with NetworkFleet(server.url, PUBLIC, held, connections=1) as fleet:
+            with NetworkFleet(server.url, PUBLIC, holdings, connections=1) as fleet:
                 summary = fleet.ask("Street trees", days=days)
             assert (summary.sent, len(server.messages)) == (4 * each, 4 * each)
 
@@ -119,7 +119,7 @@ def test_a_busy_collector_is_asked_again(tmp_path: Path) -> None:
 
 
 def test_a_study_that_is_not_offered_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sfumato.simulation.network_fleet.SOON_SECONDS", 0.0)
+    monkeypatch.setattr("sfumato.simulation.network_fleet.STUDY_SECONDS", 0.0)
     with (
         running() as server,
         NetworkFleet(server.url, PUBLIC, [["oak"]]) as fleet,
@@ -131,16 +131,16 @@ def test_a_study_that_is_not_offered_is_named(monkeypatch: pytest.MonkeyPatch) -
 def test_what_devices_hold_is_drawn_from_the_data() -> None:
     rows = {"who": ["a", "b", "a", "c"], "item": ["oak", "elm", "ash", "fir"]}
     population = Population.load(rows, item_column="item", device_column="who")
-    assert holdings(population, None, seed=1) == [["oak", "ash"], ["elm"], ["fir"]]
-    two = holdings(population, 2, seed=1)
-    assert two == holdings(population, 2, seed=1)
+    assert draw_holdings(population, None, seed=1) == [["oak", "ash"], ["elm"], ["fir"]]
+    two = draw_holdings(population, 2, seed=1)
+    assert two == draw_holdings(population, 2, seed=1)
     assert all(items in [["oak", "ash"], ["elm"], ["fir"]] for items in two)
     alone = Population.load(["oak", "elm"])
-    assert holdings(alone, None, seed=None) == [["oak"], ["elm"]]
+    assert draw_holdings(alone, None, seed=None) == [["oak"], ["elm"]]
     few = Population.load({"item": ["oak", "elm"], "devices": [2, 1]}, count_column="devices")
-    assert holdings(few, None, seed=None) == [["oak"], ["oak"], ["elm"]]
-    with pytest.raises(ImpossibleError, match="holds 3 devices; got 4"):
-        holdings(population, 4, seed=1)
+    assert draw_holdings(few, None, seed=None) == [["oak"], ["oak"], ["elm"]]
+    with pytest.raises(ImpossibleError, match="must be 1 to 3, the number in the data; got 4"):
+        draw_holdings(population, 4, seed=1)
 
 
 def test_a_network_loses_and_repeats_at_its_rate() -> None:
@@ -171,14 +171,16 @@ def test_the_command_prints_its_summary(tmp_path: Path) -> None:
             "--data", "trees.csv", "--devices", "5", "--seed", "1", "--json", cwd=tmp_path,
         )  # fmt: skip
     assert code == 0, err
-    told = json.loads(out)
-    assert (told["devices"], told["sent"], told["unsent"]) == (5, 5, 0)
+    summary = json.loads(out)
+    assert (summary["devices"], summary["sent"], summary["unsent"]) == (5, 5, 0)
     assert "day 1" in err
 
 
-def test_devices_that_come_by_cohort_come_on_one_day() -> None:
+def test_a_fleet_with_respondents_takes_one_day() -> None:
     with (
-        NetworkFleet("http://127.0.0.1:1", PUBLIC, [["oak"]], come=lambda cohort: [0]) as fleet,
-        pytest.raises(SpecError, match="on one day; got 2 days"),
+        NetworkFleet(
+            "http://127.0.0.1:1", PUBLIC, [["oak"]], respondents=lambda cohort: [0]
+        ) as fleet,
+        pytest.raises(SpecError, match="one day; got 2 days"),
     ):
         fleet.ask("Trees", days=2)

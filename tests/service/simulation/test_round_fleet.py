@@ -23,7 +23,12 @@ from sfumato.device import RoundOutcome
 from sfumato.errors import SpecError
 from sfumato.flow.release import CountRelease, MeanRelease
 from sfumato.privacy import SystemRng
-from sfumato.simulation.network_fleet import LEFT, NetworkFleet, _of_first_task, leaves_in
+from sfumato.simulation.network_fleet import (
+    DROPPED_OUT,
+    NetworkFleet,
+    draw_dropout_phase,
+    sessions_of_first_task,
+)
 
 NAME = "Street trees"
 
@@ -35,14 +40,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def create(collector: CollectorServer, items: list[str] | None = None, **keys: Any) -> StudyRow:
-    asked = {
+    request = {
         "name": NAME,
         "purpose": "Which trees to plant next.",
         "study": {"epsilon": None, **keys},
         "items": items,
         "delay_seconds": 1,
     }
-    return studies.create(collector.store, asked, key=collector.key, rng=SystemRng(), now=time.time)
+    return studies.create(
+        collector.store, request, key=collector.key, rng=SystemRng(), now=time.time
+    )
 
 
 def released(collector: CollectorServer, study: StudyRow) -> dict[str, Any]:
@@ -55,7 +62,7 @@ def released(collector: CollectorServer, study: StudyRow) -> dict[str, Any]:
 
 
 def test_a_fleet_answers_masked_rounds_over_a_bad_network(tmp_path: Path) -> None:
-    """Two cohorts of twelve, with messages that come twice and answers that get lost."""
+    """Two cohorts of twelve, with repeated messages and lost answers."""
     items = [f"tree {k}" for k in range(24)]
     with running(settings(tmp_path)) as collector:
         study = create(
@@ -116,13 +123,13 @@ def test_some_of_a_fleet_vanish_in_the_phases_that_they_are_told_to(tmp_path: Pa
         assert done.exit_code == 0, done.output
         summary = json.loads(done.stdout)
         release = CountRelease.from_dict(released(collector, study))
-    left = summary["outcomes"][LEFT]
+    left = summary["outcomes"][DROPPED_OUT]
     assert left > 0
     assert release.counts.sum() == 30 - left
 
 
 def test_devices_are_asked_for_their_vectors_twice(tmp_path: Path) -> None:
-    """The mean of the same vectors, whose coordinates err by less than six of its errors."""
+    """The mean of equal vectors; its coordinates err by less than six standard errors."""
     vectors = np.zeros((200, 2_000))
     vectors[:, 3] = 0.9
     np.save(tmp_path / "vectors.npy", vectors)
@@ -146,10 +153,10 @@ def test_devices_are_asked_for_their_vectors_twice(tmp_path: Path) -> None:
         assert json.loads(done.stdout)["sent"] == 400
         release = MeanRelease.from_dict(released(collector, study))
         token = tokens.create(collector.store, role="analyst", name="me", days=1)[1]
-        shown = CliRunner(env={"SFUMATO_TOKEN": token}).invoke(
+        output = CliRunner(env={"SFUMATO_TOKEN": token}).invoke(
             main, ["release", "show", NAME, "--server", collector.address]
         )
-    assert "2,000 coordinates, 200 devices" in shown.stdout
+    assert "2,000 coordinates, 200 devices" in output.stdout
     assert release.cost.devices == 200
     assert abs(release.mean[3] - 0.9) < 6 * release.standard_error
 
@@ -178,34 +185,34 @@ def test_one_device_takes_part_from_the_command_line(tmp_path: Path) -> None:
             others.join()
         release = CountRelease.from_dict(released(collector, study))
         token = tokens.create(collector.store, role="analyst", name="me", days=1)[1]
-        shown = CliRunner(env={"SFUMATO_TOKEN": token}).invoke(
+        output = CliRunner(env={"SFUMATO_TOKEN": token}).invoke(
             main, ["study", "show", NAME, "--server", collector.address]
         )
-    assert "0 of 5 devices wait; round 1: done" in shown.stdout
+    assert "0 of 5 devices wait; round 1: done" in output.stdout
     assert json.loads(done.stdout)["outcome"] == "done", done.output
     counts = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
     assert counts == {"elm": 4.0, "oak": 1.0}
 
 
-def test_a_device_leaves_in_a_phase_that_there_is() -> None:
+def test_a_device_drops_out_in_an_existing_phase() -> None:
     chance = np.random.default_rng(SEED)
-    assert leaves_in({}, chance) is None
-    assert leaves_in({"mask": 1.0, "unmask": 1.0}, chance) == "mask"
-    with pytest.raises(SpecError, match="leaves in one of"):
-        leaves_in({"masks": 0.5}, chance)
+    assert draw_dropout_phase({}, chance) is None
+    assert draw_dropout_phase({"mask": 1.0, "unmask": 1.0}, chance) == "mask"
+    with pytest.raises(SpecError, match="must be one of"):
+        draw_dropout_phase({"masks": 0.5}, chance)
 
 
 def test_devices_that_were_offered_another_task_go_on_after_the_others() -> None:
-    """Together they would wait for a cohort that lacks those whose task is over."""
+    """Together they would wait for a cohort without the devices whose task is over."""
 
     def at(task_id: str) -> Any:
         part = SimpleNamespace(offer=SimpleNamespace(task=SimpleNamespace(id=task_id)))
         return SimpleNamespace(part=part)
 
-    seen: list[str] = []
+    order: list[str] = []
     mixed = {0: at("first"), 1: at("second"), 2: at("first")}
-    assert _of_first_task(mixed, "first", seen).keys() == {0, 2}
-    later = {0: at("third"), 1: at("second"), 2: at("third")}  # who waited comes before them
-    assert _of_first_task(later, "third", seen).keys() == {1}
-    assert _of_first_task({0: at("third"), 2: at("third")}, "third", seen).keys() == {0, 2}
-    assert _of_first_task({}, "third", seen) == {}
+    assert sessions_of_first_task(mixed, "first", order).keys() == {0, 2}
+    later = {0: at("third"), 1: at("second"), 2: at("third")}  # the waiting device comes first
+    assert sessions_of_first_task(later, "third", order).keys() == {1}
+    assert sessions_of_first_task({0: at("third"), 2: at("third")}, "third", order).keys() == {0, 2}
+    assert sessions_of_first_task({}, "third", order) == {}

@@ -138,7 +138,7 @@ def test_a_rate_that_adapts_is_the_same_however_often_a_worker_starts(
         planned = studies.plan_of(tx, row)
         again = [studies.campaign_of(tx, row, planned) for _ in range(2)]
     assert secret is not None
-    listed = [each.found() for each in again]  # type: ignore[attr-defined]  # as it is one
+    listed = [each.heavy_hitters() for each in again]  # type: ignore[attr-defined]  # as it is one
     assert listed[0].counts.tolist() == listed[1].counts.tolist()
     assert sorted(listed[0].counts.tolist()) == sorted(estimates.values())
     assert secret.hex() not in json.dumps(studies.state(store, study.id))

@@ -113,7 +113,7 @@ def test_two_studies_alike_share_neither_tasks_nor_a_place_in_the_ledger(
         ({"items": ["oak", 7]}, DataError, "list of texts"),
         ({"items": "oak"}, DataError, "list of texts"),
         ({"items": ["\ud800"]}, DataError, "surrogates"),
-        ({"devices": None}, StudyError, "give devices"),
+        ({"devices": None}, StudyError, "set devices"),
         ({"colour": "green"}, StudyError, "unknown key colour"),
         ({"terms": {"colour": "green"}}, StudyError, "unknown key colour in the request"),
         ({"terms": {"closes": TODAY - 1}}, StudyError, "must not be in the past"),
@@ -149,7 +149,7 @@ def test_a_dictionary_may_hold_any_text_and_lists_an_item_once(store: Store, clo
     assert planned.listed.items.to_pylist() == items[:-1]
     assert body is not None
     assert [json.loads(line) for line in body.decode().split("\n")[:-1]] == items[:-1]
-    assert any("repeats items" in warning for warning in planned.warnings)
+    assert any("repeats" in warning for warning in planned.warnings)
 
 
 def test_a_plan_comes_back_from_the_store_as_it_was_made(store: Store, clock: Clock) -> None:

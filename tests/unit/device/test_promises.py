@@ -35,7 +35,7 @@ def masked_task(
         mechanism=NoiseInShares(scale=20.0, survivors=2),
         campaign=campaign,
         cohort=cohort,
-        asked=devices,
+        devices=devices,
         items_per_device=1,
     )
 

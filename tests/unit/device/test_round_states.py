@@ -13,7 +13,7 @@ from masking import NAME, Masking, agreed, devices, go, masking, parts, play
 from sfumato.device import Device, Http, MemoryBox, Response, RoundClient, RoundOutcome, SqliteBox
 from sfumato.device.offers import public_key
 from sfumato.errors import StoreFull
-from sfumato.flow.secure_sum import ANY_NONCE
+from sfumato.flow.secure_sum import PLACEHOLDER_NONCE
 from sfumato.privacy import SystemRng
 from sfumato.secagg.agreement import members_to_bytes
 from sfumato.secagg.participant import Participant
@@ -103,7 +103,7 @@ def test_a_round_without_parameters_ends_for_the_device() -> None:
     device = consenting_device(Offering(offer_for("Trees", task)), box)
     keys = [bytes([k]) * 32 for k in range(31)]
     participant = Participant.join(
-        task.masked_round(31, ANY_NONCE),
+        task.masked_round(31, PLACEHOLDER_NONCE),
         0,
         keys[0],
         tuple(public_key(key) for key in keys),

@@ -1,4 +1,4 @@
-"""The collector's side: every good report is added once, and a bad one is counted by its reason."""
+"""On the collector: every good report is added once, and a bad one is counted by its reason."""
 
 from __future__ import annotations
 
@@ -70,40 +70,40 @@ def test_a_bad_report_is_rejected_for_its_reason_and_adds_nothing(way: str) -> N
     assert collector.rejected == {reason: 1}
     assert collector.batch.count == 1
     assert opened(collector) == [0, 1] + [0] * 18
-    collector.add(good)  # a rejected report does not stand in the way of the right one
+    collector.add(good)  # a rejected report does not block the right one
     assert collector.batch.count == 2
 
 
 def test_a_replay_is_counted_once_and_is_no_error() -> None:
-    collector, sent = Collector(TASK), reports(3)
-    collector.add(sent + sent)
-    collector.add(sent)
+    collector, batch = Collector(TASK), reports(3)
+    collector.add(batch + batch)
+    collector.add(batch)
     assert collector.batch.count == 3
     assert opened(collector) == [1, 1, 1] + [0] * 17
     assert not collector.rejected
 
 
 def test_of_an_id_that_came_twice_the_first_report_counts() -> None:
-    collector, sent = Collector(TASK), reports(2)
-    first, second = (Report.from_bytes(data) for data in sent)
+    collector, batch = Collector(TASK), reports(2)
+    first, second = (Report.from_bytes(data) for data in batch)
     forged = Report(first.task_id, first.report_id, second.message).to_bytes()
-    collector.add([sent[0], forged, sent[0]])
+    collector.add([batch[0], forged, batch[0]])
     assert not collector.rejected
-    assert collector.repeated == 2
+    assert collector.duplicates == 2
     assert opened(collector) == [1] + [0] * 19
 
 
 def test_a_malformed_report_does_not_take_its_id() -> None:
-    collector, sent = Collector(TASK), reports(1)[0]
-    collector.add([sent[:-1], sent])
+    collector, data = Collector(TASK), reports(1)[0]
+    collector.add([data[:-1], data])
     assert collector.batch.count == 1
     assert collector.rejected == {Rejection.MALFORMED: 1}
 
 
 def test_a_full_batch_takes_replays_and_nothing_new() -> None:
-    collector, sent = Collector(TASK), reports(12)
-    collector.add(sent)
-    collector.add(sent[:5])
+    collector, batch = Collector(TASK), reports(12)
+    collector.add(batch)
+    collector.add(batch[:5])
     assert collector.batch.count == TASK.max_count == 10
     assert collector.rejected == {Rejection.BATCH_FULL: 2}
     assert opened(collector) == [1] * 10 + [0] * 10
@@ -112,15 +112,15 @@ def test_a_full_batch_takes_replays_and_nothing_new() -> None:
 @settings(max_examples=40)
 @given(st.data())
 def test_the_order_of_reports_and_the_grouping_of_batches_do_not_matter(data: Any) -> None:
-    *sent, never_sent = reports(9)
+    *batch, never_sent = reports(9)
     bad = [value for value, _ in spoilt(never_sent).values()]
-    arrived = data.draw(st.permutations([*sent, *sent[:3], *bad]))
+    arrived = data.draw(st.permutations([*batch, *batch[:3], *bad]))
     cut = data.draw(st.integers(0, len(arrived)))
     together, left, right = Collector(TASK), Collector(TASK), Collector(TASK)
     together.add(arrived)
-    known = {*arrived[:cut]}
+    earlier = {*arrived[:cut]}
     left.add(arrived[:cut])
-    right.add(value for value in arrived[cut:] if value not in known or value in bad)
+    right.add(value for value in arrived[cut:] if value not in earlier or value in bad)
     merged = left.batch + right.batch
     assert merged.count == together.batch.count == 8
     assert np.array_equal(

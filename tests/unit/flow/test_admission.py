@@ -25,7 +25,7 @@ PAIRS = LocalTask(
     randomizer=HashedResponse(epsilon=1.0, rows=3, width=3, seed=2),
     cohort="everybody",
     records_per_report=2,
-)  # 9 codes in a byte: most bytes are no record
+)  # 9 codes in a byte: most bytes are not records
 TABLE = Task(
     sketch=OneHot(categories=5),
     mechanism=NoNoise(),
@@ -39,12 +39,12 @@ def as_sent(message: bytes, task: LocalTask | Task = PAIRS) -> bytes:
     return Report(task.id, secrets.token_bytes(16), message).to_bytes()
 
 
-def reasons(task: LocalTask | Task | WordTask, sent: list[bytes]) -> Counter[Rejection]:
-    return Admission(task).admit(to_frames(sent), most_reports=1_000).rejected
+def reasons(task: LocalTask | Task | WordTask, batch: list[bytes]) -> Counter[Rejection]:
+    return Admission(task).admit(to_frames(batch), most_reports=1_000).rejected
 
 
 def reason_of(task: LocalTask | Task, data: bytes) -> Rejection | None:
-    """Why one report is rejected, read as its format says and by nobody else's code."""
+    """Why one report is rejected, by an independent reading of the format."""
     if len(data) < HEADER_BYTES or data[0] != 1:
         return Rejection.MALFORMED
     if data[1:33].hex() != task.id:
@@ -71,16 +71,16 @@ sendings = st.one_of(
 
 
 @given(st.lists(sendings, min_size=1, max_size=30))
-def test_many_are_judged_as_one_by_one(sent: list[bytes]) -> None:
-    admitted = Admission(PAIRS).admit(to_frames(sent), most_reports=1_000)
-    kept, rejected = [], Counter[Rejection]()
-    for data in sent:
+def test_many_are_judged_as_one_by_one(batch: list[bytes]) -> None:
+    admitted = Admission(PAIRS).admit(to_frames(batch), most_reports=1_000)
+    expected, rejected = [], Counter[Rejection]()
+    for data in batch:
         reason = reason_of(PAIRS, data)
         rejected += Counter([] if reason is None else [reason])
-        kept += [data] if reason is None else []
+        expected += [data] if reason is None else []
     assert admitted.rejected == rejected
-    assert admitted.count == len(kept)
-    assert from_frames(admitted.body) == kept
+    assert admitted.count == len(expected)
+    assert from_frames(admitted.body) == expected
 
 
 lengths = st.binary(min_size=4, max_size=6)
@@ -95,24 +95,24 @@ def test_tables_are_judged_as_one_by_one(said: list[bytes]) -> None:
 
 
 def test_what_devices_send_is_admitted() -> None:
-    sent = reports(100)
-    admitted = Admission(TASK).admit(to_frames(sent), most_reports=100)
+    batch = reports(100)
+    admitted = Admission(TASK).admit(to_frames(batch), most_reports=100)
     assert (admitted.count, admitted.rejected) == (100, {})
-    assert admitted.body == to_frames(sent)
+    assert admitted.body == to_frames(batch)
 
 
 def test_a_table_that_a_device_sends_is_admitted() -> None:
-    sent = report(TABLE, np.array([3]), rng=SeededRng(1)).to_bytes()
-    assert not reasons(TABLE, [sent])
+    data = report(TABLE, np.array([3]), rng=SeededRng(1)).to_bytes()
+    assert not reasons(TABLE, [data])
 
 
 def test_words_that_a_device_sends_are_admitted_and_others_are_not() -> None:
     prefix = HashedResponse(epsilon=2.0, rows=2, width=5, seed=1)
     task = WordTask(discoverer=PrefixExtension(prefix=prefix), cohort="everybody")
-    sent = local_report(task, ["tree"], rng=SeededRng(1)).to_bytes()
-    assert not reasons(task, [sent])
-    wrong = sent[:-1] + b"\xff"
-    assert reasons(task, [wrong, sent]) == {Rejection.IMPOSSIBLE: 1}
+    data = local_report(task, ["tree"], rng=SeededRng(1)).to_bytes()
+    assert not reasons(task, [data])
+    wrong = data[:-1] + b"\xff"
+    assert reasons(task, [wrong, data]) == {Rejection.IMPOSSIBLE: 1}
 
 
 @pytest.mark.parametrize(
@@ -125,19 +125,19 @@ def test_a_body_that_does_not_add_up_is_refused_whole(body: bytes) -> None:
 
 @pytest.mark.parametrize("sizes", [[5] * 11, [5, 6] * 6, [0] * 11])
 def test_more_reports_than_an_upload_may_have_are_too_large(sizes: list[int]) -> None:
-    with pytest.raises(TooManyReportsError, match="10 reports at most"):
+    with pytest.raises(TooManyReportsError, match="at most 10 reports"):
         Admission(TASK).admit(to_frames([bytes(size) for size in sizes]), most_reports=10)
 
 
 @given(st.lists(st.binary(max_size=9), min_size=1, max_size=20))
-def test_frames_are_found_where_they_are(sent: list[bytes]) -> None:
-    body = to_frames(sent)
+def test_frames_are_found_where_they_are(batch: list[bytes]) -> None:
+    body = to_frames(batch)
     starts, sizes = frames(body, most=20)
-    found = [body[start : start + size] for start, size in zip(starts, sizes, strict=True)]
-    assert found == sent
+    parts = [body[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    assert parts == batch
 
 
 def test_what_is_admitted_does_not_print() -> None:
-    sent = reports(1)
-    shown = repr(Admission(TASK).admit(to_frames(sent), most_reports=1))
-    assert shown == "Admitted(1 reports, rejected={})"
+    batch = reports(1)
+    text = repr(Admission(TASK).admit(to_frames(batch), most_reports=1))
+    assert text == "AdmittedReports(1 reports, rejected={})"

@@ -1,4 +1,4 @@
-"""How a table travels: packed to the bit, opened to the whole numbers nearest zero."""
+"""A table on the wire: packed to the bit, opened to the whole numbers nearest zero."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTHS = range(2, 63)
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[int, I64]:
-    """A modulus, and a table of the numbers that it tells apart."""
+    """A modulus, and a table of numbers that it distinguishes."""
     bits = draw(st.integers(2, 62))
     half = 1 << (bits - 1)
     cells = draw(st.lists(st.integers(-half, half - 1), max_size=30))
@@ -41,8 +41,8 @@ def test_every_width_packs_and_unpacks(bits: int) -> None:
 
 
 @given(tables())
-def test_sealing_unpacking_and_opening_give_the_table_back(given_: tuple[int, I64]) -> None:
-    bits, table = given_
+def test_sealing_unpacking_and_opening_give_the_table_back(case: tuple[int, I64]) -> None:
+    bits, table = case
     plain, before = Plain(modulus_bits=bits), table.copy()
     message = plain.seal(table)
     assert len(message) == plain.message_bytes(table.size)
@@ -54,7 +54,7 @@ def test_sealing_unpacking_and_opening_give_the_table_back(given_: tuple[int, I6
 def test_a_sum_of_residues_opens_to_the_sum_wherever_that_fits(
     bits: int, values: list[int]
 ) -> None:
-    """Partial sums may be as large as they like, past 64 bits too: only the sum must fit."""
+    """Partial sums may have any size, even beyond 64 bits: only the final sum must fit."""
     plain, half = Plain(modulus_bits=bits), 1 << (bits - 1)
     target = int(np.clip(sum(values), -half, half - 1))
     summands = [*values, target - sum(values)]

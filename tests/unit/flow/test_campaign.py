@@ -1,4 +1,4 @@
-"""The only loop: tasks out, noised sums in, each paid for before the next is asked."""
+"""The only loop: tasks out, noised sums in, each charged before the next is asked."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Rounds(Campaign):
 
 
 class Fleet:
-    """Ten devices in each cohort, all in the first category; remembers who was asked."""
+    """Ten devices in each cohort, all in the first category; records the cohorts asked."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def gather(self, asked: Task) -> Batch:
-        self.asked.append(asked.cohort)
-        return Batch(asked.id, np.array([10, 0]), 10)
+    def gather(self, task: Task) -> Batch:
+        self.asked.append(task.cohort)
+        return Batch(task.id, np.array([10, 0]), 10)
 
 
 def test_a_campaign_is_asked_and_told_until_it_has_nothing_more_to_ask() -> None:

@@ -1,4 +1,4 @@
-"""Local reports on their way: the wire, admission, tallies, snapshots, Apple's form."""
+"""Local reports: the wire format, admission, tallies, snapshots, Apple's form."""
 
 from __future__ import annotations
 
@@ -58,31 +58,31 @@ def tally_of(collector: Collector) -> Tally:
 
 
 def test_reports_one_by_one_and_all_at_once_make_the_same_tally(task: LocalTask) -> None:
-    sent = reports(task, 60)
+    batch = reports(task, 60)
     together, apart = Collector(task), Collector(task)
-    together.add(sent)
-    for report in reversed(sent):
+    together.add(batch)
+    for report in reversed(batch):
         apart.add([report])
     assert np.array_equal(tally_of(together).cells, tally_of(apart).cells)
     assert np.array_equal(tally_of(together).row_counts, tally_of(apart).row_counts)
-    assert tally_of(together).count == 3 * 60  # who has fewer items sends as many records
+    assert tally_of(together).count == 3 * 60  # devices with fewer items send as many records
     assert not together.rejected
 
 
 def test_a_report_sent_twice_counts_once(task: LocalTask) -> None:
-    sent = reports(task, 10)
+    batch = reports(task, 10)
     collector = Collector(task)
-    collector.add(sent + sent[:4])
-    collector.add(sent[:2])
+    collector.add(batch + batch[:4])
+    collector.add(batch[:2])
     assert tally_of(collector).count == 3 * 10
-    assert collector.repeated == 6
+    assert collector.duplicates == 6
     assert not collector.rejected
 
 
 def test_bad_reports_are_rejected_by_reason_and_change_nothing(task: LocalTask) -> None:
-    sent = reports(task, 10)
+    batch = reports(task, 10)
     collector = Collector(task)
-    collector.add(sent)
+    collector.add(batch)
     before = tally_of(collector).cells.copy()
     good = Report.from_bytes(reports(task, 1, start=99)[0])
     size = task.randomizer.record_bytes
@@ -157,7 +157,7 @@ def test_sealed_batches_fold_like_reports(task: LocalTask) -> None:
 
 
 def test_a_device_sends_no_more_than_the_task_takes(task: LocalTask) -> None:
-    with pytest.raises(SpecError, match="at most 3 items of a device at a time; got 4"):
+    with pytest.raises(SpecError, match="at most 3 items per report; got 4"):
         local_report(task, np.array([1, 2, 3, 4], dtype=np.int64), rng=SeededRng(1))
     with pytest.raises(TaskError, match="records_per_report"):
         LocalTask(randomizer=task.randomizer, cohort="x", records_per_report=0)
@@ -241,8 +241,8 @@ def test_records_in_apples_form_fold_like_ours() -> None:
         row = int.from_bytes(record[:2].tobytes(), "little")
         lines.append(f"{row},{np.packbits(bits).tobytes().hex()}")
     text = {"key": "tree", "parameters": {"epsilon": 4, "k": 1_000, "m": 256}, "records": lines}
-    key, found, records = read_apple_records(json.dumps(text), seed=3)
-    assert (key, found) == ("tree", sketch)
+    key, randomizer, records = read_apple_records(json.dumps(text), seed=3)
+    assert (key, randomizer) == ("tree", sketch)
     assert np.array_equal(records, ours)
 
 

@@ -29,9 +29,9 @@ TASK = Task(
     message=st.binary(max_size=60),
 )
 def test_a_report_survives_its_bytes(task: bytes, name: bytes, message: bytes) -> None:
-    sent = Report(task.hex(), name, message)
-    data = sent.to_bytes()
-    assert Report.from_bytes(data) == sent
+    original = Report(task.hex(), name, message)
+    data = original.to_bytes()
+    assert Report.from_bytes(data) == original
     assert Report.from_bytes(data).to_bytes() == data
     assert len(data) == HEADER_BYTES + len(message)
 
@@ -56,6 +56,6 @@ def test_another_version_is_refused(version: int) -> None:
 
 
 def test_every_report_of_a_task_is_equally_long() -> None:
-    lengths = {len(report(TASK, held, rng=SeededRng(1)).to_bytes()) for held in ([], [0], [4])}
+    lengths = {len(report(TASK, values, rng=SeededRng(1)).to_bytes()) for values in ([], [0], [4])}
     assert lengths == {report_bytes(TASK)}
     assert report_bytes(TASK) == HEADER_BYTES + 5

@@ -1,4 +1,4 @@
-"""A task refuses parts that do not fit together, and its id covers everything it asks."""
+"""A task refuses parts that do not fit together, and its id covers all of its fields."""
 
 from __future__ import annotations
 

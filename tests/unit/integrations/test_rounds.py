@@ -331,7 +331,7 @@ def test_a_design_checks_itself(wrong: dict[str, Any]) -> None:
     [
         (2, 0.0, 0.0, "at least 3 devices"),
         (4, 0.9, 0.0, "only 0 are sure to stay"),
-        (5, 0.5, 0.6, "3 may be corrupt and only 3 be left"),
+        (5, 0.5, 0.6, "3 may be corrupt and only 3 may stay"),
     ],
 )
 def test_too_few_clients_for_a_secure_sum_are_refused(

@@ -311,7 +311,7 @@ def test_parameters_are_read_by_their_digest_and_written_by_nobody() -> None:
     assert offer.read(body).tolist() == flat.tolist()
     assert not offer.read(body).flags.writeable
     for wrong in (body[:-4], body + b"\0" * 4, bytes(len(body))):
-        with pytest.raises(SpecError, match="those that its offer names"):
+        with pytest.raises(SpecError, match="the digest in its offer"):
             offer.read(wrong)
 
 

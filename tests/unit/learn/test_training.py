@@ -778,7 +778,7 @@ def test_clients_that_are_left_out_still_send_their_noise() -> None:
         ({"compression": AdaptTail()}, "noise in shares cannot be added"),
         ({"adaptive_clip": AdaptiveClip()}, "a secure sum has a fixed clip"),
         ({"cohort": 3}, "at least 4 devices"),
-        ({"secure": SecureSum(corrupt=0.9, dropout=0.5)}, "nobody's noise counts"),
+        ({"secure": SecureSum(corrupt=0.9, dropout=0.5)}, "no honest device is left"),
     ],
 )
 def test_what_a_secure_sum_cannot_do_is_refused(fields: dict[str, Any], message: str) -> None:

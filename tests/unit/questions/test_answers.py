@@ -43,7 +43,7 @@ def test_a_release_of_nothing_comes_back_too() -> None:
 
 
 def test_counts_are_over_all_that_were_asked() -> None:
-    """Half of the devices answered, so counts double, and so does what is not known of them."""
+    """Half of the devices answered, so counts double, and so does their uncertainty."""
     planned = sfumato.plan(LOCAL, items=ITEMS)
     task = first_task(planned)
     tallies = TallyAccumulator(task)
@@ -52,7 +52,7 @@ def test_counts_are_over_all_that_were_asked() -> None:
     campaign.absorb(tallies.batch(50))
     all_of_them, half = (
         planned.design.answer(
-            campaign, planned, Participation(devices=devices, answered=50, rounds=1)
+            campaign, planned, Participation(devices=devices, respondents=50, rounds=1)
         )
         for devices in (50, 100)
     )
@@ -68,7 +68,7 @@ def test_nothing_comes_of_nothing() -> None:
     campaign = planned.design.campaign(planned)
     campaign.absorb(TallyAccumulator(first_task(planned)).batch(0))
     with pytest.raises(ImpossibleError, match="no device answered"):
-        planned.design.answer(campaign, planned, Participation(devices=0, answered=0, rounds=0))
+        planned.design.answer(campaign, planned, Participation(devices=0, respondents=0, rounds=0))
 
 
 def test_notes_and_time_are_on_the_release() -> None:
@@ -78,7 +78,7 @@ def test_notes_and_time_are_on_the_release() -> None:
     assert task is not None
     campaign.absorb(NoisedSum(task, np.array([5, 0, 2]), 7))
     release = planned.design.answer(
-        campaign, planned, Participation(devices=7, answered=7, rounds=1, notes=("so",))
+        campaign, planned, Participation(devices=7, respondents=7, rounds=1, notes=("so",))
     )
     assert isinstance(release, CountRelease)
     assert dict(zip(release.items.to_pylist(), release.counts, strict=True)) == {

@@ -60,14 +60,14 @@ def test_a_release_that_lists_nothing_is_a_file_too(data: dict[str, Any], ending
 
 def test_a_mean_is_exported_by_coordinate(data: dict[str, Any]) -> None:
     study = {"question": "mean", "trust": "central", "epsilon": 1.0, "clip": 1.0}
-    told = simulate(study, np.ones((20, 3)), seed=1).to_dict()
-    table = pyarrow.parquet.read_table(io.BytesIO(read_release(told).export("parquet")))
+    data = simulate(study, np.ones((20, 3)), seed=1).to_dict()
+    table = pyarrow.parquet.read_table(io.BytesIO(read_release(data).export("parquet")))
     assert table["coordinate"].to_pylist() == [0, 1, 2]
-    assert table["mean"].to_pylist() == [row["mean"] for row in told["estimates"]]
+    assert table["mean"].to_pylist() == [row["mean"] for row in data["estimates"]]
 
 
 def test_other_endings_are_refused(data: dict[str, Any]) -> None:
-    with pytest.raises(SpecError, match="exported as json, csv, parquet, png; got xlsx"):
+    with pytest.raises(SpecError, match="must end in json, csv, parquet, png; got xlsx"):
         read_release(data).export("xlsx")
 
 

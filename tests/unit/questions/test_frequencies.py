@@ -1,4 +1,4 @@
-"""Campaigns of frequency questions: what they ask, in which order, and how answers are read."""
+"""Campaigns of frequency questions: their tasks, the order of these, and the decoding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sfumato.questions.frequencies.design import (
     PILOT_WIDTH,
     FrequencyCampaign,
     FrequencyDesign,
-    piloted_width,
+    width_from_pilot,
 )
 from sfumato.questions.question import Dictionary
 from sfumato.sketch import CountSketch, DecodedRounds, OneHot
@@ -34,7 +34,7 @@ F64 = npt.NDArray[np.float64]
 ITEMS, DEVICES = 200, 6000
 
 
-def design(**fields: Any) -> FrequencyDesign:
+def make_design(**fields: Any) -> FrequencyDesign:
     standard: dict[str, Any] = {
         "mode": "shared",
         "items": ITEMS,
@@ -52,7 +52,7 @@ def design(**fields: Any) -> FrequencyDesign:
 
 
 def answer(task: Task, counts: I64, rng: SeededRng | None = None) -> NoisedSum:
-    """What the devices that hold `counts` of each item give to a task."""
+    """The answer to a task of devices that hold `counts` of each item."""
     table = task.sketch.encode(np.arange(counts.size), counts)
     noised = task.mechanism.at_release(table, count=int(counts.sum()), rng=rng or SeededRng(SEED))
     return NoisedSum(task, noised, int(counts.sum()))
@@ -85,7 +85,7 @@ def test_an_empty_dictionary_and_missing_items_are_refused() -> None:
         Dictionary(pa.array(["oak", None]))
 
 
-# --- what is asked
+# --- tasks
 
 
 @pytest.mark.parametrize(
@@ -99,30 +99,30 @@ def test_an_empty_dictionary_and_missing_items_are_refused() -> None:
 def test_rounds_of_a_mode_have_its_cells_and_signs(
     mode: str, rounds: list[tuple[int, int]]
 ) -> None:
-    tasks = design(mode=mode, rounds=3).tasks()
+    tasks = make_design(mode=mode, rounds=3).tasks()
     sketches = [task.sketch for task in tasks]
     assert all(isinstance(sketch, CountSketch) for sketch in sketches)
-    found = [(s.bucket_round, s.sign_round) for s in sketches if isinstance(s, CountSketch)]
-    assert found == rounds
+    pairs = [(s.bucket_round, s.sign_round) for s in sketches if isinstance(s, CountSketch)]
+    assert pairs == rounds
     assert len({task.cohort for task in tasks}) == 3
     assert all(task.max_count >= DEVICES / 3 for task in tasks)
 
 
 def test_a_table_noised_once_is_asked_for_once() -> None:
-    (task,) = design(rounds=5, every_round=False).tasks()
+    (task,) = make_design(rounds=5, every_round=False).tasks()
     assert task.max_count >= DEVICES
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "fresh"])
 def test_rounds_with_signs_of_their_own_are_noised_one_by_one(mode: str) -> None:
-    with pytest.raises(SpecError, match="one by one"):
-        design(mode=mode, rounds=5, every_round=False)
+    with pytest.raises(SpecError, match="every round must have noise"):
+        make_design(mode=mode, rounds=5, every_round=False)
 
 
 @pytest.mark.parametrize("wrong", [{"rounds": 0}, {"items": 0}, {"pilot_devices": 100}], ids=str)
 def test_a_design_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(SpecError):
-        design(**wrong)
+        make_design(**wrong)
 
 
 # --- the campaign
@@ -131,88 +131,93 @@ def test_a_design_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
 @pytest.mark.parametrize("mode", ["shared", "hybrid", "fresh"])
 def test_a_campaign_asks_every_round_and_counts_what_was_answered(mode: str) -> None:
     """So wide that a collision in a majority of rows has probability 1e-11: counts are exact."""
-    made = design(mode=mode, rounds=3, rows=15, width=1 << 15)
-    campaign = FrequencyCampaign(made, np.arange(ITEMS))
+    design = make_design(mode=mode, rounds=3, rows=15, width=1 << 15)
+    campaign = FrequencyCampaign(design, np.arange(ITEMS))
     counts = np.random.default_rng(SEED).multinomial(2000, law(1.1, ITEMS), size=3)
-    asked = []
+    cohorts = []
     for count in counts:
         task = campaign.next_task()
         assert task is not None
-        assert task == campaign.next_task()  # asking twice asks the same
-        asked.append(task)
+        assert task == campaign.next_task()  # the next task stays the same
+        cohorts.append(task)
         campaign.absorb(answer(task, count))
-    assert asked == made.tasks()
+    assert cohorts == design.tasks()
     assert campaign.next_task() is None
-    assert campaign.answered == 6000
-    found = campaign.estimates()
-    assert np.array_equal(found.counts, counts.sum(axis=0))
-    assert (found.decoder, found.width) == ("median", 1 << 15)
+    assert campaign.respondents == 6000
+    estimates = campaign.estimates()
+    assert np.array_equal(estimates.counts, counts.sum(axis=0))
+    assert (estimates.decoder, estimates.width) == ("median", 1 << 15)
 
 
 @pytest.mark.parametrize("decode", ["median", "mean", "refined"])
 def test_estimates_are_those_of_the_decoder_with_an_error_each(
     decode: Literal["median", "mean", "refined"],
 ) -> None:
-    campaign = FrequencyCampaign(design(decode=decode, width=20), np.arange(ITEMS))
+    campaign = FrequencyCampaign(make_design(decode=decode, width=20), np.arange(ITEMS))
     (task,) = campaign.design.tasks()
     counts = np.random.default_rng(SEED).multinomial(DEVICES, law(1.1, ITEMS))
     campaign.absorb(answer(task, counts))
-    found = campaign.estimates()
-    assert found.counts.shape == found.standard_error.shape == found.half_width.shape == (ITEMS,)
-    assert (found.half_width >= 0).all()
-    assert found.decoder.startswith(decode)
+    estimates = campaign.estimates()
+    assert (
+        estimates.counts.shape
+        == estimates.standard_error.shape
+        == estimates.half_width.shape
+        == (ITEMS,)
+    )
+    assert (estimates.half_width >= 0).all()
+    assert estimates.decoder.startswith(decode)
     if decode != "refined":
         assert isinstance(task.sketch, CountSketch)
         rounds = DecodedRounds.of([(task.sketch, answer(task, counts).table)])
         points = hashing.fingerprint(np.arange(ITEMS), SEED)
-        assert np.array_equal(found.counts, rounds.estimate(points, decode=decode))
+        assert np.array_equal(estimates.counts, rounds.estimate(points, decode=decode))
         errors = rounds.estimate(rounds.placebos(), decode=decode)
         assert np.array_equal(
-            found.half_width,
+            estimates.half_width,
             np.full(ITEMS, np.quantile(np.abs(errors), 0.95, method="higher")),
         )
-        assert np.allclose(found.standard_error, np.sqrt(np.mean(errors**2)), rtol=1e-12)
+        assert np.allclose(estimates.standard_error, np.sqrt(np.mean(errors**2)), rtol=1e-12)
 
 
 def test_a_campaign_refuses_an_answer_it_did_not_ask_for() -> None:
-    made = design(mode="hybrid", rounds=2)
-    campaign = FrequencyCampaign(made, np.arange(ITEMS))
-    first, second = made.tasks()
+    design = make_design(mode="hybrid", rounds=2)
+    campaign = FrequencyCampaign(design, np.arange(ITEMS))
+    first, second = design.tasks()
     counts = np.ones(ITEMS, dtype=np.int64)
     for wrong in (second, replace(first, cohort="somebody else")):
-        with pytest.raises(SpecError, match="asked for last"):
+        with pytest.raises(SpecError, match="the answer to its last task"):
             campaign.absorb(answer(wrong, counts))
     campaign.absorb(answer(first, counts))
-    with pytest.raises(SpecError, match="asked for last"):
+    with pytest.raises(SpecError, match="the answer to its last task"):
         campaign.absorb(answer(first, counts))
     campaign.absorb(answer(second, counts))
-    with pytest.raises(SpecError, match="asked for last"):
+    with pytest.raises(SpecError, match="the answer to its last task"):
         campaign.absorb(answer(second, counts))
-    assert campaign.answered == 2 * ITEMS
+    assert campaign.respondents == 2 * ITEMS
 
 
 def test_there_is_nothing_to_estimate_before_the_first_answer() -> None:
     with pytest.raises(SpecError, match="nothing to estimate"):
-        FrequencyCampaign(design(), np.arange(ITEMS)).estimates()
+        FrequencyCampaign(make_design(), np.arange(ITEMS)).estimates()
 
 
 # --- one-hot
 
 
 def test_a_one_hot_campaign_counts_exactly() -> None:
-    made = design(mode="one_hot", width=0, rows=1, rounds=2)
-    campaign = FrequencyCampaign(made, np.arange(ITEMS))
+    design = make_design(mode="one_hot", width=0, rows=1, rounds=2)
+    campaign = FrequencyCampaign(design, np.arange(ITEMS))
     counts = np.random.default_rng(SEED).multinomial(3000, law(1.1, ITEMS), size=2)
     for count in counts:
         task = campaign.next_task()
         assert task is not None
         assert task.sketch == OneHot(categories=ITEMS)
         campaign.absorb(answer(task, count))
-    found = campaign.estimates()
-    assert np.array_equal(found.counts, counts.sum(axis=0))
-    assert not found.standard_error.any()
-    assert not found.half_width.any()
-    assert (found.decoder, found.width) == ("exact", 0)
+    estimates = campaign.estimates()
+    assert np.array_equal(estimates.counts, counts.sum(axis=0))
+    assert not estimates.standard_error.any()
+    assert not estimates.half_width.any()
+    assert (estimates.decoder, estimates.width) == ("exact", 0)
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
@@ -220,20 +225,20 @@ def test_one_noised_one_hot_table_has_the_noises_own_interval(
     noise: Literal["gaussian", "laplace"],
 ) -> None:
     mechanism = NoiseAtRelease(noise=noise, scale=4.0)
-    made = design(mode="one_hot", width=0, rows=1, every_round=False, mechanism=mechanism)
-    campaign = FrequencyCampaign(made, np.arange(ITEMS))
-    (task,) = made.tasks()
+    design = make_design(mode="one_hot", width=0, rows=1, every_round=False, mechanism=mechanism)
+    campaign = FrequencyCampaign(design, np.arange(ITEMS))
+    (task,) = design.tasks()
     campaign.absorb(answer(task, np.full(ITEMS, 30)))
-    found = campaign.estimates()
-    assert (found.half_width == NoiseLaw.of(noise, 4.0).width(0.95)).all()
-    assert np.allclose(found.standard_error, mechanism.stddev(1), rtol=1e-6)
+    estimates = campaign.estimates()
+    assert (estimates.half_width == NoiseLaw.of(noise, 4.0).width(0.95)).all()
+    assert np.allclose(estimates.standard_error, mechanism.stddev(1), rtol=1e-6)
 
 
 def test_noises_of_several_one_hot_rounds_add_up() -> None:
     mechanism = NoiseAtRelease(noise="gaussian", scale=4.0)
-    made = design(mode="one_hot", width=0, rows=1, rounds=9, mechanism=mechanism)
-    campaign = FrequencyCampaign(made, np.arange(ITEMS))
-    for task in made.tasks():
+    design = make_design(mode="one_hot", width=0, rows=1, rounds=9, mechanism=mechanism)
+    campaign = FrequencyCampaign(design, np.arange(ITEMS))
+    for task in design.tasks():
         campaign.absorb(answer(task, np.full(ITEMS, 3)))
     assert np.allclose(campaign.estimates().standard_error, 12.0, rtol=1e-12)
 
@@ -252,7 +257,7 @@ def two_phase(alpha: float, seed: int, scale: float) -> tuple[int, float, float,
     """
     rng = np.random.default_rng([SEED, seed])
     mechanism = NoiseAtRelease(noise="gaussian", scale=scale) if scale else NoNoise()
-    made = design(
+    design = make_design(
         items=DOMAIN,
         devices=2 * POPULATION,
         rows=16,
@@ -264,18 +269,18 @@ def two_phase(alpha: float, seed: int, scale: float) -> tuple[int, float, float,
         target_error=TARGET,
         constant=sizing.PAPER_CONSTANT,
     )
-    asked, others = rng.multinomial(POPULATION, law(alpha, DOMAIN), size=2)
+    pilot_counts, others = rng.multinomial(POPULATION, law(alpha, DOMAIN), size=2)
     items = np.arange(DOMAIN)
-    given = answer(made.pilot(), asked, SeededRng(SEED, seed))
-    width = piloted_width(given, items, made)
+    pilot = answer(design.pilot(), pilot_counts, SeededRng(SEED, seed))
+    width = width_from_pilot(pilot, items, design)
     instance = sizing.instance_width(
         others / POPULATION, TARGET, constant=2, devices=2 * POPULATION
     )
-    assert isinstance(given.task.sketch, CountSketch)
-    read = given.task.sketch.estimate(given.table, items) / POPULATION
-    seen = sizing.fit_power_law(read).alpha
-    true = sizing.fit_power_law(asked / POPULATION).alpha
-    return width, instance, seen, true
+    assert isinstance(pilot.task.sketch, CountSketch)
+    read = pilot.task.sketch.estimate(pilot.table, items) / POPULATION
+    fitted = sizing.fit_power_law(read).alpha
+    true = sizing.fit_power_law(pilot_counts / POPULATION).alpha
+    return width, instance, fitted, true
 
 
 @pytest.mark.parametrize("alpha", ZIPF)
@@ -288,8 +293,8 @@ def test_a_pilot_finds_the_law_and_the_width_that_the_data_need(alpha: float, sc
     false alarm about 1e-6. Power: another law's exponent and width are caught, by the control.
     """
     runs = [two_phase(alpha, seed, scale) for seed in range(PILOTS)]
-    widths, instances, seen, true = np.array(runs).T
-    assert abs(np.mean(seen - true)) < 0.02
+    widths, instances, exponents, truth = np.array(runs).T
+    assert abs(np.mean(exponents - truth)) < 0.02
     assert abs(np.mean(widths / instances) - 1) < 0.25
 
 
@@ -297,46 +302,52 @@ def test_a_wrong_exponent_would_give_a_wrong_width() -> None:
     """The control: alpha and width of one law do not pass for those of another."""
     runs = [two_phase(2.0, seed, 0.0) for seed in range(PILOTS)]
     others = [two_phase(1.3, seed, 0.0) for seed in range(PILOTS)]
-    widths, _, seen, _ = np.array(runs).T
+    widths, _, exponents, _ = np.array(runs).T
     _, instances, _, true = np.array(others).T
-    assert abs(np.mean(seen - true)) >= 0.02
+    assert abs(np.mean(exponents - true)) >= 0.02
     assert abs(np.mean(widths / instances) - 1) >= 0.25
 
 
 def test_the_pilot_comes_first_and_sizes_the_rest() -> None:
-    made = design(
+    design = make_design(
         mode="hybrid", rounds=2, width=3000, pilot_devices=2000, target_error=0.01, items=1000
     )
-    campaign = FrequencyCampaign(made, np.arange(1000))
+    campaign = FrequencyCampaign(design, np.arange(1000))
     pilot = campaign.next_task()
     assert pilot is not None
     assert pilot.cohort == PILOT_COHORT
     assert pilot.sketch == CountSketch(rows=5, width=PILOT_WIDTH, seed=SEED)
     counts = np.random.default_rng(SEED).multinomial(2000, law(1.5, 1000), size=3)
-    with pytest.raises(SpecError, match="asked for last"):
-        campaign.absorb(answer(made.tasks()[0], counts[1]))
-    given = answer(pilot, counts[0])
-    campaign.absorb(given)
-    assert campaign.width == piloted_width(given, np.arange(1000), made) < 3000
+    with pytest.raises(SpecError, match="the answer to its last task"):
+        campaign.absorb(answer(design.tasks()[0], counts[1]))
+    pilot_answer = answer(pilot, counts[0])
+    campaign.absorb(pilot_answer)
+    assert campaign.width == width_from_pilot(pilot_answer, np.arange(1000), design) < 3000
     for round, count in enumerate(counts[1:]):
         task = campaign.next_task()
-        assert task == made.tasks(campaign.width)[round]
+        assert task == design.tasks(campaign.width)[round]
         assert task.sketch.shape == (5, campaign.width)
         campaign.absorb(answer(task, count))
     assert campaign.next_task() is None
-    assert campaign.answered == 4000  # the pilot's devices sized the sketch; they are not counted
+    assert (
+        campaign.respondents == 4000
+    )  # the pilot's devices sized the sketch; they are not counted
     assert campaign.estimates().width == campaign.width
 
 
 def test_a_pilot_that_shows_nothing_gives_the_minimax_width() -> None:
-    made = design(width=777, pilot_devices=2000, target_error=0.01)
-    flat = NoisedSum(made.pilot(), np.zeros((5, PILOT_WIDTH), dtype=np.int64), 2000)
-    assert piloted_width(flat, np.arange(ITEMS), made) == 777
+    design = make_design(width=777, pilot_devices=2000, target_error=0.01)
+    flat = NoisedSum(design.pilot(), np.zeros((5, PILOT_WIDTH), dtype=np.int64), 2000)
+    assert width_from_pilot(flat, np.arange(ITEMS), design) == 777
 
 
 def test_a_piloted_width_is_at_least_two_and_at_most_the_minimax() -> None:
     one_item = np.zeros(ITEMS, dtype=np.int64)
     one_item[:2] = 1900, 100
     for target, width in ((0.9, 50), (0.0001, 50)):
-        made = design(width=width, pilot_devices=2000, target_error=target, constant=1.0)
-        assert 2 <= piloted_width(answer(made.pilot(), one_item), np.arange(ITEMS), made) <= width
+        design = make_design(width=width, pilot_devices=2000, target_error=target, constant=1.0)
+        assert (
+            2
+            <= width_from_pilot(answer(design.pilot(), one_item), np.arange(ITEMS), design)
+            <= width
+        )

@@ -27,7 +27,7 @@ from sfumato.questions.heavy_hitters.design import (
     HeavyHitterDesign,
     HistogramDesign,
     majority,
-    most_kept,
+    most_sampled,
     repetitions_for,
 )
 from sfumato.secagg import rehearsal
@@ -41,7 +41,7 @@ SHARES = 1 / np.arange(3, len(WORDS) + 3) ** 1.2
 SHARES /= SHARES.sum()
 
 
-def study(**changes: Any) -> sfumato.Study:
+def make_study(**changes: Any) -> sfumato.Study:
     fields: dict[str, Any] = {
         "question": "heavy_hitters", "trust": "central", "epsilon": 1.0, "delta": 1e-6,
         "devices": 20_000, "word_length": 8, "bytes_per_device": 400_000,
@@ -58,72 +58,75 @@ def population(counts: I64) -> dict[str, Any]:
     return {"item": WORDS, "count": counts}
 
 
-def run(asked: sfumato.Study, counts: I64, seed: int = 1, **options: Any) -> sfumato.CountRelease:
+def run(study: sfumato.Study, counts: I64, seed: int = 1, **options: Any) -> sfumato.CountRelease:
     return sfumato.simulate(
-        sfumato.plan(asked), population(counts), count_column="count", seed=seed, **options
+        sfumato.plan(study), population(counts), count_column="count", seed=seed, **options
     )
 
 
-def design_of(asked: sfumato.Study) -> HeavyHitterDesign:
-    made = heavy_plan.plan(asked, None).design
-    assert isinstance(made, HeavyHitterDesign)
-    return made
+def design_of(study: sfumato.Study) -> HeavyHitterDesign:
+    design = heavy_plan.plan(study, None).design
+    assert isinstance(design, HeavyHitterDesign)
+    return design
 
 
 # Plans
 
 
 def test_a_private_plan_lists_whatever_devices_hold() -> None:
-    """Its table fails with at most a tenth of delta, by both ways of telling neighbours apart."""
+    """Its table fails with at most a tenth of delta, in both directions between neighbours."""
     for changes in ({}, {"bytes_per_device": 65_536}, {"rounds": 10}, {"items_per_device": 4}):
-        asked = study(**changes)
-        made = design_of(asked)
-        most = made.most_kept(made.mechanism.rate)
-        failure = capacity.failure_bound(most, made.rows, made.width) + 2.0**-40
-        sketch = made.sketch(0, made.mechanism.rate)
+        study = make_study(**changes)
+        design = design_of(study)
+        most = design.most_sampled(design.mechanism.rate)
+        failure = capacity.failure_bound(most, design.rows, design.width) + 2.0**-40
+        sketch = design.sketch(0, design.mechanism.rate)
         failure += sketch.wrong_keys(most, most)
-        assert failure * (1 + math.e) <= 0.1 * asked.delta
-        assert made.mechanism.unlisted == pytest.approx(0.1 * asked.delta)
+        assert failure * (1 + math.e) <= 0.1 * study.delta
+        assert design.mechanism.unlisted == pytest.approx(0.1 * study.delta)
         assert (
-            made.tasks()[0].message_bytes + 64 >= heavy_plan.weights(made)["bytes_per_device"] - 64
+            design.tasks()[0].message_bytes + 64
+            >= heavy_plan.traffic(design)["bytes_per_device"] - 64
         )
-        assert heavy_plan.weights(made)["bytes_per_device"] <= (asked.bytes_per_device or 0)
+        assert heavy_plan.traffic(design)["bytes_per_device"] <= (study.bytes_per_device or 0)
 
 
 def test_more_is_kept_than_foreseen_hardly_ever() -> None:
     for items, rate in ((1_000, 0.01), (50_000, 0.3), (10, 0.5)):
-        assert stats.binom.sf(most_kept(items, rate), items, rate) <= 2.0**-40
-        assert most_kept(items, 1.0) == items
+        assert stats.binom.sf(most_sampled(items, rate), items, rate) <= 2.0**-40
+        assert most_sampled(items, 1.0) == items
 
 
 def test_a_plan_says_what_it_will_find() -> None:
-    planned = sfumato.plan(study(threshold=100.0))
+    planned = sfumato.plan(make_study(threshold=100.0))
     assert planned.predicted["detectable_count"] >= 100
     assert planned.predicted["bytes_per_device"] <= 400_000
-    assert "names below" in planned.privacy.statement
+    assert "names seen fewer than" in planned.privacy.statement
     assert planned.to_dict()["plan"]["parameters"]["threshold_in_sample"] > 2
     assert from_json(to_json(planned.design)) == planned.design
 
 
 def test_the_planner_takes_the_list_with_the_smallest_detectable_count() -> None:
-    kinds = {design_of(study(bytes_per_device=size)).mechanism.noise for size in (8_000, 400_000)}
+    kinds = {
+        design_of(make_study(bytes_per_device=size)).mechanism.noise for size in (8_000, 400_000)
+    }
     assert kinds == {"none", "laplace"}
-    many = design_of(study(items_per_device=20, devices=2_000, bytes_per_device=3_000_000))
+    many = design_of(make_study(items_per_device=20, devices=2_000, bytes_per_device=3_000_000))
     assert many.mechanism.noise == "gaussian"
 
 
-def planned_list(asked: sfumato.Study) -> sfumato.Plan:
-    make = heavy_plan.plan if asked.question == "heavy_hitters" else heavy_plan.plan_histogram
-    return make(asked, None)
+def planned_list(study: sfumato.Study) -> sfumato.Plan:
+    make = heavy_plan.plan if study.question == "heavy_hitters" else heavy_plan.plan_histogram
+    return make(study, None)
 
 
 def test_too_few_bytes_say_how_many_would_do() -> None:
     for changes in ({}, {"epsilon": None}, {"question": "histogram"}, {"adaptive": True}):
-        with pytest.raises(ImpossibleError, match="bytes a device") as caught:
-            planned_list(study(bytes_per_device=120, **changes))
+        with pytest.raises(ImpossibleError, match="bytes per device") as caught:
+            planned_list(make_study(bytes_per_device=120, **changes))
         assert caught.value.hint is not None
         need = int(caught.value.hint.split("bytes_per_device to ")[1].split()[0])
-        planned_list(study(bytes_per_device=2 * need, **changes))
+        planned_list(make_study(bytes_per_device=2 * need, **changes))
 
 
 @pytest.mark.parametrize(
@@ -131,46 +134,46 @@ def test_too_few_bytes_say_how_many_would_do() -> None:
     [
         ({"trust": "local"}, "new_words"),
         ({"question": "histogram", "trust": "secure"}, 'needs trust = "central"'),
-        ({"dictionary": "words.csv"}, "open domain"),
+        ({"dictionary": "words.csv"}, "its domain is open"),
     ],
 )
 def test_studies_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(StudyError, match=message):
-        study(**changes)
+        make_study(**changes)
 
 
 def test_no_list_without_a_delta() -> None:
     with pytest.raises(ImpossibleError, match="delta above 0"):
-        planned_list(study(delta=0.0))
+        planned_list(make_study(delta=0.0))
 
 
 def test_cells_have_the_bits_that_were_planned_for_at_every_rate() -> None:
-    """Short keys, which fit a word with few check bits: what is promised is checked of the sketch
-    that is used, whatever the rate becomes."""
+    """Short keys, which fit a word with few check bits: the guarantee is checked for the sketch
+    in use, at every rate."""
     for changes in (
         {"alphabet": "abcdefghijklmnopqrstuvwxyz", "word_length": 4, "bytes_per_device": 65_536},
         {"word_length": 10, "adaptive": True, "rounds": 5, "devices": 100_000},
         {"alphabet": "abcdefghijklmnopqrstuvwxyz", "word_length": 4, "adaptive": True,
          "epsilon": 2.0, "bytes_per_device": 20_000},
     ):  # fmt: skip
-        made = design_of(study(**changes))
-        first = made.sketch(0, made.mechanism.rate)
-        assert all(made.sketch(0, rate) == first for rate in (1.0, 0.25, 0.01))
-        assert heavy_plan.weights(made)["bytes_per_device"] <= (
-            study(**changes).bytes_per_device or 0
+        design = design_of(make_study(**changes))
+        first = design.sketch(0, design.mechanism.rate)
+        assert all(design.sketch(0, rate) == first for rate in (1.0, 0.25, 0.01))
+        assert heavy_plan.traffic(design)["bytes_per_device"] <= (
+            make_study(**changes).bytes_per_device or 0
         )
-        with pytest.raises(SpecError, match="fail to be listed"):
-            replace(made, check_bits=max(made.count_bits - 1, made.check_bits - 12))
-        with pytest.raises(SpecError, match="fail to be listed"):
-            replace(made, width=made.width // 2)
+        with pytest.raises(SpecError, match="must fail with probability"):
+            replace(design, check_bits=max(design.count_bits - 1, design.check_bits - 12))
+        with pytest.raises(SpecError, match="must fail with probability"):
+            replace(design, width=design.width // 2)
 
 
 # Tasks
 
 
 def test_noise_on_a_table_that_is_listed_is_refused_with_the_reason() -> None:
-    made = design_of(study())
-    task = made.tasks()[0]
+    design = design_of(make_study())
+    task = design.tasks()[0]
     fields = {part.name: getattr(task, part.name) for part in fields_of(task)}
     bits = task.aggregation.modulus_bits
     masked = Masked(modulus_bits=bits, corrupt=0.1)
@@ -179,7 +182,7 @@ def test_noise_on_a_table_that_is_listed_is_refused_with_the_reason() -> None:
         NoiseAtRelease(noise="gaussian", scale=3.0),
     ):  # fmt: skip
         changes = {"mechanism": mechanism, "aggregation": masked, "min_count": 4_000}
-        with pytest.raises(TaskError, match="a key with noise on it is another key"):
+        with pytest.raises(TaskError, match="a key with noise is another key"):
             Task(**(fields | changes))
     Task(**(fields | {"aggregation": masked}))  # a masked sum of it is fine
     with pytest.raises(TaskError, match="modulus_bits must be the sketch's own"):
@@ -191,17 +194,17 @@ def test_noise_on_a_table_that_is_listed_is_refused_with_the_reason() -> None:
 
 
 def test_a_private_design_cannot_keep_partial_tables_or_adapt_for_free() -> None:
-    made = design_of(study())
-    with pytest.raises(SpecError, match="whole tables only"):
-        replace(made, partial=True)
-    with pytest.raises(SpecError, match="must pay for that statistic"):
-        replace(made, adaptive=True)
+    design = design_of(make_study())
+    with pytest.raises(SpecError, match="complete tables only"):
+        replace(design, partial=True)
+    with pytest.raises(SpecError, match="must include that statistic"):
+        replace(design, adaptive=True)
 
 
 def test_every_round_charges_all_that_its_devices_will_pay() -> None:
     for changes in ({"rounds": 3}, {"rounds": 3, "adaptive": True}):
-        made = design_of(study(**changes))
-        for task in made.tasks():
+        design = design_of(make_study(**changes))
+        for task in design.tasks():
             assert epsilon_of([task.loss], 1e-6) == pytest.approx(1.0, abs=1e-4)
 
 
@@ -209,32 +212,32 @@ def test_every_round_charges_all_that_its_devices_will_pay() -> None:
 
 
 def test_a_campaign_absorbs_only_what_it_asked_for() -> None:
-    made = design_of(study(rounds=2))
-    campaign = HeavyHitterCampaign(made, SeededRng(1))
-    other = made.task(1, made.mechanism.rate)
-    with pytest.raises(SpecError, match="asked for last"):
+    design = design_of(make_study(rounds=2))
+    campaign = HeavyHitterCampaign(design, SeededRng(1))
+    other = design.task(1, design.mechanism.rate)
+    with pytest.raises(SpecError, match="the answer to its last task"):
         campaign.absorb(NoisedSum(other, np.zeros(other.sketch.shape, dtype=np.int64), 5))
 
 
-def _answered(made: HeavyHitterDesign, counts: list[I64], seed: int = 3) -> HeavyHitterCampaign:
-    campaign = HeavyHitterCampaign(made, SeededRng(SEED, seed))
-    numbers, _ = made.keys.numbers(WORDS)
+def run_rounds(design: HeavyHitterDesign, counts: list[I64], seed: int = 3) -> HeavyHitterCampaign:
+    campaign = HeavyHitterCampaign(design, SeededRng(SEED, seed))
+    numbers, _ = design.keys.numbers(WORDS)
     chance = np.random.default_rng([SEED, seed])
-    for held in counts:
+    for devices in counts:
         task = campaign.next_task()
         assert task is not None
         assert isinstance(task.sketch, InvertibleSketch)
-        kept = chance.binomial(held, task.mechanism.rate)  # type: ignore[attr-defined]  # a list
-        table = task.sketch.encode_keys(numbers[kept > 0], kept[kept > 0])
-        campaign.absorb(NoisedSum(task, table, int(held.sum())))
+        sample = chance.binomial(devices, task.mechanism.rate)  # type: ignore[attr-defined]  # a list
+        table = task.sketch.encode_keys(numbers[sample > 0], sample[sample > 0])
+        campaign.absorb(NoisedSum(task, table, int(devices.sum())))
     assert campaign.next_task() is None
     return campaign
 
 
 def test_a_rate_goes_to_where_tables_are_full() -> None:
-    """Without a promise, from a first rate that takes all items for different ones."""
-    made = design_of(study(epsilon=None, rounds=12, bytes_per_device=4_000, devices=60_000))
-    campaign = _answered(made, [draw(5_000, seed) for seed in range(12)])
+    """Without a guarantee, from a first rate that assumes distinct items."""
+    design = design_of(make_study(epsilon=None, rounds=12, bytes_per_device=4_000, devices=60_000))
+    campaign = run_rounds(design, [draw(5_000, seed) for seed in range(12)])
     rates = [part.rate for part in campaign.rounds]
     assert rates[0] < 0.2
     assert rates[-1] > 2 * rates[0]
@@ -243,52 +246,52 @@ def test_a_rate_goes_to_where_tables_are_full() -> None:
 
 
 def test_the_papers_rule_goes_half_the_way() -> None:
-    made = design_of(study(epsilon=None, rounds=2, bytes_per_device=4_000, paper_mode=True))
-    campaign = _answered(made, [draw(10_000, seed) for seed in range(2)])
+    design = design_of(make_study(epsilon=None, rounds=2, bytes_per_device=4_000, paper_mode=True))
+    campaign = run_rounds(design, [draw(10_000, seed) for seed in range(2)])
     first = campaign.rounds[0]
     keys = len(first.listing)
     assert campaign.rounds[1].rate == pytest.approx(
-        first.rate / (0.5 + 0.5 * keys / made.target), rel=1e-9
+        first.rate / (0.5 + 0.5 * keys / design.target), rel=1e-9
     )
 
 
 def test_a_private_rate_adapts_by_a_noised_statistic_and_tells_at_one_rate() -> None:
-    made = design_of(study(rounds=6, adaptive=True, devices=60_000, bytes_per_device=60_000))
-    campaign = _answered(made, [draw(10_000, seed) for seed in range(6)])
+    design = design_of(make_study(rounds=6, adaptive=True, devices=60_000, bytes_per_device=60_000))
+    campaign = run_rounds(design, [draw(10_000, seed) for seed in range(6)])
     rates = [part.rate for part in campaign.rounds]
     assert len(set(rates)) > 2
-    found = campaign.found()
-    assert found.rate == min(part.rate for part in campaign.rounds if part.is_told)
-    again = HeavyHitterCampaign(made, SeededRng(SEED, 99))
-    other = _answered(made, [draw(10_000, seed) for seed in range(6)], seed=4)
+    heavy_hitters = campaign.heavy_hitters()
+    assert heavy_hitters.rate == min(part.rate for part in campaign.rounds if part.is_used)
+    again = HeavyHitterCampaign(design, SeededRng(SEED, 99))
+    other = run_rounds(design, [draw(10_000, seed) for seed in range(6)], seed=4)
     assert [part.rate for part in other.rounds][1:] != rates[1:]  # other noise
     assert again.rate == rates[0]
 
 
 def test_what_is_told_is_worked_out_once_and_at_the_end() -> None:
-    """Its noise is paid for once: asked again it is the same, and half-way there is nothing."""
-    made = design_of(study(rounds=2))
-    campaign = _answered(made, [draw(10_000, seed) for seed in range(2)])
-    assert campaign.found() is campaign.found()
-    early = HeavyHitterCampaign(made, SeededRng(1))
-    with pytest.raises(SpecError, match="when all 2 rounds are absorbed; 0 are"):
-        early.found()
+    """Its noise is charged once: a second call gives the same list, and an early one raises."""
+    design = design_of(make_study(rounds=2))
+    campaign = run_rounds(design, [draw(10_000, seed) for seed in range(2)])
+    assert campaign.heavy_hitters() is campaign.heavy_hitters()
+    early = HeavyHitterCampaign(design, SeededRng(1))
+    with pytest.raises(SpecError, match="the answers of all 2 rounds; got 0"):
+        early.heavy_hitters()
 
 
 def test_a_table_that_is_too_full_tells_nothing_but_that() -> None:
-    made = replace(
-        design_of(study(rounds=2, adaptive=True, devices=60_000, bytes_per_device=60_000)),
+    design = replace(
+        design_of(make_study(rounds=2, adaptive=True, devices=60_000, bytes_per_device=60_000)),
         most_keys=20,
     )
-    campaign = _answered(made, [draw(20_000, seed) for seed in range(2)])
-    found = campaign.found()
-    assert (len(found), found.unread, found.answered) == (0, 2, 0)
+    campaign = run_rounds(design, [draw(20_000, seed) for seed in range(2)])
+    heavy_hitters = campaign.heavy_hitters()
+    assert (len(heavy_hitters), heavy_hitters.unread, heavy_hitters.respondents) == (0, 2, 0)
     assert campaign.rounds[1].rate == campaign.rounds[0].rate / 2
 
 
 def test_the_majority_of_repetitions_decides() -> None:
-    found = majority([pa.array(["a", "b"]), pa.array(["a", "c"]), pa.array(["a", "b", "b"])])
-    assert found.to_pylist() == ["a", "b"]
+    items = majority([pa.array(["a", "b"]), pa.array(["a", "c"]), pa.array(["a", "b", "b"])])
+    assert items.to_pylist() == ["a", "b"]
     assert repetitions_for(240_000, 0.05) == 57  # DIGEST 2C.2: the paper takes 131 and 308
     for count in (55, 57):
         wrong = 240_000 * stats.binom.sf(count // 2, count, 0.2)
@@ -298,19 +301,19 @@ def test_the_majority_of_repetitions_decides() -> None:
 # From devices to a release
 
 
-def test_what_many_hold_is_found_and_what_few_hold_is_not_told() -> None:
+def test_common_items_are_listed_and_rare_ones_are_not() -> None:
     """Recall: an item of the detectable count is listed with probability 95%; more common ones
-    surely. Fewer than 80% of some fifty has a probability below 1e-5."""
+    almost surely. Fewer than 80% of some fifty has a probability below 1e-5."""
     counts = draw(20_000)
-    release = run(study(), counts)
+    release = run(make_study(), counts)
     least = release.plan["parameters"]["detectable_count"]
     truth = dict(zip(WORDS, counts.tolist(), strict=True))
     common = {word for word, count in truth.items() if count >= least}
-    found = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
+    estimates = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
     assert len(common) > 40
-    assert len(common & found.keys()) >= 0.8 * len(common)
-    assert all(truth[word] > 0 for word in found)
-    gaps = np.array([found[word] - truth[word] for word in found])
+    assert len(common & estimates.keys()) >= 0.8 * len(common)
+    assert all(truth[word] > 0 for word in estimates)
+    gaps = np.array([estimates[word] - truth[word] for word in estimates])
     assert (np.abs(gaps) <= 6 * release.standard_error.max()).all()
     assert any("95%" in note for note in release.notes)
 
@@ -322,8 +325,8 @@ def test_intervals_cover_the_counts_of_common_items() -> None:
     counts, hits, trials = draw(20_000), 0, 0
     top = np.argsort(-counts)[:12]
     for seed in range(30):
-        release = run(study(bytes_per_device=60_000), counts, seed=seed)
-        found = {
+        release = run(make_study(bytes_per_device=60_000), counts, seed=seed)
+        rows = {
             word: (low, high)
             for word, low, high in zip(
                 release.items.to_pylist(),
@@ -333,18 +336,18 @@ def test_intervals_cover_the_counts_of_common_items() -> None:
             )
         }
         for place in top:
-            low, high = found.get(WORDS[place], (1.0, 0.0))
+            low, high = rows.get(WORDS[place], (1.0, 0.0))
             hits += low <= counts[place] <= high
             trials += 1
     assert hits >= 0.86 * trials
 
 
-def test_a_canary_of_one_device_is_told_no_more_often_than_delta() -> None:
+def test_a_canary_of_one_device_is_listed_no_more_often_than_delta() -> None:
     """With a delta large enough to see: 400 runs at delta 0.05, a word that one device holds.
-    False alarm 1e-6 (exact binomial). Power: told in every second run it would be seen surely."""
-    told, runs = 0, 400
+    False alarm 1e-6 (exact binomial). Power: listed in every second run, it would be detected."""
+    releases, runs = 0, 400
     counts = draw(500)
-    planned = sfumato.plan(study(devices=501, delta=0.05, bytes_per_device=60_000))
+    planned = sfumato.plan(make_study(devices=501, delta=0.05, bytes_per_device=60_000))
     for seed in range(runs):
         release = sfumato.simulate(
             planned,
@@ -352,19 +355,19 @@ def test_a_canary_of_one_device_is_told_no_more_often_than_delta() -> None:
             count_column="count",
             seed=seed,
         )
-        told += "canary" in release.items.to_pylist()
-    assert stats.binom.sf(told - 1, runs, 0.05) > 1e-6
+        releases += "canary" in release.items.to_pylist()
+    assert stats.binom.sf(releases - 1, runs, 0.05) > 1e-6
 
 
 def test_the_canary_audit_sees_a_threshold_that_is_too_low() -> None:
-    """The control: the same audit of a list that tells everything."""
-    release = run(study(epsilon=None, devices=501), np.r_[1, draw(500)[1:]])
+    """The control: the same audit of a list without a threshold."""
+    release = run(make_study(epsilon=None, devices=501), np.r_[1, draw(500)[1:]])
     assert WORDS[0] in release.items.to_pylist()
 
 
 def test_without_a_promise_a_whole_table_is_exact() -> None:
     counts = draw(20_000)
-    release = run(study(epsilon=None, threshold=10.0, rounds=4), counts)
+    release = run(make_study(epsilon=None, threshold=10.0, rounds=4), counts)
     truth = {w: c for w, c in zip(WORDS, counts.tolist(), strict=True) if c >= 10}
     assert dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True)) == truth
     assert release.privacy.epsilon is None
@@ -372,10 +375,10 @@ def test_without_a_promise_a_whole_table_is_exact() -> None:
 
 def test_a_histogram_counts_what_it_names() -> None:
     counts = draw(20_000)
-    asked = study(question="histogram", rounds=2, cohorts="similar")
-    planned = sfumato.plan(asked)
+    study = make_study(question="histogram", rounds=2, cohorts="similar")
+    planned = sfumato.plan(study)
     assert isinstance(planned.design, HistogramDesign)
-    release = run(asked, counts)
+    release = run(study, counts)
     truth = dict(zip(WORDS, counts.tolist(), strict=True))
     assert len(release) > 10
     errors = [
@@ -391,38 +394,40 @@ def test_a_device_counts_once_for_an_item_and_for_no_more_than_its_bound() -> No
     """A hundred devices hold one word five times, under two endings that are cut, and others."""
     rows = [(device, word) for device in range(100) for word in ["oakley", "oakum"] * 3 + ["elm"]]
     data = {"item": [word for _, word in rows], "device": [str(device) for device, _ in rows]}
-    asked = study(
+    study = make_study(
         epsilon=None, devices=100, items_per_device=2, alphabet="abcdefghijklmnopqrstuvwxyz",
         word_length=3,
     )  # fmt: skip
-    release = sfumato.simulate(sfumato.plan(asked), data, device_column="device", seed=1)
+    release = sfumato.simulate(sfumato.plan(study), data, device_column="device", seed=1)
     assert dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True)) == {
         "oak": 100.0, "elm": 100.0,
     }  # fmt: skip
     with pytest.warns(SimulationWarning, match="200 values and report 100"):
         one = sfumato.simulate(
-            sfumato.plan(replace(asked, items_per_device=1)), data, device_column="device", seed=1
+            sfumato.plan(replace(study, items_per_device=1)), data, device_column="device", seed=1
         )
     assert sum(one.counts) == 100
 
 
 def test_a_real_device_counts_once_for_an_item_too() -> None:
-    """A report made of one item three times is one that has it once; more items are refused."""
-    made = design_of(study(epsilon=None, alphabet="abcdefghijklmnopqrstuvwxyz", word_length=3))
-    task = made.task(0, 1.0)
+    """One item three times makes the same report as once; more items are refused."""
+    design = design_of(
+        make_study(epsilon=None, alphabet="abcdefghijklmnopqrstuvwxyz", word_length=3)
+    )
+    task = design.task(0, 1.0)
     assert isinstance(task.aggregation, Plain)
     assert isinstance(task.sketch, InvertibleSketch)
-    sent = report(task, ["oakley", "oakum", "oak"], rng=SeededRng(1))
-    found = task.sketch.list(task.aggregation.unpack(sent.message, task.sketch.shape))
-    assert (found.items.to_pylist(), found.counts.tolist()) == (["oak"], [1])
+    message = report(task, ["oakley", "oakum", "oak"], rng=SeededRng(1))
+    listing = task.sketch.list(task.aggregation.unpack(message.message, task.sketch.shape))
+    assert (listing.items.to_pylist(), listing.counts.tolist()) == (["oak"], [1])
     with pytest.raises(SpecError, match="at most 1 values"):
         report(task, ["oak", "elm"], rng=SeededRng(1))
 
 
 def test_a_masked_sum_of_tables_lists_as_their_sum() -> None:
     """The masked ring is the sketch's own, so a secure round of ten devices is one table."""
-    made = design_of(study(epsilon=None, devices=10, bytes_per_device=4_000))
-    task = made.task(0, 1.0)
+    design = design_of(make_study(epsilon=None, devices=10, bytes_per_device=4_000))
+    task = design.task(0, 1.0)
     fields = {part.name: getattr(task, part.name) for part in fields_of(task)}
     bits = task.aggregation.modulus_bits
     fields |= {"aggregation": Masked(modulus_bits=bits, corrupt=0.1), "min_count": 8}
@@ -437,45 +442,45 @@ def test_a_masked_sum_of_tables_lists_as_their_sum() -> None:
         rng=SeededRng(SEED),
     )
     total = masked.aggregation.open(outcome.total.astype(np.int64).reshape(sketch.shape))
-    found = sketch.list(total)
-    assert dict(zip(found.items.to_pylist(), found.counts.tolist(), strict=True)) == {
+    listing = sketch.list(total)
+    assert dict(zip(listing.items.to_pylist(), listing.counts.tolist(), strict=True)) == {
         "oak": 6, "elm6": 1, "elm7": 1, "elm8": 1,
     }  # fmt: skip
 
 
 def test_items_without_a_key_stay_on_the_device_and_are_counted_in_the_notes() -> None:
     release = sfumato.simulate(
-        sfumato.plan(study(epsilon=None, devices=30, word_length=4)),
+        sfumato.plan(make_study(epsilon=None, devices=30, word_length=4)),
         {"item": ["oak"] * 20 + ["sequoia"] * 10},
         seed=1,
     )
     assert release.items.to_pylist() == ["oak"]
-    assert any(note.startswith("10 items without a key") for note in release.notes)
+    assert any(note.startswith("10 items that are too long") for note in release.notes)
 
 
 def test_a_private_release_does_not_say_how_many_items_had_no_key() -> None:
-    asked = study(alphabet="ab", word_length=3, devices=501)
+    study = make_study(alphabet="ab", word_length=3, devices=501)
     texts = []
     for odd in ("b", "ZZZ"):
-        release = sfumato.simulate(sfumato.plan(asked), {"item": ["ab"] * 500 + [odd]}, seed=1)
+        release = sfumato.simulate(sfumato.plan(study), {"item": ["ab"] * 500 + [odd]}, seed=1)
         texts.append(release.notes)
     assert texts[0] == texts[1]
 
 
 def test_items_of_one_key_are_one_item() -> None:
     data = {"item": ["ab", "ab\0", "abc", "b"] * 10, "device": [str(k // 4) for k in range(40)]}
-    asked = study(epsilon=None, devices=10, items_per_device=4, alphabet="ab", word_length=2)
-    release = sfumato.simulate(sfumato.plan(asked), data, device_column="device", seed=1)
+    study = make_study(epsilon=None, devices=10, items_per_device=4, alphabet="ab", word_length=2)
+    release = sfumato.simulate(sfumato.plan(study), data, device_column="device", seed=1)
     assert max(release.counts) <= 10
 
 
 def test_counts_of_cut_words_are_counts_of_what_they_are_cut_to() -> None:
-    asked = study(
+    study = make_study(
         question="histogram", epsilon=None, devices=900, word_length=3,
         alphabet="abcdefghijklmnopqrstuvwxyz",
     )  # fmt: skip
     release = sfumato.simulate(
-        sfumato.plan(asked), {"item": ["oaktree"] * 600 + ["elm"] * 300}, seed=1
+        sfumato.plan(study), {"item": ["oaktree"] * 600 + ["elm"] * 300}, seed=1
     )
     assert dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True)) == {
         "oak": 600.0, "elm": 300.0,
@@ -484,7 +489,7 @@ def test_counts_of_cut_words_are_counts_of_what_they_are_cut_to() -> None:
 
 def test_a_threshold_is_on_all_devices_that_are_asked() -> None:
     release = sfumato.simulate(
-        sfumato.plan(study(epsilon=None, devices=1_000, dropout=0.5, threshold=100.0)),
+        sfumato.plan(make_study(epsilon=None, devices=1_000, dropout=0.5, threshold=100.0)),
         {"item": ["oak"] * 300 + ["elm"] * 150 + [f"tree{k}" for k in range(550)]},
         seed=1,
     )
@@ -494,13 +499,13 @@ def test_a_threshold_is_on_all_devices_that_are_asked() -> None:
 def test_noise_that_the_sampler_cannot_draw_is_refused_beforehand() -> None:
     with pytest.raises(ImpossibleError, match="the sampler's"):
         planned_list(
-            study(epsilon=0.1, items_per_device=50, adaptive=True, bytes_per_device=3_000_000)
+            make_study(epsilon=0.1, items_per_device=50, adaptive=True, bytes_per_device=3_000_000)
         )
 
 
 def test_dropouts_are_counted_as_asked() -> None:
     counts = draw(20_000)
-    release = run(study(epsilon=None, dropout=0.3), counts)
+    release = run(make_study(epsilon=None, dropout=0.3), counts)
     assert release.cost.devices == 20_000
     top = int(np.argmax(counts))
     at = release.items.to_pylist().index(WORDS[top])
@@ -509,12 +514,12 @@ def test_dropouts_are_counted_as_asked() -> None:
 
 
 def test_a_sample_has_the_rate_that_was_planned() -> None:
-    made = design_of(study(bytes_per_device=60_000))
-    assert made.mechanism.rate < 1
-    campaign = _answered(made, [draw(20_000)])
-    assert_binomial(campaign.rounds[0].listing.inserted, 20_000, made.mechanism.rate)
+    design = design_of(make_study(bytes_per_device=60_000))
+    assert design.mechanism.rate < 1
+    campaign = run_rounds(design, [draw(20_000)])
+    assert_binomial(campaign.rounds[0].listing.inserted, 20_000, design.mechanism.rate)
 
 
 def test_keys_are_words_of_an_alphabet_or_any_text() -> None:
-    assert heavy_plan.keys_of(study(alphabet="abc")) == WordKeys(alphabet="abc", length=8)
-    assert heavy_plan.keys_of(study()) == TextKeys(length=8)
+    assert heavy_plan.keys_of(make_study(alphabet="abc")) == WordKeys(alphabet="abc", length=8)
+    assert heavy_plan.keys_of(make_study()) == TextKeys(length=8)

@@ -1,4 +1,4 @@
-"""Local studies: sizing, what is promised, and simulated answers."""
+"""Local studies: sizes, guarantees and simulated answers."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def zipf(items: int, devices: int, seed: int = SEED) -> I64:
 
 
 def tally_of(randomizer: HashedResponse, counts: I64, seed: int) -> Tally:
-    """A tally of as many devices, drawn cell by cell: its exact law, whatever the number."""
+    """A tally drawn cell by cell from its exact law, for any number of devices."""
     chance = np.random.default_rng([SEED, seed])
     tally = Tally(randomizer)
     rows, width = randomizer.rows, randomizer.width
-    held = np.zeros((rows, width), dtype=np.int64)
+    totals = np.zeros((rows, width), dtype=np.int64)
     split = chance.multinomial(counts, np.full(rows, 1 / rows))  # (items, rows)
     points = randomizer.values(np.arange(counts.size))
     hashes = randomizer.hashes
@@ -56,12 +56,12 @@ def tally_of(randomizer: HashedResponse, counts: I64, seed: int) -> Tally:
 
     for row in range(rows):
         cells = local.row_cells(points, np.full(points.size, row), hashes, width)
-        held[row] = np.bincount(cells, split[:, row], minlength=width)
-    honest = chance.binomial(held, randomizer.truth)
-    lies = held - honest
-    tally.row_counts = held.sum(axis=1)
+        totals[row] = np.bincount(cells, split[:, row], minlength=width)
+    honest = chance.binomial(totals, randomizer.truth)
+    lies = totals - honest
+    tally.row_counts = totals.sum(axis=1)
     cells = honest.astype(np.int64)
-    for row in range(rows):  # a lie falls on each other cell alike
+    for row in range(rows):  # a lie is uniform over the other cells
         for cell in np.flatnonzero(lies[row]):
             fallen = chance.multinomial(lies[row, cell], np.full(width - 1, 1 / (width - 1)))
             cells[row, :cell] += fallen[:cell]
@@ -91,24 +91,24 @@ def test_what_the_default_promises_is_measured(devices: int) -> None:
     values = best.values(np.arange(1_000))
     squares, errors = [], []
     for seed in range(8):
-        found = debias.estimate(tally_of(best, counts, seed), values)
-        squares.append(np.mean((found.counts - counts) ** 2))
-        errors.append(np.mean(found.standard_error**2))
+        estimates = debias.estimate(tally_of(best, counts, seed), values)
+        squares.append(np.mean((estimates.counts - counts) ** 2))
+        errors.append(np.mean(estimates.standard_error**2))
     optimal = debias.optimal_variance(4.0) * devices
     assert np.mean(squares) / optimal < 1.14
     assert 0.9 < np.mean(squares) / np.mean(errors) < 1.1
 
 
 def test_plain_means_would_be_far_from_it() -> None:
-    """The control: the same tallies, read as the paper reads them."""
+    """The control: the same tallies, decoded as in the paper."""
     best = local_plan.options(epsilon=4.0, items=1_000, records=10_000_000)[0].randomizer
     assert isinstance(best, HashedResponse)
     counts = zipf(1_000, 10_000_000)
-    found = debias.estimate(
+    estimates = debias.estimate(
         tally_of(best, counts, 0), best.values(np.arange(1_000)), collision_aware=False
     )
     optimal = debias.optimal_variance(4.0) * 10_000_000
-    assert np.mean((found.counts - counts) ** 2) / optimal > 10
+    assert np.mean((estimates.counts - counts) ** 2) / optimal > 10
 
 
 def test_a_short_list_at_a_large_epsilon_is_asked_directly() -> None:
@@ -119,10 +119,10 @@ def test_a_short_list_at_a_large_epsilon_is_asked_directly() -> None:
 
 
 def test_paper_mode_takes_the_papers_sketch() -> None:
-    made = design(planned(paper_mode=True))
-    assert oracle_of(made.randomizer) == "count_mean"
-    assert (made.randomizer.rows, made.randomizer.width) == (65_536, 1_024)
-    assert made.aware is False
+    local_design = design(planned(paper_mode=True))
+    assert oracle_of(local_design.randomizer) == "count_mean"
+    assert (local_design.randomizer.rows, local_design.randomizer.width) == (65_536, 1_024)
+    assert local_design.aware is False
 
 
 def test_a_byte_limit_is_kept_or_refused() -> None:
@@ -143,8 +143,8 @@ def test_a_target_is_checked_and_the_hint_reaches_it() -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"epsilon": math.inf}, "needs an epsilon"),
-        ({"items_per_device": 2}, "items_per_device is for sums"),
+        ({"epsilon": math.inf}, "needs a finite epsilon"),
+        ({"items_per_device": 2}, "items_per_device has no effect"),
         ({"publish": "rounds"}, "is for trust"),
         ({"question": "new_words", "trust": "central"}, 'new_words needs trust = "local"'),
         ({"question": "new_words", "rounds": 2}, "one round"),
@@ -163,7 +163,7 @@ def test_the_promise_names_the_report_and_the_day() -> None:
     assert (once.unit, once.epsilon, once.delta) == ("report", 4.0, 0.0)
     assert "4-local differential privacy for each report" in once.statement
     twice = planned(daily_reports=2).privacy
-    assert "at most 2 reports per day, epsilon 8 together" in twice.statement
+    assert "at most 2 reports per day, with a total epsilon of 8" in twice.statement
 
 
 def simulated(**keys: Any) -> tuple[sfumato.CountRelease, dict[str, int]]:
@@ -230,8 +230,8 @@ def test_what_nobody_listed_is_seen_as_unlisted() -> None:
     study = {"question": "frequencies", "trust": "local", "epsilon": 4.0, "devices": 100_000}
     plan = sfumato.plan(study, items=ITEMS)
     release = sfumato.simulate(plan, data, count_column="count", seed=SEED)
-    found = release.plan["parameters"]
-    assert abs(found["unlisted"] - 40_000) < 5 * found["unlisted_error"]
+    parameters = release.plan["parameters"]
+    assert abs(parameters["unlisted"] - 40_000) < 5 * parameters["unlisted_error"]
     truth = dict(zip(ITEMS.to_pylist(), counts.tolist(), strict=True))
     true = np.array([truth[item] for item in release.items.to_pylist()])
     assert_covered((release.low <= true) & (true <= release.high))
@@ -247,8 +247,8 @@ def test_a_trade_off_is_drawn(tmp_path: Path) -> None:
 WORDS = ["lol", "tryna", "bae", "mayweather", "wyd", "bruh", "moana", "idc"]
 
 
-def spoken(devices: int, rare: int) -> pa.Array:
-    """Words that many say, and letters that nobody says twice."""
+def draw_words(devices: int, rare: int) -> pa.Array:
+    """Words that many devices hold, and random letters."""
     chance = np.random.default_rng(SEED)
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
     noise = ["".join(row) for row in letters[chance.integers(0, 26, (rare, 8))]]
@@ -259,21 +259,21 @@ def spoken(devices: int, rare: int) -> pa.Array:
 @pytest.mark.slow
 @pytest.mark.parametrize("paper_mode", [True, False], ids=["puzzle", "prefixes"])
 def test_common_words_are_found_and_no_others(paper_mode: bool) -> None:
-    """Every word is some 10 deviations out or more; a false one comes with probability 5%, of
-    which this seed is not one: the level is family-wise, and a run is one family."""
+    """Every word is at least about 10 deviations above zero. A run lists a false word with
+    probability 5% (the level is family-wise); this seed does not."""
     devices = 400_000 if paper_mode else 100_000
-    said = spoken(devices, devices // 4)
+    words = draw_words(devices, devices // 4)
     study = {"question": "new_words", "trust": "local", "epsilon": 8.0, "paper_mode": paper_mode}
-    release = sfumato.simulate(study, said, seed=SEED)
-    found = release.items.to_pylist()
-    assert set(found) <= set(WORDS)
-    assert set(WORDS[:5]) <= set(found)
-    truth = {word: said.to_pylist().count(word) for word in WORDS}
+    release = sfumato.simulate(study, words, seed=SEED)
+    items = release.items.to_pylist()
+    assert set(items) <= set(WORDS)
+    assert set(WORDS[:5]) <= set(items)
+    truth = {word: words.to_pylist().count(word) for word in WORDS}
     inside = [
         low <= truth[word] <= high
-        for word, low, high in zip(found, release.low, release.high, strict=True)
+        for word, low, high in zip(items, release.low, release.high, strict=True)
     ]
-    assert sum(inside) >= len(found) - 1
+    assert sum(inside) >= len(items) - 1
     assert release.significant.all()
 
 
@@ -285,20 +285,20 @@ def test_known_words_are_not_sent(tmp_path: Path) -> None:
         "epsilon": 8.0,
         "dictionary": str(tmp_path / "known.csv"),
     }
-    release = sfumato.simulate(study, spoken(100_000, 10_000), seed=SEED)
+    release = sfumato.simulate(study, draw_words(100_000, 10_000), seed=SEED)
     assert not {"lol", "tryna"} & set(release.items.to_pylist())
     assert "bae" in release.items.to_pylist()
 
 
 def test_words_of_any_alphabet_are_found_and_others_count_as_none() -> None:
-    said = pa.array(["森の木"] * 60_000 + ["žluťoučký"] * 40_000 + ["oak!"] * 5_000)
+    words = pa.array(["森の木"] * 60_000 + ["žluťoučký"] * 40_000 + ["oak!"] * 5_000)
     study = {
         "question": "new_words",
         "trust": "local",
         "epsilon": 8.0,
         "alphabet": "".join(sorted(set("森の木žluťoučký"))),
     }
-    release = sfumato.simulate(study, said, seed=SEED)
+    release = sfumato.simulate(study, words, seed=SEED)
     assert release.items.to_pylist() == ["森の木", "žluťoučký"]
     assert not any("alphabet" in note for note in release.notes)
     assert release.plan["parameters"]["reports"] == 105_000
@@ -349,12 +349,12 @@ def test_a_report_has_as_many_records_whatever_a_device_has_to_say() -> None:
         report = local_report(task, words, rng=SeededRng(SEED))
         assert report.task_id == task.id
         assert len(report.message) == task.message_bytes == 3 * task.discoverer.record_bytes
-    with pytest.raises(SpecError, match="at most 3 items of a device at a time; got 4"):
+    with pytest.raises(SpecError, match="at most 3 items per report; got 4"):
         local_report(task, ["lol"] * 4, rng=SeededRng(SEED))
 
 
 def test_word_studies_need_devices_to_be_planned() -> None:
-    with pytest.raises(StudyError, match="how many devices"):
+    with pytest.raises(StudyError, match="the number of devices"):
         sfumato.plan({"question": "new_words", "trust": "local", "epsilon": 8.0})
     plan = sfumato.plan(
         {"question": "new_words", "trust": "local", "epsilon": 8.0, "devices": 10_000}

@@ -1,4 +1,4 @@
-"""Lists from masked sums: what is planned, promised and told to devices; the sums stay the same."""
+"""Lists from masked sums: plans, guarantees and offers; the sums stay the same."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ DATA = [TREES[k % 4] for k in range(60)]
 
 
 def names_of(study: dict[str, Any]) -> HeavyHitterDesign:
-    made = plan(study).design
-    names = made.names if isinstance(made, HistogramDesign) else made
+    design = plan(study).design
+    names = design.names if isinstance(design, HistogramDesign) else design
     assert isinstance(names, HeavyHitterDesign)
     return names
 
 
 def offer(design: HeavyHitterDesign, **terms: Any) -> Offer:
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "study": "Trees",
         "purpose": "A test.",
         "question": "heavy_hitters",
@@ -50,7 +50,7 @@ def offer(design: HeavyHitterDesign, **terms: Any) -> Offer:
         "epsilon": None,
         "task": design.tasks()[0],
     }
-    return Offer(**asked | terms)
+    return Offer(**fields | terms)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_only_lists_of_a_trusted_collector_are_masked(change: dict[str, Any], sa
 
 
 def test_a_study_that_is_not_masked_is_what_it_was() -> None:
-    """Digests and ids of before there was `masked`."""
+    """Digests and ids from before `masked` existed."""
     study = {
         "question": "heavy_hitters",
         "trust": "central",
@@ -76,13 +76,13 @@ def test_a_study_that_is_not_masked_is_what_it_was() -> None:
         "word_length": 4,
         "bytes_per_device": 3_000,
     }
-    for question, design, asked, task in (
+    for question, design, study_digest, task in (
         ("heavy_hitters", "620c0d870b815993", "c58e1df4cf9a1e81", "c71211b3f4f76212"),
         ("histogram", "81bf51d026fc1063", "644d01c9d4bc1683", "796a22e8c8b11798"),
     ):
         planned = plan(study | {"question": question})
         assert digest(planned.design).startswith(design)
-        assert digest(planned.study).startswith(asked)
+        assert digest(planned.study).startswith(study_digest)
         assert names_of(study | {"question": question}).tasks()[0].id.startswith(task)
         assert "masked" not in planned.study.to_dict()
         masked = plan(study | {"question": question, "masked": True, "bytes_per_device": 20_000})
@@ -99,12 +99,12 @@ def test_tasks_are_masked_and_their_rounds_as_small_as_planned(question: str) ->
     for task in names.tasks():
         assert task.aggregation == Masked(modulus_bits=task.sketch.word_bits or 0, corrupt=0.05)
         assert (task.min_count, task.max_count) == (secure.least(29), 31)
-        assert planned.design.wanted(task, answering=1 - planned.study.dropout) == 30
-    assert names.most_kept(1.0) == 31
+        assert planned.design.closing_count(task, answering=1 - planned.study.dropout) == 30
+    assert names.most_sampled(1.0) == 31
     assert isinstance(names_of(study | {"masked": False}).tasks()[0].aggregation, Plain)
     if isinstance(planned.design, HistogramDesign):
         assert planned.design.counts.secure == secure
-        with pytest.raises(SpecError, match="hidden alike"):
+        with pytest.raises(SpecError, match="the same secure sum"):
             replace(planned.design, counts=replace(planned.design.counts, secure=None))
 
 
@@ -119,17 +119,20 @@ def test_the_plan_counts_all_messages_of_the_protocol(question: str) -> None:
     assert (predicted["bytes_up"], predicted["bytes_down"]) == (up, down)
     assert predicted["bytes_per_device"] == up + down
     assert 0.9 * 8_000 < up <= 8_000
-    with pytest.raises(ImpossibleError, match="bytes a device"):
+    with pytest.raises(ImpossibleError, match="bytes per device"):
         plan(STUDY | {"question": question, "bytes_per_device": 600})
 
 
 def test_the_statement_says_what_the_collector_sees() -> None:
     promised = STUDY | {"epsilon": 8.0, "delta": 1e-2, "bytes_per_device": 20_000}
     for study in (STUDY, promised):
-        said = plan(study).privacy.statement
-        assert "sums over at least 59 of 60 devices and no device's table" in said
-        assert "it is trusted to list their sum and to release only what passes" in said
-        assert "sees each device's table" not in said
+        statement = plan(study).privacy.statement
+        assert "only sums over at least 59 of 60 devices, and no device's table" in statement
+        assert (
+            "it is trusted to list their sum and to release only names above the threshold"
+            in statement
+        )
+        assert "sees each device's table" not in statement
     assert "sees each device's table" in plan(promised | {"masked": False}).privacy.statement
     counted = plan(promised | {"question": "histogram", "bytes_per_device": 60_000})
     assert "to add the noise to the counts" in counted.privacy.statement
@@ -141,15 +144,15 @@ def test_the_statement_says_what_the_collector_sees() -> None:
 
 @pytest.mark.parametrize("question", ["heavy_hitters", "histogram"])
 def test_a_masked_sum_is_listed_like_an_open_one(question: str) -> None:
-    """Without noise, and with tables that have room for all, all three are the truth."""
+    """Without noise, and with large enough tables, all three are the truth."""
     study = STUDY | {"question": question, "bytes_per_device": 20_000}
     ways: list[dict[str, Any]] = [{"protocol": True}, {"protocol": False}]
     releases = [simulate(study, DATA, seed=1, **way) for way in ways]
     releases.append(simulate(study | {"masked": False}, DATA, seed=1))
     for release in releases:
-        found = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
-        assert found == pytest.approx(dict.fromkeys(TREES, 15.0))
-    assert sum("ran the masked round" in note for note in releases[0].notes) == (
+        counts = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
+        assert counts == pytest.approx(dict.fromkeys(TREES, 15.0))
+    assert sum("completed the masked round" in note for note in releases[0].notes) == (
         2 if question == "histogram" else 1
     )
 
@@ -157,8 +160,8 @@ def test_a_masked_sum_is_listed_like_an_open_one(question: str) -> None:
 def test_who_vanishes_from_a_masked_round_is_not_in_the_list() -> None:
     study = STUDY | {"dropout": 0.2, "bytes_per_device": 20_000}
     release = simulate(study, DATA, seed=3, protocol=True)
-    assert release.counts.sum() == pytest.approx(60)  # scaled to all that were asked
-    assert any("60 devices ran the masked round" in note for note in release.notes)
+    assert release.counts.sum() == pytest.approx(60)  # scaled to all devices asked
+    assert any("60 devices completed the masked round" in note for note in release.notes)
     assert release.cost.bytes_per_device == plan(study).predicted["bytes_per_device"]
 
 
@@ -171,13 +174,13 @@ def test_a_masked_list_is_charged_once() -> None:
 
 
 def test_an_offer_tells_the_device_whether_its_table_is_masked() -> None:
-    masked, shown = names_of(STUDY), names_of(STUDY | {"masked": False})
-    told = offer(masked, masked=True)
-    assert told.task.is_masked
-    assert "masked" not in to_json(offer(shown))
+    masked, plain = names_of(STUDY), names_of(STUDY | {"masked": False})
+    masked_offer = offer(masked, masked=True)
+    assert masked_offer.task.is_masked
+    assert "masked" not in to_json(offer(plain))
     with pytest.raises(SpecError, match="or the offer says so; got a masked one"):
         offer(masked)
     with pytest.raises(SpecError, match="or the offer says so; got an open one"):
-        offer(shown, masked=True)
-    assert "masked" in changes(told, offer(shown))
-    assert "masked" not in changes(offer(shown), told)
+        offer(plain, masked=True)
+    assert "masked" in changes(masked_offer, offer(plain))
+    assert "masked" not in changes(offer(plain), masked_offer)

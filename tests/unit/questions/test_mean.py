@@ -1,4 +1,4 @@
-"""Means: what devices send is bounded, rounds share a budget, sizes follow the noise."""
+"""Means: contributions are bounded, rounds share a budget, sizes depend on the noise."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def cloud(devices: int, dimensions: int, norm: float = 0.2, seed: int = SEED) ->
     return np.asarray(mean * norm / np.linalg.norm(mean) + spread)
 
 
-# What a device sends.
+# Contributions.
 
 
 @settings(max_examples=60)
@@ -128,9 +128,9 @@ def test_a_sketch_longer_than_its_vector_is_clipped_again() -> None:
 
 def test_short_vectors_are_not_clipped() -> None:
     vectors = np.array([[0.3, -0.4], [0.0, 0.0], [3.0, 4.0], [3e300, 4e300], [5e-324, 0.0]])
-    found = clip_rows(vectors, 1.0)
-    assert np.allclose(found[[0, 1, 4]], vectors[[0, 1, 4]], rtol=1e-15, atol=0)
-    assert np.allclose(found[[2, 3]], [[0.6, 0.8]] * 2, rtol=1e-15)
+    results = clip_rows(vectors, 1.0)
+    assert np.allclose(results[[0, 1, 4]], vectors[[0, 1, 4]], rtol=1e-15, atol=0)
+    assert np.allclose(results[[2, 3]], [[0.6, 0.8]] * 2, rtol=1e-15)
 
 
 def test_who_has_no_finite_vector_abstains() -> None:
@@ -196,10 +196,10 @@ def test_a_device_reports_its_table() -> None:
     sketch = task.sketch
     assert isinstance(sketch, VectorSketch)
     table = sketch.tables(cloud(1, 20_000), rng=SeededRng(1))
-    sent = report(task, table, rng=SeededRng(2))
-    assert len(sent.message) == task.message_bytes
+    message = report(task, table, rng=SeededRng(2))
+    assert len(message.message) == task.message_bytes
     assert isinstance(task.aggregation, Plain)
-    read = task.aggregation.open(task.aggregation.unpack(sent.message, sketch.shape))
+    read = task.aggregation.open(task.aggregation.unpack(message.message, sketch.shape))
     assert np.array_equal(read, table[0])
 
 
@@ -226,8 +226,8 @@ def test_widths_follow_norm_noise_and_error(error: float) -> None:
 
 
 def test_the_free_norm_takes_the_noise_off() -> None:
-    found, deviation = squared_norm(np.full((2, 8), 3.0), 2.0)
-    assert found == 16 * 9 - 16 * 4
+    squared, deviation = squared_norm(np.full((2, 8), 3.0), 2.0)
+    assert squared == 16 * 9 - 16 * 4
     assert deviation == math.sqrt(4 * 80 * 4 + 2 * 16 * 16 + 2 * 80**2 / 16)
     assert squared_norm(np.zeros((2, 8)), 2.0)[0] == 0.0
 
@@ -247,7 +247,7 @@ def test_rounding_costs_a_hundredth_of_the_noise(
 
 def test_noise_that_cannot_be_drawn_is_refused() -> None:
     assert 350.0 * Rounding(clip=1.0, scale=longest(10**5, 10, 350.0), cells=10**5).l2 <= 1 << 16
-    with pytest.raises(ImpossibleError, match="more than can be drawn"):
+    with pytest.raises(ImpossibleError, match="exceeds the sampler's limit"):
         longest(10**6, 10, 200.0)
 
 
@@ -260,8 +260,8 @@ def test_headroom_shrinks_as_sketches_grow() -> None:
 @pytest.mark.parametrize("compression", ["none", "fixed", "adapt_norm", "adapt_tail"])
 @pytest.mark.parametrize("secure", [None, SecureSum(corrupt=0.1, dropout=0.05)])
 def test_rounds_spend_the_budget_together(compression: Any, secure: SecureSum | None) -> None:
-    """The accountant composes all rounds, at any sizes, to no more than one release that has the
-    whole multiplier (Skellam's a little more, for which a plan leaves room)."""
+    """The accountant composes all rounds, at any sizes, to no more than one release with the
+    whole multiplier (with Skellam noise a little more, which a plan allows for)."""
     design = replace(DESIGN, compression=compression, secure=secure, multiplier=2.4)
     assert math.isclose(sum(design.shares), 1.0)
     rounds = range(len(design.shares))
@@ -297,7 +297,7 @@ def test_designs_check_themselves(change: dict[str, Any], match: str) -> None:
 # Campaigns.
 
 
-def answered(design: MeanDesign, vectors: F64, seed: int = 1) -> MeanCampaign:
+def run_campaign(design: MeanDesign, vectors: F64, seed: int = 1) -> MeanCampaign:
     """A campaign over devices that all answer."""
     campaign, rng = MeanCampaign(design), SeededRng(SEED, seed)
 
@@ -318,18 +318,18 @@ def test_every_compression_gives_a_mean_and_its_error(compression: Any) -> None:
         DESIGN, compression=compression, dimensions=2_000, devices=60, multiplier=0.3,
         most_cells=most, relative_error=0.25,
     )  # fmt: skip
-    found = answered(design, vectors).estimate()
-    assert found.answered == 60
-    assert found.compressed == (compression != "none")
-    error = float(np.linalg.norm(found.mean - vectors.mean(axis=0)))
-    claimed = found.standard_error * math.sqrt(2_000)
+    estimate = run_campaign(design, vectors).estimate()
+    assert estimate.respondents == 60
+    assert estimate.compressed == (compression != "none")
+    error = float(np.linalg.norm(estimate.mean - vectors.mean(axis=0)))
+    claimed = estimate.standard_error * math.sqrt(2_000)
     assert 0.5 < error / claimed < 2  # six deviations of a sketch of 80 cells; see statistics
 
 
 def test_a_campaign_absorbs_its_own_task_only_and_ends() -> None:
     design = replace(DESIGN, compression="none", dimensions=10, most_cells=10, devices=5)
     other = MeanCampaign(replace(design, seed=1))
-    campaign = answered(design, cloud(5, 10))
+    campaign = run_campaign(design, cloud(5, 10))
     assert campaign.next_task() is None
     with pytest.raises(SpecError, match="last"):
         other.absorb(campaign._answers[0])
@@ -341,8 +341,8 @@ def test_top_keeps_the_largest_coordinates() -> None:
     design = replace(DESIGN, compression="none", dimensions=40, most_cells=40, devices=5, top=3)
     vectors = np.zeros((5, 40))
     vectors[:, [4, 7, 9]] = 0.5
-    found = answered(replace(design, multiplier=0.01), vectors).estimate()
-    assert np.flatnonzero(found.mean).tolist() == [4, 7, 9]
+    estimate = run_campaign(replace(design, multiplier=0.01), vectors).estimate()
+    assert np.flatnonzero(estimate.mean).tolist() == [4, 7, 9]
 
 
 def test_the_papers_rule_is_kept() -> None:
@@ -379,7 +379,7 @@ def test_a_simulation_gives_a_release() -> None:
     data = json.loads(release.to_json())
     assert data["estimates"][7]["mean"] == release.mean[7]
     assert "3,000 coordinates, 400 devices; epsilon 4" in repr(release)
-    assert "noise was drawn from a seed" in release.privacy.statement
+    assert "noise of this run comes from a seed" in release.privacy.statement
 
 
 def test_a_release_can_be_plotted(tmp_path: Any) -> None:
@@ -404,9 +404,9 @@ def test_the_ledger_is_charged_for_every_round() -> None:
 def test_the_rounds_are_a_plan_that_bounds_each_whatever_its_size(
     trust: str, epsilon: float, compression: str
 ) -> None:
-    """And the plan takes no more than the study's own budget, so that a ledger allows it."""
-    asked = STUDY | {"epsilon": epsilon, "trust": trust, "compression": compression}
-    design = plan(asked | {"devices": 10_000, "dimensions": 3_000}).design
+    """The plan fits into the study's own budget, so that a ledger allows it."""
+    study = STUDY | {"epsilon": epsilon, "trust": trust, "compression": compression}
+    design = plan(study | {"devices": 10_000, "dimensions": 3_000}).design
     assert isinstance(design, MeanDesign)
     for round in range(len(design.shares)):
         for width in (2, 4, design.widest, 0) if round else (design.first_width,):
@@ -427,7 +427,7 @@ def test_devices_without_a_vector_are_counted_and_left_out() -> None:
     assert np.abs(release.mean - truth).max() < 1e-4
     assert any("2 devices abstained" in note for note in release.notes)
     assert release.cost.devices == 198
-    with pytest.raises(DataError, match="nobody to ask"):
+    with pytest.raises(DataError, match="no device to ask"):
         simulate(STUDY, np.full((3, 4), math.nan))
 
 
@@ -441,8 +441,8 @@ def test_the_protocol_gives_the_sum_that_adding_gives() -> None:
     assert np.array_equal(np.rint(added.mean * 2**16 * 60), (vectors * 2**16).sum(axis=0))
     assert np.array_equal(masked.mean, added.mean)
     assert masked.cost.bytes_per_device == planned.predicted["bytes_per_device"]
-    said = f"sent at most {planned.predicted['bytes_up']:,} bytes"
-    assert any(said in note for note in masked.notes)
+    text = f"sent at most {planned.predicted['bytes_up']:,} bytes"
+    assert any(text in note for note in masked.notes)
 
 
 def test_devices_vanish_from_masked_rounds() -> None:
@@ -450,7 +450,7 @@ def test_devices_vanish_from_masked_rounds() -> None:
     vectors = cloud(120, 30)
     release = simulate(study, vectors, seed=SEED, protocol=True)
     assert release.cost.devices == 120
-    assert any("ran the masked round" in note for note in release.notes)
+    assert any("completed the masked round" in note for note in release.notes)
     assert any("of 120 devices answered" in note for note in release.notes)
     error = float(np.linalg.norm(release.mean - vectors.mean(axis=0)))
     assert error < 4 * release.standard_error * math.sqrt(30)
@@ -483,7 +483,7 @@ def test_a_mean_is_of_vectors_and_nothing_else_is() -> None:
     listed = simulate(
         {"question": "frequencies", "trust": "central", "epsilon": 1.0}, items, seed=1
     )
-    assert len(listed) == 2  # an array of items is one of items
+    assert len(listed) == 2  # a one-dimensional array has items
     with pytest.raises(DataError, match="devices, dimensions"):
         simulate(STUDY, np.ones(3))
     with pytest.raises(DataError, match="have 3 dimensions"):
@@ -535,7 +535,7 @@ def test_a_promise_names_the_noise_of_every_round() -> None:
     design = planned.design
     assert isinstance(design, MeanDesign)
     for share in (0.1, 0.9):
-        assert f"of {design.multiplier / math.sqrt(share):.4f} times" in planned.privacy.statement
+        assert f"{design.multiplier / math.sqrt(share):.4f} times" in planned.privacy.statement
 
 
 def test_numbers_beyond_a_double_and_masked_ones_are_missing() -> None:
@@ -550,7 +550,7 @@ def test_numbers_beyond_a_double_and_masked_ones_are_missing() -> None:
 
 @pytest.mark.parametrize(
     ("text", "match"),
-    [("0.5,0.25\n1,2\n", "numbers where the names"), ("a,a\n1,2\n", "different names")],
+    [("0.5,0.25\n1,2\n", "must have the names of its columns"), ("a,a\n1,2\n", "different names")],
 )
 def test_a_file_whose_columns_have_no_names_is_refused(
     tmp_path: Any, text: str, match: str
@@ -564,7 +564,7 @@ def test_a_file_whose_columns_have_no_names_is_refused(
 
 
 def test_nothing_of_a_vector_is_printed() -> None:
-    campaign = answered(
+    campaign = run_campaign(
         replace(DESIGN, compression="none", dimensions=10, most_cells=10, devices=5), cloud(5, 10)
     )
     assert repr(campaign.estimate()) == "MeanEstimate(10 coordinates, 5 devices)"

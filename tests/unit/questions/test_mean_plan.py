@@ -1,4 +1,4 @@
-"""Plans of means: what is chosen, what is foreseen, what is promised and what is refused."""
+"""Plans of means: choices, predictions, guarantees and refusals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def planned_design(study: dict[str, Any]) -> MeanDesign:
         ({"compression": "fixed", "bytes_per_device": 50_000}, "fixed"),
         ({"dimensions": 500}, "none"),  # a pilot could save nothing
         ({"dimensions": 500, "bytes_per_device": 900}, "fixed"),
-        ({"epsilon": math.inf}, "none"),  # nothing to follow
+        ({"epsilon": math.inf}, "none"),  # no noise to adapt to
         ({"epsilon": math.inf, "bytes_per_device": 50_000}, "fixed"),
     ],
 )
@@ -53,8 +53,8 @@ def test_compression_is_what_was_asked_for_unless_it_cannot_help(
 ) -> None:
     planned = plan(STUDY | change)
     assert planned.parameters["compression"] == compression
-    said = any("compression is" in warning for warning in planned.warnings)
-    assert said == (compression != (STUDY | change).get("compression", "adapt_norm"))
+    has_warning = any("compression is" in warning for warning in planned.warnings)
+    assert has_warning == (compression != (STUDY | change).get("compression", "adapt_norm"))
 
 
 @pytest.mark.parametrize("trust", ["central", "secure"])
@@ -65,7 +65,7 @@ def test_the_accountant_finds_what_is_promised(trust: str, compression: str) -> 
     assert isinstance(planned.design, MeanDesign)
     spent = epsilon_of([task.loss for task in widest_tasks(planned.design)], 1e-7)
     assert 0.99 < spent <= 1.0
-    assert f"spends epsilon {spent:.4f}" in planned.privacy.mechanism
+    assert f"cost of epsilon {spent:.4f}" in planned.privacy.mechanism
     assert planned.privacy.neighbours.startswith("zero-out")
 
 
@@ -74,9 +74,9 @@ def test_the_accountant_finds_what_is_promised(trust: str, compression: str) -> 
 def test_a_byte_limit_is_kept_and_used(trust: str, compression: str) -> None:
     study = STUDY | {"trust": trust, "compression": compression, "devices": 1_000}
     predicted = plan(study | {"bytes_per_device": 100_000, "dropout": 0.05}).predicted
-    sent = predicted.get("bytes_up", predicted["bytes_per_device"])
-    assert sent <= 100_000
-    assert sent > (45_000 if compression == "adapt_tail" else 99_000)  # which only doubles
+    upload = predicted.get("bytes_up", predicted["bytes_per_device"])
+    assert upload <= 100_000
+    assert upload > (45_000 if compression == "adapt_tail" else 99_000)  # it only doubles
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 5.0, 60.0])
@@ -127,8 +127,8 @@ def test_what_is_foreseen_is_what_comes() -> None:
         ({"relative_error": 2.0}, "relative_error"),
         ({"top": 0}, "top must be at least 1"),
         ({"dimensions": 0}, "dimensions must be at least 1"),
-        ({"dimensions": None}, "give dimensions"),
-        ({"devices": None}, "give devices"),
+        ({"dimensions": None}, "set dimensions"),
+        ({"devices": None}, "set devices"),
         ({"compression": "fixed"}, "needs bytes_per_device"),
     ],
 )
@@ -146,10 +146,10 @@ def test_compression_is_one_of_four() -> None:
     ("change", "match"),
     [
         ({"delta": 0.0}, "needs a delta above 0"),
-        ({"compression": "none", "bytes_per_device": 1_000}, "whole vectors are"),
-        ({"bytes_per_device": 100}, "at least .* bytes a device"),
+        ({"compression": "none", "bytes_per_device": 1_000}, "whole vectors take"),
+        ({"bytes_per_device": 100}, "at least .* bytes per device"),
         ({"trust": "secure", "devices": 3}, "at least 4 devices"),
-        ({"epsilon": 0.005}, "more than can be drawn"),
+        ({"epsilon": 0.005}, "exceeds the sampler's limit"),
     ],
 )
 def test_studies_that_cannot_be_met(change: dict[str, Any], match: str) -> None:
@@ -171,10 +171,10 @@ def test_a_hint_of_bytes_is_enough() -> None:
         ({"rounds": 3}, "rounds has no effect"),
         ({"target_error": 0.1}, "target_error has no effect"),
         ({"delta": 1e-3}, "more than 1/devices"),
-        ({"devices": 100}, "more than any mean is long"),
+        ({"devices": 100}, "more than the largest possible mean"),
         ({"compression": "adapt_tail"}, "adapt_norm is better"),
         ({"top": 10}, "biased"),
-        ({"trust": "secure", "devices": 20_000}, "masked round of 20,000"),
+        ({"trust": "secure", "devices": 20_000}, "this study has 20,000"),
     ],
 )
 def test_warnings(change: dict[str, Any], match: str) -> None:
@@ -195,13 +195,13 @@ def test_the_command_line_answers_with_a_mean(
     )
     monkeypatch.chdir(tmp_path)
     ask = ["simulate", "mean.toml", "--data"]
-    shown = CliRunner().invoke(main, [*ask, "v.npy", "--seed", "1"])
-    assert shown.exit_code == 0
-    assert "30 coordinates, 2,000 devices; epsilon 1" in shown.stdout
-    assert "differential privacy" in shown.stdout
+    text = CliRunner().invoke(main, [*ask, "v.npy", "--seed", "1"])
+    assert text.exit_code == 0
+    assert "30 coordinates, 2,000 devices; epsilon 1" in text.stdout
+    assert "differential privacy" in text.stdout
     data = CliRunner().invoke(main, [*ask, "v.npy", "--json"])
-    found = [row["mean"] for row in json.loads(data.stdout)["estimates"]]
-    assert np.abs(np.array(found) - 0.1).max() < 0.02  # seven deviations
-    gone = CliRunner().invoke(main, [*ask, "gone.npy"])
-    assert gone.exit_code == 2
-    assert "no file" in gone.stderr
+    means = [row["mean"] for row in json.loads(data.stdout)["estimates"]]
+    assert np.abs(np.array(means) - 0.1).max() < 0.02  # seven deviations
+    missing = CliRunner().invoke(main, [*ask, "gone.npy"])
+    assert missing.exit_code == 2
+    assert "no file" in missing.stderr

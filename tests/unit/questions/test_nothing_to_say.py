@@ -1,5 +1,5 @@
-"""Local studies of devices that have nothing to say: they send as many records as any other, and no
-release tells how many they are."""
+"""Local studies with devices that have no value: they send as many records as others, and no
+release reveals their number."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from scipy import stats
 
 import sfumato
 from checks import SEED
-from sfumato.flow import word_discovery
 from sfumato.flow.release import CountRelease
-from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension, no_words, seeded
+from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension, no_words, with_seed
 from sfumato.privacy import SeededRng, Tally, debias
 from sfumato.privacy.randomizers import no_item
 from sfumato.questions.local_frequencies.design import LocalDesign
 from sfumato.questions.new_words import plan as word_plan
 from sfumato.simulation.fleet import each_record
-from sfumato.sketch.words import Codes
 
 U8 = npt.NDArray[np.uint8]
 WORDS = ["abba", "baba", "bb"]
-NEIGHBOURS: dict[str, list[str]] = {  # what one device among the others holds
+NEIGHBOURS: dict[str, list[str]] = {  # the words of one device
     "a new word": ["aabb"],
     "a known word": ["ab"],
     "a word of another alphabet": ["h2o"],
@@ -35,7 +33,7 @@ NEIGHBOURS: dict[str, list[str]] = {  # what one device among the others holds
 }
 
 
-def asked(tmp_path: Path, **keys: Any) -> dict[str, Any]:
+def study_of(tmp_path: Path, **keys: Any) -> dict[str, Any]:
     (tmp_path / "known.csv").write_text("word\nab\n")
     return {
         "question": "new_words",
@@ -49,13 +47,13 @@ def asked(tmp_path: Path, **keys: Any) -> dict[str, Any]:
     }
 
 
-def population(held: list[list[str]]) -> dict[str, list[str]]:
-    rows = [(str(device), word) for device, words in enumerate(held) for word in words]
+def population(holdings: list[list[str]]) -> dict[str, list[str]]:
+    rows = [(str(device), word) for device, words in enumerate(holdings) for word in words]
     return {"device": [device for device, _ in rows], "word": [word for _, word in rows]}
 
 
-def told(release: CountRelease) -> dict[str, Any]:
-    """All that a release says but for what it computes from randomised records, and the time."""
+def public_part(release: CountRelease) -> dict[str, Any]:
+    """A release without the numbers computed from randomised records, and without the time."""
     everything = release.to_dict()
     del everything["estimates"]
     del everything["cost"]["seconds"]
@@ -64,10 +62,10 @@ def told(release: CountRelease) -> dict[str, Any]:
     return everything
 
 
-def audited(
-    study: dict[str, Any], held: list[list[str]], monkeypatch: pytest.MonkeyPatch
+def audit(
+    study: dict[str, Any], holdings: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
-    """What is told of devices that hold these words, and the shape of all that they sent."""
+    """The public part of a release for these words, and the shapes of all records."""
     shapes: list[tuple[int, ...]] = []
     for kind in (FragmentPuzzle, PrefixExtension):
         fold = kind.fold
@@ -78,11 +76,11 @@ def audited(
 
         monkeypatch.setattr(kind, "fold", counted)
     release = sfumato.simulate(
-        study, population(held), item_column="word", device_column="device", seed=SEED
+        study, population(holdings), item_column="word", device_column="device", seed=SEED
     )
     monkeypatch.undo()
     sizes = {shape[1:] for shape in shapes}
-    return told(release), [(sum(shape[0] for shape in shapes), *size) for size in sizes]
+    return public_part(release), [(sum(shape[0] for shape in shapes), *size) for size in sizes]
 
 
 @pytest.mark.filterwarnings("ignore::sfumato.errors.SimulationWarning")
@@ -91,39 +89,42 @@ def test_a_release_is_the_same_whatever_one_device_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
 ) -> None:
     """Neighbours differ in the words of one device: everything in a release but the estimates is
-    the same, to the letter, and as many records were sent. Nothing here is left to chance.
+    the same, to the letter, and the number of records is the same. This test is deterministic.
 
     The control: without the device they differ. A device with a known word used to send nothing."""
-    study = asked(tmp_path, **keys)
+    study = study_of(tmp_path, **keys)
     others = [[WORDS[number % 3]] for number in range(300)]
-    seen = {name: audited(study, [*others, held], monkeypatch) for name, held in NEIGHBOURS.items()}
-    first = seen["a new word"]
+    results = {
+        name: audit(study, [*others, words], monkeypatch) for name, words in NEIGHBOURS.items()
+    }
+    first = results["a new word"]
     assert first[1][0][0] == 301 * keys.get("daily_reports", 1)
     for name in NEIGHBOURS:
-        assert seen[name] == first, name
-    assert audited(study, others, monkeypatch) != first
+        assert results[name] == first, name
+    assert audit(study, others, monkeypatch) != first
 
 
 @pytest.mark.filterwarnings("ignore::sfumato.errors.SimulationWarning")
 def test_the_number_of_local_records_does_not_depend_on_how_much_devices_hold() -> None:
-    """What is listed and what is not add up to all records, so that number is in a release."""
+    """Listed and unlisted counts add up to all records, so a release reveals their number."""
     study = {"question": "frequencies", "trust": "local", "epsilon": 4.0, "daily_reports": 3}
     sums = []
     for most in (1, 2, 3, 9):
-        held = [
+        holdings = [
             ["oak", "elm", "fir"][: 1 + device % most] * (1 + most // 9) for device in range(60)
         ]
         plan = sfumato.plan({**study, "devices": 60}, items=["oak", "elm"])
         release = sfumato.simulate(
-            plan, population(held), item_column="word", device_column="device", seed=SEED
+            plan, population(holdings), item_column="word", device_column="device", seed=SEED
         )
         sums.append(release.counts.sum() + release.plan["parameters"]["unlisted"])
     assert sums == pytest.approx([3 * 60] * 4)
 
 
 def test_records_that_say_nothing_leave_intervals_true() -> None:
-    """Two records of three say "none". 400 items; false alarm 1e-6 for a coverage of 95% (exact
-    binomial). Power: solved without "none", the control below, errors are three times as large."""
+    """Two records of three are "none". 400 items; false alarm 1e-6 for a coverage of 95% (exact
+    binomial). Power: in the control, without the correction for "none", errors are three times as
+    large."""
     counts = np.maximum(1, (60_000 * np.arange(1, 401) ** -1.2 / 4).astype(np.int64))
     items = [f"item {number}" for number in range(400)]
     study = {
@@ -145,9 +146,9 @@ def test_records_that_say_nothing_leave_intervals_true() -> None:
     assert isinstance(plan.design, LocalDesign)
     oracle = plan.design.randomizer
     values, none = oracle.values(items), no_item(oracle)
-    sent = np.concatenate([np.repeat(values, counts), np.repeat(none, 2 * counts.sum())])
+    records = np.concatenate([np.repeat(values, counts), np.repeat(none, 2 * counts.sum())])
     tally = Tally(oracle)
-    tally.fold(oracle.randomize(sent, rng=SeededRng(SEED)))
+    tally.fold(oracle.randomize(records, rng=SeededRng(SEED)))
     solved, unsolved = debias.estimate(tally, values, none=none), debias.estimate(tally, values)
     assert float(np.std(unsolved.counts - counts)) > 3 * float(np.std(solved.counts - counts))
     assert abs(solved.unlisted - 2 * counts.sum()) < 5 * solved.unlisted_error
@@ -157,30 +158,34 @@ def test_nine_devices_of_ten_without_a_word_add_noise_and_no_false_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Listed at a family-wise level of 1e-6, which is the false alarm. Power: in the control, which
-    does not solve for "none", dozens of false words are listed with any seed."""
+    does not correct for "none", dozens of false words are listed with any seed."""
     words = [f"{first}{second}id" for first in "abc" for second in "xyz"]
-    search = seeded(word_plan.prefix_search(8.0, length=4), SEED)
+    search = with_seed(word_plan.prefix_search(8.0, length=4), SEED)
     codes, _ = search.codes(words)
-    held = np.concatenate([np.repeat(codes, 4_000, axis=0), no_words(search, 324_000)])
+    rows = np.concatenate([np.repeat(codes, 4_000, axis=0), no_words(search, 324_000)])
     tallies = search.tallies()
-    search.fold(search.randomize(held, rng=SeededRng(SEED)), tallies)
-    found = search.find(tallies, level=1e-6)
-    assert sorted(found.words.to_pylist()) == sorted(words)
-    assert np.all(np.abs(found.counts - 4_000) < 6 * found.standard_error)
+    search.fold(search.randomize(rows, rng=SeededRng(SEED)), tallies)
+    result = search.find(tallies, level=1e-6)
+    assert sorted(result.words.to_pylist()) == sorted(words)
+    assert np.all(np.abs(result.counts - 4_000) < 6 * result.standard_error)
 
-    def unsolved(rows: Codes, tally: Tally) -> debias.LocalEstimates:
-        return debias.estimate(tally, word_discovery._points(rows, tally.randomizer))
+    estimate = debias.estimate
 
-    monkeypatch.setattr(word_discovery, "_estimates", unsolved)
+    def without_none(
+        tally: Tally, points: npt.NDArray[Any], *, none: Any = None
+    ) -> debias.LocalEstimates:
+        return estimate(tally, points)
+
+    monkeypatch.setattr(debias, "estimate", without_none)
     control = search.find(tallies, level=1e-6)
     assert len(set(control.words.to_pylist()) - set(words)) > 10
 
 
 @pytest.mark.parametrize("paper_mode", [True, False], ids=["puzzle", "prefixes"])
 def test_none_is_never_listed(paper_mode: bool) -> None:
-    """All devices of 20,000 send it: nothing else is there, and a false word comes with 1e-6."""
+    """All 20,000 devices send it; any false word is listed with probability 1e-6."""
     make = word_plan.puzzle if paper_mode else word_plan.prefix_search
-    search = seeded(make(8.0, length=4), SEED)
+    search = with_seed(make(8.0, length=4), SEED)
     tallies = search.tallies()
     search.fold(search.randomize(no_words(search, 20_000), rng=SeededRng(SEED)), tallies)
     assert len(search.find(tallies, level=1e-6)) == 0

@@ -1,4 +1,4 @@
-"""The search by prefixes: what is asked, what is found, what it costs, and what it refuses."""
+"""The search by prefixes: its tasks, its words, its cost, and what it refuses."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from sfumato.questions.prefix_search.design import (
     PrefixCampaign,
     PrefixDesign,
     endings,
-    extended,
+    extend,
 )
-from sfumato.questions.prefix_search.plan import predicted_of
+from sfumato.questions.prefix_search.plan import predict
 from sfumato.questions.prefix_search.plan import sized as planned
 from sfumato.questions.question import EVERYBODY
 from sfumato.sketch import CountSketch, DecodedRounds, OneHot
@@ -86,37 +86,37 @@ def sized(secure: SecureSum | None) -> PrefixDesign:
     )
 
 
-def words_and_counts(held: dict[str, int], length: int) -> tuple[Codes, I64]:
-    codes, fits = codes_of(pa.array(list(held)), LETTERS, length)
-    return codes[fits], np.array(list(held.values()), dtype=np.int64)[fits]
+def words_and_counts(counts: dict[str, int], length: int) -> tuple[Codes, I64]:
+    codes, fits = codes_of(pa.array(list(counts)), LETTERS, length)
+    return codes[fits], np.array(list(counts.values()), dtype=np.int64)[fits]
 
 
-def answer(made: PrefixDesign, task: Task, held: dict[str, int], devices: int) -> NoisedSum:
-    """What `devices` devices give to a task, of which so many hold each word."""
-    codes, counts = words_and_counts(held, made.length)
-    level = made.tasks().index(task)
-    table = task.sketch.encode(made.prefixes(level, codes), counts)
+def answer(design: PrefixDesign, task: Task, counts: dict[str, int], devices: int) -> NoisedSum:
+    """The answer of `devices` devices to a task, with `counts` holders of each word."""
+    codes, weights = words_and_counts(counts, design.length)
+    level = design.tasks().index(task)
+    table = task.sketch.encode(design.prefixes(level, codes), weights)
     rng = SeededRng(SEED, level)
-    sent = task.mechanism.at_device(table, devices=devices, rng=rng)
-    return NoisedSum(task, task.mechanism.at_release(sent, count=devices, rng=rng), devices)
+    total = task.mechanism.at_device(table, devices=devices, rng=rng)
+    return NoisedSum(task, task.mechanism.at_release(total, count=devices, rng=rng), devices)
 
 
-def searched(made: PrefixDesign, held: dict[str, int], devices: int = DEVICES) -> FoundWords:
-    campaign = PrefixCampaign(made)
+def search(design: PrefixDesign, counts: dict[str, int], devices: int = DEVICES) -> FoundWords:
+    campaign = PrefixCampaign(design)
     while (task := campaign.next_task()) is not None:
-        campaign.absorb(answer(made, task, held, devices))
-    return campaign.found()
+        campaign.absorb(answer(design, task, counts, devices))
+    return campaign.heavy_hitters()
 
 
 @cache
-def made_up(devices: int) -> dict[str, int]:
-    """Random words of 1 to 8 letters: 120 with shares of rank^-0.5, 40 that some 25 devices hold,
-    and, for every fifth device, one of 4,000 rare ones."""
+def synthetic_words(devices: int) -> dict[str, int]:
+    """Random words of 1 to 8 letters: 120 with shares of rank^-0.5, 40 that about 25 devices hold,
+    and 4,000 rare ones, for a fifth of the devices."""
     rng = np.random.default_rng(SEED)
     lengths = rng.integers(1, LONGER + 1, size=8000)
     letters = rng.choice(list(LETTERS), size=(8000, LONGER))
-    drawn = ["".join(row[:length]) for row, length in zip(letters, lengths, strict=True)]
-    words = list(dict.fromkeys(drawn))[:4160]
+    strings = ["".join(row[:length]) for row, length in zip(letters, lengths, strict=True)]
+    words = list(dict.fromkeys(strings))[:4160]
     common = np.arange(1, 121) ** -0.5
     shares = np.r_[0.75 * common / common.sum(), np.full(40, 0.05 / 40), np.full(4000, 0.2 / 4000)]
     return dict(zip(words, rng.multinomial(devices, shares).tolist(), strict=True))
@@ -129,27 +129,27 @@ def test_extensions_are_all_endings_with_padding_at_the_end_only() -> None:
     everything = {
         row for row in itertools.product(range(4), repeat=3) if row[0] and (row[1] or not row[2])
     }
-    whole = extended(np.empty((1, 0), dtype=np.uint16), 3, 4)
+    whole = extend(np.empty((1, 0), dtype=np.uint16), 3, 4)
     assert set(map(tuple, whole.tolist())) == everything
-    assert len(whole) == len(everything) == endings(3, 4) - 1  # the empty word is none
-    in_steps = extended(extended(np.empty((1, 0), dtype=np.uint16), 1, 4), 2, 4)
+    assert len(whole) == len(everything) == endings(3, 4) - 1  # without the empty word
+    in_steps = extend(extend(np.empty((1, 0), dtype=np.uint16), 1, 4), 2, 4)
     assert np.array_equal(in_steps, whole)
 
 
 def test_a_word_that_has_ended_stays_as_it_is() -> None:
     rows = np.array([[1, 0], [3, 2]], dtype=np.uint16)
-    longer = extended(rows, 2, 4)
+    longer = extend(rows, 2, 4)
     assert longer[0].tolist() == [1, 0, 0, 0]
     assert len(longer) == 1 + endings(2, 4)
     assert rows.tolist() == [[1, 0], [3, 2]]
 
 
-# --- what is asked
+# --- tasks
 
 
 def test_levels_ask_the_same_devices_for_other_tables() -> None:
-    made = exact()
-    tasks = made.tasks()
+    design = exact()
+    tasks = design.tasks()
     assert [type(task.sketch) for task in tasks] == [OneHot, OneHot, CountSketch]
     assert tasks[0].sketch == OneHot(categories=81)
     assert len({task.id for task in tasks}) == 3
@@ -161,30 +161,30 @@ def test_levels_ask_the_same_devices_for_other_tables() -> None:
 
 
 def test_values_are_the_prefix_and_nothing_else() -> None:
-    made = exact()
+    design = exact()
     codes, fits = codes_of(pa.array(["abcdef", "abcdgh", "ab", "b"]), LETTERS, LENGTH)
     assert fits.all()
-    assert made.prefixes(0, codes).tolist() == [11, 11, 11, 18]  # in base nine
-    assert made.prefixes(1, codes).tolist() == [922, 922, 891, 1458]
-    whole = made.prefixes(2, codes)
+    assert design.prefixes(0, codes).tolist() == [11, 11, 11, 18]  # in base nine
+    assert design.prefixes(1, codes).tolist() == [922, 922, 891, 1458]
+    whole = design.prefixes(2, codes)
     assert np.unique(whole).size == 4
-    sketch = made.sketch(2)
+    sketch = design.sketch(2)
     assert sketch.estimate(sketch.encode(whole, np.array([5, 6, 7, 8])), whole).tolist() == [
         *(5, 6, 7, 8)
     ]
 
 
 def test_a_design_survives_json() -> None:
-    for made in (exact(), sized(None), sized(SECURE)):
-        assert from_json(to_json(made)) == made
+    for design in (exact(), sized(None), sized(SECURE)):
+        assert from_json(to_json(design)) == design
 
 
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"lengths": ()}, "at least one"),
-        ({"lengths": (2, 2)}, "grow"),
-        ({"lengths": (0, 2)}, "grow"),
+        ({"lengths": ()}, "must not be empty"),
+        ({"lengths": (2, 2)}, "increase"),
+        ({"lengths": (0, 2)}, "increase"),
         ({"alphabet": "aa"}, "once"),
         ({"devices": 0}, "devices"),
         ({"width": 1}, "width"),
@@ -205,19 +205,19 @@ def test_a_design_that_cannot_be_is_refused(wrong: dict[str, Any], why: str) -> 
 
 @pytest.mark.parametrize("width", [400, 1 << 12], ids=["two sketches", "one sketch"])
 def test_without_noise_every_word_is_found_with_its_count(width: int) -> None:
-    """So few words that one of a thousand candidates meets them in eight of its fifteen rows with
-    probability 1e-7: counts are exact."""
-    held = {"a": 900, "ab": 5, "abc": 70, "abcdef": 31, "abcdeg": 1, "h": 3, "hhhhhh": 400}
-    found = searched(exact(rows=15, width=width), held)
-    assert found.items.to_pylist() == sorted(held, key=lambda word: -held[word])
-    assert found.counts.tolist() == sorted(held.values(), reverse=True)
-    assert (found.detectable(DEVICES), found.left_out, found.answered) == (1.0, 0, DEVICES)
+    """With so few words, any of a thousand candidates collides with them in eight of its fifteen
+    rows with probability 1e-7: counts are exact."""
+    counts = {"a": 900, "ab": 5, "abc": 70, "abcdef": 31, "abcdeg": 1, "h": 3, "hhhhhh": 400}
+    words = search(exact(rows=15, width=width), counts)
+    assert words.items.to_pylist() == sorted(counts, key=lambda word: -counts[word])
+    assert words.counts.tolist() == sorted(counts.values(), reverse=True)
+    assert (words.detectable(DEVICES), words.left_out, words.respondents) == (1.0, 0, DEVICES)
 
 
 def test_words_are_cut_and_those_with_other_characters_are_not_sent() -> None:
-    held = {"abcdefgh": 40, "abcdefaa": 2, "bad": 9, "zoo": 500, "naïve": 300, "": 20}
-    found = searched(exact(), held)
-    assert dict(zip(found.items.to_pylist(), found.counts.tolist(), strict=True)) == {
+    counts = {"abcdefgh": 40, "abcdefaa": 2, "bad": 9, "zoo": 500, "naïve": 300, "": 20}
+    words = search(exact(), counts)
+    assert dict(zip(words.items.to_pylist(), words.counts.tolist(), strict=True)) == {
         "abcdef": 42,
         "bad": 9,
     }
@@ -225,43 +225,43 @@ def test_words_are_cut_and_those_with_other_characters_are_not_sent() -> None:
 
 def test_too_many_prefixes_are_cut_to_the_most_common_and_counted() -> None:
     """Three of eight prefixes can be extended: each by 73 endings, with room for 219."""
-    held = {f"{letter}abc": 10 * (rank + 1) for rank, letter in enumerate(LETTERS)}
-    made = exact(lengths=(2, 4), most_candidates=3 * endings(2, len(LETTERS) + 1))
-    found = searched(made, held)
-    assert found.items.to_pylist() == ["habc", "gabc", "fabc"]
-    assert found.left_out == 5
-    assert found.candidates == made.most_candidates
+    counts = {f"{letter}abc": 10 * (rank + 1) for rank, letter in enumerate(LETTERS)}
+    design = exact(lengths=(2, 4), most_candidates=3 * endings(2, len(LETTERS) + 1))
+    words = search(design, counts)
+    assert words.items.to_pylist() == ["habc", "gabc", "fabc"]
+    assert words.left_out == 5
+    assert words.candidates == design.most_candidates
     assert (
-        found.detectable(DEVICES) > 60
-    )  # what is as common as the least of the three may be left out
+        words.detectable(DEVICES) > 60
+    )  # a word as common as the rarest of the three may be left out
 
 
 def test_a_search_ends_when_nothing_is_left() -> None:
-    made = exact()
-    campaign = PrefixCampaign(made)
-    with pytest.raises(SpecError, match="last of 3 levels"):
-        campaign.found()
-    campaign.absorb(answer(made, made.task(0), {}, 50))
+    design = exact()
+    campaign = PrefixCampaign(design)
+    with pytest.raises(SpecError, match="all 3 levels"):
+        campaign.heavy_hitters()
+    campaign.absorb(answer(design, design.task(0), {}, 50))
     assert campaign.next_task() is None
-    found = campaign.found()
-    assert (len(found), found.answered, found.candidates) == (0, 50, 72)
-    assert found.items.type == pa.string()
+    words = campaign.heavy_hitters()
+    assert (len(words), words.respondents, words.candidates) == (0, 50, 72)
+    assert words.items.type == pa.string()
 
 
 def test_a_campaign_refuses_an_answer_it_did_not_ask_for() -> None:
-    made, held = exact(), {"abcdef": 10}
-    campaign = PrefixCampaign(made)
-    given = [answer(made, task, held, 10) for task in made.tasks()]
-    other = replace(given[0].task, cohort="somebody else")
-    for wrong in (given[1], NoisedSum(other, given[0].table, 10)):
-        with pytest.raises(SpecError, match="asked for last"):
+    design, counts = exact(), {"abcdef": 10}
+    campaign = PrefixCampaign(design)
+    answers = [answer(design, task, counts, 10) for task in design.tasks()]
+    other = replace(answers[0].task, cohort="somebody else")
+    for wrong in (answers[1], NoisedSum(other, answers[0].table, 10)):
+        with pytest.raises(SpecError, match="the answer to its last task"):
             campaign.absorb(wrong)
-    for right in given:
+    for right in answers:
         assert campaign.next_task() == right.task
         campaign.absorb(right)
-        with pytest.raises(SpecError, match="asked for last"):
+        with pytest.raises(SpecError, match="the answer to its last task"):
             campaign.absorb(right)
-    assert campaign.found().items.to_pylist() == ["abcdef"]
+    assert campaign.heavy_hitters().items.to_pylist() == ["abcdef"]
 
 
 # --- with noise
@@ -275,59 +275,60 @@ def test_common_words_are_found_and_others_are_not_made_up(secure: SecureSum | N
     than six deviations. The negative control is in it: of words at half the detectable count fewer
     are found, so a count stated too low would be caught; that of false words is below.
     """
-    made = sized(secure)
+    design = sized(secure)
     answering = DEVICES if secure is None else round(0.95 * DEVICES)
-    held = made_up(answering)
-    found = searched(made, held, answering)
-    listed = dict(zip(found.items.to_pylist(), found.counts.tolist(), strict=True))
-    above = [word for word, count in held.items() if count >= found.detectable(answering)]
+    counts = synthetic_words(answering)
+    words = search(design, counts, answering)
+    listed = dict(zip(words.items.to_pylist(), words.counts.tolist(), strict=True))
+    above = [word for word, count in counts.items() if count >= words.detectable(answering)]
     below = [
-        w for w, count in held.items() if 1 / 3 <= count / found.detectable(answering) <= 1 / 2
+        w for w, count in counts.items() if 1 / 3 <= count / words.detectable(answering) <= 1 / 2
     ]
     assert len(above) >= 80
     assert len(below) >= 10
     assert sum(word in listed for word in above) >= 0.8 * len(above)
     assert sum(word in listed for word in below) < 0.8 * len(below)
-    assert sum(held.get(word, 0) == 0 for word in listed) <= 3
-    assert found.answered == answering
-    assert found.candidates <= made.most_candidates
+    assert sum(counts.get(word, 0) == 0 for word in listed) <= 3
+    assert words.respondents == answering
+    assert words.candidates <= design.most_candidates
     for rank in range(10):
-        word, error = found.items[rank].as_py(), found.standard_error[rank]
-        assert abs(found.counts[rank] - held[word]) <= 6 * error
-    assert (np.diff(found.counts) <= 0).all()
+        word, error = words.items[rank].as_py(), words.standard_error[rank]
+        assert abs(words.counts[rank] - counts[word]) <= 6 * error
+    assert (np.diff(words.counts) <= 0).all()
 
 
 @pytest.mark.parametrize("secure", [None, SECURE], ids=["central", "secure"])
 def test_all_levels_together_cost_epsilon(secure: SecureSum | None) -> None:
-    made = sized(secure)
-    spent = epsilon_of([task.loss for task in made.tasks()], DELTA)
+    design = sized(secure)
+    spent = epsilon_of([task.loss for task in design.tasks()], DELTA)
     assert 0.95 * EPSILON <= spent <= EPSILON
-    assert isinstance(made.mechanism, NoiseAtRelease | NoiseInShares)
-    quieter = replace(made, mechanism=replace(made.mechanism, scale=made.mechanism.scale / 2))
+    assert isinstance(design.mechanism, NoiseAtRelease | NoiseInShares)
+    quieter = replace(design, mechanism=replace(design.mechanism, scale=design.mechanism.scale / 2))
     assert epsilon_of([task.loss for task in quieter.tasks()], DELTA) > EPSILON
 
 
 def test_the_ledger_lets_one_search_through_and_no_second_one() -> None:
-    made, held = sized(None), made_up(DEVICES)
+    design, counts = sized(None), synthetic_words(DEVICES)
     ledger = Ledger(Budget(epsilon=EPSILON, delta=DELTA))
 
     def gather(task: Task) -> Batch:
-        codes, counts = words_and_counts(held, LONGER)
-        level = made.tasks().index(task)
-        return Batch(task.id, task.sketch.encode(made.prefixes(level, codes), counts), DEVICES)
+        codes, weights = words_and_counts(counts, LONGER)
+        level = design.tasks().index(task)
+        table = task.sketch.encode(design.prefixes(level, codes), weights)
+        return Batch(task.id, table, DEVICES)
 
     def search(campaign: PrefixCampaign) -> list[NoisedSum]:
-        rng, charge_of = SeededRng(SEED), made.charge_of
+        rng, charge_of = SeededRng(SEED), design.charge_of
         return run(campaign, gather, ledger=ledger, rng=rng, charge_of=charge_of)
 
-    campaign = PrefixCampaign(made)
-    assert len(search(campaign)) == made.rounds
-    assert len(campaign.found()) > 0
+    campaign = PrefixCampaign(design)
+    assert len(search(campaign)) == design.rounds
+    assert len(campaign.heavy_hitters()) > 0
     with pytest.raises(BudgetError):
-        search(PrefixCampaign(made))
+        search(PrefixCampaign(design))
 
 
-# --- what nobody holds
+# --- absent items
 
 
 def crowded() -> tuple[DecodedRounds, float]:
@@ -377,20 +378,20 @@ def test_an_empty_table_and_an_even_chance_have_no_limit() -> None:
 def test_a_sized_search_keeps_to_its_bytes_and_reaches_the_whole_word(
     secure: SecureSum | None,
 ) -> None:
-    made = sized(secure)
-    assert made.length == LONGER
-    assert endings(made.lengths[0], made.radix) <= made.most_candidates / 8
-    assert all(task.message_bytes <= 16_384 for task in made.tasks())
-    wider = replace(made, width=made.width + made.width // 100)
+    design = sized(secure)
+    assert design.length == LONGER
+    assert endings(design.lengths[0], design.radix) <= design.most_candidates / 8
+    assert all(task.message_bytes <= 16_384 for task in design.tasks())
+    wider = replace(design, width=design.width + design.width // 100)
     assert max(task.message_bytes for task in wider.tasks()) > 16_384
-    shown = made.parameters()
-    assert shown["lengths"] == list(made.lengths)
-    assert shown["rounds"] == made.rounds == len(made.tasks())
-    assert ("neighbours" in shown) == (secure is not None)
+    parameters = design.parameters()
+    assert parameters["lengths"] == list(design.lengths)
+    assert parameters["rounds"] == design.rounds == len(design.tasks())
+    assert ("neighbours" in parameters) == (secure is not None)
 
 
 def test_what_is_predicted_is_weighed_task_by_task() -> None:
-    central, secure = predicted_of(sized(None)), predicted_of(sized(SECURE))
+    central, secure = predict(sized(None)), predict(sized(SECURE))
     assert central["bytes_per_device"] == sum(map(report_bytes, sized(None).tasks()))
     up, down = zip(*map(secure_sum.bytes_of, sized(SECURE).tasks()), strict=True)
     assert (secure["bytes_up"], secure["bytes_down"]) == (sum(up), sum(down))
@@ -399,19 +400,19 @@ def test_what_is_predicted_is_weighed_task_by_task() -> None:
 
 
 def test_without_collisions_the_prediction_is_what_a_run_states() -> None:
-    """One cell a word: the noise is all there is, and both take its law."""
-    made = exact(lengths=(2,), mechanism=NoiseAtRelease(noise="gaussian", scale=9.0))
-    found = searched(made, {"ab": 500, "h": 300})
-    said = predicted_of(made, answering=DEVICES)
-    assert said["detectable"] == found.detectable(DEVICES)
-    assert said["standard_error"] == found.standard_error[0] == 9.0
-    assert said["assumes"] == "nothing about the data"
+    """One cell per word: the only error is the noise, and both use its law."""
+    design = exact(lengths=(2,), mechanism=NoiseAtRelease(noise="gaussian", scale=9.0))
+    words = search(design, {"ab": 500, "h": 300})
+    prediction = predict(design, answering=DEVICES)
+    assert prediction["detectable"] == words.detectable(DEVICES)
+    assert prediction["standard_error"] == words.standard_error[0] == 9.0
+    assert prediction["assumes"] == "nothing about the data"
 
 
 def test_collisions_make_the_predicted_error_larger() -> None:
     noise = NoiseAtRelease(noise="gaussian", scale=9.0)
     errors = [
-        predicted_of(exact(width=width, mechanism=noise))["standard_error"]
+        predict(exact(width=width, mechanism=noise))["standard_error"]
         for width in (1 << 7, 1 << 9, 1 << 12)
     ]
     assert errors[0] > errors[1] > errors[2] > 9.0 / math.sqrt(5)
@@ -423,13 +424,13 @@ def test_the_smaller_noise_is_chosen() -> None:
     assert isinstance(short.mechanism, NoiseAtRelease)
     assert (short.rounds, short.mechanism.noise) == (1, "laplace")
     assert planned(epsilon=None, delta=0.0, **few).mechanism == NoNoise()  # type: ignore[arg-type]  # as above
-    assert sized(None).mechanism.noise == "gaussian"  # type: ignore[attr-defined]  # a promise has noise
+    assert sized(None).mechanism.noise == "gaussian"  # type: ignore[attr-defined]  # a guarantee needs noise
 
 
 @pytest.mark.parametrize(
     ("wrong", "error", "why"),
     [
-        ({"items_per_device": 2}, StudyError, "one word a device; got items_per_device = 2"),
+        ({"items_per_device": 2}, StudyError, "one word per device.*got items_per_device = 2"),
         ({"epsilon": 0.0}, StudyError, "epsilon"),
         ({"epsilon": -1.0, "secure": SECURE}, StudyError, "epsilon"),
         ({"delta": 1.0}, StudyError, "delta"),
@@ -443,7 +444,7 @@ def test_the_smaller_noise_is_chosen() -> None:
 def test_a_search_that_cannot_be_sized_is_refused(
     wrong: dict[str, Any], error: type[Exception], why: str
 ) -> None:
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "devices": DEVICES,
         "length": LENGTH,
         "bytes_per_round": 16_384,
@@ -453,24 +454,24 @@ def test_a_search_that_cannot_be_sized_is_refused(
         "alphabet": LETTERS,
     }
     with pytest.raises(error, match=why):
-        planned(**{**asked, **wrong})
+        planned(**{**options, **wrong})
 
 
 def test_results_do_not_print_words() -> None:
-    made, held = exact(), {"hagbad": 77}
-    campaign = PrefixCampaign(made)
-    campaign.absorb(answer(made, made.task(0), held, 80))
-    assert "hag" not in repr(searched(made, held)) + repr(campaign)
+    design, counts = exact(), {"hagbad": 77}
+    campaign = PrefixCampaign(design)
+    campaign.absorb(answer(design, design.task(0), counts, 80))
+    assert "hag" not in repr(search(design, counts)) + repr(campaign)
 
 
 def test_too_few_bytes_say_how_many_would_do() -> None:
-    asked = Study(
+    study = Study(
         question="heavy_hitters", trust="secure", epsilon=1.0, delta=1e-6, devices=2_000,
         dropout=0.05, word_length=4, bytes_per_device=3_000,
     )  # fmt: skip
-    with pytest.raises(ImpossibleError, match="3,000 bytes a device") as caught:
-        prefix_plan.plan(asked, None)
+    with pytest.raises(ImpossibleError, match="3,000 bytes per device") as caught:
+        prefix_plan.plan(study, None)
     assert caught.value.hint is not None
     enough = int(caught.value.hint.split("bytes_per_device to ")[1].split()[0])
-    predicted = prefix_plan.plan(replace(asked, bytes_per_device=enough), None).predicted
+    predicted = prefix_plan.plan(replace(study, bytes_per_device=enough), None).predicted
     assert predicted["bytes_up"] <= enough

@@ -1,4 +1,4 @@
-"""What a list's campaign draws from its secret repeats if all its answers do, and never else."""
+"""The randomness of a list's campaign repeats if all its answers do, and only then."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sfumato.sketch import InvertibleSketch
 I64 = npt.NDArray[np.int64]
 SECRETS = 60
 WORDS = ["cab", "bead", "face", "aged", "badge"]
-HELD = np.array([40, 30, 30, 20, 0])
+COUNTS = np.array([40, 30, 30, 20, 0])
 
 
 class Unbound(SecretRng):
-    """The control: words that a secret repeats whatever they are added to."""
+    """The control: a secret that gives the same words whatever they are added to."""
 
     def bound(self, purpose: str, *data: bytes) -> SecretRng:
         return self
@@ -35,8 +35,8 @@ class Unbound(SecretRng):
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The noise on the number of keys of each table, as it is drawn."""
+def draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Records the noise on the number of keys of each table."""
     draws: list[int] = []
 
     def recording(scale: float, size: Any, rng: Rng) -> I64:
@@ -54,73 +54,73 @@ def design() -> HeavyHitterDesign:
         question="heavy_hitters", trust="central", epsilon=2.0, delta=1e-4, devices=450, rounds=3,
         adaptive=True, bytes_per_device=20_000, alphabet="abcdefgh", word_length=6,
     )  # fmt: skip
-    made = heavy_plan.plan(study, None).design
-    assert isinstance(made, HeavyHitterDesign)
-    return made
+    result = heavy_plan.plan(study, None).design
+    assert isinstance(result, HeavyHitterDesign)
+    return result
 
 
 def campaign_of(
     design: HeavyHitterDesign, rng: SecretRng, rounds: list[tuple[I64, int]]
 ) -> HeavyHitterCampaign:
-    """A campaign that absorbed these rounds: how many devices hold each word, of how many."""
+    """A campaign after these rounds, each with the holders of each word and its devices."""
     campaign = HeavyHitterCampaign(design, rng)
     numbers, _ = design.keys.numbers(WORDS)
-    for held, count in rounds:
+    for counts, count in rounds:
         task = campaign.next_task()
         assert task is not None
         assert isinstance(task.sketch, InvertibleSketch)
-        table = task.sketch.encode_keys(numbers[held > 0], held[held > 0])
+        table = task.sketch.encode_keys(numbers[counts > 0], counts[counts > 0])
         campaign.absorb(NoisedSum(task, table, count))
     return campaign
 
 
 def equal_draws(
-    design: HeavyHitterDesign, drawn: list[int], kind: type[SecretRng], other: tuple[I64, int]
+    design: HeavyHitterDesign, draws: list[int], kind: type[SecretRng], other: tuple[I64, int]
 ) -> int:
-    """In how many of `SECRETS` campaigns another first round meets the noise of this one."""
-    drawn.clear()
+    """In how many of `SECRETS` campaigns another first round gets the same noise."""
+    draws.clear()
     for number in range(SECRETS):
-        for first in ((HELD, 150), other):
+        for first in ((COUNTS, 150), other):
             campaign_of(design, kind(number.to_bytes(32, "little")), [first])
-    assert len(drawn) == 2 * SECRETS
-    return sum(here == there for here, there in zip(drawn[::2], drawn[1::2], strict=True))
+    assert len(draws) == 2 * SECRETS
+    return sum(here == there for here, there in zip(draws[::2], draws[1::2], strict=True))
 
 
 OTHERS = {
     "one more item": (np.array([40, 30, 30, 20, 1]), 150),
-    "one more device, without items": (HELD, 151),
+    "one more device, without items": (COUNTS, 151),
 }
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
 def test_the_number_of_keys_gets_other_noise_if_the_table_is_another(
-    design: HeavyHitterDesign, drawn: list[int], other: tuple[I64, int]
+    design: HeavyHitterDesign, draws: list[int], other: tuple[I64, int]
 ) -> None:
-    """False alarm 1e-6: so many equal draws of independent noise (exact binomial). Power: one, as
-    the control shows. Secrets are fixed, so it does not vary."""
+    """False alarm 1e-6 for this many equal draws of independent noise (exact binomial). Power: one,
+    as the control shows. Secrets are fixed, so the test is deterministic."""
     _, logs = log_mass("laplace", design.items_per_device / design.mechanism.statistic)
     same = float(np.square(np.exp(logs)).sum())
     most = stats.binom.isf(1e-6, SECRETS, same)
     assert most < SECRETS
-    assert equal_draws(design, drawn, SecretRng, other) <= most
+    assert equal_draws(design, draws, SecretRng, other) <= most
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
 def test_noise_that_is_bound_to_nothing_is_the_same_on_any_table(
-    design: HeavyHitterDesign, drawn: list[int], other: tuple[I64, int]
+    design: HeavyHitterDesign, draws: list[int], other: tuple[I64, int]
 ) -> None:
     """The control."""
-    assert equal_draws(design, drawn, Unbound, other) == SECRETS
+    assert equal_draws(design, draws, Unbound, other) == SECRETS
 
 
 def test_the_same_answers_give_the_same_rates_and_the_same_list(design: HeavyHitterDesign) -> None:
-    rounds = [(HELD, 150), (HELD[::-1].copy(), 150), (HELD, 150)]
-    made = [campaign_of(design, SecretRng(bytes(32)), rounds) for _ in range(2)]
-    rates = [[part.rate for part in campaign.rounds] for campaign in made]
+    rounds = [(COUNTS, 150), (COUNTS[::-1].copy(), 150), (COUNTS, 150)]
+    campaigns = [campaign_of(design, SecretRng(bytes(32)), rounds) for _ in range(2)]
+    rates = [[part.rate for part in campaign.rounds] for campaign in campaigns]
     assert rates[0] == rates[1]
-    assert len(set(rates[0])) > 1  # what a table showed set the next rate
-    found = [campaign.found() for campaign in made]
-    assert found[0].counts.size
-    assert found[0].counts.tolist() == found[1].counts.tolist()
+    assert len(set(rates[0])) > 1  # the rate adapted to the tables
+    lists = [campaign.heavy_hitters() for campaign in campaigns]
+    assert lists[0].counts.size
+    assert lists[0].counts.tolist() == lists[1].counts.tolist()
     other = campaign_of(design, SecretRng(b"1" * 32), rounds)
     assert [part.rate for part in other.rounds] != rates[0]

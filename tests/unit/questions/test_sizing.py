@@ -58,8 +58,8 @@ def test_widths_of_a_power_law_have_their_golden_values(
     """G3 of the digest, given to four digits; ranks stop where the shares would sum beyond one."""
     law = PowerLaw(alpha=1.1, beta=beta).shares(175_000)
     assert law.size == ranks
-    found = instance_width(law, 0.01, constant=2, devices=10**6)
-    assert f"{found:.4f}" == f"{width:.4f}"
+    instance = instance_width(law, 0.01, constant=2, devices=10**6)
+    assert f"{instance:.4f}" == f"{width:.4f}"
 
 
 def test_shares_of_a_law_sum_to_at_most_one_and_one_more_would_not() -> None:
@@ -75,8 +75,8 @@ def test_instance_width_is_never_more_than_minimax() -> None:
     for target in (0.3, 0.05, 0.004):
         for _ in range(50):
             shares = rng.dirichlet(np.full(rng.integers(1, 300), rng.uniform(0.05, 2)))
-            found = instance_width(shares, target, constant=6, devices=10**6)
-            assert found <= minimax_width(target, constant=6, devices=10**6)
+            width = instance_width(shares, target, constant=6, devices=10**6)
+            assert width <= minimax_width(target, constant=6, devices=10**6)
 
 
 def test_no_width_is_larger_than_the_devices_ask_for() -> None:
@@ -103,8 +103,8 @@ def test_majority_collisions_are_the_binomial_tail_to_first_order(rows: int) -> 
     """At least the exact expectation, and at most that over the chance of no further collision."""
     width = 100
     exact = 1000 * stats.binom.sf(rows // 2, rows, 1 / width)
-    found = majority_collisions(1000, rows, width)
-    assert exact * (1 - 1e-12) <= found <= exact * (1 - 1 / width) ** -rows
+    expected_items = majority_collisions(1000, rows, width)
+    assert exact * (1 - 1e-12) <= expected_items <= exact * (1 - 1 / width) ** -rows
 
 
 @pytest.mark.parametrize("alpha", [0.8, 1.05, 1.3, 2.0, 5.0])

@@ -1,4 +1,4 @@
-"""Devices that answer one by one: the sums that agents with the same chance would give."""
+"""Devices that answer by themselves: the same sums as real devices with the same randomness."""
 
 from __future__ import annotations
 
@@ -54,42 +54,44 @@ def planned(name: str, **keys: Any) -> Plan:
     return plan(study, items=TREES if study["question"] == "frequencies" else None)
 
 
-def started(made: Plan, seed: int) -> Seeded:
-    """The design as it is asked, and its secret."""
-    return made.design.with_seed(SeededRng(seed))
+def started(study_plan: Plan, seed: int) -> Seeded:
+    """The design with its seed and secret."""
+    return study_plan.design.with_seed(SeededRng(seed))
 
 
-def devices_of(made: Plan, seed: int | None) -> tuple[DeviceFleet, list[Task]]:
+def devices_of(study_plan: Plan, seed: int | None) -> tuple[DeviceFleet, list[Task]]:
     """A fleet, and all tasks of the design."""
-    seeded = started(made, seed or 0)
+    seeded = started(study_plan, seed or 0)
     design: Any = seeded.question
     population = Population.load(DATA, device_column="device")
     fleet = DeviceFleet(
         population,
-        Cohorts.of(made.study, design, seeded.seed, population.devices, exact=True),
+        Cohorts.of(study_plan.study, design, seeded.seed, population.devices, exact=True),
         design,
-        made.dictionary,
+        study_plan.dictionary,
         SeededRng(1),
         LocalEngine(),
         lambda stage, share: None,
         seed=seed,
         ledger=Ledger(Budget(epsilon=None, delta=1e-6)),
     )
-    parts = [design.names, design.counts] if made.study.question == "histogram" else [design]
+    parts = [design.names, design.counts] if study_plan.study.question == "histogram" else [design]
     tasks = [task for part in parts for task in part.tasks()]
     return fleet, tasks
 
 
 def by_hand(fleet: DeviceFleet, task: Task, seed: int) -> I64:
-    """The sum of what agents of the cohort send, by their numbers."""
-    held: list[list[str]] = [[] for _ in range(60)]
+    """The sum of the tables of real devices of the cohort, by their numbers."""
+    holdings: list[list[str]] = [[] for _ in range(60)]
     for item, name in zip(DATA["item"], DATA["device"], strict=True):
-        held[int(name[1:])].append(item)
+        holdings[int(name[1:])].append(item)
     keys = fleet.question.item_keys(task)
     places = {item: place for place, item in enumerate(TREES)}
     members = fleet.cohorts.numbers(fleet.population, task.cohort).tolist()
-    made = [table(task, keys, held[number], places)(SeededRng(seed, number)) for number in members]
-    total: I64 = np.sum(made, axis=0)
+    tables = [
+        table(task, keys, holdings[number], places)(SeededRng(seed, number)) for number in members
+    ]
+    total: I64 = np.sum(tables, axis=0)
     return task.aggregation.open(total.reshape(task.sketch.shape))
 
 
@@ -102,25 +104,27 @@ def opened(task: Task, batch: Batch | RecordBatch) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "epsilon"),
     [(name, math.inf) for name in STUDIES]
-    + [(name, 8.0) for name in STUDIES if name != "histogram"],  # which takes far more bytes
+    + [(name, 8.0) for name in STUDIES if name != "histogram"],  # a histogram takes far more bytes
 )
 def test_each_device_sends_what_its_agent_would(name: str, epsilon: float) -> None:
-    made = planned(name, epsilon=epsilon, delta=1e-2, bytes_per_device=20_000)
-    fleet, tasks = devices_of(made, seed=7)
+    study_plan = planned(name, epsilon=epsilon, delta=1e-2, bytes_per_device=20_000)
+    fleet, tasks = devices_of(study_plan, seed=7)
     for task in tasks:
         batch = fleet.gather(task)
         assert batch.task_id == task.id
         assert opened(task, batch) == by_hand(fleet, task, 7).reshape(-1).tolist()
-    assert fleet.asked == 60
+    assert fleet.devices == 60
 
 
 def test_another_seed_gives_other_tables() -> None:
-    made = planned("lists")
-    design: Any = made.design
-    often = replace(design, mechanism=replace(design.mechanism, rate=0.5))  # coins that matter
-    made = replace(made, design=often)
+    study_plan = planned("lists")
+    design: Any = study_plan.design
+    often = replace(
+        design, mechanism=replace(design.mechanism, rate=0.5)
+    )  # so that sampling matters
+    study_plan = replace(study_plan, design=often)
     for seed, same in ((7, True), (8, False), (None, False)):
-        fleet, tasks = devices_of(made, seed)
+        fleet, tasks = devices_of(study_plan, seed)
         sums = opened(tasks[0], fleet.gather(tasks[0]))
         assert (sums == by_hand(fleet, tasks[0], 7).reshape(-1).tolist()) is same
 
@@ -129,17 +133,17 @@ def test_another_seed_gives_other_tables() -> None:
 def test_a_collector_and_a_simulation_draw_alike(name: str, tmp_path: Path) -> None:
     store = Store.open(tmp_path / "collector.db")
     store.migrate()
-    made = planned(name)
-    asked = made.study.to_dict()
-    items = TREES if made.study.question == "frequencies" else None
+    study_plan = planned(name)
+    study = study_plan.study.to_dict()
+    items = TREES if study_plan.study.question == "frequencies" else None
     row = studies.create(
         store,
-        {"name": "Trees", "purpose": "A test.", "study": asked, "items": items},
+        {"name": "Trees", "purpose": "A test.", "study": study, "items": items},
         key=KEY,
         rng=SeededRng(5),
         now=lambda: 0.0,
     )
-    seeded = started(made, 5)
+    seeded = started(study_plan, 5)
     assert from_json(row.design) == seeded.question
     with store.reading() as tx:
         assert (tx.secret(row.id) or b"") == seeded.secret
@@ -182,7 +186,7 @@ MASKED_PLANS: dict[str, tuple[dict[str, Any], Any]] = {
 
 @pytest.mark.parametrize("name", MASKED_PLANS)
 def test_masked_rounds_of_several_tasks_fit_the_budget_they_were_planned_for(name: str) -> None:
-    """They are charged as one plan, as tables that are added together are."""
+    """They are charged as one plan, like tables that are added at once."""
     study, data = MASKED_PLANS[name]
     ledger = Ledger(Budget(epsilon=study["epsilon"], delta=study["delta"]))
     simulate(study, data, seed=1, protocol=True, ledger=ledger)
@@ -202,10 +206,12 @@ def test_devices_that_share_a_row_answer_one_by_one() -> None:
 
 
 def test_the_numbers_of_cohorts_are_all_devices_once() -> None:
-    made = planned("lists")
+    study_plan = planned("lists")
     whole = Population.load({"item": ["oak", "elm"], "devices": [41, 19]}, count_column="devices")
-    cohorts = Cohorts.of(made.study, started(made, 1).question, 1, whole.devices, exact=True)
-    with pytest.raises(DataError, match="expand the population"):
+    cohorts = Cohorts.of(
+        study_plan.study, started(study_plan, 1).question, 1, whole.devices, exact=True
+    )
+    with pytest.raises(DataError, match="call expanded"):
         cohorts.numbers(whole, "round 0")
     alone = whole.expanded()
     assert alone.expanded() is alone

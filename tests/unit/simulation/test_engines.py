@@ -1,4 +1,4 @@
-"""A sum over shards is the sum, however many workers there are; few shards are held at a time."""
+"""A sum over shards does not depend on the workers; few shards are in memory at a time."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def test_the_sum_does_not_depend_on_the_workers(workers: int, shards: list[int])
 
 
 def test_few_shards_are_held_at_a_time() -> None:
-    """One for each worker and one more: what was drawn and is not yet done with."""
-    lock, held, most = threading.Lock(), 0, 0
+    """At most one per worker and one more."""
+    lock, active, most = threading.Lock(), 0, 0
 
     def shards() -> Iterator[int]:
-        nonlocal held, most
+        nonlocal active, most
         for number in range(50):
             with lock:
-                held += 1
-                most = max(most, held)
+                active += 1
+                most = max(most, active)
             yield number
 
     def function(shard: int) -> I64:
-        nonlocal held
+        nonlocal active
         with lock:
-            held -= 1
+            active -= 1
         return np.array([shard])
 
     total = LocalEngine(2).sum(function, shards())

@@ -57,9 +57,9 @@ def test_a_device_column_groups_rows_and_a_device_counts_within_its_bound() -> N
             release = sfumato.simulate(study, data, **columns, seed=SEED)
         assert sum(release.counts) == bound + min(bound, 2)
         assert release.cost.devices == 2
-        assert any("counts are of what devices report" in note for note in release.notes)
+        assert any("not of all devices that hold it" in note for note in release.notes)
         release = release.timed(0.0, "time")
-        assert "13" not in release.to_json()  # what devices hold is no part of a release
+        assert "13" not in release.to_json()  # a release must not reveal it
 
 
 def test_rounds_cover_every_device_once_whatever_the_mode() -> None:
@@ -84,32 +84,32 @@ def test_cohorts_partition_the_population_by_chance_and_in_order() -> None:
     for population in (plain, grouped, weighted):
         for in_order in (False, True):
             cohorts = Cohorts(shares=shares, in_order=in_order, dropout=0.0, seed=SEED)
-            seen: Counter[str] = Counter()
-            asked = 0
+            copies: Counter[str] = Counter()
+            devices = 0
             for name in shares:
                 for shard in cohorts.shards(population, name):
                     weights = [1] * len(shard.items) if shard.weights is None else shard.weights
-                    seen.update(
+                    copies.update(
                         dict(zip(shard.items.to_pylist(), map(int, weights), strict=True))
                         if shard.weights is not None
                         else shard.items.to_pylist()
                     )
-                    asked += shard.asked
-                    assert shard.asked == shard.answering
-            assert asked == population.devices
-            assert set(seen.values()) == {3 if population is weighted else 1}
-            assert len(seen) == 10_000
+                    devices += shard.devices
+                    assert shard.devices == shard.answering
+            assert devices == population.devices
+            assert set(copies.values()) == {3 if population is weighted else 1}
+            assert len(copies) == 10_000
 
 
 def test_dropouts_are_scaled_back_with_wider_intervals() -> None:
-    """Counts are of all devices asked; ten deviations of the sampling are never left by chance."""
+    """Counts are of all devices asked; chance never exceeds ten deviations of the sampling."""
     items = ["oak"] * 40_000 + ["elm"] * 10_000
     whole = sfumato.simulate(STUDY, items, seed=SEED)
     part = sfumato.simulate({**STUDY, "dropout": 0.3}, items, seed=SEED)
     assert part.cost.devices == whole.cost.devices == 50_000
     deviation = math.sqrt(40_000 * (1 / 0.7 - 1))
     assert 0 < abs(part.counts[0] - 40_000) < 10 * deviation
-    sampled = deviation * math.sqrt(10_000 / 50_000)  # of devices of which most hold it
+    sampled = deviation * math.sqrt(10_000 / 50_000)  # most devices hold it
     assert (part.high - part.low)[0] == pytest.approx(2 * 1.96 * sampled, rel=0.02)
     assert whole.low[0] == whole.high[0] == 40_000
 
@@ -124,7 +124,7 @@ def test_a_seed_repeats_a_run_and_another_does_not() -> None:
 
 def test_fewer_or_more_devices_than_planned_are_noted() -> None:
     plan = sfumato.plan({**STUDY, "devices": 100}, items=pa.array(["oak"]))
-    assert "holds 50 devices" in sfumato.simulate(plan, ["oak"] * 50).notes[-1]
+    assert "has 50 devices" in sfumato.simulate(plan, ["oak"] * 50).notes[-1]
     more = sfumato.simulate(plan, ["oak"] * 1_000, seed=SEED)
     assert more.cost.devices < 170
     assert "were asked, as planned" in more.notes[-1]
@@ -139,24 +139,24 @@ def test_a_two_phase_run_charges_pilot_and_main_to_disjoint_devices(tmp_path: Pa
     chance = np.random.default_rng(SEED)
     words = pa.array([f"w{i}" for i in range(20_000)])
     shares = np.arange(1, 20_001.0) ** -1.2
-    held = words.take(pa.array(chance.choice(20_000, 50_000, p=shares / shares.sum())))
+    items = words.take(pa.array(chance.choice(20_000, 50_000, p=shares / shares.sum())))
     study = {**STUDY, "epsilon": 1.0, "delta": 1e-6, "devices": 50_000, "target_error": 0.02}
     plan = sfumato.plan(study, items=words)
     ledger = Ledger(Budget(epsilon=1.0, delta=1e-6), tmp_path / "ledger.db")
-    release = sfumato.simulate(plan, held, seed=SEED, ledger=ledger)
+    release = sfumato.simulate(plan, items, seed=SEED, ledger=ledger)
     assert [entry.cohort for entry in ledger.entries()] == ["pilot", "every round"]
     assert ledger.spent() <= 1.0
     assert release.plan["parameters"]["width"] < sums_of(plan).width
-    truth = Counter(held.to_pylist())
+    truth = Counter(items.to_pylist())
     errors = [abs(count - truth[item]) for item, count in counts_of(release).items()]
     assert max(errors) < 0.02 * 50_000
     with pytest.raises(BudgetError, match="refused"):
-        sfumato.simulate(plan, held, seed=SEED, ledger=ledger)
+        sfumato.simulate(plan, items, seed=SEED, ledger=ledger)
     assert len(ledger.entries()) == 2
 
 
 LOCAL = {"trust": "local", "epsilon": 4.0, "delta": 0.0, "daily_reports": 2}
-HELD = {"item": ["oak", "elm"] * 300, "device": [f"{number // 2}" for number in range(600)]}
+PAIRS = {"item": ["oak", "elm"] * 300, "device": [f"{number // 2}" for number in range(600)]}
 
 
 @pytest.mark.parametrize(
@@ -169,17 +169,17 @@ HELD = {"item": ["oak", "elm"] * 300, "device": [f"{number // 2}" for number in 
 def test_a_local_study_is_charged_for_the_reports_of_a_day(
     question: dict[str, Any], cohorts: list[str]
 ) -> None:
-    """Two reports at epsilon 4 are 8, to each cohort, before a report is made."""
+    """Two reports at epsilon 4 cost 8 in each cohort, before any report is made."""
     ledger = Ledger(Budget(epsilon=8.0, delta=0.0))
-    sfumato.simulate(LOCAL | question, HELD, device_column="device", seed=1, ledger=ledger)
+    sfumato.simulate(LOCAL | question, PAIRS, device_column="device", seed=1, ledger=ledger)
     assert [entry.cohort for entry in ledger.entries()] == cohorts
     assert {entry.loss for entry in ledger.entries()} == {ApproximateLoss(epsilon=8.0, delta=0.0)}
-    assert ledger.spent() == 8.0  # cohorts are other devices
+    assert ledger.spent() == 8.0  # cohorts have different devices
     stages: list[str] = []
     for seed in (1, 2):  # the same campaign again, and another one
         with pytest.raises(BudgetError, match="has spent 8, so a release that would bring it to"):
             sfumato.simulate(
-                LOCAL | question, HELD, device_column="device", seed=seed, ledger=ledger,
+                LOCAL | question, PAIRS, device_column="device", seed=seed, ledger=ledger,
                 progress=lambda stage, share: stages.append(stage),
             )  # fmt: skip
     assert stages
@@ -189,7 +189,7 @@ def test_a_local_study_is_charged_for_the_reports_of_a_day(
 
 def test_a_local_study_needs_no_ledger() -> None:
     question = LOCAL | {"question": "frequencies"}
-    release = sfumato.simulate(question, HELD, device_column="device", seed=1)
+    release = sfumato.simulate(question, PAIRS, device_column="device", seed=1)
     assert release.cost.devices == 300
 
 

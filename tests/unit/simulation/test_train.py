@@ -101,11 +101,11 @@ def test_a_plan_tells_epsilon_bytes_and_parameters_beforehand() -> None:
 
 @pytest.mark.parametrize("trust", ["central", "secure"])
 def test_passes_promise_what_needs_no_secret(trust: str) -> None:
-    """Twelve of 24 at a time: two rounds to a pass, three passes of six rounds."""
+    """Twelve of 24 clients at a time: two rounds per pass, three passes in six rounds."""
     planned = plan(study(devices=24, trust=trust, sampling="passes"))
-    said = planned.privacy.statement
-    assert "a client is in at most 3 of them; they need not be secret" in said
-    assert "stay secret" not in said
+    statement = planned.privacy.statement
+    assert "a client is in 3 of them at most; who is in which need not be secret" in statement
+    assert "stay secret" not in statement
     assert planned.privacy.neighbours.startswith("zero-out")
     assert planned.privacy.epsilon is not None
     assert 0.98 * 8 < planned.privacy.epsilon <= 8
@@ -113,14 +113,14 @@ def test_passes_promise_what_needs_no_secret(trust: str) -> None:
 
 
 def numbers_in(statement: str) -> set[float]:
-    """All that is called an epsilon in a privacy statement."""
+    """All epsilons in a privacy statement."""
     pairs = re.findall(r"\(([\d.]+), [\d.e-]+\)-differential", statement)
     return {float(each) for each in (*pairs, *re.findall(r"epsilon ([\d.]+)", statement))}
 
 
 def known_members(design: TrainingDesign, rounds: int, *, replaced: bool = False) -> float:
-    """The epsilon of so many rounds against somebody who knows that a client was in all of them,
-    from the noise alone: of its table becoming zero, or another one, which is twice as far."""
+    """The epsilon of `rounds` rounds against an observer who knows that a client was in all of
+    them, from the noise alone: its table becomes zero, or another table, twice as far."""
     far = 2 if replaced else 1
     one = AdditiveLoss(
         noise="skellam" if design.secure is not None else "gaussian",
@@ -146,8 +146,8 @@ def test_a_secure_training_promises_what_holds_against_its_server(sampling: str 
 
 
 def test_a_replaced_client_costs_another_number_than_one_that_is_zeroed() -> None:
-    """The control of the test above: what statements once mixed up is not nearly the same, and what
-    random cohorts save is not what holds against a server that knows them."""
+    """The control of the test above: the two relations, which statements once confused, differ
+    much, and so does the epsilon of random cohorts from that against a server that knows them."""
     design = designed(trust="secure", sampling="fixed")
     zeroed = known_members(design, 6)
     assert known_members(design, 6, replaced=True) > 2 * zeroed
@@ -212,7 +212,7 @@ def test_other_keys_of_the_table_are_refused_by_name() -> None:
         Study.from_mapping({**KEYS, "training": {**MODEL, "colour": 1}})
     with pytest.raises(StudyError, match=r"\[training\] must have model, cohort"):
         Study.from_mapping({**KEYS, "training": {}})
-    with pytest.raises(StudyError, match=r"has a table \[training\]"):
+    with pytest.raises(StudyError, match=r"needs a \[training\] table"):
         Study.from_mapping(KEYS)
 
 
@@ -222,11 +222,11 @@ def test_a_model_is_not_simulated() -> None:
 
 
 class InterruptionError(Exception):
-    """Somebody pulls the plug."""
+    """The process dies."""
 
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, books: Ledger, file: Path, **keys: Any) -> None:
-    """A training that dies in its fourth round, which is charged and was not saved."""
+    """A training that dies in its fourth round, which is charged but not saved."""
     once = TrainingCampaign.absorb
 
     def dies(self: TrainingCampaign, answer: NoisedSum) -> None:
@@ -244,7 +244,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, books: Ledger, file: Path, **ke
 def test_every_round_is_charged_before_anything_of_it_is_seen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keys: dict[str, Any]
 ) -> None:
-    """And all rounds together cost what the plan says."""
+    """All rounds together cost what the plan says."""
     books = Ledger(Budget(epsilon=8.0, delta=1e-3), tmp_path / "ledger.db")
     charged: list[int] = []
     once = TrainingCampaign.absorb
@@ -276,7 +276,7 @@ def test_floats_are_charged_like_whole_numbers() -> None:
 def test_the_same_training_again_is_another_plan_and_shows_nothing_unless_all_of_it_is_paid_for(
     keys: dict[str, Any],
 ) -> None:
-    """A budget for one and a half: the second begins only if its last round could be paid for. The
+    """A budget for one and a half: the second starts only if the budget covers its last round. The
     control has no limit, and twelve rounds of one client cost more than six."""
     books = Ledger(Budget(epsilon=12.0, delta=1e-3))
     train(study(**keys), population(), ledger=books, seed=1)
@@ -287,7 +287,10 @@ def test_the_same_training_again_is_another_plan_and_shows_nothing_unless_all_of
     open_ended = Ledger(Budget(epsilon=None, delta=1e-3))
     for _ in range(2):
         train(study(**keys), population(), ledger=open_ended, seed=1)
-    assert len({entry.campaign for entry in open_ended.entries()}) in (6, 12)  # two to a pass, or 1
+    assert len({entry.campaign for entry in open_ended.entries()}) in (
+        6,
+        12,
+    )  # two rounds per pass, or one
     assert len({entry.loss for entry in open_ended.entries()}) == 2
     assert open_ended.spent() > 1.3 * once
 
@@ -298,7 +301,7 @@ def test_what_is_resumed_ends_with_the_same_model_and_pays_for_the_round_that_wa
     whole = train(study(), population(), seed=1)
     books, file = Ledger(Budget(epsilon=None, delta=1e-3)), tmp_path / "run.pt"
     interrupted(monkeypatch, books, file)
-    with pytest.raises(DataError, match="there is a checkpoint"):
+    with pytest.raises(DataError, match="there is already a checkpoint"):
         train(study(), population(), ledger=books, seed=1, checkpoint=file)
     rest = train(study(), population(), ledger=books, seed=1, checkpoint=file, resume=True)
     assert len(books.entries()) == 7
@@ -312,9 +315,9 @@ def test_what_is_resumed_ends_with_the_same_model_and_pays_for_the_round_that_wa
 def test_one_checkpoint_that_is_resumed_three_times_is_charged_three_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
 ) -> None:
-    """Copies of a file do not know of one another; the ledger knows of all. Rounds 0 to 3 were run
-    once and 3 to 5 three times more, so that of two rounds to a pass a client may have been in the
-    first pass once, in the second four times (round 3) and in the third three times."""
+    """Copies of a file do not know of each other; the ledger has all rounds. Rounds 0 to 3 were run
+    once and 3 to 5 three times more. A pass has two rounds, so a client may have been in the first
+    pass once, in the second four times (round 3) and in the third three times."""
     books, file = Ledger(Budget(epsilon=None, delta=1e-3)), tmp_path / "run.pt"
     interrupted(monkeypatch, books, file, **keys)
     spent = [books.spent()]
@@ -330,14 +333,14 @@ def test_one_checkpoint_that_is_resumed_three_times_is_charged_three_times(
     whole = epsilon_of([replace(design.round_loss, times=most)], 1e-3)
     assert spent[-1] == pytest.approx(whole, rel=1e-9)
     once = epsilon_of([design.loss], 1e-3)
-    assert whole > 1.3 * once  # the control: what one training is charged is not nearly that
+    assert whole > 1.3 * once  # the control: one training costs far less
 
 
 def test_a_budget_for_one_training_pays_for_one_and_not_for_three(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lost round stays charged, so that training ends a round early; a copy of the checkpoint
-    buys no round more, and gives the model that it holds."""
+    """The lost round stays charged, so training ends one round early; a copy of the checkpoint
+    gets no further round, and gives its own model."""
     books, file = Ledger(Budget(epsilon=8.0, delta=1e-3)), tmp_path / "run.pt"
     interrupted(monkeypatch, books, file)
     copy = Path(shutil.copy(file, tmp_path / "copy.pt"))
@@ -367,7 +370,7 @@ def test_a_checkpoint_goes_with_the_ledger_of_its_training(
 
 def test_runs_for_study_say_so() -> None:
     seeded = train(study(), population(), seed=1)
-    assert "drawn from a seed" in seeded.privacy.statement
+    assert "comes from a seed" in seeded.privacy.statement
     floats = train(study(), population(), exact=False)
     assert "for experiments only" in floats.privacy.statement
     real = train(study(), replace(population(), public_test=True))
@@ -387,8 +390,8 @@ def test_figures_of_clients_own_data_are_labelled_wherever_they_are_told(tmp_pat
         assert (f"Not covered: {TESTED_ON_CLIENTS}" in release["privacy"]["statement"]) == labelled
         assert ("(exact)" in repr(trained)) == labelled
         for line in map(json.loads, lines.read_text(encoding="utf-8").splitlines()):
-            told = line["accuracy"] is not None
-            assert (line["not_covered"] == TESTED_ON_CLIENTS) == (told and labelled)
+            is_shown = line["accuracy"] is not None
+            assert (line["not_covered"] == TESTED_ON_CLIENTS) == (is_shown and labelled)
         names = tags_in(folder)
         assert ("accuracy" in names) == ("loss" in names) == public
         assert ("accuracy (exact, on clients' data)" in names) == labelled
@@ -405,14 +408,14 @@ def test_a_set_without_tests_has_nothing_to_label() -> None:
 def test_all_that_a_release_tells_follows_from_noise_and_public_numbers(
     tmp_path: Path, trust: str
 ) -> None:
-    """With the same chance, clients that hold nothing lead to the same release, metrics and
-    checkpoint as clients that hold much, but for the noised parameters, what public examples say of
-    them, and time. The control: what is told to who runs a training does differ."""
-    found: list[Any] = []
-    told: list[Any] = []
+    """With the same randomness, clients without examples give the same release, metrics and
+    checkpoint as clients with many, except for the noised parameters, their test on public
+    examples, and time. The control: the progress shown to the operator does differ."""
+    results: list[Any] = []
+    texts: list[Any] = []
     for data in (population(), _emptied(population())):
         data = replace(data, public_test=True)
-        folder = tmp_path / str(len(found))
+        folder = tmp_path / str(len(results))
         folder.mkdir()
         books = Ledger(Budget(epsilon=None, delta=1e-3))
         keys = {"epsilon": float("inf"), "noise_multiplier": 50.0, "compression": "none"}
@@ -428,23 +431,23 @@ def test_all_that_a_release_tells_follows_from_noise_and_public_numbers(
         for line in lines:
             line.pop("accuracy"), line.pop("loss")
         state = torch.load(folder / "run.pt", weights_only=True)
-        kept = {
+        fields = {
             key: state[key] for key in ("sizing", "clip", "done", "held", "cells_sent", "design")
         }
-        assert set(state) - set(kept) == {"id", "flat", "memory", "history"}
-        found.append((release, lines, kept))
+        assert set(state) - set(fields) == {"id", "flat", "memory", "history"}
+        results.append((release, lines, fields))
         training = Training(designed(trust=trust, **keys), data, noise_seed=1)
-        told.append([(figures.left_out, figures.empty) for figures in training.run()])
-    assert found[0] == found[1]
-    assert told[0] != told[1]
+        texts.append([(figures.left_out, figures.empty) for figures in training.run()])
+    assert results[0] == results[1]
+    assert texts[0] != texts[1]
 
 
 def _emptied(data: Federated) -> Federated:
-    """The same clients, of whom none has an example."""
-    held = data.train
+    """The same clients, without examples."""
+    train_data = data.train
     none = replace(
-        held, inputs=held.inputs[:0], targets=held.targets[:0],
-        offsets=torch.zeros_like(held.offsets),
+        train_data, inputs=train_data.inputs[:0], targets=train_data.targets[:0],
+        offsets=torch.zeros_like(train_data.offsets),
     )  # fmt: skip
     return replace(data, train=none)
 
@@ -471,7 +474,7 @@ def test_tensorboard_is_asked_for_by_name_where_it_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(SfumatoError, match="need the package tensorboard"):
+    with pytest.raises(SfumatoError, match="TensorBoard is not installed"):
         train({**KEYS, "training": MODEL}, population(), seed=1, tensorboard=tmp_path)
 
 
@@ -494,10 +497,10 @@ def test_the_command_trains_and_writes_what_was_asked(tmp_path: Path) -> None:
     ]  # fmt: skip
     done = CliRunner().invoke(main, command, catch_exceptions=False)
     assert done.exit_code == 0
-    found = json.loads(done.stdout)
-    assert found["accuracy"] > 0.5
-    assert found["privacy"]["epsilon"] <= 8
-    assert TESTED_ON_CLIENTS in found["privacy"]["not_covered"]
+    output = json.loads(done.stdout)
+    assert output["accuracy"] > 0.5
+    assert output["privacy"]["epsilon"] <= 8
+    assert TESTED_ON_CLIENTS in output["privacy"]["not_covered"]
     lines = (tmp_path / "run.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert shown_in(tmp_path / "board") == [json.loads(line)["clip"] for line in lines]
@@ -505,7 +508,7 @@ def test_the_command_trains_and_writes_what_was_asked(tmp_path: Path) -> None:
     assert sum(value.numel() for value in state.values()) == 10
     again = CliRunner().invoke(main, command)
     assert again.exit_code == 2
-    assert "there is a checkpoint" in again.stderr
+    assert "there is already a checkpoint" in again.stderr
 
 
 def test_the_command_takes_the_word_of_who_says_that_test_examples_are_public(

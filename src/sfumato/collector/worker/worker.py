@@ -337,7 +337,7 @@ def release_of(store: Store, row: StudyRow, cache: studies.CampaignCache | None 
     devices = _devices(tasks)
     participation = Participation(
         devices=devices,
-        answered=devices,
+        respondents=devices,
         rounds=len(with_reports),
         tasks=with_reports,
         notes=_notes(planned, devices),

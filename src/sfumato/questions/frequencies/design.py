@@ -1,6 +1,7 @@
-"""How common is each of these items? The campaigns of paper 000: one round or many, or piloted.
+"""How common is each of these items? The campaigns of paper 000: one round or many, with or without
+a pilot.
 
-The sizes come from `plan`; here is what is asked, and how the answers are read.
+The sizes come from `plan`; this module makes the tasks and decodes the answers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sfumato.errors import ImpossibleError, SpecError
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, NoisedSum
-from sfumato.flow.secure_sum import SecureSum, parameters_of, weights
+from sfumato.flow.secure_sum import SecureSum, parameters_of, traffic
 from sfumato.flow.task import Task, bits_for, most_devices
 from sfumato.privacy import Mechanism, NoiseAtRelease, NoiseInShares
 from sfumato.privacy.debias import LEVEL
@@ -30,7 +31,7 @@ from sfumato.privacy.intervals import (
     of_sums,
 )
 from sfumato.questions import sizing
-from sfumato.questions.answers import NOBODY, counts_of_listed
+from sfumato.questions.answers import NO_ANSWERS, listed_release
 from sfumato.questions.question import (
     Dictionary,
     Participation,
@@ -53,42 +54,42 @@ PILOT_COHORT = "pilot"
 
 @spec("frequency_design")
 class FrequencyDesign(QuestionDefaults):
-    """A sized campaign of frequency questions: all that `FrequencyCampaign` needs to know."""
+    """A sized campaign of frequency questions, for `FrequencyCampaign`."""
 
     mode: Mode
-    items: int  # in the dictionary
+    items: int  # size of the dictionary
     devices: int
     rounds: int
     rows: int
-    width: int  # 0 for one_hot; with a pilot, the most that the second phase may take
+    width: int  # 0 for one_hot; with a pilot, the limit for the second phase
     seed: int
     items_per_device: int
     mechanism: Mechanism
     decode: Literal["median", "mean", "refined"]
-    every_round: bool  # each round's table is noised, since it is shown or since its signs differ
+    every_round: bool  # whether each round's table gets noise, as it is shown or its signs differ
     pilot_devices: int = 0
     target_error: float | None = None
     constant: float = sizing.CONSTANT
-    secure: SecureSum | None = None  # how sums are hidden, and from whom
+    secure: SecureSum | None = None  # for masked sums
 
     def check(self) -> None:
         require(self.rounds >= 1, f"rounds must be at least 1; got {self.rounds}")
         require(self.items >= 1, f"items must be at least 1; got {self.items}")
         require(
             self.pilot_devices == 0 or self.target_error is not None,
-            "a pilot sizes the sketch for a target_error; give one",
+            "a pilot sizes the sketch for a target_error; set target_error",
         )
         require(
             self.every_round or self.mode in ("one_hot", "shared"),
-            f"{self.mode} rounds are noised one by one",
+            f"every round must have noise with mode {self.mode}; set every_round to true",
         )
         require(
             self.every_round or self.rounds == 1 or self.secure is None,
-            "the sum of a secure round is seen when the round ends, so every round is noised",
+            "the sum of a secure round is visible when the round ends; set every_round to true",
         )
 
     def sketch(self, round: int, width: int | None = None) -> Sketch:
-        """The sketch of a round; see `CountSketch` for what rounds have in common."""
+        """The sketch of a round; see `CountSketch` for what rounds share."""
         if self.mode == "one_hot":
             return OneHot(categories=self.items)
         return CountSketch(
@@ -100,14 +101,14 @@ class FrequencyDesign(QuestionDefaults):
         )
 
     def task(self, sketch: Sketch, cohort: str, devices: int) -> Task:
-        """A task to one cohort; chance may bring more devices than planned, so there is room."""
+        """A task for one cohort, with room for more devices than expected by chance."""
         if self.secure is not None:
             return self.secure.task(
                 sketch=sketch,
                 mechanism=self.mechanism,
                 campaign=digest(self),
                 cohort=cohort,
-                asked=devices,
+                devices=devices,
                 items_per_device=self.items_per_device,
             )
         most = most_devices(devices)
@@ -128,8 +129,8 @@ class FrequencyDesign(QuestionDefaults):
     @property
     def least_noise(self) -> float | None:
         tasks = [self.pilot(), *self.tasks()] if self.pilot_devices else self.tasks()
-        known = [noise for task in tasks if (noise := task.noise_multiplier) is not None]
-        return min(known, default=None)
+        multipliers = (task.noise_multiplier for task in tasks)
+        return min((noise for noise in multipliers if noise is not None), default=None)
 
     def campaign(self, plan: Plan, **context: Any) -> FrequencyCampaign:
         return FrequencyCampaign(self, plan.listed.items)
@@ -148,7 +149,7 @@ class FrequencyDesign(QuestionDefaults):
     def values(
         self, task: Task, items: pa.Array, *, dictionary: Dictionary | None, place: tuple[int, int]
     ) -> tuple[Any, Bool | None]:
-        """Items, or for `one_hot` their places in the dictionary; who holds none sends zeros."""
+        """Items, or for `one_hot` places in the dictionary; devices without one send zeros."""
         if self.mode != "one_hot":
             return items, None
         assert dictionary is not None  # a study of frequencies lists its items
@@ -158,36 +159,36 @@ class FrequencyDesign(QuestionDefaults):
     def answer(
         self, campaign: FrequencyCampaign, plan: Plan, participation: Participation
     ) -> CountRelease:
-        if not campaign.answered:
-            raise ImpossibleError(NOBODY)
+        if not campaign.respondents:
+            raise ImpossibleError(NO_ANSWERS)
         estimates = campaign.estimates()
         parameters: dict[str, Any] = {"decoder": estimates.decoder}
         if self.pilot_devices:
             parameters |= {"width": estimates.width}
         significant, limit = campaign.significant()
-        asked = max(participation.devices, estimates.answered)
-        return counts_of_listed(
+        devices = max(participation.devices, estimates.respondents)
+        return listed_release(
             plan,
             participation,
             counts=estimates.counts,
             standard_error=estimates.standard_error,
-            interval=lambda above: estimates.interval(asked, above=above),
+            interval=lambda above: estimates.interval(devices, above=above),
             significant=significant,
             significant_from=limit,
-            answered=estimates.answered,
+            respondents=estimates.respondents,
             privacy=plan.privacy,
-            bytes_per_device=replace(self, width=campaign.width).weights()["bytes_per_device"],
+            bytes_per_device=replace(self, width=campaign.width).traffic()["bytes_per_device"],
             parameters=parameters,
         )
 
-    def weights(self) -> dict[str, int]:
-        """What one device sends, or all that it sends and is told in a masked round; the pilot's
-        devices send less or as much."""
+    def traffic(self) -> dict[str, int]:
+        """The bytes that a device sends, or in a masked round sends and receives; the pilot's
+        devices send no more."""
         tasks = self.tasks() + ([self.pilot()] if self.pilot_devices else [])
-        return max((weights([task]) for task in tasks), key=lambda each: each["bytes_per_device"])
+        return max((traffic([task]) for task in tasks), key=lambda each: each["bytes_per_device"])
 
     def tasks(self, width: int | None = None) -> list[Task]:
-        """The main phase: a task a round, or one for all where the table is noised once."""
+        """The main phase: one task per round, or one for all rounds if noise is added once."""
         devices = self.devices - self.pilot_devices
         if not self.every_round:
             return [self.task(self.sketch(0, width), "every round", devices)]
@@ -223,65 +224,65 @@ class FrequencyDesign(QuestionDefaults):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """Counts over the devices that answered, in the dictionary's order, and their errors."""
+    """Counts over the respondents, in the dictionary's order, and their errors."""
 
     counts: F64
     standard_error: F64
     half_width: F64  # of the 95% interval, if all devices answered
-    noise: NoiseLaw | None  # of counts that are whole; None where placebos tell the error
-    answered: int
-    per_device: int  # times that a device may count for one item
+    noise: NoiseLaw | None  # of whole counts; None if placebos estimate the error
+    respondents: int
+    per_device: int  # largest contribution of a device to one item
     decoder: str
     width: int
 
-    def interval(self, asked: int, *, above: float | None = None) -> tuple[F64, F64]:
-        """95% intervals for counts over `asked` devices, of items that are shown from an estimate
-        of `above` over those that answered."""
-        people: dict[str, int] = {"devices": asked, "respondents": self.answered}
-        people["per_device"] = self.per_device
+    def interval(self, devices: int, *, above: float | None = None) -> tuple[F64, F64]:
+        """95% intervals for counts over all `devices`, given that items are shown if their estimate
+        over the respondents is at least `above`."""
+        counts: dict[str, int] = {"devices": devices, "respondents": self.respondents}
+        counts["per_device"] = self.per_device
         if self.noise is None:
-            return of_estimates(self.counts, self.half_width / NORMAL_95, above=above, **people)
-        least = None if above is None else math.ceil(above - 1e-9)  # it may have been scaled
-        return of_sums(self.counts.astype(np.int64), self.noise, above=least, **people)
+            return of_estimates(self.counts, self.half_width / NORMAL_95, above=above, **counts)
+        least = None if above is None else math.ceil(above - 1e-9)  # `above` may be scaled
+        return of_sums(self.counts.astype(np.int64), self.noise, above=least, **counts)
 
 
 @dataclass(slots=True, repr=False)
 class FrequencyCampaign(Campaign):
-    """Asks the pilot, if there is one, then every round; reads the answers together."""
+    """Asks the pilot, if there is one, then every round; decodes all answers together."""
 
     design: FrequencyDesign
-    items: hashing.Items  # the dictionary, in the order in which counts are wanted
+    items: hashing.Items  # the dictionary, in the order of the counts
     width: int = field(init=False)
     _waiting: list[Task] = field(init=False)
     _answers: list[NoisedSum] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.width = self.design.width
-        piloted = self.design.pilot_devices > 0
-        self._waiting = [self.design.pilot()] if piloted else self.design.tasks()
+        has_pilot = self.design.pilot_devices > 0
+        self._waiting = [self.design.pilot()] if has_pilot else self.design.tasks()
 
     def next_task(self) -> Task | None:
         return self._waiting[0] if self._waiting else None
 
     def absorb(self, answer: NoisedSum) -> None:
         if not self._waiting or answer.task.id != self._waiting[0].id:
-            raise SpecError("a campaign absorbs the answer to the task it asked for last")
+            raise SpecError("a campaign takes only the answer to its last task")
         self._waiting.pop(0)
         if answer.task.cohort != PILOT_COHORT:
             self._answers.append(answer)
             return
-        self.width = piloted_width(answer, self.items, self.design)
+        self.width = width_from_pilot(answer, self.items, self.design)
         self._waiting = self.design.tasks(self.width)
 
     @property
-    def answered(self) -> int:
-        """Devices behind the estimates."""
+    def respondents(self) -> int:
+        """The number of devices behind the estimates."""
         return sum(answer.count for answer in self._answers)
 
     def estimates(self) -> Estimates:
         """Counts with errors, from every round so far."""
         if not self._answers:
-            raise SpecError("there is nothing to estimate from yet; no round has been absorbed")
+            raise SpecError("there is nothing to estimate from yet: no round has an answer")
         if self.design.mode == "one_hot":
             return self._one_hot()
         rounds, points = self._rounds(), hashing.fingerprint(self.items, self.design.seed)
@@ -308,15 +309,15 @@ class FrequencyCampaign(Campaign):
             standard_error=widen(float(np.sqrt(np.mean(errors**2)))),
             half_width=widen(float(np.quantile(np.abs(errors), CONFIDENCE, method="higher"))),
             noise=None,
-            answered=self.answered,
+            respondents=self.respondents,
             per_device=self.design.items_per_device,
             decoder=decoder,
             width=self.width,
         )
 
     def significant(self, level: float = LEVEL) -> tuple[npt.NDArray[np.bool_], float]:
-        """Which items somebody holds, and from which reading on: over all items, some false one is
-        marked with probability `level` at most."""
+        """Which items are significant, that is, held by some device, and from which estimate on.
+        With at most probability `level` any item is marked wrongly."""
         if self.design.mode == "one_hot":
             counts, noise = self._whole_counts()
             least = max(noise.exceeded(level / counts.size), 1)
@@ -337,7 +338,7 @@ class FrequencyCampaign(Campaign):
         return np.asarray(devices / max(devices.sum(), 1))
 
     def _whole_counts(self) -> tuple[I64, NoiseLaw]:
-        """The rounds' counts together, and the law of the noise on their sum."""
+        """The sum of the rounds' counts, and the distribution of its noise."""
         noise = NoiseLaw.none()
         for answer in self._answers:
             noise += answer.task.mechanism.law(answer.count)
@@ -350,24 +351,24 @@ class FrequencyCampaign(Campaign):
             standard_error=np.full(counts.size, math.sqrt(noise.variance)),
             half_width=np.full(counts.size, float(noise.width())),
             noise=noise,
-            answered=self.answered,
+            respondents=self.respondents,
             per_device=self.design.items_per_device,
             decoder="exact",
             width=0,
         )
 
 
-def piloted_width(answer: NoisedSum, items: hashing.Items, design: FrequencyDesign) -> int:
+def width_from_pilot(answer: NoisedSum, items: hashing.Items, design: FrequencyDesign) -> int:
     """Phase two's width: fit a power law to the pilot's largest shares, then equation (2).
 
-    Only the noised pilot is read, so the width is post-processing of what the ledger has charged.
+    Only the pilot's noised table is used, so the width is post-processing of a charged release.
     Differs from the paper: shares below three times the pilot's own error are not fitted, the law
     is i^−alpha (the paper's step 4 has i^alpha and cites equation (4) for (2)), and a pilot that
     shows nothing gives the minimax width.
     """
     sketch = answer.task.sketch
-    assert isinstance(sketch, CountSketch)  # `pilot` asks for nothing else
-    assert design.target_error is not None  # `check` has seen to it
+    assert isinstance(sketch, CountSketch)  # `pilot` has no other
+    assert design.target_error is not None  # by `check`
     rounds = DecodedRounds.of([(sketch, answer.table)])
     points = hashing.fingerprint(items, design.seed)
     read = rounds.estimate(np.concatenate([points, rounds.placebos()])) / max(answer.count, 1)

@@ -1,4 +1,4 @@
-"""How a question that is answered by sums is sized: which sketch, what noise, what it will give."""
+"""Size a question that is answered by sums: the sketch, the noise and the predicted error."""
 
 from __future__ import annotations
 
@@ -43,36 +43,36 @@ from sfumato.questions.promise import (
     SEES_ALL,
     SEES_TABLES,
     ZERO_OUT,
-    in_words,
-    who_colludes,
-    who_sees_sums,
+    collusion_assumptions,
+    device_guarantee,
+    sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.sketch import CountSketch, Norms, OneHot
 from sfumato.study import Study
 
-DEFAULT_BYTES = 1 << 16  # what a device may upload when a study says nothing about size
-REFERENCE_EXPONENT = 1.1  # of the law that plans are rehearsed on
-SMALLEST_WIDTH = 10  # the paper's theorems need more than ten cells a row
-MOST_CELLS = 1 << 20  # for which there is room when cells are sized before they are counted
-PILOT_MOST, PILOT_LEAST = 5_000, 500  # devices; the paper asks 5,000 of a million
+DEFAULT_BYTES = 1 << 16  # upload limit of a device, if the study sets none
+REFERENCE_EXPONENT = 1.1  # of the power law for rehearsals
+SMALLEST_WIDTH = 10  # the paper's theorems need more than ten cells per row
+MOST_CELLS = 1 << 20  # upper limit, for sizing cells before their number is fixed
+PILOT_MOST, PILOT_LEAST = 5_000, 500  # devices; the paper has 5,000 of a million
 
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
-    """The plan of a study of frequencies that is answered by sums."""
+    """Plan a study of frequencies that is answered by sums."""
     assert study.devices is not None  # planning has checked
     assert dictionary is not None  # a study of frequencies lists its items
-    design, rehearsed = _sized(study, len(dictionary))
-    scale = study.devices / _answering(study.devices, study)  # a release counts all that are asked
-    error = scale * float(np.median(rehearsed.standard_error))
+    design, estimates = _size(study, len(dictionary))
+    scale = study.devices / _answering(study.devices, study)  # a release counts all devices asked
+    error = scale * float(np.median(estimates.standard_error))
     predicted = {
         "standard_error": error,
-        "half_width_95": scale * float(np.median(rehearsed.half_width)),
+        "half_width_95": scale * float(np.median(estimates.half_width)),
         "standard_error_share": error / study.devices,
-        "width": rehearsed.width or None,
-        **design.weights(),
+        "width": estimates.width or None,
+        **design.traffic(),
         "rounds": design.rounds + (1 if design.pilot_devices else 0),
-        "assumes": f"counts fall off like rank^-{REFERENCE_EXPONENT}"
+        "assumes": f"counts fall like rank^-{REFERENCE_EXPONENT}"
         if design.mode != "one_hot"
         else "nothing about the data",
     }
@@ -88,23 +88,24 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
 
 
 def promise(study: Study, design: FrequencyDesign) -> Privacy:
-    """The privacy statement of a design, true of every release it makes."""
+    """The privacy statement of a design, which holds for all of its releases."""
     task = design.tasks()[0]
-    guarantee, mechanism, assumptions = NO_PROMISE, "none", who_colludes(design.secure)
+    guarantee, mechanism, assumptions = NO_PROMISE, "none", collusion_assumptions(design.secure)
     tables = SEES_ALL if study.epsilon is None else SEES_TABLES
     if study.epsilon is not None:
         noise = design.mechanism
         assert isinstance(noise, NoiseAtRelease | NoiseInShares)  # a finite epsilon has noise
         kind = f"discrete {noise.noise}" if isinstance(noise, NoiseAtRelease) else "Skellam"
         spent = epsilon_of([task.loss], study.delta)
-        guarantee = in_words(study.epsilon, study.delta)
+        guarantee = device_guarantee(study.epsilon, study.delta)
         mechanism = (
-            f"{kind} noise of scale {noise.scale:.4f} on every cell spends epsilon {spent:.4f}"
+            f"{kind} noise of scale {noise.scale:.4f} on every cell, at a cost of epsilon "
+            f"{spent:.4f}"
         )
         assumptions += (
-            "a device answers in one round only (or in the pilot), and each round's table is noised"
+            "a device answers in one round (or in the pilot), and each round's table gets noise"
             if design.every_round or design.pilot_devices
-            else "a device answers once, and the table of all devices is noised once",
+            else "a device answers once, and the table of all devices gets noise once",
             DROPOUTS,
         )
     return Privacy(
@@ -115,18 +116,18 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
         neighbours=ZERO_OUT.format("table becomes"),
         mechanism=mechanism,
         trust=study.trust,
-        sees=tables if design.secure is None else who_sees_sums(task),
+        sees=tables if design.secure is None else sum_visibility(task),
         assumptions=assumptions,
     )
 
 
 def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
-    """Run the campaign on made-up devices whose items follow the reference law.
+    """Run the campaign on synthetic devices whose items follow the reference law.
 
-    The same flow as the real thing, so what is predicted is what the decoder does, noise included.
+    It takes the same path as a real campaign, so the prediction includes the decoder and the noise.
     """
     items = min(design.items, 20_000)
-    made_up = np.arange(items, dtype=np.int64)
+    synthetic = np.arange(items, dtype=np.int64)
     shares = np.arange(1, items + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
     shares /= shares.sum()
     chance = np.random.default_rng(0)
@@ -137,23 +138,23 @@ def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
     each = -(-left // design.rounds) if design.every_round else left
 
     def gather(task: Task) -> Batch:
-        asked = design.pilot_devices if task.cohort == PILOT_COHORT else each
-        devices = max(_answering(asked, study), task.min_count)
+        cohort = design.pilot_devices if task.cohort == PILOT_COHORT else each
+        devices = max(_answering(cohort, study), task.min_count)
         law = shares[chance.permutation(items)] if study.cohorts == "different" else shares
         expected = devices * design.items_per_device * law
         counts = np.floor(expected + chance.random(items)).astype(np.int64)
-        table = task.sketch.encode(made_up, counts)
-        sent = task.mechanism.at_device(table, devices=devices, rng=rng)
-        return Batch(task.id, sent, devices)
+        table = task.sketch.encode(synthetic, counts)
+        total = task.mechanism.at_device(table, devices=devices, rng=rng)
+        return Batch(task.id, total, devices)
 
-    campaign, rng = FrequencyCampaign(design, made_up), SeededRng(0)
+    campaign, rng = FrequencyCampaign(design, synthetic), SeededRng(0)
     ledger = Ledger(Budget(epsilon=None, delta=study.delta))
     run(campaign, gather, ledger=ledger, rng=rng)
     return campaign.estimates()
 
 
-def _sized(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
-    """Sizes first, then the mode that rehearses best among those the cohorts allow."""
+def _size(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
+    """Choose the sizes, then the mode with the best rehearsal that the cohorts allow."""
     assert study.devices is not None  # plan() has checked
     rows = sizing.rows_for(items, paper=study.paper_mode)
     width, pilot = _width(study, items, rows)
@@ -162,7 +163,7 @@ def _sized(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
     mechanism = noise_for(study, _norms(study, rows if sketch else 0))
     secure = secure_of(study)
 
-    def made(mode: Mode, every_round: bool) -> FrequencyDesign:
+    def design_for(mode: Mode, every_round: bool) -> FrequencyDesign:
         assert study.devices is not None  # as above
         return FrequencyDesign(
             mode=mode,
@@ -182,24 +183,24 @@ def _sized(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
             secure=secure,
         )
 
-    shown = (study.publish == "rounds" or secure is not None) and study.rounds > 1
+    is_shown = (study.publish == "rounds" or secure is not None) and study.rounds > 1
     mixed: Mode = "fresh" if study.cohorts == "different" else "hybrid"
     if not sketch:
-        candidates = [made("one_hot", shown)]
+        candidates = [design_for("one_hot", is_shown)]
     elif study.rounds == 1:
-        candidates = [made("shared", False)]
+        candidates = [design_for("shared", False)]
     elif study.paper_mode:
-        candidates = [made(mixed, True)]
+        candidates = [design_for(mixed, True)]
     else:
-        candidates = [made("fresh", True), made("shared", shown)]
+        candidates = [design_for("fresh", True), design_for("shared", is_shown)]
         if mixed == "hybrid":
-            candidates.append(made("hybrid", True))
+            candidates.append(design_for("hybrid", True))
     rehearsals = [(design, rehearse(design, study)) for design in candidates]
     return min(rehearsals, key=lambda pair: float(np.median(pair[1].half_width)))
 
 
 def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
-    """Width (0 for one-hot) and pilot devices, from the target error or the bytes allowed."""
+    """The width (0 for one-hot) and the pilot's devices, from the target error or the bytes."""
     assert study.devices is not None  # plan() has checked
     devices = _answering(study.devices, study)
     bits, besides = _bits_and_bytes(study, rows)
@@ -213,7 +214,7 @@ def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
         if width < SMALLEST_WIDTH:
             need = besides + -(-rows * SMALLEST_WIDTH * bits // 8)
             raise ImpossibleError(
-                f"a sketch of {items:,} items needs at least {need:,} bytes a device; "
+                f"a sketch of {items:,} items needs at least {need:,} bytes per device; "
                 f"bytes_per_device is {limit}",
                 hint=f"set bytes_per_device to {need} or more",
             )
@@ -230,7 +231,7 @@ def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
         reachable = 2 * constant / max(cells // rows, 1)
         raise ImpossibleError(
             f"target_error {study.target_error:g} needs up to "
-            f"{weight:,} bytes a device; bytes_per_device is {limit}",
+            f"{weight:,} bytes per device; bytes_per_device is {limit}",
             hint=f"set bytes_per_device to {weight} or target_error to {reachable:.3g}",
         )
     if exact:
@@ -240,7 +241,7 @@ def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
 
 
 def _bits_and_bytes(study: Study, rows: int) -> tuple[int, int]:
-    """How many bits a cell has, and what a device sends besides cells."""
+    """The bits of a cell, and the bytes that a device sends besides cells."""
     assert study.devices is not None  # plan() has checked
     secure = secure_of(study)
     if secure is None:
@@ -251,7 +252,7 @@ def _bits_and_bytes(study: Study, rows: int) -> tuple[int, int]:
         mechanism=noise_for(study, _norms(study, rows)),
         campaign="",
         cohort="",
-        asked=_asked(study),
+        devices=_cohort(study),
         items_per_device=study.items_per_device,
     )
     up, _ = secure_sum.bytes_of(task)
@@ -259,21 +260,21 @@ def _bits_and_bytes(study: Study, rows: int) -> tuple[int, int]:
 
 
 def secure_of(study: Study) -> SecureSum | None:
-    """How a study's tables are hidden from the collector, if they are."""
+    """The secure sum of a study whose tables are masked, else None."""
     if not study.is_masked:
         return None
     return SecureSum(corrupt=study.corrupt, dropout=study.dropout, mode=study.collector)
 
 
-def _asked(study: Study) -> int:
-    """Devices in one round's cohort."""
+def _cohort(study: Study) -> int:
+    """The number of devices in a round."""
     assert study.devices is not None  # plan() has checked
     return -(-study.devices // study.rounds)
 
 
 def noise_for(study: Study, norms: Norms) -> Mechanism:
-    """The least noise that keeps the promise: Gaussian or Laplace, whichever is smaller; with trust
-    "secure", Skellam noise in shares, which adds exactly."""
+    """The least noise that meets the guarantee: Gaussian or Laplace, whichever is smaller; with
+    trust "secure", Skellam noise in shares, whose sum is again Skellam noise."""
     if study.epsilon is None:
         return NoNoise()
     secure = secure_of(study) if study.noise_in_shares else None
@@ -290,7 +291,7 @@ def noise_for(study: Study, norms: Norms) -> Mechanism:
 
     if secure is not None:
         scale = calibrate("skellam", **bounds, epsilon=study.epsilon, delta=study.delta)
-        return secure.noise(scale, _asked(study))
+        return secure.noise(scale, _cohort(study))
     if study.delta == 0:
         return sized("laplace", 0.0)
     gaussian = sized("gaussian", study.delta)
@@ -306,18 +307,18 @@ def _norms(study: Study, rows: int) -> Norms:
 
 
 def _check_noise(study: Study, items: int, rows: int, devices: int) -> None:
-    """Refuse a target that the noise alone misses, and say what would reach it."""
+    """Refuse a target error that the noise alone exceeds, with a hint how to reach it."""
     assert study.target_error is not None  # callers have checked
     tables = study.rounds if study.publish == "rounds" or study.noise_in_shares else 1
     spread = noise_for(study, _norms(study, rows)).stddev(devices // tables)
     if rows:
-        spread *= math.sqrt(math.pi / (2 * rows))  # of a median of `rows` readings
+        spread *= math.sqrt(math.pi / (2 * rows))  # for a median of `rows` readings
     deviations = NormalDist().inv_cdf(1 - sizing.RISK / (2 * items))
     share = deviations * spread * math.sqrt(tables) / devices
     if share > study.target_error:
         assert study.devices is not None  # plan() has checked
         raise ImpossibleError(
-            f"with epsilon {study.epsilon:g} and {study.devices:,} devices the noise alone makes "
+            f"with epsilon {study.epsilon:g} and {study.devices:,} devices the noise alone causes "
             f"errors of {share:.2g}; target_error is {study.target_error:g}",
             hint=f"ask {math.ceil(study.devices * share / study.target_error):,} devices, "
             f"set epsilon to {study.epsilon * share / study.target_error:.2g}, "  # type: ignore[operator]  # noise means epsilon is a number
@@ -327,57 +328,54 @@ def _check_noise(study: Study, items: int, rows: int, devices: int) -> None:
 
 def _warnings(study: Study, design: FrequencyDesign) -> list[str]:
     assert study.devices is not None  # plan() has checked
-    found = []
+    warnings = []
     if study.daily_reports is not None:
-        found.append('daily_reports has no effect: it is for trust = "local"')
+        warnings.append('daily_reports has no effect: it is for trust = "local"')
     if study.is_masked:
-        found += about_rounds(study)
+        warnings += round_warnings(study)
     if study.epsilon is not None and study.delta > 1 / study.devices:
-        found.append(
-            f"delta {study.delta:g} is more than 1/devices: even showing one device at random "
-            f"would keep that promise; use at most {0.1 / study.devices:.1g}"
-        )
+        warnings.append(delta_warning(study.delta, study.devices))
     if design.mode == "one_hot":
-        return found
+        return warnings
     collisions = sizing.majority_collisions(design.items, design.rows, design.width)
     if collisions > 0.1:
-        found.append(
-            f"about {collisions:.2g} items will meet the most common one in a majority of rows and "
-            f"be read as it by a median"
-            + (", in every round alike" if design.mode == "hybrid" else "")
+        warnings.append(
+            f"about {collisions:.2g} items will collide with the most common one in a majority of "
+            "rows, so that a median gives its count for theirs"
+            + (", in every round" if design.mode == "hybrid" else "")
             + "; use more rows or a larger width"
         )
     if study.paper_mode:
-        found.append(
-            "paper_mode sizes with the constant 2, which misses the target error by up to 7 times"
+        warnings.append(
+            "paper_mode uses the constant 2, which misses the target error by a factor of up to 7"
         )
     if design.every_round and study.epsilon is not None and study.rounds > 1:
-        found.append(
-            f"noise in each of {study.rounds} rounds adds up; fewer, larger rounds would have less"
+        warnings.append(
+            f"the noise of {study.rounds} rounds adds up; fewer, larger rounds would have less"
         )
-    return found
+    return warnings
 
 
-def about_rounds(study: Study) -> list[str]:
-    """What there is to say about masked rounds of this size."""
+def round_warnings(study: Study) -> list[str]:
+    """Warnings about masked rounds of this size."""
     assert study.devices is not None  # plan() has checked
-    found = []
-    asked = _asked(study)
-    if asked > secure_sum.LARGEST_TESTED:
+    warnings = []
+    cohort = _cohort(study)
+    if cohort > secure_sum.LARGEST_TESTED:
         most = secure_sum.LARGEST_TESTED
-        found.append(
-            f"a masked round of {asked:,} devices is more than the {most:,} that are tested"
+        warnings.append(
+            f"masked rounds are tested with up to {most:,} devices; this study has {cohort:,}"
             + (
-                f"; rounds = {-(-study.devices // most)} would have fewer, and more noise"
+                f" (rounds = {-(-study.devices // most)} would have fewer, but more noise)"
                 if study.facts.dictionary == "listed"
                 else ""
             )
         )
     if study.dropout == 0:
-        found.append(
-            "dropout is 0, so a round is lost if a single device vanishes; say how many may"
+        warnings.append(
+            "dropout is 0, so a round fails if a single device drops out; set the share to expect"
         )
-    return found
+    return warnings
 
 
 def algorithm(design: FrequencyDesign) -> str:
@@ -387,6 +385,13 @@ def algorithm(design: FrequencyDesign) -> str:
     if design.secure is not None:
         name = f"{name} in masked rounds" if design.rounds > 1 else f"masked {name}"
     return f"two-phase {name}" if design.pilot_devices else name
+
+
+def delta_warning(delta: float, devices: int) -> str:
+    return (
+        f"delta {delta:g} is more than 1/devices: even publishing one random device's data would "
+        f"satisfy such a guarantee; use at most {0.1 / devices:.1g}"
+    )
 
 
 def _answering(devices: int, study: Study) -> int:

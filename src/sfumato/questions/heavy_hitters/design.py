@@ -1,12 +1,12 @@
-"""Which items, out of an open domain, are held by many? The campaigns of paper 001, made private.
+"""Which items of an open domain do many devices hold? The campaigns of paper 001, made private.
 
-Devices send a sample of their items in an invertible sketch; the decoder, who is trusted with its
-sum, lists it; over all rounds the counts add up, and what may be told of them is told.
+Devices send a sample of their items in an invertible sketch. A decoder that is trusted with the sum
+lists it, adds up the counts of all rounds, and releases those that pass a private threshold.
 
-A campaign with a promise tells only of tables that could be listed whole, and of a table too full
-to be sure of that it tells nothing, so that whether it could be listed depends on no device
-(docs/proofs/listing.md). Without a promise it keeps what a stuck table gave, and uses the names of
-earlier rounds to read later tables.
+A campaign with a guarantee uses only tables that were listed completely, and discards a table that
+may be too full for that, so that listing succeeds or fails independently of any one device
+(docs/proofs/listing.md). Without a guarantee it uses what it can read of an incomplete table, and
+reads later tables with the names of earlier rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sfumato.flow.task import Task, most_devices
 from sfumato.privacy import ListedAbove, PlannedLoss, Rng
 from sfumato.privacy.intervals import NoiseLaw, of_sums
 from sfumato.privacy.samplers import SecretRng, bound, discrete_laplace
-from sfumato.questions.answers import check_finished, counts_of_discovered, detectable_note
+from sfumato.questions.answers import check_finished, detectable_note, discovered_release
 from sfumato.questions.frequencies.design import FrequencyCampaign, FrequencyDesign
 from sfumato.questions.question import (
     Dictionary,
@@ -40,7 +40,7 @@ from sfumato.questions.question import (
     Plan,
     QuestionDefaults,
     Seeded,
-    drawn_secret,
+    draw_secret,
     public_seed,
 )
 from sfumato.sketch import (
@@ -63,18 +63,18 @@ I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 Bool = npt.NDArray[np.bool_]
 
-LOAD = 0.8  # keys a cell that the first table should have
+LOAD = 0.8  # target for the first table: keys per cell
 MOST_LOAD, LEAST_LOAD = 1.1, 0.5  # names of earlier rounds help to read fuller tables
-_STEP = 0.1  # that the load goes up after a table that was listed whole, and down after others
-PAPER_LOAD = 0.9  # of the keys that a table of the paper is made for
-TAIL_BITS = 40  # more are kept in a round than `most_kept` with probability at most 2**-40
-_BOLDEST = 4.0  # times that a rate may change from one round to the next
+_STEP = 0.1  # added to the load after a complete table, subtracted after others
+PAPER_LOAD = 0.9  # share of a table's capacity that the paper uses
+TAIL_BITS = 40  # a round samples more than `most_sampled` with probability at most 2**-40
+_LARGEST_CHANGE = 4.0  # factor between the rates of two rounds
 _LEAST_SINGLES = 0.3
 _TINY = float(np.finfo(np.float64).tiny)
 
 
 class ListDefaults(QuestionDefaults, ABC):
-    """What lists and histograms have in common: items with a key, each once for a device."""
+    """Common to lists and histograms: items with a key, each counted once per device."""
 
     __slots__ = ()
 
@@ -99,7 +99,7 @@ class ListDefaults(QuestionDefaults, ABC):
     def values(
         self, task: Task, items: pa.Array, *, dictionary: Dictionary | None, place: tuple[int, int]
     ) -> tuple[Any, Bool]:
-        """Items that have a key, cut where words are."""
+        """Items that have a key; long words are cut."""
         keys = self.search().keys
         numbers, fits = keys.numbers(items)
         return keys.items(numbers[fits])[0], fits
@@ -108,26 +108,26 @@ class ListDefaults(QuestionDefaults, ABC):
 def items_with_keys(
     population: Population, keys: Keys, limit: int, plan: Plan, rng: Rng, alone: bool
 ) -> tuple[Population, list[str]]:
-    """Devices with what they may send: items that have a key, each once, at most `limit`."""
-    # Of a private release it is always said, and not how many, so that it says nothing.
+    """Devices with the items that they may send: those with a key, each once, at most `limit`."""
+    # A private release always has the note, without a number, so that it reveals nothing.
     unfit = _without_key(population, keys) if plan.study.epsilon is None else None
-    many = "items" if unfit is None else f"{unfit:,} items"
+    number = "items" if unfit is None else f"{unfit:,} items"
     notes = [
-        f"{many} without a key are not sent: longer than the study allows, or with characters not "
-        f"in its alphabet"
+        f"{number} that are too long for the study, or have characters outside its alphabet, are "
+        "not sent"
     ]
     if unfit == 0:
         notes = []
-    if population.owners is None or alone:  # devices then choose by themselves
+    if population.owners is None or alone:  # devices then choose for themselves
         return population, notes
     numbers, fits = keys.numbers(population.chunks[0])
-    kept = np.flatnonzero(fits)
-    items = keys.items(numbers[kept])[0]  # items with one key are one item
-    return population.only(kept, items).distinct().bounded(limit, rng=rng), notes
+    rows = np.flatnonzero(fits)
+    items = keys.items(numbers[rows])[0]  # items with one key are one item
+    return population.only(rows, items).distinct().bounded(limit, rng=rng), notes
 
 
 def _without_key(population: Population, keys: Keys) -> int:
-    """Items of devices that cannot be sent."""
+    """The number of items that cannot be sent."""
     fits = [keys.numbers(items)[1] for items in population.chunks]
     if population.weights is None:
         return sum(int((~part).sum()) for part in fits)
@@ -136,25 +136,25 @@ def _without_key(population: Population, keys: Keys) -> int:
 
 @spec("heavy_hitter_design")
 class HeavyHitterDesign(ListDefaults):
-    """A sized search for what many hold: all that `HeavyHitterCampaign` needs to know."""
+    """A sized search for heavy hitters, for `HeavyHitterCampaign`."""
 
     keys: Keys
     devices: int
     rounds: int
     rows: int
     width: int
-    cell_bits: int = 0  # count and check share what a key leaves of them; or they are given:
+    cell_bits: int = 0  # shared by key, count and check; or set the next two:
     count_bits: int = 0
     check_bits: int = 0
     seed: int
     items_per_device: int
-    mechanism: ListedAbove  # its rate is the first round's, and every round's unless `adaptive`
+    mechanism: ListedAbove  # with the rate of the first round, or of all unless `adaptive`
     adaptive: bool = False
-    target: float  # different keys that the first table should have
-    most_keys: int | None = None  # beyond which a table is not told of, though it was listed
-    partial: bool  # keep what a stuck table gave, and read it with what is known
-    paper: bool = False  # the paper's rule for the next rate
-    secure: SecureSum | None = later(None)  # how tables are hidden from the decoder
+    target: float  # distinct keys in the first table
+    most_keys: int | None = None  # a table with more is discarded, even if it was listed
+    partial: bool  # use incomplete tables, and read them with the names of other rounds
+    paper: bool = False  # use the paper's rule for the next rate
+    secure: SecureSum | None = later(None)  # for masked sums
 
     def check(self) -> None:
         for name in ("devices", "rounds", "items_per_device"):
@@ -164,44 +164,43 @@ class HeavyHitterDesign(ListDefaults):
         promises = self.mechanism.epsilon is not None
         require(
             not (promises and self.partial),
-            "what a stuck table gives depends on every device in it, so a private list is made of "
-            "whole tables only; set partial to false",
+            "an incomplete listing depends on every device in the table, so a private list uses "
+            "complete tables only; set partial to false",
         )
         require(
             not (promises and self.adaptive)
             or (self.mechanism.statistic > 0 and not self.mechanism.amplified),
-            "a rate that adapts shows how full a table was: the mechanism must pay for that "
-            "statistic and not count on its coins",
+            "an adaptive rate reveals how full a table was: the mechanism must include that "
+            "statistic, and must not use amplification by sampling",
         )
         if promises:
             self._check_tables()
 
     def _check_tables(self) -> None:
-        """That tables fail to be listed as seldom as the mechanism pays for, whatever is in them
-        (docs/proofs/listing.md)."""
-        told = self.mechanism
-        assert told.epsilon is not None  # the caller has seen
-        require(self.check_bits > 0, "a private design must say the bits of its cells")
+        """Check that listing any table fails at most with the probability that the mechanism
+        accounts for (docs/proofs/listing.md)."""
+        mechanism = self.mechanism
+        assert mechanism.epsilon is not None  # checked by the caller
+        require(self.check_bits > 0, "a private design must set count_bits and check_bits")
         require(
             not self.adaptive or self.most_keys is not None,
-            "a rate that adapts needs most_keys: fuller tables are not told of",
+            "an adaptive rate needs most_keys: fuller tables are discarded",
         )
-        allowed = told.unlisted / (1 + math.exp(told.epsilon))
-        if told.noise == "none":  # which counts on the coins of all rounds
+        allowed = mechanism.unlisted / (1 + math.exp(mechanism.epsilon))
+        if mechanism.noise == "none":  # the guarantee uses the sampling of all rounds
             allowed /= self.rounds
-        keys = insertions = self.most_kept(told.rate)
+        keys = insertions = self.most_sampled(mechanism.rate)
         chance = 2.0**-TAIL_BITS
         if self.adaptive:
-            spare = slack(self.items_per_device, told.statistic, allowed)
-            keys, insertions = (self.most_keys or 0) + spare, self.most_kept(1.0)
+            spare = slack(self.items_per_device, mechanism.statistic, allowed)
+            keys, insertions = (self.most_keys or 0) + spare, self.most_sampled(1.0)
             chance += allowed / 4
-        sketch = self.sketch(0, told.rate)
+        sketch = self.sketch(0, mechanism.rate)
         chance += capacity.failure_bound(keys, self.rows, self.width)
         chance += sketch.wrong_keys(keys, insertions) + sketch.collisions(keys)
         require(
             chance <= allowed,
-            f"tables must fail to be listed with a chance of at most {allowed:.3g}; it is "
-            f"{chance:.3g}",
+            f"listing a table must fail with probability at most {allowed:.3g}; it is {chance:.3g}",
         )
 
     def search(self) -> HeavyHitterDesign:
@@ -213,7 +212,7 @@ class HeavyHitterDesign(ListDefaults):
 
     @property
     def counts(self) -> None:
-        """A list has no counts but those of its sample."""
+        """None: a list has only the counts of its sample."""
         return None
 
     @property
@@ -221,16 +220,16 @@ class HeavyHitterDesign(ListDefaults):
         return None
 
     @property
-    def asked(self) -> int:
-        """Devices in one round's cohort."""
+    def devices_per_round(self) -> int:
+        """The number of devices in one round's cohort."""
         return -(-self.devices // self.rounds)
 
     def cohort_size(self, task: Task) -> float:
-        return self.asked
+        return self.devices_per_round
 
     def with_seed(self, rng: Rng) -> Seeded:
         seed = public_seed(rng)
-        return Seeded(replace(self, seed=seed), seed, drawn_secret(rng))
+        return Seeded(replace(self, seed=seed), seed, draw_secret(rng))
 
     def campaign(
         self, plan: Plan, *, secret: bytes = b"", least: float = 0.0, **context: Any
@@ -241,23 +240,23 @@ class HeavyHitterDesign(ListDefaults):
         self, campaign: HeavyHitterCampaign, plan: Plan, participation: Participation
     ) -> CountRelease:
         check_finished(campaign, participation)
-        found = campaign.found()
-        asked = max(participation.devices, found.answered)
-        return counts_of_discovered(
+        heavy_hitters = campaign.heavy_hitters()
+        devices = max(participation.devices, heavy_hitters.respondents)
+        return discovered_release(
             plan,
             participation,
-            items=found.items,
-            counts=found.counts,
-            standard_error=found.standard_error,
-            interval=found.interval(asked),
-            answered=found.answered,
+            items=heavy_hitters.items,
+            counts=heavy_hitters.counts,
+            standard_error=heavy_hitters.standard_error,
+            interval=heavy_hitters.interval(devices),
+            respondents=heavy_hitters.respondents,
             **campaign.about(participation),
         )
 
-    def most_kept(self, rate: float) -> int:
-        """Items that the devices of one round send, at most."""
-        most = most_in_round(self.asked, masked=self.secure is not None)
-        return most_kept(most * self.items_per_device, rate)
+    def most_sampled(self, rate: float) -> int:
+        """The largest number of items that the devices of one round send."""
+        most = most_in_round(self.devices_per_round, masked=self.secure is not None)
+        return most_sampled(most * self.items_per_device, rate)
 
     def sketch(self, round: int, rate: float) -> InvertibleSketch:
         if self.check_bits:
@@ -266,7 +265,13 @@ class HeavyHitterDesign(ListDefaults):
                 check_bits=self.check_bits, seed=self.seed, round=round,
             )  # fmt: skip
         return sketch_of(
-            self.keys, self.rows, self.width, self.cell_bits, self.most_kept(rate), self.seed, round
+            self.keys,
+            self.rows,
+            self.width,
+            self.cell_bits,
+            self.most_sampled(rate),
+            self.seed,
+            round,
         )
 
     def task(self, round: int, rate: float) -> Task:
@@ -277,7 +282,7 @@ class HeavyHitterDesign(ListDefaults):
                 mechanism=mechanism,
                 campaign=digest(self),
                 cohort=f"round {round}",
-                asked=self.asked,
+                devices=self.devices_per_round,
                 items_per_device=self.items_per_device,
             )
         return Task(
@@ -287,11 +292,11 @@ class HeavyHitterDesign(ListDefaults):
             campaign=digest(self),
             cohort=f"round {round}",
             items_per_device=self.items_per_device,
-            max_count=most_devices(self.asked),
+            max_count=most_devices(self.devices_per_round),
         )
 
     def tasks(self) -> list[Task]:
-        """The tasks of all rounds, at the first rate."""
+        """The tasks of all rounds, at the first round's rate."""
         return [self.task(round, self.mechanism.rate) for round in range(self.rounds)]
 
     def parameters(self) -> dict[str, Any]:
@@ -316,7 +321,7 @@ class HeavyHitterDesign(ListDefaults):
 
 @spec("histogram_design")
 class HistogramDesign(ListDefaults):
-    """Names from one campaign, and counts of everything from another, of the same devices."""
+    """Names from one campaign, and counts of all items from another, of the same devices."""
 
     names: HeavyHitterDesign
     counts: FrequencyDesign
@@ -324,7 +329,7 @@ class HistogramDesign(ListDefaults):
     def check(self) -> None:
         require(
             self.names.secure == self.counts.secure,
-            "names and counts must be hidden alike: their secure sums differ",
+            "names and counts must have the same secure sum; they differ",
         )
 
     @property
@@ -356,21 +361,21 @@ class HistogramDesign(ListDefaults):
 
     def cohort_size(self, task: Task) -> float:
         if task.campaign == digest(self.names):
-            return self.names.asked
+            return self.names.devices_per_round
         return self.counts.cohort_size(task)
 
     def item_keys(self, task: Task) -> ItemKeys | None:
-        """A sketch of counts does not say what its items are; a table of names does."""
+        """The keys of items in a sketch of counts; a table of names has them itself."""
         if task.campaign == digest(self.names):
             return None
         keys = self.names.keys
-        assert isinstance(keys, TextKeys | WordKeys)  # a study has no others
+        assert isinstance(keys, TextKeys | WordKeys)  # studies have no others
         return keys
 
     def with_seed(self, rng: Rng) -> Seeded:
         names = replace(self.names, seed=public_seed(rng))
         counts = replace(self.counts, seed=public_seed(rng))
-        return Seeded(HistogramDesign(names=names, counts=counts), names.seed, drawn_secret(rng))
+        return Seeded(HistogramDesign(names=names, counts=counts), names.seed, draw_secret(rng))
 
     def campaign(
         self, plan: Plan, *, secret: bytes = b"", least: float = 0.0, **context: Any
@@ -383,26 +388,26 @@ class HistogramDesign(ListDefaults):
         if campaign.counting is None:  # no name may be released
             return self.names.answer(campaign.names, plan, participation)
         check_finished(campaign, participation)
-        found, read = campaign.names.found(), campaign.counting.estimates()
-        order = np.argsort(-read.counts, kind="stable")
-        asked, least = max(participation.devices, read.answered), plan.study.threshold
-        above = None if least is None else least * read.answered / asked
-        low, high = read.interval(asked, above=above)
+        names, estimates = campaign.names.heavy_hitters(), campaign.counting.estimates()
+        order = np.argsort(-estimates.counts, kind="stable")
+        devices, least = max(participation.devices, estimates.respondents), plan.study.threshold
+        above = None if least is None else least * estimates.respondents / devices
+        low, high = estimates.interval(devices, above=above)
         about = campaign.names.about(participation)
-        about["parameters"] |= {"counts_decoder": read.decoder}
-        return counts_of_discovered(
+        about["parameters"] |= {"counts_decoder": estimates.decoder}
+        return discovered_release(
             plan,
             participation,
-            items=found.items.take(pa.array(order)),
-            counts=read.counts[order],
-            standard_error=read.standard_error[order],
+            items=names.items.take(pa.array(order)),
+            counts=estimates.counts[order],
+            standard_error=estimates.standard_error[order],
             interval=(low[order], high[order]),
-            answered=read.answered,
+            respondents=estimates.respondents,
             **about,
         )
 
     def charge_of(self, task: Task) -> PlannedLoss:
-        """A device is asked for names once and for counts once, in whatever rounds: one plan."""
+        """One plan for both tasks of a device: it is asked for names once and for counts once."""
         parts = (self.names.tasks()[0], self.counts.tasks()[0])
         losses = tuple(part.loss for part in parts)
         return PlannedLoss(loss=task.loss, plan=digest(self), losses=losses)
@@ -413,10 +418,10 @@ class HistogramDesign(ListDefaults):
 
 
 def sketch_of(
-    keys: Keys, rows: int, width: int, cell_bits: int, most_kept: int, seed: int, round: int
+    keys: Keys, rows: int, width: int, cell_bits: int, most_sampled: int, seed: int, round: int
 ) -> InvertibleSketch:
-    """The sketch whose cells have so many bits: enough for the counts, the rest for checks."""
-    count_bits = max(1, most_kept.bit_length())
+    """The sketch with cells of `cell_bits`: enough for the counts, the rest for checks."""
+    count_bits = max(1, most_sampled.bit_length())
     words = max(1, -(-cell_bits // 62))
     check_bits = min(44, cell_bits // words - -(-(keys.bits + count_bits) // words))
     return InvertibleSketch(
@@ -425,19 +430,19 @@ def sketch_of(
     )  # fmt: skip
 
 
-def most_in_round(asked: int, *, masked: bool) -> int:
-    """Devices whose tables may be in a sum over a cohort of about so many."""
-    return asked + 1 if masked else most_devices(asked)
+def most_in_round(expected: int, *, masked: bool) -> int:
+    """The largest number of tables in a sum over a cohort of about `expected` devices."""
+    return expected + 1 if masked else most_devices(expected)
 
 
 def slack(items_per_device: int, statistic: float, failure: float) -> int:
-    """Keys that a table may have beyond those that its noised number shows, but for a quarter of
-    this chance."""
+    """The number of keys that a table may have beyond its noised count of keys, except with
+    probability `failure` / 4."""
     return math.ceil(items_per_device / statistic * math.log(4 / failure))
 
 
-def most_kept(items: int, rate: float) -> int:
-    """More than this many of so many items are kept with probability at most 2**-40 (Bernstein)."""
+def most_sampled(items: int, rate: float) -> int:
+    """A number of items that a sample exceeds with probability at most 2**-40 (Bernstein)."""
     if rate == 1:
         return items
     mean, log = items * rate, TAIL_BITS * math.log(2)
@@ -446,74 +451,74 @@ def most_kept(items: int, rate: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Round:
-    """What one round gave the decoder."""
+    """The decoder's result of one round."""
 
     listing: Listing
     rate: float
     devices: int
-    is_told: bool  # of a table that is not, nothing is used
-    stuck: NoisedSum | None = None  # the table, if it may be read again
+    is_used: bool  # whether the release may use it
+    stuck: NoisedSum | None = None  # an incomplete table, to be read again
 
     @property
     def read_rate(self) -> float:
         """The share of the devices' items that was listed."""
-        listed, held = int(self.listing.counts.sum()), self.listing.inserted
-        return self.rate * listed / held if held else self.rate
+        listed, inserted = int(self.listing.counts.sum()), self.listing.inserted
+        return self.rate * listed / inserted if inserted else self.rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class HeavyHitters:
-    """Items and how many of the answering devices hold them, most first."""
+    """Items with the number of respondents that hold them, most common first."""
 
     items: pa.Array
     counts: F64
     standard_error: F64
-    seen: I64  # in the samples, with their noise
-    noise: NoiseLaw  # on each of these
-    least_seen: int  # with fewer, an item is not listed
-    rate: float  # of the sample that was told of; the mean of the rounds' where they differ
+    sample_counts: I64  # with noise
+    noise: NoiseLaw  # on each sample count
+    least_in_sample: int  # items with a smaller sample count are not listed
+    rate: float  # sampling rate of the counts; the mean over rounds if they differ
     mechanism: ListedAbove  # at that rate
-    least: float  # estimates below it are not listed
-    answered: int  # devices behind the counts
-    unread: int  # rounds of which nothing could be told
-    listed: float  # share of what was sampled that could be listed, where it could in part
+    least: float  # items with a smaller estimate are not listed
+    respondents: int
+    unread: int  # number of rounds whose tables could not be used
+    listed: float  # share of the sample that was listed, if tables may be incomplete
 
-    def interval(self, asked: int) -> tuple[F64, F64]:
-        """95% intervals for counts over `asked` devices, given that an item is listed."""
-        if not self.answered:
+    def interval(self, devices: int) -> tuple[F64, F64]:
+        """95% intervals for counts over all `devices`, given that an item is listed."""
+        if not self.respondents:
             return np.zeros(0), np.zeros(0)
         return of_sums(
-            self.seen, self.noise, devices=asked, respondents=self.answered, rate=self.rate,
-            above=self.least_seen,
+            self.sample_counts, self.noise, devices=devices, respondents=self.respondents,
+            rate=self.rate, above=self.least_in_sample,
         )  # fmt: skip
 
-    def detectable(self, asked: int) -> int:
-        """The smallest count, over `asked` devices, that is listed with a probability of 95%."""
-        if not self.answered:
+    def detectable(self, devices: int) -> int:
+        """The smallest count, over all `devices`, that is listed with a probability of 95%."""
+        if not self.respondents:
             return 0
-        answering = min(self.answered / asked, 1.0)
+        answering = min(self.respondents / devices, 1.0)
         return self.mechanism.detectable(self.least, answering=answering)
 
     def __len__(self) -> int:
         return len(self.counts)
 
     def __repr__(self) -> str:
-        return f"HeavyHitters({len(self)} items, {self.answered:,} devices)"
+        return f"HeavyHitters({len(self)} items, {self.respondents:,} devices)"
 
 
 @dataclass(slots=True, repr=False)
 class HeavyHitterCampaign(Campaign):
-    """Asks round after round, with a rate that fits what was seen; tells at the end."""
+    """Asks one round after another, at a rate that may adapt, and makes the list at the end."""
 
     design: HeavyHitterDesign
-    rng: Rng  # the decoder's own: for the noise on what it tells
-    least: float = 0.0  # estimates below it are not listed
+    rng: Rng  # the decoder's own, for the noise on the list
+    least: float = 0.0  # items with a smaller estimate are not listed
     rate: float = field(init=False)
     rounds: list[Round] = field(default_factory=list)
-    _absorbed: bytes = b""  # a digest of all answers so far: what the decoder's noise is bound to
-    _known: U64 | None = None
+    _absorbed: bytes = b""  # digest of all answers so far, to which the decoder's noise is bound
+    _names: U64 | None = None  # keys of all rounds
     _target: float = field(init=False)
-    _found: HeavyHitters | None = None
+    _list: HeavyHitters | None = None
 
     def __post_init__(self) -> None:
         self.rate = self.design.mechanism.rate
@@ -527,12 +532,12 @@ class HeavyHitterCampaign(Campaign):
     def absorb(self, answer: NoisedSum) -> None:
         task = self.next_task()
         if task is None or answer.task.id != task.id:
-            raise SpecError("a campaign absorbs the answer to the task it asked for last")
+            raise SpecError("a campaign takes only the answer to its last task")
         sketch = answer.task.sketch
-        assert isinstance(sketch, InvertibleSketch)  # `task` asks for nothing else
-        self._absorbed = _digest_of(answer, self._absorbed)  # before anything is drawn
+        assert isinstance(sketch, InvertibleSketch)  # `task` has no other
+        self._absorbed = _digest_of(answer, self._absorbed)  # before any noise is drawn
         partial = self.design.partial
-        listing = sketch.list(answer.table, candidates=self._known if partial else None)
+        listing = sketch.list(answer.table, candidates=self._names if partial else None)
         distinct = self._distinct(listing)
         most = math.inf if self.design.most_keys is None else self.design.most_keys
         self.rounds.append(
@@ -540,7 +545,7 @@ class HeavyHitterCampaign(Campaign):
                 listing=listing,
                 rate=self.rate,
                 devices=answer.count,
-                is_told=partial or (listing.is_complete and distinct <= most),
+                is_used=partial or (listing.is_complete and distinct <= most),
                 stuck=answer if partial and not listing.is_complete else None,
             )
         )
@@ -549,89 +554,89 @@ class HeavyHitterCampaign(Campaign):
         if self.design.adaptive:
             self.rate = self._next_rate(listing, distinct)
 
-    def found(self) -> HeavyHitters:
-        """What may be told, at the end: worked out once, since its noise is paid for once."""
-        if self._found is None:
+    def heavy_hitters(self) -> HeavyHitters:
+        """The list, at the end. It is made only once, since its noise is charged once."""
+        if self._list is None:
             if self.next_task() is not None and self.design.mechanism.epsilon is not None:
                 raise SpecError(
-                    f"what may be told is known when all {self.design.rounds} rounds are absorbed; "
-                    f"{len(self.rounds)} are"
+                    f"a private list needs the answers of all {self.design.rounds} rounds; "
+                    f"got {len(self.rounds)}"
                 )
-            found = self._at_the_end()
+            result = self._make_list()
             if self.design.mechanism.epsilon is None:
-                return found
-            self._found = found
-        return self._found
+                return result
+            self._list = result
+        return self._list
 
     def about(self, participation: Participation) -> dict[str, Any]:
-        """What a release of the list says about it: parameters and notes."""
-        design, found = self.design, self.found()
-        detectable = found.detectable(max(participation.devices, found.answered))
+        """Parameters and notes for a release of the list."""
+        design, heavy_hitters = self.design, self.heavy_hitters()
+        detectable = heavy_hitters.detectable(max(participation.devices, heavy_hitters.respondents))
         parameters: dict[str, Any] = {
             "detectable_count": detectable,
-            "sampling_rate": found.rate,
-            "rounds_not_listed": found.unread,
+            "sampling_rate": heavy_hitters.rate,
+            "rounds_not_listed": heavy_hitters.unread,
         }
         if design.partial:
-            parameters |= {"listed_share": found.listed}
+            parameters |= {"listed_share": heavy_hitters.listed}
         notes = [detectable_note("an item", detectable, participation)]
-        if found.unread:  # the promise does not allow to say how full the tables were
-            advice = "give more bytes_per_device"
+        if heavy_hitters.unread:  # the guarantee does not cover how full the tables were
+            advice = "set a larger bytes_per_device"
             if design.rounds > 1:
                 advice += ", or more rounds"
             notes.append(
-                f"{found.unread} of {design.rounds} tables could not be listed whole, and nothing "
-                f"is told of them; {advice}"
+                f"{heavy_hitters.unread} of {design.rounds} tables could not be listed completely "
+                f"and were not used; {advice}"
             )
         return {"parameters": parameters, "notes": notes}
 
-    def _at_the_end(self) -> HeavyHitters:
+    def _make_list(self) -> HeavyHitters:
         self._read_again()
-        used = [part for part in self.rounds if part.is_told and part.read_rate > 0]
-        items, counts, errors, seen = self._told(used)
+        used = [part for part in self.rounds if part.is_used and part.read_rate > 0]
+        items, counts, errors, sample_counts = self._released(used)
         mechanism = self.design.mechanism
         is_private = mechanism.epsilon is not None
         rates = [part.rate if is_private else part.read_rate for part in used]
-        rate = min(rates, default=self.rate)  # private samples are thinned to it
+        rate = min(rates, default=self.rate)  # private samples are reduced to it
         if not is_private and used:
             devices = [part.devices for part in used]
             rate = min(float(np.average(rates, weights=devices)), 1.0)
         threshold = mechanism.threshold if is_private else 1
-        held = sum(part.listing.inserted for part in used)
+        inserted = sum(part.listing.inserted for part in used)
         listed = sum(int(part.listing.counts.sum()) for part in used)
         return HeavyHitters(
             items=items,
             counts=counts,
             standard_error=errors,
-            seen=seen,
+            sample_counts=sample_counts,
             noise=mechanism.list_law,
-            least_seen=max(threshold, math.ceil(self.least * rate - 1e-9)),
+            least_in_sample=max(threshold, math.ceil(self.least * rate - 1e-9)),
             rate=rate,
             mechanism=replace(mechanism, rate=rate),
             least=self.least,
-            answered=sum(part.devices for part in used),
+            respondents=sum(part.devices for part in used),
             unread=len(self.rounds) - len(used),
-            listed=listed / held if held else 1.0,
+            listed=listed / inserted if inserted else 1.0,
         )
 
     def _learn(self, listing: Listing) -> None:
-        every = listing.keys if self._known is None else np.r_[self._known, listing.keys]
-        self._known = np.unique(every, axis=0)
+        every = listing.keys if self._names is None else np.r_[self._names, listing.keys]
+        self._names = np.unique(every, axis=0)
 
     def _read_again(self) -> None:
-        """Stuck tables, with all the names that were learned since."""
+        """Read incomplete tables again, with the names of all rounds."""
         for place, part in enumerate(self.rounds):
             if part.stuck is None:
                 continue
             sketch = part.stuck.task.sketch
-            assert isinstance(sketch, InvertibleSketch)  # `task` asks for nothing else
-            listing = sketch.list(part.stuck.table, candidates=self._known)
+            assert isinstance(sketch, InvertibleSketch)  # `task` has no other
+            listing = sketch.list(part.stuck.table, candidates=self._names)
             self._learn(listing)
             stuck = None if listing.is_complete else part.stuck
             self.rounds[place] = replace(part, listing=listing, stuck=stuck)
 
-    def _told(self, used: list[Round]) -> tuple[pa.Array, F64, F64, I64]:
-        """Items, counts, standard errors and what was seen in the samples, largest first."""
+    def _released(self, used: list[Round]) -> tuple[pa.Array, F64, F64, I64]:
+        """Items, counts, standard errors and sample counts, largest first."""
         if not used:
             nothing = np.zeros((0, limbs(self.design.keys.bits)), dtype=np.uint64)
             empty = np.zeros(0)
@@ -641,8 +646,9 @@ class HeavyHitterCampaign(Campaign):
             axis=0, return_index=True, return_inverse=True,
         )  # fmt: skip
         place, size = place.reshape(-1), len(every)
-        tell = self._private if self.design.mechanism.epsilon is not None else self._everything
-        counts, variances, seen = tell(used, place, size)
+        is_private = self.design.mechanism.epsilon is not None
+        estimate = self._private_counts if is_private else self._all_counts
+        counts, variances, sample_counts = estimate(used, place, size)
         listed = np.flatnonzero(counts >= max(self.least, _TINY))
         order = listed[np.argsort(-counts[listed], kind="stable")]
         items = pa.chunked_array([part.listing.items for part in used])
@@ -650,12 +656,12 @@ class HeavyHitterCampaign(Campaign):
             items.take(pa.array(first[order])).combine_chunks(),
             counts[order],
             np.sqrt(variances[order]),
-            seen[order],
+            sample_counts[order],
         )
 
-    def _everything(self, used: list[Round], place: I64, size: int) -> tuple[F64, F64, I64]:
-        """Each round counts by its own rate; of a stuck table, what was listed stands for the rest,
-        as if chance had chosen it."""
+    def _all_counts(self, used: list[Round], place: I64, size: int) -> tuple[F64, F64, I64]:
+        """Estimates by each round's own rate; the listed part of an incomplete table is treated as
+        a random sample."""
         times = np.concatenate([np.full(len(part.listing), 1 / part.read_rate) for part in used])
         listed = np.concatenate([part.listing.counts for part in used])
         counts = times * listed
@@ -663,22 +669,26 @@ class HeavyHitterCampaign(Campaign):
         variance = np.bincount(place, counts * (times - 1), minlength=size).astype(np.float64)
         return total, variance, np.bincount(place, listed, minlength=size).astype(np.int64)
 
-    def _private(self, used: list[Round], place: I64, size: int) -> tuple[F64, F64, I64]:
-        """All rounds thinned to one rate; counts that may not be told are zero."""
-        told = replace(self.design.mechanism, rate=min(part.rate for part in used))
+    def _private_counts(self, used: list[Round], place: I64, size: int) -> tuple[F64, F64, I64]:
+        """Private counts, with all rounds reduced to one rate; zero where none may be released."""
+        mechanism = replace(self.design.mechanism, rate=min(part.rate for part in used))
         coins = self._own("coins")
-        kept = [told.thin(part.listing.counts, part.rate, rng=coins) for part in used]
-        exact = np.bincount(place, np.concatenate(kept), minlength=size).astype(np.int64)
-        present = np.flatnonzero(exact)  # what was thinned away is not in the sample
-        noised, may = told.release(exact[present], rng=self._own("counts", exact))
-        counts, variances, seen = np.zeros(size), np.zeros(size), np.zeros(size, dtype=np.int64)
-        seen[present[may]] = noised[may]
-        counts[present[may]] = noised[may] / told.rate
-        variances[present] = (told.noise_stddev / told.rate) ** 2
-        return counts, variances + np.maximum(counts, 0) * (1 / told.rate - 1), seen
+        samples = [mechanism.thin(part.listing.counts, part.rate, rng=coins) for part in used]
+        exact = np.bincount(place, np.concatenate(samples), minlength=size).astype(np.int64)
+        present = np.flatnonzero(exact)  # without items that thinning removed
+        noised, may = mechanism.release(exact[present], rng=self._own("counts", exact))
+        counts, variances, sample_counts = (
+            np.zeros(size),
+            np.zeros(size),
+            np.zeros(size, dtype=np.int64),
+        )
+        sample_counts[present[may]] = noised[may]
+        counts[present[may]] = noised[may] / mechanism.rate
+        variances[present] = (mechanism.noise_stddev / mechanism.rate) ** 2
+        return counts, variances + np.maximum(counts, 0) * (1 / mechanism.rate - 1), sample_counts
 
     def _distinct(self, listing: Listing) -> float:
-        """How many different keys a table had, with the noise that the mechanism pays for."""
+        """The number of distinct keys in a table, with the mechanism's noise for that statistic."""
         statistic = self.design.mechanism.statistic
         if statistic == 0 or not listing.is_complete:
             return listing.keys_estimate
@@ -686,23 +696,25 @@ class HeavyHitterCampaign(Campaign):
         return len(listing) + int(discrete_laplace(scale, (1,), self._own("keys"))[0])
 
     def _own(self, purpose: str, *noised: I64) -> Rng:
-        """The decoder's randomness for one purpose: it repeats only if every answer so far and
-        what is noised are the same (docs/proofs/listing.md)."""
+        """The decoder's randomness for one purpose. It repeats only if all answers so far and the
+        noised numbers are the same (docs/proofs/listing.md)."""
         data = (np.ascontiguousarray(part, dtype="<i8").tobytes() for part in noised)
         return bound(self.rng, purpose, self._absorbed, *data)
 
     def _next_rate(self, listing: Listing, distinct: float) -> float:
-        """Paper 001's algorithm 4 moves half the way to the rate at which the keys, if they were
-        proportional to it, would be as many as wanted.
+        """The rate of the next round.
 
-        Without a promise we go the whole way and by the right power: the number of different keys
-        in a sample grows with its size to the power of the share of keys that came once (Good and
-        Turing). A table that could not be listed whole shows too little for that. And how full the
-        next table may be follows how the last one was read.
+        Paper 001's algorithm 4 goes half the way to the rate that would give the target number of
+        keys, if keys were proportional to the rate.
+
+        Without a guarantee we go the whole way, and with the right power: the number of distinct
+        keys in a sample grows with its size to the power of the share of keys with count one (Good
+        and Turing). An incomplete table shows too little for that. The target load of the next
+        table depends on whether the last one was complete.
         """
         design, rate = self.design, self.rate
-        if design.mechanism.epsilon is not None and not self.rounds[-1].is_told:
-            return rate / 2  # too full, and by how much is nobody's business
+        if design.mechanism.epsilon is not None and not self.rounds[-1].is_used:
+            return rate / 2  # too full, and the guarantee does not cover by how much
         if design.partial:
             cells = design.rows * design.width
             load = self._target / cells + (_STEP if listing.is_complete else -_STEP)
@@ -716,19 +728,19 @@ class HeavyHitterCampaign(Campaign):
                 max(float(np.mean(listing.counts == 1)), _LEAST_SINGLES) if len(listing) else 1
             )
             step = factor ** (1 / singles)
-        return min(1.0, rate / min(max(step, 1 / _BOLDEST), _BOLDEST))
+        return min(1.0, rate / min(max(step, 1 / _LARGEST_CHANGE), _LARGEST_CHANGE))
 
 
 def _digest_of(answer: NoisedSum, before: bytes) -> bytes:
-    """A digest of an answer and of all that came before it: task, number of devices and table."""
+    """A digest of an answer (task, number of devices and table) and of all answers before it."""
     table = np.ascontiguousarray(answer.table, dtype="<i8").tobytes()
     parts = (before, answer.task.id.encode(), str(answer.count).encode(), table)
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
 
 def majority(repetitions: Sequence[pa.Array]) -> pa.Array:
-    """The items that more than half of the repetitions found: paper 001's algorithm 2, whose tables
-    are repeated with new coins and new hash functions. A device is in all, and pays for all.
+    """The items in more than half of the repetitions: paper 001's algorithm 2, which repeats tables
+    with new samples and hash functions. A device is in all of them, and its losses add up.
 
     >>> majority([pa.array(["oak", "elm"]), pa.array(["oak"]), pa.array(["oak", "elm", "fir"])])
     <pyarrow.lib.StringArray object at ...>
@@ -737,18 +749,19 @@ def majority(repetitions: Sequence[pa.Array]) -> pa.Array:
       "elm"
     ]
     """
-    every = pa.concat_arrays([pc.unique(found) for found in repetitions])
+    every = pa.concat_arrays([pc.unique(items) for items in repetitions])
     counted = pc.value_counts(every)
     often = pc.greater(pc.multiply(counted.field("counts"), 2), len(repetitions))
     return counted.field("values").filter(often)
 
 
 def repetitions_for(items: float, failure: float, *, error: float = 0.2) -> int:
-    """How many repetitions make a majority right for so many items at once, each repetition being
-    wrong about an item with probability `error`: the least odd number by the exact binomial law.
+    """The least odd number of repetitions whose majority is right for all items at once, except
+    with probability `failure`, if a repetition is wrong about an item with probability `error`. It
+    uses the exact binomial distribution.
 
-    With the paper's numbers, 40·6,000 items that could be mistaken and a failure of 0.05, its
-    algorithm takes 131 and its proof 308 (and its lemma J.1 does not hold).
+    For the paper's 40·6,000 items and a failure of 0.05, its algorithm takes 131 and its proof 308
+    (and its lemma J.1 does not hold).
 
     >>> repetitions_for(40 * 6_000, 0.05)
     57
@@ -763,10 +776,10 @@ def repetitions_for(items: float, failure: float, *, error: float = 0.2) -> int:
 
 @dataclass(slots=True, repr=False)
 class HistogramCampaign(Campaign):
-    """Asks for names, tells those that may be told, and asks how often each is held."""
+    """Asks for names, lists those that may be released, and asks for their counts."""
 
     design: HistogramDesign
-    rng: Rng  # the decoder's own, for the noise on the names that it tells
+    rng: Rng  # the decoder's own, for the noise on the names
     least: float = 0.0
     names: HeavyHitterCampaign = field(init=False)
     _counting: FrequencyCampaign | None = None
@@ -776,11 +789,11 @@ class HistogramCampaign(Campaign):
 
     @property
     def counting(self) -> FrequencyCampaign | None:
-        """The second campaign, when the first is over and has found something."""
+        """The second campaign, when the first is over and its list is not empty."""
         if self._counting is None and self.names.next_task() is None:
-            found = self.names.found()
-            if len(found):
-                self._counting = FrequencyCampaign(self.design.counts, found.items)
+            names = self.names.heavy_hitters()
+            if len(names):
+                self._counting = FrequencyCampaign(self.design.counts, names.items)
         return self._counting
 
     def next_task(self) -> Task | None:

@@ -1,4 +1,4 @@
-"""How a question about an open domain is sized: which table, what rate, what may be told."""
+"""Size a question about an open domain: the table, the sampling rate and the threshold."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from sfumato.questions.frequencies.design import FrequencyDesign, Mode
 from sfumato.questions.frequencies.plan import (
     DEFAULT_BYTES,
     SMALLEST_WIDTH,
-    about_rounds,
+    delta_warning,
     noise_for,
+    round_warnings,
     secure_of,
 )
 from sfumato.questions.heavy_hitters.design import (
@@ -31,10 +32,15 @@ from sfumato.questions.heavy_hitters.design import (
     HeavyHitterDesign,
     HistogramDesign,
     most_in_round,
-    most_kept,
+    most_sampled,
     slack,
 )
-from sfumato.questions.promise import DROPOUTS, in_words, who_colludes, who_sees_sums
+from sfumato.questions.promise import (
+    DROPOUTS,
+    collusion_assumptions,
+    device_guarantee,
+    sum_visibility,
+)
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.sketch import (
     CountSketch,
@@ -47,31 +53,31 @@ from sfumato.sketch import (
 )
 from sfumato.study import Study
 
-CHECK_BITS = 22  # of a cell: some thousandth of a wrong key in thirty rounds
+CHECK_BITS = 22  # per cell: about 0.001 wrong keys in thirty rounds
 UNLISTED = 0.1  # share of delta for tables that cannot be listed
-STATISTIC = 0.1  # share of epsilon for telling how full a table was
-NAMES = 0.5  # share of a histogram's budget that goes to its names
-_COUNTS = 0.495  # and to its counts: the accountant rounds up
+STATISTIC = 0.1  # share of epsilon for how full a table was
+NAMES = 0.5  # share of a histogram's budget for its names
+_COUNTS = 0.495  # share for its counts: the accountant rounds up
 MOST_ROWS = 8
-LEAST_RATE = 2.0**-12  # that is worth asking at
-_LEAST_KEYS = 16  # that a table must have room for
+LEAST_RATE = 2.0**-12  # smallest useful sampling rate
+_LEAST_KEYS = 16  # smallest capacity of a table
 
 
 ListDesign = HeavyHitterDesign | HistogramDesign
 
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
-    """The plan of a study that lists what many hold."""
+    """Plan a study that lists heavy hitters."""
     limit = study.bytes_per_device or DEFAULT_BYTES
-    return _planned(study, _names(study, limit, 1, study.epsilon, study.delta))
+    return _plan(study, _names(study, limit, 1, study.epsilon, study.delta))
 
 
 def plan_histogram(study: Study, dictionary: Dictionary | None) -> Plan:
-    """The plan of a study that lists what many hold, and counts it again."""
-    return _planned(study, _histogram(study, study.bytes_per_device or DEFAULT_BYTES))
+    """Plan a study that lists heavy hitters and then counts them."""
+    return _plan(study, _histogram(study, study.bytes_per_device or DEFAULT_BYTES))
 
 
-def _planned(study: Study, design: ListDesign) -> Plan:
+def _plan(study: Study, design: ListDesign) -> Plan:
     names = design.names
     mechanism, least = names.mechanism, study.threshold or 0.0
     detectable = mechanism.detectable(least)
@@ -82,12 +88,12 @@ def _planned(study: Study, design: ListDesign) -> Plan:
         "detectable_count": detectable,
         "standard_error_there": math.sqrt(variance),
         "sampling_rate": mechanism.rate,
-        "keys_a_table_lists": round(names.target if names.partial else _room(names)),
-        **weights(design),
+        "keys_a_table_lists": round(names.target if names.partial else _capacity(names)),
+        **traffic(design),
         "rounds": names.rounds,
         "assumes": "nothing about the data"
         if not names.adaptive
-        else "the first rate: it follows what tables show",
+        else "the first sampling rate, which adapts to the tables",
     }
     return Plan(
         study=study,
@@ -100,76 +106,80 @@ def _planned(study: Study, design: ListDesign) -> Plan:
 
 
 def keys_of(study: Study) -> Keys:
-    """What items of a study are: words of its alphabet, cut, or any text of so many bytes."""
+    """The keys of a study's items: words of its alphabet, or any text up to a number of bytes."""
     if study.alphabet is not None:
         return WordKeys(alphabet=study.alphabet, length=study.word_length)
     return TextKeys(length=study.word_length)
 
 
-def weights(design: ListDesign) -> dict[str, int]:
-    """What one device sends, or all that it sends and is told in masked rounds."""
+def traffic(design: ListDesign) -> dict[str, int]:
+    """The bytes that a device sends, or in masked rounds sends and receives."""
     tasks = [design.names.tasks()[0]]
     if design.counts is not None:
         tasks.append(design.counts.tasks()[0])
-    return secure_sum.weights(tasks)
+    return secure_sum.traffic(tasks)
 
 
 def algorithm(design: ListDesign) -> str:
     names = design.names
-    told = names.mechanism
-    rate = "whole" if told.rate == 1 and not names.adaptive else "sampled"
+    mechanism = names.mechanism
+    sampling = "whole" if mechanism.rate == 1 and not names.adaptive else "sampled"
     text = "masked " if names.secure is not None else ""
-    text += f"{'adaptively ' if names.adaptive else ''}{rate} invertible sketch"
+    text += f"{'adaptively ' if names.adaptive else ''}{sampling} invertible sketch"
     if names.rounds > 1:
         text += "es"
-    if told.epsilon is not None:
+    if mechanism.epsilon is not None:
         text += ", listed above a threshold"
-        text += "" if told.noise == "none" else f" with {told.noise} noise"
+        text += "" if mechanism.noise == "none" else f" with {mechanism.noise} noise"
     if design.counts is not None:
         text += f"; counts by {design.counts.mode} count sketches"
     return text
 
 
 def promise(study: Study, design: ListDesign) -> Privacy:
-    """The privacy statement of a design, true of every release it makes."""
+    """The privacy statement of a design, which holds for all of its releases."""
     names = design.names
-    told = names.mechanism
-    guarantee, mechanism = "no differential privacy: names and counts are released as found", "none"
-    assumptions = who_colludes(names.secure)
+    mechanism = names.mechanism
+    guarantee, description = "no differential privacy: exact names and counts are released", "none"
+    assumptions = collusion_assumptions(names.secure)
     if study.epsilon is not None:
-        guarantee = in_words(study.epsilon, study.delta)
-        mechanism = (
-            f"each item is sampled with probability {told.rate:.4g}; " if told.rate < 1 else ""
+        guarantee = device_guarantee(study.epsilon, study.delta)
+        description = (
+            f"items are sampled with probability {mechanism.rate:.4g}; "
+            if mechanism.rate < 1
+            else ""
         )
-        mechanism += (
-            "counts of the sample get no noise but that of sampling"
-            if told.noise == "none"
-            else f"discrete {told.noise} noise of scale {told.scale:.4f} on each count"
+        description += (
+            "counts of the sample get no further noise"
+            if mechanism.noise == "none"
+            else f"discrete {mechanism.noise} noise of scale {mechanism.scale:.4f} on each count"
         )
-        mechanism += f"; names below {told.threshold} in the sample are not released"
+        description += (
+            f"; names seen fewer than {mechanism.threshold} times in the sample are not released"
+        )
         if design.counts is not None:
             scale = design.counts.parameters()["noise_scale"]
-            mechanism += f"; counts have noise of scale {scale:.4f} on each cell of their sketches"
+            description += f"; noise of scale {scale:.4f} on each cell of the counts' sketches"
         assumptions += (
-            "what devices hold does not depend on the study's public seed, from which the hash "
-            "functions follow",
+            "devices' items do not depend on the study's public seed, which determines the hash "
+            "functions",
             DROPOUTS,
         )
     if names.secure is None:
         sees = "the collector sees each device's table"
     else:
-        sees = who_sees_sums(names.tasks()[0])
-    noising = design.counts is not None and study.epsilon is not None
+        sees = sum_visibility(names.tasks()[0])
+    adds_noise = design.counts is not None and study.epsilon is not None
     sees += "; it is trusted to list their sum"
-    sees += ", to add the noise to the counts" if noising else ""
-    sees += " and to release only what passes"
+    sees += ", to add the noise to the counts" if adds_noise else ""
+    sees += " and to release only names above the threshold"
     return Privacy(
         epsilon=study.epsilon,
         delta=study.delta if study.epsilon is not None else 0.0,
         guarantee=guarantee,
         unit="device",
         neighbours="zero-out: one device's items become none; the number of devices is public",
-        mechanism=mechanism,
+        mechanism=description,
         trust=study.trust,
         sees=sees,
         assumptions=assumptions,
@@ -179,19 +189,19 @@ def promise(study: Study, design: ListDesign) -> Privacy:
 def _names(
     study: Study, limit: int, parts: int, epsilon: float | None, delta: float
 ) -> HeavyHitterDesign:
-    """A search for names that may take one of so many equal parts of the bytes."""
+    """A search for names that may use one of `parts` equal parts of the bytes."""
     if epsilon is None:
         return _open(study, limit, parts)
     if delta == 0:
         raise ImpossibleError(
-            "a list of names that nobody gave beforehand needs a delta above 0; delta is 0",
+            "a list of unknown names needs a delta above 0; delta is 0",
             hint=f"set delta to {0.1 / (study.devices or 1):.1g}",
         )
     return _private(study, limit, parts, epsilon, delta)
 
 
 def _open(study: Study, limit: int, parts: int) -> HeavyHitterDesign:
-    """Without a promise: tables as full as they can be read."""
+    """Without a guarantee: tables as full as they can be read."""
     keys, items = keys_of(study), _items_of_a_round(study)
     paper = study.paper_mode
     adaptive = study.rounds > 1 if study.adaptive is None else study.adaptive
@@ -226,27 +236,27 @@ def _open(study: Study, limit: int, parts: int) -> HeavyHitterDesign:
 def _private(
     study: Study, limit: int, parts: int, epsilon: float, delta: float
 ) -> HeavyHitterDesign:
-    """With a promise: tables that can surely be listed whole, whatever devices hold."""
+    """With a guarantee: tables that can almost surely be listed, whatever devices hold."""
     keys, items = keys_of(study), _items_of_a_round(study)
     adaptive = bool(study.adaptive)
     unlisted = UNLISTED * delta
-    failure = unlisted / (1 + math.exp(epsilon))  # it may tell two neighbours apart both ways
-    failure /= study.rounds  # a list without noise counts on the coins of all rounds
+    failure = unlisted / (1 + math.exp(epsilon))  # it may distinguish neighbours in both directions
+    failure /= study.rounds  # a list without noise uses the sampling of all rounds
     statistic = STATISTIC * epsilon if adaptive else 0.0
     spare = slack(study.items_per_device, statistic, failure) if adaptive else 0
     if adaptive:
         _check_scale(study.items_per_device / statistic)
     table = _Table(keys, items, failure / 4, adaptive, _besides(study))
-    least = min(items, max(_LEAST_KEYS, most_kept(items, LEAST_RATE)))
+    least = min(items, max(_LEAST_KEYS, most_sampled(items, LEAST_RATE)))
     need = table.bytes(least + spare)
     if limit // parts < need:
         raise _too_small(limit, parts * need, keys)
     room = max(table.most_keys(limit // parts) - spare, least)
     rate = 1.0
-    if room < items:  # the highest, in steps of the lowest
+    if room < items:  # the highest possible, in steps of the lowest
         steps = range(1, round(1 / LEAST_RATE))
         rate = LEAST_RATE * bisect_left(
-            steps, True, key=lambda step: most_kept(items, step * LEAST_RATE) > room
+            steps, True, key=lambda step: most_sampled(items, step * LEAST_RATE) > room
         )
     sketch = table.sketch(min(room + spare, items))
     mechanism: ListedAbove = best_list(
@@ -282,14 +292,14 @@ def _check_scale(scale: float) -> None:
     most = LARGEST_SCALE["laplace"]
     if scale > most:
         raise ImpossibleError(
-            f"how full tables are would be told with noise of scale {scale:,.0f}, more than the "
-            f"sampler's {most:,}",
-            hint="leave out adaptive, raise epsilon, or let a device contribute fewer items",
+            f"an adaptive rate would need noise of scale {scale:,.0f}, above the sampler's limit "
+            f"of {most:,}",
+            hint="leave out adaptive, raise epsilon, or set items_per_device lower",
         )
 
 
 class _Table:
-    """Tables that fail to be listed with a small probability, by how many keys they hold."""
+    """Sizes tables of a number of keys so that listing fails with a small probability."""
 
     def __init__(
         self, keys: Keys, items: int, failure: float, adaptive: bool, besides: int
@@ -298,27 +308,27 @@ class _Table:
         self.failure = failure - 2.0**-TAIL_BITS
         if self.failure <= 0:
             raise ImpossibleError(
-                "delta is too small for tables that may fail to be listed",
+                "delta is too small to allow for tables that cannot be listed",
                 hint=f"multiply delta by {math.ceil(2 * 2.0**-TAIL_BITS / failure)}",
             )
 
     def sketch(self, count: int) -> InvertibleSketch:
-        """The smallest that lists so many keys."""
-        most_rows = MOST_ROWS if count < 1_000 else 6  # more help small tables only
+        """The smallest sketch that lists `count` keys."""
+        most_rows = MOST_ROWS if count < 1_000 else 6  # more rows only help small tables
         rows, width = capacity.sized(count, self.failure, most_rows=most_rows)
         most = self.items if self.adaptive else min(self.items, count)  # insertions
         count_bits = max(1, most.bit_length())
         for check_bits in range(max(2, count_bits - 1), 45):
             if count_bits + check_bits > 60:
                 break
-            made = InvertibleSketch(
+            sketch = InvertibleSketch(
                 keys=self.keys, rows=rows, width=width, count_bits=count_bits,
                 check_bits=check_bits, seed=0,
             )  # fmt: skip
-            if made.wrong_keys(count, most) + made.collisions(count) <= self.failure:
-                return made
+            if sketch.wrong_keys(count, most) + sketch.collisions(count) <= self.failure:
+                return sketch
         raise ImpossibleError(
-            "delta is too small for keys that may be misread", hint="raise delta, or ask in rounds"
+            "delta is too small to allow for misread keys", hint="raise delta, or use more rounds"
         )
 
     def bytes(self, count: int) -> int:
@@ -326,10 +336,10 @@ class _Table:
         return self.besides + -(-sketch.rows * sketch.width * sketch.cell_bits // 8)
 
     def most_keys(self, limit: int) -> int:
-        """About the most keys for which a table has at most so many bytes; 0 if there are none."""
-        high = min(self.items, 8 * limit // self.keys.bits)  # at least a cell a key
+        """About the largest number of keys for which a table has at most `limit` bytes; or 0."""
+        high = min(self.items, 8 * limit // self.keys.bits)  # at least one cell per key
         count, best = high, 0
-        for _ in range(8):  # sizes grow nearly evenly with keys
+        for _ in range(8):  # sizes are nearly proportional to keys
             size = self.bytes(count)
             if size <= limit:
                 best = max(best, count)
@@ -342,7 +352,7 @@ class _Table:
 
 
 def _cell_bits(keys: Keys, most: int, check_bits: int) -> int:
-    """Bits of a cell that holds so many insertions and is checked by so many bits."""
+    """The bits of a cell for up to `most` insertions with at least `check_bits`."""
     count_bits = max(1, most.bit_length())
     for words in range(1, 64):
         each = max(2, count_bits - 1, -(-check_bits // words))
@@ -353,7 +363,7 @@ def _cell_bits(keys: Keys, most: int, check_bits: int) -> int:
 
 
 def _histogram(study: Study, limit: int) -> HistogramDesign:
-    """Names by an invertible sketch, counts of everything by a count sketch (ApproxHist)."""
+    """Names by an invertible sketch, counts of all items by a count sketch (ApproxHist)."""
     epsilon = study.epsilon
     names = _names(
         study,
@@ -365,14 +375,14 @@ def _histogram(study: Study, limit: int) -> HistogramDesign:
     devices = _devices(study)
     expected = max(1_000, round(devices * study.items_per_device / max(study.threshold or 1, 10)))
     rows = sizing.rows_for(expected, paper=study.paper_mode)
-    asked = -(-devices // study.rounds)
-    most = most_in_round(asked, masked=study.masked) * study.items_per_device
+    cohort = -(-devices // study.rounds)
+    most = most_in_round(cohort, masked=study.masked) * study.items_per_device
     besides = _besides(study)
     width = max(0, limit - limit // 2 - besides) * 8 // bits_for(most) // rows
     if width < SMALLEST_WIDTH:
         need = 2 * (besides + -(-rows * SMALLEST_WIDTH * bits_for(most) // 8))
         raise ImpossibleError(
-            f"a histogram's counts need at least {need:,} bytes a device; bytes_per_device is "
+            f"a histogram's counts need at least {need:,} bytes per device; bytes_per_device is "
             f"{limit}",
             hint=f"set bytes_per_device to {need} or more",
         )
@@ -403,13 +413,13 @@ def _devices(study: Study) -> int:
 
 
 def _items_of_a_round(study: Study) -> int:
-    """Items that the devices of one round may send, chance included."""
-    asked = -(-_devices(study) // study.rounds)
-    return most_in_round(asked, masked=study.masked) * study.items_per_device
+    """An upper limit on the items that the devices of one round send."""
+    cohort = -(-_devices(study) // study.rounds)
+    return most_in_round(cohort, masked=study.masked) * study.items_per_device
 
 
 def _besides(study: Study) -> int:
-    """What a device sends besides the cells of one table."""
+    """The bytes that a device sends besides the cells of one table."""
     secure = secure_of(study)
     if secure is None:
         return HEADER_BYTES
@@ -418,38 +428,35 @@ def _besides(study: Study) -> int:
         mechanism=NoNoise(),
         campaign="",
         cohort="",
-        asked=-(-_devices(study) // study.rounds),
+        devices=-(-_devices(study) // study.rounds),
         items_per_device=1,
     )
     return secure_sum.bytes_of(task)[0] - task.message_bytes
 
 
-def _room(names: HeavyHitterDesign) -> int:
-    return names.most_keys or names.most_kept(names.mechanism.rate)
+def _capacity(names: HeavyHitterDesign) -> int:
+    return names.most_keys or names.most_sampled(names.mechanism.rate)
 
 
 def _too_small(limit: int, need: int, keys: Keys) -> ImpossibleError:
     return ImpossibleError(
-        f"a table of keys of {keys.bits} bits needs at least {need:,} bytes a device; "
+        f"a table with keys of {keys.bits} bits needs at least {need:,} bytes per device; "
         f"bytes_per_device is {limit:,}",
-        hint=f"set bytes_per_device to {need} or more, or word_length to less",
+        hint=f"set bytes_per_device to {need} or more, or reduce word_length",
     )
 
 
 def _warnings(study: Study, names: HeavyHitterDesign) -> list[str]:
-    found = about_rounds(study) if study.masked else []
+    warnings = round_warnings(study) if study.masked else []
     if study.threshold is None and names.mechanism.epsilon is None:
-        found.append("threshold is not given, so every item that is found will be listed")
+        warnings.append("threshold is not set, so every item that is found will be listed")
     if study.target_error is not None:
-        found.append("target_error has no effect: an open domain is sized by bytes_per_device")
+        warnings.append("target_error has no effect: an open domain is sized by bytes_per_device")
     if names.mechanism.epsilon is not None and study.delta > 1 / _devices(study):
-        found.append(
-            f"delta {study.delta:g} is more than 1/devices: even showing one device at random "
-            f"would keep that promise; use at most {0.1 / _devices(study):.1g}"
-        )
+        warnings.append(delta_warning(study.delta, _devices(study)))
     if names.mechanism.rate < 1 and names.mechanism.epsilon is not None:
-        found.append(
-            f"tables have room for a sample of {names.mechanism.rate:.3g} of the items; more "
-            f"bytes_per_device would find rarer ones"
+        warnings.append(
+            f"tables have room for a share of {names.mechanism.rate:.3g} of the items; a larger "
+            "bytes_per_device would find rarer ones"
         )
-    return found
+    return warnings

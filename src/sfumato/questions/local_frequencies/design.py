@@ -1,6 +1,6 @@
-"""How common is each of these items, when nobody is trusted? Paper 004, and the best oracle known.
+"""How common is each of these items, if nobody is trusted? Paper 004, and the best known oracle.
 
-A design is a sized randomizer; each round is an epoch with hash functions of its own. The counts of
+A design is a sized randomizer; each round is an epoch with its own hash functions. The counts of
 all epochs add up, and so do their variances.
 """
 
@@ -35,8 +35,8 @@ from sfumato.privacy.randomizers import (
     no_item,
 )
 from sfumato.privacy.tallies import Tally
-from sfumato.questions.answers import NOBODY, counts_of_listed
-from sfumato.questions.promise import shuffled
+from sfumato.questions.answers import NO_ANSWERS, listed_release
+from sfumato.questions.promise import with_shuffling
 from sfumato.questions.question import (
     Dictionary,
     Participation,
@@ -61,7 +61,7 @@ NAMES = {
 
 @dataclass(slots=True, repr=False)
 class LocalCampaign(Campaign):
-    """Asks for records, task after task, whatever the others gave."""
+    """Asks for records in one task after another; tasks do not depend on earlier answers."""
 
     tasks: list[Any]  # LocalTask or WordTask
     batches: list[RecordBatch] = field(default_factory=list)
@@ -72,22 +72,22 @@ class LocalCampaign(Campaign):
     def absorb(self, answer: RecordBatch) -> None:
         task = self.next_task()
         if task is None or answer.task_id != task.id:
-            raise SpecError("a campaign absorbs the answer to the task it asked for last")
+            raise SpecError("a campaign takes only the answer to its last task")
         self.batches.append(answer)
 
     @property
     def impossible(self) -> int:
-        """Records that no device makes, which were left out."""
+        """The number of records that no device could have sent, which were left out."""
         return sum(batch.impossible for batch in self.batches)
 
     def notes(self) -> tuple[str, ...]:
         if not self.impossible:
             return ()
-        return (f"{self.impossible:,} records that no device makes were left out",)
+        return (f"{self.impossible:,} invalid records were left out",)
 
 
 class LocalDefaults(QuestionDefaults, ABC):
-    """What questions have in common whose devices trust nobody."""
+    """Common to questions whose devices trust nobody."""
 
     __slots__ = ()
     devices: int
@@ -103,7 +103,7 @@ class LocalDefaults(QuestionDefaults, ABC):
 
     @abstractmethod
     def tasks(self) -> list[Any]:
-        """What devices are asked, one task per round."""
+        """The tasks, one per round."""
 
     def campaign(self, plan: Plan, *, name: str | None = None, **context: Any) -> LocalCampaign:
         tasks = self.tasks()
@@ -122,11 +122,11 @@ class LocalDesign(LocalDefaults):
     """A sized campaign of frequency questions to devices that trust nobody."""
 
     randomizer: Randomizer
-    items: int  # in the dictionary
+    items: int  # size of the dictionary
     devices: int
     rounds: int = 1  # epochs
     records_per_device: int = 1
-    aware: bool = True  # collisions are solved for where they matter
+    aware: bool = True  # correct for collisions where they matter
 
     def check(self) -> None:
         for name in ("items", "devices", "rounds", "records_per_device"):
@@ -134,7 +134,7 @@ class LocalDesign(LocalDefaults):
             require(value >= 1, f"{name} must be at least 1; got {value}")
 
     def tasks(self) -> list[LocalTask]:
-        """A task an epoch."""
+        """One task per epoch."""
         return [
             LocalTask(
                 randomizer=in_epoch(self.randomizer, epoch),
@@ -146,7 +146,7 @@ class LocalDesign(LocalDefaults):
         ]
 
     def with_seed(self, rng: Rng) -> Seeded:
-        """Without hash functions, as of a direct response, the seed is for the cohorts alone."""
+        """A direct response has no hash functions; its seed is for the cohorts only."""
         seed = public_seed(rng)
         return Seeded(replace(self, randomizer=in_epoch(self.randomizer, 0, seed)), seed)
 
@@ -165,24 +165,27 @@ class LocalDesign(LocalDefaults):
     ) -> CountRelease:
         tallies = [batch.tallies[0] for batch in campaign.batches]
         if not any(tally.count for tally in tallies):
-            raise ImpossibleError(NOBODY)
+            raise ImpossibleError(NO_ANSWERS)
         estimates = estimates_of(tallies, plan.listed, collision_aware=self.aware)
-        records, answered = [tally.count for tally in tallies], participation.answered
-        return counts_of_listed(
+        records = [tally.count for tally in tallies]
+        respondents, per_device = participation.respondents, self.records_per_device
+        return listed_release(
             plan,
             replace(participation, notes=(*participation.notes, *campaign.notes())),
             counts=estimates.counts,
             standard_error=estimates.standard_error,
             interval=lambda above: estimates.interval(
-                devices=max(participation.devices, answered),
-                respondents=answered,
-                per_device=self.records_per_device,
+                devices=max(participation.devices, respondents),
+                respondents=respondents,
+                per_device=per_device,
                 above=above,
             ),
             significant=estimates.counts > estimates.thresholds(),
             significant_from=estimates.null.threshold(estimates.counts.size),
-            answered=answered,
-            privacy=shuffled(plan.privacy, records, plan.study.delta, self.records_per_device),
+            respondents=respondents,
+            privacy=with_shuffling(
+                plan.privacy, records, plan.study.delta, self.records_per_device
+            ),
             bytes_per_device=plan.predicted["bytes_per_device"],
             parameters={
                 "decoder": estimates.decoder,
@@ -192,7 +195,7 @@ class LocalDesign(LocalDefaults):
         )
 
     def draw(self, study: Study) -> Any:
-        """Error against the size of the table, for every oracle, and the one that was chosen."""
+        """Plot the error against the size of the table for every oracle and for this design."""
         from sfumato.questions.local_frequencies.plan import draw
 
         return draw(study, self.items)
@@ -222,7 +225,7 @@ def oracle_of(randomizer: Randomizer) -> str:
 
 
 def values_of(randomizer: Randomizer, items: hashing.Items, dictionary: Any) -> npt.NDArray[Any]:
-    """Items as a randomizer takes them; `dictionary` gives the categories of a direct one."""
+    """Items as values for a randomizer; `dictionary` gives the categories for a direct response."""
     if isinstance(randomizer, DirectResponse):
         return randomizer.values(dictionary.categories(items))
     return randomizer.values(items)
@@ -231,7 +234,7 @@ def values_of(randomizer: Randomizer, items: hashing.Items, dictionary: Any) -> 
 def estimates_of(
     tallies: Sequence[Tally], dictionary: Any, *, collision_aware: bool = True
 ) -> LocalEstimates:
-    """Counts over all epochs; epochs nobody answered in add nothing."""
+    """Counts over all epochs; epochs without answers add nothing."""
     parts = [
         debias.estimate(
             tally,

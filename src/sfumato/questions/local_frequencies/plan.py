@@ -1,8 +1,8 @@
-"""Sizing a local study: which oracle, how wide, how many rows, and what it will tell.
+"""Size a local study: the oracle, its width and rows, and the predicted error.
 
-Every candidate has its predicted error, its bytes and its server time, from formulas that are exact
-(`debias.variance`) but for what collisions cost, where counts are taken to fall off like
-rank^-1.1. Among the candidates within 5% of the least variance the one with the fewest bytes a
+Every candidate has a predicted error, size and server time. The formulas are exact
+(`debias.variance`) except for the effect of collisions, which assumes that counts fall like
+rank^-1.1. Among the candidates within 5% of the least variance, the one with the fewest bytes per
 report wins, then the one with the smallest table.
 """
 
@@ -32,22 +32,22 @@ from sfumato.questions.question import Dictionary, Plan
 from sfumato.study import Study
 
 REFERENCE_EXPONENT = 1.1
-TABLE_CELLS = 250_000  # a table of a million bytes, at four a cell
-CELLS_PER_ITEM = 40  # so that solving for every item's collisions adds 2.5% to the variance
-GOOD_ENOUGH = 1.05  # times the least variance: among these, fewer bytes win
+TABLE_CELLS = 250_000  # a table of a million bytes, at four per cell
+CELLS_PER_ITEM = 40  # so that correcting for all collisions adds 2.5% to the variance
+GOOD_ENOUGH = 1.05  # factor on the least variance: within it, fewer bytes win
 MOST_WIDTH = 1 << 16
 PAPER_ROWS, PAPER_WIDTH = 65_536, 1_024
-FOUND = NormalDist().inv_cdf(0.95)  # an item counts as detectable if found so often
-_MOST_TIMES = 1e6  # the error wanted: beyond, nobody has so many devices
-_LOOKUPS, _FOLDS = 3e8, 5e6  # a second on one core, about: what server time is predicted from
+DETECTION = NormalDist().inv_cdf(0.95)  # detectable means listed with this probability
+_LARGEST_FACTOR = 1e6  # beyond this, more devices are no useful advice
+_LOOKUPS, _FOLDS = 3e8, 5e6  # about the rates per second on one core, to predict server time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One way to ask, and what it would give."""
+    """A candidate randomizer with its predicted error and cost."""
 
     randomizer: Randomizer
-    standard_error: float  # of an item that few hold
+    standard_error: float  # of a rare item
     record_bytes: int
     table_bytes: int
     server_seconds: float
@@ -71,7 +71,7 @@ class Option:
 def option(
     randomizer: Randomizer, *, items: int, records: int, collision_aware: bool = True
 ) -> Option:
-    """What this randomizer would give for a dictionary of this size and this many records."""
+    """The predicted error and cost of a randomizer."""
     cells = randomizer.rows * randomizer.width
     lookups = (items + debias.PLACEBOS) * randomizer.rows
     return Option(
@@ -88,15 +88,15 @@ def option(
 def predicted_error(
     randomizer: Randomizer, *, items: int, records: int, collision_aware: bool = True
 ) -> float:
-    """The standard error of an item that few hold, by the formulas of `debias`."""
+    """The standard error of a rare item, by the formulas of `debias`."""
     chance = randomizer.collision
     shares = np.arange(1, items + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
     counts = records * shares / shares.sum()
     alone = float(debias.variance(randomizer, count=records, holders=0.0, squares=0.0))
     every = float(np.sum(counts**2))
-    met = float(debias.variance(randomizer, count=records, holders=0.0, squares=every))
-    if chance == 0 or not collision_aware or met < (1 + debias.MATTERS) * alone:
-        return math.sqrt(met)
+    variance = float(debias.variance(randomizer, count=records, holders=0.0, squares=every))
+    if chance == 0 or not collision_aware or variance < (1 + debias.MATTERS) * alone:
+        return math.sqrt(variance)
     cells = randomizer.rows * randomizer.width
     if items <= debias.MOST * cells:
         return math.sqrt(alone / (1 - items / cells))
@@ -108,7 +108,7 @@ def predicted_error(
 def options(
     *, epsilon: float, items: int, records: int, most_bytes: int | None = None
 ) -> list[Option]:
-    """Every candidate that fits into `most_bytes` a record, the best first."""
+    """All candidates with at most `most_bytes` per record, the best first."""
     fitting = [
         option(randomizer, items=items, records=records)
         for randomizer in _candidates(epsilon, items)
@@ -125,7 +125,7 @@ def options(
 
 
 def hashed_width(epsilon: float) -> int:
-    """The width with the least variance: e^epsilon + 1, as a whole number that is allowed."""
+    """The allowed width with the least variance: about e^epsilon + 1."""
     best = math.exp(min(epsilon, math.log(MOST_WIDTH))) + 1
     return int(min(max(round(best), 2), MOST_WIDTH))
 
@@ -146,9 +146,9 @@ def _candidates(epsilon: float, items: int) -> Iterator[Randomizer]:
 
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
-    """The plan of a study of frequencies whose devices trust nobody."""
+    """Plan a study of frequencies whose devices trust nobody."""
     assert dictionary is not None  # a study of frequencies lists its items
-    design, predicted = sized(study, len(dictionary))
+    design, predicted = size(study, len(dictionary))
     name = NAMES[oracle_of(design.randomizer)]
     return Plan(
         study=study,
@@ -161,18 +161,18 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     )
 
 
-def sized(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
-    """The best design for so many items, and what it should give."""
+def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
+    """The best design for a dictionary of `items`, with its predicted error and cost."""
     assert study.devices is not None  # planning has checked
     if study.epsilon is None:
         raise StudyError(
-            "local privacy needs an epsilon: nobody is trusted with a record that has no noise",
+            "local privacy needs a finite epsilon: nobody is trusted with records without noise",
             hint='set epsilon, or use trust = "central"',
         )
     if study.items_per_device != 1:
         raise StudyError(
-            f"items_per_device is for sums; got {study.items_per_device} with trust local",
-            hint="use daily_reports for the number of reports that one device may send",
+            f'items_per_device has no effect with trust "local"; got {study.items_per_device}',
+            hint="set daily_reports, the number of reports per device and day",
         )
     if study.publish == "rounds":
         raise StudyError('publish = "rounds" is for trust = "central"; leave it out')
@@ -182,18 +182,18 @@ def sized(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
     most = None if limit is None else (limit - HEADER_BYTES) // per_device
     if study.paper_mode:
         sketch = CountMeanSketch(epsilon=study.epsilon, rows=PAPER_ROWS, width=PAPER_WIDTH, seed=0)
-        found = [option(sketch, items=items, records=records, collision_aware=False)]
-        found = [one for one in found if most is None or one.record_bytes <= most]
+        choices = [option(sketch, items=items, records=records, collision_aware=False)]
+        choices = [choice for choice in choices if most is None or choice.record_bytes <= most]
     else:
-        found = options(epsilon=study.epsilon, items=items, records=records, most_bytes=most)
-    if not found:
+        choices = options(epsilon=study.epsilon, items=items, records=records, most_bytes=most)
+    if not choices:
         need = HEADER_BYTES + 3 * per_device
         raise ImpossibleError(
-            f"bytes_per_device {limit} leaves {max(most or 0, 0)} bytes for a record",
+            f"bytes_per_device {limit} leaves only {max(most or 0, 0)} bytes for a record",
             hint=f"set bytes_per_device to {need} or more",
         )
-    best = found[0]
-    made = LocalDesign(
+    best = choices[0]
+    design = LocalDesign(
         randomizer=best.randomizer,
         items=items,
         devices=study.devices,
@@ -210,23 +210,23 @@ def sized(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
         "standard_error_share": best.standard_error / study.devices,
         "times_optimal_variance": (best.standard_error / optimal) ** 2,
         "significant_from": level,
-        "smallest_detectable_count": level + FOUND * best.standard_error,
+        "smallest_detectable_count": level + DETECTION * best.standard_error,
         "bytes_per_report": best.record_bytes,
         "bytes_per_device": HEADER_BYTES + per_device * best.record_bytes,
         "table_bytes": best.table_bytes,
         "server_seconds": best.server_seconds,
         "rounds": study.rounds,
-        "assumes": f"counts fall off like rank^-{REFERENCE_EXPONENT}"
+        "assumes": f"counts fall like rank^-{REFERENCE_EXPONENT}"
         if best.randomizer.collision
         else "nothing about the data",
     }
     _check_target(study, items, best.standard_error)
-    return made, predicted
+    return design, predicted
 
 
 def draw(study: Study, items: int) -> Any:
-    """The trade-off as a matplotlib figure, after figure 4 of paper 004: error against the size of
-    the table for each oracle, and what the plan took."""
+    """Plot the error against the size of the table for each oracle and for the plan's choice, after
+    figure 4 of paper 004; returns the matplotlib figure."""
     from sfumato.errors import SfumatoError
 
     try:
@@ -234,8 +234,8 @@ def draw(study: Study, items: int) -> Any:
     except ImportError as problem:
         raise SfumatoError("plots need matplotlib", hint='pip install "sfumato[plot]"') from problem
     assert study.devices is not None  # plan() has checked
-    assert study.epsilon is not None  # and design() will
-    made, predicted = sized(study, items)
+    assert study.epsilon is not None  # checked by design()
+    design, predicted = size(study, items)
     figure = Figure(figsize=(7.5, 5), layout="constrained")
     axes = figure.add_subplot()
     records, epsilon = study.devices, study.epsilon
@@ -259,7 +259,7 @@ def draw(study: Study, items: int) -> Any:
         for cells in np.geomspace(1_000, 4_000_000, 12)
     ]
     curve(responses, False, "hashed response, plain means", linestyle=":", color="#b5502b")
-    curve(responses, True, "hashed response, collisions solved", color="#b5502b")
+    curve(responses, True, "hashed response, collisions corrected", color="#b5502b")
     axes.axhline(
         math.sqrt(debias.optimal_variance(study.epsilon) * records),
         color="#888888",
@@ -267,14 +267,14 @@ def draw(study: Study, items: int) -> Any:
         linewidth=1,
         label="least possible for a large domain",
     )
-    chosen = made.randomizer
+    randomizer = design.randomizer
     axes.plot(
-        [chosen.rows * chosen.width],
+        [randomizer.rows * randomizer.width],
         [predicted["standard_error"]],
         "*",
         markersize=15,
         color="#222222",
-        label=f"the plan: {NAMES[oracle_of(made.randomizer)]}",
+        label=f"the plan: {NAMES[oracle_of(design.randomizer)]}",
     )
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -293,12 +293,12 @@ def _check_target(study: Study, items: int, error: float) -> None:
     if study.target_error is None:
         return
     assert study.devices is not None  # plan() has checked
-    assert study.epsilon is not None  # and so has design()
+    assert study.epsilon is not None  # checked by design()
     share = NormalDist().inv_cdf(1 - 0.05 / (2 * items)) * error / study.devices
     if share > study.target_error:
-        times = share / study.target_error
-        enough = math.ceil(study.devices * min(times, _MOST_TIMES) ** 2)
-        more = f"ask {enough:,} devices, " if times < _MOST_TIMES else ""
+        factor = share / study.target_error
+        enough = math.ceil(study.devices * min(factor, _LARGEST_FACTOR) ** 2)
+        more = f"ask {enough:,} devices, " if factor < _LARGEST_FACTOR else ""
         raise ImpossibleError(
             f"with epsilon {study.epsilon:g} and {study.devices:,} devices the largest error over "
             f"{items:,} items is about {share:.2g}; target_error is {study.target_error:g}",
@@ -306,13 +306,13 @@ def _check_target(study: Study, items: int, error: float) -> None:
         )
 
 
-def _warnings(study: Study, made: LocalDesign) -> list[str]:
-    found = []
+def _warnings(study: Study, design: LocalDesign) -> list[str]:
+    warnings = []
     if study.cohorts == "different":
-        found.append("cohorts has no effect with trust local: every round is read on its own")
-    if made.randomizer.epsilon > 8:
-        found.append(
-            f"epsilon {made.randomizer.epsilon:g} a report promises little: an item is told apart "
-            f"with odds of up to e^{made.randomizer.epsilon:g}"
+        warnings.append('cohorts has no effect with trust "local": rounds are estimated separately')
+    if design.randomizer.epsilon > 8:
+        warnings.append(
+            f"epsilon {design.randomizer.epsilon:g} per report is a weak guarantee: a report may "
+            f"change the odds between two items by a factor of e^{design.randomizer.epsilon:g}"
         )
-    return found
+    return warnings

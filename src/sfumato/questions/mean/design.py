@@ -1,11 +1,11 @@
-"""What is the mean of the devices' vectors? Sums whose compression sets itself (paper 002).
+"""What is the mean of the devices' vectors? Sums with adaptive compression (paper 002).
 
-A sketch of a long vector errs in proportion to the norm of what it holds, and noise for privacy
-does not: so how small a sketch may be depends on how long the mean is, which is not known before.
-A first, tiny sketch that is noised like any other tells that length well enough.
+The error of a sketch of a long vector is proportional to the vector's norm; that of the privacy
+noise is not. So how small a sketch may be depends on the norm of the mean, which is not known in
+advance. A first, tiny sketch (the pilot), with noise like any other, estimates it well enough.
 
-Every round asks everybody, and the rounds share one budget (docs/proofs/mean.md says why devices of
-their own would make a worse pilot). Sizes come from noised tables, so they cost nothing more.
+Every round asks all devices, and the rounds share one budget (docs/proofs/mean.md explains why a
+pilot with its own devices would be worse). Sizes come from noised tables, so they cost no privacy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sfumato.errors import DataError, ImpossibleError, SpecError
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import Cost, MeanRelease, NoisedSum
-from sfumato.flow.secure_sum import ANY_NONCE, SecureSum, weights
+from sfumato.flow.secure_sum import PLACEHOLDER_NONCE, SecureSum, traffic
 from sfumato.flow.task import Task, bits_for, largest_cell, most_devices
 from sfumato.privacy import (
     AdditiveLoss,
@@ -55,48 +55,50 @@ if TYPE_CHECKING:  # the layers above
 F64 = npt.NDArray[np.float64]
 Compression = Literal["adapt_norm", "adapt_tail", "fixed", "none"]
 
-ROWS = 15  # of a sketch that is read by means; the paper's
+ROWS = 15  # of a sketch that is decoded by means; as in the paper
 LEAST_WIDTH = 2
-PILOT_SHARE = 0.1  # of the budget (in 1/variance): the noise of what follows grows by a ninth
+PILOT_SHARE = 0.1  # of the budget (in 1/variance): later noise variance grows by a ninth
 PILOT_WIDTH = 4
-SLACK = math.sqrt(2)  # deviations of the pilot's squared norm that are added to it; the paper's
-BLOCKS = 5  # of a sketch that is read by medians, a row each
+SLACK = math.sqrt(2)  # standard deviations added to the pilot's squared norm; as in the paper
+BLOCKS = 5  # of a sketch that is decoded by medians, with one row each
 FIRST_WIDTH = 16  # of such a sketch
 MEDIAN_OF_FIVE = 0.28684  # variance of the median of five standard normal variables
-LEAST_VARIANCE = 1125.0  # of Skellam noise that costs at most 0.2% more than Gaussian noise
-SHORTEST, LONGEST = 1e-20, 1e20  # clips whose sketches neither vanish nor overflow in float32
-_CHECK = 8.0  # cells of the sketch that errors are measured by, times relative_error²
-_ROUNDING = 0.005  # what rounding, and what the norms it needs, may add to the noise's variance
-_NO_NOISE = 2.0**16  # whole numbers to the longest vector, where there is no noise
-_LOG_RISK = math.sqrt(2 * math.log(2**10))  # as `Rounding` has it
+LEAST_VARIANCE = 1125.0  # at which Skellam noise costs at most 0.2% more than Gaussian noise
+SHORTEST, LONGEST = 1e-20, 1e20  # limits on the clip, so that float32 does not over- or underflow
+_CHECK = 8.0  # adapt_tail: cells of the pilot, times relative_error²
+_ROUNDING = (
+    0.005  # relative increase of the noise's variance allowed for rounding, and for its norms
+)
+_NO_NOISE = 2.0**16  # without noise: the integer length of the longest vector
+_LOG_RISK = math.sqrt(2 * math.log(2**10))  # as in `Rounding`
 PAPER_HEADROOM = 2.0
 PAPER_RISK = 0.05  # the paper's beta
 
 
 @spec("mean_design")
 class MeanDesign(QuestionDefaults):
-    """A sized campaign for a mean: all that `MeanCampaign` needs to know.
+    """A sized campaign for a mean, for `MeanCampaign`.
 
-    *none* sends vectors whole; *fixed* sends a sketch of `most_cells`. *adapt_norm* asks a tiny
+    *none* sends whole vectors; *fixed* sends a sketch of `most_cells`. *adapt_norm* asks for a tiny
     sketch first and sizes the next so that compression adds `relative_error` to the squared error
-    of the noise. *adapt_tail* reads sketches by medians, which err less if few coordinates are
-    large, doubles them until the first sketch finds no more error than there should be, and pays
-    for each: with noise, it is hardly ever worth it.
+    of the noise. *adapt_tail* decodes sketches by medians, whose error is smaller if few
+    coordinates are large. It doubles the sketch until the pilot finds no more error than expected,
+    and every sketch costs privacy: with noise, it is hardly ever worth it.
     """
 
     compression: Compression
     dimensions: int
     devices: int
     clip: float
-    most_cells: int  # that a round may ask for; vectors may be sent whole if it is `dimensions`
+    most_cells: int  # limit per round; if it is `dimensions`, vectors may be sent whole
     seed: int
     multiplier: float
-    """Standard deviation of a sum's noise, over what one device moves it, if one round took the
-    whole budget; 0 for no noise."""
+    """Standard deviation of the noise over the sensitivity of the sum, if one round used the whole
+    budget; 0 for no noise."""
     relative_error: float = 0.1
     rows: int = ROWS
-    top: int | None = None  # coordinates that are kept at the end, which makes a mean biased
-    secure: SecureSum | None = None  # how sums are hidden, and from whom
+    top: int | None = None  # number of coordinates in the answer; makes the mean biased
+    secure: SecureSum | None = None  # for masked sums
     paper_epsilon: float | None = None  # for the size rule of the paper's algorithm 1
     paper_delta: float = 1e-6
 
@@ -107,12 +109,12 @@ class MeanDesign(QuestionDefaults):
         require(
             SHORTEST <= self.clip <= LONGEST,
             f"clip must be {SHORTEST:g} to {LONGEST:g}, so that sketches fit in float32; got "
-            f"{self.clip:g}: give vectors in another unit",
+            f"{self.clip:g}: use another unit for the vectors",
         )
         require(self.multiplier >= 0, f"multiplier must be at least 0; got {self.multiplier}")
         require(
             0 < self.relative_error <= 1,
-            f"relative_error must be above 0, at most 1; got {self.relative_error}",
+            f"relative_error must be above 0 and at most 1; got {self.relative_error}",
         )
         require(self.top is None or self.top >= 1, f"top must be at least 1; got {self.top}")
         require(
@@ -121,7 +123,7 @@ class MeanDesign(QuestionDefaults):
         )
         require(
             self.compression != "none" or self.may_be_whole,
-            "vectors that are not compressed need as many cells as dimensions",
+            "vectors without compression need as many cells as dimensions; set most_cells",
         )
         require(
             self.may_be_whole or self.widest >= LEAST_WIDTH,
@@ -129,11 +131,11 @@ class MeanDesign(QuestionDefaults):
         )
         require(
             self.multiplier > 0 or not self.adapts,
-            "compression follows the noise, and there is none: use fixed or none",
+            "adaptive compression depends on the noise, and there is none; use fixed or none",
         )
         require(
             self.paper_epsilon is None or (self.compression == "adapt_norm" and self.adapts),
-            "only adapt_norm has a paper's rule",
+            "paper_epsilon is for adapt_norm only",
         )
 
     @property
@@ -146,7 +148,7 @@ class MeanDesign(QuestionDefaults):
 
     @property
     def row_count(self) -> int:
-        """Rows of a main round's table, in all blocks."""
+        """The number of rows of a main round's table, in all blocks."""
         return BLOCKS if self.compression == "adapt_tail" else self.rows
 
     @property
@@ -156,7 +158,7 @@ class MeanDesign(QuestionDefaults):
 
     @property
     def tail_widths(self) -> tuple[int, ...]:
-        """Of the rounds of adapt_tail: doubled as long as they are allowed."""
+        """The widths of adapt_tail's rounds: doubled up to the limit."""
         widths = [min(FIRST_WIDTH, self.widest)]
         while 0 < 2 * widths[-1] <= self.widest:
             widths.append(2 * widths[-1])
@@ -164,7 +166,7 @@ class MeanDesign(QuestionDefaults):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """What each round may spend of the budget, in 1/variance: they add up to one."""
+        """Each round's share of the budget, in 1/variance; they add up to one."""
         if not self.adapts:
             return (1.0,)
         rounds = 1 if self.compression == "adapt_norm" else len(self.tail_widths)
@@ -172,7 +174,7 @@ class MeanDesign(QuestionDefaults):
 
     @property
     def first_width(self) -> int:
-        """Of the first round's sketch; 0 for whole vectors."""
+        """The width of the first round's sketch; 0 for whole vectors."""
         if self.compression == "fixed":
             return 0 if self.may_be_whole else self.widest
         if self.compression == "none":
@@ -182,7 +184,7 @@ class MeanDesign(QuestionDefaults):
         return LEAST_WIDTH if self.paper_epsilon is not None else PILOT_WIDTH
 
     def sketch(self, round: int, width: int) -> VectorSketch:
-        """The sketch of a round: its own hash functions, and the rounding that its noise allows."""
+        """The sketch of a round, with its own hash functions and rounding that suits its noise."""
         clip, dense = self.clip, None
         if width:
             pilot = self.adapts and round == 0
@@ -195,19 +197,19 @@ class MeanDesign(QuestionDefaults):
                 length=self.dimensions, rows=rows, width=width, blocks=blocks, seed=self.seed,
                 round=round,
             )  # fmt: skip
-            room = PAPER_HEADROOM if self.paper_epsilon is not None else headroom(dense.cells)
-            clip *= room * math.sqrt(blocks)
+            margin = PAPER_HEADROOM if self.paper_epsilon is not None else headroom(dense.cells)
+            clip *= margin * math.sqrt(blocks)
         cells = self.dimensions if dense is None else dense.cells
         multiplier, crowd = self.multiplier / math.sqrt(self.shares[round]), 1.0
-        if self.secure is not None and multiplier:  # all shares together are more than the least
+        if self.secure is not None and multiplier:  # all shares together exceed the minimum
             crowd = max(1.0, self.secure.noise(1.0, self.devices).stddev(self.devices + 1))
-        long = longest(cells, self.devices, multiplier, crowd)
+        length = longest(cells, self.devices, multiplier, crowd)
         return VectorSketch(
-            length=self.dimensions, clip=self.clip, bound=clip, scale=long / clip, dense=dense
+            length=self.dimensions, clip=self.clip, bound=clip, scale=length / clip, dense=dense
         )
 
     def mechanism(self, round: int, sketch: VectorSketch) -> Mechanism:
-        """The round's share of the budget as noise on its table."""
+        """The noise on a round's table, from its share of the budget."""
         if self.multiplier == 0:
             return NoNoise()
         scale = self.multiplier * sketch.sensitivity(1).l2 / math.sqrt(self.shares[round])
@@ -224,7 +226,7 @@ class MeanDesign(QuestionDefaults):
                 mechanism=mechanism,
                 campaign=digest(self),
                 cohort=EVERYBODY,
-                asked=self.devices,
+                devices=self.devices,
                 items_per_device=1,
             )
         most = most_devices(self.devices)
@@ -239,7 +241,7 @@ class MeanDesign(QuestionDefaults):
 
     @property
     def rounds(self) -> int:
-        """Rounds that there may be, at most."""
+        """The largest number of rounds."""
         return len(self.shares)
 
     @property
@@ -255,13 +257,13 @@ class MeanDesign(QuestionDefaults):
         return self.multiplier / math.sqrt(max(self.shares))
 
     def campaign(self, plan: Plan, *, devices: int | None = None, **context: Any) -> MeanCampaign:
-        return MeanCampaign(self, asked=devices)
+        return MeanCampaign(self, devices=devices)
 
     def bound(
         self, population: Population, *, plan: Plan, rng: Rng, alone: bool
     ) -> tuple[Population, list[str]]:
-        """All devices, of whom those without finite numbers abstain."""
-        assert population.vectors is not None  # as the question says
+        """All devices; those with numbers that are not finite abstain."""
+        assert population.vectors is not None  # devices of this question hold vectors
         length = population.vectors.shape[1]
         if length != self.dimensions:
             raise DataError(
@@ -272,17 +274,17 @@ class MeanDesign(QuestionDefaults):
         if not abstaining:
             return population, []
         return population, [
-            f"{abstaining:,} devices abstained: their vectors hold NaN or infinite numbers. How "
-            "many do is shown as it is"
+            f"{abstaining:,} devices abstained, because their vectors have NaN or infinite numbers "
+            "(an exact number)"
         ]
 
     def values(
         self, task: Task, items: Any, *, dictionary: Dictionary | None, place: tuple[int, int]
     ) -> tuple[Any, None]:
-        """Tables of vectors, rounded by public chance: it need not be secret, and what comes from
-        the public seed repeats in any order."""
+        """Tables of vectors. Their random rounding need not be secret: it comes from the public
+        seed, so that it does not depend on the order of devices."""
         sketch = task.sketch
-        assert isinstance(sketch, VectorSketch)  # a mean's campaign asks for nothing else
+        assert isinstance(sketch, VectorSketch)  # a mean's tasks have no other
         return sketch.tables(items, rng=SeededRng(self.seed, *place)), None
 
     def answer(
@@ -295,13 +297,13 @@ class MeanDesign(QuestionDefaults):
         notes = list(participation.notes)
         if not estimate.settled:
             notes.append(
-                "the last round still erred by more than its noise explains; adapt_norm would do "
-                "better"
+                "the error of the last round is still larger than its noise explains; adapt_norm "
+                "would do better"
             )
-        if estimate.answered < participation.devices:
+        if estimate.respondents < participation.devices:
             notes.append(
-                f"{estimate.answered:,} of {participation.devices:,} devices answered; the others "
-                "are taken to be like them"
+                f"{estimate.respondents:,} of {participation.devices:,} devices answered; the "
+                "others are assumed to be like them"
             )
         return MeanRelease(
             mean=estimate.mean,
@@ -310,7 +312,7 @@ class MeanDesign(QuestionDefaults):
             cost=Cost(
                 devices=participation.devices,
                 rounds=estimate.rounds,
-                bytes_per_device=weights(campaign.tasks)["bytes_per_device"],
+                bytes_per_device=traffic(campaign.tasks)["bytes_per_device"],
                 seconds=0.0,
             ),
             study=plan.study.to_dict(),
@@ -319,27 +321,27 @@ class MeanDesign(QuestionDefaults):
         )
 
     def charge_of(self, task: Task) -> Charge:
-        """The losses of all rounds are bounded here, whatever their sizes turn out to be, so that
-        they are charged as one plan (docs/proofs/mean.md)."""
+        """One plan for all rounds, with bounds on their losses that hold for all possible sizes
+        (docs/proofs/mean.md)."""
         if self.multiplier == 0 or not self.adapts:
             return task.loss
         own = task.loss
-        assert isinstance(own, AdditiveLoss)  # as there is noise
+        assert isinstance(own, AdditiveLoss)  # because there is noise
         if own.noise == "skellam" and own.scale**2 < LEAST_VARIANCE:
-            return own  # the bound is for finer tables
-        losses = tuple(self._most_lost(own.noise, share) for share in self.shares)
+            return own  # the bound does not hold for coarse tables
+        losses = tuple(self._largest_loss(own.noise, share) for share in self.shares)
         share = (self.multiplier * own.l2 / own.scale) ** 2
         place = int(np.argmin([abs(each - share) for each in self.shares]))
         return PlannedLoss(loss=losses[place], plan=digest(self), losses=losses)
 
-    def _most_lost(self, noise: Noise, share: float) -> AdditiveLoss:
-        """The loss of a round of this share whose tables are as coarse as they may be."""
+    def _largest_loss(self, noise: Noise, share: float) -> AdditiveLoss:
+        """The loss of a round with this share and the coarsest tables that the bound allows."""
         scale = math.sqrt(LEAST_VARIANCE)
         l2 = scale * math.sqrt(share) / self.multiplier
         return AdditiveLoss(noise=noise, scale=scale, l1=max(l2, l2**2), l2=l2, unit_cells=0)
 
     def noise(self, round: int, width: int, count: int) -> float:
-        """Standard deviation of the noise on a cell, in the vectors' own unit."""
+        """The standard deviation of the noise on a cell, in the unit of the vectors."""
         sketch = self.sketch(round, width)
         return self.mechanism(round, sketch).stddev(count) / sketch.scale
 
@@ -359,7 +361,7 @@ class MeanDesign(QuestionDefaults):
 
     def paper_width(self, norm: float) -> int:
         """The second size of the paper's algorithm 1, for a mean of this norm."""
-        assert self.paper_epsilon is not None  # as the caller has seen
+        assert self.paper_epsilon is not None  # checked by the caller
         n, epsilon, bound = self.devices, self.paper_epsilon, PAPER_HEADROOM * self.clip
         slack = 2 * bound * math.log(8 / PAPER_RISK) / (n * epsilon)
         slack += bound * math.sqrt(math.log(16 / PAPER_RISK) / n)
@@ -384,17 +386,17 @@ class MeanDesign(QuestionDefaults):
             sizes |= {"noise": kind, "noise_multiplier": self.multiplier}
         if self.secure is not None:
             task = self.task(0, self.first_width)
-            found = task.masked_round(self.devices, ANY_NONCE).parameters(self.devices)
+            round = task.masked_round(self.devices, PLACEHOLDER_NONCE).parameters(self.devices)
             sizes |= {"cohort": self.devices, "least_survivors": task.min_count}
-            sizes |= {"neighbours": found.neighbours, "threshold": found.threshold}
+            sizes |= {"neighbours": round.neighbours, "threshold": round.threshold}
         return sizes | {"rounds": len(self.shares)}
 
 
 def cells_for(squared: float, noise: float, relative_error: float) -> float:
-    """Cells of a sketch that adds `relative_error` to the squared error of noise on every cell.
+    """The number of cells at which a sketch adds `relative_error` to the noise's squared error.
 
-    A sum s of d coordinates is read back from m cells with a squared error of (d − 1)·|s|²/m, and
-    of d·noise² from the noise: so m = |s|²/(relative_error·noise²), whatever d is.
+    A sum s of d coordinates is decoded from m cells with a squared error of (d − 1)·|s|²/m, plus
+    d·noise² from the noise: so m = |s|²/(relative_error·noise²) for all d.
 
     >>> math.ceil(cells_for((16.1 + math.sqrt(20)) ** 2, 1.0, 0.1) / 15)  # paper's slack, 15 rows
     283
@@ -403,13 +405,13 @@ def cells_for(squared: float, noise: float, relative_error: float) -> float:
 
 
 def squared_norm(table: F64, noise: float) -> tuple[float, float]:
-    """An estimate of the squared norm of what a noised count-mean table holds, and its deviation.
+    """Estimate the squared norm behind a noised count-mean table, and its standard deviation.
 
-    |Y|² exceeds |s|² by cells·noise² in the mean. Its variance is 4·|s|²·noise² + 2·cells·noise⁴
+    |Y|² exceeds |s|² by cells·noise² on average. Its variance is 4·|s|²·noise² + 2·cells·noise⁴
     from the noise, and at most 2·|s|⁴/cells from the sketch.
     """
-    found = max(0.0, float(np.sum(table**2)) - table.size * noise**2)
-    return found, deviation(found, table.size, noise)
+    estimate = max(0.0, float(np.sum(table**2)) - table.size * noise**2)
+    return estimate, deviation(estimate, table.size, noise)
 
 
 def deviation(squared: float, cells: int, noise: float) -> float:
@@ -418,55 +420,55 @@ def deviation(squared: float, cells: int, noise: float) -> float:
 
 
 def longest(cells: int, devices: int, multiplier: float, crowd: float = 1.0) -> float:
-    """Into how many whole numbers the longest vector is cut, so that rounding costs little.
+    """The length of the longest vector in integer units, such that rounding costs little.
 
-    Rounding adds at most 1/4 to the variance of a device's cell, and lengthens what noise must
-    hide; each may add half a per cent to the noise's variance, unless the noise would be larger
-    than can be drawn, with all devices' shares of it together being `crowd` times as large.
+    Rounding adds at most 1/4 to the variance of a device's cell, and increases the sensitivity.
+    Each may add half a per cent to the noise's variance, unless the noise would exceed the
+    sampler's limit; the shares of all devices together are `crowd` times as large as the minimum.
     """
     if multiplier == 0:
         return _NO_NOISE
     extra = cells / 4 + _LOG_RISK * math.sqrt(cells) / 2
-    wanted = (_LOG_RISK + math.sqrt(_LOG_RISK**2 + 4 * _ROUNDING * extra)) / (2 * _ROUNDING)
-    wanted = max(wanted, math.sqrt(devices / (4 * _ROUNDING)) / multiplier)
+    length = (_LOG_RISK + math.sqrt(_LOG_RISK**2 + 4 * _ROUNDING * extra)) / (2 * _ROUNDING)
+    length = max(length, math.sqrt(devices / (4 * _ROUNDING)) / multiplier)
     limit = 0.99 * LARGEST_SCALE["gaussian"] / (multiplier * crowd)
-    room = limit**2 - extra
-    if room <= _LOG_RISK * limit:
+    square = limit**2 - extra
+    if square <= _LOG_RISK * limit:
         raise ImpossibleError(
-            f"noise of {multiplier:.4g} times what a device sends, on {cells:,} cells, is more "
-            "than can be drawn",
-            hint="raise epsilon or delta, or ask for shorter vectors",
+            f"noise of {multiplier:.4g} times the sensitivity on {cells:,} cells exceeds the "
+            "sampler's limit",
+            hint="raise epsilon or delta, or use vectors with fewer dimensions",
         )
-    return min(wanted, -_LOG_RISK / 2 + math.sqrt(_LOG_RISK**2 / 4 + room))
+    return min(length, -_LOG_RISK / 2 + math.sqrt(_LOG_RISK**2 / 4 + square))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MeanEstimate:
-    """A mean over the devices that answered, and how it was come by."""
+    """The mean over the respondents, and how it was computed."""
 
     mean: F64
     standard_error: float  # of a coordinate: the root mean square over all of them
     cells: int  # of the last round's table
     compressed: bool
     rounds: int
-    answered: int
-    settled: bool  # false if adapt_tail came to its last round and found the error still too large
+    respondents: int
+    settled: bool  # false if the error was still too large in adapt_tail's last round
 
     def __repr__(self) -> str:
-        return f"MeanEstimate({self.mean.size:,} coordinates, {self.answered:,} devices)"
+        return f"MeanEstimate({self.mean.size:,} coordinates, {self.respondents:,} devices)"
 
 
 @dataclass(slots=True, repr=False)
 class MeanCampaign(Campaign):
-    """Asks for a first table, if sizes adapt; then for as large a one as it takes."""
+    """Asks for a pilot, if sizes adapt, and then for a table of the right size."""
 
     design: MeanDesign
-    asked: int | None = None  # devices, of whom some may not answer; as planned if not given
+    devices: int | None = None  # number asked; as planned by default
     _width: int = field(init=False)
     _answers: list[NoisedSum] = field(default_factory=list)
     _over: bool = False
     _settled: bool = True
-    _measured: float = 0.0  # adapt_tail: squared error of the last mean, as the pilot shows it
+    _measured: float = 0.0  # adapt_tail: squared error of the last mean, by the pilot
 
     def __post_init__(self) -> None:
         self._width = self.design.first_width
@@ -477,14 +479,14 @@ class MeanCampaign(Campaign):
     def absorb(self, answer: NoisedSum) -> None:
         task = self.next_task()
         if task is None or answer.task.id != task.id:
-            raise SpecError("a campaign absorbs the answer to the task it asked for last")
+            raise SpecError("a campaign takes only the answer to its last task")
         self._answers.append(answer)
         design, rounds = self.design, len(self._answers)
         if not design.adapts:
             self._over = True
         elif rounds == 1:
             adapts_norm = design.compression == "adapt_norm"
-            self._width = self._sized(answer) if adapts_norm else design.tail_widths[0]
+            self._width = self._next_width(answer) if adapts_norm else design.tail_widths[0]
         elif design.compression == "adapt_norm":
             self._over = True
         else:
@@ -495,13 +497,13 @@ class MeanCampaign(Campaign):
 
     @property
     def tasks(self) -> list[Task]:
-        """Those that were answered."""
+        """The tasks with answers."""
         return [answer.task for answer in self._answers]
 
     def estimate(self) -> MeanEstimate:
-        """The mean, read from the last round's table."""
+        """The mean, decoded from the last round's table."""
         if not self._over:
-            raise SpecError("a mean is known when the last round is absorbed")
+            raise SpecError("a mean needs the answer of the last round")
         answer, design = self._answers[-1], self.design
         sketch, count = _sketch_of(answer), answer.count
         mean = sketch.decode(answer.table, count)
@@ -513,24 +515,23 @@ class MeanCampaign(Campaign):
             cells=sketch.cells,
             compressed=sketch.dense is not None,
             rounds=len(self._answers),
-            answered=count,
+            respondents=count,
             settled=self._settled,
         )
 
-    def _sized(self, pilot: NoisedSum) -> int:
-        """The next width: for the squared norm that the pilot shows and its slack, and for none
-        that cannot be."""
+    def _next_width(self, pilot: NoisedSum) -> int:
+        """The next width, for the pilot's squared norm with slack, up to the largest possible."""
         design, sketch = self.design, _sketch_of(pilot)
         noise = pilot.task.mechanism.stddev(pilot.count) / sketch.scale
-        found, spread = squared_norm(sketch.rounding.reals(pilot.table), noise)
+        squared, spread = squared_norm(sketch.rounding.reals(pilot.table), noise)
         if design.paper_epsilon is not None:
-            return design.paper_width(min(math.sqrt(found) / pilot.count, design.clip))
+            return design.paper_width(min(math.sqrt(squared) / pilot.count, design.clip))
         most = (pilot.count * design.clip) ** 2
-        return design.width_for(min(found + SLACK * spread, most), pilot.count)
+        return design.width_for(min(squared + SLACK * spread, most), pilot.count)
 
     def _is_close(self, answer: NoisedSum) -> bool:
-        """Whether the pilot, which has hash functions and noise of its own, finds no more error in
-        the mean so far than its noise and `relative_error` explain, but for a deviation."""
+        """Whether the pilot, with its own hash functions and noise, finds no more error in the mean
+        than noise and `relative_error` explain, up to one standard deviation."""
         design, pilot = self.design, self._answers[0]
         sketch, check = _sketch_of(answer), _sketch_of(pilot)
         assert check.dense is not None  # a pilot is a sketch
@@ -545,7 +546,7 @@ class MeanCampaign(Campaign):
         return self._measured <= target + math.sqrt(slack)
 
     def _noise_error(self, answer: NoisedSum) -> float:
-        """Squared error of the mean by noise and rounding, over all coordinates."""
+        """The squared error of the mean from noise and rounding, over all coordinates."""
         sketch, count = _sketch_of(answer), answer.count
         variance = (answer.task.mechanism.stddev(count) ** 2 + count / 4) / sketch.scale**2
         if sketch.dense is not None and sketch.dense.blocks > 1:
@@ -553,24 +554,24 @@ class MeanCampaign(Campaign):
         return self.design.dimensions * variance / count**2
 
     def _absence(self, count: int) -> float:
-        """Squared error by who did not answer, at most: what a sample of so many devices has."""
-        asked = self.design.devices if self.asked is None else self.asked
-        return self.design.clip**2 * max(0.0, 1 / count - 1 / asked)
+        """A bound on the squared error from missing devices: that of a random sample."""
+        devices = self.design.devices if self.devices is None else self.devices
+        return self.design.clip**2 * max(0.0, 1 / count - 1 / devices)
 
     def _variance(self, answer: NoisedSum) -> float:
-        """Of a coordinate of the mean, averaged over all."""
+        """The variance of a coordinate of the mean, averaged over all."""
         design, sketch, count = self.design, _sketch_of(answer), answer.count
         error = self._noise_error(answer)
         if design.compression == "adapt_tail":
             error = max(error, self._measured)
         elif sketch.dense is not None:
             noise = answer.task.mechanism.stddev(count) / sketch.scale
-            found, _ = squared_norm(sketch.rounding.reals(answer.table), noise)
-            error += (design.dimensions - 1) * found / (sketch.cells * count**2)
+            squared, _ = squared_norm(sketch.rounding.reals(answer.table), noise)
+            error += (design.dimensions - 1) * squared / (sketch.cells * count**2)
         return (error + self._absence(count)) / design.dimensions
 
 
 def _sketch_of(answer: NoisedSum) -> VectorSketch:
     sketch = answer.task.sketch
-    assert isinstance(sketch, VectorSketch)  # a mean's campaign asks for nothing else
+    assert isinstance(sketch, VectorSketch)  # a mean's tasks have no other
     return sketch

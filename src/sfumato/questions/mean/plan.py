@@ -1,4 +1,4 @@
-"""How a mean is sized, what it will give, and what it promises."""
+"""Size a mean, predict its error, and state its privacy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.flow.release import Privacy
-from sfumato.flow.secure_sum import weights
+from sfumato.flow.secure_sum import traffic
 from sfumato.flow.task import Task
 from sfumato.privacy import calibrate, epsilon_of
 from sfumato.privacy.samplers import LARGEST_SCALE
-from sfumato.questions.frequencies.plan import about_rounds, secure_of
+from sfumato.questions.frequencies.plan import delta_warning, round_warnings, secure_of
 from sfumato.questions.mean.design import (
     LEAST_WIDTH,
     MEDIAN_OF_FIVE,
@@ -28,25 +28,25 @@ from sfumato.questions.promise import (
     SEES_ALL,
     SEES_TABLES,
     ZERO_OUT,
-    in_words,
-    who_colludes,
-    who_sees_sums,
+    collusion_assumptions,
+    device_guarantee,
+    sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.spec import require
 from sfumato.study import Study
 
-_SKELLAM_SPARE = 1.001  # Skellam noise costs up to 2.25/variance more than Gaussian, relative
+_SKELLAM_SPARE = 1.001  # Skellam noise costs up to a share of 2.25/variance more than Gaussian
 
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
-    """The plan of a study of a mean."""
-    design, warnings = _sized(study)
+    """Plan a study of a mean."""
+    design, warnings = _size(study)
     return Plan(
         study=study,
         design=design,
         algorithm=algorithm(design),
-        predicted=_predicted(study, design),
+        predicted=_predict(study, design),
         privacy=promise(study, design),
         warnings=(*warnings, *_warnings(study, design)),
     )
@@ -56,32 +56,30 @@ def algorithm(design: MeanDesign) -> str:
     names = {
         "none": "whole vectors",
         "fixed": "count-mean sketch" if not design.may_be_whole else "whole vectors",
-        "adapt_norm": "count-mean sketch that a pilot sizes",
+        "adapt_norm": "count-mean sketch, sized by a pilot",
         "adapt_tail": "count-median sketches, doubled until a pilot agrees",
     }
     return names[design.compression] + (" in masked rounds" if design.secure is not None else "")
 
 
 def promise(study: Study, design: MeanDesign) -> Privacy:
-    """The privacy statement of a design, true of every release it makes."""
+    """The privacy statement of a design, which holds for all of its releases."""
     tasks = widest_tasks(design)
-    guarantee, mechanism, assumptions = NO_PROMISE, "none", who_colludes(design.secure)
+    guarantee, mechanism, assumptions = NO_PROMISE, "none", collusion_assumptions(design.secure)
     tables = SEES_ALL if study.epsilon is None else SEES_TABLES
     if study.epsilon is not None:
         spent = epsilon_of([task.loss for task in tasks], study.delta)
         kind = "discrete gaussian" if design.secure is None else "Skellam"
         first, last = (design.multiplier / math.sqrt(design.shares[k]) for k in (0, -1))
-        guarantee = in_words(study.epsilon, study.delta)
+        guarantee = device_guarantee(study.epsilon, study.delta)
         mechanism = (
-            f"vectors are clipped to {design.clip:g}, and so is what is sent of them; {kind} noise "
-            f"of {first:.4f} times that norm"
+            f"vectors and their tables are clipped to norm {design.clip:g}; {kind} noise of "
+            f"{first:.4f} times that norm"
         )
         if len(tasks) > 1:
-            mechanism += (
-                f" in the first round, and of {last:.4f} times it in each of at most "
-                f"{len(tasks) - 1} more,"
-            )
-        mechanism += f" spends epsilon {spent:.4f}"
+            others = "the second" if len(tasks) == 2 else f"at most {len(tasks) - 1} others"
+            mechanism += f" in the first round and {last:.4f} times it in {others}"
+        mechanism += f", at a cost of epsilon {spent:.4f}"
         assumptions += (DROPOUTS,)
     return Privacy(
         epsilon=study.epsilon,
@@ -91,13 +89,13 @@ def promise(study: Study, design: MeanDesign) -> Privacy:
         neighbours=ZERO_OUT.format("tables become"),
         mechanism=mechanism,
         trust=study.trust,
-        sees=tables if design.secure is None else who_sees_sums(tasks[-1]),
+        sees=tables if design.secure is None else sum_visibility(tasks[-1]),
         assumptions=assumptions,
     )
 
 
 def widest_tasks(design: MeanDesign) -> list[Task]:
-    """The tasks of all rounds, each as large as it may become."""
+    """The tasks of all rounds, each at its largest size."""
     first = design.task(0, design.first_width)
     if not design.adapts:
         return [first]
@@ -107,23 +105,23 @@ def widest_tasks(design: MeanDesign) -> list[Task]:
     return [first, design.task(1, _widest(design))]
 
 
-def _sized(study: Study) -> tuple[MeanDesign, list[str]]:
+def _size(study: Study) -> tuple[MeanDesign, list[str]]:
     assert study.devices is not None  # plan() has checked
     if study.dimensions is None:
-        raise StudyError("a plan of a mean needs to know how long vectors are; give dimensions")
+        raise StudyError("a plan of a mean needs the length of the vectors; set dimensions")
     assert study.clip is not None  # Study has checked
     limit, warnings = study.bytes_per_device, list[str]()
     compression = _compression(study)
     require(
         compression != "fixed" or limit is not None,
-        'compression = "fixed" needs bytes_per_device, which fixes the size',
+        'compression = "fixed" needs bytes_per_device, which sets the size',
         StudyError,
     )
     adapts = compression in ("adapt_norm", "adapt_tail")
     if study.epsilon is None and adapts:
         compression = "none" if limit is None else "fixed"
         warnings.append(
-            f'compression is "{compression}": it could follow the noise only, and there is none'
+            f'compression is "{compression}": it adapts to the noise, and there is none'
         )
     whole = MeanDesign(
         compression="none",
@@ -139,8 +137,8 @@ def _sized(study: Study) -> tuple[MeanDesign, list[str]]:
     )
     if limit is not None and compression == "none" and _upload(whole) > limit:
         raise ImpossibleError(
-            f"whole vectors are {_upload(whole):,} bytes a device; bytes_per_device is {limit}",
-            hint='raise bytes_per_device, or let compression be "adapt_norm"',
+            f"whole vectors take {_upload(whole):,} bytes per device; bytes_per_device is {limit}",
+            hint='raise bytes_per_device, or set compression to "adapt_norm"',
         )
     if compression == "none":
         return whole, warnings
@@ -149,20 +147,20 @@ def _sized(study: Study) -> tuple[MeanDesign, list[str]]:
         fits = limit is None or _upload(whole) <= limit
         compression = "none" if fits else "fixed"
         warnings.append(
-            f'compression is "{compression}": with so few dimensions a pilot costs more than it '
+            f'compression is "{compression}": for vectors this short, a pilot costs more than it '
             "can save"
         )
         if fits:
             return whole, warnings
     paper = study.epsilon if study.paper_mode and compression == "adapt_norm" else None
-    made = replace(
+    design = replace(
         whole, compression=compression, paper_epsilon=paper, paper_delta=max(study.delta, 1e-300)
     )
-    return (made if limit is None else _within(made, limit)), warnings
+    return (design if limit is None else _within(design, limit)), warnings
 
 
 def _compression(study: Study) -> Compression:
-    """The study's, or the one that a mean has if nothing is said."""
+    """The study's compression, or the default for means."""
     named: dict[str | None, Compression] = {
         None: "adapt_norm",
         "adapt_norm": "adapt_norm",
@@ -170,11 +168,11 @@ def _compression(study: Study) -> Compression:
         "fixed": "fixed",
         "none": "none",
     }
-    return named[study.compression]  # Study has refused the others
+    return named[study.compression]  # Study refuses the others
 
 
 def _multiplier(study: Study) -> float:
-    """The noise of one release that spends the whole budget, over what a device moves it."""
+    """The noise multiplier of one release that uses the whole budget."""
     if study.epsilon is None:
         return 0.0
     if study.delta == 0:
@@ -187,7 +185,7 @@ def _multiplier(study: Study) -> float:
     )
     if not study.is_masked:
         return scale
-    unit = min(1000.0, LARGEST_SCALE["skellam"] / (2 * scale))  # as large as can be drawn
+    unit = min(1000.0, LARGEST_SCALE["skellam"] / (2 * scale))  # within the sampler's limit
     exact = calibrate(
         "skellam", l1=unit, l2=unit, unit_cells=0, epsilon=study.epsilon, delta=study.delta
     )
@@ -195,17 +193,17 @@ def _multiplier(study: Study) -> float:
 
 
 def _least_cells(whole: MeanDesign, study: Study) -> int:
-    """What a device sends, pilot included, if sizes adapt and the sum is zero."""
-    made = replace(whole, compression=_compression(study))
-    pilot = made.sketch(0, made.first_width).cells
+    """The cells that a device sends, with the pilot, if sizes adapt and the sum is zero."""
+    design = replace(whole, compression=_compression(study))
+    pilot = design.sketch(0, design.first_width).cells
     if _compression(study) == "adapt_tail":
-        return pilot + made.row_count * made.tail_widths[0]
-    width = _narrowest(made, 0.0)
-    return pilot + (made.rows * width or made.dimensions)
+        return pilot + design.row_count * design.tail_widths[0]
+    width = _narrowest(design, 0.0)
+    return pilot + (design.rows * width or design.dimensions)
 
 
 def _narrowest(design: MeanDesign, squared: float) -> int:
-    """The main round's width if the sum has this squared norm, and the pilot is not unlucky."""
+    """The main round's width if the sum has this squared norm and the pilot measures it exactly."""
     count = answering(design)
     if design.paper_epsilon is not None:
         return design.paper_width(math.sqrt(squared) / count)
@@ -215,7 +213,7 @@ def _narrowest(design: MeanDesign, squared: float) -> int:
 
 
 def _widest(design: MeanDesign) -> int:
-    """The main round's width if all vectors are alike, and as long as they may be."""
+    """The main round's width if all vectors are equal and have the largest norm."""
     if design.paper_epsilon is not None:
         return design.paper_width(design.clip)
     count = answering(design)
@@ -227,32 +225,32 @@ def answering(design: MeanDesign) -> int:
     return max(1, math.floor(design.devices * (1 - dropout)))
 
 
-def _within(made: MeanDesign, limit: int) -> MeanDesign:
-    """The design whose rounds together upload no more than so many bytes."""
-    if _upload(made) <= limit:
-        return made
-    rows = made.row_count
+def _within(design: MeanDesign, limit: int) -> MeanDesign:
+    """The design with the largest sketches whose rounds together upload at most `limit` bytes."""
+    if _upload(design) <= limit:
+        return design
+    rows = design.row_count
 
     def upload(width: int) -> int:
-        return _upload(replace(made, most_cells=rows * width))
+        return _upload(replace(design, most_cells=rows * width))
 
-    widths = range(LEAST_WIDTH, (made.dimensions - 1) // rows + 1)
+    widths = range(LEAST_WIDTH, (design.dimensions - 1) // rows + 1)
     place = bisect_right(widths, limit, key=upload)
     if place == 0:
-        need = upload(LEAST_WIDTH) if widths else _upload(made)
+        need = upload(LEAST_WIDTH) if widths else _upload(design)
         raise ImpossibleError(
-            f"a mean needs at least {need:,} bytes a device; bytes_per_device is {limit}",
+            f"a mean needs at least {need:,} bytes per device; bytes_per_device is {limit}",
             hint=f"set bytes_per_device to {need} or more",
         )
-    return replace(made, most_cells=rows * widths[place - 1])
+    return replace(design, most_cells=rows * widths[place - 1])
 
 
 def _upload(design: MeanDesign) -> int:
-    weighed = weights(widest_tasks(design))
-    return weighed.get("bytes_up", weighed["bytes_per_device"])
+    sizes = traffic(widest_tasks(design))
+    return sizes.get("bytes_up", sizes["bytes_per_device"])
 
 
-def _predicted(study: Study, design: MeanDesign) -> dict[str, Any]:
+def _predict(study: Study, design: MeanDesign) -> dict[str, Any]:
     tasks, count = widest_tasks(design), answering(design)
     if not study.is_masked:
         count = max(1, math.floor(design.devices * (1 - study.dropout)))
@@ -267,22 +265,22 @@ def _predicted(study: Study, design: MeanDesign) -> dict[str, Any]:
     cells = design.row_count * width
     if design.compression == "fixed" and width:
         error = math.hypot(noise, design.clip * math.sqrt((design.dimensions - 1) / cells))
-        assumes = "a mean as long as the clip, the longest there is; compression errs in proportion"
+        assumes = "a mean as long as the clip; the error of compression is proportional to its norm"
     elif design.adapts:
         error = noise * math.sqrt(1 + design.relative_error)
         reach = math.sqrt(design.relative_error * cells) * design.noise(1, width, count) / count
         if design.compression == "adapt_tail":
-            assumes = "that few coordinates are large, so that it ends before its last round"
+            assumes = "that few coordinates are large, so that it stops before its last round"
         elif width and reach < design.clip and design.paper_epsilon is None:
             assumes = f"a mean no longer than {reach:.3g}; a longer one is compressed too much"
-    # Who does not answer is missed by at most what a sample of the others has, as releases say.
+    # Missing devices add at most the error of a random sample, as in releases.
     error = math.hypot(error, design.clip * math.sqrt(1 / count - 1 / design.devices))
     predicted: dict[str, Any] = {"l2_error": error, "l2_error_of_noise": noise}
     predicted |= {"standard_error": error / math.sqrt(design.dimensions)}
-    predicted |= weights(tasks)
+    predicted |= traffic(tasks)
     if design.adapts:
         least = [tasks[0], design.task(1, small)]
-        predicted |= {"bytes_if_mean_is_zero": weights(least)["bytes_per_device"]}
+        predicted |= {"bytes_if_mean_is_zero": traffic(least)["bytes_per_device"]}
     return predicted | {
         "cells": cells or design.dimensions,
         "rounds": len(tasks),
@@ -291,7 +289,7 @@ def _predicted(study: Study, design: MeanDesign) -> dict[str, Any]:
 
 
 def _noise_error(design: MeanDesign, round: int, width: int, count: int) -> float:
-    """Root mean squared error of the mean by noise and rounding, over all coordinates together."""
+    """The L2 error of the mean from noise and rounding."""
     sketch = design.sketch(round, width)
     variance = design.noise(round, width, count) ** 2 + count / (4 * sketch.scale**2)
     if sketch.dense is not None and sketch.dense.blocks > 1:
@@ -301,35 +299,32 @@ def _noise_error(design: MeanDesign, round: int, width: int, count: int) -> floa
 
 def _warnings(study: Study, design: MeanDesign) -> list[str]:
     assert study.devices is not None  # plan() has checked
-    found = [
+    warnings = [
         f"{name} has no effect on a mean"
-        for name, idle in (
+        for name, default in (
             ("rounds", 1),
             ("items_per_device", 1),
             ("target_error", None),
             ("threshold", None),
             ("dictionary", None),
         )
-        if getattr(study, name) != idle
+        if getattr(study, name) != default
     ]
     if study.is_masked:
-        found += about_rounds(replace(study, rounds=1))
+        warnings += round_warnings(replace(study, rounds=1))
     if study.epsilon is not None and study.delta > 1 / study.devices:
-        found.append(
-            f"delta {study.delta:g} is more than 1/devices: even showing one device at random "
-            f"would keep that promise; use at most {0.1 / study.devices:.1g}"
-        )
+        warnings.append(delta_warning(study.delta, study.devices))
     noise = _noise_error(design, len(design.shares) - 1, 0, answering(design))
     if study.epsilon is not None and noise > design.clip:
-        found.append(
-            f"the noise alone makes a mean err by {noise:.3g}, more than any mean is long "
+        warnings.append(
+            f"the noise alone causes an error of {noise:.3g}, more than the largest possible mean "
             f"({design.clip:g}); ask more devices, or raise epsilon"
         )
     if design.compression == "adapt_tail":
-        found.append(
-            f"adapt_tail splits its budget over {len(design.shares)} rounds, and a median is "
-            "noisier than a mean: adapt_norm is better unless few coordinates are large"
+        warnings.append(
+            f"adapt_tail splits its budget over {len(design.shares)} rounds, and medians are "
+            "noisier than means: adapt_norm is better unless few coordinates are large"
         )
     if design.top is not None:
-        found.append(f"keeping the {design.top:,} largest coordinates makes a mean biased")
-    return found
+        warnings.append(f"selecting the {design.top:,} largest coordinates makes the mean biased")
+    return warnings

@@ -1,4 +1,4 @@
-"""Which words, that nobody listed, are common? Under local privacy."""
+"""Which words that nobody listed are common? Under local privacy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sfumato.flow.word_discovery import (
     FragmentPuzzle,
     PrefixExtension,
     WordTask,
-    seeded,
+    with_seed,
 )
 from sfumato.privacy import Rng, debias
 from sfumato.questions.answers import with_sampling
 from sfumato.questions.local_frequencies.design import LocalCampaign, LocalDefaults
-from sfumato.questions.promise import shuffled
+from sfumato.questions.promise import with_shuffling
 from sfumato.questions.question import Dictionary, Participation, Plan, Seeded, public_seed
 from sfumato.sketch.words import Codes
 from sfumato.spec import digest, require, spec
@@ -65,12 +65,12 @@ class WordDesign(LocalDefaults):
 
     def with_seed(self, rng: Rng) -> Seeded:
         seed = public_seed(rng)
-        return Seeded(replace(self, discoverer=seeded(self.discoverer, seed)), seed)
+        return Seeded(replace(self, discoverer=with_seed(self.discoverer, seed)), seed)
 
     def bound(
         self, population: Population, *, plan: Plan, rng: Rng, alone: bool
     ) -> tuple[Population, list[str]]:
-        """Who holds several words chooses among the new ones."""
+        """Devices with several words choose among the new ones."""
         if population.owners is None:
             return population, []
         new = np.flatnonzero(self._codes(population.chunks[0], plan.dictionary)[:, 0])
@@ -87,11 +87,11 @@ class WordDesign(LocalDefaults):
     ) -> tuple[Codes, None]:
         return self._codes(items, dictionary), None
 
-    def _codes(self, words: pa.Array, known: Dictionary | None) -> Codes:
-        """What devices with these words have to say: "none" where they are known or unfit."""
+    def _codes(self, words: pa.Array, dictionary: Dictionary | None) -> Codes:
+        """The codes of words: "none" for those that are known or have other characters."""
         codes, _ = self.discoverer.codes(words)
-        if known is not None:
-            codes[known.categories(words) >= 0] = 0
+        if dictionary is not None:
+            codes[dictionary.categories(words) >= 0] = 0
         return codes
 
     def answer(
@@ -100,29 +100,34 @@ class WordDesign(LocalDefaults):
         batches = campaign.batches
         records = sum(batch.records for batch in batches)
         if not batches or any(tally.count == 0 for tally in batches[0].tallies):
-            raise ImpossibleError(f"{records:,} records came: too few to find any word")
-        found = self.discoverer.find(batches[0].tallies)
+            raise ImpossibleError(f"{records:,} records are too few to find any word")
+        discovery = self.discoverer.find(batches[0].tallies)
         per_device = self.records_per_device
         scale = max(participation.devices * per_device / max(records, 1), 1.0)
-        low, high = found.interval(participation.devices * per_device)
+        low, high = discovery.interval(participation.devices * per_device)
         notes = [*participation.notes, *campaign.notes()]
-        if found.left_out:
-            notes.append(f"{found.left_out:,} parts of words were too many to put together")
+        if discovery.left_out:
+            notes.append(
+                f"{discovery.left_out:,} fragments or prefixes were too many to combine and were "
+                "left out"
+            )
         summary = plan.summary()
         summary["parameters"] |= {
             "reports": records,
-            "candidates": found.candidates,
-            "significant_from": None if math.isinf(found.threshold) else scale * found.threshold,
+            "candidates": discovery.candidates,
+            "significant_from": None
+            if math.isinf(discovery.threshold)
+            else scale * discovery.threshold,
             "significance_level": debias.LEVEL,
         }
         return CountRelease(
-            items=found.words,
-            counts=scale * found.counts,
-            standard_error=with_sampling(found.standard_error, scale * found.counts, scale),
+            items=discovery.words,
+            counts=scale * discovery.counts,
+            standard_error=with_sampling(discovery.standard_error, scale * discovery.counts, scale),
             low=low,
             high=high,
-            significant=np.ones(len(found), dtype=np.bool_),
-            privacy=shuffled(plan.privacy, [records], plan.study.delta, per_device),
+            significant=np.ones(len(discovery), dtype=np.bool_),
+            privacy=with_shuffling(plan.privacy, [records], plan.study.delta, per_device),
             cost=Cost(
                 devices=participation.devices,
                 rounds=participation.rounds,
@@ -136,7 +141,7 @@ class WordDesign(LocalDefaults):
 
     def parameters(self) -> dict[str, Any]:
         search = self.discoverer
-        oracle = search.word if isinstance(search, FragmentPuzzle) else search.prefix  # type: ignore[attr-defined]  # the other one
+        oracle = search.word if isinstance(search, FragmentPuzzle) else search.prefix  # type: ignore[attr-defined]  # the only other method
         return {
             "search": NAMES[type(search)],
             "length": search.length,

@@ -1,4 +1,4 @@
-"""How a search for new words is sized."""
+"""Size a search for new words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from sfumato.errors import StudyError
 from sfumato.flow.report import HEADER_BYTES
 from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension
 from sfumato.privacy import CountMeanSketch, HashedResponse, debias
-from sfumato.questions.local_frequencies.plan import FOUND, PAPER_WIDTH, TABLE_CELLS, hashed_width
+from sfumato.questions.local_frequencies.plan import (
+    DETECTION,
+    PAPER_WIDTH,
+    TABLE_CELLS,
+    hashed_width,
+)
 from sfumato.questions.new_words.design import NAMES, WordDesign
 from sfumato.questions.promise import local_promise
 from sfumato.questions.question import Dictionary, Plan
@@ -18,20 +23,20 @@ from sfumato.study import Study
 
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
-    """The plan of a search for words beyond those in the dictionary: by prefixes, or in
-    `paper_mode` by the paper's puzzle."""
+    """Plan a search for words outside the dictionary, by prefixes or, in `paper_mode`, by the
+    paper's puzzle."""
     assert study.devices is not None  # planning has checked
     if study.epsilon is None:
         raise StudyError(
-            "local privacy needs an epsilon: nobody is trusted with a record that has no noise"
+            "local privacy needs a finite epsilon: nobody is trusted with records without noise"
         )
     for name in ("target_error", "threshold", "bytes_per_device"):
         if getattr(study, name) is not None:
-            raise StudyError(f"{name} is not for new_words: what stands out of the noise is listed")
+            raise StudyError(f"{name} is not for new_words, which lists all significant words")
     if study.rounds != 1:
-        raise StudyError(f"new_words are found in one round; got rounds = {study.rounds}")
+        raise StudyError(f"new_words takes one round; got rounds = {study.rounds}")
     alphabet = LATIN if study.alphabet is None else study.alphabet
-    check_alphabet(study.word_length, alphabet)  # before it is searched for lengths to ask about
+    check_alphabet(study.word_length, alphabet)  # before the lengths depend on it
     per_device = study.daily_reports or 1
     records = max(1, math.floor(study.devices * (1 - study.dropout))) * per_device
     search: FragmentPuzzle | PrefixExtension
@@ -44,18 +49,18 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     design = WordDesign(discoverer=search, devices=study.devices, records_per_device=per_device)
     last = records * share
     error = math.sqrt(float(debias.variance(final, count=last, holders=0.0, squares=0.0))) / share
-    candidates = 1_000_000  # about what is asked about at the end
+    candidates = 1_000_000  # about the number of words that are tested at the end
     level = debias.Null(error, last, final.support).threshold(candidates)
     predicted = {
         "standard_error": error,
         "half_width_95": NormalDist().inv_cdf(0.975) * error,
         "standard_error_share": error / study.devices,
         "significant_from": level,
-        "smallest_detectable_count": level + FOUND * error,
+        "smallest_detectable_count": level + DETECTION * error,
         "bytes_per_report": search.record_bytes,
         "bytes_per_device": HEADER_BYTES + per_device * search.record_bytes,
         "rounds": 1,
-        "assumes": "words found at every length or position; about a million candidates at the end",
+        "assumes": "words that are found at every length or position; about a million candidates",
     }
     name = NAMES[type(search)]
     return Plan(
@@ -72,8 +77,8 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
 def puzzle(
     epsilon: float, *, alphabet: str = LATIN, length: int = 10, rows: int = 2_048
 ) -> FragmentPuzzle:
-    """The puzzle with the paper's sizes: a quarter of epsilon for the word, the rest for the
-    fragment (2 and 6 of 8), which finds more words than halves do."""
+    """The puzzle with the paper's sizes: a quarter of epsilon for the word and the rest for the
+    fragment (2 and 6 of 8), which finds more words than halves."""
     return FragmentPuzzle(
         word=CountMeanSketch(epsilon=epsilon / 4, rows=rows, width=PAPER_WIDTH, seed=1),
         fragment=CountMeanSketch(epsilon=3 * epsilon / 4, rows=rows, width=PAPER_WIDTH, seed=2),
@@ -84,8 +89,8 @@ def puzzle(
 
 
 def prefix_search(epsilon: float, *, alphabet: str = LATIN, length: int = 10) -> PrefixExtension:
-    """Prefix extension on the best oracle: steps so long that the first has some ten thousand
-    prefixes to ask about, and each later one multiplies them by as little as may be."""
+    """Prefix extension with the best oracle. The first length has about ten thousand prefixes, and
+    later steps are as short as possible."""
     symbols = len(alphabet) + 1
     first = max(1, min(length, int(math.log(20_000, symbols))))
     lengths = sorted({*range(first, min(first + 4, length)), *range(first + 3, length, 2), length})

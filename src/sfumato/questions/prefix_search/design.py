@@ -1,10 +1,10 @@
-"""Which words, that nobody listed, are common? Growing prefixes, counted by sums of noised tables.
+"""Which words that nobody listed are common? Growing prefixes, counted by sums of noised tables.
 
 Every device answers every round: first with the first few characters of its word, then with more,
-last with the whole word. The collector reads each round's table at the prefixes that are still in
-the running, keeps those that stand out, and extends them by all endings up to the next length.
-After TreeHist (Bassily, Nissim, Stemmer and Thakurta 2017) and Zhu et al. 2020, with count sketches
-in place of local reports; a first round whose prefixes fit the table has a cell for each of them.
+finally with the whole word. The collector estimates the counts of the candidate prefixes, keeps the
+significant ones, and extends them by all endings up to the next length. This follows TreeHist
+(Bassily, Nissim, Stemmer and Thakurta 2017) and Zhu et al. 2020, with count sketches instead of
+local reports; if the prefixes of a round fit into the table, each has a cell of its own.
 
 Words are rows of character codes (`words`): 0 pads, longer words are cut, and words with other
 characters are not sent. A device whose word is not sent answers with a table of zeros.
@@ -37,7 +37,7 @@ from sfumato.privacy import (
     Rng,
 )
 from sfumato.privacy.intervals import NoiseLaw, of_estimates, of_sums
-from sfumato.questions.answers import check_finished, counts_of_discovered, detectable_note
+from sfumato.questions.answers import check_finished, detectable_note, discovered_release
 from sfumato.questions.heavy_hitters.design import items_with_keys
 from sfumato.questions.question import (
     EVERYBODY,
@@ -59,51 +59,55 @@ I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 Bool = npt.NDArray[np.bool_]
 
-MOST_CANDIDATES = 5_000_000  # prefixes that a level may be read at
-FAMILY = 0.05  # chance that some word is listed that nobody holds
-SURE = 0.95  # chance with which a word of the detectable count is found
-SMALLEST = 0.5  # counts are whole: less than half a device is nobody
-_LOOKS = 8  # readings of all candidates at one level, at most
+MOST_CANDIDATES = 5_000_000  # largest number of prefixes to estimate at a level
+FAMILY = 0.05  # probability that any word is listed that no device holds
+SURE = 0.95  # probability of finding a word with the detectable count
+SMALLEST = 0.5  # counts are whole, so a smaller estimate means none
+_MOST_ESTIMATES = 8  # how often all candidates of a level are estimated
 _STANDARD = NormalDist()
 
 
 @spec("prefix_design")
 class PrefixDesign(QuestionDefaults):
-    """A sized search for words: all that `PrefixCampaign` needs to know.
+    """A sized search for words, for `PrefixCampaign`.
 
     Claim: all levels together are (epsilon, delta)-DP at the epsilon that `accounting.epsilon_of`
         gives for the losses of `tasks()`; neighbours differ by one device's tables becoming zero
         at every level, the number of devices being public.
-    Proof: a level's release is a table with noise on every cell, of which the device moves `rows`
-        cells by one (one cell of a `OneHot`). The tables compose, adaptively: which candidates are
-        read, and whether a level is asked for at all, depends on earlier noised tables only and not
-        on what a device sends, which is the sketch of its own prefix. What is kept from level to
-        level and what is listed is post-processing. With one scale for all levels the loss is that
-        of one table of which a device moves the sum of the levels' cells.
-    Assumes: what the mechanism assumes; one word a device, the same or another at each level.
-    Utility: `FoundWords.detectable` says from which count on a word is found. Some word that nobody
-        holds is listed with probability `FAMILY`; the limit comes from the table (`absent_limit`).
+    Proof: a level's release is a table with noise on every cell, in which the device changes `rows`
+        cells by one (one cell of a `OneHot`). The tables compose adaptively: the candidates, and
+        whether a level is asked at all, depend only on earlier noised tables. They do not affect
+        what a device sends, which is the sketch of its own prefix. The selection of prefixes and
+        words is post-processing. With one scale for all levels the loss is that of one table in
+        which a device changes the sum of the levels' cells.
+    Assumes: what the mechanism assumes; one word per device, the same or another at each level.
+    Utility: `FoundWords.detectable` is the smallest count at which a word is found. Any word that
+        no device holds is listed with probability `FAMILY`; the limit comes from the table
+        (`absent_limit`).
     """
 
     alphabet: str
-    lengths: tuple[int, ...]  # of prefixes, a level each; the last one is the word's
-    devices: int  # asked at every level
+    lengths: tuple[int, ...]  # of prefixes, one per level; the last is the length of words
+    devices: int  # at every level
     rows: int
     width: int
     seed: int
     mechanism: Mechanism
     secure: SecureSum | None  # None: the collector is trusted with tables, and adds the noise
-    false_prefixes: float = 20.0  # that nobody holds, expected to be carried on from a level
+    false_prefixes: float = 20.0  # expected number of false prefixes kept at a level
     most_candidates: int = MOST_CANDIDATES
 
     def check(self) -> None:
         require(
             len(self.lengths) >= 1
             and all(a < b for a, b in zip((0, *self.lengths), self.lengths, strict=False)),
-            f"lengths must be at least one, and grow from at least 1; got {self.lengths}",
+            f"lengths must not be empty and must increase from at least 1; got {self.lengths}",
         )
         check_alphabet(self.lengths[-1], self.alphabet)
-        require(self.radix <= 1 << 16, f"an alphabet has 65,535 characters; got {self.radix - 1}")
+        require(
+            self.radix <= 1 << 16,
+            f"an alphabet must have at most 65,535 characters; got {self.radix - 1}",
+        )
         for name in ("devices", "rows", "most_candidates"):
             value = getattr(self, name)
             require(value >= 1, f"{name} must be at least 1; got {value}")
@@ -121,8 +125,8 @@ class PrefixDesign(QuestionDefaults):
         kind = type(self.mechanism)
         require(
             kind is NoNoise or kind is (NoiseAtRelease if self.secure is None else NoiseInShares),
-            "the noise of a secure sum is in shares, and that of a trusted collector comes at the "
-            f"release; got {kind.__name__} with secure = {self.secure}",
+            "a secure sum needs noise in shares, and a trusted collector noise at the release; "
+            f"got {kind.__name__} with secure = {self.secure}",
         )
 
     @property
@@ -131,7 +135,7 @@ class PrefixDesign(QuestionDefaults):
 
     @property
     def length(self) -> int:
-        """The word's."""
+        """The length of words."""
         return self.lengths[-1]
 
     @property
@@ -139,7 +143,7 @@ class PrefixDesign(QuestionDefaults):
         return len(self.lengths)
 
     def sketch(self, level: int) -> OneHot | CountSketch:
-        """A cell for every prefix where the table has as many, else a sketch of the level's own."""
+        """One cell per prefix if the table has enough, else a count sketch with its own hashes."""
         prefixes = self.radix ** self.lengths[level]
         if prefixes <= self.rows * self.width:
             return OneHot(categories=prefixes)
@@ -152,17 +156,17 @@ class PrefixDesign(QuestionDefaults):
         )
 
     def task(self, level: int) -> Task:
-        """What everybody is asked at a level; levels differ in their sketches, so in their ids."""
-        return self.asked(self.sketch(level))
+        """The task of a level; levels have different sketches, and therefore different ids."""
+        return self.task_for(self.sketch(level))
 
-    def asked(self, sketch: OneHot | CountSketch) -> Task:
+    def task_for(self, sketch: OneHot | CountSketch) -> Task:
         if self.secure is not None:
             return self.secure.task(
                 sketch=sketch,
                 mechanism=self.mechanism,
                 campaign=digest(self),
                 cohort=EVERYBODY,
-                asked=self.devices,
+                devices=self.devices,
                 items_per_device=1,
             )
         most = most_devices(self.devices)
@@ -191,8 +195,8 @@ class PrefixDesign(QuestionDefaults):
 
     @property
     def least_noise(self) -> float | None:
-        known = [noise for task in self.tasks() if (noise := task.noise_multiplier) is not None]
-        return min(known, default=None)
+        multipliers = (task.noise_multiplier for task in self.tasks())
+        return min((noise for noise in multipliers if noise is not None), default=None)
 
     def item_keys(self, task: Task) -> Prefix:
         return self.prefix(self.level_of(task))
@@ -209,7 +213,7 @@ class PrefixDesign(QuestionDefaults):
     def values(
         self, task: Task, items: pa.Array, *, dictionary: Dictionary | None, place: tuple[int, int]
     ) -> tuple[I64, Bool]:
-        """The prefixes of words that the alphabet has."""
+        """The prefixes of words in the alphabet."""
         codes, fits = codes_of(items, self.alphabet, self.length)
         return self.prefixes(self.level_of(task), codes[fits]), fits
 
@@ -217,38 +221,38 @@ class PrefixDesign(QuestionDefaults):
         self, campaign: PrefixCampaign, plan: Plan, participation: Participation
     ) -> CountRelease:
         check_finished(campaign, participation)
-        found = campaign.found()
-        asked = max(participation.devices, found.answered)
-        detectable = found.detectable(asked)
+        words = campaign.heavy_hitters()
+        devices = max(participation.devices, words.respondents)
+        detectable = words.detectable(devices)
         notes = [detectable_note("a word", detectable, participation)]
-        if found.left_out:
-            notes.append(f"{found.left_out:,} prefixes were too many to be carried on")
-        return counts_of_discovered(
+        if words.left_out:
+            notes.append(f"{words.left_out:,} prefixes were too many to extend and were left out")
+        return discovered_release(
             plan,
             participation,
-            items=found.items,
-            counts=found.counts,
-            standard_error=found.standard_error,
-            interval=found.interval(asked),
-            answered=found.answered,
-            parameters={"detectable_count": detectable, "candidates": found.candidates},
+            items=words.items,
+            counts=words.counts,
+            standard_error=words.standard_error,
+            interval=words.interval(devices),
+            respondents=words.respondents,
+            parameters={"detectable_count": detectable, "candidates": words.candidates},
             notes=notes,
         )
 
     def charge_of(self, task: Task) -> PlannedLoss:
-        """The losses of all levels are fixed here, so that they are charged as one plan."""
+        """One plan for all levels, since their losses are fixed."""
         losses = tuple(each.loss for each in self.tasks())
         return PlannedLoss(loss=task.loss, plan=digest(self), losses=losses)
 
     def prefixes(self, level: int, codes: Codes) -> I64:
-        """What devices encode at a level, from rows of their words' codes."""
+        """The values that devices encode at a level, from the codes of their words."""
         return self.prefix(level).values(self.sketch(level), codes)
 
     def prefix(self, level: int) -> Prefix:
         return Prefix(alphabet=self.alphabet, length=self.length, size=self.lengths[level])
 
     def rate(self, level: int, candidates: int) -> float:
-        """The chance with which a candidate that nobody holds is kept at a level."""
+        """The probability of keeping a candidate that no device holds at a level."""
         if level == self.rounds - 1:
             return FAMILY / max(candidates, 1)
         return min(self.false_prefixes / max(candidates, 1), 0.5)
@@ -269,32 +273,32 @@ class PrefixDesign(QuestionDefaults):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FoundWords:
-    """Words that stand out, most common first, with counts over the devices that answered."""
+    """Significant words, most common first, with counts over the respondents."""
 
     items: pa.Array
     counts: F64
     standard_error: F64
-    noise: NoiseLaw | None  # of counts that are whole; None where placebos tell the error
-    limit: float  # counts above it are listed
-    levels: tuple[Level, ...]  # that were asked
-    candidates: int  # words, or prefixes if it ended early, that the last table was read at
-    left_out: int  # prefixes that stood out, and were not extended since there were too many
-    answered: int  # devices behind the last table
+    noise: NoiseLaw | None  # of whole counts; None if placebos estimate the error
+    limit: float  # larger counts are listed
+    levels: tuple[Level, ...]  # the levels that were asked
+    candidates: int  # number of words (or prefixes, if it ended early) tested at the last level
+    left_out: int  # number of significant prefixes that were too many to extend
+    respondents: int  # at the last level
 
-    def detectable(self, asked: int) -> float:
-        """A word that so many of `asked` devices hold passes every level that was asked with a
-        chance of 95%: its prefixes are as common as it is, or more. Levels err independently."""
-        return detectable_count(self.levels, min(self.answered / asked, 1.0))
+    def detectable(self, devices: int) -> float:
+        """The smallest count, over all `devices`, at which a word passes every level with a
+        probability of 95%. Its prefixes are at least as common, and levels err independently."""
+        return detectable_count(self.levels, min(self.respondents / devices, 1.0))
 
-    def interval(self, asked: int) -> tuple[F64, F64]:
-        """95% intervals for counts over `asked` devices, given that a word is listed."""
+    def interval(self, devices: int) -> tuple[F64, F64]:
+        """95% intervals for counts over all `devices`, given that a word is listed."""
         if self.noise is None:
             return of_estimates(
-                self.counts, self.standard_error, devices=asked, respondents=self.answered,
+                self.counts, self.standard_error, devices=devices, respondents=self.respondents,
                 above=self.limit,
             )  # fmt: skip
         return of_sums(
-            self.counts.astype(np.int64), self.noise, devices=asked, respondents=self.answered,
+            self.counts.astype(np.int64), self.noise, devices=devices, respondents=self.respondents,
             above=math.floor(self.limit) + 1,
         )  # fmt: skip
 
@@ -307,14 +311,14 @@ class FoundWords:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What one level lets through: readings above `limit`, which err by `error`."""
+    """A level keeps prefixes with estimates above `limit`, whose standard error is `error`."""
 
     limit: float
     error: float
 
     def passes(self, count: float, answering: float = 1.0) -> float:
-        """The chance that a prefix of so many devices is kept, if each answers with a chance of
-        `answering`."""
+        """The probability that a prefix of `count` devices is kept, if each answers with
+        probability `answering`."""
         error = math.sqrt(self.error**2 + count * answering * (1 - answering))
         if error == 0:
             return float(count > self.limit)
@@ -323,32 +327,32 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Candidates' counts (n,), their standard errors, and what each must exceed to be kept."""
+    """Counts of candidates (n,), their standard errors, and the limits for keeping them."""
 
     counts: F64
     errors: F64
     limits: F64
     level: Level
-    noise: NoiseLaw | None  # of counts that are whole
+    noise: NoiseLaw | None  # of whole counts
 
 
 @dataclass(slots=True, repr=False)
 class PrefixCampaign(Campaign):
-    """Asks for one length after another, and extends what stands out."""
+    """Asks for one length after another, and extends the significant prefixes."""
 
     design: PrefixDesign
-    _kept: Codes = field(init=False)  # prefixes that passed the last level
+    _prefixes: Codes = field(init=False)  # those that passed the last level
     _levels: list[Level] = field(default_factory=list)
     _over: bool = False
-    _counts: F64 = field(default_factory=lambda: np.empty(0))  # of what was kept
+    _counts: F64 = field(default_factory=lambda: np.empty(0))  # of these prefixes
     _errors: F64 = field(default_factory=lambda: np.empty(0))
     _noise: NoiseLaw | None = None
     _candidates: int = 0
     _left_out: int = 0
-    _answered: int = 0
+    _respondents: int = 0
 
     def __post_init__(self) -> None:
-        self._kept = np.empty((1, 0), dtype=np.uint16)
+        self._prefixes = np.empty((1, 0), dtype=np.uint16)
 
     def next_task(self) -> Task | None:
         return None if self._over else self.design.task(len(self._levels))
@@ -356,33 +360,35 @@ class PrefixCampaign(Campaign):
     def absorb(self, answer: NoisedSum) -> None:
         task = self.next_task()
         if task is None or answer.task.id != task.id:
-            raise SpecError("a campaign absorbs the answer to the task it asked for last")
+            raise SpecError("a campaign takes only the answer to its last task")
         design, level = self.design, len(self._levels)
-        step = design.lengths[level] - self._kept.shape[1]
-        rows = extended(self._kept, step, design.radix)
+        step = design.lengths[level] - self._prefixes.shape[1]
+        rows = extend(self._prefixes, step, design.radix)
         read = _read(design, level, answer, design.prefixes(level, rows))
-        kept = np.flatnonzero(read.counts > read.limits)
-        kept = kept[np.argsort(-read.counts[kept], kind="stable")]
+        significant = np.flatnonzero(read.counts > read.limits)
+        significant = significant[np.argsort(-read.counts[significant], kind="stable")]
         last = level == design.rounds - 1
-        few = kept if last else self._affordable(rows, kept, design.lengths[level + 1])
-        self._left_out += kept.size - few.size
-        passed = read.level
-        if few.size < kept.size:  # what was left out would have had to be as common as these
-            passed = replace(passed, limit=max(passed.limit, float(read.counts[few[-1]])))
-        self._levels.append(passed)
-        self._kept, self._counts, self._errors = rows[few], read.counts[few], read.errors[few]
-        self._candidates, self._answered, self._noise = rows.shape[0], answer.count, read.noise
+        few = significant
+        if not last:
+            few = self._affordable(rows, significant, design.lengths[level + 1])
+        self._left_out += significant.size - few.size
+        effective = read.level
+        if few.size < significant.size:  # to be extended, others needed counts as large as these
+            effective = replace(effective, limit=max(effective.limit, float(read.counts[few[-1]])))
+        self._levels.append(effective)
+        self._prefixes, self._counts, self._errors = rows[few], read.counts[few], read.errors[few]
+        self._candidates, self._respondents, self._noise = rows.shape[0], answer.count, read.noise
         self._over = last or few.size == 0
 
-    def found(self) -> FoundWords:
-        """The words that passed every level; none if some level let nothing through."""
+    def heavy_hitters(self) -> FoundWords:
+        """The words that passed every level, if any."""
         if not self._over:
             raise SpecError(
-                f"words are found at the last of {self.design.rounds} levels; "
-                f"{len(self._levels)} are absorbed"
+                f"words need the answers of all {self.design.rounds} levels; "
+                f"got {len(self._levels)}"
             )
         return FoundWords(
-            items=words_of(self._kept, self.design.alphabet),
+            items=words_of(self._prefixes, self.design.alphabet),
             counts=self._counts,
             standard_error=self._errors,
             noise=self._noise,
@@ -390,22 +396,22 @@ class PrefixCampaign(Campaign):
             levels=tuple(self._levels),
             candidates=self._candidates,
             left_out=self._left_out,
-            answered=self._answered,
+            respondents=self._respondents,
         )
 
-    def _affordable(self, rows: Codes, kept: I64, length: int) -> I64:
-        """As many of the kept rows, the largest first, as have few enough extensions."""
+    def _affordable(self, rows: Codes, places: I64, length: int) -> I64:
+        """The first of these places whose rows have few enough extensions together."""
         many = endings(length - rows.shape[1], self.design.radix)
-        sizes = np.where(rows[kept, -1] != 0, many, 1)
-        return kept[np.cumsum(sizes) <= self.design.most_candidates]
+        sizes = np.where(rows[places, -1] != 0, many, 1)
+        return places[np.cumsum(sizes) <= self.design.most_candidates]
 
 
-def extended(rows: Codes, more: int, symbols: int) -> Codes:
+def extend(rows: Codes, more: int, symbols: int) -> Codes:
     """Every row with every ending of `more` codes, padding at the end only; in the rows' order.
 
-    A row that has ended stays as it is, and the empty word is none.
+    A complete word only gets padding, and the empty word is left out.
 
-    >>> extended(np.array([[2, 1], [1, 0]], dtype=np.uint16), 1, 3).tolist()
+    >>> extend(np.array([[2, 1], [1, 0]], dtype=np.uint16), 1, 3).tolist()
     [[2, 1, 0], [2, 1, 1], [2, 1, 2], [1, 0, 0]]
     """
     for _ in range(more):
@@ -419,52 +425,54 @@ def extended(rows: Codes, more: int, symbols: int) -> Codes:
 
 
 def endings(more: int, symbols: int) -> int:
-    """How many endings of `more` codes a row has that has not ended.
+    """The number of endings of `more` codes for a word that is not complete.
 
     >>> endings(2, 3)  # none, a, b, aa, ab, ba, bb
     7
     """
-    return sum((symbols - 1) ** used for used in range(more + 1))
+    return sum((symbols - 1) ** letters for letters in range(more + 1))
 
 
 def _read(design: PrefixDesign, level: int, answer: NoisedSum, values: I64) -> _Reading:
     sketch, rate = design.sketch(level), design.rate(level, values.size)
     if isinstance(sketch, CountSketch):
-        return _sketched(sketch, answer.table, sketch.points(values), rate)
+        return _read_sketch(sketch, answer.table, sketch.points(values), rate)
     counts = sketch.estimate(answer.table, values)
     mechanism = answer.task.mechanism
-    passed, same = noise_level(mechanism, answer.count, rate), np.ones(counts.size)
+    limits, same = noise_level(mechanism, answer.count, rate), np.ones(counts.size)
     return _Reading(
-        counts, passed.error * same, passed.limit * same, passed, mechanism.law(answer.count)
+        counts, limits.error * same, limits.limit * same, limits, mechanism.law(answer.count)
     )
 
 
 def noise_level(mechanism: Mechanism, count: int, rate: float) -> Level:
-    """What a level of one cell per prefix lets through: noise does with a chance of `rate`."""
+    """A level with one cell per prefix, whose limit the noise exceeds with probability `rate`."""
     limit = float(mechanism.law(count).exceeded(rate) - 1)
     return Level(max(limit, SMALLEST), mechanism.stddev(count))
 
 
-def _sketched(sketch: CountSketch, table: I64, points: U64, rate: float) -> _Reading:
-    """Peel what stands out and read the rest again, until nothing more stands out.
+def _read_sketch(sketch: CountSketch, table: I64, points: U64, rate: float) -> _Reading:
+    """Peel the significant candidates and estimate the rest again, until there are no more.
 
-    Only what stands out among all candidates is given to `refine`, which peels at four deviations:
-    of millions of candidates hundreds are that far out by chance, and peeling them fits the noise.
-    For the same reason the limit is taken twice: what was peeled and does not pass the first one is
-    put back, since some of it is noise, and the second limit is of a table with all of its noise.
+    `refine` gets only candidates that are significant among all of them, because it peels at four
+    standard deviations: of millions of candidates hundreds reach that by chance, and peeling them
+    fits the noise. For the same reason the limit is computed twice: peeled candidates below the
+    first limit are put back, since some are noise, and the second limit uses that table.
     """
     rounds, deviations = DecodedRounds.of([(sketch, table)]), -_STANDARD.inv_cdf(rate)
     counts, error = rounds.estimate(points), _spread(rounds.estimate(rounds.placebos()))
-    chosen = np.array([np.argmax(counts)])  # `refine` takes one at least
-    for _ in range(_LOOKS):
-        held = chosen.size
-        chosen = np.union1d(chosen, np.flatnonzero(counts > max(deviations * error, SMALLEST)))
-        refined = refine(rounds, points[chosen], shares=np.ones(1))
-        peeled, error = chosen[refined.peeled], _spread(refined.placebo_errors)
+    candidates = np.array([np.argmax(counts)])  # `refine` needs at least one
+    for _ in range(_MOST_ESTIMATES):
+        before = candidates.size
+        candidates = np.union1d(
+            candidates, np.flatnonzero(counts > max(deviations * error, SMALLEST))
+        )
+        refined = refine(rounds, points[candidates], shares=np.ones(1))
+        peeled, error = candidates[refined.peeled], _spread(refined.placebo_errors)
         residual = rounds.subtract(points[peeled], refined.counts[None, refined.peeled])
         counts = residual.estimate(points, decode=refined.decode)
-        counts[chosen] = refined.counts
-        if chosen.size == held:
+        counts[candidates] = refined.counts
+        if candidates.size == before:
             break
     inflation = float(refined.inflation)
     first = absent_limit(residual.tables[0], refined.decode, rate)
@@ -473,7 +481,7 @@ def _sketched(sketch: CountSketch, table: I64, points: U64, rate: float) -> _Rea
     limit = max(absent_limit(residual.tables[0], refined.decode, rate), SMALLEST)
     wider = np.ones(points.size)
     wider[peeled] = inflation
-    level = Level(inflation * limit, inflation * error)  # who passes is peeled, as a rule
+    level = Level(inflation * limit, inflation * error)  # candidates that pass are usually peeled
     return _Reading(counts, error * wider, limit * wider, level, None)
 
 
@@ -482,7 +490,7 @@ def _spread(errors: F64) -> float:
 
 
 def detectable_count(levels: Sequence[Level], answering: float = 1.0) -> float:
-    """The smallest count that passes all levels with a chance of `SURE`."""
+    """The smallest count that passes all levels with probability `SURE`."""
 
     def chance(count: float) -> float:
         return math.prod(level.passes(count, answering) for level in levels)

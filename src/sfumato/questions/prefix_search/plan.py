@@ -1,4 +1,4 @@
-"""How a search by prefixes is sized, and what it promises."""
+"""Size a search by prefixes, and state its privacy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sfumato.questions.frequencies.plan import (
     DEFAULT_BYTES,
     REFERENCE_EXPONENT,
     SMALLEST_WIDTH,
-    about_rounds,
+    round_warnings,
     secure_of,
 )
 from sfumato.questions.prefix_search.design import (
@@ -44,9 +44,9 @@ from sfumato.questions.promise import (
     DROPOUTS,
     NO_PROMISE,
     ZERO_OUT,
-    in_words,
-    who_colludes,
-    who_sees_sums,
+    collusion_assumptions,
+    device_guarantee,
+    sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.sketch import CountSketch, OneHot
@@ -55,23 +55,23 @@ from sfumato.spec import require
 from sfumato.study import Study
 
 ROWS = 5
-LEDGER_ROUNDING = 1e-9  # what a ledger forgives, relative
+LEDGER_ROUNDING = 1e-9  # relative tolerance of a ledger
 _STANDARD = NormalDist()
-_TRIES = 4  # the number of rounds decides the bytes of each, and the bytes how many there are
+_TRIES = 4  # the number of rounds and the bytes of each depend on each other
 
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
-    """The plan of a search for words under secure sums."""
+    """Plan a search for words under secure sums."""
     assert study.devices is not None  # planning has checked
     limit = study.bytes_per_device or DEFAULT_BYTES
     try:
-        design = _fitted(study, limit)
+        design = _fit(study, limit)
     except _TooSmallError as problem:
         raise ImpossibleError(
-            f"a search by prefixes cannot be had with {limit:,} bytes a device",
+            f"a search by prefixes is not possible with {limit:,} bytes per device",
             hint=f"set bytes_per_device to {_enough(study, limit)} or more",
         ) from problem
-    predicted = predicted_of(design)
+    predicted = predict(design)
     detectable = predicted.pop("detectable")
     scale = study.devices / max(1, int(study.devices * (1 - study.dropout)))
     return Plan(
@@ -90,17 +90,17 @@ def algorithm(design: PrefixDesign) -> str:
 
 
 def promise(study: Study, design: PrefixDesign) -> Privacy:
-    """The privacy statement of a search, true of every release it makes."""
-    guarantee, mechanism, assumptions = NO_PROMISE, "none", who_colludes(design.secure)
+    """The privacy statement of a search, which holds for all of its releases."""
+    guarantee, mechanism, assumptions = NO_PROMISE, "none", collusion_assumptions(design.secure)
     if study.epsilon is not None:
         noise = design.mechanism
         assert isinstance(noise, NoiseInShares)  # a finite epsilon has noise
         spent = epsilon_of([task.loss for task in design.tasks()], study.delta)
-        guarantee = in_words(study.epsilon, study.delta)
-        rounds = "a round" if design.rounds == 1 else f"{design.rounds} rounds"
+        guarantee = device_guarantee(study.epsilon, study.delta)
+        rounds = "one round" if design.rounds == 1 else f"{design.rounds} rounds"
         mechanism = (
-            f"Skellam noise of scale {noise.scale:.4f} on every cell spends epsilon {spent:.4f} in "
-            f"{rounds} of all devices"
+            f"Skellam noise of scale {noise.scale:.4f} on every cell, at a cost of epsilon "
+            f"{spent:.4f} in {rounds} of all devices"
         )
         assumptions += (DROPOUTS,)
     return Privacy(
@@ -111,39 +111,39 @@ def promise(study: Study, design: PrefixDesign) -> Privacy:
         neighbours=ZERO_OUT.format("tables become"),
         mechanism=mechanism,
         trust=study.trust,
-        sees=who_sees_sums(design.task(design.rounds - 1)),
+        sees=sum_visibility(design.task(design.rounds - 1)),
         assumptions=assumptions,
     )
 
 
 class _TooSmallError(ImpossibleError):
-    """A round's table, or all rounds together, do not fit."""
+    """A round's table, or all rounds together, need more bytes."""
 
 
 def _enough(study: Study, limit: int) -> int:
-    """Bytes a device with which there is a search: those given, doubled until there is one."""
+    """The limit in bytes per device, doubled until a search is possible."""
     while True:
         limit *= 2
         try:
-            _fitted(study, limit)
+            _fit(study, limit)
         except _TooSmallError:
             continue
         return limit
 
 
-def _fitted(study: Study, limit: int) -> PrefixDesign:
-    """The search whose rounds send so many bytes together."""
-    made = _sized(study, max(limit // 3, DEFAULT_BYTES // 3))  # for how many rounds there may be
-    besides = _besides(made)
+def _fit(study: Study, limit: int) -> PrefixDesign:
+    """The search whose rounds together send at most `limit` bytes."""
+    design = _size(study, max(limit // 3, DEFAULT_BYTES // 3))  # to estimate the number of rounds
+    besides = _besides(design)
     for _ in range(_TRIES):
-        again = _sized(study, limit // made.rounds - besides)
-        if again.rounds <= made.rounds:
+        again = _size(study, limit // design.rounds - besides)
+        if again.rounds <= design.rounds:
             return again
-        made = again
-    raise _TooSmallError(f"a search in {made.rounds} rounds needs more than {limit:,} bytes")
+        design = again
+    raise _TooSmallError(f"a search in {design.rounds} rounds needs more than {limit:,} bytes")
 
 
-def _sized(study: Study, bytes_per_round: int) -> PrefixDesign:
+def _size(study: Study, bytes_per_round: int) -> PrefixDesign:
     assert study.devices is not None  # plan() has checked
     return sized(
         devices=study.devices,
@@ -158,18 +158,20 @@ def _sized(study: Study, bytes_per_round: int) -> PrefixDesign:
 
 
 def _besides(design: PrefixDesign) -> int:
-    """What a device sends in a round besides cells."""
+    """The bytes that a device sends in a round besides cells."""
     task = design.task(design.rounds - 1)
     return secure_sum.bytes_of(task)[0] - task.message_bytes
 
 
 def _warnings(study: Study) -> list[str]:
-    found = about_rounds(replace(study, rounds=1))
+    warnings = round_warnings(replace(study, rounds=1))
     if study.rounds > 1:
-        found.append("rounds has no effect: every round of a search by prefixes asks everybody")
+        warnings.append(
+            "rounds has no effect: every round of a search by prefixes asks all devices"
+        )
     if study.target_error is not None:
-        found.append("target_error has no effect: an open domain is sized by bytes_per_device")
-    return found
+        warnings.append("target_error has no effect: an open domain is sized by bytes_per_device")
+    return warnings
 
 
 def sized(
@@ -187,24 +189,24 @@ def sized(
     false_prefixes: float = 20.0,
     most_candidates: int = MOST_CANDIDATES,
 ) -> PrefixDesign:
-    """The search with the fewest levels whose candidates can be read, and its noise.
+    """The search with the fewest levels that `most_candidates` allows, and its noise.
 
-    `bytes_per_round` is for the cells of one table. Levels are as long as `most_candidates` allows
-    for what is expected to be kept: at most devices/detectable prefixes can be that common.
+    `bytes_per_round` is for the cells of one table. The number of prefixes that a level keeps is at
+    most devices/detectable, since no more can be that common.
     """
     require(
         items_per_device == 1,
-        f"a search by prefixes takes one word a device; got items_per_device = {items_per_device}; "
-        f"let each device choose one",
+        "a search by prefixes takes one word per device, chosen by the device; "
+        f"got items_per_device = {items_per_device}",
         StudyError,
     )
     require(devices >= 1, f"devices must be at least 1; got {devices}", StudyError)
     require(
         epsilon is None or 0 < epsilon < math.inf,
-        f"epsilon must be above 0 and finite (None for no promise); got {epsilon}",
+        f"epsilon must be above 0 and finite (None for no guarantee); got {epsilon}",
         StudyError,
     )
-    require(0 <= delta < 1, f"delta must be at least 0, below 1; got {delta}", StudyError)
+    require(0 <= delta < 1, f"delta must be at least 0 and below 1; got {delta}", StudyError)
     check_alphabet(length, alphabet)
     radix = len(alphabet) + 1
     first = 1
@@ -225,23 +227,24 @@ def sized(
             most_candidates=most_candidates,
         )
         start = replace(start, width=_width(start, bytes_per_round))
-        grown = _grown(start, length)
-        if grown.rounds <= levels:
+        design = _with_lengths(start, length)
+        if design.rounds <= levels:
             break
-    cells = sum(task.contribution.unit_cells for task in grown.tasks())
-    made = replace(grown, mechanism=_noise(cells, devices, secure, epsilon, delta, exact=True))
-    return made if epsilon is None else _within(made, epsilon, delta)
+    cells = sum(task.contribution.unit_cells for task in design.tasks())
+    noise = _noise(cells, devices, secure, epsilon, delta, exact=True)
+    design = replace(design, mechanism=noise)
+    return design if epsilon is None else _within(design, epsilon, delta)
 
 
-def predicted_of(design: PrefixDesign, *, answering: int | None = None) -> dict[str, Any]:
-    """What a search will find and cost, if so many devices answer at every level; if not given, all
-    but those that a secure sum expects to vanish."""
+def predict(design: PrefixDesign, *, answering: int | None = None) -> dict[str, Any]:
+    """The predicted error and cost of a search, if `answering` devices answer at every level; by
+    default, all except the expected dropouts."""
     count = _answering(design) if answering is None else answering
     levels: list[Level] = []
-    candidates = endings(design.lengths[0], design.radix) - 1  # the empty word is none
+    candidates = endings(design.lengths[0], design.radix) - 1  # without the empty word
     for level, length in enumerate(design.lengths):
         rate = design.rate(level, candidates)
-        levels.append(_foreseen(design.sketch(level), design.mechanism, count, rate))
+        levels.append(_predict_level(design.sketch(level), design.mechanism, count, rate))
         if level < design.rounds - 1:
             step = endings(design.lengths[level + 1] - length, design.radix)
             expected = math.ceil(_survivors(design, count, levels) * step)
@@ -253,8 +256,8 @@ def predicted_of(design: PrefixDesign, *, answering: int | None = None) -> dict[
         "detectable_share": detectable / count,
         "standard_error": levels[-1].error,
         "rounds": design.rounds,
-        **secure_sum.weights(design.tasks()),
-        "assumes": f"counts fall off like rank^-{REFERENCE_EXPONENT}"
+        **secure_sum.traffic(design.tasks()),
+        "assumes": f"counts fall like rank^-{REFERENCE_EXPONENT}"
         if sketched
         else "nothing about the data",
     }
@@ -266,39 +269,41 @@ def _answering(design: PrefixDesign) -> int:
 
 
 def _survivors(design: PrefixDesign, answering: int, levels: Sequence[Level]) -> float:
-    """Prefixes kept at the last of these levels: no more than that can be that common."""
+    """A bound on the prefixes kept at the last of these levels: no more can be that common."""
     return answering / detectable_count(levels) + design.false_prefixes
 
 
-def _grown(start: PrefixDesign, length: int) -> PrefixDesign:
-    """Lengths from the first one on, in the largest steps that give few enough candidates."""
-    made, answering, levels = start, _answering(start), list[Level]()
+def _with_lengths(start: PrefixDesign, length: int) -> PrefixDesign:
+    """Add lengths after the first, in the largest steps with few enough candidates."""
+    design, answering, levels = start, _answering(start), list[Level]()
     candidates = endings(start.length, start.radix) - 1
-    while made.length < length:
-        rate = min(made.false_prefixes / candidates, 0.5)
-        sketch = made.sketch(made.rounds - 1)
-        levels.append(_foreseen(sketch, made.mechanism, answering, rate))
-        survivors, step = _survivors(made, answering, levels), 1
-        while survivors * made.radix ** (step + 1) <= made.most_candidates:
+    while design.length < length:
+        rate = min(design.false_prefixes / candidates, 0.5)
+        sketch = design.sketch(design.rounds - 1)
+        levels.append(_predict_level(sketch, design.mechanism, answering, rate))
+        survivors, step = _survivors(design, answering, levels), 1
+        while survivors * design.radix ** (step + 1) <= design.most_candidates:
             step += 1
-        step = min(step, length - made.length)
-        candidates = min(math.ceil(survivors * endings(step, made.radix)), made.most_candidates)
-        made = replace(made, lengths=(*made.lengths, made.length + step))
-    return made
+        step = min(step, length - design.length)
+        candidates = min(math.ceil(survivors * endings(step, design.radix)), design.most_candidates)
+        design = replace(design, lengths=(*design.lengths, design.length + step))
+    return design
 
 
-def _foreseen(
+def _predict_level(
     sketch: OneHot | CountSketch, mechanism: Mechanism, answering: int, rate: float
 ) -> Level:
-    """A level's error by its noise, and by collisions with what is too rare to be peeled."""
+    """A level's error from noise, and from collisions with prefixes too rare to be peeled."""
     noise = mechanism.stddev(answering)
     if isinstance(sketch, OneHot):
         return noise_level(mechanism, answering, rate)
     deviations = -_STANDARD.inv_cdf(rate)
     law = np.arange(1, min(answering, 1 << 20) + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
     squares = (answering * law / law.sum()) ** 2
-    left = np.cumsum(squares[::-1])[::-1]  # what is left when all before are peeled
-    most = min(sketch.rows * sketch.width // 2, squares.size - 1)  # that a table can tell apart
+    left = np.cumsum(squares[::-1])[::-1]  # the rest after peeling all before
+    most = min(
+        sketch.rows * sketch.width // 2, squares.size - 1
+    )  # largest number that can be peeled
     peeled, limit = -1, math.inf
     while (above := min(int(np.count_nonzero(squares > limit**2)), most)) > peeled:
         peeled = above
@@ -308,15 +313,15 @@ def _foreseen(
 
 
 def _width(start: PrefixDesign, most_bytes: int) -> int:
-    """The widest table of so many bytes; a larger one never has cells of fewer bits."""
+    """The widest table of at most `most_bytes`; wider tables never have smaller cells."""
     widest = max(most_bytes * 8 // (2 * start.rows), SMALLEST_WIDTH)
     sketch = CountSketch(rows=start.rows, width=widest, seed=start.seed)
-    bits = start.asked(sketch).aggregation.modulus_bits
+    bits = start.task_for(sketch).aggregation.modulus_bits
     width = most_bytes * 8 // (bits * start.rows)
     if width < SMALLEST_WIDTH:
         need = -(-SMALLEST_WIDTH * start.rows * bits // 8)
         raise _TooSmallError(
-            f"a search by prefixes needs at least {need:,} bytes a round for cells; "
+            f"a search by prefixes needs at least {need:,} bytes per round for cells; "
             f"bytes_per_round is {most_bytes:,}",
             hint=f"set bytes_per_round to {need} or more",
         )
@@ -332,8 +337,8 @@ def _noise(
     *,
     exact: bool,
 ) -> Mechanism:
-    """The least noise with which a device may move so many cells by one, over all levels; to about
-    a per cent unless `exact`, which takes a second."""
+    """The least noise if a device changes `cells` cells by one, over all levels; within about a per
+    cent unless `exact`, which takes a second."""
     if epsilon is None:
         return NoNoise()
     if secure is not None and delta == 0:
@@ -343,26 +348,29 @@ def _noise(
         )
     norms: Any = {"l1": float(cells), "l2": math.sqrt(cells), "unit_cells": cells}
 
-    def sized(kind: Noise, delta: float) -> float:
+    def scale_of(kind: Noise, delta: float) -> float:
         if kind != "laplace" and not exact:
             return gaussian_stddev(math.sqrt(cells), epsilon, delta)
         return calibrate(kind, **norms, epsilon=epsilon, delta=delta)
 
     if secure is not None:
-        return secure.noise(sized("skellam", delta), devices)
+        return secure.noise(scale_of("skellam", delta), devices)
     if delta == 0:
-        return NoiseAtRelease(noise="laplace", scale=sized("laplace", 0.0))
-    gaussian = NoiseAtRelease(noise="gaussian", scale=sized("gaussian", delta))
+        return NoiseAtRelease(noise="laplace", scale=scale_of("laplace", 0.0))
+    gaussian = NoiseAtRelease(noise="gaussian", scale=scale_of("gaussian", delta))
     if math.sqrt(2) * cells / epsilon > gaussian.scale + 1:
         return gaussian  # Laplace noise of scale cells/epsilon would be larger
-    laplace = NoiseAtRelease(noise="laplace", scale=sized("laplace", 0.0))
+    laplace = NoiseAtRelease(noise="laplace", scale=scale_of("laplace", 0.0))
     return min(gaussian, laplace, key=lambda noise: noise.stddev(1))
 
 
-def _within(made: PrefixDesign, epsilon: float, delta: float) -> PrefixDesign:
-    """The ledger composes level by level, which may round up otherwise than all cells at once."""
-    while epsilon_of([task.loss for task in made.tasks()], delta) > epsilon * (1 + LEDGER_ROUNDING):
-        assert isinstance(made.mechanism, NoiseAtRelease | NoiseInShares)  # a finite epsilon
-        noise = replace(made.mechanism, scale=made.mechanism.scale * 1.001)
-        made = replace(made, mechanism=noise)
-    return made
+def _within(design: PrefixDesign, epsilon: float, delta: float) -> PrefixDesign:
+    """Increase the noise until the ledger, which composes level by level and may round differently,
+    stays within epsilon."""
+    while epsilon_of([task.loss for task in design.tasks()], delta) > epsilon * (
+        1 + LEDGER_ROUNDING
+    ):
+        assert isinstance(design.mechanism, NoiseAtRelease | NoiseInShares)  # a finite epsilon
+        noise = replace(design.mechanism, scale=design.mechanism.scale * 1.001)
+        design = replace(design, mechanism=noise)
+    return design

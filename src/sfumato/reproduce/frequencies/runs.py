@@ -17,7 +17,7 @@ from sfumato.flow.release import NoisedSum
 from sfumato.kernels import F64, I64, U64
 from sfumato.privacy import NoNoise
 from sfumato.questions import sizing
-from sfumato.questions.frequencies.design import FrequencyDesign, piloted_width
+from sfumato.questions.frequencies.design import FrequencyDesign, width_from_pilot
 from sfumato.reproduce.frequencies.data import PILOT_DEVICES, ROUNDS, Source
 from sfumato.sketch import CountSketch, DecodedRounds, refine
 
@@ -138,7 +138,7 @@ def _pilot_width(pilot: I64, counts: I64, target: float, constant: float, seed: 
     names = item_names(counts.size, seed)
     task = design.pilot()
     answer = NoisedSum(task, task.sketch.encode(names[pilot]), pilot.size)
-    return piloted_width(answer, names, design)
+    return width_from_pilot(answer, names, design)
 
 
 def _design(**sizes: Any) -> FrequencyDesign:

@@ -187,10 +187,10 @@ def score_campaign(
         table = sketch.encode_keys(words.numbers[items], devices)
         campaign.absorb(NoisedSum(task, table, int(count.sum())))
         last = campaign.rounds[-1]
-        if last.is_told:
+        if last.is_used:
             places = _places(last.listing.items, words.items.take(pa.array(items)))
             wrong += int(np.sum(places < 0))
-    place = _places(campaign.found().items, words.items)
+    place = _places(campaign.heavy_hitters().items, words.items)
     heavy = counts.sum(axis=0) >= setting.threshold
     right = int(np.sum(heavy[place[place >= 0]]))
     return Score(f1(right, place.size, int(heavy.sum())), wrong)

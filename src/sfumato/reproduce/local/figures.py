@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sfumato.flow.word_discovery import Found
+from sfumato.flow.word_discovery import DiscoveredWords
 from sfumato.kernels import F64, I64
 from sfumato.privacy import CountMeanSketch, HashedResponse, Randomizer, debias
 from sfumato.privacy.debias import LocalEstimates
@@ -514,7 +514,7 @@ class WordSize:
     has_reference: bool = False  # whether the known numbers are for this size
 
 
-Searches = Sequence[tuple[Search, Found, I64]]
+Searches = Sequence[tuple[Search, DiscoveredWords, I64]]
 
 
 def new_words(size: WordSize) -> Experiment:

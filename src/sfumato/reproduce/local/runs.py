@@ -17,7 +17,7 @@ from statistics import NormalDist
 import numpy as np
 
 from sfumato import hashing
-from sfumato.flow.word_discovery import Found, FragmentPuzzle, PrefixExtension
+from sfumato.flow.word_discovery import DiscoveredWords, FragmentPuzzle, PrefixExtension
 from sfumato.kernels import F64, I64, U64, local
 from sfumato.privacy import (
     CountMeanSketch,
@@ -213,7 +213,7 @@ class Search:
     seconds: float  # processor time of the discovery alone
 
 
-def find_words(source: Source, job: Job, rows: int) -> tuple[Search, Found, I64]:
+def find_words(source: Source, job: Job, rows: int) -> tuple[Search, DiscoveredWords, I64]:
     """Search for words among devices of which half hold a word of the source; return the result,
     the words found, and the number of devices that hold each word of the source."""
     devices, series = job.workload

@@ -274,7 +274,7 @@ def test_a_local_release_is_that_of_the_same_records_in_memory(stage: Stage) -> 
         planned = studies.plan_of(tx, study)
     campaign = planned.design.campaign(planned, name=study.id)
     campaign.absorb(collector.batch)
-    participation = Participation(devices=300, answered=300, rounds=1)
+    participation = Participation(devices=300, respondents=300, rounds=1)
     alike = planned.design.answer(campaign, planned, participation).timed(0.0, TIME)
     assert isinstance(alike, CountRelease)
     release = stage.release(study)
