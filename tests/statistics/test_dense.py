@@ -31,24 +31,24 @@ RAGGED_LENGTH, RAGGED_WIDTH = 100, 30  # chunks of 30, 30, 30 and 10
 @cache
 def vector(length: int = LENGTH) -> F32:
     """Positive, so that a map without signs is caught; the end is heavy, as a short chunk is."""
-    drawn = np.abs(np.random.default_rng([SEED, length]).normal(size=length))
-    drawn[-10:] *= 3
-    drawn = drawn.astype(np.float32)
-    drawn.flags.writeable = False
-    return drawn
+    values = np.abs(np.random.default_rng([SEED, length]).normal(size=length))
+    values[-10:] *= 3
+    values = values.astype(np.float32)
+    values.flags.writeable = False
+    return values
 
 
 @cache
 def readings(placing: Placing, length: int, rows: int, width: int, draws: int = DRAWS) -> F64:
     """decode(encode(vector)) under independent maps, (draws, length)."""
     dense.compiled_kernels()
-    found = np.empty((draws, length))
+    results = np.empty((draws, length))
     for round in range(draws):
         sketch = DenseSketch(
             length=length, rows=rows, width=width, placing=placing, seed=SEED, round=round
         )
-        found[round] = sketch.decode(sketch.encode(vector(length)))
-    return found
+        results[round] = sketch.decode(sketch.encode(vector(length)))
+    return results
 
 
 def squared_errors(placing: Placing, length: int, rows: int, width: int) -> F64:
@@ -79,11 +79,11 @@ def chunk_norms(values: F64, width: int) -> tuple[F64, F64]:
 @pytest.mark.parametrize("placing", ["rotation", "hashed"])
 def test_one_block_reads_without_bias(placing: Placing) -> None:
     """A coordinate and two sums of them. Power: 15% of the first sum is over 5 deviations."""
-    found = readings(placing, LENGTH, ROWS, WIDTH)
+    results = readings(placing, LENGTH, ROWS, WIDTH)
     signs = np.random.default_rng(SEED).choice([-1.0, 1.0], LENGTH)
     for weights in (np.eye(LENGTH)[7], np.ones(LENGTH), signs):
-        seen = found @ weights
-        assert_mean(seen, float(vector() @ weights), float(seen.std()))
+        projections = results @ weights
+        assert_mean(projections, float(vector() @ weights), float(projections.std()))
 
 
 def test_without_signs_the_reading_is_seen_to_be_biased(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,21 +92,21 @@ def test_without_signs_the_reading_is_seen_to_be_biased(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         plain_dense, "sign_words", lambda keys, count: np.zeros(count, dtype=np.uint32)
     )
-    seen = []
+    results = []
     for round in range(100):
         sketch = DenseSketch(length=LENGTH, rows=ROWS, width=WIDTH, seed=SEED, round=round)
-        seen.append(float(sketch.decode(sketch.encode(vector()))[7]))
+        results.append(float(sketch.decode(sketch.encode(vector()))[7]))
     with pytest.raises(AssertionError):
-        assert_mean(seen, float(vector()[7]), float(np.std(seen)))
+        assert_mean(results, float(vector()[7]), float(np.std(results)))
 
 
 def test_the_error_of_a_hashed_sketch_is_the_paper_s() -> None:
     """(length − 1)/(rows·width)·‖z‖², which is 6.65·‖z‖² here. Power: 5% are 8 deviations."""
-    seen = squared_errors("hashed", LENGTH, ROWS, WIDTH) / float(vector() @ vector())
-    assert_mean(seen, (LENGTH - 1) / (ROWS * WIDTH), float(seen.std()))
+    errors = squared_errors("hashed", LENGTH, ROWS, WIDTH) / float(vector() @ vector())
+    assert_mean(errors, (LENGTH - 1) / (ROWS * WIDTH), float(errors.std()))
     for wrong in (1.05, 0.95):
         with pytest.raises(AssertionError):
-            assert_mean(seen, wrong * (LENGTH - 1) / (ROWS * WIDTH), float(seen.std()))
+            assert_mean(errors, wrong * (LENGTH - 1) / (ROWS * WIDTH), float(errors.std()))
 
 
 def stated_error(width: int, rows: int, values: F64) -> float:
@@ -121,12 +121,12 @@ def stated_error(width: int, rows: int, values: F64) -> float:
 def test_the_error_with_rotations_follows_the_chunks(length: int, rows: int, width: int) -> None:
     """Σ ‖z_q‖²·(length − |z_q|)/(rows·width), which is no more than the paper's."""
     values = vector(length).astype(np.float64)
-    seen, stated = (
+    errors, stated = (
         squared_errors("rotation", length, rows, width),
         stated_error(width, rows, values),
     )
     assert stated < (length - 1) / (rows * width) * float(values @ values)
-    assert_mean(seen, stated, float(seen.std()))
+    assert_mean(errors, stated, float(errors.std()))
 
 
 def test_the_two_errors_are_told_apart() -> None:
@@ -136,25 +136,25 @@ def test_the_two_errors_are_told_apart() -> None:
     rotated = stated_error(RAGGED_WIDTH, 3, values)
     wrong: list[tuple[Placing, float]] = [("rotation", hashed), ("hashed", rotated)]
     for placing, stated in wrong:
-        seen = squared_errors(placing, RAGGED_LENGTH, 3, RAGGED_WIDTH)
+        errors = squared_errors(placing, RAGGED_LENGTH, 3, RAGGED_WIDTH)
         with pytest.raises(AssertionError):
-            assert_mean(seen, stated, float(seen.std()))
+            assert_mean(errors, stated, float(errors.std()))
 
 
 @pytest.mark.parametrize("placing", ["rotation", "hashed"])
 def test_noise_of_the_cells_is_noise_of_the_coordinates(placing: Placing) -> None:
     """E‖decode(ξ)‖² = length for a ξ of unit variance. Power: 1.1 times it is 7 deviations."""
     dense.compiled_kernels()
-    rng, seen = np.random.default_rng([SEED, 5]), np.empty(1000)
-    for round in range(seen.size):
+    rng, norms = np.random.default_rng([SEED, 5]), np.empty(1000)
+    for round in range(norms.size):
         sketch = DenseSketch(
             length=LENGTH, rows=ROWS, width=20, placing=placing, seed=SEED, round=round
         )
         read = sketch.decode(rng.normal(size=sketch.shape))
-        seen[round] = float(read @ read)
-    assert_mean(seen, LENGTH, float(seen.std()))
+        norms[round] = float(read @ read)
+    assert_mean(norms, LENGTH, float(norms.std()))
     with pytest.raises(AssertionError):
-        assert_mean(seen, 1.1 * LENGTH, float(seen.std()))
+        assert_mean(norms, 1.1 * LENGTH, float(norms.std()))
 
 
 # --- norms
@@ -165,9 +165,9 @@ BLOCKS = 20_000
 def check_norm(placing: Placing, values: F64, rows: int, width: int, variance: float) -> None:
     """The mean of norm² is ‖z‖² and its variance the stated one: 10% more or less are caught."""
     square = float(values @ values)
-    seen = squared_norms(placing, values, rows, width, BLOCKS)
-    assert_mean(seen, square, float(seen.std()))
-    deviations = (seen - square) ** 2
+    norms = squared_norms(placing, values, rows, width, BLOCKS)
+    assert_mean(norms, square, float(norms.std()))
+    deviations = (norms - square) ** 2
     assert_mean(deviations, variance, float(deviations.std()))
     for wrong in (1.1, 0.9):
         with pytest.raises(AssertionError):
@@ -228,11 +228,11 @@ def test_runs_that_meet_meet_together() -> None:
     The control is a hashed sketch, which has about a quarter of it.
     """
     stated = 16 * (2 * RUN**3 - 2 * RUN**2 + RUN) / RUN_WIDTH
-    seen = fourth_moments("rotation")
-    assert_mean(seen, stated, float(seen.std()))
-    seen = fourth_moments("hashed")
+    moments = fourth_moments("rotation")
+    assert_mean(moments, stated, float(moments.std()))
+    moments = fourth_moments("hashed")
     with pytest.raises(AssertionError):
-        assert_mean(seen, stated, float(seen.std()))
+        assert_mean(moments, stated, float(moments.std()))
 
 
 def test_errors_of_neighbours_are_uncorrelated_and_not_independent() -> None:
@@ -362,7 +362,7 @@ def test_hashed_cells_and_signs_are_uniform_together() -> None:
         both = 2 * cells + (signs > 0)
         assert_chi_square(np.bincount(both, minlength=2 * width), np.full(2 * width, 0.5 / width))
         for lag in LAGS:
-            met = cells[lag:] == cells[:-lag]
-            assert_binomial(int(met.sum()), met.size, 1 / width)
+            collisions = cells[lag:] == cells[:-lag]
+            assert_binomial(int(collisions.sum()), collisions.size, 1 / width)
             alike = signs[lag:] == signs[:-lag]
             assert_binomial(int(alike.sum()), alike.size, 0.5)

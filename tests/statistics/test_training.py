@@ -71,19 +71,21 @@ def assert_variance(values: F64, deviation: float) -> None:
     """Normal values of mean zero have this deviation: chi-square, two-sided."""
     statistic = float(np.sum((values / deviation) ** 2))
     chance = min(stats.chi2.cdf(statistic, values.size), stats.chi2.sf(statistic, values.size))
-    found = math.sqrt(statistic / values.size)
-    assert chance >= FALSE_ALARM / 2, f"the deviation is {found:.4f} times what was claimed"
+    estimate = math.sqrt(statistic / values.size)
+    assert chance >= FALSE_ALARM / 2, f"the deviation is {estimate:.4f} times what was claimed"
 
 
 def moves(design: TrainingDesign, *, exact: bool) -> F64:
     """How far five rounds of noise move the parameters, in the unit of sums."""
-    made = Training(design, nothing(), exact=exact, noise_seed=SEED)
-    found = []
+    training = Training(design, nothing(), exact=exact, noise_seed=SEED)
+    results = []
     for _ in range(design.rounds):
-        before = made.campaign.flat.clone()
-        made.round()
-        found.append(((made.campaign.flat - before) * design.cohort).numpy().astype(np.float64))
-    return np.concatenate(found)
+        before = training.campaign.flat.clone()
+        training.round()
+        results.append(
+            ((training.campaign.flat - before) * design.cohort).numpy().astype(np.float64)
+        )
+    return np.concatenate(results)
 
 
 CLAIMED = DESIGN.noise_multiplier * DESIGN.clip
@@ -137,10 +139,10 @@ def test_decoding_keeps_the_deviation() -> None:
     assert dense is not None
     squares, cells = 0.0, 0
     for number in range(10):
-        seen = shown(campaign, torch.zeros(0, LENGTH), exact=True, seed=SEED + number)
-        squares += float((seen.table**2).sum()) / seen.noise**2
-        cells += math.prod(seen.table.shape)
-        assert math.isclose(seen.noise, CLAIMED, rel_tol=0.005)
+        noised = shown(campaign, torch.zeros(0, LENGTH), exact=True, seed=SEED + number)
+        squares += float((noised.table**2).sum()) / noised.noise**2
+        cells += math.prod(noised.table.shape)
+        assert math.isclose(noised.noise, CLAIMED, rel_tol=0.005)
     assert cells == 10 * dense.cells
     chance = min(stats.chi2.cdf(squares, cells), stats.chi2.sf(squares, cells))
     assert chance >= FALSE_ALARM / 2
@@ -157,12 +159,12 @@ def test_the_norm_that_is_asked_for_and_the_count_are_noised_as_claimed(exact: b
     campaign = TrainingCampaign.begin(design)
     norms, counts, spread = [], [], 0.0
     for number in range(600):
-        seen = shown(campaign, torch.zeros(0, campaign.length), exact, seed=SEED + number)
-        assert seen.queried is not None
-        assert seen.within is not None
-        norms.append(seen.queried)
-        counts.append(seen.within - design.cohort / 2)
-        spread = seen.second_noise
+        noised = shown(campaign, torch.zeros(0, campaign.length), exact, seed=SEED + number)
+        assert noised.queried is not None
+        assert noised.within is not None
+        norms.append(noised.queried)
+        counts.append(noised.within - design.cohort / 2)
+        spread = noised.second_noise
     left = design.clip / math.sqrt(1 / 0.8**2 - 1 / 4.0**2)
     assert math.isclose(spread, left / math.sqrt(0.1), rel_tol=0.01)
     assert_variance(np.array(norms), spread)
@@ -192,9 +194,9 @@ def ratios(design: TrainingDesign, *, present: bool, smaller: float) -> F64:
         moved = int(table[0])
         assert np.abs(table[1:]).max() == 0
         scale = task.mechanism.stddev(1) / smaller
-        asked = (coins.random(RELEASES) < chance) & present
+        is_asked = (coins.random(RELEASES) < chance) & present
         noise = NoiseAtRelease(noise="gaussian", scale=scale)
-        cell = noise.at_release(moved * asked.astype(np.int64), count=1, rng=rng)
+        cell = noise.at_release(moved * is_asked.astype(np.int64), count=1, rng=rng)
         exponent = (2 * cell * moved - moved**2) / (2 * scale**2)
         total += np.logaddexp(math.log1p(-chance), math.log(chance) + exponent)
     return total
@@ -212,8 +214,8 @@ def exceeded(present: F64, absent: F64) -> float:
         return math.log((low - DELTA) / high) if low > DELTA else -math.inf
 
     bars = np.quantile(absent[:half], 1 - np.geomspace(0.3, 1e-4, 30))
-    chosen = max(bars, key=lambda bar: bound(slice(0, half), float(bar)))
-    return bound(slice(half, None), float(chosen))
+    best = max(bars, key=lambda bar: bound(slice(0, half), float(bar)))
+    return bound(slice(half, None), float(best))
 
 
 def lower_bound(design: TrainingDesign, smaller: float = 1.0) -> float:
@@ -226,8 +228,8 @@ def lower_bound(design: TrainingDesign, smaller: float = 1.0) -> float:
 def test_rounds_with_random_cohorts_do_not_betray_more_than_is_claimed() -> None:
     """False alarm 1e-6 (Clopper-Pearson). Power: see the next test."""
     claim = epsilon_of([AUDITED.loss], DELTA)
-    found = lower_bound(AUDITED)
-    assert 0.2 * claim < found <= claim
+    bound = lower_bound(AUDITED)
+    assert 0.2 * claim < bound <= claim
 
 
 def test_a_third_of_the_noise_betrays_more() -> None:
@@ -237,7 +239,7 @@ def test_a_third_of_the_noise_betrays_more() -> None:
 
 # An audit of all that a round shows: its sum, a norm and a count
 
-TOLD = replace(
+SHOWN_NORM = replace(
     DESIGN,
     inputs=2,
     classes=2,
@@ -248,17 +250,17 @@ TOLD = replace(
 ROUNDS = 30_000
 
 
-def scores(mechanism: RoundNoise, table: I64, told: RoundNoise, *, present: bool) -> F64:
-    """The log-likelihood ratios, as `told` has its scales, of ROUNDS releases by `mechanism`: of a
-    client that is alone in the round, or of nobody."""
-    second = told.sketch.second
+def scores(mechanism: RoundNoise, table: I64, reference: RoundNoise, *, present: bool) -> F64:
+    """The log-likelihood ratios, as `reference` has its scales, of ROUNDS releases by `mechanism`:
+    of a client that is alone in the round, or of nobody."""
+    second = reference.sketch.second
     assert second is not None
-    main, other, count = told.sketch.split(table)
+    main, other, count = reference.sketch.split(table)
     norm = round(float(np.linalg.norm(other)))
     shift = np.concatenate([main.reshape(-1), [norm], count]).astype(np.float64)
-    scale = np.full(shift.size, told.scale)
-    scale[-2] = told.second_scale * (1 + 1 / second.rounding.l2)
-    scale[-1] = told.count_scale
+    scale = np.full(shift.size, reference.scale)
+    scale[-2] = reference.second_scale * (1 + 1 / second.rounding.l2)
+    scale[-1] = reference.count_scale
     weights, offset = shift / scale**2, float(np.sum(shift**2 / (2 * scale**2)))
     rng, total = SeededRng(SEED, int(present)), table if present else np.zeros_like(table)
     return np.array(
@@ -268,24 +270,24 @@ def scores(mechanism: RoundNoise, table: I64, told: RoundNoise, *, present: bool
 
 def test_a_round_that_shows_a_norm_and_a_count_does_not_betray_more_than_is_claimed() -> None:
     """False alarm 1e-6 (Clopper-Pearson). The control has a third of the noise."""
-    task = TrainingCampaign.begin(TOLD).next_task()
+    task = TrainingCampaign.begin(SHOWN_NORM).next_task()
     assert task is not None
-    told, sketch = task.mechanism, task.sketch
-    assert isinstance(told, RoundNoise)
+    reference, sketch = task.mechanism, task.sketch
+    assert isinstance(reference, RoundNoise)
     assert isinstance(sketch, RoundSketch)
     update = np.zeros((1, sketch.main.length))
-    update[0, 0] = TOLD.clip
+    update[0, 0] = SHOWN_NORM.clip
     table = sketch.tables(update, rng=SeededRng(SEED))[0]
     less = replace(
-        told,
-        scale=told.scale / 3,
-        second_scale=told.second_scale / 3,
-        count_scale=told.count_scale / 3,
+        reference,
+        scale=reference.scale / 3,
+        second_scale=reference.second_scale / 3,
+        count_scale=reference.count_scale / 3,
     )
     claim = epsilon_of([task.loss], DELTA)
-    for mechanism, holds in ((told, True), (less, False)):
+    for mechanism, holds in ((reference, True), (less, False)):
         present, absent = (
-            scores(mechanism, table, told, present=is_there) for is_there in (True, False)
+            scores(mechanism, table, reference, present=is_there) for is_there in (True, False)
         )
-        found = exceeded(present, absent)
-        assert (0.2 * claim < found <= claim) is holds
+        bound = exceeded(present, absent)
+        assert (0.2 * claim < bound <= claim) is holds
