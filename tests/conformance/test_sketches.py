@@ -33,7 +33,7 @@ EXAMPLES: dict[str, list[Any]] = {
         InvertibleSketch(
             keys=IntegerKeys(bits=bits), rows=3, width=40, count_bits=17, check_bits=20, seed=SEED
         )
-        for bits in (8, 50)  # a word a cell, and two
+        for bits in (8, 50)  # one word per cell, and two
     ],
     "one_hot": [OneHot(categories=DOMAIN), OneHot(categories=DOMAIN + 5)],
 }

@@ -86,7 +86,7 @@ def place(sketch: Spec, item: bytes | int, row: int) -> tuple[int, int]:
 
 
 def encode(sketch: Spec, items: Sequence[bytes | int], weights: list[int] | None = None) -> Table:
-    """The table of a count sketch: each item adds weight × sign to one cell a row."""
+    """The table of a count sketch: each item adds weight × sign to one cell per row."""
     table = [[0] * sketch["width"] for _ in range(sketch["rows"])]
     for item, weight in zip(items, weights or [1] * len(items), strict=True):
         for row in range(sketch["rows"]):

@@ -352,8 +352,8 @@ NULL_RUNS = 400
 
 
 def null_runs(name: str, level: float) -> int:
-    """In how many of 400 runs an item is listed though nobody holds any: 100 items, and devices
-    that hold 20,000 others, one each."""
+    """How many of 400 runs list an item although nobody holds it: 100 such items, and devices with
+    20,000 others, one each."""
     randomizer = (
         DirectResponse(epsilon=4.0, categories=100) if name == "direct" else sized(256)[name]
     )

@@ -627,7 +627,7 @@ def test_golden_numbers_at_epsilon_four() -> None:
     alone = float(debias.variance(emoji, count=1.0, holders=0.0, squares=0.0))
     bound = (emoji.moments.own + 1 / 1024) * (1024 / 1023) ** 2  # theorem 4.2, for one device
     assert f"{bound:.9f}" == "0.182347952"
-    assert bound * (1 - 1e-5) < alone < bound  # which leaves out −1/width² and such
+    assert bound * (1 - 1e-5) < alone < bound  # without terms such as −1/width²
     energy = HadamardCountMeanSketch(epsilon=4.0, rows=1024, width=32_768, seed=1)
     assert f"{energy.coin.probability:.9f}" == "0.017986210"
     assert f"{math.sqrt(energy.moments.miss):.9f}" == "1.037314721"

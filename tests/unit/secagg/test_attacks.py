@@ -144,7 +144,7 @@ class AnswersLists(Participant):
 
 
 def test_1_one_answer_never_holds_both_secrets_of_a_device() -> None:
-    """A set of survivors is one bit a member, so a request cannot ask for both."""
+    """A set of survivors is one bit per member, so a request cannot ask for both."""
     stage = masked(leave={7: Phase.MASK, 8: Phase.MASK})
     survivors = stage.collector.survivor_set()
     for device in (stage.devices[member] for member in stage.collector.survivors):
@@ -1114,7 +1114,7 @@ def test_8_keys_of_low_order_are_refused_by_both_sides(low: bytes) -> None:
     stage.until(Phase.SHARE)
     member = stage.neighbours(VICTIM)[0]
     fresh = Coordinator(ROUND, roster(24))
-    for high_bit in (0, 0x80):  # which X25519 does not read
+    for high_bit in (0, 0x80):  # X25519 ignores it
         key = low[:-1] + bytes([low[-1] | high_bit])
         for which in ("box", "mask"):
             message = with_keys(stage.devices[member], **{which: key})
@@ -1762,6 +1762,6 @@ def test_16_who_is_left_out_does_not_decide_who_stands_next_to_whom() -> None:
     assert len(listed) == floor
     assert listed[VICTIM] == VICTIM
     at_known = {listed[place] for place in ring.neighbours(VICTIM)}
-    assert len(at_known & corrupt) >= parameters.threshold  # who hold enough of both its secrets
+    assert len(at_known & corrupt) >= parameters.threshold  # enough of both its secrets
     near = set(neighbours_of(round, root, listed, [VICTIM])[VICTIM])
     assert len(near & corrupt) < parameters.threshold / 2

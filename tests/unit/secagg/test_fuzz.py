@@ -225,7 +225,7 @@ def fuzz_collector(name: str, count: int, chance: Chance, *, most_finished: int)
         if refusal is not None:
             assert refusal in Refusal
             outcomes[f"{phase} {refusal}"] += 1
-            if refusal is Refusal.FALSE:  # which is noted
+            if refusal is Refusal.FALSE:  # recorded
                 assert collector.liars == {sender}
                 collector.liars.clear()
             if chance.random() < 0.2:  # it leaves no other trace

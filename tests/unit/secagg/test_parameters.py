@@ -306,7 +306,7 @@ def test_what_cannot_be_says_what_could() -> None:
         find(10**6, corrupt=0.0, dropout=0.99, mode="semi_honest")
 
 
-RATES: dict[str, Any] = {"corrupt": 0.1, "dropout": 0.1, "mode": "semi_honest"}
+TENTHS: dict[str, Any] = {"corrupt": 0.1, "dropout": 0.1, "mode": "semi_honest"}
 
 
 @pytest.mark.parametrize(
@@ -322,15 +322,15 @@ RATES: dict[str, Any] = {"corrupt": 0.1, "dropout": 0.1, "mode": "semi_honest"}
 )
 def test_what_makes_no_sense_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        find(100, **{**RATES, **wrong})
+        find(100, **{**TENTHS, **wrong})
     with pytest.raises(SpecError, match=message):
-        check(Parameters(22, 11), 100, **{**RATES, **wrong})
+        check(Parameters(22, 11), 100, **{**TENTHS, **wrong})
 
 
 def test_too_many_devices_are_refused() -> None:
-    assert find(LARGEST_COHORT, **RATES).neighbours < 100
+    assert find(LARGEST_COHORT, **TENTHS).neighbours < 100
     with pytest.raises(SpecError, match="cohort must be at most"):
-        find(LARGEST_COHORT + 1, **RATES)
+        find(LARGEST_COHORT + 1, **TENTHS)
 
 
 @pytest.mark.parametrize(
@@ -358,27 +358,27 @@ def test_a_device_accepts_what_is_needed_and_nothing_weaker(
 
 def test_a_device_accepts_what_protects_it_from_more() -> None:
     stronger = find(1000, corrupt=0.1, dropout=0.1, mode="semi_malicious")
-    check(stronger, 1000, **RATES)
-    check(find(1000, **RATES, security_bits=80), 1000, **RATES)
+    check(stronger, 1000, **TENTHS)
+    check(find(1000, **TENTHS, security_bits=80), 1000, **TENTHS)
     with pytest.raises(SpecError, match="threshold must be at least"):
-        check(find(1000, **RATES), 1000, **{**RATES, "mode": "semi_malicious", "dropout": 0.0})
+        check(find(1000, **TENTHS), 1000, **{**TENTHS, "mode": "semi_malicious", "dropout": 0.0})
 
 
 def test_more_neighbours_need_a_higher_threshold() -> None:
     """Of 200 neighbours, 27 may well be corrupt, though of 48 they may not."""
-    needed = find(1000, **RATES)
+    needed = find(1000, **TENTHS)
     with pytest.raises(SpecError, match="threshold must be at least"):
-        check(Parameters(200, needed.threshold), 1000, **RATES)
+        check(Parameters(200, needed.threshold), 1000, **TENTHS)
 
 
 def test_what_no_ring_has_is_refused() -> None:
-    check(Parameters(99, 99), 100, **RATES)
+    check(Parameters(99, 99), 100, **TENTHS)
     for neighbours in (41, 100):
         with pytest.raises(SpecError, match="neighbours must be"):
-            check(Parameters(neighbours, neighbours), 100, **RATES)
+            check(Parameters(neighbours, neighbours), 100, **TENTHS)
     for neighbours in (10, 16, 18):
         with pytest.raises(SpecError, match="neighbours must be"):
-            check(Parameters(neighbours, neighbours), 18, **RATES)
+            check(Parameters(neighbours, neighbours), 18, **TENTHS)
 
 
 def test_with_more_neighbours_the_conditions_on_secrecy_only_tighten_or_hold() -> None:
@@ -524,9 +524,9 @@ def test_a_search_from_scratch_finds_the_same_whoever_drops_out(cohort: int, mod
 
 def test_where_all_are_neighbours_there_is_no_window() -> None:
     for cohort in range(5, COMPLETE_BELOW):
-        parameters = find(cohort, **RATES, any_dropouts=True)
+        parameters = find(cohort, **TENTHS, any_dropouts=True)
         assert parameters == Parameters(cohort - 1, parameters.threshold, 0)
-        assert parameters == find(cohort, **RATES)
+        assert parameters == find(cohort, **TENTHS)
     crowded: dict[str, Any] = {"corrupt": 0.3, "dropout": 0.3, "mode": "semi_malicious"}
     parameters = find(24, **crowded, any_dropouts=True)
     assert (parameters.neighbours, parameters.window) == (23, 0)

@@ -400,7 +400,7 @@ def test_signatures_count_once_and_only_from_the_roster() -> None:
 
 def test_dropouts_chosen_by_the_ring_are_refused() -> None:
     """The attack: the collector calls two runs of devices dropped, so that those between them mask
-    with nobody else, and their sum can be told from the rest."""
+    with nobody else, and their sum can be separated from the rest."""
     round = replace(ROUND, mode="semi_malicious", cohort=60, corrupt=0.05, dropout=0.3)
     fleet = Fleet(round)
     fleet.until(Phase.UNMASK)

@@ -218,7 +218,7 @@ MALFORMED = {
 def test_a_malformed_share_is_refused_by_its_point(name: str) -> None:
     good = split(CANARY, threshold=2, points=[1, 2, 3], rng=SeededRng(SEED))
     assert are_shares(b"".join(good))
-    if name not in ("empty", "twice"):  # which are no share and two
+    if name not in ("empty", "twice"):  # no share, and two
         assert not are_shares(MALFORMED[name])
     for place in range(3):
         shares = {**dict(enumerate(good, 1)), place + 1: MALFORMED[name]}

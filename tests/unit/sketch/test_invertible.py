@@ -173,7 +173,7 @@ def test_a_flipped_cell_never_yields_a_wrong_key() -> None:
 
 
 def test_without_a_check_wrong_keys_are_seen() -> None:
-    """The control: two bits of check in a table of two cells a row let wrong keys through."""
+    """The control: two bits of check in a table with two cells per row let wrong keys through."""
     sketch, wrong = sketch_of(width=2, count_bits=3, check_bits=2, keys=IntegerKeys(bits=8)), 0
     for seed in range(300):
         keys = random_keys(5, seed, bits=8)
