@@ -63,14 +63,14 @@ CASES = [example for kind in MECHANISMS for example in EXAMPLES.get(kind, [])]
 
 @pytest.fixture(params=CASES, ids=repr)
 def mechanism(request: pytest.FixtureRequest) -> Mechanism:
-    chosen: Mechanism = request.param
-    return chosen
+    candidate: Mechanism = request.param
+    return candidate
 
 
 def noise_of(mechanism: Mechanism, table: I64, rng: SeededRng) -> I64:
     """What both stations add to the table of COUNT devices."""
-    sent = mechanism.at_device(table, devices=COUNT, rng=rng)
-    return mechanism.at_release(sent, count=COUNT, rng=rng) - table
+    contribution = mechanism.at_device(table, devices=COUNT, rng=rng)
+    return mechanism.at_release(contribution, count=COUNT, rng=rng) - table
 
 
 def squares_stddev(mechanism: Mechanism) -> float:
@@ -166,8 +166,8 @@ def test_the_loss_is_finite_just_where_there_is_noise(
 
 def test_devices_add_noise_just_where_it_is_in_shares(mechanism: Mechanism) -> None:
     table = np.zeros(1000, dtype=np.int64)
-    sent = mechanism.at_device(table, devices=COUNT, rng=SeededRng(SEED))
-    assert sent.any() == mechanism.in_shares
+    contribution = mechanism.at_device(table, devices=COUNT, rng=SeededRng(SEED))
+    assert contribution.any() == mechanism.in_shares
 
 
 def test_losses_grow_with_the_contribution(mechanism: Mechanism) -> None:

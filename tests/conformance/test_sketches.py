@@ -33,7 +33,7 @@ EXAMPLES: dict[str, list[Any]] = {
         InvertibleSketch(
             keys=IntegerKeys(bits=bits), rows=3, width=40, count_bits=17, check_bits=20, seed=SEED
         )
-        for bits in (8, 50)  # a word a cell, and two
+        for bits in (8, 50)  # one word per cell, and two
     ],
     "one_hot": [OneHot(categories=DOMAIN), OneHot(categories=DOMAIN + 5)],
 }
@@ -129,38 +129,38 @@ def check_many_are_one_by_one(sketch: Sketch) -> None:
 
     @settings(max_examples=EXAMPLES_EACH)
     @given(values)
-    def same(held: list[int]) -> None:
-        whole = sketch.encode(array(held))
-        singly = [sketch.encode(array([value])) for value in held]
+    def same(items: list[int]) -> None:
+        whole = sketch.encode(array(items))
+        singly = [sketch.encode(array([value])) for value in items]
         assert equal(sketch, whole, np.sum([np.zeros_like(whole), *singly], axis=0))
-        assert np.array_equal(whole, sketch.encode(array(held), array([1] * len(held))))
-        asked = array(held)
-        alone = [float(sketch.estimate(whole, array([value]))[0]) for value in held]
-        assert sketch.estimate(whole, asked).tolist() == alone
+        assert np.array_equal(whole, sketch.encode(array(items), array([1] * len(items))))
+        queries = array(items)
+        alone = [float(sketch.estimate(whole, array([value]))[0]) for value in items]
+        assert sketch.estimate(whole, queries).tolist() == alone
 
     same()
 
 
 def check_many_are_one_by_one_at_any_size(sketch: Sketch) -> None:
     """Also where there is so much that the compiled loops take over."""
-    held = np.random.default_rng(SEED).integers(0, DOMAIN, 50_000)
-    counts = np.bincount(held, minlength=DOMAIN)
-    assert np.array_equal(sketch.encode(held), sketch.encode(np.arange(DOMAIN), counts))
-    table = sketch.encode(held)
+    values = np.random.default_rng(SEED).integers(0, DOMAIN, 50_000)
+    counts = np.bincount(values, minlength=DOMAIN)
+    assert np.array_equal(sketch.encode(values), sketch.encode(np.arange(DOMAIN), counts))
+    table = sketch.encode(values)
     every = sketch.estimate(table, np.arange(DOMAIN))
-    assert np.array_equal(sketch.estimate(table, held), every[held])
+    assert np.array_equal(sketch.estimate(table, values), every[values])
 
 
 def check_inputs_are_unchanged(sketch: Sketch) -> None:
     """Read-only inputs are enough, and keep their bytes."""
-    held, weights = np.arange(DOMAIN), np.arange(DOMAIN) - 7
-    table = sketch.encode(held)
-    inputs = (held, weights, table)
+    values, weights = np.arange(DOMAIN), np.arange(DOMAIN) - 7
+    table = sketch.encode(values)
+    inputs = (values, weights, table)
     before = [each.tobytes() for each in inputs]
     for each in inputs:
         each.flags.writeable = False
-    sketch.encode(held, weights)
-    sketch.estimate(table, held)
+    sketch.encode(values, weights)
+    sketch.estimate(table, values)
     assert [each.tobytes() for each in inputs] == before
 
 
@@ -169,8 +169,8 @@ def check_json_round_trip(sketch: Sketch) -> None:
     again = from_json(to_json(sketch))
     assert again == sketch
     assert digest(again) == digest(sketch)
-    held = np.arange(DOMAIN)
-    assert np.array_equal(again.encode(held, held), sketch.encode(held, held))
+    values = np.arange(DOMAIN)
+    assert np.array_equal(again.encode(values, values), sketch.encode(values, values))
 
 
 def check_other_specs_are_other_digests(sketch: Sketch) -> None:
@@ -197,7 +197,7 @@ def check_tables(sketch: Sketch) -> None:
 def check_weights(sketch: Sketch) -> None:
     """One whole number a value, or none at all: the compiled loops do not look."""
     for count in (3, 50_000):  # on the numpy path and on the compiled one
-        held = np.arange(count) % DOMAIN
+        values = np.arange(count) % DOMAIN
         for wrong in (
             np.ones(count - 1, dtype=np.int64),
             np.ones(count + 1, dtype=np.int64),
@@ -208,7 +208,7 @@ def check_weights(sketch: Sketch) -> None:
             np.ones(count, dtype=bool),
         ):
             with pytest.raises(SpecError, match="weights"):
-                sketch.encode(held, wrong)
+                sketch.encode(values, wrong)
 
 
 def check_a_lone_value_is_read_exactly(sketch: Sketch) -> None:
@@ -222,9 +222,9 @@ def check_sensitivity(sketch: Sketch) -> None:
 
     @settings(max_examples=EXAMPLES_EACH)
     @given(st.lists(st.integers(0, DOMAIN - 1), min_size=1, max_size=6))
-    def bounded(held: list[int]) -> None:
-        bound = sketch.sensitivity(len(held))
-        table = sketch.encode(array(held))
+    def bounded(values: list[int]) -> None:
+        bound = sketch.sensitivity(len(values))
+        table = sketch.encode(array(values))
         assert np.abs(table).sum() <= bound.l1
         assert (table**2).sum() <= bound.l2**2 * (1 + 1e-12)  # l2 is a rounded square root
         if bound.unit_cells:
@@ -288,18 +288,18 @@ class Forgetful:
     def word_bits(self) -> None:
         return None
 
-    def encode(self, held: Any, weights: Any = None) -> I64:
+    def encode(self, values: Any, weights: Any = None) -> I64:
         if self._fault == "writes to its input" and weights is not None:
             weights[:] = 0
-        table = self._sound.encode(held, weights)
+        table = self._sound.encode(values, weights)
         if self._fault == "saturates":
             return np.minimum(table, 100)
-        if self._fault == "remembers the order" and len(held):
-            table[held[0]] += 1
+        if self._fault == "remembers the order" and len(values):
+            table[values[0]] += 1
         return table
 
-    def estimate(self, table: Any, held: Any) -> npt.NDArray[np.float64]:
-        return self._sound.estimate(table, held) * (2 if self._fault == "doubles" else 1)
+    def estimate(self, table: Any, values: Any) -> npt.NDArray[np.float64]:
+        return self._sound.estimate(table, values) * (2 if self._fault == "doubles" else 1)
 
     def possible(self, tables: I64, count: int) -> npt.NDArray[np.bool_]:
         return self._sound.possible(tables, count if self._fault != "takes anything" else 2**40)

@@ -61,16 +61,16 @@ def lower_bound(present: F64, absent: F64, delta: float) -> float:
     """An epsilon that the mechanism exceeds, wrong with probability at most FALSE_ALARM."""
     half = present.size // 2
     thresholds = np.unique(np.quantile(absent[:half], 1 - np.geomspace(0.5, 1e-4, 40)))
-    chosen = max(
+    best = max(
         thresholds, key=lambda bar: _bound(present[:half] >= bar, absent[:half] >= bar, delta)
     )
-    return _bound(present[half:] >= chosen, absent[half:] >= chosen, delta)
+    return _bound(present[half:] >= best, absent[half:] >= best, delta)
 
 
 def _bound(hits: npt.NDArray[np.bool_], misses: npt.NDArray[np.bool_], delta: float) -> float:
     """Clopper and Pearson 1934, half of the false alarm on either probability."""
-    seen, other, runs = int(hits.sum()), int(misses.sum()), hits.size
-    low = stats.beta.ppf(FALSE_ALARM / 2, seen, runs - seen + 1) if seen else 0.0
+    hit_count, other, runs = int(hits.sum()), int(misses.sum()), hits.size
+    low = stats.beta.ppf(FALSE_ALARM / 2, hit_count, runs - hit_count + 1) if hit_count else 0.0
     high = stats.beta.isf(FALSE_ALARM / 2, other + 1, runs - other) if other < runs else 1.0
     return math.log((low - delta) / high) if low > delta else -math.inf
 
@@ -88,7 +88,7 @@ class Audit(NamedTuple):
         loss = self.mechanism.loss(self.sketch.sensitivity(len(self.values)))
         return epsilon_of([loss], self.delta)
 
-    def found(self, mechanism: NoiseAtRelease | NoiseInShares) -> float:
+    def measure(self, mechanism: NoiseAtRelease | NoiseInShares) -> float:
         """A lower bound on the epsilon of this mechanism."""
         table = self.sketch.encode(np.array(self.values, dtype=np.int64))
         contribution = table[table != 0]
@@ -134,7 +134,7 @@ AUDITS = {
 def test_what_is_released_does_not_betray_more_than_is_claimed(name: str) -> None:
     """False alarm 1e-6 (Clopper-Pearson). Power: see the next test."""
     audit = AUDITS[name]
-    assert audit.found(audit.mechanism) <= audit.claim()
+    assert audit.measure(audit.mechanism) <= audit.claim()
 
 
 @pytest.mark.parametrize("name", AUDITS)
@@ -143,7 +143,7 @@ def test_too_little_noise_betrays_more_than_is_claimed(name: str) -> None:
     deviations unlucky, the closed forms give bounds of 1.26 and 2.72 (Gaussian, against claims of
     1.00 and 2.42), 1.19, 1.16 and 1.18 (Laplace, 1.00), 1.2 and 3.3 (Skellam, 1.00 and 2.88)."""
     audit = AUDITS[name]
-    assert audit.found(replace(audit.mechanism, scale=audit.too_small)) > audit.claim()
+    assert audit.measure(replace(audit.mechanism, scale=audit.too_small)) > audit.claim()
 
 
 def test_a_variance_taken_for_a_deviation_costs_three_times_the_epsilon() -> None:

@@ -49,16 +49,16 @@ class Audit(NamedTuple):
     def claim(self) -> float:
         return float(self.randomizer.epsilon)
 
-    def found(self, epsilon: float) -> float:
+    def measure(self, epsilon: float) -> float:
         """A lower bound on the epsilon of this randomizer with its coins set for `epsilon`."""
         randomizer = replace(self.randomizer, epsilon=epsilon)
         items = randomizer.values(np.array([3, 1]))
-        seen = []
+        samples = []
         for seed, item in enumerate(items):
             values = np.full(RECORDS, item)
             records = randomizer.randomize(values, rng=SeededRng(SEED, seed))
-            seen.append(classes(randomizer, records, items))
-        return lower_bound(*seen)
+            samples.append(classes(randomizer, records, items))
+        return lower_bound(*samples)
 
 
 def classes(randomizer: Any, records: U8, items: npt.NDArray[Any]) -> I64:
@@ -85,8 +85,8 @@ def classes(randomizer: Any, records: U8, items: npt.NDArray[Any]) -> I64:
         place, minus = (codes >> 1) % randomizer.width, codes & 1
         agrees = [(np.bitwise_count(place & cell) & 1) == minus for cell in (first, second)]
         return np.asarray(agrees[0] + 2 * agrees[1])
-    sent = codes % randomizer.width
-    return np.asarray((sent == first) + 2 * (sent == second))
+    cells = codes % randomizer.width
+    return np.asarray((cells == first) + 2 * (cells == second))
 
 
 def little_endian(records: U8) -> I64:
@@ -100,14 +100,14 @@ def lower_bound(present: I64, absent: I64) -> float:
     ratio = (tries[0] + 0.5) / (tries[1] + 0.5)
     order = np.argsort(-ratio, kind="stable")  # the likelihood ratio's best sets, one in the other
     sets = [order[:size] for size in range(1, 5)]
-    chosen = max(sets, key=lambda part: _bound(tries[0][part].sum(), tries[1][part].sum(), half))
-    hits = np.isin(present[half:], chosen).sum(), np.isin(absent[half:], chosen).sum()
+    region = max(sets, key=lambda part: _bound(tries[0][part].sum(), tries[1][part].sum(), half))
+    hits = np.isin(present[half:], region).sum(), np.isin(absent[half:], region).sum()
     return _bound(*hits, present.size - half)
 
 
-def _bound(seen: Any, other: Any, runs: int) -> float:
+def _bound(hits: Any, other: Any, runs: int) -> float:
     """Clopper and Pearson 1934, half of the false alarm on either probability."""
-    low = float(stats.beta.ppf(FALSE_ALARM / 2, seen, runs - seen + 1)) if seen else 0.0
+    low = float(stats.beta.ppf(FALSE_ALARM / 2, hits, runs - hits + 1)) if hits else 0.0
     high = float(stats.beta.isf(FALSE_ALARM / 2, other + 1, runs - other)) if other < runs else 1.0
     return math.log(low / high) if low > 0 else -math.inf
 
@@ -132,8 +132,8 @@ def test_records_betray_what_is_claimed_and_no_more(name: str) -> None:
     """False alarm 1e-6 (Clopper-Pearson) above the claim. Below 0.9 of it the audit would be too
     blunt to mean anything; its bounds are at 0.97 to 0.99 of it. Power: see the next test."""
     audit = AUDITS[name]
-    found = audit.found(audit.claim)
-    assert TIGHT * audit.claim < found <= audit.claim
+    bound = audit.measure(audit.claim)
+    assert TIGHT * audit.claim < bound <= audit.claim
 
 
 @pytest.mark.parametrize("name", AUDITS)
@@ -142,7 +142,7 @@ def test_coins_that_are_too_honest_are_caught(name: str) -> None:
     Missed with probability below 1e-6: over other seeds, the bound that each control gives is 16 or
     more of its own standard deviations above the claim."""
     audit = AUDITS[name]
-    assert audit.found(audit.too_large) > audit.claim
+    assert audit.measure(audit.too_large) > audit.claim
 
 
 def test_every_randomizer_is_audited() -> None:
@@ -159,27 +159,27 @@ def test_every_randomizer_is_audited() -> None:
 
 def word_bound(search: Any, words: tuple[str, str]) -> float:
     """A lower bound on what the records of these searches, of two cells each, betray."""
-    seen = []
+    samples = []
     for seed, word in enumerate(words):
         codes, _ = search.codes(pa.array([word]))
         records = search.randomize(np.repeat(codes, RECORDS, axis=0), rng=SeededRng(SEED, seed))
         if isinstance(search, FragmentPuzzle):  # one position: a fragment's cell and a word's
-            seen.append(records[:, 1].astype(np.int64) + 2 * records[:, 2])
+            samples.append(records[:, 1].astype(np.int64) + 2 * records[:, 2])
         else:
-            seen.append(records[:, 0].astype(np.int64) + 2 * records[:, 1])
-    return lower_bound(*seen)
+            samples.append(records[:, 0].astype(np.int64) + 2 * records[:, 1])
+    return lower_bound(*samples)
 
 
 def told_apart(search: Any, first: str = "ab") -> tuple[str, str]:
     """Two words whose every part falls into different cells, found by the hash functions alone."""
     sure = seeded_sure(search)
     for other in ("cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st", "uv", "wx", "yz"):
-        sent = []
+        batches = []
         for word in (first, other):
             codes, _ = search.codes(pa.array([word]))
             records = sure.randomize(np.repeat(codes, 64, axis=0), rng=SeededRng(SEED))
-            sent.append({tuple(record) for record in records.tolist()})
-        if not any(_shares_a_cell(one, two) for one in sent[0] for two in sent[1]):
+            batches.append({tuple(record) for record in records.tolist()})
+        if not any(_shares_a_cell(one, two) for one in batches[0] for two in batches[1]):
             return first, other
     raise AssertionError("no two words are told apart by these hash functions")
 
@@ -245,7 +245,7 @@ def test_a_record_of_nothing_betrays_what_is_claimed_and_no_more() -> None:
     """The same of frequencies: "none" against an item, for a hashed and for a direct response."""
     for randomizer in (AUDITS["hashed"].randomizer, AUDITS["direct"].randomizer):
         items = np.concatenate([no_item(randomizer), randomizer.values(np.array([1]))])
-        seen = [
+        samples = [
             classes(
                 randomizer,
                 randomizer.randomize(np.full(RECORDS, item), rng=SeededRng(SEED, seed)),
@@ -253,4 +253,4 @@ def test_a_record_of_nothing_betrays_what_is_claimed_and_no_more() -> None:
             )
             for seed, item in enumerate(items)
         ]
-        assert TIGHT * randomizer.epsilon < lower_bound(*seen) <= randomizer.epsilon
+        assert TIGHT * randomizer.epsilon < lower_bound(*samples) <= randomizer.epsilon

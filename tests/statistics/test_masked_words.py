@@ -50,7 +50,7 @@ def assert_bytes_are_even(words: U32) -> None:
 
 
 @cache
-def sent(kind: str) -> dict[int, U32]:
+def masked_words(kind: str) -> dict[int, U32]:
     """What devices send of tables of zeros, or of ones in one cell of a thousand."""
     round = replace(ROUND, cells=WORDS, modulus_bits=32)
     tables = np.zeros((round.cohort, WORDS), dtype=np.int64)
@@ -59,11 +59,11 @@ def sent(kind: str) -> dict[int, U32]:
         tables[chance.random(tables.shape) < 1e-3] = 1
     stage = Stage(round, tables=tables)
     stage.until(Phase.MASK)
-    found = {}
+    words_by_member = {}
     for member in MEMBERS:
-        stage.heard[Phase.MASK, member] = stage.answer(Phase.MASK, member)
-        found[member] = stage.words_of(member).astype(np.uint32)
-    return found
+        stage.answers[Phase.MASK, member] = stage.answer(Phase.MASK, member)
+        words_by_member[member] = stage.words_of(member).astype(np.uint32)
+    return words_by_member
 
 
 CASES = [(kind, member) for kind in ("zero", "sparse") for member in MEMBERS]
@@ -73,20 +73,20 @@ CASES = [(kind, member) for kind in ("zero", "sparse") for member in MEMBERS]
 def test_bytes_of_masked_words_are_even(kind: str, member: int) -> None:
     """False alarm 1e-6. Power: 180,000 bytes, so one byte in 100 that is zero more than chance has
     it (noncentrality 4,600 against a bar of 377) is missed with probability below 1e-100."""
-    assert_bytes_are_even(sent(kind)[member])
+    assert_bytes_are_even(masked_words(kind)[member])
 
 
 @pytest.mark.parametrize(("kind", "member"), CASES)
 def test_lowest_bits_of_masked_words_have_no_short_register(kind: str, member: int) -> None:
     """False alarm 1.6e-7. Power: a register of up to 22,488 bits is always found, whatever makes
     it, as twice its length is below the number of bits."""
-    assert_no_register(sent(kind)[member])
+    assert_no_register(masked_words(kind)[member])
 
 
 def test_what_two_devices_send_has_nothing_in_common() -> None:
     """False alarm 4e-6 (four chi-squares). Power: two messages under the same masks, or under masks
     that are shifted by up to three words, differ by constants: always caught."""
-    first, second = sent("zero")[0], sent("zero")[23]
+    first, second = masked_words("zero")[0], masked_words("zero")[23]
     for shift in range(4):
         assert_bytes_are_even(first[shift:] - second[: WORDS - shift])
 
@@ -121,7 +121,7 @@ def test_a_sum_of_masks_of_mersenne_twisters_is_caught(count: int) -> None:
 
 def test_words_that_are_a_little_too_often_zero_are_caught() -> None:
     """The control for bytes: one word in 100 was not masked."""
-    words = sent("zero")[5].copy()
+    words = masked_words("zero")[5].copy()
     words[::100] = 0
     with pytest.raises(AssertionError, match="chi-square"):
         assert_bytes_are_even(words)
@@ -130,16 +130,16 @@ def test_words_that_are_a_little_too_often_zero_are_caught() -> None:
 def test_words_of_fewer_bits_than_the_modulus_are_caught() -> None:
     """A mask of 31 bits for a modulus of 32: the highest is always clear."""
     with pytest.raises(AssertionError, match="chi-square"):
-        assert_bytes_are_even(sent("zero")[5] & np.uint32(2**31 - 1))
+        assert_bytes_are_even(masked_words("zero")[5] & np.uint32(2**31 - 1))
 
 
 @pytest.mark.parametrize("length", [1, 2, 9, 10])
 def test_complexities_of_all_short_sequences_are_as_many_as_counted(length: int) -> None:
     """The law that the false alarm rests on, sequence by sequence."""
-    found = [shortest_register(bits)[0] for bits in product((0, 1), repeat=length)]
+    complexities = [shortest_register(bits)[0] for bits in product((0, 1), repeat=length)]
     for complexity in range(length + 1):
         power = min(2 * length - 2 * complexity, 2 * complexity - 1)
-        assert found.count(complexity) == (2**power if complexity else 1)
+        assert complexities.count(complexity) == (2**power if complexity else 1)
 
 
 def test_the_false_alarm_is_as_stated() -> None:

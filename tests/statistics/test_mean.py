@@ -49,7 +49,7 @@ DESIGN = MeanDesign(
 )
 
 
-def held(tail: str, norm: float, dimensions: int, seed: int) -> F64:
+def vectors_of(tail: str, norm: float, dimensions: int, seed: int) -> F64:
     """Four vectors whose mean has this norm and tail."""
     chance = np.random.default_rng([SEED, seed])
     mean = chance.standard_normal(dimensions)
@@ -67,7 +67,7 @@ def held(tail: str, norm: float, dimensions: int, seed: int) -> F64:
 class Answer:
     """A campaign's end: what it gave, and its tables."""
 
-    found: MeanEstimate
+    estimate: MeanEstimate
     answers: list[NoisedSum]
     truth: F64
 
@@ -81,7 +81,7 @@ class Answer:
     def noise(self) -> float:
         """Standard deviation of a cell's noise in the last table, in the sum's unit."""
         task = self.answers[-1].task
-        return task.mechanism.stddev(self.found.respondents) / self.last.scale
+        return task.mechanism.stddev(self.estimate.respondents) / self.last.scale
 
     @property
     def cells(self) -> int:
@@ -92,11 +92,11 @@ class Answer:
         if self.last.dense is None:
             return 0.0
         read = self.last.dense.decode(self.last.dense.encode(self.truth))
-        noise = self.truth.size * (self.noise / self.found.respondents) ** 2
+        noise = self.truth.size * (self.noise / self.estimate.respondents) ** 2
         return float(np.sum((read - self.truth) ** 2)) / noise
 
 
-def answered(design: MeanDesign, vectors: F64, seed: int) -> Answer:
+def answer_of(design: MeanDesign, vectors: F64, seed: int) -> Answer:
     rng, campaign = SeededRng(SEED, seed), MeanCampaign(replace(design, seed=seed))
     weights = np.full(len(vectors), design.devices // len(vectors))
 
@@ -115,7 +115,9 @@ def answered(design: MeanDesign, vectors: F64, seed: int) -> Answer:
 def campaigns(tail: str, understated: float = 1.0) -> list[Answer]:
     """Runs of adapt_norm; `understated` makes it take the norm for so many times smaller."""
     design = replace(DESIGN, relative_error=min(1.0, DESIGN.relative_error * understated**2))
-    return [answered(design, held(tail, NORM, DIMENSIONS, seed), seed) for seed in range(RUNS)]
+    return [
+        answer_of(design, vectors_of(tail, NORM, DIMENSIONS, seed), seed) for seed in range(RUNS)
+    ]
 
 
 def assert_compression_is_cheap(runs: list[Answer]) -> None:
@@ -159,8 +161,8 @@ def test_the_standard_error_is_the_error(tail: str) -> None:
 def errors(runs: list[Answer], claimed: float = 1.0) -> list[float]:
     """Squared errors over those claimed."""
     return [
-        float(np.sum((answer.found.mean - answer.truth) ** 2))
-        / (claimed * DIMENSIONS * answer.found.standard_error**2)
+        float(np.sum((answer.estimate.mean - answer.truth) ** 2))
+        / (claimed * DIMENSIONS * answer.estimate.standard_error**2)
         for answer in runs
     ]
 
@@ -173,13 +175,13 @@ def test_a_standard_error_that_is_ten_per_cent_off_is_caught() -> None:
 @lru_cache(maxsize=1)
 def small_campaigns() -> list[Answer]:
     design = replace(DESIGN, dimensions=3_000, most_cells=3_000, multiplier=3.0)
-    return [answered(design, held("power", 0.15, 3_000, 1), seed) for seed in range(60)]
+    return [answer_of(design, vectors_of("power", 0.15, 3_000, 1), seed) for seed in range(60)]
 
 
-def along_the_mean(kept: int) -> list[float]:
+def along_the_mean(share: int) -> list[float]:
     """How far runs go along the true mean, of which 1 is all the way; of so many coordinates."""
     return [
-        float(top(answer.found.mean.astype(np.float32), kept) @ answer.truth)
+        float(top(answer.estimate.mean.astype(np.float32), share) @ answer.truth)
         / float(answer.truth @ answer.truth)
         for answer in small_campaigns()
     ]
@@ -212,7 +214,8 @@ def test_adapt_tail_stops_earlier_on_a_sparse_mean() -> None:
 
     def cells(tail: str) -> list[int]:
         return [
-            answered(design, held(tail, 0.5, 4_000, seed), seed).found.cells for seed in range(10)
+            answer_of(design, vectors_of(tail, 0.5, 4_000, seed), seed).estimate.cells
+            for seed in range(10)
         ]
 
     sparse, dense = cells("sparse"), cells("dense")
@@ -241,8 +244,8 @@ def ratios(design: MeanDesign, *, present: bool) -> F64:
         table = task.sketch.tables(np.array([[1.0, 0.0]]), rng=SeededRng(1)).reshape(-1)
         moved = table[table != 0]
         start = np.tile(moved if present else 0 * moved, (RELEASES, 1))
-        shown = task.mechanism.at_release(start, count=1, rng=rng)
-        total += (2 * shown @ moved - moved @ moved) / (2 * task.mechanism.scale**2)
+        noised = task.mechanism.at_release(start, count=1, rng=rng)
+        total += (2 * noised @ moved - moved @ moved) / (2 * task.mechanism.scale**2)
     return total
 
 
@@ -259,8 +262,8 @@ def lower_bound(design: MeanDesign) -> float:
         return math.log((low - DELTA) / high) if low > DELTA else -math.inf
 
     bars = np.quantile(absent[:half], 1 - np.geomspace(0.3, 1e-3, 30))
-    chosen = max(bars, key=lambda bar: bound(slice(0, half), float(bar)))
-    return bound(slice(half, None), float(chosen))
+    best = max(bars, key=lambda bar: bound(slice(0, half), float(bar)))
+    return bound(slice(half, None), float(best))
 
 
 def claim(design: MeanDesign) -> float:
@@ -282,6 +285,6 @@ def test_too_little_noise_betrays_more() -> None:
 
 def test_without_noise_a_mean_is_exact_but_for_rounding() -> None:
     design = replace(DESIGN, compression="none", multiplier=0.0, dimensions=50, most_cells=50)
-    answer = answered(design, held("dense", 0.5, 50, 1), 1)
+    answer = answer_of(design, vectors_of("dense", 0.5, 50, 1), 1)
     assert isinstance(answer.answers[0].task.mechanism, NoNoise)
-    assert np.abs(answer.found.mean - answer.truth).max() <= 1 / 2**16
+    assert np.abs(answer.estimate.mean - answer.truth).max() <= 1 / 2**16

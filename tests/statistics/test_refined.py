@@ -30,11 +30,11 @@ LAWS, WIDTHS, KINDS = (1.1, 2.0, 5.0), (50, 200), ("shared", "hybrid", "fresh")
 EVERY = list(itertools.product(LAWS, WIDTHS, KINDS))
 
 
-def quick(*kept: tuple[float, int, Kind]) -> list[object]:
+def quick(*cases: tuple[float, int, Kind]) -> list[object]:
     """Every case; those not kept run with the slow tests."""
     return [
         pytest.param(
-            *case, marks=[] if case in kept else pytest.mark.slow, id="{}-{}-{}".format(*case)
+            *case, marks=[] if case in cases else pytest.mark.slow, id="{}-{}-{}".format(*case)
         )
         for case in EVERY
     ]

@@ -34,17 +34,19 @@ Row = tuple[int, ...]  # a cell, or a sign, for each item
 # --- hash functions by name
 
 
-def drawn(rng: np.random.Generator, *shape: int) -> U64:
+def random_elements(rng: np.random.Generator, *shape: int) -> U64:
     return rng.integers(0, plain.PRIME, shape, dtype=np.uint64)
 
 
-POINTS = drawn(np.random.default_rng([SEED, 1]), 6)
+POINTS = random_elements(np.random.default_rng([SEED, 1]), 6)
 
 
 @cache
 def lines(width: int, items: int) -> dict[Row, U64]:
     """For every way to put the items into cells, a line that does so."""
-    coefficients = drawn(np.random.default_rng([SEED, width, items]), 20 * width**items, 2)
+    coefficients = random_elements(
+        np.random.default_rng([SEED, width, items]), 20 * width**items, 2
+    )
     columns = [
         plain.cells(plain.evaluate(coefficients.T, np.full(len(coefficients), x)), width)
         for x in POINTS[:items]
@@ -56,7 +58,7 @@ def lines(width: int, items: int) -> dict[Row, U64]:
 @cache
 def cubics(items: int) -> dict[Row, U64]:
     """For every way to sign the items, a cubic that does so."""
-    coefficients = drawn(np.random.default_rng([SEED, items]), 20 * 2**items, 4)
+    coefficients = random_elements(np.random.default_rng([SEED, items]), 20 * 2**items, 4)
     columns = [
         plain.sign_of(plain.evaluate(coefficients.T, np.full(len(coefficients), x)), 0)
         for x in POINTS[:items]
@@ -130,15 +132,15 @@ def test_one_row_is_unbiased_with_the_stated_variance_over_every_hash_function()
 
     Mean 3 and variance (‖counts‖² − 3²)/2 = 2.5 for the first item.
     """
-    found, expected = [], []
+    actual, expected = [], []
     for cells, signs in itertools.product(ALL_CELLS, ALL_SIGNS):
         tables, totals = by_library([cells], [[signs]], 2, [(3, 1, 2)])
         by_list = by_hand([cells], [[signs]], 2, [(3, 1, 2)])
         assert tables == by_list[0]
         assert totals == by_list[1]
-        found.append(Fraction(totals[0]))
+        actual.append(Fraction(totals[0]))
         expected.append(by_list[1][0])
-    assert moments(found) == moments(expected) == (Fraction(3), Fraction(5, 2))
+    assert moments(actual) == moments(expected) == (Fraction(3), Fraction(5, 2))
 
 
 def test_a_hybrid_row_is_unbiased_with_the_stated_variance_over_every_hash_function() -> None:
@@ -146,23 +148,23 @@ def test_a_hybrid_row_is_unbiased_with_the_stated_variance_over_every_hash_funct
 
     The average over rounds has mean 2 and variance (1 + 4 + 16)/(2² · 2) = 2.625.
     """
-    found, expected = [], []
+    actual, expected = [], []
     for cells, first, second in itertools.product(ALL_CELLS, ALL_SIGNS, ALL_SIGNS):
         rounds: tuple[list[Row], list[list[Row]], int, list[Row]]
         rounds = ([cells], [[first], [second]], 2, [(3, 1, 2), (1, 4, 0)])
-        found.append(Fraction(by_library(*rounds)[1][0]) / 2)
+        actual.append(Fraction(by_library(*rounds)[1][0]) / 2)
         expected.append(by_hand(*rounds)[1][0] / 2)
-    assert found == expected
-    assert moments(found) == (Fraction(2), Fraction(21, 8))
+    assert actual == expected
+    assert moments(actual) == (Fraction(2), Fraction(21, 8))
 
 
 def test_shared_signs_have_a_larger_variance_than_hybrid_ones() -> None:
     """The control: with the same signs in both rounds the exhaustive variance is not 2.625."""
-    found = []
+    variances = []
     for cells, signs in itertools.product(ALL_CELLS, ALL_SIGNS):
         totals = by_library([cells], [[signs], [signs]], 2, [(3, 1, 2), (1, 4, 0)])[1]
-        found.append(Fraction(totals[0]) / 2)
-    assert moments(found) == (Fraction(2), Fraction((1 + 4) ** 2 + (2 + 0) ** 2, 4 * 2))
+        variances.append(Fraction(totals[0]) / 2)
+    assert moments(variances) == (Fraction(2), Fraction((1 + 4) ** 2 + (2 + 0) ** 2, 4 * 2))
 
 
 # --- golden: G1 and G2 of the digest
@@ -194,17 +196,19 @@ def test_the_golden_hybrid_rounds_have_their_tables_and_their_medians(decode: ob
 def test_the_list_decoder_is_the_library_on_real_hashes() -> None:
     """What checks the goldens is itself checked, on sketches whose hashes nobody chose."""
     for seed in range(5):
-        made = [CountSketch(rows=3, width=4, seed=seed, sign_round=m) for m in (0, 1)]
-        points = made[0].points(np.arange(6))
-        cells = [tuple(plain.cells(plain.evaluate(h, points), 4).tolist()) for h in made[0].buckets]
+        sketches = [CountSketch(rows=3, width=4, seed=seed, sign_round=m) for m in (0, 1)]
+        points = sketches[0].points(np.arange(6))
+        cells = [
+            tuple(plain.cells(plain.evaluate(h, points), 4).tolist()) for h in sketches[0].buckets
+        ]
         signs = [
             [tuple(plain.sign_of(plain.evaluate(h, points), s.sign_bit).tolist()) for h in s.signs]
-            for s in made
+            for s in sketches
         ]
         tables, totals = by_hand(cells, signs, 4, [G1_COUNTS, G2_COUNTS])
         pairs = [
             (s, s.encode(np.arange(6), np.array(c)))
-            for s, c in zip(made, (G1_COUNTS, G2_COUNTS), strict=True)
+            for s, c in zip(sketches, (G1_COUNTS, G2_COUNTS), strict=True)
         ]
         assert [table.tolist() for _, table in pairs] == tables
         assert DecodedRounds.of(pairs).estimate(points).tolist() == totals
@@ -219,8 +223,8 @@ DRAWS, ROWS, WIDTH, FLAT = 20_000, 5, 20, 200
 def flat_readings(signed: bool = True) -> F64:
     """Readings of one of 200 items of count 1 under 20,000 × 5 hash functions, (draws, rows)."""
     rng = np.random.default_rng([SEED, 2])
-    points = drawn(rng, FLAT)
-    buckets, signs = drawn(rng, DRAWS * ROWS, 2), drawn(rng, DRAWS * ROWS, 4)
+    points = random_elements(rng, FLAT)
+    buckets, signs = random_elements(rng, DRAWS * ROWS, 2), random_elements(rng, DRAWS * ROWS, 4)
     if not signed:  # a broken family: the constant 1, which is odd
         signs[:, :3], signs[:, 3] = 0, 1
     table = kernels.encode(points, None, buckets, signs, 0, WIDTH)
@@ -354,20 +358,20 @@ DEVICES, DOMAIN, ROUNDS = 150_000, 150_868, 10
 @cache
 def many_errors(kind: Kind, width: int) -> float:
     """How many items err by more than 0.1/width, as a mean over three seeds."""
-    found = []
+    samples = []
     for seed in range(3):
         rng = np.random.default_rng([SEED, seed])
         shares = np.arange(1, DOMAIN + 1) ** -1.8
         counts = rng.multinomial(DEVICES // ROUNDS, shares / shares.sum(), size=ROUNDS)
-        held = np.flatnonzero(counts.any(axis=0))
+        places = np.flatnonzero(counts.any(axis=0))
         pairs = []
         for round, count in enumerate(counts):
             sketch = round_sketch(kind, round, rows=5, width=width, seed=SEED + seed)
-            pairs.append((sketch, sketch.encode(held, count[held])))
+            pairs.append((sketch, sketch.encode(places, count[places])))
         points = pairs[0][0].points(np.arange(DOMAIN))
         errors = np.abs(DecodedRounds.of(pairs).estimate(points) - counts.sum(axis=0)) / DEVICES
-        found.append(int((errors > 0.1 / width).sum()))
-    return float(np.mean(found))
+        samples.append(int((errors > 0.1 / width).sum()))
+    return float(np.mean(samples))
 
 
 def ordered_as_in_the_paper(hybrid: Kind, fresh: Kind, shared: Kind) -> bool:

@@ -82,26 +82,28 @@ def test_quadratics_over_a_small_field_are_three_wise_independent() -> None:
     """Exhaustive over F_7: for any three points, each triple of values comes from one quadratic."""
     quadratics = list(itertools.product(range(7), repeat=3))
     for points in itertools.combinations(range(7), 3):
-        seen = Counter(
+        counts = Counter(
             tuple(reference.evaluate(list(q), x, prime=7) for x in points) for q in quadratics
         )
-        assert len(seen) == 343
-        assert set(seen.values()) == {1}
+        assert len(counts) == 343
+        assert set(counts.values()) == {1}
 
 
 def test_lines_over_a_small_field_are_not_three_wise_independent() -> None:
     """The control: one coefficient fewer, and three values are no longer free."""
     lines = itertools.product(range(7), repeat=2)
-    seen = Counter(tuple(reference.evaluate(list(q), x, prime=7) for x in (0, 1, 2)) for q in lines)
-    assert len(seen) == 49
+    counts = Counter(
+        tuple(reference.evaluate(list(q), x, prime=7) for x in (0, 1, 2)) for q in lines
+    )
+    assert len(counts) == 49
 
 
 @pytest.mark.parametrize("independence", [2, 3, 4])
 def test_a_family_draws_one_coefficient_for_each_value_it_makes_independent(
     independence: int,
 ) -> None:
-    drawn = Polynomial.draw(SEED, "a label", 7, independence=independence)
-    assert drawn.coefficients == tuple(
+    polynomial = Polynomial.draw(SEED, "a label", 7, independence=independence)
+    assert polynomial.coefficients == tuple(
         reference.coefficients(SEED, "a label", 7, count=independence)
     )
 
@@ -110,16 +112,16 @@ def test_a_family_draws_one_coefficient_for_each_value_it_makes_independent(
 def test_coefficients_are_those_of_the_reference(
     seed: int, label: str, round: int, count: int
 ) -> None:
-    drawn = coefficients(seed, label, round, count=count)
-    assert drawn.tolist() == reference.coefficients(seed, label, round, count=count)
+    values = coefficients(seed, label, round, count=count)
+    assert values.tolist() == reference.coefficients(seed, label, round, count=count)
 
 
 def test_other_labels_draw_other_coefficients() -> None:
-    drawn = [
+    values = [
         coefficients(*labels, count=4).tobytes()
         for labels in ((1, "cell", 0, 0), (1, "sign", 0, 0), (1, "cell", 1, 0), (1, "cell", 0, 1))
     ]
-    assert len(set(drawn)) == len(drawn)
+    assert len(set(values)) == len(values)
     assert coefficients(1, "a", "b", count=1) != coefficients(1, "ab", count=1)
     assert coefficients(1, "1", count=1) != coefficients(1, 1, count=1)
 
@@ -135,9 +137,9 @@ def test_fingerprints_of_bytes_are_those_of_the_reference(items: list[bytes], se
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20), seeds)
 def test_fingerprints_of_integers_are_those_of_the_reference(items: list[int], seed: int) -> None:
-    given = np.array(items, dtype=np.int64)
+    numbers = np.array(items, dtype=np.int64)
     expected = [reference.fingerprint(item, seed) for item in items]
-    assert fingerprint(given, seed).tolist() == expected
+    assert fingerprint(numbers, seed).tolist() == expected
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=20), max_size=10))
@@ -240,9 +242,9 @@ def test_what_is_neither_bytes_nor_a_64_bit_integer_is_refused(items: hashing.It
 
 def test_fingerprinting_leaves_its_input_alone() -> None:
     numbers = np.arange(-5, 5, dtype=np.int64)
-    kept = numbers.copy()
+    copy = numbers.copy()
     fingerprint(numbers, 1)
-    assert np.array_equal(numbers, kept)
+    assert np.array_equal(numbers, copy)
 
 
 def test_row_polynomials_are_shared_and_so_cannot_be_written() -> None:
@@ -250,8 +252,8 @@ def test_row_polynomials_are_shared_and_so_cannot_be_written() -> None:
     assert table is hashing.row_polynomials(1, "cell", 0, 3, 2)
     with pytest.raises(ValueError, match="read-only"):
         table[0, 0] = 0
-    drawn = [reference.coefficients(1, "cell", 0, row, count=2) for row in range(3)]
-    assert table.tolist() == drawn
+    rows = [reference.coefficients(1, "cell", 0, row, count=2) for row in range(3)]
+    assert table.tolist() == rows
 
 
 DRAWS = 20_000

@@ -86,7 +86,7 @@ def place(sketch: Spec, item: bytes | int, row: int) -> tuple[int, int]:
 
 
 def encode(sketch: Spec, items: Sequence[bytes | int], weights: list[int] | None = None) -> Table:
-    """The table of a count sketch: each item adds weight × sign to one cell a row."""
+    """The table of a count sketch: each item adds weight × sign to one cell per row."""
     table = [[0] * sketch["width"] for _ in range(sketch["rows"])]
     for item, weight in zip(items, weights or [1] * len(items), strict=True):
         for row in range(sketch["rows"]):
@@ -132,9 +132,9 @@ def row_cell(oracle: Spec, item: bytes | int, row: int) -> int:
     """Where an item goes in a row of a local oracle: coefficients come in blocks of 256 rows."""
     seed, epoch = oracle["seed"], oracle["epoch"]
     block, place = divmod(row, 256)
-    drawn = coefficients(seed, "row", epoch, block, count=3 * 256)
+    stream = coefficients(seed, "row", epoch, block, count=3 * 256)
     return cell(
-        evaluate(drawn[3 * place : 3 * place + 3], fingerprint(item, seed)), oracle["width"]
+        evaluate(stream[3 * place : 3 * place + 3], fingerprint(item, seed)), oracle["width"]
     )
 
 
@@ -143,18 +143,18 @@ def size_for(codes: int) -> int:
     return max(1, -(-(codes - 1).bit_length() // 8))
 
 
-def local_record(oracle: Spec, row: int, said: int | list[int], minus: bool = False) -> bytes:
-    """The bytes of a record: `said` is the bits of a count mean sketch, a place of a Hadamard one,
-    a cell of a hashed response or a category of a direct one."""
+def local_record(oracle: Spec, row: int, content: int | list[int], minus: bool = False) -> bytes:
+    """The bytes of a record: `content` is the bits of a count mean sketch, a place of a Hadamard
+    one, a cell of a hashed response or a category of a direct one."""
     if oracle["kind"] == "count_mean_sketch":
-        assert isinstance(said, list)
-        return row.to_bytes(size_for(oracle["rows"]), "little") + pack(said, 1)
-    assert isinstance(said, int)
+        assert isinstance(content, list)
+        return row.to_bytes(size_for(oracle["rows"]), "little") + pack(content, 1)
+    assert isinstance(content, int)
     if oracle["kind"] == "direct_response":
-        return said.to_bytes(size_for(oracle["categories"] + 1), "little")
+        return content.to_bytes(size_for(oracle["categories"] + 1), "little")
     width: int = oracle["width"]
     cells: int = oracle["rows"] * width
-    code = row * width + said
+    code = row * width + content
     if oracle["kind"] == "hashed_response":
         return code.to_bytes(size_for(cells), "little")
     return (2 * code + minus).to_bytes(size_for(2 * cells), "little")
@@ -226,12 +226,12 @@ def _records_of(oracle: Spec, row: int) -> list[Spec]:
         changed = [[row, place, 1] for place, bit in enumerate(bits) if bit]
         return [{"record": local_record(oracle, row, bits).hex(), "adds": changed}]
     last = oracle["categories"] if kind == "direct_response" else oracle["width"] - 1
-    found = []
-    for said in (0, last // 2, last):
+    records = []
+    for content in (0, last // 2, last):
         for minus in (False, True) if kind == "hadamard_count_mean_sketch" else (False,):
-            record = local_record(oracle, row, said, minus)
-            found.append({"record": record.hex(), "adds": [[row, said, -1 if minus else 1]]})
-    return found
+            record = local_record(oracle, row, content, minus)
+            records.append({"record": record.hex(), "adds": [[row, content, -1 if minus else 1]]})
+    return records
 
 
 def _local_bad() -> Any:
@@ -317,7 +317,7 @@ def _count_sketch(**fields: int) -> Spec:
 def _count_sketch_good() -> Any:
     counts = {"oak": 5, "elm": 3, "fir": 2, "forêt": 1, "": 4}
     items = [item.encode() for item in counts]
-    asked = [*items, b"nobody has this"]
+    queries = [*items, b"nobody has this"]
     cases = []
     for name, rounds in {
         "one round": [_count_sketch()],
@@ -335,8 +335,8 @@ def _count_sketch_good() -> Any:
                 "items": [item.hex() for item in items],
                 "weights": weights,
                 "tables": tables,
-                "asked": [item.hex() for item in asked],
-                "estimates": [float(estimate(rounds, tables, item)) for item in asked],
+                "asked": [item.hex() for item in queries],
+                "estimates": [float(estimate(rounds, tables, item)) for item in queries],
             }
         )
     return cases
@@ -388,13 +388,13 @@ def _report_good() -> Any:
         ("nothing to say", _task(), []),
         ("a one-hot table", _task(sketch=one_hot), [3]),
     ]
-    made = []
+    result = []
     for name, task, values in cases:
         if task["sketch"]["kind"] == "one_hot":
             table = [[int(category in values) for category in range(one_hot["categories"])]]
         else:
             table = encode(task["sketch"], [str(value).encode() for value in values])
-        made.append(
+        result.append(
             {
                 "name": name,
                 "task": {**task, "sfumato": FORMAT},
@@ -404,7 +404,7 @@ def _report_good() -> Any:
                 "report": report(task, table, report_id).hex(),
             }
         )
-    return made
+    return result
 
 
 def _report_bad() -> Any:

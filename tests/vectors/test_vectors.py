@@ -43,20 +43,20 @@ class Words:
 def test_local_records_and_cells_agree_with_the_vectors() -> None:
     for case in read("local_good.json"):
         oracle = from_json(json.dumps(case["oracle"]))
-        for held in case["cells"]:
-            points = oracle.values([bytes.fromhex(held["item"])])
-            row = np.array([held["row"]])
-            found = plain_local.row_cells(points, row, oracle.hashes, oracle.width)
-            assert found.tolist() == [held["cell"]]
-        for sent in case["records"]:
-            record = np.frombuffer(bytes.fromhex(sent["record"]), dtype=np.uint8)[None]
+        for entry in case["cells"]:
+            points = oracle.values([bytes.fromhex(entry["item"])])
+            row = np.array([entry["row"]])
+            place = plain_local.row_cells(points, row, oracle.hashes, oracle.width)
+            assert place.tolist() == [entry["cell"]]
+        for example in case["records"]:
+            record = np.frombuffer(bytes.fromhex(example["record"]), dtype=np.uint8)[None]
             tally = Tally(oracle)
             assert record.shape[1] == oracle.record_bytes
             assert tally.fold(record) == 0
-            wanted = np.zeros((oracle.rows, oracle.width), dtype=np.int64)
-            for row, cell, change in sent["adds"]:
-                wanted[row, cell] += change
-            assert np.array_equal(tally.cells, wanted)
+            expected = np.zeros((oracle.rows, oracle.width), dtype=np.int64)
+            for row, cell, change in example["adds"]:
+                expected[row, cell] += change
+            assert np.array_equal(tally.cells, expected)
 
 
 def test_records_that_no_device_makes_are_refused() -> None:
@@ -78,8 +78,8 @@ def test_the_transform_has_the_signs_of_the_reference() -> None:
 
 @pytest.mark.parametrize("name", sorted(reference.vectors()))
 def test_the_reference_makes_the_vector_files(name: str) -> None:
-    made = json.loads(json.dumps(reference.vectors()[name]))
-    assert made == read(name)
+    vectors = json.loads(json.dumps(reference.vectors()[name]))
+    assert vectors == read(name)
 
 
 def test_every_good_file_has_its_bad_file() -> None:
@@ -91,20 +91,20 @@ def test_every_good_file_has_its_bad_file() -> None:
 
 def test_coefficients_agree_with_the_vectors() -> None:
     for case in read("hashing_good.json")["coefficients"]:
-        drawn = hashing.coefficients(case["seed"], *case["labels"], count=4)
-        assert [str(word) for word in drawn] == case["drawn"]
+        values = hashing.coefficients(case["seed"], *case["labels"], count=4)
+        assert [str(word) for word in values] == case["drawn"]
 
 
 def test_fingerprints_of_bytes_agree_with_the_vectors() -> None:
     for case in read("hashing_good.json")["fingerprints_of_bytes"]:
-        (found,) = hashing.fingerprint([bytes.fromhex(case["item"])], case["seed"])
-        assert str(found) == case["fingerprint"]
+        (value,) = hashing.fingerprint([bytes.fromhex(case["item"])], case["seed"])
+        assert str(value) == case["fingerprint"]
 
 
 def test_fingerprints_of_integers_agree_with_the_vectors() -> None:
     for case in read("hashing_good.json")["fingerprints_of_integers"]:
-        (found,) = hashing.fingerprint(np.array([int(case["item"])]), case["seed"])
-        assert str(found) == case["fingerprint"]
+        (value,) = hashing.fingerprint(np.array([int(case["item"])]), case["seed"])
+        assert str(value) == case["fingerprint"]
 
 
 def test_polynomials_cells_and_signs_agree_with_the_vectors() -> None:
@@ -145,9 +145,9 @@ def test_count_sketches_agree_with_the_vectors(case: dict[str, Any]) -> None:
         sketch = from_json(json.dumps(described))
         assert digest(sketch) == name
         assert to_json(sketch) == reference.canonical(described)
-        made = sketch.encode(items, np.array(weights))
-        assert made.tolist() == table
-        pairs.append((sketch, made))
+        encoded = sketch.encode(items, np.array(weights))
+        assert encoded.tolist() == table
+        pairs.append((sketch, encoded))
     points = pairs[0][0].points([bytes.fromhex(item) for item in case["asked"]])
     assert DecodedRounds.of(pairs).estimate(points).tolist() == case["estimates"]
 
@@ -162,10 +162,10 @@ def test_bad_count_sketches_are_refused(case: dict[str, Any]) -> None:
 def test_reports_agree_with_the_vectors(case: dict[str, Any]) -> None:
     task = from_json(json.dumps(case["task"]))
     assert task.id == case["task_id"]
-    made = report(task, case["values"], rng=Words([int(word) for word in case["rng_words"]]))
-    assert made.to_bytes().hex() == case["report"]
-    assert len(made.to_bytes()) == report_bytes(task)
-    assert Report.from_bytes(made.to_bytes()) == made
+    actual = report(task, case["values"], rng=Words([int(word) for word in case["rng_words"]]))
+    assert actual.to_bytes().hex() == case["report"]
+    assert len(actual.to_bytes()) == report_bytes(task)
+    assert Report.from_bytes(actual.to_bytes()) == actual
 
 
 @pytest.mark.parametrize("case", read("report_bad.json"), ids=["count sketch", "padding"])

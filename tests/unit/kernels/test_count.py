@@ -22,8 +22,8 @@ EDGES = np.array([0, 1, 2**32 - 1, 2**32, 2**60, PRIME - 2, PRIME - 1], dtype=np
 
 def elements(rng: np.random.Generator, *shape: int) -> U64:
     """Field elements, a tenth of them at the edges where carries and folds go wrong."""
-    drawn = rng.integers(0, PRIME, shape, dtype=np.uint64)
-    return np.where(rng.random(shape) < 0.1, rng.choice(EDGES, shape), drawn)
+    values = rng.integers(0, PRIME, shape, dtype=np.uint64)
+    return np.where(rng.random(shape) < 0.1, rng.choice(EDGES, shape), values)
 
 
 def hashes(
@@ -167,8 +167,8 @@ def test_the_sorting_network_sorts(size: int) -> None:
 def _some_words(size: int) -> I64:
     """All sequences that are sorted but for one block, and many others drawn at random."""
     blocks = [(2**a - 1) << b for a in range(size + 1) for b in range(size + 1 - a)]
-    drawn = np.random.default_rng(SEED).integers(0, 2**size, 10_000)
-    return np.concatenate([np.array(blocks, dtype=np.int64), drawn])
+    words = np.random.default_rng(SEED).integers(0, 2**size, 10_000)
+    return np.concatenate([np.array(blocks, dtype=np.int64), words])
 
 
 def test_nothing_decodes_to_nothing() -> None:

@@ -36,8 +36,8 @@ UNTOUCHED = np.uint64(0x0123456789ABCDEF)
 
 def elements(rng: np.random.Generator, *shape: int) -> U64:
     """Field elements, a tenth of them at the edges where carries and folds go wrong."""
-    drawn = rng.integers(0, PRIME, shape, dtype=np.uint64)
-    return np.where(rng.random(shape) < 0.1, rng.choice(EDGES, shape), drawn)
+    values = rng.integers(0, PRIME, shape, dtype=np.uint64)
+    return np.where(rng.random(shape) < 0.1, rng.choice(EDGES, shape), values)
 
 
 def all_words(rng: np.random.Generator, *shape: int) -> U64:
@@ -87,20 +87,20 @@ def slow_biased_words(digits: U8, words: U64, size: int) -> tuple[list[int], int
         block = min(plain_local.BLOCK, size - len(out))
         open_lanes = {(word, lane) for word in range(block) for lane in range(64)}
         ones = [0] * block
-        taken = used
+        position = used
         for digit in digits.tolist():
             if not open_lanes:
                 break
-            if taken + block > words.size:
+            if position + block > words.size:
                 return out, len(out), used
             for word, lane in list(open_lanes):
-                drawn = int(words[taken + word]) >> lane & 1
-                if drawn != digit:
+                bit = int(words[position + word]) >> lane & 1
+                if bit != digit:
                     open_lanes.discard((word, lane))
                     ones[word] |= digit << lane
-            taken += block
+            position += block
         out += ones
-        used = taken
+        used = position
     return out, len(out), used
 
 
@@ -114,13 +114,13 @@ def test_biased_words_are_the_same(name: str, size: int) -> None:
     full = compiled_local.biased_words(digits, words, np.empty(size, dtype=np.uint64))
     assert full[0] == size
     some = {0, 1, 3, 4, 5, 37, *range(max(full[1] - 9, 0), full[1] + 10)}
-    for given in sorted(some):
+    for count in sorted(some):
         results = []
         for twin in TWINS:
             out = np.full(size, UNTOUCHED)
-            results.append((*twin.biased_words(digits, words[:given], out), out.tobytes()))
-        assert results[0] == results[1], f"{given} words for {size}"
-        assert (results[0][0] == size) == (given >= full[1])
+            results.append((*twin.biased_words(digits, words[:count], out), out.tobytes()))
+        assert results[0] == results[1], f"{count} words for {size}"
+        assert (results[0][0] == size) == (count >= full[1])
 
 
 @pytest.mark.parametrize("twin", TWINS, ids=["compiled", "plain"])
@@ -131,10 +131,10 @@ def test_a_lane_is_one_when_its_number_is_below_the_probability(
 ) -> None:
     rng = np.random.default_rng([SEED, size])
     digits, words = PROBABILITIES[name], all_words(rng, 300 * size)
-    for given in (words.size, 15 * size, 7 * size + 1):
+    for count in (words.size, 15 * size, 7 * size + 1):
         out = np.full(size, UNTOUCHED)
-        done, used = twin.biased_words(digits, words[:given], out)
-        slow, slow_done, slow_used = slow_biased_words(digits, words[:given], size)
+        done, used = twin.biased_words(digits, words[:count], out)
+        slow, slow_done, slow_used = slow_biased_words(digits, words[:count], size)
         assert (done, used) == (slow_done, slow_used)
         assert out[:done].tolist() == slow
         assert (out[done:] == UNTOUCHED).all()
@@ -193,12 +193,12 @@ def slow_deposit(bits: U64, words: U64) -> list[int]:
     stream = sum(word << 64 * place for place, word in enumerate(bits.tolist()))
     out = []
     for word in words.tolist():
-        made = 0
+        result = 0
         for lane in range(64):
             if word >> lane & 1:
-                made |= (stream & 1) << lane
+                result |= (stream & 1) << lane
                 stream >>= 1
-        out.append(made)
+        out.append(result)
     return out
 
 
@@ -224,9 +224,9 @@ def test_bits_are_scattered_without_the_instruction_for_it() -> None:
     rng = np.random.default_rng(SEED)
     for mask in (0, 1, 1 << 63, (1 << 64) - 1, *all_words(rng, 50).tolist()):
         bits = int(all_words(rng, 1)[0])
-        found = compiled_local.scatter_slowly(np.uint64(bits), np.uint64(mask))
+        scattered = compiled_local.scatter_slowly(np.uint64(bits), np.uint64(mask))
         words = np.array([mask], dtype=np.uint64)
-        assert int(found) == slow_deposit(np.array([bits], dtype=np.uint64), words)[0]
+        assert int(scattered) == slow_deposit(np.array([bits], dtype=np.uint64), words)[0]
 
 
 # Adding bit vectors and signs
@@ -254,12 +254,12 @@ def test_added_bits_are_the_same(count: int, width: int, kind: type[np.integer])
     for skip, rows in ((0, 1), (1, 2), (2, 7), (3, 300)):
         records = rng.integers(0, 256, (count, skip + -(-width // 8)), dtype=np.uint8)
         records[: count // 3] = 0xFF  # every lane counts as far as it can
-        chosen = rng.integers(0, rows, count).astype(np.uint32)
+        row_numbers = rng.integers(0, rows, count).astype(np.uint32)
         table = rng.integers(0, 1000, (rows, width)).astype(kind)
-        expected = sum_of_bits(chosen.astype(np.int64), records, skip, table)
+        expected = sum_of_bits(row_numbers.astype(np.int64), records, skip, table)
         for twin in TWINS:
             mine = table.copy()
-            twin.add_bits(chosen, records, skip, mine)
+            twin.add_bits(row_numbers, records, skip, mine)
             assert same(mine, expected)
 
 
@@ -267,11 +267,11 @@ def test_added_bits_are_the_same(count: int, width: int, kind: type[np.integer])
 def test_rows_of_any_whole_type_are_added_to(kind: type[np.integer]) -> None:
     rng = np.random.default_rng(SEED)
     records = rng.integers(0, 256, (1000, 9), dtype=np.uint8)
-    chosen = rng.integers(0, 200, 1000).astype(kind)
-    expected = sum_of_bits(chosen.astype(np.int64), records, 1, np.zeros((200, 64), np.int32))
+    row_numbers = rng.integers(0, 200, 1000).astype(kind)
+    expected = sum_of_bits(row_numbers.astype(np.int64), records, 1, np.zeros((200, 64), np.int32))
     for twin in TWINS:
         mine = np.zeros((200, 64), dtype=np.int32)
-        twin.add_bits(chosen, records, 1, mine)
+        twin.add_bits(row_numbers, records, 1, mine)
         assert same(mine, expected)
 
 
@@ -288,16 +288,16 @@ def test_rows_of_any_whole_type_are_added_to(kind: type[np.integer]) -> None:
 def test_many_vectors_are_the_same(count: int, rows: int) -> None:
     rng = np.random.default_rng([SEED, count, rows])
     records = rng.integers(0, 256, (count, 10), dtype=np.uint8)
-    chosen = rng.integers(0, rows, count).astype(np.uint32)
-    chosen[:200] = chosen[-200:] = rows - 1
+    row_numbers = rng.integers(0, rows, count).astype(np.uint32)
+    row_numbers[:200] = row_numbers[-200:] = rows - 1
     table = rng.integers(0, 5, (rows, 64)).astype(np.int32)
-    expected = sum_of_bits(chosen.astype(np.int64), records, 2, table)
-    before = chosen.copy(), records.copy()
+    expected = sum_of_bits(row_numbers.astype(np.int64), records, 2, table)
+    before = row_numbers.copy(), records.copy()
     for twin in TWINS:
         mine = table.copy()
-        twin.add_bits(chosen, records, 2, mine)
+        twin.add_bits(row_numbers, records, 2, mine)
         assert same(mine, expected)
-    assert same(chosen, before[0])
+    assert same(row_numbers, before[0])
     assert same(records, before[1])
 
 
@@ -323,8 +323,8 @@ def test_counted_rows_are_the_same(count: int, row_bytes: int) -> None:
         expected = before + np.bincount([row for row in slow if row < rows], minlength=rows)
         for twin in TWINS:
             counts = before.copy()
-            found = twin.count_rows(records, row_bytes, counts)
-            assert found.tolist() == slow
+            row_numbers = twin.count_rows(records, row_bytes, counts)
+            assert row_numbers.tolist() == slow
             assert same(counts, expected)
 
 
@@ -386,9 +386,9 @@ def test_gathered_sums_are_the_same(count: int, rows: int, width: int) -> None:
     rng = np.random.default_rng([SEED, count, rows, width])
     points, hashes = elements(rng, count), elements(rng, rows, 3)
     for table in tables(rng, rows, width):
-        found = compiled_local.gather(points, table, hashes)
-        assert same(found, plain_local.gather(points, table, hashes))
-        for point, total in zip(points.tolist()[:20], found.tolist(), strict=False):
+        sums = compiled_local.gather(points, table, hashes)
+        assert same(sums, plain_local.gather(points, table, hashes))
+        for point, total in zip(points.tolist()[:20], sums.tolist(), strict=False):
             cells = [cell(point, row, width) for row in hashes]
             exact = 0.0
             for line, place in zip(table, cells, strict=True):
@@ -411,11 +411,11 @@ def test_gathered_transforms_are_the_same(rows: int, width: int, kind: type[np.i
     points, hashes = elements(rng, 200), elements(rng, rows, 3)
     table = rng.integers(-(2**15), 2**15, (rows, width)).astype(kind)
     before = table.copy()
-    found = compiled_local.gather_hadamard(points, table, hashes)
-    assert same(found, plain_local.gather_hadamard(points, table, hashes))
+    sums = compiled_local.gather_hadamard(points, table, hashes)
+    assert same(sums, plain_local.gather_hadamard(points, table, hashes))
     assert same(table, before)
     dense = table.astype(np.int64) @ linalg.hadamard(width)
-    assert np.array_equal(found, plain_local.gather(points, dense, hashes))
+    assert np.array_equal(sums, plain_local.gather(points, dense, hashes))
 
 
 @pytest.mark.parametrize("twin", TWINS, ids=["compiled", "plain"])
@@ -457,23 +457,26 @@ def test_transforms_are_the_same_and_twice_gives_width_times_the_row(width: int)
 
 
 @pytest.mark.parametrize("width", [2, 7, 56])
-@pytest.mark.parametrize(("count", "held"), [(0, 0), (1, 1), (40, 25)])
-def test_collisions_are_those_of_the_whole_matrix(count: int, held: int, width: int) -> None:
-    """To float error: a sum of `rows` × `held` terms of at most 10⁴ is off by 10⁻⁹ at most."""
+@pytest.mark.parametrize(("count", "weight_count"), [(0, 0), (1, 1), (40, 25)])
+def test_collisions_are_those_of_the_whole_matrix(
+    count: int, weight_count: int, width: int
+) -> None:
+    """To float error: a sum of `rows` × `weight_count` terms of at most 10⁴ is off by 10⁻⁹ at
+    most."""
     rng = np.random.default_rng([SEED, count, width])
     rows = 9
-    points, others = elements(rng, count), elements(rng, held)
-    weights, hashes = rng.normal(0, 1000, held), elements(rng, rows, 3)
+    points, others = elements(rng, count), elements(rng, weight_count)
+    weights, hashes = rng.normal(0, 1000, weight_count), elements(rng, rows, 3)
     shares = rng.dirichlet(np.ones(rows))
-    matrix = np.zeros((count, held))
+    matrix = np.zeros((count, weight_count))
     for row, share in zip(hashes, shares, strict=True):
         mine = [cell(point, row, width) for point in points.tolist()]
         theirs = [cell(point, row, width) for point in others.tolist()]
         matrix += share * (np.equal.outer(mine, theirs) - 1 / width)
     for twin in (*TWINS, local):
-        found = twin.collide(points, others, weights, hashes, shares, width)
-        assert found.shape == (count,)
-        assert np.allclose(found, matrix @ weights, rtol=0, atol=1e-9)
+        collisions = twin.collide(points, others, weights, hashes, shares, width)
+        assert collisions.shape == (count,)
+        assert np.allclose(collisions, matrix @ weights, rtol=0, atol=1e-9)
 
 
 # Hash functions
@@ -484,15 +487,15 @@ def test_collisions_are_those_of_the_whole_matrix(count: int, held: int, width: 
 def test_a_point_s_cell_is_the_polynomial_s(rows: int, width: int) -> None:
     rng = np.random.default_rng([SEED, rows, width])
     points, hashes = elements(rng, 500), elements(rng, rows, 3)
-    chosen = rng.integers(0, rows, 500)
-    found = compiled_local.row_cells(points, chosen, hashes, width)
-    assert same(found, plain_local.row_cells(points, chosen, hashes, width))
-    assert same(found, local.row_cells(points, chosen, hashes, width))
+    row_numbers = rng.integers(0, rows, 500)
+    cells = compiled_local.row_cells(points, row_numbers, hashes, width)
+    assert same(cells, plain_local.row_cells(points, row_numbers, hashes, width))
+    assert same(cells, local.row_cells(points, row_numbers, hashes, width))
     slow = [
         cell(point, hashes[row], width)
-        for point, row in zip(points.tolist(), chosen.tolist(), strict=True)
+        for point, row in zip(points.tolist(), row_numbers.tolist(), strict=True)
     ]
-    assert found.tolist() == slow
+    assert cells.tolist() == slow
     for row in range(min(rows, 5)):
         every = np.full(500, row)
         assert same(
@@ -507,9 +510,9 @@ def test_at_every_edge_the_twins_have_the_same_cell() -> None:
     for point in EDGES:
         points, rows = np.full(len(hashes), point), np.arange(len(hashes))
         for width in (2, 1000, 2**31):
-            found = compiled_local.row_cells(points, rows, hashes, width)
-            assert same(found, plain_local.row_cells(points, rows, hashes, width))
-            assert found.tolist() == [cell(int(point), row, width) for row in hashes]
+            cells = compiled_local.row_cells(points, rows, hashes, width)
+            assert same(cells, plain_local.row_cells(points, rows, hashes, width))
+            assert cells.tolist() == [cell(int(point), row, width) for row in hashes]
 
 
 def test_rows_have_hash_functions_of_their_own() -> None:
@@ -535,8 +538,8 @@ def cells_over_rows(point: int, hashes: U64) -> I64:
 def test_over_rows_each_point_s_cell_is_uniform(point: int) -> None:
     """False alarm 1e-6 (chi-square). Power: a cell that is 10% too likely, the others alike, has a
     noncentrality of 164 and is missed with probability below 1e-12."""
-    found = cells_over_rows(point, hashing.row_hashes(SEED, 0, ROWS))
-    assert_chi_square(np.bincount(found, minlength=WIDTH), np.full(WIDTH, 1 / WIDTH))
+    cells = cells_over_rows(point, hashing.row_hashes(SEED, 0, ROWS))
+    assert_chi_square(np.bincount(cells, minlength=WIDTH), np.full(WIDTH, 1 / WIDTH))
 
 
 def test_over_rows_the_cells_of_three_points_are_independent() -> None:

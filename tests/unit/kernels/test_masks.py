@@ -40,8 +40,8 @@ def expected(total: Words, pairs: Pairs, signs: Sequence[int]) -> Words:
     bits = 8 * total.itemsize
     sums = total.astype(object)
     for (key, start), sign in zip(pairs, signs, strict=True):
-        made = np.frombuffer(stream(key, start, total.nbytes), total.dtype.newbyteorder("<"))
-        sums = (sums + sign * made.astype(object)) % 2**bits
+        words = np.frombuffer(stream(key, start, total.nbytes), total.dtype.newbyteorder("<"))
+        sums = (sums + sign * words.astype(object)) % 2**bits
     return sums.astype(total.dtype)
 
 
@@ -68,9 +68,9 @@ def test_the_stream_is_that_of_sp_800_38a() -> None:
     )
     key = bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c")
     start = bytes.fromhex("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff")
-    made = np.zeros(64, dtype=np.uint8)
-    masks.add_streams(made, [(key, start)], [1])
-    assert (made ^ np.frombuffer(plain, np.uint8)).tobytes() == cipher
+    stream_bytes = np.zeros(64, dtype=np.uint8)
+    masks.add_streams(stream_bytes, [(key, start)], [1])
+    assert (stream_bytes ^ np.frombuffer(plain, np.uint8)).tobytes() == cipher
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_the_stream_is_that_of_sp_800_38a() -> None:
     ],
 )
 def test_a_block_is_that_of_fips_197(key: str, plain: str, cipher: str) -> None:
-    made = np.zeros(16, dtype=np.uint8)
-    masks.add_streams(made, [(bytes.fromhex(key), bytes.fromhex(plain))], [1])
-    assert made.tobytes().hex() == cipher
+    block = np.zeros(16, dtype=np.uint8)
+    masks.add_streams(block, [(bytes.fromhex(key), bytes.fromhex(plain))], [1])
+    assert block.tobytes().hex() == cipher
 
 
 # Any size, type and start
@@ -117,8 +117,8 @@ def test_a_stream_is_that_of_cryptography(
 ) -> None:
     total = some_words(np.random.default_rng(seed), count, kind)
     theirs = Cipher(algorithms.AES(key), modes.CTR(start)).encryptor().update(bytes(total.nbytes))
-    made = np.frombuffer(theirs, total.dtype.newbyteorder("<"))
-    summed = total + made if sign > 0 else total - made
+    words = np.frombuffer(theirs, total.dtype.newbyteorder("<"))
+    summed = total + words if sign > 0 else total - words
     masks.add_streams(total, [(key, start)], [sign])
     assert total.tobytes() == summed.tobytes()
 
@@ -131,9 +131,9 @@ def test_counters_carry_and_wrap(power: int) -> None:
     for before in (*range(40), 63, 64, 65):
         start = ((above - before) % 2**128).to_bytes(16, "big")
         total = some_words(rng, 400, np.uint32)
-        wanted = expected(total, [(key, start)], [1])
+        sums = expected(total, [(key, start)], [1])
         masks.add_streams(total, [(key, start)], [1])
-        assert total.tobytes() == wanted.tobytes(), before
+        assert total.tobytes() == sums.tobytes(), before
 
 
 @pytest.mark.parametrize("around", [16, 512, masks.CHUNK])
@@ -141,13 +141,13 @@ def test_sizes_around_those_that_are_worked_in_are_right(around: int) -> None:
     """Streams that begin anywhere, and no cell beyond either end is touched."""
     rng = np.random.default_rng([SEED, around])
     for size in (around - 1, around, around + 1, 2 * around + 5):
-        held = some_words(rng, size + 200, np.uint8)
-        before, total = held.copy(), held[100:-100]
+        buffer = some_words(rng, size + 200, np.uint8)
+        before, total = buffer.copy(), buffer[100:-100]
         pairs, signs = some_pairs(rng, 3), [1, -1, 1]
-        made = [np.frombuffer(stream(*pair, size), np.uint8) for pair in pairs]
-        before[100:-100] += made[0] - made[1] + made[2]
+        streams = [np.frombuffer(stream(*pair, size), np.uint8) for pair in pairs]
+        before[100:-100] += streams[0] - streams[1] + streams[2]
         masks.add_streams(total, pairs, signs)
-        assert held.tobytes() == before.tobytes()
+        assert buffer.tobytes() == before.tobytes()
 
 
 # Sums of streams

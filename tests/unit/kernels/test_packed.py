@@ -23,7 +23,7 @@ def lane(bits: int) -> type[np.unsignedinteger]:
     return next(kind for most, kind in LANES if bits <= most)
 
 
-def drawn(bits: int, shape: tuple[int, ...], seed: int = SEED) -> Words:
+def random_words(bits: int, shape: tuple[int, ...], seed: int = SEED) -> Words:
     rng = np.random.default_rng(seed)
     return rng.integers(0, 2**bits, shape, dtype=np.uint64, endpoint=False).astype(lane(bits))
 
@@ -46,8 +46,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_tables_of_every_width_add_up(way: str, bits: int) -> None:
     """Word by word, at every place that a word can begin at, up to the last bit."""
     for cells in (1, 7, 8, 9, 129):
-        tables = drawn(bits, (3, cells))
-        total = drawn(bits, (cells,), seed=SEED + 1)
+        tables = random_words(bits, (3, cells))
+        total = random_words(bits, (cells,), seed=SEED + 1)
         expected = plain(total, tables)
         add_packed(total, [pack_words(table, bits) for table in tables], bits)
         assert np.array_equal(total, expected)
@@ -56,12 +56,12 @@ def test_tables_of_every_width_add_up(way: str, bits: int) -> None:
 @given(st.integers(2, 64), st.integers(0, 300), st.integers(0, 5), st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
 def test_both_ways_agree(bits: int, cells: int, count: int, seed: int) -> None:
-    tables = [pack_words(table, bits) for table in drawn(bits, (count, cells), seed)]
+    tables = [pack_words(table, bits) for table in random_words(bits, (count, cells), seed)]
     sums = []
     for small in (0, 1 << 62):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(packed, "SMALL", small)
-            sums.append(drawn(bits, (cells,), seed + 1))
+            sums.append(random_words(bits, (cells,), seed + 1))
             add_packed(sums[-1], tables, bits)
     assert np.array_equal(sums[0], sums[1])
 
@@ -73,7 +73,7 @@ def test_the_largest_words_wrap(way: str) -> None:
 
 
 def test_one_malformed_table_keeps_all_of_them_out(way: str) -> None:
-    good = pack_words(drawn(27, (21,)), 27)  # 567 bits: one of the last byte is not used
+    good = pack_words(random_words(27, (21,)), 27)  # 567 bits: one of the last byte is not used
     total = np.zeros(21, dtype=np.uint32)
     for wrong in (good[:-1], good + b"\0", b"", good[:-1] + bytes([good[-1] | 0x80])):
         with pytest.raises(MismatchError, match="a packed table"):
@@ -89,5 +89,5 @@ def test_a_device_does_not_wake_the_compiler(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(packed, "compiled_kernels", wakes)
     total = np.zeros(1_000, dtype=np.uint32)
-    add_packed(total, [pack_words(drawn(20, (1_000,)), 20)], 20)
+    add_packed(total, [pack_words(random_words(20, (1_000,)), 20)], 20)
     assert total.any()

@@ -150,8 +150,8 @@ def test_several_items_in_a_known_domain_never_cost_more_than_claimed() -> None:
     for noise, items in itertools.product(("gaussian", "laplace"), (2, 4)):
         norms = OneHot(categories=2).sensitivity(items)
         claim = epsilon_of([bounded(noise, 4.0, norms)], DELTA)  # type: ignore[arg-type]  # two of the noises
-        for held in range(items + 1):
-            shift = (held, items - held)
+        for count in range(items + 1):
+            shift = (count, items - count)
             assert exact.delta_of_shift(noise, 4.0, shift, claim, 90) <= DELTA
 
 

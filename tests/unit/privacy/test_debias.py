@@ -71,7 +71,7 @@ def tallied(randomizer: Any, counts: I64, run: int) -> tuple[Tally, npt.NDArray[
 
 
 @dataclass(frozen=True)
-class Seen:
+class ErrorSamples:
     """What many runs gave, (runs, items)."""
 
     errors: F64
@@ -89,42 +89,49 @@ class Seen:
         return float(np.mean(np.abs(self.deviations) <= Z95))
 
 
-def seen(
+def error_samples(
     randomizer: Any, counts: I64, listed: int, *, collision_aware: bool, runs: int, first: int = 0
-) -> Seen:
+) -> ErrorSamples:
     """Estimates of the first `listed` items, over runs with hash functions of their own."""
     parts, solved = [], 0.0
     for run in range(first, first + runs):
         tally, values = tallied(randomizer, counts, run)
-        found = debias.estimate(tally, values[:listed], collision_aware=collision_aware)
-        unlisted = found.unlisted - float(counts[listed:].sum())
+        estimates = debias.estimate(tally, values[:listed], collision_aware=collision_aware)
+        unlisted = estimates.unlisted - float(counts[listed:].sum())
         parts.append(
-            (found.counts - counts[:listed], found.standard_error, unlisted, found.unlisted_error)
+            (
+                estimates.counts - counts[:listed],
+                estimates.standard_error,
+                unlisted,
+                estimates.unlisted_error,
+            )
         )
-        if match := re.search(r"solved for ([\d,]+)", found.decoder):
+        if match := re.search(r"solved for ([\d,]+)", estimates.decoder):
             solved += int(match[1].replace(",", "")) / runs
     errors, standard, unlisted_errors, unlisted_standard = (
         np.array(x) for x in zip(*parts, strict=True)
     )
-    return Seen(errors, standard, unlisted_errors, unlisted_standard, solved)
+    return ErrorSamples(errors, standard, unlisted_errors, unlisted_standard, solved)
 
 
 UNLISTED = np.array([30_000, 20_000, 10_000])
 
 
 @cache
-def complete(name: str, collision_aware: bool) -> Seen:
+def complete(name: str, collision_aware: bool) -> ErrorSamples:
     """A dictionary that lists everything. Aware with 64 rows; plain with 512, since with 64 an item
     meets the most common one once or twice, which no normal interval describes."""
     randomizer = sized(64 if collision_aware else 512)[name]
-    return seen(randomizer, zipf(DEVICES, ITEMS), ITEMS, collision_aware=collision_aware, runs=RUNS)
+    return error_samples(
+        randomizer, zipf(DEVICES, ITEMS), ITEMS, collision_aware=collision_aware, runs=RUNS
+    )
 
 
 @cache
-def with_unlisted(name: str) -> Seen:
+def with_unlisted(name: str) -> ErrorSamples:
     """30% of the devices hold one of three items that nobody listed."""
     counts = np.r_[zipf(DEVICES - int(UNLISTED.sum()), ITEMS), UNLISTED]
-    return seen(sized(256)[name], counts, ITEMS, collision_aware=True, runs=RUNS)
+    return error_samples(sized(256)[name], counts, ITEMS, collision_aware=True, runs=RUNS)
 
 
 def assert_covers(deviations: F64) -> None:
@@ -205,7 +212,7 @@ def test_a_few_listed_items_are_not_sure_of_themselves_beside_a_common_one_that_
     False alarm below 1e-6: of 3000 intervals at 95%, 92% is seven standard errors away.
     """
     counts = np.r_[np.full(30, 100), 60_000, np.full(1370, 100)]
-    result = seen(sized(512)["hashed"], counts, 30, collision_aware=True, runs=100)
+    result = error_samples(sized(512)["hashed"], counts, 30, collision_aware=True, runs=100)
     assert result.coverage >= 0.92
 
 
@@ -216,7 +223,7 @@ def test_plain_errors_do_not_grow_with_the_dictionary(items: int) -> None:
     or more deviations is known to 1%)."""
     runs = 9000 // items + 2
     counts = zipf(DEVICES, items)
-    result = seen(
+    result = error_samples(
         sized(64)["hashed"], counts, items, collision_aware=False, runs=max(runs, 6), first=500
     )
     size = math.sqrt(float(np.mean(result.deviations**2)))
@@ -229,8 +236,8 @@ def test_an_item_s_own_devices_are_not_taken_for_others_that_it_meets() -> None:
     counts = zipf(DEVICES, ITEMS).astype(np.float64)
     others = float(np.sum(counts**2)) - counts**2
     stated = debias.variance(sized(512)["hashed"], count=DEVICES, holders=counts, squares=others)
-    given = np.sqrt(np.mean(complete("hashed", False).standard_errors ** 2, axis=0))
-    assert given[0] / math.sqrt(stated[0]) == pytest.approx(1.0, abs=0.1)
+    claimed = np.sqrt(np.mean(complete("hashed", False).standard_errors ** 2, axis=0))
+    assert claimed[0] / math.sqrt(stated[0]) == pytest.approx(1.0, abs=0.1)
 
 
 # Bias
@@ -258,7 +265,7 @@ def test_plain_estimates_are_unbiased(name: str) -> None:
 def test_collisions_solved_for_leave_no_bias(name: str) -> None:
     """150 items, all of them solved for. False alarm 1e-6 in all; power as above."""
     counts = zipf(DEVICES, 150)
-    result = seen(sized(64)[name], counts, 150, collision_aware=True, runs=25, first=1000)
+    result = error_samples(sized(64)[name], counts, 150, collision_aware=True, runs=25, first=1000)
     assert result.solved == 150
     for item in range(150):
         assert_mean(result.deviations[:, item], 0.0, 1.0, false_alarm=1e-6 / 150)
@@ -294,7 +301,9 @@ def test_solving_for_collisions_is_near_the_optimum_where_plain_means_are_far_fr
     optimal = debias.optimal_variance(4.0) * counts.sum()
     ratios = {}
     for collision_aware in (True, False):
-        result = seen(randomizer, counts, 1000, collision_aware=collision_aware, runs=8, first=2000)
+        result = error_samples(
+            randomizer, counts, 1000, collision_aware=collision_aware, runs=8, first=2000
+        )
         ratios[collision_aware] = float(np.mean(result.errors[:, 200:] ** 2)) / optimal
     assert ratios[True] < 1.08
     assert ratios[False] > 10
@@ -316,24 +325,27 @@ def test_the_optimum_is_the_known_one_and_is_reached(epsilon: float, golden: str
 def test_the_variance_is_the_paper_s_set_right(epsilon: float, rows: int, width: int) -> None:
     """DIGEST 5A, "Exact": the same numbers from formulas that were written down independently."""
     n, k, m = 1000.0, rows, width
-    held = np.array([0.0, 10.0, 300.0])
+    holders = np.array([0.0, 10.0, 300.0])
     squares = np.array([5e5, 4e5, 1e5])
     c = (math.exp(epsilon / 2) + 1) / (math.exp(epsilon / 2) - 1)
     paper = (m / (m - 1)) ** 2 * (
         n * (c**2 - 1) / 4
-        + (n - held) / m * (1 - 1 / m - 1 / k + 1 / (k * m))
+        + (n - holders) / m * (1 - 1 / m - 1 / k + 1 / (k * m))
         + (1 / (k * m) - 1 / (k * m**2)) * squares
     )
     sketch = CountMeanSketch(epsilon=epsilon, rows=rows, width=width, seed=1)
-    found = debias.variance(sketch, count=n, holders=held, squares=squares)
-    assert np.allclose(found, paper, rtol=1e-12)
+    variance = debias.variance(sketch, count=n, holders=holders, squares=squares)
+    assert np.allclose(variance, paper, rtol=1e-12)
     c = (math.exp(epsilon) + 1) / (math.exp(epsilon) - 1)
     paper = (m / (m - 1)) ** 2 * (
-        n * c**2 - held - (n - held) / m**2 + (1 / k) * (1 / m - 1 / m**2) * (squares - (n - held))
+        n * c**2
+        - holders
+        - (n - holders) / m**2
+        + (1 / k) * (1 / m - 1 / m**2) * (squares - (n - holders))
     )
     hadamard = HadamardCountMeanSketch(epsilon=epsilon, rows=rows, width=width, seed=1)
-    found = debias.variance(hadamard, count=n, holders=held, squares=squares)
-    assert np.allclose(found, paper, rtol=1e-12)
+    variance = debias.variance(hadamard, count=n, holders=holders, squares=squares)
+    assert np.allclose(variance, paper, rtol=1e-12)
 
 
 # Significance
@@ -343,8 +355,8 @@ NULL_RUNS = 400
 
 
 def null_runs(name: str, level: float) -> int:
-    """In how many of 400 runs an item is listed though nobody holds any: 100 items, and devices
-    that hold 20,000 others, one each."""
+    """How many of 400 runs list an item although nobody holds it: 100 such items, and devices with
+    20,000 others, one each."""
     randomizer = (
         DirectResponse(epsilon=4.0, categories=100) if name == "direct" else sized(256)[name]
     )
@@ -352,8 +364,8 @@ def null_runs(name: str, level: float) -> int:
     alarms = 0
     for run in range(NULL_RUNS):
         tally, values = tallied(randomizer, counts, 3000 + run)
-        found = debias.estimate(tally, values[:100])
-        alarms += bool(found.significant(level=level).any())
+        estimates = debias.estimate(tally, values[:100])
+        alarms += bool(estimates.significant(level=level).any())
     return alarms
 
 
@@ -437,8 +449,8 @@ def test_false_discoveries_are_found_as_benjamini_and_hochberg_do(items: int, nu
     for share in (0.0, 0.1, 1.0):
         counts = rng.normal(0, 1, items) + 4.0 * (rng.random(items) < share)
         for level in (0.01, 0.05, 0.5):
-            found = debias.significant(counts, null, level=level, rule="false discovery")
-            assert np.array_equal(found, benjamini_hochberg(null.chances(counts), level))
+            discoveries = debias.significant(counts, null, level=level, rule="false discovery")
+            assert np.array_equal(discoveries, benjamini_hochberg(null.chances(counts), level))
 
 
 def test_false_discoveries_are_a_twentieth_on_average() -> None:
@@ -449,8 +461,8 @@ def test_false_discoveries_are_a_twentieth_on_average() -> None:
     for _ in range(2000):
         counts = rng.normal(0, 1, 200)
         counts[:40] += 4.0
-        found = debias.significant(counts, Null(1.0), rule="false discovery")
-        shares.append(found[40:].sum() / max(int(found.sum()), 1))
+        discoveries = debias.significant(counts, Null(1.0), rule="false discovery")
+        shares.append(discoveries[40:].sum() / max(int(discoveries.sum()), 1))
     assert_mean(shares, 0.04, float(np.std(shares)))
 
 
@@ -479,9 +491,9 @@ def test_both_ways_to_consistency_agree(size: int) -> None:
             second = debias.consistent(counts, total, rule="simplex")
             close = 1e-9 * (total + scale * size)  # float error of a sum of so much
             assert np.allclose(first, second, rtol=0, atol=close)
-            for made in (first, second):
-                assert (made >= 0).all()
-                assert float(made.sum()) == pytest.approx(total, abs=close)
+            for projection in (first, second):
+                assert (projection >= 0).all()
+                assert float(projection.sum()) == pytest.approx(total, abs=close)
             assert np.array_equal(counts, before)
 
 
@@ -490,14 +502,14 @@ def test_consistent_counts_are_the_nearest() -> None:
     amount, and none that is zero would have kept anything."""
     rng = np.random.default_rng(SEED)
     counts = rng.normal(5, 30, 200)
-    made = debias.consistent(counts, 1000.0)
-    lost = counts - made
-    shift = float(lost[made > 0].mean())
-    assert np.allclose(lost[made > 0], shift, atol=1e-9)
-    assert (counts[made == 0] <= shift + 1e-9).all()
+    projection = debias.consistent(counts, 1000.0)
+    lost = counts - projection
+    shift = float(lost[projection > 0].mean())
+    assert np.allclose(lost[projection > 0], shift, atol=1e-9)
+    assert (counts[projection == 0] <= shift + 1e-9).all()
     for _ in range(200):
         other = rng.dirichlet(np.ones(200)) * 1000.0
-        assert np.sum((other - counts) ** 2) >= np.sum((made - counts) ** 2)
+        assert np.sum((other - counts) ** 2) >= np.sum((projection - counts) ** 2)
 
 
 @pytest.mark.parametrize("rule", ["norm_sub", "simplex"])
@@ -533,8 +545,8 @@ def test_a_tally_without_records_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_asking_about_nothing_gives_nothing(name: str, collision_aware: bool) -> None:
     tally, values = tallied(sized(8)[name], np.array([50, 50]), 1)
-    found = debias.estimate(tally, values[:0], collision_aware=collision_aware)
-    assert found.counts.shape == found.standard_error.shape == (0,)
+    estimates = debias.estimate(tally, values[:0], collision_aware=collision_aware)
+    assert estimates.counts.shape == estimates.standard_error.shape == (0,)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -544,8 +556,8 @@ def test_the_same_tally_gives_the_same_estimates_and_is_not_changed(name: str) -
     first, second = (debias.estimate(tally, values) for _ in range(2))
     assert np.array_equal(first.counts, second.counts)
     assert np.array_equal(first.standard_error, second.standard_error)
-    for kept, now in zip(before, (tally.cells, tally.row_counts, values), strict=True):
-        assert np.array_equal(kept, now)
+    for copy, now in zip(before, (tally.cells, tally.row_counts, values), strict=True):
+        assert np.array_equal(copy, now)
 
 
 @pytest.mark.parametrize("name", HASHED)
@@ -562,27 +574,29 @@ def test_an_item_listed_twice_is_refused_or_counted_twice(name: str) -> None:
     """Not shared out between its two places. Half of a count would be 100 standard errors away."""
     tally, values = tallied(sized(64)[name], np.array([100_000, 50_000, 50_000]), 1)
     try:
-        found = debias.estimate(tally, values[[0, 1, 2, 0]])
+        estimates = debias.estimate(tally, values[[0, 1, 2, 0]])
     except SpecError:
         return
-    assert np.allclose(found.counts, [1e5, 5e4, 5e4, 1e5], atol=6 * found.standard_error.max())
+    assert np.allclose(
+        estimates.counts, [1e5, 5e4, 5e4, 1e5], atol=6 * estimates.standard_error.max()
+    )
 
 
 def test_categories_that_were_not_asked_about_are_unlisted() -> None:
     """`unlisted` is every device whose item is not asked about: false alarm 2e-9, six errors."""
     tally, values = tallied(DirectResponse(epsilon=4.0, categories=5), np.full(5, 20_000), 1)
-    found = debias.estimate(tally, values[:2])
-    assert found.unlisted == pytest.approx(60_000, abs=6 * found.unlisted_error)
+    estimates = debias.estimate(tally, values[:2])
+    assert estimates.unlisted == pytest.approx(60_000, abs=6 * estimates.unlisted_error)
 
 
 def test_small_errors_are_not_claimed_of_small_tallies() -> None:
     """One record: errors are as large as readings, and nothing is significant."""
     for name in NAMES:
         tally, values = tallied(sized(8)[name], np.array([1, 0, 0, 0, 0]), 1)
-        found = debias.estimate(tally, values)
-        assert np.isfinite(found.counts).all()
-        assert (found.standard_error > 0).all()
-        assert not found.significant().any()
+        estimates = debias.estimate(tally, values)
+        assert np.isfinite(estimates.counts).all()
+        assert (estimates.standard_error > 0).all()
+        assert not estimates.significant().any()
 
 
 def test_estimates_print_no_counts() -> None:
@@ -599,7 +613,7 @@ def test_intervals_cover_over_many_more_runs(name: str) -> None:
     counts = zipf(DEVICES, ITEMS)
     outside = np.r_[zipf(DEVICES - int(UNLISTED.sum()), ITEMS), UNLISTED]
     for population in (counts, outside):
-        result = seen(
+        result = error_samples(
             sized(512)[name], population, ITEMS, collision_aware=True, runs=300, first=5000
         )
         assert 0.945 <= result.coverage <= 0.955
@@ -613,12 +627,14 @@ def ratio_of_few(oracle: HashedResponse, *, as_before: bool = False) -> float:
     for run in range(60):
         tally = Tally(oracle)
         tally.fold(oracle.randomize(items[:36], rng=SeededRng(SEED, run)))
-        found = debias.estimate(tally, items)
-        told = found.null_error[40:]
+        estimates = debias.estimate(tally, items)
+        claimed_error = estimates.null_error[40:]
         if as_before:
             cells = oracle.width / np.sum((tally.row_counts / tally.count) ** 2)
-            told = told * math.sqrt((1 - 140 / cells) / (1 - 140 / tally.cells.size))
-        ratios.append(np.mean((found.counts[40:] / told) ** 2))
+            claimed_error = claimed_error * math.sqrt(
+                (1 - 140 / cells) / (1 - 140 / tally.cells.size)
+            )
+        ratios.append(np.mean((estimates.counts[40:] / claimed_error) ** 2))
     return float(np.mean(ratios))
 
 
@@ -632,10 +648,10 @@ def test_items_that_no_longer_stand_out_once_solved_for_stay_solved_for() -> Non
     for run in range(300):
         tally = Tally(oracle)
         tally.fold(oracle.randomize(items[:36], rng=SeededRng(SEED, run)))
-        found = debias.estimate(tally, items)
-        assert np.isfinite(found.counts).all()
-        assert (found.standard_error > 0).all()
-        solved += "solved for 0 items" not in found.decoder
+        estimates = debias.estimate(tally, items)
+        assert np.isfinite(estimates.counts).all()
+        assert (estimates.standard_error > 0).all()
+        solved += "solved for 0 items" not in estimates.decoder
     assert 10 < solved < 300  # so that both kinds of looks were met
 
 

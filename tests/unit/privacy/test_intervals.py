@@ -39,9 +39,9 @@ def seen_law(noise: NoiseLaw, counted: F64) -> tuple[I64, F64]:
 
 def covered(values: I64, mass: F64, low: F64, high: F64, truth: int, above: int | None) -> float:
     """The probability that the interval holds the truth, among what is shown."""
-    shown = values >= (values.min() if above is None else above)
+    visible = values >= (values.min() if above is None else above)
     inside = (low <= truth) & (truth <= high)
-    return float(mass[shown & inside].sum() / mass[shown].sum())
+    return float(mass[visible & inside].sum() / mass[visible].sum())
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "laplace", "skellam"])
@@ -72,12 +72,12 @@ def test_noises_add_as_their_laws_do() -> None:
 @pytest.mark.parametrize("name", LAWS)
 def test_sums_are_covered_whatever_the_truth(name: str, share: float) -> None:
     """At least 95% for every count, and less without the least likely of what is accepted."""
-    noise, asked = LAWS[name], 60
-    answered = round(share * asked)
-    for truth in range(asked + 1):
-        counted = stats.hypergeom(asked, truth, answered).pmf(np.arange(truth + 1))
+    noise, devices = LAWS[name], 60
+    respondents = round(share * devices)
+    for truth in range(devices + 1):
+        counted = stats.hypergeom(devices, truth, respondents).pmf(np.arange(truth + 1))
         values, mass = seen_law(noise, counted)
-        low, high = of_sums(values, noise, devices=asked, respondents=answered)
+        low, high = of_sums(values, noise, devices=devices, respondents=respondents)
         assert covered(values, mass, low, high, truth, None) >= CONFIDENCE - ROUNDING
         accepted = mass[(low <= truth) & (truth <= high) & (mass > 0)]
         likelier = accepted[accepted > accepted.min() * (1 + ROUNDING)]  # ties go together
@@ -92,10 +92,10 @@ def test_normal_quantiles_do_not_cover_coarse_noise() -> None:
     assert noise.mass[inside].sum() < 0.83
     low, high = of_sums(values, noise, devices=1, respondents=1)
     assert noise.mass[(low <= 0) & (high >= 0)].sum() >= 0.95
-    few, answered = 2, 42  # devices that hold an item, of 60
-    counted = stats.hypergeom(60, few, answered).pmf(np.arange(few + 1))
-    scaled = np.arange(few + 1) * 60 / answered
-    normal = np.abs(scaled - few) <= NORMAL_95 * np.sqrt(scaled * (60 / answered - 1))
+    few, respondents = 2, 42  # devices that hold an item, of 60
+    counted = stats.hypergeom(60, few, respondents).pmf(np.arange(few + 1))
+    scaled = np.arange(few + 1) * 60 / respondents
+    normal = np.abs(scaled - few) <= NORMAL_95 * np.sqrt(scaled * (60 / respondents - 1))
     assert counted[normal].sum() < 0.95
 
 
@@ -103,13 +103,15 @@ def test_normal_quantiles_do_not_cover_coarse_noise() -> None:
 @pytest.mark.parametrize("name", ["laplace, epsilon 0.5", "laplace, epsilon 3", "gaussian", "none"])
 def test_what_is_listed_above_a_threshold_is_covered(name: str, rate: float) -> None:
     """Given that it is listed; counts at and below the threshold included, if they may be."""
-    noise, asked, above = LAWS[name], 80, 9
-    for truth in range(1, asked + 1, 3):
+    noise, devices, above = LAWS[name], 80, 9
+    for truth in range(1, devices + 1, 3):
         counted = stats.binom(truth, rate).pmf(np.arange(truth + 1))
         values, mass = seen_law(noise, counted)
         if mass[values >= above].sum() < 1e-9:
             continue
-        low, high = of_sums(values, noise, devices=asked, respondents=asked, rate=rate, above=above)
+        low, high = of_sums(
+            values, noise, devices=devices, respondents=devices, rate=rate, above=above
+        )
         assert covered(values, mass, low, high, truth, above) >= CONFIDENCE - ROUNDING
 
 
@@ -128,23 +130,23 @@ def test_local_reports_are_covered_whatever_the_truth(devices: int, epsilon: flo
     others = 4
     truth = np.exp(epsilon) / (np.exp(epsilon) + others)
     lie = (1 - truth) / others
-    for held in range(0, devices + 1, 1 if devices < 50 else 7):
-        own = stats.binom(held, truth).pmf(np.arange(held + 1))
-        rest = stats.binom(devices - held, lie).pmf(np.arange(devices - held + 1))
+    for holders in range(0, devices + 1, 1 if devices < 50 else 7):
+        own = stats.binom(holders, truth).pmf(np.arange(holders + 1))
+        rest = stats.binom(devices - holders, lie).pmf(np.arange(devices - holders + 1))
         mass = np.convolve(own, rest)
         low, high = of_support(
             np.arange(devices + 1), truth=truth, lie=lie, devices=devices, respondents=devices
         )
-        assert mass[(low <= held) & (held <= high)].sum() >= CONFIDENCE - ROUNDING
+        assert mass[(low <= holders) & (holders <= high)].sum() >= CONFIDENCE - ROUNDING
 
 
 def test_wide_laws_are_covered_to_within_a_per_cent() -> None:
     """Where the variance is 100 or more, a normal law is used: here it is at its worst."""
-    noise, asked, answered = LAWS["laplace, epsilon 3"], 4_000, 2_000
+    noise, devices, respondents = LAWS["laplace, epsilon 3"], 4_000, 2_000
     for truth in (420, 700, 2_000, 3_700):
-        counted = stats.hypergeom(asked, truth, answered).pmf(np.arange(truth + 1))
+        counted = stats.hypergeom(devices, truth, respondents).pmf(np.arange(truth + 1))
         values, mass = seen_law(noise, counted)
-        low, high = of_sums(values, noise, devices=asked, respondents=answered)
+        low, high = of_sums(values, noise, devices=devices, respondents=respondents)
         assert 0.94 <= covered(values, mass, low, high, truth, None) <= 0.96
 
 

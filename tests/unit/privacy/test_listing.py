@@ -50,10 +50,10 @@ def test_the_least_thresholds_of_a_sample_without_noise() -> None:
     }
     for times, (at_6, at_8) in table.items():
         for delta, expected in ((1e-6, at_6), (1e-8, at_8)):
-            made = [
+            thresholds = [
                 least_threshold("none", 1 / times, 1, epsilon, delta) for epsilon in (0.5, 1.0, 2.0)
             ]
-            assert [threshold for _, threshold in filter(None, made)] == expected
+            assert [threshold for _, threshold in filter(None, thresholds)] == expected
 
 
 def _exact_delta(rate: Fraction, threshold: int, factor: Fraction, most: int) -> Fraction:
@@ -78,8 +78,8 @@ def _exact_delta(rate: Fraction, threshold: int, factor: Fraction, most: int) ->
 def test_the_delta_of_a_sample_is_the_exact_one(rate: Fraction, threshold: int) -> None:
     factor = Fraction(27, 10)
     exact = _exact_delta(rate, threshold, factor, math.ceil(6 * threshold / rate))
-    found = sampled_delta(float(rate), threshold, math.log(2.7))
-    assert math.isclose(found, float(exact), rel_tol=1e-9)
+    delta = sampled_delta(float(rate), threshold, math.log(2.7))
+    assert math.isclose(delta, float(exact), rel_tol=1e-9)
 
 
 def test_a_rate_that_shows_absence_is_refused() -> None:
@@ -92,8 +92,8 @@ def test_least_thresholds_with_noise() -> None:
     expected = {1: (14.1, 22.4), 5: (74.7, 51.8), 20: (323, 107)}
     for items, continuous in expected.items():
         laplace, gaussian = lists(1.0, items_per_device=items, epsilon=1.0, delta=1e-6)
-        found = (laplace.threshold, gaussian.threshold)
-        for whole, real in zip(found, continuous, strict=True):
+        thresholds = (laplace.threshold, gaussian.threshold)
+        for whole, real in zip(thresholds, continuous, strict=True):
             assert real <= whole <= 1.05 * real + 1  # whole numbers, and noise on them
 
 
@@ -108,21 +108,21 @@ def test_tails_are_those_of_the_noise_or_above(noise: Any) -> None:
             assert noise_tail(noise, 2.5, least) <= 1.2 * exact
 
 
-def _released(made: ListedAbove, holders: int) -> dict[int, float]:
+def _released(mechanism: ListedAbove, holders: int) -> dict[int, float]:
     """The law of what is told of one item with so many holders: 0 for nothing."""
     first, mass = 0, np.ones(1)
-    if made.noise != "none":
-        first, logs = log_mass(made.noise, made.scale)
+    if mechanism.noise != "none":
+        first, logs = log_mass(mechanism.noise, mechanism.scale)
         mass = np.exp(logs)
     law: dict[int, float] = {0: 0.0}
-    for kept in range(holders + 1):
-        share = stats.binom.pmf(kept, holders, made.rate)
-        if kept == 0:  # not in the sample: nothing is noised
+    for count in range(holders + 1):
+        share = stats.binom.pmf(count, holders, mechanism.rate)
+        if count == 0:  # not in the sample: nothing is noised
             law[0] += share
             continue
-        for value, chance in zip(kept + first + np.arange(mass.size), mass, strict=True):
-            told = int(value) if value >= made.threshold else 0
-            law[told] = law.get(told, 0.0) + share * chance
+        for value, chance in zip(count + first + np.arange(mass.size), mass, strict=True):
+            output = int(value) if value >= mechanism.threshold else 0
+            law[output] = law.get(output, 0.0) + share * chance
     return law
 
 
@@ -134,30 +134,34 @@ def _divergence(one: dict[int, float], other: dict[int, float], epsilon: float) 
     )
 
 
-def _audited(made: ListedAbove, epsilon: float) -> float:
+def _audited(mechanism: ListedAbove, epsilon: float) -> float:
     """The exact delta of one item's release, over true counts and both directions."""
     return max(
         max(_divergence(a, b, epsilon), _divergence(b, a, epsilon))
-        for count in (range(120) if made.noise == "none" else (0, 1, 2, 3, 5, 8, 20, 60, 150))
-        for a, b in [(_released(made, count + 1), _released(made, count))]
+        for count in (range(120) if mechanism.noise == "none" else (0, 1, 2, 3, 5, 8, 20, 60, 150))
+        for a, b in [(_released(mechanism, count + 1), _released(mechanism, count))]
     )
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.5, 0.1])
 def test_every_list_keeps_its_promise_exactly(rate: float) -> None:
-    for made in lists(rate, epsilon=1.0, delta=1e-4):
-        assert _audited(made, 1.0) <= 1e-4 * (1 + 1e-9), made
+    for mechanism in lists(rate, epsilon=1.0, delta=1e-4):
+        assert _audited(mechanism, 1.0) <= 1e-4 * (1 + 1e-9), mechanism
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.5, 0.1])
 def test_a_list_with_too_low_a_threshold_is_caught(rate: float) -> None:
     """The control: two below the least threshold breaks the promise (one may be slack)."""
-    for made in lists(rate, epsilon=1.0, delta=1e-4):
+    for mechanism in lists(rate, epsilon=1.0, delta=1e-4):
         broken = ListedAbove(
-            rate=made.rate, noise=made.noise, scale=made.scale, threshold=made.threshold - 2,
-            epsilon=None, delta=0.0,
-        )  # fmt: skip
-        assert _audited(broken, 1.0) > 1e-4, made
+            rate=mechanism.rate,
+            noise=mechanism.noise,
+            scale=mechanism.scale,
+            threshold=mechanism.threshold - 2,
+            epsilon=None,
+            delta=0.0,
+        )
+        assert _audited(broken, 1.0) > 1e-4, mechanism
 
 
 def test_a_list_that_does_not_keep_its_promise_cannot_be_made() -> None:
@@ -173,8 +177,8 @@ def test_a_list_that_does_not_keep_its_promise_cannot_be_made() -> None:
 
 def test_several_items_of_a_device_cost_as_many_times() -> None:
     """All m items of one device at once, by independence: the product of m laws."""
-    made = lists(0.25, items_per_device=2, epsilon=1.0, delta=1e-3)
-    for one in made:
+    options = lists(0.25, items_per_device=2, epsilon=1.0, delta=1e-3)
+    for one in options:
         if one.noise == "gaussian":
             continue  # accounted for by its own composition; the product is below it
         with_one = _released(one, 1)
@@ -188,23 +192,25 @@ def test_several_items_of_a_device_cost_as_many_times() -> None:
 
 def test_the_chance_to_be_listed_is_what_happens() -> None:
     """False alarm 1e-6 each (exact binomial); 20,000 draws tell 2% of a chance near one half."""
-    for made in lists(0.25, epsilon=1.0, delta=1e-6):
-        count = made.detectable()
-        assert made.chance(count) >= 0.95 > made.chance(count - 1)
+    for mechanism in lists(0.25, epsilon=1.0, delta=1e-6):
+        count = mechanism.detectable()
+        assert mechanism.chance(count) >= 0.95 > mechanism.chance(count - 1)
         rng = SeededRng(SEED)
-        _, kept = made.sample(np.zeros(20_000), np.full(20_000, count), rng=rng)
-        counts = np.r_[np.asarray(kept), np.zeros(20_000 - len(np.asarray(kept)), dtype=np.int64)]
-        _, told = made.release(counts[counts > 0], rng=rng)
-        assert_binomial(int(told.sum()), 20_000, made.chance(count))
+        _, sample = mechanism.sample(np.zeros(20_000), np.full(20_000, count), rng=rng)
+        counts = np.r_[
+            np.asarray(sample), np.zeros(20_000 - len(np.asarray(sample)), dtype=np.int64)
+        ]
+        _, listed = mechanism.release(counts[counts > 0], rng=rng)
+        assert_binomial(int(listed.sum()), 20_000, mechanism.chance(count))
         with pytest.raises(AssertionError):
-            assert_binomial(int(told.sum()), 20_000, made.chance(count) - 0.02)
+            assert_binomial(int(listed.sum()), 20_000, mechanism.chance(count) - 0.02)
 
 
 def test_the_estimate_is_unbiased_and_its_variance_known() -> None:
     """DIGEST 2E: mean c and variance c·(t − 1) for c devices; 2,000 repeats, 1e-6 each."""
-    made = without_promise(0.1)
-    _, kept = made.sample(np.zeros(2_000), np.full(2_000, 400), rng=SeededRng(SEED))
-    estimates = np.asarray(kept) * 10.0
+    mechanism = without_promise(0.1)
+    _, sample = mechanism.sample(np.zeros(2_000), np.full(2_000, 400), rng=SeededRng(SEED))
+    estimates = np.asarray(sample) * 10.0
     assert_mean(estimates, 400.0, 60.0)
     assert_mean((estimates - 400) ** 2, 3_600.0, math.sqrt(2) * 3_600)
     with pytest.raises(AssertionError):
@@ -212,21 +218,21 @@ def test_the_estimate_is_unbiased_and_its_variance_known() -> None:
 
 
 def test_values_take_part_by_coins_of_their_own() -> None:
-    made = without_promise(0.25)
+    mechanism = without_promise(0.25)
     items = pa.array([str(k) for k in range(10_000)])
-    kept, none = made.sample(items, None, rng=SeededRng(SEED))
+    sample, none = mechanism.sample(items, None, rng=SeededRng(SEED))
     assert none is None
-    assert_binomial(len(kept), 10_000, 0.25)
+    assert_binomial(len(sample), 10_000, 0.25)
     assert without_promise(1.0).sample(items, None, rng=SeededRng(1))[0] is items
 
 
 def test_threshold_sampling_is_algorithm_one() -> None:
     """DIGEST 2E: h = 3, t = 10: P(10) = .3, so mean 3, variance 21; 12 stays; t = 1 is nothing."""
-    drawn = threshold_sample(np.full(100_000, 3), 10.0, rng=SeededRng(SEED))
-    assert set(drawn.tolist()) == {0.0, 10.0}
-    assert_binomial(int((drawn == 10).sum()), 100_000, 0.3)
+    samples = threshold_sample(np.full(100_000, 3), 10.0, rng=SeededRng(SEED))
+    assert set(samples.tolist()) == {0.0, 10.0}
+    assert_binomial(int((samples == 10).sum()), 100_000, 0.3)
     with pytest.raises(AssertionError):
-        assert_binomial(int((drawn == 10).sum()), 100_000, 0.31)
+        assert_binomial(int((samples == 10).sum()), 100_000, 0.31)
     assert threshold_sample(np.array([12, 10]), 10.0, rng=SeededRng(1)).tolist() == [12.0, 10.0]
     assert threshold_sample(np.array([0, 1, 5]), 1.0, rng=SeededRng(1)).tolist() == [0.0, 1.0, 5.0]
     with pytest.raises(SpecError, match="threshold must be above 0"):
@@ -234,17 +240,17 @@ def test_threshold_sampling_is_algorithm_one() -> None:
 
 
 def test_thinning_gives_the_lower_rate() -> None:
-    made = best_list(0.1, epsilon=1.0, delta=1e-6)
-    thinned = made.thin(np.full(2_000, 50), 0.5, rng=SeededRng(SEED))
+    mechanism = best_list(0.1, epsilon=1.0, delta=1e-6)
+    thinned = mechanism.thin(np.full(2_000, 50), 0.5, rng=SeededRng(SEED))
     assert_binomial(int(thinned.sum()), 100_000, 0.2)
-    assert made.thin(np.array([7]), 0.1, rng=SeededRng(1)).tolist() == [7]
+    assert mechanism.thin(np.array([7]), 0.1, rng=SeededRng(1)).tolist() == [7]
 
 
 def test_the_best_list_has_the_smallest_detectable_count() -> None:
     for rate in (1.0, 0.2, 0.02):
         every = lists(rate, epsilon=1.0, delta=1e-6)
         best = best_list(rate, epsilon=1.0, delta=1e-6)
-        assert best.detectable() == min(made.detectable() for made in every)
+        assert best.detectable() == min(option.detectable() for option in every)
 
 
 def test_without_delta_there_is_no_list() -> None:
@@ -263,8 +269,8 @@ def test_losses_that_are_only_known_as_a_pair_add_up() -> None:
 
 
 def test_the_ledger_takes_a_list_that_costs_all_there_is() -> None:
-    made = best_list(0.1, epsilon=1.0, delta=1e-6)
+    mechanism = best_list(0.1, epsilon=1.0, delta=1e-6)
     ledger = Ledger(Budget(epsilon=1.0, delta=1e-6))
     for cohort in ("round 0", "round 1"):  # other devices
-        ledger.charge(campaign="a", cohort=cohort, task=cohort, loss=made.loss(ONE))
+        ledger.charge(campaign="a", cohort=cohort, task=cohort, loss=mechanism.loss(ONE))
     assert ledger.spent() == pytest.approx(1.0, abs=1e-4)

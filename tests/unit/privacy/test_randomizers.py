@@ -78,7 +78,7 @@ def coin_of(randomizer: Any) -> Fraction:
 
 def law(randomizer: Any, cells: Sequence[int]) -> Law:
     """The probability of every record of an item with these cells, one for each row."""
-    coin, found = coin_of(randomizer), dict[int, Fraction]()
+    coin, chances = coin_of(randomizer), dict[int, Fraction]()
     for row, own in enumerate(cells):
         for number, chance in _row_law(randomizer, coin, own):
             if isinstance(randomizer, CountMeanSketch):
@@ -87,8 +87,8 @@ def law(randomizer: Any, cells: Sequence[int]) -> Law:
                 code = row * 2 * randomizer.width + number
             else:
                 code = row * randomizer.width + number
-            found[code] = chance / randomizer.rows
-    return found
+            chances[code] = chance / randomizer.rows
+    return chances
 
 
 def _row_law(randomizer: Any, coin: Fraction, own: int) -> Iterator[tuple[int, Fraction]]:
@@ -108,8 +108,8 @@ def _row_law(randomizer: Any, coin: Fraction, own: int) -> Iterator[tuple[int, F
             honest = (matrix[place, own] < 0) == bool(minus)
             yield 2 * place + minus, (1 - coin if honest else coin) / width
     else:
-        for sent in range(width):
-            yield sent, coin if sent == own else (1 - coin) / (width - 1)
+        for answer in range(width):
+            yield answer, coin if answer == own else (1 - coin) / (width - 1)
 
 
 def codes_of(records: U8) -> I64:
@@ -148,12 +148,12 @@ def below_exp(epsilon: float) -> Fraction:
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_no_record_says_more_than_epsilon(randomizer: Any, epsilon: float) -> None:
     """Every record against every pair of items, whatever their cells: in exact fractions."""
-    chosen = replace(randomizer, epsilon=epsilon)
-    if isinstance(chosen, DirectResponse):
-        items: list[tuple[int, ...]] = [(cell,) for cell in range(chosen.width)]
+    variant = replace(randomizer, epsilon=epsilon)
+    if isinstance(variant, DirectResponse):
+        items: list[tuple[int, ...]] = [(cell,) for cell in range(variant.width)]
     else:  # rows do not mix, so equal cells in every row are all there is to list
-        items = [(cell,) * chosen.rows for cell in range(chosen.width)]
-    laws = [law(chosen, cells) for cells in items]
+        items = [(cell,) * variant.rows for cell in range(variant.width)]
+    laws = [law(variant, cells) for cells in items]
     assert all(sum(each.values()) == 1 for each in laws)
     worst = worst_ratio(laws)
     assert worst <= below_exp(epsilon)
@@ -214,7 +214,7 @@ def test_an_epsilon_too_small_to_work_with_is_refused(randomizer: Any, epsilon: 
 # Records follow the law
 
 
-def sent(randomizer: Any, value: int, count: int, *seed: int) -> I64:
+def record_codes(randomizer: Any, value: int, count: int, *seed: int) -> I64:
     kind = np.int64 if isinstance(randomizer, DirectResponse) else np.uint64
     values = np.full(count, value, dtype=kind)
     records = randomizer.randomize(values, rng=SeededRng(SEED, *seed))
@@ -244,7 +244,7 @@ def test_records_follow_their_law(randomizer: Any, item: int) -> None:
     with probability below 1e-6, which is computed here."""
     value = int(randomizer.values(np.array([item]))[0])
     expected = law(randomizer, cells_of(randomizer, value))
-    assert_law(sent(randomizer, value, REPORTS, 1, item), expected)
+    assert_law(record_codes(randomizer, value, REPORTS, 1, item), expected)
     wrong = law(replace(randomizer, epsilon=1.05 * randomizer.epsilon), cells_of(randomizer, value))
     assert missed(expected, wrong, REPORTS) < 1e-6
 
@@ -256,7 +256,7 @@ def test_a_twin_that_flips_at_epsilon_is_caught() -> None:
     value = int(honest.values(np.array([0]))[0])
     expected = law(honest, cells_of(honest, value))
     with pytest.raises(AssertionError, match="chi-square"):
-        assert_law(sent(twin, value, REPORTS, 2), expected)
+        assert_law(record_codes(twin, value, REPORTS, 2), expected)
 
 
 def test_an_epsilon_five_per_cent_off_is_caught(randomizer: Any) -> None:
@@ -264,7 +264,9 @@ def test_an_epsilon_five_per_cent_off_is_caught(randomizer: Any) -> None:
     value = int(randomizer.values(np.array([0]))[0])
     twin = replace(randomizer, epsilon=1.05 * randomizer.epsilon)
     with pytest.raises(AssertionError, match="chi-square"):
-        assert_law(sent(twin, value, REPORTS, 3), law(randomizer, cells_of(randomizer, value)))
+        assert_law(
+            record_codes(twin, value, REPORTS, 3), law(randomizer, cells_of(randomizer, value))
+        )
 
 
 @pytest.mark.parametrize("lag", [1, 4, 64, 256])
@@ -274,7 +276,7 @@ def test_records_are_independent_of_one_another(randomizer: Any, lag: int) -> No
     probability below 1e-6, which is computed here."""
     value = int(randomizer.values(np.array([0]))[0])
     single = law(randomizer, cells_of(randomizer, value))
-    codes = sent(randomizer, value, REPORTS, 4, lag).reshape(-1, 2, lag)
+    codes = record_codes(randomizer, value, REPORTS, 4, lag).reshape(-1, 2, lag)
     pairs = codes[:, 0].ravel() << 32 | codes[:, 1].ravel()
     expected = {a << 32 | b: single[a] * single[b] for a, b in product(single, repeat=2)}
     assert_law(pairs, expected)
@@ -318,9 +320,9 @@ class Script:
         self.after = SeededRng(SEED, 6)
 
     def words(self, count: int) -> U64:
-        given, self.left = self.left[:count], self.left[count:]
-        rest = self.after.words(count - len(given))
-        return np.concatenate([np.array(given, dtype=np.uint64), rest])
+        words, self.left = self.left[:count], self.left[count:]
+        rest = self.after.words(count - len(words))
+        return np.concatenate([np.array(words, dtype=np.uint64), rest])
 
 
 def exact_flip(epsilon: float) -> tuple[Fraction, Fraction]:
@@ -408,11 +410,11 @@ def test_whole_numbers_are_rejected_just_where_they_would_favour_some(bound: int
 @pytest.mark.parametrize("bound", [1, 3, 4, 56])
 def test_whole_numbers_are_uniform(bound: int) -> None:
     """False alarm 1e-6 (chi-square)."""
-    found = below(bound, REPORTS, SeededRng(SEED, 8))
-    assert found.dtype == np.int64
-    assert (found.min(), found.max()) == (0, bound - 1)
+    numbers = below(bound, REPORTS, SeededRng(SEED, 8))
+    assert numbers.dtype == np.int64
+    assert (numbers.min(), numbers.max()) == (0, bound - 1)
     if bound > 1:
-        assert_chi_square(np.bincount(found), np.full(bound, 1 / bound))
+        assert_chi_square(np.bincount(numbers), np.full(bound, 1 / bound))
 
 
 def test_whole_numbers_need_a_bound() -> None:
@@ -459,21 +461,21 @@ def outputs(kind: str, epsilon: float, width: int, own: int) -> list[tuple[float
     return [(truth if cell == own else (1 - truth) / (width - 1), cell) for cell in range(width)]
 
 
-def contribution(kind: str, epsilon: float, width: int, output: Any, asked: int) -> float:
+def contribution(kind: str, epsilon: float, width: int, output: Any, query: int) -> float:
     """What a record adds to M[j, asked]/k: algorithms 3 and 6, and likewise for the other two."""
     if kind == "symmetric":
         c = (math.exp(epsilon / 2) + 1) / (math.exp(epsilon / 2) - 1)
-        return float(c / 2 * (2 * output[asked] - 1) + 0.5)
+        return float(c / 2 * (2 * output[query] - 1) + 0.5)
     if kind == "optimal":
         flip = 1 / (1 + math.exp(epsilon))
-        return float((output[asked] - flip) / (0.5 - flip))
+        return float((output[query] - flip) / (0.5 - flip))
     if kind == "hadamard":
         place, sign = output
         c = (math.exp(epsilon) + 1) / (math.exp(epsilon) - 1)
-        return float(c * sign * linalg.hadamard(width)[place, asked])
+        return float(c * sign * linalg.hadamard(width)[place, query])
     truth = math.exp(epsilon) / (math.exp(epsilon) + width - 1)
     lie = (1 - truth) / (width - 1)
-    return (float(output == asked) - lie) / (truth - lie)
+    return (float(output == query) - lie) / (truth - lie)
 
 
 def enumerated(
@@ -481,27 +483,27 @@ def enumerated(
     epsilon: float,
     rows: int,
     width: int,
-    held: Sequence[int],
+    keys: Sequence[int],
     query: int,
     family: Sequence[Hash],
 ) -> Enumerated:
     """Mean and variance of the plain estimate over hash functions, rows and coins: all of them.
 
-    `held` is the key of every device; algorithm 4 sets right for collisions, unless the family is
+    `keys` is the key of every device; algorithm 4 sets right for collisions, unless the family is
     one function alone, which has none.
     """
-    count, alone = len(held), len(family) == 1
+    count, alone = len(keys), len(family) == 1
     law_of = {own: outputs(kind, epsilon, width, own) for own in range(width)}
     first = second = 0.0
     for functions in product(family, repeat=rows):
-        for chosen in product(range(rows), repeat=count):
+        for choice in product(range(rows), repeat=count):
             weight = (1 / len(family)) ** rows * (1 / rows) ** count
             each = [
                 [
                     (chance, contribution(kind, epsilon, width, output, functions[row][query]))
                     for chance, output in law_of[functions[row][key]]
                 ]
-                for key, row in zip(held, chosen, strict=True)
+                for key, row in zip(keys, choice, strict=True)
             ]
             for records in product(*each):
                 chance = weight * math.prod(p for p, _ in records)
@@ -512,7 +514,7 @@ def enumerated(
     return Enumerated(first, second - first**2)
 
 
-def made(kind: str, epsilon: float, rows: int, width: int) -> Any:
+def randomizer_of(kind: str, epsilon: float, rows: int, width: int) -> Any:
     if kind in ("symmetric", "optimal"):
         return CountMeanSketch(epsilon=epsilon, rows=rows, width=width, seed=1, flips=kind)  # type: ignore[arg-type]
     if kind == "hadamard":
@@ -522,13 +524,13 @@ def made(kind: str, epsilon: float, rows: int, width: int) -> Any:
     return DirectResponse(epsilon=epsilon, categories=width - 1)
 
 
-def formula(kind: str, epsilon: float, rows: int, width: int, held: list[int], query: int) -> float:
-    others = [held.count(key) for key in set(held) if key != query]
+def formula(kind: str, epsilon: float, rows: int, width: int, keys: list[int], query: int) -> float:
+    others = [keys.count(key) for key in set(keys) if key != query]
     return float(
         debias.variance(
-            made(kind, epsilon, rows, width),
-            count=len(held),
-            holders=float(held.count(query)),
+            randomizer_of(kind, epsilon, rows, width),
+            count=len(keys),
+            holders=float(keys.count(query)),
             squares=float(sum(count**2 for count in others)),
         )
     )
@@ -543,18 +545,18 @@ GOLDEN_MOMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "held", "query", "mean", "golden"), GOLDEN_MOMENTS)
+@pytest.mark.parametrize(("kind", "keys", "query", "mean", "golden"), GOLDEN_MOMENTS)
 def test_moments_are_the_oracle_s(
-    kind: str, held: tuple[int, ...], query: int, mean: float, golden: str
+    kind: str, keys: tuple[int, ...], query: int, mean: float, golden: str
 ) -> None:
     """DIGEST 5E: two rows of two cells, epsilon 1, three keys."""
-    found = enumerated(kind, 1.0, 2, 2, held, query, every_hash(3, 2))
-    assert found.mean == pytest.approx(mean, abs=1e-12)
-    assert f"{found.variance:.6f}" == golden
-    assert f"{formula(kind, 1.0, 2, 2, list(held), query):.6f}" == golden
+    moments = enumerated(kind, 1.0, 2, 2, keys, query, every_hash(3, 2))
+    assert moments.mean == pytest.approx(mean, abs=1e-12)
+    assert f"{moments.variance:.6f}" == golden
+    assert f"{formula(kind, 1.0, 2, 2, list(keys), query):.6f}" == golden
 
 
-@pytest.mark.parametrize("held", [[0, 1], [1, 1], [0, 0, 1], [1, 2, 2]])
+@pytest.mark.parametrize("keys", [[0, 1], [1, 1], [0, 0, 1], [1, 2, 2]])
 @pytest.mark.parametrize(
     ("kind", "rows", "width", "epsilon"),
     [
@@ -570,23 +572,23 @@ def test_moments_are_the_oracle_s(
     ],
 )
 def test_the_variance_is_that_of_all_outcomes(
-    kind: str, rows: int, width: int, epsilon: float, held: list[int]
+    kind: str, rows: int, width: int, epsilon: float, keys: list[int]
 ) -> None:
     """Every hash function, row and coin. To 1e-9: sums of at most a million floats."""
-    found = enumerated(kind, epsilon, rows, width, held, 0, every_hash(3, width))
-    assert found.mean == pytest.approx(held.count(0), abs=1e-9)
-    assert found.variance == pytest.approx(formula(kind, epsilon, rows, width, held, 0), rel=1e-9)
+    moments = enumerated(kind, epsilon, rows, width, keys, 0, every_hash(3, width))
+    assert moments.mean == pytest.approx(keys.count(0), abs=1e-9)
+    assert moments.variance == pytest.approx(formula(kind, epsilon, rows, width, keys, 0), rel=1e-9)
 
 
-@pytest.mark.parametrize("held", [[0, 1], [1, 1], [0, 0, 1, 2]])
+@pytest.mark.parametrize("keys", [[0, 1], [1, 1], [0, 0, 1, 2]])
 @pytest.mark.parametrize("width", [2, 3, 4])
 def test_the_variance_of_direct_responses_is_that_of_all_outcomes(
-    held: list[int], width: int
+    keys: list[int], width: int
 ) -> None:
-    held = [key % width for key in held]
-    found = enumerated("direct", 1.7, 1, width, held, 0, [tuple(range(width))])
-    assert found.mean == pytest.approx(held.count(0), abs=1e-9)
-    assert found.variance == pytest.approx(formula("direct", 1.7, 1, width, held, 0), rel=1e-9)
+    keys = [key % width for key in keys]
+    moments = enumerated("direct", 1.7, 1, width, keys, 0, [tuple(range(width))])
+    assert moments.mean == pytest.approx(keys.count(0), abs=1e-9)
+    assert moments.variance == pytest.approx(formula("direct", 1.7, 1, width, keys, 0), rel=1e-9)
 
 
 def polynomials(degree: int, field: int, keys: int) -> list[Hash]:
@@ -600,18 +602,18 @@ def polynomials(degree: int, field: int, keys: int) -> list[Hash]:
 @pytest.mark.parametrize("kind", ["symmetric", "hashed"])
 def test_three_wise_independence_is_enough_for_the_variance(kind: str) -> None:
     """Parabolas over five elements, four keys: not all functions, and the same variance."""
-    held = [0, 1, 2] if kind == "hashed" else [0, 1]
-    found = enumerated(kind, 2.0, 1, 5, held, 3, polynomials(2, 5, 4))
-    assert found.mean == pytest.approx(0.0, abs=1e-9)
-    assert found.variance == pytest.approx(formula(kind, 2.0, 1, 5, held, 3), rel=1e-9)
+    keys = [0, 1, 2] if kind == "hashed" else [0, 1]
+    moments = enumerated(kind, 2.0, 1, 5, keys, 3, polynomials(2, 5, 4))
+    assert moments.mean == pytest.approx(0.0, abs=1e-9)
+    assert moments.variance == pytest.approx(formula(kind, 2.0, 1, 5, keys, 3), rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "optimal", "hashed"])
 def test_two_wise_independence_is_enough_for_the_mean_only(kind: str) -> None:
     """Lines over three elements: who meets one of two others meets both."""
-    found = enumerated(kind, 2.0, 1, 3, [0, 1], 2, polynomials(1, 3, 3))
-    assert found.mean == pytest.approx(0.0, abs=1e-9)
-    assert found.variance > 1.01 * formula(kind, 2.0, 1, 3, [0, 1], 2)
+    moments = enumerated(kind, 2.0, 1, 3, [0, 1], 2, polynomials(1, 3, 3))
+    assert moments.mean == pytest.approx(0.0, abs=1e-9)
+    assert moments.variance > 1.01 * formula(kind, 2.0, 1, 3, [0, 1], 2)
 
 
 # Golden numbers and simulation
@@ -626,7 +628,7 @@ def test_golden_numbers_at_epsilon_four() -> None:
     alone = float(debias.variance(emoji, count=1.0, holders=0.0, squares=0.0))
     bound = (emoji.moments.own + 1 / 1024) * (1024 / 1023) ** 2  # theorem 4.2, for one device
     assert f"{bound:.9f}" == "0.182347952"
-    assert bound * (1 - 1e-5) < alone < bound  # which leaves out −1/width² and such
+    assert bound * (1 - 1e-5) < alone < bound  # without terms such as −1/width²
     energy = HadamardCountMeanSketch(epsilon=4.0, rows=1024, width=32_768, seed=1)
     assert f"{energy.coin.probability:.9f}" == "0.017986210"
     assert f"{math.sqrt(energy.moments.miss):.9f}" == "1.037314721"
@@ -658,18 +660,18 @@ def test_over_seeds_estimates_have_the_stated_mean_and_variance(kind: str) -> No
     6000 errors each. The mean of an item within 5 standard errors: false alarm 6e-7. The variance
     within 12%, which is five of its standard errors (2.4% over seeds other than these): the same.
     Power: a variance that is 25% off is missed with probability below 1e-4, four of them away."""
-    randomizer = made(kind, 4.0, 4, 8)
-    found = np.empty((REPEATS, 8))
+    randomizer = randomizer_of(kind, 4.0, 4, 8)
+    estimates = np.empty((REPEATS, 8))
     rng = SeededRng(SEED, 9)
     for repeat in range(REPEATS):
         one = replace(randomizer, seed=repeat)
         values = one.values(np.arange(9))
         cells = folded(one, one.randomize(np.repeat(values[:5], POPULATION), rng=rng))
-        found[repeat] = (one.readings(cells, 1000, values[1:]) - 1000 / 8) * 8 / 7
-    held = np.r_[POPULATION[1:], np.zeros(4)].astype(np.float64)
-    others = float((POPULATION**2).sum()) - held**2
-    stated = debias.variance(randomizer, count=1000, holders=held, squares=others)
-    deviations = (found - held) / np.sqrt(stated)
+        estimates[repeat] = (one.readings(cells, 1000, values[1:]) - 1000 / 8) * 8 / 7
+    holders = np.r_[POPULATION[1:], np.zeros(4)].astype(np.float64)
+    others = float((POPULATION**2).sum()) - holders**2
+    stated = debias.variance(randomizer, count=1000, holders=holders, squares=others)
+    deviations = (estimates - holders) / np.sqrt(stated)
     for item in range(8):
         assert_mean(deviations[:, item], 0.0, 1.0, false_alarm=6e-7)
     for items in (slice(0, 4), slice(4, 8)):
@@ -681,10 +683,10 @@ def test_estimates_are_those_of_the_paper_s_algorithms(count: int) -> None:
     """Algorithms 3, 4, 6 and 7 in full, with floats: M is rows × width of debiased numbers."""
     epsilon, rows, width = 3.0, 6, 16
     for kind in ("symmetric", "optimal", "hadamard", "hashed"):
-        randomizer = made(kind, epsilon, rows, width)
+        randomizer = randomizer_of(kind, epsilon, rows, width)
         values = randomizer.values(np.arange(20))
-        held = np.random.default_rng(SEED).integers(0, 20, count)
-        records = randomizer.randomize(values[held], rng=SeededRng(SEED, 10))
+        items = np.random.default_rng(SEED).integers(0, 20, count)
+        records = randomizer.randomize(values[items], rng=SeededRng(SEED, 10))
         matrix = np.zeros((rows, width))
         for code in codes_of(records).tolist():
             if kind in ("symmetric", "optimal"):
@@ -703,8 +705,8 @@ def test_estimates_are_those_of_the_paper_s_algorithms(count: int) -> None:
         paper = width / (width - 1) * (mean - count / width)
         tally = Tally(randomizer)
         assert tally.fold(records) == 0
-        found = debias.estimate(tally, values, collision_aware=False).counts
-        assert np.allclose(found, paper, rtol=1e-9, atol=1e-9 * count)
+        estimates = debias.estimate(tally, values, collision_aware=False).counts
+        assert np.allclose(estimates, paper, rtol=1e-9, atol=1e-9 * count)
 
 
 # Records
@@ -938,10 +940,10 @@ def test_a_tally_outgrows_sixteen_bits_without_losing_a_record() -> None:
 
 
 def test_every_registered_randomizer_is_tested_here() -> None:
-    found = {
+    registered = {
         cls for cls in kinds().values() if hasattr(cls, "randomize") and hasattr(cls, "readings")
     }
-    assert found == {type(each) for each in SMALL.values()}
+    assert registered == {type(each) for each in SMALL.values()}
 
 
 def test_it_is_a_randomizer(randomizer: Any) -> None:

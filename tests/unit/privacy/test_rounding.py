@@ -14,20 +14,20 @@ from sfumato.privacy import Rounding, SeededRng
 
 
 def unit_vectors(count: int, cells: int, seed: int = 0) -> Any:
-    made = np.random.default_rng([SEED, seed]).normal(size=(count, cells))
-    return made / np.linalg.norm(made, axis=1, keepdims=True)
+    vectors = np.random.default_rng([SEED, seed]).normal(size=(count, cells))
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 30.0, 1e6])
 @pytest.mark.parametrize("cells", [1, 7, 400])
 def test_no_vector_comes_out_longer_than_promised(scale: float, cells: int) -> None:
     rounding = Rounding(clip=2.0, scale=scale, cells=cells, risk=0.5)
-    given = 2.0 * unit_vectors(300, cells)
-    made = rounding.integers(given, rng=SeededRng(SEED))
-    assert np.linalg.norm(made, axis=1).max() <= rounding.l2 * (1 + 1e-12)
-    assert np.abs(made).sum(axis=1).max() <= rounding.l1 * (1 + 1e-12)
-    assert np.abs(made).max() <= rounding.largest
-    assert np.abs(rounding.reals(made) - given).max() < 1 / scale
+    vectors = 2.0 * unit_vectors(300, cells)
+    integers = rounding.integers(vectors, rng=SeededRng(SEED))
+    assert np.linalg.norm(integers, axis=1).max() <= rounding.l2 * (1 + 1e-12)
+    assert np.abs(integers).sum(axis=1).max() <= rounding.l1 * (1 + 1e-12)
+    assert np.abs(integers).max() <= rounding.largest
+    assert np.abs(rounding.reals(integers) - vectors).max() < 1 / scale
     assert rounding.unit_cells == 0
 
 
@@ -37,8 +37,8 @@ def test_without_the_condition_some_would_be_too_long() -> None:
     halves = np.full((500, 100), 0.25)
     plain = np.floor(2.0 * halves + np.random.default_rng(SEED).random(halves.shape))
     assert np.mean(np.linalg.norm(plain, axis=1) > rounding.l2) > 0.05
-    kept = rounding.integers(halves, rng=SeededRng(SEED))
-    assert (np.linalg.norm(kept, axis=1) <= rounding.l2).all()
+    integers = rounding.integers(halves, rng=SeededRng(SEED))
+    assert (np.linalg.norm(integers, axis=1) <= rounding.l2).all()
 
 
 def test_the_mean_is_kept() -> None:
@@ -49,8 +49,8 @@ def test_the_mean_is_kept() -> None:
     """
     rounding = Rounding(clip=1.0, scale=3.0, cells=20)
     vector = unit_vectors(1, 20)
-    made = rounding.integers(np.repeat(vector, 100_000, axis=0), rng=SeededRng(SEED))
-    error = np.abs(made.mean(axis=0) - 3.0 * vector[0])
+    integers = rounding.integers(np.repeat(vector, 100_000, axis=0), rng=SeededRng(SEED))
+    error = np.abs(integers.mean(axis=0) - 3.0 * vector[0])
     allowed = 5 / (2 * math.sqrt(100_000)) + rounding.risk / (1 - rounding.risk) * math.sqrt(20)
     assert error.max() < allowed
     assert np.abs(np.rint(3.0 * vector[0]) - 3.0 * vector[0]).max() > 10 * allowed

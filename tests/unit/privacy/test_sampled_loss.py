@@ -60,8 +60,8 @@ def other_fixed(multiplier: float, probability: float, times: int, orders: list[
     """A replaced device moves a sum by twice its own norm."""
     accountant = RdpAccountant(orders, dp_accounting.NeighboringRelation.REPLACE_ONE)
     one = dp_accounting.GaussianDpEvent(multiplier / 2)
-    chosen = round(probability * CLIENTS)
-    event = dp_accounting.SampledWithoutReplacementDpEvent(CLIENTS, chosen, one)
+    size = round(probability * CLIENTS)
+    event = dp_accounting.SampledWithoutReplacementDpEvent(CLIENTS, size, one)
     accountant.compose(event, times)
     return float(accountant.get_epsilon(DELTA))
 
@@ -206,9 +206,9 @@ def test_at_whole_orders_the_divergence_is_exact_and_the_other_way_round_is_no_l
     claimed = accounting.sampled_renyi(poisson(loss, probability))
     with_it, without = mixtures("gaussian", multiplier * STEP, probability)
     for order in range(2, 9):
-        found = claimed[ORDERS.index(order)]
-        assert math.isclose(renyi(with_it, without, order), found, rel_tol=1e-9)
-        assert renyi(without, with_it, order) <= found
+        claim = claimed[ORDERS.index(order)]
+        assert math.isclose(renyi(with_it, without, order), claim, rel_tol=1e-9)
+        assert renyi(without, with_it, order) <= claim
 
 
 def test_half_the_probability_is_caught_at_every_order() -> None:
@@ -227,8 +227,8 @@ def test_skellam_divergences_are_bounded_both_ways(multiplier: float, probabilit
     )
     with_it, without = mixtures("skellam", multiplier * STEP, probability)
     for order in range(2, 7):
-        found = claimed[ORDERS.index(order)]
-        assert renyi(without, with_it, order) <= renyi(with_it, without, order) <= found
+        claim = claimed[ORDERS.index(order)]
+        assert renyi(without, with_it, order) <= renyi(with_it, without, order) <= claim
 
 
 def delta_of(one: F64, other: F64, times: int, epsilon: float) -> float:

@@ -49,8 +49,8 @@ class Script:
     def words(self, count: int) -> U64:
         if count > len(self.left):
             raise WantsMoreError
-        given, self.left = self.left[:count], self.left[count:]
-        return np.array(given, dtype=np.uint64)
+        words, self.left = self.left[:count], self.left[count:]
+        return np.array(words, dtype=np.uint64)
 
 
 def small_words(noise: str, scale: float, bits: int) -> Inversion:
@@ -103,8 +103,8 @@ class Law:
 
     def __call__(self, value: int) -> Fraction:
         if value not in self._known:
-            found = exact.cumulative(self.noise, self.scale, value, bits=400)
-            self._known[value] = as_fraction(found)
+            bounds = exact.cumulative(self.noise, self.scale, value, bits=400)
+            self._known[value] = as_fraction(bounds)
         return self._known[value]
 
     def holds(self, value: int, low: Fraction, high: Fraction) -> bool:

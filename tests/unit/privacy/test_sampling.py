@@ -21,12 +21,12 @@ def test_no_device_keeps_more_than_the_limit_and_none_loses_without_need(
     devices: np.ndarray[tuple[int], np.dtype[np.int64]], limit: int, seed: int
 ) -> None:
     before = devices.copy()
-    kept = bound_contributions(devices, limit, rng=SeededRng(seed))
+    indices = bound_contributions(devices, limit, rng=SeededRng(seed))
     assert np.array_equal(devices, before)
-    assert np.array_equal(kept, np.unique(kept))  # sorted, none twice
-    held = dict(zip(*np.unique(devices, return_counts=True), strict=True))
-    left = dict(zip(*np.unique(devices[kept], return_counts=True), strict=True))
-    assert left == {device: min(count, limit) for device, count in held.items()}
+    assert np.array_equal(indices, np.unique(indices))  # sorted, none twice
+    totals = dict(zip(*np.unique(devices, return_counts=True), strict=True))
+    left = dict(zip(*np.unique(devices[indices], return_counts=True), strict=True))
+    assert left == {device: min(count, limit) for device, count in totals.items()}
 
 
 def test_a_devices_values_are_kept_uniformly_at_random() -> None:
@@ -36,9 +36,9 @@ def test_a_devices_values_are_kept_uniformly_at_random() -> None:
     probability below 1e-8 (noncentrality 150 against a bar of 45).
     """
     devices = np.tile(np.arange(60_000), 5)
-    kept = bound_contributions(devices, 2, rng=SeededRng(SEED))
-    place = kept // 60_000
-    pairs = place[np.argsort(devices[kept], kind="stable")].reshape(60_000, 2)
+    indices = bound_contributions(devices, 2, rng=SeededRng(SEED))
+    place = indices // 60_000
+    pairs = place[np.argsort(devices[indices], kind="stable")].reshape(60_000, 2)
     names = list(itertools.combinations(range(5), 2))
     counts = [np.count_nonzero((pairs == name).all(axis=1)) for name in names]
     assert sum(counts) == 60_000

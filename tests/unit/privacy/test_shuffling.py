@@ -183,7 +183,7 @@ def test_one_device_alone_gains_only_from_delta() -> None:
 # Against the truth: whole fleets
 
 
-said = lru_cache(shuffled_epsilon)  # fleets of one size are told the same
+cached_epsilon = lru_cache(shuffled_epsilon)  # fleets of one size are told the same
 
 
 def fleets() -> Iterator[tuple[float, int, Law, Law]]:
@@ -205,7 +205,7 @@ DELTAS = (0.3, 0.1, 0.03, 1e-3)
 
 def test_no_outcome_of_a_small_fleet_shows_more_than_is_said() -> None:
     for (local_epsilon, count, first, second), delta in itertools.product(FLEETS, DELTAS):
-        epsilon = said(local_epsilon, count, delta)
+        epsilon = cached_epsilon(local_epsilon, count, delta)
         assert true_delta(first, second, epsilon) <= delta * (1 + FLOAT)
 
 
@@ -213,7 +213,7 @@ def test_half_of_epsilon_would_be_caught_and_so_would_too_many_clones() -> None:
     """The negative control: the test above can fail."""
     half, many = 0, 0
     for (local_epsilon, count, first, second), delta in itertools.product(FLEETS, DELTAS):
-        epsilon = said(local_epsilon, count, delta)
+        epsilon = cached_epsilon(local_epsilon, count, delta)
         half += true_delta(first, second, epsilon / 2) > delta
         if local_epsilon >= 2 and len(next(iter(first))) == 4:
             rate = 4 / (math.exp(local_epsilon) + 1)
@@ -236,7 +236,7 @@ def test_a_symbol_that_says_nothing_does_not_say_more_than_is_said(
             shuffled([two] + [other] * (count - 1)),
         )
         for delta in DELTAS:
-            epsilon = said(local_epsilon, count, delta)
+            epsilon = cached_epsilon(local_epsilon, count, delta)
             assert true_delta(first, second, epsilon) <= delta * (1 + FLOAT)
 
 

@@ -73,9 +73,9 @@ class Stage:
         seed: int = 0,
     ) -> None:
         self.round, self.leave = round, dict(leave or {})
-        chosen = dict.fromkeys(range(round.cohort), kind) | dict(kinds or {})
+        classes = dict.fromkeys(range(round.cohort), kind) | dict(kinds or {})
         self.devices = [
-            chosen[member].join(
+            classes[member].join(
                 round,
                 member,
                 identity(member),
@@ -85,27 +85,27 @@ class Stage:
             for member in range(round.cohort)
         ]
         limit = min(1000, 2 ** (round.modulus_bits - 1))
-        drawn = np.random.default_rng([SEED, seed]).integers(
+        random_tables = np.random.default_rng([SEED, seed]).integers(
             -limit, limit, (round.cohort, round.cells)
         )
-        self.tables = drawn if tables is None else tables
+        self.tables = random_tables if tables is None else tables
         self.collector = Coordinator(round, roster(round.cohort))
-        self.heard: dict[tuple[Phase, int], bytes] = {}
+        self.answers: dict[tuple[Phase, int], bytes] = {}
 
     def takes(self, phase: Phase) -> list[int]:
         """Who is asked in a phase and still there."""
-        asked: Collection[int] = {
+        members_of_phase: Collection[int] = {
             Phase.ENROL: range(self.round.cohort),
             Phase.SHARE: self.collector.keys,
             Phase.MASK: self.collector.boxes,
         }.get(phase, self.collector.survivors)
         return [
             member
-            for member in sorted(asked)
+            for member in sorted(members_of_phase)
             if member not in self.leave or STEPS.index(phase) < STEPS.index(self.leave[member])
         ]
 
-    def told(self, phase: Phase, member: int) -> bytes:
+    def message_for(self, phase: Phase, member: int) -> bytes:
         """What an honest collector tells a device in a phase."""
         if phase is Phase.SHARE:
             return self.collector.roster_for(member)
@@ -115,21 +115,21 @@ class Stage:
 
     def answer(self, phase: Phase, member: int) -> bytes:
         """What a device says to it."""
-        device, told = self.devices[member], self.told(phase, member)
+        device, message = self.devices[member], self.message_for(phase, member)
         steps: dict[Phase, Callable[[], bytes]] = {
             Phase.ENROL: device.enrol,
-            Phase.SHARE: lambda: device.share(told),
-            Phase.MASK: lambda: device.mask(told, self.tables[member]),
-            Phase.ACK: lambda: device.acknowledge(told),
-            Phase.UNMASK: lambda: device.unmask(told, self.collector.signatures()),
+            Phase.SHARE: lambda: device.share(message),
+            Phase.MASK: lambda: device.mask(message, self.tables[member]),
+            Phase.ACK: lambda: device.acknowledge(message),
+            Phase.UNMASK: lambda: device.unmask(message, self.collector.signatures()),
         }
         return steps[phase]()
 
     def run(self, phase: Phase) -> None:
         """One phase, which is then closed; UNMASK is left open for `finish`."""
         for member in self.takes(phase):
-            self.heard[phase, member] = sent = self.answer(phase, member)
-            refusal = self.collector.add(phase, member, sent)
+            self.answers[phase, member] = answer = self.answer(phase, member)
+            refusal = self.collector.add(phase, member, answer)
             assert refusal is None, refusal
         if phase is not Phase.UNMASK:
             self.collector.close()
@@ -146,8 +146,8 @@ class Stage:
         return self.collector.finish().astype(np.int64)
 
     def expected(self, members: Iterable[int] | None = None) -> I64:
-        chosen = sorted(self.collector.survivors if members is None else members)
-        return np.asarray(self.tables[chosen].astype(np.int64).sum(axis=0) % self.round.modulus)
+        summands = sorted(self.collector.survivors if members is None else members)
+        return np.asarray(self.tables[summands].astype(np.int64).sum(axis=0) % self.round.modulus)
 
     def neighbours(self, member: int) -> list[int]:
         return self.collector.neighbours[member]
@@ -163,21 +163,21 @@ class Stage:
 
     def box(self, source: int, target: int) -> bytes:
         """What one member sealed for another, as it was heard."""
-        sent = self.heard[Phase.SHARE, source]
-        return pieces(sent, self.neighbours(source), BOX_BYTES)[target]
+        message = self.answers[Phase.SHARE, source]
+        return pieces(message, self.neighbours(source), BOX_BYTES)[target]
 
     def share(self, source: int, owner: int) -> bytes:
         """What one member gave of another's secrets, as it was heard."""
-        return pieces(self.heard[Phase.UNMASK, source], self.devices[source].neighbour_shares)[
+        return pieces(self.answers[Phase.UNMASK, source], self.devices[source].neighbour_shares)[
             owner
         ]
 
     def words_of(self, victim: int) -> Words:
         """A victim's masked table, as it was heard."""
-        return self.words_of_message(self.heard[Phase.MASK, victim])
+        return self.words_of_message(self.answers[Phase.MASK, victim])
 
-    def words_of_message(self, sent: bytes) -> Words:
-        return unpack_words(sent, self.round.cells, self.round.modulus_bits, self.round.lane)
+    def words_of_message(self, message: bytes) -> Words:
+        return unpack_words(message, self.round.cells, self.round.modulus_bits, self.round.lane)
 
     def read(
         self,
@@ -215,13 +215,13 @@ class Stage:
         """The sum over some members without the masks of their seeds and those that they have with
         members whose mask keys are known; as residues."""
         total = np.zeros(self.round.cells, dtype=np.int64)
-        known = {member: private_key(key) for member, key in keys.items()}
+        private_keys = {member: private_key(key) for member, key in keys.items()}
         for member in members:
             public = self.collector.keys[member].mask
             pairs = {
-                other: agree(known[other], public)
+                other: agree(private_keys[other], public)
                 for other in self.devices[member].neighbour_shares
-                if other in known
+                if other in private_keys
             }
             total += self.read(member, seed=seeds[member], pairs=pairs)
         return np.asarray(total % self.round.modulus)
@@ -232,7 +232,7 @@ class Haul:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.given: dict[bool, dict[int, dict[int, bytes]]] = {True: {}, False: {}}
+        self.shares: dict[bool, dict[int, dict[int, bytes]]] = {True: {}, False: {}}
 
     def ask(self, member: int, survivors: bytes, signatures: bytes = b"") -> bool:
         """Whether a device gives its shares for these survivors; of seeds of those (True) that are
@@ -244,31 +244,31 @@ class Haul:
             return False
         alive = members_from_bytes(survivors, self.stage.round.cohort)
         for owner, share in pieces(answer, device.neighbour_shares).items():
-            self.given[owner in alive].setdefault(owner, {})[member] = share
+            self.shares[owner in alive].setdefault(owner, {})[member] = share
         return True
 
     def corrupt(self, member: int) -> None:
         """A corrupt device gives all that it has."""
         for owner, both in self.stage.devices[member].neighbour_shares.items():
-            self.given[True].setdefault(owner, {})[member] = both[:SHARE_BYTES]
-            self.given[False].setdefault(owner, {})[member] = both[SHARE_BYTES:]
+            self.shares[True].setdefault(owner, {})[member] = both[:SHARE_BYTES]
+            self.shares[False].setdefault(owner, {})[member] = both[SHARE_BYTES:]
 
     def seeds(self, members: Iterable[int]) -> dict[int, bytes] | None:
-        return self._opened(True, members)
+        return self._join(True, members)
 
     def keys(self, members: Iterable[int]) -> dict[int, bytes] | None:
-        return self._opened(False, members)
+        return self._join(False, members)
 
-    def _opened(self, seed: bool, members: Iterable[int]) -> dict[int, bytes] | None:
+    def _join(self, seed: bool, members: Iterable[int]) -> dict[int, bytes] | None:
         """The secrets of all of these, or None if there are too few shares of one."""
         threshold = self.stage.threshold
-        found = {}
+        secrets = {}
         for member in members:
-            shares = self.given[seed].get(member, {})
+            shares = self.shares[seed].get(member, {})
             if len(shares) < threshold:
                 return None
-            found[member] = opened(shares, threshold)
-        return found
+            secrets[member] = opened(shares, threshold)
+        return secrets
 
 
 def nearest_zero(words: npt.NDArray[np.integer], modulus: int) -> I64:
@@ -292,13 +292,13 @@ def opened(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
 def signed_by(signatures: Mapping[int, bytes], members: Iterable[int]) -> bytes:
     """The acknowledgements of those of `members` that have signed, as a device is told them."""
-    told = b"".join(
+    acknowledgements = b"".join(
         member.to_bytes(4, "little") + signatures[member]
         for member in members
         if member in signatures
     )
-    assert len(told) % ACKNOWLEDGEMENT_BYTES == 0
-    return told
+    assert len(acknowledgements) % ACKNOWLEDGEMENT_BYTES == 0
+    return acknowledgements
 
 
 def assert_hidden(read: I64, table: npt.NDArray[np.integer]) -> None:

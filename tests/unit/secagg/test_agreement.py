@@ -15,13 +15,13 @@ from sfumato.secagg.agreement import Claim, derive, sign, verify_all
 
 def claims(count: int) -> list[Claim]:
     """Each of another identity, about another message."""
-    made = []
+    result = []
     for number in range(count):
         private = bytes([number % 256]) * 31 + bytes([number // 256])
         public = Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
         text = f"message {number}".encode()
-        made.append((public, sign(private, text), text))
-    return made
+        result.append((public, sign(private, text), text))
+    return result
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 8])
@@ -30,13 +30,13 @@ def test_good_and_bad_signatures_are_told_apart_in_their_order(
     cores: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agreement, "cores_allowed", lambda: cores)
-    given = claims(count)
+    signed_claims = claims(count)
     expected = [True] * count
     for place in {0, count // 3, count // 2, count - 1} & set(range(count)):
-        identity, signature, text = given[place]
-        given[place] = (identity, signature, text + b"!")
+        identity, signature, text = signed_claims[place]
+        signed_claims[place] = (identity, signature, text + b"!")
         expected[place] = False
-    assert verify_all(given) == expected
+    assert verify_all(signed_claims) == expected
 
 
 @pytest.mark.parametrize(

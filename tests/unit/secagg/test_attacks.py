@@ -101,19 +101,25 @@ def ask(stage: Stage, member: int, survivors: bytes) -> bytes | None:
 
 def shares_of(stage: Stage, victim: int, sets: Mapping[int, bytes]) -> dict[bool, dict[int, bytes]]:
     """What members give of a victim when each is told a set: of its seed (True), of its key."""
-    given: dict[bool, dict[int, bytes]] = {True: {}, False: {}}
+    shares_by_kind: dict[bool, dict[int, bytes]] = {True: {}, False: {}}
     for member, survivors in sets.items():
         answer = ask(stage, member, survivors)
         if answer is not None:
             alive = victim in members_from_bytes(survivors, stage.round.cohort)
-            given[alive][member] = pieces(answer, stage.devices[member].neighbour_shares)[victim]
-    return given
+            shares_by_kind[alive][member] = pieces(answer, stage.devices[member].neighbour_shares)[
+                victim
+            ]
+    return shares_by_kind
 
 
-def both_secrets(stage: Stage, given: dict[bool, dict[int, bytes]]) -> tuple[bytes, bytes] | None:
-    if min(len(given[True]), len(given[False])) < stage.threshold:
+def both_secrets(
+    stage: Stage, shares_by_kind: dict[bool, dict[int, bytes]]
+) -> tuple[bytes, bytes] | None:
+    if min(len(shares_by_kind[True]), len(shares_by_kind[False])) < stage.threshold:
         return None
-    return opened(given[True], stage.threshold), opened(given[False], stage.threshold)
+    return opened(shares_by_kind[True], stage.threshold), opened(
+        shares_by_kind[False], stage.threshold
+    )
 
 
 # 1. Both secrets of one device, in one request, in two, and after a restart.
@@ -138,7 +144,7 @@ class AnswersLists(Participant):
 
 
 def test_1_one_answer_never_holds_both_secrets_of_a_device() -> None:
-    """A set of survivors is one bit a member, so a request cannot ask for both."""
+    """A set of survivors is one bit per member, so a request cannot ask for both."""
     stage = masked(leave={7: Phase.MASK, 8: Phase.MASK})
     survivors = stage.collector.survivor_set()
     for device in (stage.devices[member] for member in stage.collector.survivors):
@@ -156,8 +162,8 @@ def test_1_a_device_that_answers_two_lists_is_read() -> None:
     for member in stage.neighbours(VICTIM):
         device = stage.devices[member]
         assert isinstance(device, AnswersLists)
-        given = device.answer_lists(everybody, everybody)
-        seeds[member], keys[member] = given["active"][VICTIM], given["dead"][VICTIM]
+        shares = device.answer_lists(everybody, everybody)
+        seeds[member], keys[member] = shares["active"][VICTIM], shares["dead"][VICTIM]
     seed, key = opened(seeds, stage.threshold), opened(keys, stage.threshold)
     assert np.array_equal(stage.read(VICTIM, seed=seed, key=key), stage.tables[VICTIM])
 
@@ -175,9 +181,9 @@ def twice(stage: Stage, between: Callable[[Stage], None]) -> dict[bool, dict[int
     alive = stage.collector.survivors
     first = dict.fromkeys(stage.neighbours(VICTIM), stage.set_of(alive))
     second = dict.fromkeys(stage.neighbours(VICTIM), stage.set_of(alive - {VICTIM}))
-    given = shares_of(stage, VICTIM, first)
+    shares = shares_of(stage, VICTIM, first)
     between(stage)
-    return {True: given[True], False: shares_of(stage, VICTIM, second)[False]}
+    return {True: shares[True], False: shares_of(stage, VICTIM, second)[False]}
 
 
 def restarted(stage: Stage) -> None:
@@ -187,10 +193,10 @@ def restarted(stage: Stage) -> None:
 @pytest.mark.parametrize("between", [lambda stage: None, restarted], ids=["at once", "restarted"])
 def test_1_two_requests_do_not_yield_both_secrets(between: Callable[[Stage], None]) -> None:
     stage = masked()
-    given = twice(stage, between)
-    assert len(given[True]) == len(stage.neighbours(VICTIM))
-    assert not given[False]
-    seed = opened(given[True], stage.threshold)
+    shares = twice(stage, between)
+    assert len(shares[True]) == len(stage.neighbours(VICTIM))
+    assert not shares[False]
+    seed = opened(shares[True], stage.threshold)
     assert_hidden(stage.read(VICTIM, seed=seed), stage.tables[VICTIM])
 
 
@@ -232,10 +238,10 @@ def two_halves(stage: Stage) -> Haul:
     near = [member for member in stage.neighbours(VICTIM) if member not in CORRUPT]
     first = set(near[: len(near) // 2]) | {VICTIM}
     sets = {True: stage.set_of(everybody), False: stage.set_of(everybody - {VICTIM})}
-    told = {member: member in first for member in sorted(everybody)}
+    is_alive = {member: member in first for member in sorted(everybody)}
     signatures: dict[bool, dict[int, bytes]] = {True: {}, False: {}}
     if stage.round.mode == "semi_malicious":
-        for member, alive in told.items():
+        for member, alive in is_alive.items():
             for which in {True, False} if member in CORRUPT else {alive}:
                 copy = Participant.from_json(stage.devices[member].to_json())
                 device = copy if member in CORRUPT else stage.devices[member]
@@ -245,7 +251,7 @@ def two_halves(stage: Stage) -> Haul:
         if member in CORRUPT:
             haul.corrupt(member)
         else:
-            which = told[member]
+            which = is_alive[member]
             haul.ask(member, sets[which], signed_by(signatures[which], everybody))
     return haul
 
@@ -309,15 +315,15 @@ def test_2_two_halves_open_a_device_in_a_semi_honest_round() -> None:
     assert np.array_equal(read, stage.tables[VICTIM])
 
 
-def sum_below_the_floor(stage: Stage, gone: set[int]) -> I64 | None:
-    """Everybody is told a set of its own, with as many of `gone` missing as the floor allows: those
-    that have the fewest votes against them so far. Nobody is told that itself is missing, and all
-    are shown who signed the same."""
-    round, votes = stage.round, dict.fromkeys(gone, 0)
+def sum_below_the_floor(stage: Stage, dropped: set[int]) -> I64 | None:
+    """Everybody is told a set of its own, with as many of `dropped` missing as the floor allows:
+    those that have the fewest votes against them so far. Nobody is told that itself is missing, and
+    all are shown who signed the same."""
+    round, votes = stage.round, dict.fromkeys(dropped, 0)
     room = round.cohort - round.least_survivors
     everybody, signed = set(range(round.cohort)), dict[bytes, dict[int, bytes]]()
     for member in range(round.cohort):
-        near = [other for other in stage.devices[member].neighbour_shares if other in gone]
+        near = [other for other in stage.devices[member].neighbour_shares if other in dropped]
         missing = sorted(near, key=lambda other: votes[other])[:room]
         for other in missing:
             votes[other] += 1
@@ -328,33 +334,33 @@ def sum_below_the_floor(stage: Stage, gone: set[int]) -> I64 | None:
     for survivors, signatures in signed.items():
         for member in signatures:
             haul.ask(member, survivors, signed_by(signatures, everybody))
-    return sum_without(stage, haul, gone)
+    return sum_without(stage, haul, dropped)
 
 
-def sum_without(stage: Stage, haul: Haul, gone: set[int]) -> I64 | None:
-    """The sum over all but `gone`, if what was given opens it."""
-    left = set(range(stage.round.cohort)) - gone
-    seeds, keys = haul.seeds(left), haul.keys(gone)
+def sum_without(stage: Stage, haul: Haul, dropped: set[int]) -> I64 | None:
+    """The sum over all but `dropped`, if what was given opens it."""
+    left = set(range(stage.round.cohort)) - dropped
+    seeds, keys = haul.seeds(left), haul.keys(dropped)
     if seeds is None or keys is None:
         return None
     assert len(left) < stage.round.least_survivors
     return stage.sum_of(left, seeds, keys)
 
 
-GONE = set(range(0, 24, 3))  # eight of 24, of whom six may vanish
+DROPPED = set(range(0, 24, 3))  # eight of 24, of whom six may vanish
 
 
 def test_2_sets_that_few_others_signed_give_no_sum_below_the_floor() -> None:
     stage = masked(SEMI_MALICIOUS)
-    assert len(GONE) > ROUND.cohort - ROUND.least_survivors
-    assert sum_below_the_floor(stage, GONE) is None
+    assert len(DROPPED) > ROUND.cohort - ROUND.least_survivors
+    assert sum_below_the_floor(stage, DROPPED) is None
 
 
 def test_2_devices_that_compare_no_notes_give_a_sum_below_the_floor() -> None:
     stage = masked(SEMI_MALICIOUS, kind=ComparesNoNotes)
-    total = sum_below_the_floor(stage, GONE)
+    total = sum_below_the_floor(stage, DROPPED)
     assert total is not None
-    assert np.array_equal(total, stage.expected(set(range(24)) - GONE))
+    assert np.array_equal(total, stage.expected(set(range(24)) - DROPPED))
 
 
 ARCS = replace(SEMI_MALICIOUS, cohort=100, corrupt=0.02, dropout=0.1)  # 24 neighbours, 14 shares
@@ -367,7 +373,7 @@ def two_arcs(kind: type[Participant]) -> tuple[Stage, I64 | None]:
     called gone, where ten may be, and no corrupt device takes part."""
     stage = masked(ARCS, kind=kind)
     order, everybody = ring_order(stage), set(range(100))
-    gone = set[int]()
+    dropped = set[int]()
     haul = Haul(stage)
     for arc in (order[:50], order[50:]):
         missing = {*arc[20:29], arc[32]}
@@ -379,20 +385,20 @@ def two_arcs(kind: type[Participant]) -> tuple[Stage, I64 | None]:
         }
         for member in signed:
             haul.ask(member, survivors, signed_by(signed, everybody))
-        gone |= missing
-    return stage, sum_without(stage, haul, gone)
+        dropped |= missing
+    return stage, sum_without(stage, haul, dropped)
 
 
 class CountsNeighbours(Participant):
     """Is content if as many of its neighbours have signed as it takes shares to open a secret."""
 
     def check_acknowledgements(self, survivors: bytes, acknowledgements: bytes) -> None:
-        said = acknowledgement_text(self.round.salt, self.view, survivors)
+        text = acknowledgement_text(self.round.salt, self.view, survivors)
         good = 0
         for start in range(0, len(acknowledgements), ACKNOWLEDGEMENT_BYTES):
             one = acknowledgements[start : start + ACKNOWLEDGEMENT_BYTES]
             member = int.from_bytes(one[:4], "little")
-            (is_good,) = verify_all([(self.roster[member], one[4:], said)])
+            (is_good,) = verify_all([(self.roster[member], one[4:], text)])
             good += is_good and member in self.neighbours
         if good < self.round.parameters(len(self.enrolled)).threshold:
             raise MismatchError("too few neighbours have signed")
@@ -420,8 +426,8 @@ def test_2_devices_that_ask_their_neighbours_alone_give_a_sum_below_the_floor() 
 def without_victim(stage: Stage) -> bytes:
     """Everybody else gives a share of the victim's mask key; the collector opens it."""
     survivors = stage.set_of(stage.collector.survivors - {VICTIM})
-    given = shares_of(stage, VICTIM, dict.fromkeys(stage.neighbours(VICTIM), survivors))
-    return opened(given[False], stage.threshold)
+    shares = shares_of(stage, VICTIM, dict.fromkeys(stage.neighbours(VICTIM), survivors))
+    return opened(shares[False], stage.threshold)
 
 
 def test_3_a_live_device_declared_dropped_stays_under_its_own_mask() -> None:
@@ -469,8 +475,8 @@ def alone(kind: type[Participant]) -> tuple[Stage, I64 | None]:
     assert len(everybody - near) >= WIDE.least_survivors
     survivors = stage.set_of(everybody - near)
     haul = Haul(stage)
-    answered = {member for member in everybody if haul.ask(member, survivors)}
-    assert (near <= answered) == (kind is HelpsWhenDropped)
+    respondents = {member for member in everybody if haul.ask(member, survivors)}
+    assert (near <= respondents) == (kind is HelpsWhenDropped)
     seeds, keys = haul.seeds([VICTIM]), haul.keys(near)
     if seeds is None or keys is None:
         return stage, None
@@ -545,17 +551,17 @@ def unbox(stage: Stage, target: Participant, victim: int, box: bytes) -> bytes:
     return cipher.decrypt(nonce, box[:SEALED_BYTES], salt + root)
 
 
-def surrounded(stage: Stage, friends: list[Participant], told: bytes) -> I64:
+def surrounded(stage: Stage, friends: list[Participant], message: bytes) -> I64:
     """The victim shares with nobody but the attacker's friends, and masks with them."""
     victim = stage.devices[VICTIM]
-    boxes = pieces(victim.share(told), [friend.member for friend in friends], BOX_BYTES)
+    boxes = pieces(victim.share(message), [friend.member for friend in friends], BOX_BYTES)
     texts = {
         friend.member: unbox(stage, friend, VICTIM, boxes[friend.member]) for friend in friends
     }
     empty = bytes(2 * SHARE_BYTES)
     sealed = stage.set_of(stage.collector.keys)
     sealed += b"".join(box_for(stage, friend, VICTIM, empty) for friend in friends)
-    stage.heard[Phase.MASK, VICTIM] = victim.mask(sealed, stage.tables[VICTIM])
+    stage.answers[Phase.MASK, VICTIM] = victim.mask(sealed, stage.tables[VICTIM])
     threshold = stage.round.parameters(len(stage.collector.keys)).threshold
     seed = opened({m: text[:SHARE_BYTES] for m, text in texts.items()}, threshold)
     public = stage.collector.keys[VICTIM].mask
@@ -573,7 +579,7 @@ def test_4_neighbours_other_than_the_rings_are_refused() -> None:
 def test_4_a_device_that_takes_any_neighbours_and_threshold_is_read(monkeypatch: Patch) -> None:
     stage = Stage()
     stage.until(Phase.SHARE)
-    monkeypatch.setattr(device_side, "neighbours_of", lambda *told: {VICTIM: [0, 1]})
+    monkeypatch.setattr(device_side, "neighbours_of", lambda *facts: {VICTIM: [0, 1]})
     monkeypatch.setattr(MaskedRound, "parameters", lambda self, enrolled: Parameters(2, 2))
     read = surrounded(stage, stage.devices[:2], friendly_roster(stage, [0, 1]))
     assert np.array_equal(read, stage.tables[VICTIM])
@@ -581,32 +587,32 @@ def test_4_a_device_that_takes_any_neighbours_and_threshold_is_read(monkeypatch:
 
 def impostors(stage: Stage) -> tuple[list[Participant], bytes]:
     """The collector's own keys in the name of all neighbours of the victim, signed by itself."""
-    made = [
+    friends = [
         Participant.join(
             stage.round, member, bytes([member]) * 32, roster(24), rng=SeededRng(SEED, 9, member)
         )
         for member in stage.neighbours(VICTIM)
     ]
     who = stage.set_of(stage.collector.keys)
-    return made, who + stage.collector.root + b"".join(one.enrol() for one in made)
+    return friends, who + stage.collector.root + b"".join(one.enrol() for one in friends)
 
 
 def test_4_keys_that_no_enrolled_identity_signed_are_refused() -> None:
     stage = Stage()
     stage.until(Phase.SHARE)
-    made, told = impostors(stage)
+    friends, message = impostors(stage)
     with pytest.raises(MismatchError, match="signed for this round"):
-        stage.devices[VICTIM].share(told)
+        stage.devices[VICTIM].share(message)
     fresh = Coordinator(ROUND, roster(24))
-    assert fresh.add(Phase.ENROL, made[0].member, made[0].enrol()) is Refusal.UNSIGNED
+    assert fresh.add(Phase.ENROL, friends[0].member, friends[0].enrol()) is Refusal.UNSIGNED
 
 
 def test_4_a_device_that_checks_no_signatures_is_read(monkeypatch: Patch) -> None:
     stage = Stage()
     stage.until(Phase.SHARE)
     monkeypatch.setattr(device_side, "verify_all", lambda claims: [True] * len(claims))
-    made, told = impostors(stage)
-    assert np.array_equal(surrounded(stage, made, told), stage.tables[VICTIM])
+    friends, message = impostors(stage)
+    assert np.array_equal(surrounded(stage, friends, message), stage.tables[VICTIM])
 
 
 FIVE = replace(ROUND, cohort=5, corrupt=0.4, dropout=0.0)
@@ -640,8 +646,8 @@ def copied_keys(monkeypatch: Patch, *, labels: bool) -> tuple[Stage, I64]:
     stage = Stage(FIVE, kinds={3: CopiesAKey, 4: CopiesAKey})
     stage.until(Phase.UNMASK)
     survivors = stage.collector.survivor_set()
-    given = shares_of(stage, 2, dict.fromkeys((0, 1, 3, 4), survivors))
-    return stage, stage.read(2, seed=opened(given[True], stage.threshold))
+    shares = shares_of(stage, 2, dict.fromkeys((0, 1, 3, 4), survivors))
+    return stage, stage.read(2, seed=opened(shares[True], stage.threshold))
 
 
 def test_4_a_copied_mask_key_is_refused_by_both_sides(monkeypatch: Patch) -> None:
@@ -702,12 +708,12 @@ def test_5_nothing_from_another_round_is_taken() -> None:
     """Keys, boxes and signatures, even of devices that brought the same secrets."""
     earlier = masked(SEMI_MALICIOUS)
     later = again(earlier, replace(LATER, mode="semi_malicious"))
-    keys = earlier.heard[Phase.ENROL, 7]
+    keys = earlier.answers[Phase.ENROL, 7]
     assert later.collector.add(Phase.ENROL, 7, keys) is Refusal.UNSIGNED
     later.until(Phase.SHARE)
     good = later.collector.roster_for(VICTIM)
     near = later.neighbours(VICTIM)
-    old = b"".join(earlier.heard[Phase.ENROL, member] for member in near)
+    old = b"".join(earlier.answers[Phase.ENROL, member] for member in near)
     with pytest.raises(MismatchError, match="signed for this round"):
         later.devices[VICTIM].share(good[: -len(old)] + old)
     later.until(Phase.MASK)
@@ -759,11 +765,11 @@ def test_5_without_a_salt_masks_repeat_and_old_tables_are_summed(monkeypatch: Pa
     later = again(earlier)
     later.until(Phase.MASK)
     for member in range(24):
-        sent = later.answer(Phase.MASK, member)
-        later.heard[Phase.MASK, member] = sent
-        replayed = earlier.heard[Phase.MASK, VICTIM]
-        given = replayed if member == VICTIM else sent
-        assert later.collector.add(Phase.MASK, member, given) is None
+        answer = later.answer(Phase.MASK, member)
+        later.answers[Phase.MASK, member] = answer
+        replayed = earlier.answers[Phase.MASK, VICTIM]
+        message = replayed if member == VICTIM else answer
+        assert later.collector.add(Phase.MASK, member, message) is None
     later.collector.close()
     expected = earlier.tables[VICTIM] - later.tables[VICTIM]
     assert np.array_equal(difference(earlier, later), expected)
@@ -815,7 +821,7 @@ def test_6_where_boxes_name_no_direction_a_device_gives_its_own_secrets(monkeypa
     stage = Stage()
     stage.until(Phase.MASK)
     device = stage.devices[VICTIM]
-    stage.heard[Phase.MASK, VICTIM] = device.mask(reflected(stage), stage.tables[VICTIM])
+    stage.answers[Phase.MASK, VICTIM] = device.mask(reflected(stage), stage.tables[VICTIM])
     dead = set(stage.neighbours(VICTIM)[:4])
     answer = device.unmask(stage.set_of(set(range(24)) - dead))
     shares = pieces(answer, device.neighbour_shares)
@@ -927,8 +933,8 @@ def with_a_liar(stage: Stage, refusal: Refusal | None) -> tuple[int, I64]:
         shares = pieces(stage.answer(Phase.UNMASK, member), stage.devices[member].neighbour_shares)
         if member == liar:
             shares[VICTIM] = one_more(stage, liar, VICTIM, shares[VICTIM])
-        said = stage.collector.add(Phase.UNMASK, member, b"".join(shares.values()))
-        assert said is (refusal if member == liar else None)
+        outcome = stage.collector.add(Phase.UNMASK, member, b"".join(shares.values()))
+        assert outcome is (refusal if member == liar else None)
     return liar, stage.collector.finish().astype(np.int64)
 
 
@@ -1020,15 +1026,15 @@ class GivesFalseShares(Participant):
     """Corrupt: what it seals for the lowest of its neighbours is no share of its seed."""
 
     def share(self, roster: bytes) -> bytes:
-        sent = super().share(roster)
+        boxes = super().share(roster)
         target = min(self.neighbours)
         nonce = self.member.to_bytes(6, "little") + target.to_bytes(6, "little")
         salt, root = self.round.salt, self.root
         secret = agree(private_key(self.box_key), self.neighbours[target].box)
         cipher = ChaCha20Poly1305(derive(secret, salt, b"box", root, KEY_BYTES))
-        text = cipher.decrypt(nonce, sent[:SEALED_BYTES], salt + root)
+        text = cipher.decrypt(nonce, boxes[:SEALED_BYTES], salt + root)
         false = bytes([text[0] ^ 1]) + text[1:]
-        return cipher.encrypt(nonce, false, salt + root) + sent[SEALED_BYTES:]
+        return cipher.encrypt(nonce, false, salt + root) + boxes[SEALED_BYTES:]
 
 
 def test_8_a_device_that_gives_false_shares_does_not_frame_its_neighbours() -> None:
@@ -1041,14 +1047,14 @@ def test_8_a_device_that_gives_false_shares_does_not_frame_its_neighbours() -> N
 
 
 def test_8_who_does_not_look_is_named_for_anothers_lie(monkeypatch: Patch) -> None:
-    held = Participant.share_commitments
+    original = Participant.share_commitments
 
     def unseen(self: Participant, owner: int, holder: int, shares: bytes) -> bytes:
         if owner == VICTIM and holder == self.member:  # what it is told, whatever it holds
             source = stage.devices[VICTIM]
             place = sorted(source.neighbours).index(holder)
             return stage.collector.boxes[VICTIM][place * BOX_BYTES :][SEALED_BYTES:BOX_BYTES]
-        return held(self, owner, holder, shares)
+        return original(self, owner, holder, shares)
 
     stage = Stage(kinds={VICTIM: GivesFalseShares})
     stage.until(Phase.MASK)
@@ -1097,9 +1103,9 @@ LOW_ORDER = (
 
 def with_keys(device: Participant, **keys: bytes) -> bytes:
     changed: dict[str, Any] = dict(keys)
-    made = replace(Keys.from_bytes(Participant.enrol(device)), **changed)
-    signature = sign(device.identity, made.signed_text(device.round.salt))
-    return replace(made, signature=signature).to_bytes()
+    changed_keys = replace(Keys.from_bytes(Participant.enrol(device)), **changed)
+    signature = sign(device.identity, changed_keys.signed_text(device.round.salt))
+    return replace(changed_keys, signature=signature).to_bytes()
 
 
 @pytest.mark.parametrize("low", LOW_ORDER, ids=range(len(LOW_ORDER)))
@@ -1108,18 +1114,18 @@ def test_8_keys_of_low_order_are_refused_by_both_sides(low: bytes) -> None:
     stage.until(Phase.SHARE)
     member = stage.neighbours(VICTIM)[0]
     fresh = Coordinator(ROUND, roster(24))
-    for high_bit in (0, 0x80):  # which X25519 does not read
+    for high_bit in (0, 0x80):  # X25519 ignores it
         key = low[:-1] + bytes([low[-1] | high_bit])
         for which in ("box", "mask"):
             message = with_keys(stage.devices[member], **{which: key})
             assert fresh.add(Phase.ENROL, member, message) is Refusal.MALFORMED
             with pytest.raises(MismatchError, match="low order"):
                 agree(private_key(stage.devices[VICTIM].box_key), key)
-        told = stage.collector.roster_for(VICTIM)
+        honest_roster = stage.collector.roster_for(VICTIM)
         honest = stage.collector.keys[member].to_bytes()
         message = with_keys(stage.devices[member], box=key)
         with pytest.raises(MismatchError, match="low order"):
-            stage.devices[VICTIM].share(told.replace(honest, message))
+            stage.devices[VICTIM].share(honest_roster.replace(honest, message))
     assert not stage.devices[VICTIM].root
 
 
@@ -1161,7 +1167,7 @@ def test_8_where_they_are_taken_whoever_listens_reads_a_table(monkeypatch: Patch
         opened({m: text[part] for m, text in texts.items()}, stage.threshold)
         for part in (slice(SHARE_BYTES), slice(SHARE_BYTES, None))
     )
-    stage.heard[Phase.MASK, VICTIM] = stage.devices[VICTIM].mask(boxes, stage.tables[VICTIM])
+    stage.answers[Phase.MASK, VICTIM] = stage.devices[VICTIM].mask(boxes, stage.tables[VICTIM])
     assert np.array_equal(stage.read(VICTIM, seed=seed, key=key), stage.tables[VICTIM])
 
 
@@ -1174,19 +1180,19 @@ def members_with_zeros() -> list[int]:
 # 9. Tables of zeros under masks of a linear generator; the laws are in tests/statistics.
 
 SPARSE = replace(ROUND, cells=45_000, modulus_bits=32)
-KNOWN = 41_000  # cells that everybody knows to be zero
+ZERO_CELLS = 41_000  # cells that everybody knows to be zero
 
 
 def lowest_bits_guessed() -> float:
     """How many lowest bits of the cells that are not known are read from those that are."""
     stage = Stage(SPARSE, tables=np.zeros((24, SPARSE.cells), dtype=np.int64))
-    stage.tables[VICTIM, KNOWN:] = np.random.default_rng([SEED, 9]).integers(0, 2, 4_000)
+    stage.tables[VICTIM, ZERO_CELLS:] = np.random.default_rng([SEED, 9]).integers(0, 2, 4_000)
     stage.until(Phase.MASK)
-    stage.heard[Phase.MASK, VICTIM] = stage.answer(Phase.MASK, VICTIM)
+    stage.answers[Phase.MASK, VICTIM] = stage.answer(Phase.MASK, VICTIM)
     bits = (stage.words_of(VICTIM) & np.uint32(1)).astype(np.uint8)
-    _, taps = shortest_register(bits[:KNOWN].tolist())
-    guessed = bits[KNOWN:] ^ continued(bits[:KNOWN].tolist(), taps, 4_000)
-    return float((guessed == stage.tables[VICTIM, KNOWN:]).mean())
+    _, taps = shortest_register(bits[:ZERO_CELLS].tolist())
+    guessed = bits[ZERO_CELLS:] ^ continued(bits[:ZERO_CELLS].tolist(), taps, 4_000)
+    return float((guessed == stage.tables[VICTIM, ZERO_CELLS:]).mean())
 
 
 def test_9_known_zeros_do_not_give_the_other_cells_away() -> None:
@@ -1203,8 +1209,8 @@ def test_9_masks_of_a_mersenne_twister_give_them_away(monkeypatch: Patch) -> Non
     ) -> None:
         for (key, _), sign_ in zip(streams, signs, strict=True):
             seed = int.from_bytes(key[:4], "little")
-            made = np.random.RandomState(seed).randint(0, 2**32, total.size, dtype=np.uint32)
-            total += made if sign_ > 0 else np.uint32(0) - made
+            words = np.random.RandomState(seed).randint(0, 2**32, total.size, dtype=np.uint32)
+            total += words if sign_ > 0 else np.uint32(0) - words
 
     monkeypatch.setattr(masks, "add_streams", add_streams)
     assert lowest_bits_guessed() == 1.0
@@ -1303,10 +1309,10 @@ def test_11_a_task_refuses_a_modulus_that_its_sums_do_not_fit(mechanism: Any) ->
 
 
 def test_11_the_least_modulus_counts_right_and_a_smaller_one_wraps() -> None:
-    seen, true = counted(bits_for(24))
-    assert seen == true
-    seen, true = counted(bits_for(24) - 1)
-    assert seen == true - 32
+    total, true = counted(bits_for(24))
+    assert total == true
+    total, true = counted(bits_for(24) - 1)
+    assert total == true - 32
 
 
 @pytest.mark.parametrize("cell", [2**19 + 2**19, -(2**19) - 1])
@@ -1342,16 +1348,16 @@ def killed_at_every_step(round: MaskedRound) -> Stage:
             saved = stage.devices[member].to_json()
             lost = stage.answer(phase, member)
             stage.devices[member] = Participant.from_json(saved)
-            sent = stage.answer(phase, member)
-            assert sent == lost
+            answer = stage.answer(phase, member)
+            assert answer == lost
             stage.devices[member] = Participant.from_json(stage.devices[member].to_json())
             books = stage.collector.to_bytes()
-            assert stage.collector.add(phase, member, sent) is None
+            assert stage.collector.add(phase, member, answer) is None
             stage.collector = Coordinator.from_bytes(books)
-            assert stage.collector.add(phase, member, sent) is None
+            assert stage.collector.add(phase, member, answer) is None
             stage.collector = Coordinator.from_bytes(stage.collector.to_bytes())
-            assert stage.answer(phase, member) == sent
-            assert stage.collector.add(phase, member, sent) is None
+            assert stage.answer(phase, member) == answer
+            assert stage.collector.add(phase, member, answer) is None
         if phase is not Phase.UNMASK:
             books = stage.collector.to_bytes()
             stage.collector.close()
@@ -1378,14 +1384,14 @@ def test_12_a_collector_that_forgets_who_spoke_adds_a_table_twice() -> None:
     stage = Stage()
     stage.until(Phase.MASK)
     stage.run(Phase.MASK)
-    collector, sent = stage.collector, stage.heard[Phase.MASK, VICTIM]
+    collector, message = stage.collector, stage.answers[Phase.MASK, VICTIM]
     collector.phase = Phase.MASK
     before = collector.total_words.copy()
-    assert collector.add(Phase.MASK, VICTIM, sent) is None
+    assert collector.add(Phase.MASK, VICTIM, message) is None
     assert np.array_equal(collector.total_words, before)  # ours does not
     collector.fingerprints.clear()
     collector.survivors.discard(VICTIM)
-    assert collector.add(Phase.MASK, VICTIM, sent) is None
+    assert collector.add(Phase.MASK, VICTIM, message) is None
     collector.close()
     stage.run(Phase.UNMASK)
     assert_hidden(collector.finish().astype(np.int64), stage.expected())
@@ -1423,7 +1429,7 @@ def noised_again(forgets: bool) -> tuple[Stage, I64]:
         device.masked = b""
     noise = SeededRng(SEED, 12)
     stage.tables[VICTIM] = PROMISED.at_device(stage.tables[VICTIM], devices=1, rng=noise)
-    stage.heard[Phase.MASK, VICTIM] = stage.answer(Phase.MASK, VICTIM)
+    stage.answers[Phase.MASK, VICTIM] = stage.answer(Phase.MASK, VICTIM)
     second = stage.words_of(VICTIM)
     return stage, nearest_zero(second.astype(np.int64) - first.astype(np.int64), ROUND.modulus)
 
@@ -1434,9 +1440,9 @@ def test_12_a_device_masks_one_table_for_ever() -> None:
 
 
 def test_12_a_device_that_forgets_what_it_sent_gives_its_noise_away() -> None:
-    stage, seen = noised_again(forgets=True)
+    stage, tables = noised_again(forgets=True)
     added = stage.tables[VICTIM] - Stage().tables[VICTIM]
-    assert np.array_equal(seen, added)
+    assert np.array_equal(tables, added)
     assert added.any()
 
 
@@ -1460,18 +1466,18 @@ def difference_of_two_rounds(mechanism: NoNoise | NoiseInShares) -> tuple[I64, I
 
 
 def test_13_without_noise_the_difference_of_two_rounds_is_a_table() -> None:
-    seen, table = difference_of_two_rounds(NoNoise())
-    assert np.array_equal(seen, table)
+    difference, table = difference_of_two_rounds(NoNoise())
+    assert np.array_equal(difference, table)
 
 
 def test_13_with_noise_in_shares_the_difference_is_a_table_under_the_noise_of_both() -> None:
     """Each sum has its own: variance 8²·24/16 and 8²·23/16. False alarm 1e-6. Power: the standard
     error is 3.2%, so that one sum's noise instead of two is missed with probability below 1e-20."""
-    seen, table = difference_of_two_rounds(PROMISED)
+    difference, table = difference_of_two_rounds(PROMISED)
     variance = PROMISED.stddev(24) ** 2 + PROMISED.stddev(23) ** 2
-    assert_variance(seen - table, variance**0.5)
+    assert_variance(difference - table, variance**0.5)
     with pytest.raises(AssertionError, match="standard errors"):
-        assert_variance(seen - table, PROMISED.stddev(24))
+        assert_variance(difference - table, PROMISED.stddev(24))
 
 
 def test_13_both_rounds_are_charged_to_who_may_have_been_in_both() -> None:
@@ -1502,8 +1508,8 @@ def without_boxes(stage: Stage, member: int, claim: Callable[[set[int]], set[int
     whose boxes it is not given. So its masks with them are left out."""
     everybody, boxes = set(range(100)), stage.collector.boxes_for(member)[13:]
     kept_back = fewer(stage) & set(stage.neighbours(member)) - {member}
-    given = [boxes[start : start + 104] for start in range(0, len(boxes), 104)]
-    left = [box for box in given if int.from_bytes(box[:4], "little") not in kept_back]
+    pieces_of_boxes = [boxes[start : start + 104] for start in range(0, len(boxes), 104)]
+    left = [box for box in pieces_of_boxes if int.from_bytes(box[:4], "little") not in kept_back]
     return stage.set_of(everybody - claim(kept_back)) + b"".join(left)
 
 
@@ -1512,15 +1518,15 @@ def mask_without(stage: Stage, claim: Callable[[set[int]], set[int]]) -> list[st
     stage.until(Phase.MASK)
     refused: list[str] = []
     for member in range(100):
-        told = stage.told(Phase.MASK, member)
+        message = stage.message_for(Phase.MASK, member)
         if member not in fewer(stage):
-            told = without_boxes(stage, member, claim)
+            message = without_boxes(stage, member, claim)
         try:
-            sent = stage.devices[member].mask(told, stage.tables[member])
+            answer = stage.devices[member].mask(message, stage.tables[member])
         except MismatchError as problem:
             refused.append(str(problem))
             continue
-        stage.heard[Phase.MASK, member] = sent
+        stage.answers[Phase.MASK, member] = answer
     return refused
 
 
@@ -1547,11 +1553,11 @@ class CountsNoBoxes(Participant):
 
     def open_boxes(self, boxes: bytes) -> tuple[set[int], dict[int, bytes]]:
         every, size = self.neighbours, -(-self.round.cohort // 8)
-        given = {
+        shares = {
             int.from_bytes(boxes[start : start + 4], "little")
             for start in range(size, len(boxes), 4 + BOX_BYTES)
         }
-        self.neighbours = {member: every[member] for member in given}
+        self.neighbours = {member: every[member] for member in shares}
         try:
             return super().open_boxes(boxes)
         finally:
@@ -1660,8 +1666,8 @@ def cut_in_two(monkeypatch: Patch) -> tuple[Stage, Gaps, list[I64 | None]]:
     survivors, haul, signed = stage.set_of(alive), Haul(stage), dict[int, bytes]()
     for member in ring.corrupt:
         haul.corrupt(member)
-        said = acknowledgement_text(stage.round.salt, stage.devices[member].view, survivors)
-        signed[member] = sign(stage.devices[member].identity, said)
+        text = acknowledgement_text(stage.round.salt, stage.devices[member].view, survivors)
+        signed[member] = sign(stage.devices[member].identity, text)
     for member in alive - ring.corrupt:
         with contextlib.suppress(MismatchError):
             signed[member] = stage.devices[member].acknowledge(survivors)
@@ -1685,7 +1691,7 @@ def test_15_chosen_dropouts_do_not_cut_the_ring(monkeypatch: Patch) -> None:
 
 def test_15_where_no_run_is_looked_at_they_do(monkeypatch: Patch) -> None:
     """Two sums of 34 devices, where 72 must survive, with one set of survivors that all signed."""
-    monkeypatch.setattr(device_side, "is_connected", lambda *told: True)
+    monkeypatch.setattr(device_side, "is_connected", lambda *facts: True)
     stage, ring, sums = cut_in_two(monkeypatch)
     for arc, total in zip(ring.between, sums, strict=True):
         assert len(arc) == 34
@@ -1698,17 +1704,19 @@ def test_15_where_all_corrupt_devices_may_be_neighbours_the_threshold_alone_prev
 ) -> None:
     """With 80 bits, four of 80: next to a gap stay k/2 and the corrupt in it, and t − k/2 > c/2
     are needed in either gap, together more than there are. Nobody looks at runs here."""
-    monkeypatch.setattr(device_side, "is_connected", lambda *told: True)
+    monkeypatch.setattr(device_side, "is_connected", lambda *facts: True)
     stage = masked(CUT)
-    found = CUT.parameters(80)
-    assert 2 * (found.threshold - found.neighbours // 2) > 4
-    order, half = ring_order(stage), found.neighbours // 2
+    parameters = CUT.parameters(80)
+    assert 2 * (parameters.threshold - parameters.neighbours // 2) > 4
+    order, half = ring_order(stage), parameters.neighbours // 2
     for corrupt in ((2, 2), (1, 3), (0, 4)):
         ring = gaps(stage, corrupt)
         survivors = stage.set_of(set(range(80)) - ring.dropped)
         for member in (order[-1], order[half]):  # next to the gap with the fewer of them
             assert len(ring.dropped & set(stage.neighbours(member))) >= half - corrupt[0]
-            with pytest.raises(MismatchError, match=f"at least {found.threshold} neighbours must"):
+            with pytest.raises(
+                MismatchError, match=f"at least {parameters.threshold} neighbours must"
+            ):
                 stage.devices[member].acknowledge(survivors)
 
 
@@ -1730,8 +1738,8 @@ def surrounding(cohort: int, floor: int, corrupt: set[int], places: list[int]) -
     listed: list[int] = []
     spare = cohort - floor
     for member in range(cohort):
-        wanted = len(listed) in places and member not in corrupt
-        if wanted and spare and member != VICTIM:
+        fits = len(listed) in places and member not in corrupt
+        if fits and spare and member != VICTIM:
             spare -= 1
         elif len(listed) < floor:
             listed.append(member)
@@ -1748,12 +1756,12 @@ def test_16_who_is_left_out_does_not_decide_who_stands_next_to_whom() -> None:
     others = [member for member in range(10_000) if member != VICTIM]
     corrupt = set(chance.choice(others, 1_000, replace=False).tolist())
     floor, root = round.least_survivors, bytes(32)
-    found = round.parameters(floor)
-    known = ring_of(round, root, tuple(range(floor)))
-    listed = surrounding(10_000, floor, corrupt, known.neighbours(VICTIM))
+    parameters = round.parameters(floor)
+    ring = ring_of(round, root, tuple(range(floor)))
+    listed = surrounding(10_000, floor, corrupt, ring.neighbours(VICTIM))
     assert len(listed) == floor
     assert listed[VICTIM] == VICTIM
-    at_known = {listed[place] for place in known.neighbours(VICTIM)}
-    assert len(at_known & corrupt) >= found.threshold  # who hold enough of both its secrets
+    at_known = {listed[place] for place in ring.neighbours(VICTIM)}
+    assert len(at_known & corrupt) >= parameters.threshold  # enough of both its secrets
     near = set(neighbours_of(round, root, listed, [VICTIM])[VICTIM])
-    assert len(near & corrupt) < found.threshold / 2
+    assert len(near & corrupt) < parameters.threshold / 2

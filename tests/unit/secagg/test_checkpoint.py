@@ -12,14 +12,14 @@ from unit.secagg.stage import Stage
 
 def rebuilt(stage: Stage, checkpoint: bytes) -> Coordinator:
     """Another collector that has heard what was said before tables were masked."""
-    made = Coordinator(stage.collector.round, stage.collector.roster)
+    coordinator = Coordinator(stage.collector.round, stage.collector.roster)
     for phase in (Phase.ENROL, Phase.SHARE):
-        for (said_in, member), message in sorted(stage.heard.items()):
+        for (said_in, member), message in sorted(stage.answers.items()):
             if said_in is phase:
-                assert made.add(phase, member, message) is None
-        made.close()
-    made.restore(checkpoint)
-    return made
+                assert coordinator.add(phase, member, message) is None
+        coordinator.close()
+    coordinator.restore(checkpoint)
+    return coordinator
 
 
 def test_a_sum_goes_on_from_its_checkpoint() -> None:
@@ -42,7 +42,7 @@ def test_a_table_in_the_checkpoint_is_not_added_again() -> None:
     stage.run(Phase.MASK)
     again = rebuilt(stage, stage.collector.checkpoint())
     before = again.checkpoint()
-    for (phase, member), message in stage.heard.items():
+    for (phase, member), message in stage.answers.items():
         if phase is Phase.MASK:
             assert again.add(phase, member, message) is None
     assert again.checkpoint() == before
@@ -53,9 +53,9 @@ def test_a_checkpoint_of_something_else_is_refused() -> None:
     stage.until(Phase.MASK)
     stage.run(Phase.MASK)
     checkpoint = stage.collector.checkpoint()
-    made = Coordinator(stage.collector.round, stage.collector.roster)
+    coordinator = Coordinator(stage.collector.round, stage.collector.roster)
     with pytest.raises(SpecError, match="phase mask"):
-        made.restore(checkpoint)
+        coordinator.restore(checkpoint)
     again = rebuilt(stage, checkpoint)
     with pytest.raises(SpecError, match="phase mask"):
         again.restore(checkpoint[:-1])

@@ -54,10 +54,10 @@ RUNS = [FEW, pytest.param(MANY, marks=pytest.mark.slow)]
 
 
 def flipped(chance: Chance, good: bytes, piece: int, others: Sequence[bytes]) -> bytes:
-    made = bytearray(good)
+    data = bytearray(good)
     for _ in range(int(chance.integers(1, 4))):
-        made[int(chance.integers(len(made)))] ^= 1 << int(chance.integers(8))
-    return bytes(made)
+        data[int(chance.integers(len(data)))] ^= 1 << int(chance.integers(8))
+    return bytes(data)
 
 
 def cut(chance: Chance, good: bytes, piece: int, others: Sequence[bytes]) -> bytes:
@@ -112,9 +112,9 @@ class Script:
 
     round: MaskedRound
     stage: Stage
-    books: dict[Phase, bytes] = field(default_factory=dict)
+    states: dict[Phase, bytes] = field(default_factory=dict)
     devices: dict[Phase, list[str]] = field(default_factory=dict)
-    told: dict[tuple[Phase, int], bytes] = field(default_factory=dict)
+    messages: dict[tuple[Phase, int], bytes] = field(default_factory=dict)
     signatures: bytes = b""
     total: Any = None
 
@@ -123,37 +123,40 @@ class Script:
 def script(name: str, seed: int = 0) -> Script:
     round = replace(ROUNDS[name], nonce=f"{seed:032x}")
     stage = Stage(round, leave=LEAVE, seed=seed)
-    made = Script(round, stage)
+    honest = Script(round, stage)
     for phase in STEPS:
         if phase is not stage.collector.phase:
             continue
-        made.books[phase] = stage.collector.to_bytes()
-        made.devices[phase] = [device.to_json() for device in stage.devices]
+        honest.states[phase] = stage.collector.to_bytes()
+        honest.devices[phase] = [device.to_json() for device in stage.devices]
         for member in stage.takes(phase):
-            made.told[phase, member] = stage.told(phase, member)
+            honest.messages[phase, member] = stage.message_for(phase, member)
         if phase is Phase.UNMASK:
-            made.signatures = stage.collector.signatures()
+            honest.signatures = stage.collector.signatures()
         stage.run(phase)
-    made.total = stage.collector.finish()
-    assert np.array_equal(made.total, stage.expected())
-    return made
+    honest.total = stage.collector.finish()
+    assert np.array_equal(honest.total, stage.expected())
+    return honest
 
 
 # The collector's side.
 
 
-def finished(made: Script, phase: Phase, member: int, message: bytes) -> str:
+def finished(honest: Script, phase: Phase, member: int, message: bytes) -> str:
     """The round with this one message in it, all others being honest, to its end."""
-    stage = Stage(made.round, leave=LEAVE)
-    saved = made.devices[Phase.MASK if phase is Phase.SHARE else phase]
+    stage = Stage(honest.round, leave=LEAVE)
+    saved = honest.devices[Phase.MASK if phase is Phase.SHARE else phase]
     stage.devices = [Participant.from_json(text) for text in saved]
-    stage.tables, stage.collector = made.stage.tables, Coordinator.from_bytes(made.books[phase])
+    stage.tables, stage.collector = (
+        honest.stage.tables,
+        Coordinator.from_bytes(honest.states[phase]),
+    )
     collector = stage.collector
     complaints: list[str] = []
     assert collector.add(phase, member, message) is None
     for other in stage.takes(phase):
         if other != member:
-            assert collector.add(phase, other, made.stage.heard[phase, other]) is None
+            assert collector.add(phase, other, honest.stage.answers[phase, other]) is None
     if phase is not Phase.UNMASK:
         collector.close()
     for later in STEPS[STEPS.index(phase) + 1 :]:
@@ -161,15 +164,15 @@ def finished(made: Script, phase: Phase, member: int, message: bytes) -> str:
             continue
         for other in stage.takes(later):
             if later is not Phase.MASK and phase is not Phase.SHARE:
-                said = made.stage.heard[later, other]  # does not depend on what was changed
+                answer = honest.stage.answers[later, other]  # does not depend on what was changed
             else:
                 try:
-                    said = stage.answer(later, other)
+                    answer = stage.answer(later, other)
                 except MismatchError as problem:
                     complaints.append(str(problem))
                     stage.leave[other] = later
                     continue
-            assert collector.add(later, other, said) is None
+            assert collector.add(later, other, answer) is None
         if later is not Phase.UNMASK:
             collector.close()
     assert all(f"box of member {member} " in complaint for complaint in complaints)
@@ -186,10 +189,10 @@ def finished(made: Script, phase: Phase, member: int, message: bytes) -> str:
         return "not opened"
     expected = stage.expected()
     if phase is Phase.MASK:  # a device may add what it likes, and nothing more
-        heard = made.stage.heard
-        before = stage.words_of_message(heard[Phase.MASK, member])
+        answers = honest.stage.answers
+        before = stage.words_of_message(answers[Phase.MASK, member])
         after = stage.words_of_message(message)
-        modulus = made.round.modulus
+        modulus = honest.round.modulus
         changed = after.astype(np.int64) - before.astype(np.int64)
         assert np.array_equal(total, (expected + changed) % modulus)
         return "another input"
@@ -199,17 +202,17 @@ def finished(made: Script, phase: Phase, member: int, message: bytes) -> str:
 
 def fuzz_collector(name: str, count: int, chance: Chance, *, most_finished: int) -> Counter[str]:
     """Changed messages to a collector that waits in some phase; what became of them."""
-    made, other_round = script(name), script(name, 1)
-    waiting = {phase: Coordinator.from_bytes(books) for phase, books in made.books.items()}
-    heard = made.stage.heard
-    messages = [*heard.items(), *other_round.stage.heard.items()]
-    seen: Counter[str] = Counter()
+    honest, other_round = script(name), script(name, 1)
+    waiting = {phase: Coordinator.from_bytes(states) for phase, states in honest.states.items()}
+    answers = honest.stage.answers
+    messages = [*answers.items(), *other_round.stage.answers.items()]
+    outcomes: Counter[str] = Counter()
     runs = 0
     for _ in range(count):
         phase = list(waiting)[int(chance.integers(len(waiting)))]
-        members = [member for at, member in heard if at is phase]
+        members = [member for at, member in answers if at is phase]
         member = members[int(chance.integers(len(members)))]
-        good = heard[phase, member]
+        good = answers[phase, member]
         others = [text for (at, m), text in messages if at is phase and text != good]
         mutation = MUTATIONS[int(chance.integers(len(MUTATIONS)))]
         message = mutation(chance, good, PIECE[phase], others)
@@ -221,72 +224,72 @@ def fuzz_collector(name: str, count: int, chance: Chance, *, most_finished: int)
         refusal = collector.add(at, sender, message)
         if refusal is not None:
             assert refusal in Refusal
-            seen[f"{phase} {refusal}"] += 1
-            if refusal is Refusal.FALSE:  # which is noted
+            outcomes[f"{phase} {refusal}"] += 1
+            if refusal is Refusal.FALSE:  # recorded
                 assert collector.liars == {sender}
                 collector.liars.clear()
             if chance.random() < 0.2:  # it leaves no other trace
-                assert collector.to_bytes() == made.books[phase]
+                assert collector.to_bytes() == honest.states[phase]
             continue
-        if at is not phase or message == heard.get((phase, sender)):
-            seen["said before"] += 1
+        if at is not phase or message == answers.get((phase, sender)):
+            outcomes["said before"] += 1
         else:
             assert phase not in (Phase.ENROL, Phase.ACK), "signed: nothing else can be taken"
-            seen[f"{phase} taken"] += 1
+            outcomes[f"{phase} taken"] += 1
             if runs < most_finished:
                 runs += 1
-                seen[f"{phase} {finished(made, phase, sender, message)}"] += 1
-        waiting[phase] = Coordinator.from_bytes(made.books[phase])
+                outcomes[f"{phase} {finished(honest, phase, sender, message)}"] += 1
+        waiting[phase] = Coordinator.from_bytes(honest.states[phase])
     for phase, collector in waiting.items():
-        assert collector.to_bytes() == made.books[phase]
-    return seen
+        assert collector.to_bytes() == honest.states[phase]
+    return outcomes
 
 
 @pytest.mark.parametrize("count", RUNS)
 def test_no_message_makes_a_collector_fall_over_or_add_wrongly(count: int) -> None:
     """Refused without a trace; or taken, and then the sum is exact, or there is none."""
     chance = np.random.default_rng([SEED, count])
-    seen: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     for name in ROUNDS:
-        seen += fuzz_collector(name, count // 3, chance, most_finished=min(count // 90, 600))
-    assert sum(seen[f"{phase} taken"] for phase in Phase) > count / 20
+        outcomes += fuzz_collector(name, count // 3, chance, most_finished=min(count // 90, 600))
+    assert sum(outcomes[f"{phase} taken"] for phase in Phase) > count / 20
     for refusal in (Refusal.MALFORMED, Refusal.UNSIGNED, Refusal.UNKNOWN, Refusal.LATE):
-        assert any(key.endswith(refusal) for key in seen), seen
+        assert any(key.endswith(refusal) for key in outcomes), outcomes
     for outcome in ("exact", "aborted", "another input"):
-        assert any(key.endswith(outcome) for key in seen), seen
+        assert any(key.endswith(outcome) for key in outcomes), outcomes
 
 
 # The device's side.
 
 
-def steps(device: Participant, told: bytes, signatures: bytes, stage: Stage) -> dict[Phase, Any]:
+def steps(device: Participant, message: bytes, signatures: bytes, stage: Stage) -> dict[Phase, Any]:
     table = stage.tables[device.member]
     return {
-        Phase.SHARE: lambda: device.share(told),
-        Phase.MASK: lambda: device.mask(told, table),
-        Phase.ACK: lambda: device.acknowledge(told),
-        Phase.UNMASK: lambda: device.unmask(told, signatures),
+        Phase.SHARE: lambda: device.share(message),
+        Phase.MASK: lambda: device.mask(message, table),
+        Phase.ACK: lambda: device.acknowledge(message),
+        Phase.UNMASK: lambda: device.unmask(message, signatures),
     }
 
 
 def assert_sound(
-    device: Participant, phase: Phase, answer: bytes, told: bytes, good: bytes
+    device: Participant, phase: Phase, answer: bytes, message: bytes, good: bytes
 ) -> None:
     """An answer to a changed message that was not refused gives nothing away."""
     if phase is Phase.SHARE:
-        assert told == good, "who enrolled, the root and the keys are bound together"
+        assert message == good, "who enrolled, the root and the keys are bound together"
         assert len(answer) == BOX_BYTES * len(device.neighbours)
     elif phase is Phase.MASK:  # boxes in any order; who else shared may be a lie
         first, size = -(-device.round.cohort // 8), 4 + BOX_BYTES
         boxes = {good[start : start + size] for start in range(first, len(good), size)}
-        given = [told[start : start + size] for start in range(first, len(told), size)]
-        assert set(given) <= boxes
-        assert len(set(given)) == len(given) == len(device.neighbour_shares)
-        shared, really = (members_from_bytes(text[:first], 24) for text in (told, good))
+        whole_boxes = [message[start : start + size] for start in range(first, len(message), size)]
+        assert set(whole_boxes) <= boxes
+        assert len(set(whole_boxes)) == len(whole_boxes) == len(device.neighbour_shares)
+        shared, really = (members_from_bytes(text[:first], 24) for text in (message, good))
         assert device.neighbour_shares.keys() == shared & device.neighbours.keys()
         assert len(shared) >= device.round.least_survivors
-        known = view_of(device.round, device.roster, device.root, device.enrolled, really)
-        assert (device.view == known) == (shared == really), "who is lied to masks with nobody"
+        view = view_of(device.round, device.roster, device.root, device.enrolled, really)
+        assert (device.view == view) == (shared == really), "who is lied to masks with nobody"
     elif phase is Phase.UNMASK:
         alive = members_from_bytes(device.survivors, device.round.cohort)
         assert len(answer) == SHARE_BYTES * len(device.neighbour_shares)
@@ -299,60 +302,60 @@ def assert_sound(
 
 
 def fuzz_device(name: str, count: int, chance: Chance) -> Counter[str]:
-    made, other_round = script(name), script(name, 1)
-    told_all = [*made.told.items(), *other_round.told.items()]
-    asked = [(phase, member) for phase, member in made.told if phase is not Phase.ENROL]
-    seen: Counter[str] = Counter()
+    honest, other_round = script(name), script(name, 1)
+    all_messages = [*honest.messages.items(), *other_round.messages.items()]
+    places = [(phase, member) for phase, member in honest.messages if phase is not Phase.ENROL]
+    outcomes: Counter[str] = Counter()
     awake: dict[tuple[Phase, int], Participant] = {}
     for _ in range(count):
-        phase, member = asked[int(chance.integers(len(asked)))]
-        saved = made.devices[phase][member]
+        phase, member = places[int(chance.integers(len(places)))]
+        saved = honest.devices[phase][member]
         device = awake.setdefault((phase, member), Participant.from_json(saved))
-        good, signatures = made.told[phase, member], made.signatures
+        good, signatures = honest.messages[phase, member], honest.signatures
         piece = {Phase.SHARE: KEYS_BYTES, Phase.MASK: 4 + BOX_BYTES}.get(phase, 1)
         mutation = MUTATIONS[int(chance.integers(len(MUTATIONS)))]
-        told = good
+        message = good
         if phase is Phase.UNMASK and signatures and chance.random() < 0.7:
             signatures = mutation(
                 chance, signatures, ACKNOWLEDGEMENT_BYTES, [other_round.signatures]
             )
         else:
-            others = [text for (at, _), text in told_all if at is phase and text != good]
-            told = mutation(chance, good, piece, others or [chance.bytes(len(good))])
+            others = [text for (at, _), text in all_messages if at is phase and text != good]
+            message = mutation(chance, good, piece, others or [chance.bytes(len(good))])
         try:
-            answer = steps(device, told, signatures, made.stage)[phase]()
+            answer = steps(device, message, signatures, honest.stage)[phase]()
         except SfumatoError as problem:
-            seen[f"{phase} {type(problem).__name__}"] += 1
+            outcomes[f"{phase} {type(problem).__name__}"] += 1
             if chance.random() < 0.2:
                 assert device.to_json() == saved
             continue
-        seen[f"{phase} answered"] += 1
-        assert_sound(device, phase, answer, told, good)
+        outcomes[f"{phase} answered"] += 1
+        assert_sound(device, phase, answer, message, good)
         del awake[phase, member]
     for (at, member), device in awake.items():
-        assert device.to_json() == made.devices[at][member]
-    return seen
+        assert device.to_json() == honest.devices[at][member]
+    return outcomes
 
 
 @pytest.mark.parametrize("count", RUNS)
 def test_no_message_makes_a_device_fall_over_or_say_too_much(count: int) -> None:
     """Refused with an error of ours and without a trace; or answered, with one share a secret."""
     chance = np.random.default_rng([SEED, count, 1])
-    seen: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     for name in ROUNDS:
-        seen += fuzz_device(name, count // 3, chance)
-    assert all(seen[f"{phase} MismatchError"] for phase in STEPS[1:]), seen
-    assert all(seen[f"{phase} answered"] for phase in STEPS[2:]), seen
+        outcomes += fuzz_device(name, count // 3, chance)
+    assert all(outcomes[f"{phase} MismatchError"] for phase in STEPS[1:]), outcomes
+    assert all(outcomes[f"{phase} answered"] for phase in STEPS[2:]), outcomes
 
 
 def test_steps_out_of_order_are_refused_and_change_nothing() -> None:
-    made = script("semi_malicious")
+    honest = script("semi_malicious")
     for phase in (Phase.SHARE, Phase.MASK):
         for step in STEPS[STEPS.index(phase) + 1 :]:
-            device = Participant.from_json(made.devices[phase][6])
+            device = Participant.from_json(honest.devices[phase][6])
             with pytest.raises(SfumatoError):
-                steps(device, made.told[step, 6], made.signatures, made.stage)[step]()
-            assert device.to_json() == made.devices[phase][6]
+                steps(device, honest.messages[step, 6], honest.signatures, honest.stage)[step]()
+            assert device.to_json() == honest.devices[phase][6]
 
 
 # Saved states that were damaged.
@@ -400,21 +403,21 @@ def damaged_json(chance: Chance, text: str) -> str:
     elif way == 4:
         return text[: int(chance.integers(len(text)))]
     elif way == 5:
-        made = bytearray(text.encode())
-        made[int(chance.integers(len(made)))] = int(chance.integers(32, 127))
-        return made.decode()
+        damaged = bytearray(text.encode())
+        damaged[int(chance.integers(len(damaged)))] = int(chance.integers(32, 127))
+        return damaged.decode()
     else:
         data["unknown"] = 1
     return json.dumps(data)
 
 
-def damaged_books(chance: Chance, books: bytes) -> bytes:
-    head, _, rest = books.partition(b"\n")
+def damaged_state(chance: Chance, states: bytes) -> bytes:
+    head, _, rest = states.partition(b"\n")
     way = int(chance.integers(5))
     if way == 0:
-        return books[: int(chance.integers(len(books)))]
+        return states[: int(chance.integers(len(states)))]
     if way == 1:
-        return books + chance.bytes(int(chance.integers(1, 9)))
+        return states + chance.bytes(int(chance.integers(1, 9)))
     if way == 2:
         return chance.bytes(int(chance.integers(200)))
     return damaged_json(chance, head.decode()).encode() + b"\n" + rest
@@ -422,21 +425,21 @@ def damaged_books(chance: Chance, books: bytes) -> bytes:
 
 def wrong_errors(count: int, load: Callable[[], object]) -> dict[str, str]:
     """Errors other than SpecError and MismatchError that `load` raises, with one message each."""
-    found: dict[str, str] = {}
+    errors: dict[str, str] = {}
     for _ in range(count):
         try:
             load()
         except (SpecError, MismatchError):
             continue
         except Exception as problem:
-            found.setdefault(type(problem).__name__, str(problem)[:80])
-    return found
+            errors.setdefault(type(problem).__name__, str(problem)[:80])
+    return errors
 
 
 def test_a_damaged_state_of_a_device_is_refused_in_our_words() -> None:
     chance = np.random.default_rng([SEED, 5])
-    made = script("semi_malicious")
-    texts = [texts[6] for texts in made.devices.values()]
+    honest = script("semi_malicious")
+    texts = [texts[6] for texts in honest.devices.values()]
 
     def load() -> None:
         Participant.from_json(damaged_json(chance, texts[int(chance.integers(len(texts)))]))
@@ -446,16 +449,16 @@ def test_a_damaged_state_of_a_device_is_refused_in_our_words() -> None:
 
 def test_a_state_of_a_collector_without_keys_is_refused_in_our_words() -> None:
     """Found by what follows: no ring has no members."""
-    head, _, rest = script("semi_malicious").books[Phase.SHARE].partition(b"\n")
+    head, _, rest = script("semi_malicious").states[Phase.SHARE].partition(b"\n")
     with pytest.raises(SpecError, match="or it is damaged"):
         Coordinator.from_bytes(json.dumps(json.loads(head) | {"keys": []}).encode() + b"\n" + rest)
 
 
 def test_a_damaged_state_of_a_collector_is_refused_in_our_words() -> None:
     chance = np.random.default_rng([SEED, 6])
-    books = list(script("semi_malicious").books.values())
+    states = list(script("semi_malicious").states.values())
 
     def load() -> None:
-        Coordinator.from_bytes(damaged_books(chance, books[int(chance.integers(len(books)))]))
+        Coordinator.from_bytes(damaged_state(chance, states[int(chance.integers(len(states)))]))
 
     assert wrong_errors(FEW // 2, load) == {}

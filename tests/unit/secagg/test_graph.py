@@ -47,8 +47,8 @@ def test_the_order_is_golden() -> None:
 def test_every_order_comes_from_as_many_sequences_of_words(cohort: int, bits: int) -> None:
     """All sequences of words that are taken, one for each place: each order has its equal part."""
     span = 1 << bits
-    taken = [range(span - span % (place + 1)) for place in range(cohort - 1, 0, -1)]
-    orders = Counter(shuffle(iter(words), cohort, bits) for words in itertools.product(*taken))
+    ranges = [range(span - span % (place + 1)) for place in range(cohort - 1, 0, -1)]
+    orders = Counter(shuffle(iter(words), cohort, bits) for words in itertools.product(*ranges))
     assert orders.keys() == set(itertools.permutations(range(cohort)))
     assert len(set(orders.values())) == 1
 

@@ -67,13 +67,13 @@ def test_eighty_bits_take_more(dropout: float, mode: Mode, expected: Parameters)
     assert find(1000, corrupt=0.1, dropout=dropout, mode=mode, security_bits=80) == expected
 
 
-def exceeds(cohort: int, marked: int, drawn: int, limit: int) -> Fraction:
-    """P[more than `limit` of `drawn` devices are marked], from binomial coefficients."""
+def exceeds(cohort: int, marked: int, draws: int, limit: int) -> Fraction:
+    """P[more than `limit` of `draws` devices are marked], from binomial coefficients."""
     ways = sum(
-        math.comb(marked, hit) * math.comb(cohort - marked, drawn - hit)
-        for hit in range(limit + 1, drawn + 1)
+        math.comb(marked, hit) * math.comb(cohort - marked, draws - hit)
+        for hit in range(limit + 1, draws + 1)
     )
-    return Fraction(ways, math.comb(cohort, drawn))
+    return Fraction(ways, math.comb(cohort, draws))
 
 
 def slow_find(
@@ -116,7 +116,7 @@ def test_a_search_from_scratch_finds_the_same(cohort: int, mode: Mode) -> None:
                 cohort, Fraction(corrupt), Fraction(dropout), mode, security, correctness
             )
             try:
-                found = find(
+                parameters = find(
                     cohort,
                     corrupt=float(corrupt),
                     dropout=float(dropout),
@@ -127,7 +127,7 @@ def test_a_search_from_scratch_finds_the_same(cohort: int, mode: Mode) -> None:
             except ImpossibleError:
                 assert expected is None
             else:
-                assert found == expected
+                assert parameters == expected
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -136,15 +136,15 @@ def test_the_most_marked_neighbours_are_those_of_all_draws(bits: int, strict: bo
     cohort = 9
     for marked in range(cohort + 1):
         most = MarkedNeighbours(cohort, marked, bits=bits, strict=strict)
-        for drawn in range(1, cohort):
+        for draws in range(1, cohort):
             most.draw()
             hits = [
                 sum(device < marked for device in draw)
-                for draw in itertools.combinations(range(cohort), drawn)
+                for draw in itertools.combinations(range(cohort), draws)
             ]
             bound = Fraction(1, cohort << bits)
             shares = [
-                Fraction(sum(hit > limit for hit in hits), len(hits)) for limit in range(drawn + 1)
+                Fraction(sum(hit > limit for hit in hits), len(hits)) for limit in range(draws + 1)
             ]
             rare = [share < bound or (share == bound and not strict) for share in shares]
             assert most.most == rare.index(True)
@@ -200,7 +200,7 @@ def test_the_ring_falls_apart_no_more_often_than_the_bound_says(
 def test_the_promise_holds_over_every_set_of_devices(mode: Mode) -> None:
     """Twenty devices on a ring, three of them corrupt and two dropping out, at a few bits."""
     cohort, adversaries, droppers, security, correctness = 20, 3, 2, 5, 3
-    found = find(
+    parameters = find(
         cohort,
         corrupt=adversaries / cohort,
         dropout=droppers / cohort,
@@ -208,8 +208,8 @@ def test_the_promise_holds_over_every_set_of_devices(mode: Mode) -> None:
         security_bits=security,
         correctness_bits=correctness,
     )
-    assert found.neighbours < cohort - 1
-    reach = found.neighbours // 2
+    assert parameters.neighbours < cohort - 1
+    reach = parameters.neighbours // 2
     near = [
         {(here + step) % cohort for step in range(-reach, reach + 1)} - {here}
         for here in range(cohort)
@@ -218,11 +218,13 @@ def test_the_promise_holds_over_every_set_of_devices(mode: Mode) -> None:
     def opened(corrupt: set[int]) -> bool:
         honest = set(range(cohort)) - corrupt
         most = max(len(near[device] & corrupt) for device in honest)
-        both_ways = mode == "semi_malicious" and most + found.neighbours >= 2 * found.threshold
-        return most >= found.threshold or both_ways
+        both_ways = (
+            mode == "semi_malicious" and most + parameters.neighbours >= 2 * parameters.threshold
+        )
+        return most >= parameters.threshold or both_ways
 
     def lost(dropped: set[int]) -> bool:
-        return any(len(others - dropped) < found.threshold for others in near)
+        return any(len(others - dropped) < parameters.threshold for others in near)
 
     def cut(bad: set[int]) -> bool:
         return pieces(set(range(cohort)) - bad, cohort, reach) > 1
@@ -246,7 +248,7 @@ def test_a_small_cohort_is_safe_and_recoverable_for_sure(cohort: int) -> None:
             honest = others - adversaries
             if mode == "semi_honest":
                 return adversaries >= threshold
-            halves = ((told, honest - told) for told in range(honest + 1))
+            halves = ((first, honest - first) for first in range(honest + 1))
             return any(min(half) + adversaries >= threshold for half in halves)
 
         will_do = [
@@ -257,11 +259,11 @@ def test_a_small_cohort_is_safe_and_recoverable_for_sure(cohort: int) -> None:
         # A rate in the middle of those that round down to so many devices.
         corrupt, dropout = (adversaries + 0.5) / cohort, (droppers + 0.5) / cohort
         try:
-            found = find(cohort, corrupt=corrupt, dropout=dropout, mode=mode)
+            parameters = find(cohort, corrupt=corrupt, dropout=dropout, mode=mode)
         except ImpossibleError:
             assert not will_do
         else:
-            assert found == Parameters(others, will_do[0])
+            assert parameters == Parameters(others, will_do[0])
 
 
 def test_everybody_is_a_neighbour_where_an_even_number_is_not_enough() -> None:
@@ -270,11 +272,11 @@ def test_everybody_is_a_neighbour_where_an_even_number_is_not_enough() -> None:
 
 def test_a_threshold_is_at_least_two_and_can_be_met() -> None:
     for cohort in range(3, 60):
-        found = find(cohort, corrupt=0.0, dropout=0.2, mode="semi_honest")
-        assert found.threshold == 2
+        parameters = find(cohort, corrupt=0.0, dropout=0.2, mode="semi_honest")
+        assert parameters.threshold == 2
         question = requirements_of(cohort, 0.0, 0.2, "semi_honest", 40, 20)
         bounds = {bounds.neighbours: bounds for bounds in threshold_bounds(question)}
-        assert bounds[found.neighbours].most >= 2
+        assert bounds[parameters.neighbours].most >= 2
 
 
 def test_a_rate_means_the_decimal_that_it_prints_as() -> None:
@@ -304,7 +306,7 @@ def test_what_cannot_be_says_what_could() -> None:
         find(10**6, corrupt=0.0, dropout=0.99, mode="semi_honest")
 
 
-ASKED: dict[str, Any] = {"corrupt": 0.1, "dropout": 0.1, "mode": "semi_honest"}
+TENTHS: dict[str, Any] = {"corrupt": 0.1, "dropout": 0.1, "mode": "semi_honest"}
 
 
 @pytest.mark.parametrize(
@@ -320,15 +322,15 @@ ASKED: dict[str, Any] = {"corrupt": 0.1, "dropout": 0.1, "mode": "semi_honest"}
 )
 def test_what_makes_no_sense_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        find(100, **{**ASKED, **wrong})
+        find(100, **{**TENTHS, **wrong})
     with pytest.raises(SpecError, match=message):
-        check(Parameters(22, 11), 100, **{**ASKED, **wrong})
+        check(Parameters(22, 11), 100, **{**TENTHS, **wrong})
 
 
 def test_too_many_devices_are_refused() -> None:
-    assert find(LARGEST_COHORT, **ASKED).neighbours < 100
+    assert find(LARGEST_COHORT, **TENTHS).neighbours < 100
     with pytest.raises(SpecError, match="cohort must be at most"):
-        find(LARGEST_COHORT + 1, **ASKED)
+        find(LARGEST_COHORT + 1, **TENTHS)
 
 
 @pytest.mark.parametrize(
@@ -343,40 +345,40 @@ def test_parameters_check_themselves(neighbours: int, threshold: int) -> None:
 def test_a_device_accepts_what_is_needed_and_nothing_weaker(
     cohort: int, corrupt: float, dropout: float, mode: Mode, expected: Parameters
 ) -> None:
-    asked: dict[str, Any] = {"corrupt": corrupt, "dropout": dropout, "mode": mode}
-    check(expected, cohort, **asked)
-    check(Parameters(expected.neighbours, expected.threshold + 1), cohort, **asked)
+    rates: dict[str, Any] = {"corrupt": corrupt, "dropout": dropout, "mode": mode}
+    check(expected, cohort, **rates)
+    check(Parameters(expected.neighbours, expected.threshold + 1), cohort, **rates)
     if expected.threshold > 2:
         with pytest.raises(SpecError, match="threshold must be at least"):
-            check(Parameters(expected.neighbours, expected.threshold - 1), cohort, **asked)
+            check(Parameters(expected.neighbours, expected.threshold - 1), cohort, **rates)
     fewer = expected.neighbours - 2
     with pytest.raises(SpecError, match="neighbours must be"):
-        check(Parameters(fewer, min(expected.threshold, fewer)), cohort, **asked)
+        check(Parameters(fewer, min(expected.threshold, fewer)), cohort, **rates)
 
 
 def test_a_device_accepts_what_protects_it_from_more() -> None:
     stronger = find(1000, corrupt=0.1, dropout=0.1, mode="semi_malicious")
-    check(stronger, 1000, **ASKED)
-    check(find(1000, **ASKED, security_bits=80), 1000, **ASKED)
+    check(stronger, 1000, **TENTHS)
+    check(find(1000, **TENTHS, security_bits=80), 1000, **TENTHS)
     with pytest.raises(SpecError, match="threshold must be at least"):
-        check(find(1000, **ASKED), 1000, **{**ASKED, "mode": "semi_malicious", "dropout": 0.0})
+        check(find(1000, **TENTHS), 1000, **{**TENTHS, "mode": "semi_malicious", "dropout": 0.0})
 
 
 def test_more_neighbours_need_a_higher_threshold() -> None:
     """Of 200 neighbours, 27 may well be corrupt, though of 48 they may not."""
-    needed = find(1000, **ASKED)
+    needed = find(1000, **TENTHS)
     with pytest.raises(SpecError, match="threshold must be at least"):
-        check(Parameters(200, needed.threshold), 1000, **ASKED)
+        check(Parameters(200, needed.threshold), 1000, **TENTHS)
 
 
 def test_what_no_ring_has_is_refused() -> None:
-    check(Parameters(99, 99), 100, **ASKED)
+    check(Parameters(99, 99), 100, **TENTHS)
     for neighbours in (41, 100):
         with pytest.raises(SpecError, match="neighbours must be"):
-            check(Parameters(neighbours, neighbours), 100, **ASKED)
+            check(Parameters(neighbours, neighbours), 100, **TENTHS)
     for neighbours in (10, 16, 18):
         with pytest.raises(SpecError, match="neighbours must be"):
-            check(Parameters(neighbours, neighbours), 18, **ASKED)
+            check(Parameters(neighbours, neighbours), 18, **TENTHS)
 
 
 def test_with_more_neighbours_the_conditions_on_secrecy_only_tighten_or_hold() -> None:
@@ -392,13 +394,13 @@ def test_with_more_neighbours_the_conditions_on_secrecy_only_tighten_or_hold() -
 
 @cache
 def least_exceeded(
-    cohort: int, marked: int, drawn: int, bound: Fraction, *, strict: bool = False
+    cohort: int, marked: int, draws: int, bound: Fraction, *, strict: bool = False
 ) -> int:
     """The least number that so many marked devices exceed with probability at most `bound`."""
     return next(
         most
-        for most in range(drawn + 1)
-        if (tail := exceeds(cohort, marked, drawn, most)) < bound or (tail == bound and not strict)
+        for most in range(draws + 1)
+        if (tail := exceeds(cohort, marked, draws, most)) < bound or (tail == bound and not strict)
     )
 
 
@@ -406,13 +408,13 @@ def faults(
     cohort: int,
     adversaries: int,
     droppers: int,
-    found: Parameters,
+    parameters: Parameters,
     mode: Mode,
     bits: int,
     lost: int,
 ) -> set[str]:
     """Which of the conditions of the module's docstring these parameters break, from scratch."""
-    neighbours, threshold, window = found.neighbours, found.threshold, found.window
+    neighbours, threshold, window = parameters.neighbours, parameters.threshold, parameters.window
     half, risk = neighbours // 2, Fraction(1, 2 ** (bits + 1) * cohort)
     loss = Fraction(1, 2**lost * cohort)
     corrupt = least_exceeded(cohort, adversaries, neighbours, risk)
@@ -447,7 +449,7 @@ ROUNDS = [
 def test_whoever_drops_out_the_conditions_hold_and_fewer_neighbours_break_one(
     cohort: int, adversaries: int, droppers: int, bits: int, lost: int, mode: Mode
 ) -> None:
-    found = find(
+    parameters = find(
         cohort,
         corrupt=adversaries / cohort,
         dropout=droppers / cohort,
@@ -457,31 +459,31 @@ def test_whoever_drops_out_the_conditions_hold_and_fewer_neighbours_break_one(
         any_dropouts=True,
     )
     case = (cohort, adversaries, droppers)
-    assert found.neighbours < cohort - 1
-    assert faults(*case, found, mode, bits, lost) == set()
+    assert parameters.neighbours < cohort - 1
+    assert faults(*case, parameters, mode, bits, lost) == set()
     risk = Fraction(1, 2 ** (bits + 1) * cohort)
-    half = found.neighbours // 2
-    assert exceeds(cohort, adversaries, half, found.window - 1) <= risk
-    if found.window > 1:  # and it is the least
-        assert exceeds(cohort, adversaries, half, found.window - 2) > risk
-    fewer = found.neighbours - 2
+    half = parameters.neighbours // 2
+    assert exceeds(cohort, adversaries, half, parameters.window - 1) <= risk
+    if parameters.window > 1:  # and it is the least
+        assert exceeds(cohort, adversaries, half, parameters.window - 2) > risk
+    fewer = parameters.neighbours - 2
     window = least_exceeded(cohort, adversaries, fewer // 2, risk) + 1
     for threshold in range(2, fewer + 1):
         assert faults(*case, Parameters(fewer, threshold, window), mode, bits, lost)
-    if found.threshold > 2:
-        lower = Parameters(found.neighbours, found.threshold - 1, found.window)
+    if parameters.threshold > 2:
+        lower = Parameters(parameters.neighbours, parameters.threshold - 1, parameters.window)
         assert "secret" in faults(*case, lower, mode, bits, lost)
 
 
 def test_the_exact_tails_are_those_of_scipy() -> None:
     """To nine digits, which is what its logarithms of factorials are good for."""
-    for cohort, marked, drawn, limit in (
+    for cohort, marked, draws, limit in (
         (1000, 100, 64, 30),
         (100, 10, 21, 9),
         (10_000, 500, 40, 3),
     ):
-        tail = stats.hypergeom.sf(limit, cohort, marked, drawn)
-        assert float(exceeds(cohort, marked, drawn, limit)) == pytest.approx(tail, rel=1e-9)
+        tail = stats.hypergeom.sf(limit, cohort, marked, draws)
+        assert float(exceeds(cohort, marked, draws, limit)) == pytest.approx(tail, rel=1e-9)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -489,7 +491,7 @@ def test_the_exact_tails_are_those_of_scipy() -> None:
 def test_a_search_from_scratch_finds_the_same_whoever_drops_out(cohort: int, mode: Mode) -> None:
     for adversaries, droppers in itertools.product((0, 1, 3), (0, 2, 5)):
         for bits, lost in ((40, 20), (3, 2)):
-            found = find(
+            parameters = find(
                 cohort,
                 corrupt=(adversaries + 0.5) / cohort,
                 dropout=(droppers + 0.5) / cohort,
@@ -517,17 +519,17 @@ def test_a_search_from_scratch_finds_the_same_whoever_drops_out(cohort: int, mod
                     lost,
                 )
             )
-            assert found == next(good)
+            assert parameters == next(good)
 
 
 def test_where_all_are_neighbours_there_is_no_window() -> None:
     for cohort in range(5, COMPLETE_BELOW):
-        found = find(cohort, **ASKED, any_dropouts=True)
-        assert found == Parameters(cohort - 1, found.threshold, 0)
-        assert found == find(cohort, **ASKED)
+        parameters = find(cohort, **TENTHS, any_dropouts=True)
+        assert parameters == Parameters(cohort - 1, parameters.threshold, 0)
+        assert parameters == find(cohort, **TENTHS)
     crowded: dict[str, Any] = {"corrupt": 0.3, "dropout": 0.3, "mode": "semi_malicious"}
-    found = find(24, **crowded, any_dropouts=True)
-    assert (found.neighbours, found.window) == (23, 0)
+    parameters = find(24, **crowded, any_dropouts=True)
+    assert (parameters.neighbours, parameters.window) == (23, 0)
 
 
 @pytest.mark.parametrize(("window", "whole"), [(1, True), (2, True), (3, True), (0, False)])
@@ -542,13 +544,13 @@ def test_what_holds_together_is_in_one_piece_whoever_drops_out(window: int, whol
         for number in range(1 << cohort)
     ]
     fewest = {each: min(len(each & run) for run in runs) for each in sets}
-    held = [each for each in sets if fewest[each] >= window]
+    connected = [each for each in sets if fewest[each] >= window]
     corrupt = [
         each
         for each in sets
         if len(each) <= 3 and max(len(each & run) for run in runs) < max(window, 1)
     ]
-    honest = {alive - bad for alive in held for bad in corrupt}
+    honest = {alive - bad for alive in connected for bad in corrupt}
     assert all(pieces(set(each), cohort, reach) <= 1 for each in honest) == whole
 
 
@@ -560,7 +562,7 @@ def test_the_threshold_alone_leaves_a_cut_to_more_corrupt_devices_than_a_neighbo
     its secrets are to be opened. So two gaps hold 2t − k > c corrupt devices on k places: for all
     pairs of gaps together that has probability at most cohort/4 · 2^−bits. The window is there for
     the factor; and where all corrupt devices may be neighbours, c = a, it is not needed at all."""
-    found = find(
+    parameters = find(
         cohort,
         corrupt=adversaries / cohort,
         dropout=droppers / cohort,
@@ -570,10 +572,10 @@ def test_the_threshold_alone_leaves_a_cut_to_more_corrupt_devices_than_a_neighbo
         any_dropouts=True,
     )
     risk = Fraction(1, 2 ** (bits + 1) * cohort)
-    corrupt = least_exceeded(cohort, adversaries, found.neighbours, risk)
-    needed = 2 * found.threshold - found.neighbours
+    corrupt = least_exceeded(cohort, adversaries, parameters.neighbours, risk)
+    needed = 2 * parameters.threshold - parameters.neighbours
     assert needed > corrupt
-    pairs = Fraction(cohort * (cohort - found.neighbours - 1), 2)
-    cut = pairs * exceeds(cohort, adversaries, found.neighbours, needed - 1)
+    pairs = Fraction(cohort * (cohort - parameters.neighbours - 1), 2)
+    cut = pairs * exceeds(cohort, adversaries, parameters.neighbours, needed - 1)
     assert cut <= Fraction(cohort, 4 << bits)
     assert cut == 0 or corrupt < adversaries

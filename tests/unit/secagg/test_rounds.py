@@ -83,8 +83,8 @@ class Fleet:
         }[phase]
         for member in sorted(takes):
             if self.stays(member, phase):
-                sent = message(self.devices[member])
-                assert self.collector.add(phase, member, sent) is None
+                answer = message(self.devices[member])
+                assert self.collector.add(phase, member, answer) is None
                 self.die()
 
     def close(self) -> None:
@@ -147,8 +147,8 @@ def test_a_sum_is_exact_or_there_is_none(leave: dict[int, Phase], seed: int) -> 
     """Whoever falls silent, whenever: the sum over the survivors, or an error."""
     fleet = Fleet(leave=leave, seed=seed)
     collector = fleet.until(Phase.UNMASK)
-    gone = sum(phase is not Phase.UNMASK for phase in leave.values())
-    if ROUND.cohort - gone < ROUND.least_survivors:
+    dropped = sum(phase is not Phase.UNMASK for phase in leave.values())
+    if ROUND.cohort - dropped < ROUND.least_survivors:
         assert collector.phase is Phase.ABORTED
         return
     fleet.unmask()
@@ -182,8 +182,8 @@ def test_a_masked_table_looks_like_nothing() -> None:
     fleet.tables[:] = 0
     fleet.until(Phase.MASK)
     device = fleet.devices[3]
-    sent = device.mask(fleet.collector.boxes_for(3), fleet.tables[3])
-    words = unpack_words(sent, 50_000, 20, np.uint32)
+    message = device.mask(fleet.collector.boxes_for(3), fleet.tables[3])
+    words = unpack_words(message, 50_000, 20, np.uint32)
     for bit in range(20):
         ones = int((words >> np.uint32(bit) & np.uint32(1)).sum())
         assert abs(ones - 25_000) < 5 * (50_000**0.5) / 2
@@ -256,16 +256,16 @@ def test_a_box_cannot_be_kept_back() -> None:
     with pytest.raises(MismatchError, match="a box of every neighbour that shared"):
         device.mask(boxes[:3] + boxes[3 + 104 :], fleet.tables[5])  # all but the first
     missing = int.from_bytes(boxes[3:7], "little")
-    told = members_to_bytes(set(range(24)) - {missing}, 24)
+    members = members_to_bytes(set(range(24)) - {missing}, 24)
     fleet.tables[:] = 0
-    sent = device.mask(told + boxes[3 + 104 :], fleet.tables[5])
+    message = device.mask(members + boxes[3 + 104 :], fleet.tables[5])
     with pytest.raises(MismatchError, match="must have shared"):
         device.unmask(members_to_bytes(set(range(24)), 24))
     for other in fleet.devices:
         if other is not device:
             mine = other.mask(collector.boxes_for(other.member), fleet.tables[other.member])
             assert collector.add(Phase.MASK, other.member, mine) is None
-    assert collector.add(Phase.MASK, 5, sent) is None
+    assert collector.add(Phase.MASK, 5, message) is None
     collector.close()
     everybody = collector.survivor_set()
     for other in fleet.devices:
@@ -288,9 +288,9 @@ def test_a_copied_or_low_order_key_does_not_enrol() -> None:
     assert fleet.collector.add(Phase.ENROL, 5, copy.enrol()) is Refusal.COPIED
     keys = Keys.from_bytes(fleet.devices[6].enrol())
     for low in (bytes(32), b"\x01" + bytes(31)):
-        made = replace(keys, mask=low)
-        signature = IDENTITIES[6].sign(made.signed_text(ROUND.salt))
-        message = replace(made, signature=signature).to_bytes()
+        changed_keys = replace(keys, mask=low)
+        signature = IDENTITIES[6].sign(changed_keys.signed_text(ROUND.salt))
+        message = replace(changed_keys, signature=signature).to_bytes()
         assert fleet.collector.add(Phase.ENROL, 6, message) is Refusal.MALFORMED
 
 
@@ -342,18 +342,18 @@ def test_a_collector_that_forgot_some_tables_adds_them_once() -> None:
     """From an older copy: what is still there counts as said, the rest is asked for again."""
     fleet = Fleet()
     fleet.until(Phase.MASK)
-    sent = [
+    messages = [
         device.mask(fleet.collector.boxes_for(device.member), fleet.tables[device.member])
         for device in fleet.devices
     ]
     for member in range(10):
-        fleet.collector.add(Phase.MASK, member, sent[member])
+        fleet.collector.add(Phase.MASK, member, messages[member])
     old = fleet.collector.to_bytes()
     for member in range(10, 24):
-        fleet.collector.add(Phase.MASK, member, sent[member])
+        fleet.collector.add(Phase.MASK, member, messages[member])
     fleet.collector = Coordinator.from_bytes(old)
     for member in range(24):
-        assert fleet.collector.add(Phase.MASK, member, sent[member]) is None
+        assert fleet.collector.add(Phase.MASK, member, messages[member]) is None
     fleet.collector.close()
     fleet.unmask()
     assert np.array_equal(fleet.collector.finish(), fleet.expected())
@@ -400,22 +400,22 @@ def test_signatures_count_once_and_only_from_the_roster() -> None:
 
 def test_dropouts_chosen_by_the_ring_are_refused() -> None:
     """The attack: the collector calls two runs of devices dropped, so that those between them mask
-    with nobody else, and their sum can be told from the rest."""
+    with nobody else, and their sum can be separated from the rest."""
     round = replace(ROUND, mode="semi_malicious", cohort=60, corrupt=0.05, dropout=0.3)
     fleet = Fleet(round)
     fleet.until(Phase.UNMASK)
     enrolled = fleet.collector.keys.keys()
-    found = round.parameters(60)
+    parameters = round.parameters(60)
     ring = agreement.ring_of(round, fleet.collector.root, tuple(range(60)))
-    half = found.neighbours // 2
-    assert 0 < found.window <= half
+    half = parameters.neighbours // 2
+    assert 0 < parameters.window <= half
     gaps = [*ring.order[:half], *ring.order[30 : 30 + half]]
     alive = set(range(60)) - set(gaps)
     if len(alive) >= round.least_survivors:
         between = ring.order[half : half + 1][0]
         with pytest.raises(MismatchError, match="next to each other on the ring"):
             fleet.devices[between].acknowledge(members_to_bytes(alive, 60))
-    one_gap = set(range(60)) - set(ring.order[: half - found.window + 1])
+    one_gap = set(range(60)) - set(ring.order[: half - parameters.window + 1])
     assert len(one_gap) >= round.least_survivors
     assert not agreement.is_connected(round, fleet.collector.root, enrolled, one_gap)
     with pytest.raises(MismatchError, match="next to each other on the ring"):
@@ -534,14 +534,14 @@ def test_a_false_share_is_refused_and_its_giver_named(liar: int) -> None:
 def test_a_second_and_different_message_is_refused_and_the_first_stands() -> None:
     fleet = Fleet()
     collector = fleet.until(Phase.MASK)
-    sent = fleet.devices[5].mask(collector.boxes_for(5), fleet.tables[5])
-    assert collector.add(Phase.MASK, 5, sent) is None
-    assert collector.add(Phase.MASK, 5, sent) is None  # repeated: one message
-    changed = bytes([sent[0] ^ 1]) + sent[1:]
+    message = fleet.devices[5].mask(collector.boxes_for(5), fleet.tables[5])
+    assert collector.add(Phase.MASK, 5, message) is None
+    assert collector.add(Phase.MASK, 5, message) is None  # repeated: one message
+    changed = bytes([message[0] ^ 1]) + message[1:]
     assert collector.add(Phase.MASK, 5, changed) is Refusal.EQUIVOCATING
-    assert collector.add(Phase.ENROL, 5, sent) is Refusal.EQUIVOCATING
+    assert collector.add(Phase.ENROL, 5, message) is Refusal.EQUIVOCATING
     assert collector.add(Phase.UNMASK, 5, b"") is Refusal.LATE
-    assert collector.add(Phase.MASK, 6, sent[:-1]) is Refusal.MALFORMED
+    assert collector.add(Phase.MASK, 6, message[:-1]) is Refusal.MALFORMED
     collector.survivors.discard(5)  # start again for this one, to see the sum
     collector.fingerprints.clear()
     collector.total_words[:] = 0

@@ -46,9 +46,9 @@ class Script:
         self.left = list(words)
 
     def words(self, count: int) -> npt.NDArray[np.uint64]:
-        given, self.left = self.left[:count], self.left[count:]
-        assert len(given) == count, "more words were asked for than the script has"
-        return np.array(given, dtype=np.uint64)
+        words, self.left = self.left[:count], self.left[count:]
+        assert len(words) == count, "more words were asked for than the script has"
+        return np.array(words, dtype=np.uint64)
 
 
 def together(shares: Sequence[Sequence[bytes]], *, points: Sequence[int]) -> list[bytes | None]:
@@ -87,11 +87,11 @@ def test_any_threshold_of_the_shares_rebuild_the_secret(
     secret: bytes, points: list[int], data: st.DataObject
 ) -> None:
     threshold = data.draw(st.integers(2, len(points)))
-    made = split(secret, threshold=threshold, points=points, rng=SeededRng(SEED))
-    shares = dict(zip(points, made, strict=True))
-    chosen = data.draw(st.permutations(points))
+    all_shares = split(secret, threshold=threshold, points=points, rng=SeededRng(SEED))
+    shares = dict(zip(points, all_shares, strict=True))
+    order = data.draw(st.permutations(points))
     for count in {threshold, len(points)}:
-        some = {point: shares[point] for point in chosen[:count]}
+        some = {point: shares[point] for point in order[:count]}
         assert join(some, threshold=threshold) == secret
         assert together([list(some.values())] * 2, points=list(some)) == [secret] * 2
 
@@ -101,8 +101,8 @@ def test_every_choice_of_shares_rebuilds_the_secret() -> None:
     shares = dict(
         zip(points, split(CANARY, threshold=4, points=points, rng=SeededRng(SEED)), strict=True)
     )
-    for chosen in itertools.combinations(points, 4):
-        assert join({point: shares[point] for point in chosen}, threshold=4) == CANARY
+    for subset in itertools.combinations(points, 4):
+        assert join({point: shares[point] for point in subset}, threshold=4) == CANARY
 
 
 @pytest.mark.parametrize("secret", EDGES)
@@ -218,7 +218,7 @@ MALFORMED = {
 def test_a_malformed_share_is_refused_by_its_point(name: str) -> None:
     good = split(CANARY, threshold=2, points=[1, 2, 3], rng=SeededRng(SEED))
     assert are_shares(b"".join(good))
-    if name not in ("empty", "twice"):  # which are no share and two
+    if name not in ("empty", "twice"):  # no share, and two
         assert not are_shares(MALFORMED[name])
     for place in range(3):
         shares = {**dict(enumerate(good, 1)), place + 1: MALFORMED[name]}
@@ -253,13 +253,15 @@ def test_many_secrets_come_back_in_their_order() -> None:
 
 def test_secrets_that_are_split_together_are_each_their_own() -> None:
     points = [7, 3, 11, 2]
-    made = split_many([CANARY, *EDGES], threshold=3, points=points, rng=SeededRng(SEED))
+    all_shares = split_many([CANARY, *EDGES], threshold=3, points=points, rng=SeededRng(SEED))
     for place, secret in enumerate([CANARY, *EDGES]):
         at = place * SHARE_BYTES
-        shares = {p: made[k][at : at + SHARE_BYTES] for k, p in enumerate(points)}
+        shares = {p: all_shares[k][at : at + SHARE_BYTES] for k, p in enumerate(points)}
         assert join(shares, threshold=3) == secret
         assert join({2: shares[2], 7: shares[7], 3: shares[3]}, threshold=3) == secret
-    rows = [[elements(each[at : at + SHARE_BYTES]) for each in made] for at in (0, SHARE_BYTES)]
+    rows = [
+        [elements(each[at : at + SHARE_BYTES]) for each in all_shares] for at in (0, SHARE_BYTES)
+    ]
     assert rows[0] != rows[1]
 
 

@@ -13,12 +13,12 @@ from sfumato.privacy.samplers import discrete_laplace
 from sfumato.sketch import CountSketch, DecodedRounds
 from sfumato.sketch.absent import significant_items
 
-ITEMS, HELD, RUNS, LEVEL = 1_000, 300, 200, 0.5
+ITEMS, HELD_ITEMS, RUNS, LEVEL = 1_000, 300, 200, 0.5
 
 
 def tables(mode: str, run: int, rounds: int = 3) -> DecodedRounds:
     """Counts like a power law, over rounds, with the noise of a release."""
-    counts = np.floor(3_000 / np.arange(1, HELD + 1) ** 1.1).astype(np.int64)
+    counts = np.floor(3_000 / np.arange(1, HELD_ITEMS + 1) ** 1.1).astype(np.int64)
     rng = SeededRng(SEED, run)
     pairs = []
     for round in range(1 if mode == "one" else rounds):
@@ -29,7 +29,7 @@ def tables(mode: str, run: int, rounds: int = 3) -> DecodedRounds:
             bucket_round=round if mode == "fresh" else 0,
             sign_round=round if mode in ("fresh", "hybrid") else 0,
         )
-        table = sketch.encode(np.arange(HELD), counts)
+        table = sketch.encode(np.arange(HELD_ITEMS), counts)
         pairs.append((sketch, table + discrete_laplace(3.0, table.shape, rng)))
     return DecodedRounds.of(pairs)
 
@@ -38,17 +38,17 @@ def tables(mode: str, run: int, rounds: int = 3) -> DecodedRounds:
 def test_items_that_nobody_holds_are_seldom_found(mode: str) -> None:
     """At level 0.5, so that it can be seen. False alarm 1e-9 (exact binomial); the control below is
     what fails it."""
-    false, found = 0, 0
+    false, detections = 0, 0
     for run in range(RUNS if mode == "one" else RUNS // 8):
         rounds = tables(mode, run)
         points = rounds.sketches[0].points(np.arange(ITEMS))
-        held, limit = significant_items(rounds, points, level=LEVEL)
-        false += bool(held[HELD:].any())
-        found += int(held[:HELD].sum())
+        significant, limit = significant_items(rounds, points, level=LEVEL)
+        false += bool(significant[HELD_ITEMS:].any())
+        detections += int(significant[:HELD_ITEMS].sum())
         assert limit > 0
     runs = RUNS if mode == "one" else RUNS // 8
     assert stats.binom.sf(false - 1, runs, LEVEL) > 1e-9
-    assert found / runs > 15
+    assert detections / runs > 15
 
 
 def test_a_normal_quantile_would_find_items_that_nobody_holds() -> None:
@@ -60,23 +60,25 @@ def test_a_normal_quantile_would_find_items_that_nobody_holds() -> None:
         points = rounds.sketches[0].points(np.arange(ITEMS))
         error = float(np.quantile(np.abs(rounds.estimate(rounds.placebos())), 0.68))
         limit = stats.norm.isf(LEVEL / ITEMS) * error
-        false += bool((rounds.estimate(points)[HELD:] > limit).any())
+        false += bool((rounds.estimate(points)[HELD_ITEMS:] > limit).any())
     assert stats.binom.sf(false - 1, RUNS, LEVEL) < 1e-9
 
 
 def test_looking_again_finds_what_the_heaviest_hid() -> None:
     rounds = tables("one", 0)
     points = rounds.sketches[0].points(np.arange(ITEMS))
-    held, _ = significant_items(rounds, points, level=0.05)
+    significant, _ = significant_items(rounds, points, level=0.05)
     heights = np.median(rounds.readings(points).sum(axis=0), axis=0)
     first = heights > 0.5 * heights.max()
-    assert held[first].all()
-    assert held.sum() > first.sum()
+    assert significant[first].all()
+    assert significant.sum() > first.sum()
 
 
 def test_an_empty_table_finds_nothing() -> None:
     rounds = tables("hybrid", 1)
     rounds = rounds.with_tables(np.zeros_like(rounds.tables))
-    held, limit = significant_items(rounds, rounds.sketches[0].points(np.arange(9)), level=0.05)
-    assert not held.any()
+    significant, limit = significant_items(
+        rounds, rounds.sketches[0].points(np.arange(9)), level=0.05
+    )
+    assert not significant.any()
     assert limit == 0

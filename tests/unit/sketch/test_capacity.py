@@ -42,10 +42,10 @@ def left_after_peeling(cells: I64, width: int) -> I64:
     offset = width * np.arange(rows) + rows * width * np.arange(tables)[:, None, None]
     stuck = (cells + offset).reshape(tables * keys, rows)
     while True:
-        held = np.bincount(stuck.ravel(), minlength=tables * rows * width)
-        shared = (held[stuck] > 1).all(axis=1)
+        loads = np.bincount(stuck.ravel(), minlength=tables * rows * width)
+        shared = (loads[stuck] > 1).all(axis=1)
         if shared.all():
-            left: I64 = np.count_nonzero(held.reshape(tables, rows * width), axis=1)
+            left: I64 = np.count_nonzero(loads.reshape(tables, rows * width), axis=1)
             return left
         stuck = stuck[shared]
 
@@ -116,8 +116,8 @@ def test_the_bound_is_the_mean_number_of_stopping_sets(keys: int, rows: int, wid
     cells = spots[np.concatenate([np.zeros((len(rest), 1), dtype=np.int64), rest], axis=1)]
     stopping = np.zeros(len(cells), dtype=np.int64)
     for size in range(2, keys + 1):
-        for chosen in itertools.combinations(range(keys), size):
-            some = cells[:, list(chosen)]
+        for subset in itertools.combinations(range(keys), size):
+            some = cells[:, list(subset)]
             together = (some[:, :, None] == some[:, None]).sum(axis=2)  # itself included
             stopping += (together > 1).all(axis=(1, 2))
     assert np.array_equal(left_after_peeling(cells, width) > 0, stopping > 0)

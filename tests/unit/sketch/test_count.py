@@ -168,8 +168,8 @@ def test_encoding_points_is_encoding_their_items(fingerprints: bool) -> None:
     items = [f"item {i}" for i in range(100)]
     weights = np.arange(100)
     points = sketch.points(items)
-    given = weights if fingerprints else None
-    assert np.array_equal(sketch.encode_points(points, given), sketch.encode(items, given))
+    factors = weights if fingerprints else None
+    assert np.array_equal(sketch.encode_points(points, factors), sketch.encode(items, factors))
 
 
 ITEMS = 500
@@ -219,8 +219,8 @@ def test_several_items_of_one_device_stay_within_the_norms(values: int) -> None:
     bound = sketch.sensitivity(values)
     tables = [sketch.encode(np.array([item])) for item in range(12)]
     reached = 0.0
-    for chosen in itertools.combinations_with_replacement(tables, values):
-        total = np.sum(chosen, axis=0)
+    for choice in itertools.combinations_with_replacement(tables, values):
+        total = np.sum(choice, axis=0)
         assert np.abs(total).sum() <= bound.l1
         reached = max(reached, float(np.sqrt((total**2).sum())))
     assert reached == pytest.approx(bound.l2, rel=1e-12)  # float error of two square roots

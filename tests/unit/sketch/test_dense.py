@@ -67,33 +67,35 @@ def sign(keys: tuple[int, int], i: int) -> int:
 
 def places(sketch: DenseSketch) -> list[list[tuple[int, int]]]:
     """The cell and the sign of each coordinate in each row."""
-    found = []
+    cells_and_signs = []
     for row in range(sketch.blocks * sketch.rows):
-        drawn = hashing.coefficients(sketch.seed, "dense", sketch.round, row, count=3)
-        key, first, second = (int(word) for word in drawn)
+        words = hashing.coefficients(sketch.seed, "dense", sketch.round, row, count=3)
+        key, first, second = (int(word) for word in words)
         keys = (first % 2**32, second % 2**32)
         if sketch.placing == "hashed":
             words = [scattered(key, i + 1) for i in range(sketch.length)]
-            found.append([(word * sketch.width >> 64, 1 - 2 * (word & 1)) for word in words])
+            cells_and_signs.append(
+                [(word * sketch.width >> 64, 1 - 2 * (word & 1)) for word in words]
+            )
             continue
         chunks = -(-sketch.length // sketch.width)
         turns = [scattered(key, q + 1) * sketch.width >> 64 for q in range(chunks)]
-        found.append(
+        cells_and_signs.append(
             [
                 ((i % sketch.width + turns[i // sketch.width]) % sketch.width, sign(keys, i))
                 for i in range(sketch.length)
             ]
         )
-    return found
+    return cells_and_signs
 
 
 def matrix(sketch: DenseSketch) -> F64:
     """The linear map itself, (cells, length)."""
-    found = np.zeros((*sketch.shape, sketch.length))
+    dense = np.zeros((*sketch.shape, sketch.length))
     for row, each in enumerate(places(sketch)):
         for i, (cell, minus) in enumerate(each):
-            found[row, cell, i] = minus / math.sqrt(sketch.rows)
-    return found.reshape(sketch.cells, sketch.length)
+            dense[row, cell, i] = minus / math.sqrt(sketch.rows)
+    return dense.reshape(sketch.cells, sketch.length)
 
 
 def bound(terms: int, sizes: Any) -> Any:
@@ -108,14 +110,14 @@ def test_a_sketch_is_the_map_of_the_contract(placing: Any, length: int, width: i
         length=length, width=width, rows=3, blocks=2, placing=placing, seed=SEED, round=1
     )
     vector, noise = normal(length), normal(*sketch.shape, stream=1)
-    wanted = matrix(sketch)
-    error = np.abs(sketch.encode(vector).reshape(-1) - wanted @ vector)
-    assert np.all(error <= bound(length, np.abs(wanted) @ np.abs(vector)))
+    expected = matrix(sketch)
+    error = np.abs(sketch.encode(vector).reshape(-1) - expected @ vector)
+    assert np.all(error <= bound(length, np.abs(expected) @ np.abs(vector)))
     half = sketch.cells // 2
     cells = noise.reshape(-1).astype(np.float64)
-    read = wanted[:half].T @ cells[:half], wanted[half:].T @ cells[half:]
+    read = expected[:half].T @ cells[:half], expected[half:].T @ cells[half:]
     error = np.abs(sketch.decode(noise) - (read[0] + read[1]) / 2)
-    assert np.all(error <= bound(3, np.abs(wanted).T @ np.abs(cells)))
+    assert np.all(error <= bound(3, np.abs(expected).T @ np.abs(cells)))
 
 
 def test_hashes_are_those_of_this_version() -> None:
@@ -192,16 +194,16 @@ def test_one_block_of_several_is_a_count_mean_sketch() -> None:
 
 def test_seeds_rounds_and_placings_make_different_maps() -> None:
     vector = normal(400)
-    made = [
+    sketches = [
         DenseSketch(length=400, width=50, rows=3, seed=seed, round=round, placing=placing)  # type: ignore[arg-type]  # one of two
         for seed in (1, 2)
         for round in (0, 1)
         for placing in PLACINGS
     ]
-    tables = [sketch.encode(vector) for sketch in made]
+    tables = [sketch.encode(vector) for sketch in sketches]
     for k, table in enumerate(tables):
         assert not any(np.allclose(table, other) for other in tables[:k])
-        assert np.array_equal(table, made[k].encode(vector))
+        assert np.array_equal(table, sketches[k].encode(vector))
     rows = tables[0]
     assert not np.allclose(rows[0], rows[1])
 
@@ -300,8 +302,8 @@ def test_float64_and_whole_numbers_are_converted() -> None:
     sketch = DenseSketch(length=100, width=10, seed=SEED)
     vector = np.arange(100)
     table = sketch.encode(vector.astype(np.float32))
-    for given_ in (vector, vector.astype(np.float64), np.repeat(vector, 2)[::2]):
-        assert np.array_equal(sketch.encode(given_), table)
+    for values in (vector, vector.astype(np.float64), np.repeat(vector, 2)[::2]):
+        assert np.array_equal(sketch.encode(values), table)
     assert table.dtype == sketch.decode(table.astype(np.float64)).dtype == np.float32
     assert np.array_equal(sketch.decode(table.astype(np.float64)), sketch.decode(table))
 
@@ -370,12 +372,12 @@ def test_a_spec_is_its_json() -> None:
 @given(st.lists(st.integers(-5, 5), max_size=30), st.integers(0, 35))
 def test_top_keeps_the_largest(values: list[int], k: int) -> None:
     vector = np.array(values, dtype=np.float32)
-    kept = top(vector, k)
+    largest = top(vector, k)
     assert vector.tolist() == values
-    assert np.all((kept == vector) | (kept == 0))
+    assert np.all((largest == vector) | (largest == 0))
     sizes = sorted(map(abs, values), reverse=True)
-    assert sorted(np.abs(kept).tolist(), reverse=True)[:k] == sizes[:k]
-    assert np.count_nonzero(kept) <= k
+    assert sorted(np.abs(largest).tolist(), reverse=True)[:k] == sizes[:k]
+    assert np.count_nonzero(largest) <= k
 
 
 def test_top_refuses_what_it_cannot_do() -> None:

@@ -40,9 +40,9 @@ def random_keys(count: int, seed: int, bits: int = 40) -> I64:
 
 
 def histogram(sketch: InvertibleSketch, table: I64, **options: Any) -> dict[Any, int]:
-    found = sketch.list(table, **options)
-    assert len(set(found.items.to_pylist())) == len(found)
-    return dict(zip(found.items.to_pylist(), found.counts.tolist(), strict=True))
+    listing = sketch.list(table, **options)
+    assert len(set(listing.items.to_pylist())) == len(listing)
+    return dict(zip(listing.items.to_pylist(), listing.counts.tolist(), strict=True))
 
 
 @given(st.lists(st.sampled_from(["oak", "elm", "fir", "ash", "森林", ""]), max_size=40))
@@ -61,13 +61,13 @@ def test_five_hundred_keys_in_750_cells() -> None:
     for seed in range(200):
         keys = random_keys(500, seed)
         sketch = sketch_of(seed=seed)
-        found = sketch.list(sketch.encode(keys))
-        if found.is_complete:
-            assert sorted(found.items.to_pylist()) == sorted(keys.tolist())
-            assert (found.counts == 1).all()
+        listing = sketch.list(sketch.encode(keys))
+        if listing.is_complete:
+            assert sorted(listing.items.to_pylist()) == sorted(keys.tolist())
+            assert (listing.counts == 1).all()
             listed += 1
         else:
-            assert set(found.items.to_pylist()) < set(keys.tolist())
+            assert set(listing.items.to_pylist()) < set(keys.tolist())
     assert listed >= 181
 
 
@@ -95,8 +95,8 @@ def test_counts_may_be_anything_up_to_their_bits() -> None:
     chance = np.random.default_rng(SEED)
     keys, counts = random_keys(300, 0), chance.integers(1, 200, 300)
     sketch = sketch_of(width=200, count_bits=12)
-    found = histogram(sketch, sketch.encode(keys, counts))
-    assert found == dict(zip(keys.tolist(), counts.tolist(), strict=True))
+    listing = histogram(sketch, sketch.encode(keys, counts))
+    assert listing == dict(zip(keys.tolist(), counts.tolist(), strict=True))
 
 
 def test_long_text_takes_several_words() -> None:
@@ -111,8 +111,10 @@ def test_values_add_up_beside_counts() -> None:
     sketch = sketch_of(value_bits=12, count_bits=6)
     table = sketch.encode(np.array([7, 9]), amounts=np.array([30, 4]))
     table = table + sketch.encode(np.array([7]), amounts=np.array([1000]))
-    found = sketch.list(table)
-    read = zip(found.items.to_pylist(), found.counts.tolist(), found.values.tolist(), strict=True)
+    listing = sketch.list(table)
+    read = zip(
+        listing.items.to_pylist(), listing.counts.tolist(), listing.values.tolist(), strict=True
+    )
     assert sorted(read) == [(7, 2, 1030), (9, 1, 4)]
 
 
@@ -120,9 +122,9 @@ def test_a_difference_lists_what_either_side_lacks() -> None:
     sketch = sketch_of(width=40)
     ours, theirs = random_keys(5_000, 1), random_keys(5_000, 1)[20:]
     theirs = np.r_[theirs, random_keys(30, 2)]
-    found = histogram(sketch, sketch.encode(ours) - sketch.encode(theirs), signed=True)
+    listing = histogram(sketch, sketch.encode(ours) - sketch.encode(theirs), signed=True)
     missing, extra = set(ours.tolist()) - set(theirs.tolist()), set(theirs) - set(ours)
-    assert found == dict.fromkeys(missing, 1) | {int(key): -1 for key in extra}
+    assert listing == dict.fromkeys(missing, 1) | {int(key): -1 for key in extra}
 
 
 def test_known_keys_unlock_a_table_that_is_stuck() -> None:
@@ -132,19 +134,19 @@ def test_known_keys_unlock_a_table_that_is_stuck() -> None:
     stuck = sketch.list(table)
     assert not stuck.is_complete
     assert len(stuck) < 150
-    known, _ = sketch.keys.numbers(keys[::2])
-    found = sketch.list(table, candidates=known)
-    assert found.is_complete
-    assert sorted(found.items.to_pylist()) == sorted(keys.tolist())
+    candidates, _ = sketch.keys.numbers(keys[::2])
+    listing = sketch.list(table, candidates=candidates)
+    assert listing.is_complete
+    assert sorted(listing.items.to_pylist()) == sorted(keys.tolist())
 
 
 def test_keys_that_are_not_in_the_table_unlock_nothing() -> None:
     keys, sketch = random_keys(315, 3), sketch_of(width=100)
     table = sketch.encode(keys)
     others, _ = sketch.keys.numbers(random_keys(2_000, 4))
-    found = sketch.list(table, candidates=others)
-    assert set(found.items.to_pylist()) <= set(keys.tolist())
-    assert found.cells_left == sketch.list(table).cells_left
+    listing = sketch.list(table, candidates=others)
+    assert set(listing.items.to_pylist()) <= set(keys.tolist())
+    assert listing.cells_left == sketch.list(table).cells_left
 
 
 def _flipped(sketch: InvertibleSketch, table: I64, chance: np.random.Generator) -> I64:
@@ -163,38 +165,38 @@ def test_a_flipped_cell_never_yields_a_wrong_key() -> None:
     truth = dict(zip(keys.tolist(), counts.tolist(), strict=True))
     table = sketch.encode(keys, counts)
     for _ in range(2_000):
-        found = sketch.list(_flipped(sketch, table, chance))
-        assert not found.is_complete
-        read = zip(found.items.to_pylist(), found.counts.tolist(), strict=True)
+        listing = sketch.list(_flipped(sketch, table, chance))
+        assert not listing.is_complete
+        read = zip(listing.items.to_pylist(), listing.counts.tolist(), strict=True)
         wrong += sum(truth.get(key) != count for key, count in read)
     assert wrong == 0
 
 
 def test_without_a_check_wrong_keys_are_seen() -> None:
-    """The control: two bits of check in a table of two cells a row let wrong keys through."""
+    """The control: two bits of check in a table with two cells per row let wrong keys through."""
     sketch, wrong = sketch_of(width=2, count_bits=3, check_bits=2, keys=IntegerKeys(bits=8)), 0
     for seed in range(300):
         keys = random_keys(5, seed, bits=8)
-        found = sketch.list(sketch.encode(keys))
-        wrong += len(set(found.items.to_pylist()) - set(keys.tolist()))
+        listing = sketch.list(sketch.encode(keys))
+        wrong += len(set(listing.items.to_pylist()) - set(keys.tolist()))
     assert wrong > 0
 
 
 def test_a_poisoned_table_gives_what_is_right_and_ends() -> None:
     sketch = sketch_of(width=100)
     garbage = np.random.default_rng(SEED).integers(0, 1 << 62, sketch.shape)
-    found = sketch.list(garbage)
-    assert not found.is_complete
-    assert len(found) == 0
+    listing = sketch.list(garbage)
+    assert not listing.is_complete
+    assert len(listing) == 0
 
 
 def test_a_stuck_table_says_about_how_many_keys_it_had() -> None:
     """The core's size at N = cells has a deviation of 1.2%: 5 of them. DIGEST 2C.9."""
     for keys in (3_000, 4_500):
         sketch = sketch_of(width=1000)
-        found = sketch.list(sketch.encode(random_keys(keys, keys)))
-        assert math.isclose(found.keys_estimate, keys, rel_tol=0.06 * keys / 3_000)
-        assert found.inserted == keys
+        listing = sketch.list(sketch.encode(random_keys(keys, keys)))
+        assert math.isclose(listing.keys_estimate, keys, rel_tol=0.06 * keys / 3_000)
+        assert listing.inserted == keys
 
 
 def test_a_complete_listing_is_as_likely_as_its_bound_says() -> None:
@@ -227,7 +229,7 @@ def test_the_compiled_loops_equal_the_plain_ones(data: st.DataObject) -> None:
     parts = sketch.parts(sketch.keys.numbers(keys)[0])
     point, buckets, checks, width = sketch.hashes
     signed = draw(st.booleans()) and not values
-    known = parts[chance.random(count) < 0.5] if not (values or signed) else parts[:0]
+    candidates = parts[chance.random(count) < 0.5] if not (values or signed) else parts[:0]
     damaged = chance.integers(0, sketch.rows * sketch.width, draw(st.integers(0, 5)))
     tables, listed = [], []
     for loops in (plain_invertible, compiled_invertible):
@@ -237,7 +239,7 @@ def test_the_compiled_loops_equal_the_plain_ones(data: st.DataObject) -> None:
         loops.insert(table, parts, weights, amounts, *hashes)
         tables.append(table.copy())
         table[damaged, 0] ^= np.uint64(1 << sketch.value_bits)
-        listed.append(loops.peel(table, known, *hashes, signed))
+        listed.append(loops.peel(table, candidates, *hashes, signed))
         tables.append(table)
     assert np.array_equal(tables[0], tables[2])
     assert np.array_equal(tables[1], tables[3])

@@ -52,7 +52,7 @@ def test_there_must_be_a_category() -> None:
 def test_values_of_one_device_stay_within_the_norms_and_reach_them(values: int) -> None:
     sketch = OneHot(categories=4)
     bound = sketch.sensitivity(values)
-    tables = [sketch.encode(list(chosen)) for chosen in np.ndindex(*[4] * values)]
+    tables = [sketch.encode(list(choice)) for choice in np.ndindex(*[4] * values)]
     assert max(int(table.sum()) for table in tables) == bound.l1
     assert max(int((table**2).sum()) for table in tables) == bound.l2**2
     exact = all((table[table != 0] == 1).all() and table.sum() == 1 for table in tables)

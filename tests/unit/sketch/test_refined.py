@@ -18,12 +18,12 @@ def rounds_of(
 ) -> tuple[DecodedRounds, U64]:
     """Tables of `counts`, (rounds, items), and the items' fingerprints."""
     items = np.arange(counts.shape[1])
-    made = [
+    sketches = [
         CountSketch(rows=rows, width=width, seed=SEED, bucket_round=m if fresh else 0, sign_round=m)
         for m in range(counts.shape[0])
     ]
-    pairs = [(sketch, sketch.encode(items, c)) for sketch, c in zip(made, counts, strict=True)]
-    return DecodedRounds.of(pairs), made[0].points(items)
+    pairs = [(sketch, sketch.encode(items, c)) for sketch, c in zip(sketches, counts, strict=True)]
+    return DecodedRounds.of(pairs), sketches[0].points(items)
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -57,18 +57,18 @@ def test_the_parts_of_the_devices_may_be_given() -> None:
     counts = np.zeros((2, 3000), dtype=np.int64)
     counts[0, :8], counts[1, :8] = 9000, 1000
     rounds, points = rounds_of(counts)
-    said = refine(rounds, points, shares=np.array([0.9, 0.1]))
-    assert np.array_equal(np.rint(said.counts), counts.sum(axis=0))
+    refined = refine(rounds, points, shares=np.array([0.9, 0.1]))
+    assert np.array_equal(np.rint(refined.counts), counts.sum(axis=0))
     assert np.array_equal(np.rint(refine(rounds, points).counts), counts.sum(axis=0))
 
 
 def test_refining_leaves_tables_and_points_alone() -> None:
     rng = np.random.default_rng(SEED)
     rounds, points = rounds_of(rng.poisson(3, (3, 2000)))
-    kept = rounds.tables.copy(), points.copy()
+    copies = rounds.tables.copy(), points.copy()
     refine(rounds, points)
-    assert np.array_equal(rounds.tables, kept[0])
-    assert np.array_equal(points, kept[1])
+    assert np.array_equal(rounds.tables, copies[0])
+    assert np.array_equal(points, copies[1])
 
 
 def test_refining_again_gives_the_same_bits() -> None:
@@ -100,9 +100,9 @@ def test_what_is_already_fitted_to_the_grid_is_left_alone(seed: int) -> None:
     counts = np.zeros((3, 500), dtype=np.int64)
     counts[:, :6] = rng.multinomial(10_000, law / law.sum(), size=3)
     items = np.arange(500)
-    made = [
+    sketches = [
         CountSketch(rows=5, width=50, seed=seed, bucket_round=m, sign_round=m) for m in range(3)
     ]
-    pairs = [(sketch, sketch.encode(items, c)) for sketch, c in zip(made, counts, strict=True)]
-    refined = refine(DecodedRounds.of(pairs), made[0].points(items))
+    pairs = [(sketch, sketch.encode(items, c)) for sketch, c in zip(sketches, counts, strict=True)]
+    refined = refine(DecodedRounds.of(pairs), sketches[0].points(items))
     assert np.array_equal(np.rint(refined.counts), counts.sum(axis=0))

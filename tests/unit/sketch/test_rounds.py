@@ -35,8 +35,8 @@ def campaign(kind: Kind, rounds: int, rows: int = 5) -> list[tuple[CountSketch, 
     """Each round's sketch and table, for counts that differ from round to round."""
     rng = np.random.default_rng([SEED, rounds, rows])
     return [
-        (made, made.encode(np.arange(ITEMS), rng.integers(0, 100, ITEMS)))
-        for made in (sketch(kind, round, rows) for round in range(rounds))
+        (spec, spec.encode(np.arange(ITEMS), rng.integers(0, 100, ITEMS)))
+        for spec in (sketch(kind, round, rows) for round in range(rounds))
     ]
 
 
@@ -49,8 +49,8 @@ def points() -> npt.NDArray[np.uint64]:
 def test_running_counts_equal_those_of_all_the_tables(kind: Kind, rows: int) -> None:
     pairs = campaign(kind, 7, rows)
     running = Running(points(), rows=rows, fresh=kind == "fresh")
-    for step, (made, table) in enumerate(pairs, start=1):
-        running.add(made, table)
+    for step, (spec, table) in enumerate(pairs, start=1):
+        running.add(spec, table)
         whole = DecodedRounds.of(pairs[:step]).estimate(points())
         assert np.array_equal(running.estimate(), whole)
 
@@ -67,17 +67,17 @@ def test_rounds_are_decoded_as_the_reference_does(kind: Kind) -> None:
     pairs = campaign(kind, 3)
     described = [
         {
-            "rows": made.rows,
-            "width": made.width,
-            "seed": made.seed,
-            "bucket_round": made.bucket_round,
-            "sign_round": made.sign_round,
+            "rows": spec.rows,
+            "width": spec.width,
+            "seed": spec.seed,
+            "bucket_round": spec.bucket_round,
+            "sign_round": spec.sign_round,
         }
-        for made, _ in pairs
+        for spec, _ in pairs
     ]
     tables = [table.tolist() for _, table in pairs]
-    found = DecodedRounds.of(pairs).estimate(points()[:40])
-    assert found.tolist() == [reference.estimate(described, tables, item) for item in range(40)]
+    estimates = DecodedRounds.of(pairs).estimate(points()[:40])
+    assert estimates.tolist() == [reference.estimate(described, tables, item) for item in range(40)]
 
 
 @pytest.mark.parametrize("decode", ["median", "mean"])
@@ -97,17 +97,17 @@ def test_tables_of_one_spec_are_added_wherever_they_come() -> None:
     pairs = campaign("hybrid", 3)
     doubled = [*pairs, *reversed(pairs)]
     rounds = DecodedRounds.of(doubled)
-    assert rounds.sketches == tuple(made for made, _ in pairs)
+    assert rounds.sketches == tuple(spec for spec, _ in pairs)
     assert np.array_equal(rounds.tables, 2 * np.stack([table for _, table in pairs]))
 
 
 def test_rounds_leave_the_tables_they_are_given_alone() -> None:
     pairs = campaign("shared", 3)
-    kept = [table.copy() for _, table in pairs]
+    copies = [table.copy() for _, table in pairs]
     rounds = DecodedRounds.of(pairs)
     rounds.estimate(points())
     rounds.subtract(points(), np.ones((1, ITEMS)))
-    assert all(np.array_equal(table, copy) for (_, table), copy in zip(pairs, kept, strict=True))
+    assert all(np.array_equal(table, copy) for (_, table), copy in zip(pairs, copies, strict=True))
 
 
 def test_the_order_of_rounds_does_not_matter() -> None:
@@ -133,9 +133,9 @@ def test_rounds_of_different_campaigns_are_refused(other: CountSketch) -> None:
 
 
 def test_a_table_of_another_shape_and_no_table_at_all_are_refused() -> None:
-    ((made, table),) = campaign("shared", 1)
+    ((spec, table),) = campaign("shared", 1)
     with pytest.raises(MismatchError, match="must be"):
-        DecodedRounds.of([(made, table[:, :-1])])
+        DecodedRounds.of([(spec, table[:, :-1])])
     with pytest.raises(MismatchError, match="at least one"):
         DecodedRounds.of([])
 
@@ -158,14 +158,14 @@ def test_one_round_of_several_is_that_round_alone() -> None:
 def test_subtracting_every_item_leaves_nothing(kind: Kind) -> None:
     rng = np.random.default_rng(SEED)
     counts = rng.integers(0, 1000, (4, ITEMS)) + rng.integers(0, GRID, (4, ITEMS)) / GRID
-    made = [sketch(kind, round) for round in range(4)]
+    sketches = [sketch(kind, round) for round in range(4)]
     whole = [
         (s, s.encode(np.arange(ITEMS), np.rint(c * GRID).astype(np.int64)) / GRID)
-        for s, c in zip(made, counts, strict=True)
+        for s, c in zip(sketches, counts, strict=True)
     ]
     rounds = DecodedRounds.of(whole)
-    taken = counts.sum(axis=0, keepdims=True) if kind == "shared" else counts
-    assert not rounds.subtract(points(), taken).tables.any()
+    removed = counts.sum(axis=0, keepdims=True) if kind == "shared" else counts
+    assert not rounds.subtract(points(), removed).tables.any()
     assert rounds.tables.any()
 
 
@@ -173,10 +173,10 @@ def test_readings_are_sign_times_cell() -> None:
     pairs = campaign("hybrid", 2, rows=3)
     readings = DecodedRounds.of(pairs).readings(points())
     assert readings.shape == (2, 3, ITEMS)
-    for round, (made, table) in enumerate(pairs):
+    for round, (spec, table) in enumerate(pairs):
         for row in range(3):
-            cells = plain.cells(plain.evaluate(made.buckets[row], points()), made.width)
-            signs = plain.sign_of(plain.evaluate(made.signs[row], points()), made.sign_bit)
+            cells = plain.cells(plain.evaluate(spec.buckets[row], points()), spec.width)
+            signs = plain.sign_of(plain.evaluate(spec.signs[row], points()), spec.sign_bit)
             assert np.array_equal(readings[round, row], signs * table[row, cells])
 
 
@@ -196,8 +196,8 @@ def test_seventy_rounds_of_hybrid_signs_count_a_lone_item_exactly() -> None:
     running = Running(points()[:1], rows=5, fresh=False)
     pairs = []
     for round in range(MANY):
-        made = sketch("hybrid", round)
-        pairs.append((made, made.encode(np.array([0]), np.array([round + 1]))))
+        spec = sketch("hybrid", round)
+        pairs.append((spec, spec.encode(np.array([0]), np.array([round + 1]))))
         running.add(*pairs[-1])
     total = MANY * (MANY + 1) / 2
     assert DecodedRounds.of(pairs).estimate(points()[:1]).tolist() == [total]
@@ -207,9 +207,9 @@ def test_seventy_rounds_of_hybrid_signs_count_a_lone_item_exactly() -> None:
 def hybrid_signs(rounds: list[int], rows: int, items: int) -> I64:
     """Signs of items, (rounds, rows, items)."""
     some = sketch("hybrid", 0).points(np.arange(items))
-    made = [sketch("hybrid", round, rows) for round in rounds]
+    sketches = [sketch("hybrid", round, rows) for round in rounds]
     return np.array(
-        [[plain.sign_of(plain.evaluate(h, some), s.sign_bit) for h in s.signs] for s in made]
+        [[plain.sign_of(plain.evaluate(h, some), s.sign_bit) for h in s.signs] for s in sketches]
     )
 
 
