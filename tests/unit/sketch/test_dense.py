@@ -73,9 +73,9 @@ def places(sketch: DenseSketch) -> list[list[tuple[int, int]]]:
         key, first, second = (int(word) for word in words)
         keys = (first % 2**32, second % 2**32)
         if sketch.placing == "hashed":
-            words = [scattered(key, i + 1) for i in range(sketch.length)]
+            hashes = [scattered(key, i + 1) for i in range(sketch.length)]
             cells_and_signs.append(
-                [(word * sketch.width >> 64, 1 - 2 * (word & 1)) for word in words]
+                [(word * sketch.width >> 64, 1 - 2 * (word & 1)) for word in hashes]
             )
             continue
         chunks = -(-sketch.length // sketch.width)
