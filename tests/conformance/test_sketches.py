@@ -203,7 +203,7 @@ def check_a_lone_value_is_read_exactly(sketch: Sketch) -> None:
 
 
 def check_sensitivity(sketch: Sketch) -> None:
-    """No contribution of so many values leaves the stated norms; `unit_cells` is exact."""
+    """No contribution of this many values exceeds the stated norms; `unit_cells` is exact."""
 
     @settings(max_examples=EXAMPLES_EACH)
     @given(st.lists(st.integers(0, DOMAIN - 1), min_size=1, max_size=6))

@@ -132,7 +132,7 @@ def test_noise_that_is_five_per_cent_off_is_caught(exact: bool) -> None:
 
 def test_decoding_keeps_the_deviation() -> None:
     """A coordinate is `rows` cells by √rows; they are shared by coordinates, so a table is measured
-    in place of what is decoded: its mean square, by what `Seen` says. False alarm 1e-6."""
+    in place of what is decoded: its mean square. False alarm 1e-6."""
     design = replace(DESIGN, compression=FixedRate(rate=2.0))
     campaign = TrainingCampaign.begin(design)
     dense = campaign.dense
