@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 
-def quick(cases: Iterable[Any], *kept: Any) -> list[Any]:
-    """Every case, for `parametrize`; those that are not kept are slow."""
-    return [case if case in kept else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+def quick(cases: Iterable[Any], *defaults: Any) -> list[Any]:
+    """Every case, for `parametrize`; all but the `defaults` are slow."""
+    return [
+        case if case in defaults else pytest.param(case, marks=pytest.mark.slow) for case in cases
+    ]

@@ -29,7 +29,7 @@ REPORTS = 10  # of each kind
 RNG = np.random.default_rng(SEED)
 
 
-def task(sketch: Any, bits: int, items: int = 1, mechanism: Any = None) -> Task:
+def make_task(sketch: Any, bits: int, items: int = 1, mechanism: Any = None) -> Task:
     return Task(
         sketch=sketch,
         mechanism=mechanism or NoNoise(),
@@ -40,53 +40,53 @@ def task(sketch: Any, bits: int, items: int = 1, mechanism: Any = None) -> Task:
     )
 
 
-ONE_HOT = task(OneHot(categories=50), 13, items=2)
-COUNT = task(CountSketch(rows=5, width=16, seed=SEED), 13, items=2)
+ONE_HOT = make_task(OneHot(categories=50), 13, items=2)
+COUNT = make_task(CountSketch(rows=5, width=16, seed=SEED), 13, items=2)
 KEYS = InvertibleSketch(
     keys=TextKeys(length=8), rows=3, width=16, count_bits=10, check_bits=20, seed=SEED
 )
-LISTED = task(KEYS, KEYS.word_bits, mechanism=best_list(0.5, epsilon=1.0, delta=1e-6))
+LISTED = make_task(KEYS, KEYS.word_bits, mechanism=best_list(0.5, epsilon=1.0, delta=1e-6))
 VECTORS = VectorSketch(length=20, clip=1.0, bound=1.0, scale=1_000.0)
-VECTOR = task(VECTORS, 24)
+VECTOR = make_task(VECTORS, 24)
 DIRECT = LocalTask(randomizer=DirectResponse(epsilon=2.0, categories=9), cohort="everybody")
 HASHED = LocalTask(
     randomizer=HashedResponse(epsilon=1.0, rows=3, width=3, seed=2), cohort="everybody"
 )
 
 
-def sealed(asked: Task, table: I64) -> bytes:
-    assert isinstance(asked.aggregation, Plain)
-    return asked.aggregation.seal(table)
+def sealed(task: Task, table: I64) -> bytes:
+    assert isinstance(task.aggregation, Plain)
+    return task.aggregation.seal(table)
 
 
-def cells(asked: Task, **places: int) -> bytes:
+def cells(task: Task, **places: int) -> bytes:
     """A message with these values in some cells, by their numbers, and zeros elsewhere."""
-    table = np.zeros(asked.cells, dtype=np.int64)
+    table = np.zeros(task.cells, dtype=np.int64)
     for place, value in places.items():
         table[int(place.removeprefix("at"))] = value
-    return sealed(asked, table)
+    return sealed(task, table)
 
 
-def noise(asked: Task | LocalTask) -> bytes:
+def noise(task: Task | LocalTask) -> bytes:
     """Random bytes of the right length, and with the right end."""
-    message = RNG.bytes(asked.message_bytes)
-    used = asked.cells * asked.aggregation.modulus_bits % 8 if isinstance(asked, Task) else 0
+    message = RNG.bytes(task.message_bytes)
+    used = task.cells * task.aggregation.modulus_bits % 8 if isinstance(task, Task) else 0
     return message[:-1] + bytes([message[-1] & ((1 << used or 256) - 1)])
 
 
-def honest(asked: Task | LocalTask, number: int) -> bytes:
+def honest(task: Task | LocalTask, number: int) -> bytes:
     rng = SeededRng(number)
-    if isinstance(asked, LocalTask):
-        items: Any = [number % 9] if asked is DIRECT else [f"word {number}"]
-        return local_report(asked, items, rng=rng).to_bytes()
+    if isinstance(task, LocalTask):
+        items: Any = [number % 9] if task is DIRECT else [f"word {number}"]
+        return local_report(task, items, rng=rng).to_bytes()
     values: Any = np.array([number % 50])
-    if asked is LISTED:
+    if task is LISTED:
         values = [f"word {number}"]
-    if asked is COUNT:
+    if task is COUNT:
         values = [f"word {number}", f"other {number}"]
-    if asked is VECTOR:
+    if task is VECTOR:
         values = VECTORS.tables(RNG.normal(size=(1, 20)), rng=rng)
-    return report(asked, values, rng=rng).to_bytes()
+    return report(task, values, rng=rng).to_bytes()
 
 
 Forgery = Callable[[], bytes]
@@ -119,31 +119,31 @@ TABLES: dict[str, tuple[Task | LocalTask, Forgery]] = {
 }
 
 
-def sent(asked: Task | LocalTask, message: bytes) -> bytes:
-    return Report(asked.id, RNG.bytes(16), message).to_bytes()
+def to_report(task: Task | LocalTask, message: bytes) -> bytes:
+    return Report(task.id, RNG.bytes(16), message).to_bytes()
 
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_what_no_device_could_have_said_is_not_counted(kind: str) -> None:
-    asked, forge = TABLES[kind]
-    collector, untouched = Collector(asked), Collector(asked)
-    good = [honest(asked, number) for number in range(REPORTS)]
-    bad = [sent(asked, forge()) for _ in range(REPORTS)]
+    task, forge = TABLES[kind]
+    collector, untouched = Collector(task), Collector(task)
+    good = [honest(task, number) for number in range(REPORTS)]
+    bad = [to_report(task, forge()) for _ in range(REPORTS)]
     collector.add([report for pair in zip(good, bad, strict=True) for report in pair])
     untouched.add(good)
     assert collector.rejected == {Rejection.IMPOSSIBLE: REPORTS}
     assert untouched.rejected == {}
     assert collector.batch.count == untouched.batch.count == REPORTS
-    if isinstance(asked, Task):
+    if isinstance(task, Task):
         assert np.array_equal(collector.batch.total, untouched.batch.total)
     else:
         assert collector.batch.records == untouched.batch.records
 
 
-@pytest.mark.parametrize("asked", [ONE_HOT, COUNT, LISTED, VECTOR, DIRECT, HASHED])
-def test_what_is_no_report_is_not_counted(asked: Task | LocalTask) -> None:
-    good = honest(asked, 1)
-    other = ONE_HOT.id if asked is not ONE_HOT else COUNT.id
+@pytest.mark.parametrize("task", [ONE_HOT, COUNT, LISTED, VECTOR, DIRECT, HASHED])
+def test_what_is_no_report_is_not_counted(task: Task | LocalTask) -> None:
+    good = honest(task, 1)
+    other = ONE_HOT.id if task is not ONE_HOT else COUNT.id
     bad = {
         b"": Rejection.MALFORMED,
         good[: HEADER_BYTES - 1]: Rejection.MALFORMED,
@@ -153,6 +153,6 @@ def test_what_is_no_report_is_not_counted(asked: Task | LocalTask) -> None:
         good[:1] + bytes.fromhex(other) + good[33:]: Rejection.WRONG_TASK,
     }
     for data, reason in bad.items():
-        collector = Collector(asked)
+        collector = Collector(task)
         collector.add([data])
         assert (collector.rejected, collector.batch.count) == ({reason: 1}, 0)

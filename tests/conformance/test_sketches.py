@@ -114,14 +114,14 @@ def check_possible_tables(sketch: Sketch) -> None:
 
     @settings(max_examples=EXAMPLES_EACH)
     @given(st.sets(st.integers(0, DOMAIN - 1), max_size=4), st.integers(1, 2**20))
-    def told_apart(held: set[int], chance: int) -> None:
-        table, most = sketch.encode(array(sorted(held))), max(len(held), 1)
+    def distinguish(items: set[int], chance: int) -> None:
+        table, most = sketch.encode(array(sorted(items))), max(len(items), 1)
         noise = np.random.default_rng(chance).integers(-(2**20), 2**20, table.shape)
         heavy = (most + 1) * sketch.encode(array([chance % DOMAIN]))
         tables = np.stack([table, heavy, noise])
         assert sketch.possible(tables, most).tolist() == [True, False, False]
 
-    told_apart()
+    distinguish()
 
 
 def check_many_are_one_by_one(sketch: Sketch) -> None:
@@ -218,7 +218,7 @@ def check_a_lone_value_is_read_exactly(sketch: Sketch) -> None:
 
 
 def check_sensitivity(sketch: Sketch) -> None:
-    """No contribution of so many values leaves the stated norms; `unit_cells` is exact."""
+    """No contribution of this many values exceeds the stated norms; `unit_cells` is exact."""
 
     @settings(max_examples=EXAMPLES_EACH)
     @given(st.lists(st.integers(0, DOMAIN - 1), min_size=1, max_size=6))

@@ -32,7 +32,7 @@ NAMES = (
 )
 
 
-SERVED = ("ingest", "rounds", "pages")  # which start collectors, fleets and browsers
+SERVED = ("ingest", "rounds", "pages")  # start collectors, fleets and browsers
 
 
 LONG = ("simulate", "clients", "dense", "refined", "coverage", "secure")

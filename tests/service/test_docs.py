@@ -54,8 +54,8 @@ def test_a_plain_link_is_not_a_load() -> None:
 
 @pytest.mark.slow
 def test_the_readme_shows_what_the_demo_prints() -> None:
-    shown = dict(console(words(ROOT / "README.md")))["make demo"]
+    transcript = dict(console(words(ROOT / "README.md")))["make demo"]
     _, printed = run("sfumato demo")
     # What devices hold is the same each time, and their noise is not.
-    want, got = (re.sub(r"\d[\d,]*\.\d", "#", text) for text in (shown, printed))
+    want, got = (re.sub(r"\d[\d,]*\.\d", "#", text) for text in (transcript, printed))
     assert doctest.OutputChecker().check_output(want, got, SAME), printed

@@ -158,7 +158,7 @@ def test_every_randomizer_is_audited() -> None:
 
 
 def word_bound(search: Any, words: tuple[str, str]) -> float:
-    """A lower bound on what the records of these searches, of two cells each, betray."""
+    """A lower bound on the epsilon of the records of these searches, of two cells each."""
     samples = []
     for seed, word in enumerate(words):
         codes, _ = search.codes(pa.array([word]))

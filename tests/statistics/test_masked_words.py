@@ -1,8 +1,8 @@
-"""What a device sends of a table of zeros is noise to everybody who lacks its keys.
+"""The masked table of a device with zeros is noise to everybody without its keys.
 
-Tables are sparse, so that an attacker knows most cells: what the masks show there must say nothing
-about the rest. Two tests on the words of real devices: chi-square on their bytes, and the linear
-complexity of their lowest bits, which a Mersenne Twister gives away however many masks are summed.
+Tables are sparse, so an attacker knows most cells: the masks there must reveal nothing about the
+rest. Two tests on the words of real devices: chi-square on their bytes, and the linear complexity
+of their lowest bits, which a Mersenne Twister gives away however many masks are summed.
 
 Linear complexity: of the 2^n sequences of n bits, 2^min(2n − 2c, 2c − 1) have complexity c ≥ 1
 (Rueppel 1986), so that of random bits it is n/2 but for |c − n/2| ≥ d with probability below

@@ -65,7 +65,7 @@ def vectors_of(tail: str, norm: float, dimensions: int, seed: int) -> F64:
 
 @dataclass(frozen=True)
 class Answer:
-    """A campaign's end: what it gave, and its tables."""
+    """The result of a campaign, and its tables."""
 
     estimate: MeanEstimate
     answers: list[NoisedSum]
@@ -113,7 +113,7 @@ def answer_of(design: MeanDesign, vectors: F64, seed: int) -> Answer:
 
 @lru_cache(maxsize=8)
 def campaigns(tail: str, understated: float = 1.0) -> list[Answer]:
-    """Runs of adapt_norm; `understated` makes it take the norm for so many times smaller."""
+    """Runs of adapt_norm; `understated` divides the norm by this factor."""
     design = replace(DESIGN, relative_error=min(1.0, DESIGN.relative_error * understated**2))
     return [
         answer_of(design, vectors_of(tail, NORM, DIMENSIONS, seed), seed) for seed in range(RUNS)
@@ -179,7 +179,8 @@ def small_campaigns() -> list[Answer]:
 
 
 def along_the_mean(share: int) -> list[float]:
-    """How far runs go along the true mean, of which 1 is all the way; of so many coordinates."""
+    """The projection of runs on the true mean, relative to its length; with this many
+    coordinates."""
     return [
         float(top(answer.estimate.mean.astype(np.float32), share) @ answer.truth)
         / float(answer.truth @ answer.truth)

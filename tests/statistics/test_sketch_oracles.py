@@ -1,4 +1,4 @@
-"""What theory says of count sketches: bias, variance, rounds, and the ordering of paper 000.
+"""Theory of count sketches: bias, variance, rounds, and the ordering of paper 000.
 
 Exhaustive tests need every hash function there is on a few points. `realise` finds polynomials
 that act on those points as a given table of cells and signs does, so that the library's own
@@ -68,7 +68,7 @@ def cubics(items: int) -> dict[Row, U64]:
 
 
 def realise(cells: Sequence[Row], signs: Sequence[Row], width: int) -> tuple[U64, U64]:
-    """Polynomials, one a row, that act on POINTS as these tables do."""
+    """Polynomials, one per row, that act on POINTS as these tables do."""
     buckets = np.stack([lines(width, len(row))[row] for row in cells])
     return buckets, np.stack([cubics(len(row))[row] for row in signs])
 
@@ -76,7 +76,8 @@ def realise(cells: Sequence[Row], signs: Sequence[Row], width: int) -> tuple[U64
 def by_library(
     cells: Sequence[Row], signs: Sequence[Sequence[Row]], width: int, counts: Sequence[Row]
 ) -> tuple[list[list[list[int]]], list[float]]:
-    """Tables of each round and decoded totals, by the library: one set of cells, signs a round."""
+    """Tables of each round and decoded totals, by the library: one set of cells, signs per
+    round."""
     points = POINTS[: len(counts[0])]
     buckets, _ = realise(cells, signs[0], width)
     sign_blocks = [realise(cells, each, width)[1] for each in signs]
@@ -268,7 +269,7 @@ def test_a_variance_that_is_off_by_five_per_cent_is_caught() -> None:
 
 
 def at_most(successes: int, trials: int, probability: float, false_alarm: float = 1e-6) -> bool:
-    """Whether so many successes are likely enough when `probability` is the most there may be."""
+    """Whether this many successes are likely enough if `probability` is the largest possible."""
     return bool(stats.binom.sf(successes - 1, trials, probability) >= false_alarm)
 
 

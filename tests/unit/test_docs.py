@@ -5,7 +5,7 @@ examples. In README.md and docs/guides a page is a folder: each fenced block wit
 ```toml title="study.toml", is a file in it, and the ```console blocks are run there from top to
 bottom. A line `$ sfumato …` is a command; what follows, up to the next `$`, is what it prints,
 stdout and stderr together. `...` stands for anything and white space does not matter, as in a
-doctest. A command must succeed unless it is shown to print `error:`. Other commands
+doctest. A command must succeed unless it is output to print `error:`. Other commands
 (`$ make demo`) are not run.
 """
 
@@ -74,14 +74,14 @@ def disagreement(page: str) -> str | None:
     """What is wrong with the first console example of a page that does not do what it shows."""
     for name, content in titled(page).items():
         Path(name).write_text(content, encoding="utf-8")
-    for command, shown in console(page):
+    for command, output in console(page):
         if not command.startswith("sfumato "):
             continue
         code, printed = run(command)
-        if (code != 0) != ("error:" in shown):
+        if (code != 0) != ("error:" in output):
             return f"$ {command}\nexit code {code}\n{printed}"
-        if not doctest.OutputChecker().check_output(shown, printed, SAME):
-            return f"$ {command}\nshown:\n{shown}\nprinted:\n{printed}"
+        if not doctest.OutputChecker().check_output(output, printed, SAME):
+            return f"$ {command}\nshown:\n{output}\nprinted:\n{printed}"
     return None
 
 
@@ -119,21 +119,21 @@ def test_console_examples_print_what_they_show(
         "$ sfumato nonsense\n...\n",
         "$ sfumato --version\nerror: ...\n",
     ],
-    ids=["other output", "a failure not shown", "a failure shown that is none"],
+    ids=["other output", "a failure not output", "a failure output that is none"],
 )
 def test_a_console_example_that_is_wrong_is_caught(example: str) -> None:
     assert disagreement(f"```console\n{example}```\n") is not None
 
 
 def test_console_examples_are_found() -> None:
-    found = [command for page in PAGES for command, _ in console(words(page))]
-    assert sum(command.startswith("sfumato ") for command in found) >= 8
+    examples = [command for page in PAGES for command, _ in console(words(page))]
+    assert sum(command.startswith("sfumato ") for command in examples) >= 8
 
 
 @pytest.mark.parametrize("page", ["reference/cli.md", "architecture.md", "concepts/refined.md"])
 def test_a_generated_page_is_up_to_date(page: str) -> None:
-    wanted = generator().expected_pages()[DOCS / page]
-    assert (DOCS / page).read_text(encoding="utf-8") == wanted, "run scripts/generate_docs"
+    expected = generator().expected_pages()[DOCS / page]
+    assert (DOCS / page).read_text(encoding="utf-8") == expected, "run scripts/generate_docs"
 
 
 def test_every_command_and_option_is_in_the_guides() -> None:
@@ -178,8 +178,8 @@ def test_every_rejection_is_in_the_data_flow() -> None:
 
 def test_every_table_of_a_collector_and_of_a_device_is_in_the_data_flow() -> None:
     text = words(DOCS / "DATA_FLOW.md")
-    made = re.compile(r"CREATE TABLE (?:IF NOT EXISTS )?(\w+)")
-    device, collector = made.findall(str(box._TABLES)), table_names()
+    statement = re.compile(r"CREATE TABLE (?:IF NOT EXISTS )?(\w+)")
+    device, collector = statement.findall(str(box._TABLES)), table_names()
     assert {"state", "round"} <= set(device)
     assert {"upload", "round"} <= set(collector)
     for heading, tables in (("A device's file", device), ("The store's tables", collector)):

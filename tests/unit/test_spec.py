@@ -1,4 +1,4 @@
-"""Specs: canonical JSON, digests, and what is refused."""
+"""Specs: canonical JSON, digests, and refused values."""
 
 from __future__ import annotations
 
@@ -457,7 +457,7 @@ def test_an_unknown_kind_is_refused_with_the_kinds_there_are(kind: object) -> No
 
 @pytest.mark.parametrize("part", ["sketch", "mechanism", "aggregation"])
 def test_a_part_of_another_kind_than_its_place_asks_for_is_refused(part: str) -> None:
-    """Only the part's own kinds fit: a sketch is no mechanism, and a budget is neither."""
+    """Only the part's own kinds fit: a sketch is not a mechanism, and a budget is neither."""
     fitting = {"sketch": "one_hot", "mechanism": "no_noise", "aggregation": "plain"}
     for kind in {*fitting.values(), "budget", "task"} - {fitting[part]}:
         with pytest.raises(SpecError, match=part):

@@ -146,13 +146,13 @@ class Admission:
         if not self._fits(size - HEADER_BYTES):
             verdicts[ours] = _VERDICTS[Rejection.MALFORMED]
         elif ours.any():
-            messages, found = reports[ours, HEADER_BYTES:], verdicts[ours]
+            messages, reasons = reports[ours, HEADER_BYTES:], verdicts[ours]
             ends = self._ends(messages)
-            found[~ends] = _VERDICTS[Rejection.MALFORMED]
-            found[ends] = np.where(
+            reasons[~ends] = _VERDICTS[Rejection.MALFORMED]
+            reasons[ends] = np.where(
                 self._possible(messages[ends]), 0, _VERDICTS[Rejection.IMPOSSIBLE]
             )
-            verdicts[ours] = found
+            verdicts[ours] = reasons
         return verdicts
 
 

@@ -88,10 +88,10 @@ bits = st.integers(0, 39).map(lambda place: (1 << place).to_bytes(5, "little"))
 
 
 @given(st.lists(lengths | bits, min_size=1, max_size=30))
-def test_tables_are_judged_as_one_by_one(said: list[bytes]) -> None:
-    sent = [as_sent(message, TABLE) for message in said]
-    one_by_one = [reason for data in sent if (reason := reason_of(TABLE, data)) is not None]
-    assert reasons(TABLE, sent) == Counter(one_by_one)
+def test_tables_are_judged_as_one_by_one(messages: list[bytes]) -> None:
+    batch = [as_sent(message, TABLE) for message in messages]
+    one_by_one = [reason for data in batch if (reason := reason_of(TABLE, data)) is not None]
+    assert reasons(TABLE, batch) == Counter(one_by_one)
 
 
 def test_what_devices_send_is_admitted() -> None:

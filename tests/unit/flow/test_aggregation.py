@@ -30,8 +30,8 @@ def tables(draw: st.DrawFn) -> tuple[int, I64]:
 def test_every_width_packs_and_unpacks(bits: int) -> None:
     half = 1 << (bits - 1)
     edges = np.array([0, 1, -1, half - 1, -half, half // 2], dtype=np.int64)
-    drawn = np.random.default_rng(SEED).integers(-half, half, size=50)
-    table = np.concatenate([edges, drawn])
+    values = np.random.default_rng(SEED).integers(-half, half, size=50)
+    table = np.concatenate([edges, values])
     plain = Plain(modulus_bits=bits)
     message = plain.seal(table)
     assert len(message) == -(-table.size * bits // 8)

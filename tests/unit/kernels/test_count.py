@@ -211,7 +211,7 @@ def test_kernels_write_to_none_of_their_inputs(twin: Any) -> None:
 
 
 def test_many_items_in_threads_give_what_they_give_in_one() -> None:
-    """Sizes past the point where work is cut into pieces, one a core."""
+    """Sizes past the point where work is cut into one piece per core."""
     rng = np.random.default_rng(SEED)
     count = 3 * kernels.PIECE + 17
     points = elements(rng, count)

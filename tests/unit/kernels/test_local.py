@@ -1,6 +1,6 @@
-"""The loops of local privacy, compiled and in numpy: equal bit for bit, and equal to what they say.
+"""The loops of local privacy, compiled and in numpy: equal bit for bit, and to their definition.
 
-What each loop computes is written out once more here, slowly: lanes one by one, hash functions in
+Each loop is written out once more here, slowly: lanes one by one, hash functions in
 Python's whole numbers, Hadamard's matrix in full.
 """
 
@@ -172,7 +172,7 @@ def test_a_number_that_equals_the_probability_is_not_below_it(twin: Any) -> None
 @pytest.mark.parametrize("twin", TWINS, ids=["compiled", "plain"])
 @pytest.mark.parametrize("size", [1, 4, 9, 30])
 def test_words_that_were_not_used_up_go_on_where_it_stopped(twin: Any, size: int) -> None:
-    """Give the words piece by piece, what is unused first: the bits are those of one call."""
+    """Give the words piece by piece, unused ones first: the bits are those of one call."""
     rng = np.random.default_rng([SEED, size])
     digits, words = PROBABILITIES["a ninth"], all_words(rng, 300 * size)
     whole = np.empty(size, dtype=np.uint64)
@@ -313,7 +313,7 @@ def test_sixteen_bits_are_filled_to_the_brim() -> None:
 @pytest.mark.parametrize("row_bytes", [1, 2, 3, 4])
 @pytest.mark.parametrize("count", [0, 1, 1000])
 def test_counted_rows_are_the_same(count: int, row_bytes: int) -> None:
-    """Rows that there are not are told and not counted."""
+    """Rows that do not exist are returned and not counted."""
     rng = np.random.default_rng([SEED, count, row_bytes])
     records = rng.integers(0, 256, (count, row_bytes + 3), dtype=np.uint8)
     records[:, 1:row_bytes] = rng.integers(0, 2, (count, row_bytes - 1))

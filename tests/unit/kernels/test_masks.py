@@ -233,7 +233,7 @@ def test_an_accumulator_of_another_kind_is_refused(total: Any, message: str) -> 
 def test_keys_and_signs_that_cannot_be_are_refused(
     pairs: Any, signs: list[int], message: str
 ) -> None:
-    """Nothing is added, and no key is told."""
+    """Nothing is added, and no key is shown."""
     total = np.zeros(4, np.uint32)
     with pytest.raises(SpecError, match=message) as caught:
         masks.add_streams(total, [(bytes(16), bytes(16)), *pairs], [1, *signs])

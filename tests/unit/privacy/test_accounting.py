@@ -1,4 +1,4 @@
-"""Epsilon is what it is said to be: golden numbers, brute force, and never less than the truth."""
+"""Epsilon is as claimed: golden numbers, brute force, and never less than the truth."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from unit.privacy import exact
 
 SIGMA = 9.446669  # golden G8: epsilon 1, delta 1e-6, five rows
 DELTA = 1e-6
-SLACK = 5e-4  # what rounding losses up may add: an interval a cell, 5e-4 in all
-ROOT = 1e-11  # to which the oracle finds an epsilon
-CUT = 1e-14  # what cutting tails off may add to delta: 1e-15 a composition
+SLACK = 5e-4  # most that rounding up may add: one interval per cell, 5e-4 in all
+ROOT = 1e-11  # precision of the oracle's epsilon
+CUT = 1e-14  # most that cutting tails may add to delta: 1e-15 per composition
 
 
 def units(noise: Noise, scale: float, cells: int) -> AdditiveLoss:
@@ -140,7 +140,7 @@ def test_several_items_never_cost_more_than_claimed(
 
 
 def test_the_norm_of_different_cells_would_not_cover_items_in_one() -> None:
-    """The negative control: l2 = √items·√rows, which holds only if items never meet in a cell."""
+    """The negative control: l2 = √items·√rows, which holds only if items never collide."""
     wrong = bounded("gaussian", 5.0, Norms(l1=3.0, l2=math.sqrt(3)))
     claim = epsilon_of([wrong], DELTA)
     assert exact.delta_of_shift("gaussian", 5.0, (3, 0), claim, 75) > DELTA

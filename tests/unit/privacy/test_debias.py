@@ -62,7 +62,7 @@ def zipf(devices: int, items: int) -> I64:
 
 
 def tallied(randomizer: Any, counts: I64, run: int) -> tuple[Tally, npt.NDArray[Any]]:
-    """What so many devices with these items send, under hash functions of this run."""
+    """The tally of devices with these items, under the hash functions of this run."""
     one = randomizer if isinstance(randomizer, DirectResponse) else replace(randomizer, seed=run)
     values = one.values(np.arange(counts.size))
     tally = Tally(one)
@@ -72,7 +72,7 @@ def tallied(randomizer: Any, counts: I64, run: int) -> tuple[Tally, npt.NDArray[
 
 @dataclass(frozen=True)
 class ErrorSamples:
-    """What many runs gave, (runs, items)."""
+    """The errors of many runs, (runs, items)."""
 
     errors: F64
     standard_errors: F64
@@ -119,8 +119,9 @@ UNLISTED = np.array([30_000, 20_000, 10_000])
 
 @cache
 def complete(name: str, collision_aware: bool) -> ErrorSamples:
-    """A dictionary that lists everything. Aware with 64 rows; plain with 512, since with 64 an item
-    meets the most common one once or twice, which no normal interval describes."""
+    """A dictionary that lists everything. Collision-aware with 64 rows; plain with 512, since with
+    64 an item collides with the most common one once or twice, which no normal interval
+    describes."""
     randomizer = sized(64 if collision_aware else 512)[name]
     return error_samples(
         randomizer, zipf(DEVICES, ITEMS), ITEMS, collision_aware=collision_aware, runs=RUNS
@@ -231,7 +232,7 @@ def test_plain_errors_do_not_grow_with_the_dictionary(items: int) -> None:
 
 
 def test_an_item_s_own_devices_are_not_taken_for_others_that_it_meets() -> None:
-    """The most common item has the least to meet: by the formula its error is 1.4 times smaller
+    """The most common item has the fewest collisions: by the formula its error is 1.4 times smaller
     than a rare item's, and the stated one must be within 10% of the formula's."""
     counts = zipf(DEVICES, ITEMS).astype(np.float64)
     others = float(np.sum(counts**2)) - counts**2
@@ -274,8 +275,8 @@ def test_collisions_solved_for_leave_no_bias(name: str) -> None:
 
 @pytest.mark.parametrize("name", quick(HASHED, "hashed"))
 def test_items_not_solved_for_are_low_by_a_tenth_of_their_error_at_most(name: str) -> None:
-    """What is solved for takes up a little of what is not: about solved/cells of it. False alarm
-    6e-7: five standard errors (0.02) beyond that tenth."""
+    """Solving absorbs a little of the other counts: about solved/cells of them. False alarm 6e-7:
+    five standard errors (0.02) beyond that tenth."""
     result = complete(name, True)
     rare = result.deviations[:, int(result.solved) :]
     allowed = 5 * together(ITEMS) / math.sqrt(rare.size)
@@ -620,8 +621,8 @@ def test_intervals_cover_over_many_more_runs(name: str) -> None:
 
 
 def ratio_of_few(oracle: HashedResponse, *, as_before: bool = False) -> float:
-    """Mean square of what 36 records read of items that nobody holds, over what it says it is.
-    `as_before`: as if all rows had records, and 140 items were few among their cells."""
+    """Mean square of 36 records' estimates of items that nobody holds, relative to the stated
+    variance. `as_before`: as if all rows had records, and 140 items were few among their cells."""
     items = oracle.values([f"item {place}" for place in range(140)])
     ratios = []
     for run in range(60):
@@ -640,8 +641,8 @@ def ratio_of_few(oracle: HashedResponse, *, as_before: bool = False) -> float:
 
 @pytest.mark.slow
 def test_items_that_no_longer_stand_out_once_solved_for_stay_solved_for() -> None:
-    """A second look may find none of those that the first look solved for, or find them in another
-    order; what was solved belongs to them all the same."""
+    """A second pass may select none of the items that the first one solved for, or in another
+    order; the solution still belongs to them."""
     oracle = HashedResponse(epsilon=3.6, rows=147, width=38, seed=SEED)
     items = oracle.values([f"item {place}" for place in range(140)])
     solved = 0
@@ -652,13 +653,13 @@ def test_items_that_no_longer_stand_out_once_solved_for_stay_solved_for() -> Non
         assert np.isfinite(estimates.counts).all()
         assert (estimates.standard_error > 0).all()
         solved += "solved for 0 items" not in estimates.decoder
-    assert 10 < solved < 300  # so that both kinds of looks were met
+    assert 10 < solved < 300  # both cases occurred
 
 
 def test_few_records_are_not_solved_for_more_items_than_they_tell_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """36 records fill 36 of 1,120 rows, so that they tell at most 180 cells apart.
+    """36 records fill 36 of 1,120 rows, so they distinguish at most 180 cells.
 
     False alarm: 60 runs have a mean square of 1 with a deviation of about .05 (items of a run err
     together), so 1.5 is beyond chance. The control solves for all 140 items, as was done when all

@@ -19,7 +19,7 @@ from unit.privacy import exact
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
-ROUNDING = 1e-9  # of a sum of probabilities
+ROUNDING = 1e-9  # rounding error of a sum of probabilities
 LAWS = {
     "none": NoiseLaw.none(),
     "laplace, epsilon 0.5": NoiseLaw.of("laplace", 2.0),
@@ -38,7 +38,7 @@ def seen_law(noise: NoiseLaw, counted: F64) -> tuple[I64, F64]:
 
 
 def covered(values: I64, mass: F64, low: F64, high: F64, truth: int, above: int | None) -> float:
-    """The probability that the interval holds the truth, among what is shown."""
+    """The probability that the interval holds the truth, given that the count is shown."""
     visible = values >= (values.min() if above is None else above)
     inside = (low <= truth) & (truth <= high)
     return float(mass[visible & inside].sum() / mass[visible].sum())
@@ -71,7 +71,7 @@ def test_noises_add_as_their_laws_do() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.9, 0.5])
 @pytest.mark.parametrize("name", LAWS)
 def test_sums_are_covered_whatever_the_truth(name: str, share: float) -> None:
-    """At least 95% for every count, and less without the least likely of what is accepted."""
+    """At least 95% for every count, and less without the least likely accepted value."""
     noise, devices = LAWS[name], 60
     respondents = round(share * devices)
     for truth in range(devices + 1):
@@ -85,7 +85,7 @@ def test_sums_are_covered_whatever_the_truth(name: str, share: float) -> None:
 
 
 def test_normal_quantiles_do_not_cover_coarse_noise() -> None:
-    """The control: what intervals were before."""
+    """The control: intervals of an earlier version."""
     noise = LAWS["two rounds"]
     values = np.arange(-noise.reach, noise.reach + 1)
     inside = np.abs(values) <= NORMAL_95 * np.sqrt(noise.variance)

@@ -1,4 +1,4 @@
-"""The ledger refuses before anything is spent, and what it has written stays written."""
+"""The ledger refuses before anything is spent, and its entries are permanent."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_two_openings_of_one_file_see_each_other(path: Path) -> None:
 
 
 def table_loss(length: float) -> AdditiveLoss:
-    """Of a table of real numbers that were rounded, so fine."""
+    """The loss of a table of real numbers, finely rounded."""
     return AdditiveLoss(noise="skellam", scale=length, l1=10 * length, l2=length, unit_cells=0)
 
 
@@ -362,8 +362,8 @@ def a_list(delta: float) -> Callable[[float], ApproximateLoss]:
 
 
 def law(loss: Loss) -> tuple[F64, F64]:
-    """The probabilities of all outcomes, and the privacy loss of each: exact, but that what is
-    beyond the table of masses, below 1e-15, is taken to show everything."""
+    """The probabilities of all outcomes, and the privacy loss of each: exact, except that the mass
+    beyond the table, below 1e-15, is assumed to reveal everything."""
     if isinstance(loss, ApproximateLoss):  # the worst mechanism that is (epsilon, delta)-DP
         truth, lost = 1 / (1 + math.exp(-loss.epsilon)), loss.delta
         chances = np.array([lost, (1 - lost) * truth, (1 - lost) * (1 - truth)])
@@ -486,7 +486,7 @@ def planned(loss: Loss, *losses: Loss, plan: str = "search", times: int = 1) -> 
 
 
 def levels(count: int) -> AdditiveLoss:
-    """So many of these, fixed in advance, take a whole budget of one and fit exactly."""
+    """This many losses, fixed in advance, take a whole budget of one and fit exactly."""
     scale = calibrate(
         "gaussian", l1=float(count), l2=math.sqrt(count), unit_cells=count, epsilon=1.0, delta=DELTA
     )
@@ -521,7 +521,7 @@ def test_nothing_is_allowed_while_a_plan_that_takes_the_whole_budget_goes_on() -
     level = levels(4)
     ledger = Ledger(ONE)
     charged(ledger, ("search", "all", planned(level, level, times=4)))
-    with pytest.raises(BudgetError):  # though one level alone would leave room for it
+    with pytest.raises(BudgetError):  # though one level alone would leave space for it
         ledger.charge(campaign="emoji", cohort="all", task="1", loss=laplace(0.01))
     charged(Ledger(ONE), ("search", "all", level), ("emoji", "all", laplace(0.01)))
 

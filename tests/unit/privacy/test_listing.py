@@ -1,4 +1,4 @@
-"""What may be told of a list of names: exact deltas, and an audit by counting.
+"""Private lists of names: exact deltas, and an audit by enumeration.
 
 Oracles: DIGEST 2D and 2E.
 """
@@ -109,7 +109,7 @@ def test_tails_are_those_of_the_noise_or_above(noise: Any) -> None:
 
 
 def _released(mechanism: ListedAbove, holders: int) -> dict[int, float]:
-    """The law of what is told of one item with so many holders: 0 for nothing."""
+    """The law of the release of one item with this many holders: 0 for nothing."""
     first, mass = 0, np.ones(1)
     if mechanism.noise != "none":
         first, logs = log_mass(mechanism.noise, mechanism.scale)

@@ -43,7 +43,7 @@ U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
-Law = dict[int, Fraction]  # of a record, read as a little-endian number
+Law = dict[int, Fraction]  # law of a record, read as a little-endian number
 
 REPORTS = 1 << 19
 ONE = Fraction(1)
@@ -230,7 +230,8 @@ def assert_law(codes: I64, expected: Law, false_alarm: float = 1e-6) -> None:
 
 
 def missed(expected: Law, true: Law, count: int, false_alarm: float = 1e-6) -> float:
-    """How likely the chi-square test takes `true` for `expected`: its limit, noncentral."""
+    """The probability that the chi-square test accepts `true` as `expected`: the noncentral
+    limit."""
     p = np.array([float(expected[code]) for code in expected])
     q = np.array([float(true[code]) for code in expected])
     shift = count * float(np.sum((q - p) ** 2 / p))
@@ -272,7 +273,7 @@ def test_an_epsilon_five_per_cent_off_is_caught(randomizer: Any) -> None:
 @pytest.mark.parametrize("lag", [1, 4, 64, 256])
 def test_records_are_independent_of_one_another(randomizer: Any, lag: int) -> None:
     """Pairs `lag` apart follow the product law; words and blocks of words are shared by neighbours.
-    False alarm 1e-6. Power: records of which one in thirty repeats its partner are missed with
+    False alarm 1e-6. Power: records that repeat their partner once in thirty are missed with
     probability below 1e-6, which is computed here."""
     value = int(randomizer.values(np.array([0]))[0])
     single = law(randomizer, cells_of(randomizer, value))
@@ -489,8 +490,8 @@ def enumerated(
 ) -> Enumerated:
     """Mean and variance of the plain estimate over hash functions, rows and coins: all of them.
 
-    `keys` is the key of every device; algorithm 4 sets right for collisions, unless the family is
-    one function alone, which has none.
+    `keys` is the key of every device; algorithm 4 corrects for collisions, unless the family is one
+    function alone, which has none.
     """
     count, alone = len(keys), len(family) == 1
     law_of = {own: outputs(kind, epsilon, width, own) for own in range(width)}
@@ -610,7 +611,8 @@ def test_three_wise_independence_is_enough_for_the_variance(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["symmetric", "optimal", "hashed"])
 def test_two_wise_independence_is_enough_for_the_mean_only(kind: str) -> None:
-    """Lines over three elements: who meets one of two others meets both."""
+    """Lines over three elements: an item that collides with one of two others collides with
+    both."""
     moments = enumerated(kind, 2.0, 1, 3, [0, 1], 2, polynomials(1, 3, 3))
     assert moments.mean == pytest.approx(0.0, abs=1e-9)
     assert moments.variance > 1.01 * formula(kind, 2.0, 1, 3, [0, 1], 2)
@@ -751,7 +753,7 @@ SHAPES: list[Any] = [
 
 
 def decoded(randomizer: Any, code: int) -> tuple[int, dict[int, int]] | None:
-    """The row of a record and what it adds to which cells; nothing if it cannot be."""
+    """The row of a record and its contributions to cells; nothing if it is invalid."""
     if isinstance(randomizer, CountMeanSketch):
         row, bits = code & 0xFF, code >> 8
         added = {cell: 1 for cell in range(randomizer.width) if bits >> cell & 1}

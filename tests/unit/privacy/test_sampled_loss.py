@@ -187,7 +187,7 @@ def laws(noise: Noise, scale: float, moved: int) -> F64:
 
 
 def mixtures(noise: Noise, scale: float, probability: float) -> tuple[F64, F64]:
-    """What is shown with a device that is asked by chance, and with one that sends zero."""
+    """The release with a device that is asked by chance, and with one that sends zero."""
     without = laws(noise, scale, 0)
     return (1 - probability) * without + probability * laws(noise, scale, STEP), without
 
@@ -283,8 +283,8 @@ def test_the_exact_delta_of_fixed_cohorts_is_below_the_claimed_one(
 
 
 def test_the_price_of_coins_does_not_cover_cohorts_of_a_fixed_size() -> None:
-    """The negative control: why they cost more. Someone else, who pulls the other way, takes the
-    place of a device that is not asked, so that being asked shows itself."""
+    """The negative control: why they cost more. Another device, which pulls the other way, takes
+    the place of a device that is not asked, so that being asked is visible."""
     loss = table(2.0, length=float(STEP))
     delta = 1e-4
     epsilon = epsilon_of([poisson(loss, 0.5, 2)], delta)

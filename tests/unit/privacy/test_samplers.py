@@ -1,4 +1,4 @@
-"""The samplers are exact: their weights, and what they make of every sequence of words."""
+"""The samplers are exact: their weights, and their value for every sequence of words."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_weights_are_within_the_stated_error_of_the_closed_form(
 def test_log_masses_are_those_of_the_closed_form(noise: str, scale: float) -> None:
     """A logarithm is the difference of two of at most 2**8; floats of that size are 2**-45 apart.
 
-    Below 2**-128 masses have lost digits; no accountant hears of them.
+    Below 2**-128 masses have lost digits; no accountant uses them.
     """
     first, logs = log_mass(noise, scale)
     assert first == -(logs.size // 2)
@@ -171,7 +171,7 @@ def test_every_sequence_of_small_words_is_inverted_exactly(noise: str, scale: fl
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_words_of_six_bits_give_every_value_its_share(noise: str) -> None:
-    """After three words, what a value still lacks of its share is undecided, not misplaced."""
+    """After three words, the missing part of a value's share is undecided, not misplaced."""
     sampler, scale = small_words(noise, 1.0, bits=6), 1.0
     decided, undecided = paths(sampler, depth=3)
     shares: dict[int, Fraction] = {}

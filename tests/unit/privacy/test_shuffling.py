@@ -27,8 +27,8 @@ Bound = Callable[[float, int, float], float]
 Law = dict[tuple[int, ...], float]
 
 FLOAT = 1e-12  # relative: what adding up fewer than a thousand doubles may be off by, and more
-LEFT_OUT = 1e-17  # what an oracle may overlook
-JUST_BELOW = 1 - 1e-4  # an epsilon is found to 1e-6, at a delta of which 1e-6 is set aside
+LEFT_OUT = 1e-17  # mass that an oracle may omit
+JUST_BELOW = 1 - 1e-4  # precision of an epsilon; 1e-6 of delta is set aside
 
 
 def epsilon_of_2021(local_epsilon: float, count: int, delta: float) -> float:
@@ -81,7 +81,7 @@ def true_delta(first: Law, second: Law, epsilon: float) -> float:
 
 
 def response(categories: int, local_epsilon: float) -> F64:
-    """Randomized response: the law of reports of each category, one a row."""
+    """Randomized response: the law of reports of each category, one per row."""
     weights = np.exp(local_epsilon * np.eye(categories))
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
@@ -183,7 +183,7 @@ def test_one_device_alone_gains_only_from_delta() -> None:
 # Against the truth: whole fleets
 
 
-cached_epsilon = lru_cache(shuffled_epsilon)  # fleets of one size are told the same
+cached_epsilon = lru_cache(shuffled_epsilon)  # the same for fleets of one size
 
 
 def fleets() -> Iterator[tuple[float, int, Law, Law]]:

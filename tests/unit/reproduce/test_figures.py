@@ -23,7 +23,7 @@ from tiny_figures import EXPERIMENTS
 
 NAMES = tuple(figures())
 LONG = ("000-fig1", "001-fig2", "004-fig4", "004-new-words")  # seconds each
-DRAWN = quick(NAMES, *(name for name in NAMES if name not in LONG))
+QUICK_NAMES = quick(NAMES, *(name for name in NAMES if name not in LONG))
 TRAINED = tuple(name for name in NAMES if name.startswith(("002", "003")))
 FIELDS = {"figure", "panel", "data", "series", "x_name", "x", "y_name", "y", "y_low", "y_high"}
 FIELDS |= {"y_stderr", "repeats", "seeds"}
@@ -63,7 +63,7 @@ def test_an_unknown_scale_is_refused(name: str) -> None:
         figures()[name].run(unknown, silent)
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", QUICK_NAMES)
 def test_numbers_are_plain_json_and_say_which_data_and_seeds(
     name: str, outcome_of: OutcomeOf
 ) -> None:
@@ -80,7 +80,7 @@ def test_numbers_are_plain_json_and_say_which_data_and_seeds(
             assert 1 <= line["repeats"] <= seeds["last"] - seeds["first"] + 1
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", QUICK_NAMES)
 def test_claims_have_numbers(name: str, outcome_of: OutcomeOf) -> None:
     claims = outcome_of(name).claims
     assert claims
@@ -90,7 +90,7 @@ def test_claims_have_numbers(name: str, outcome_of: OutcomeOf) -> None:
         assert any(character.isdigit() for character in claim.detail)
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", QUICK_NAMES)
 def test_progress_goes_from_nothing_to_everything(
     name: str, make_figure: Callable[[str], tuple[Outcome, list[tuple[str, float]]]]
 ) -> None:
@@ -101,7 +101,7 @@ def test_progress_goes_from_nothing_to_everything(
     assert all(stage for stage, _ in stages)
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", QUICK_NAMES)
 def test_the_picture_has_every_panel_with_names_for_its_axes(
     name: str, outcome_of: OutcomeOf
 ) -> None:
@@ -120,7 +120,7 @@ def test_the_picture_has_every_panel_with_names_for_its_axes(
     assert all(legend is not None and legend.get_texts() for legend in legends)
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", QUICK_NAMES)
 def test_a_missing_matplotlib_is_one_line_with_a_hint(
     name: str, outcome_of: OutcomeOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

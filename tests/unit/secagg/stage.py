@@ -60,7 +60,8 @@ def roster(cohort: int) -> tuple[bytes, ...]:
 
 
 class Stage:
-    """The collector's books and all devices; `leave` says from which phase members are silent."""
+    """The collector's state and all devices; `leave` says from which phase on members are
+    silent."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class Stage:
         self.answers: dict[tuple[Phase, int], bytes] = {}
 
     def takes(self, phase: Phase) -> list[int]:
-        """Who is asked in a phase and still there."""
+        """The remaining members of a phase."""
         members_of_phase: Collection[int] = {
             Phase.ENROL: range(self.round.cohort),
             Phase.SHARE: self.collector.keys,
@@ -106,7 +107,7 @@ class Stage:
         ]
 
     def message_for(self, phase: Phase, member: int) -> bytes:
-        """What an honest collector tells a device in a phase."""
+        """The message of an honest collector to a device in a phase."""
         if phase is Phase.SHARE:
             return self.collector.roster_for(member)
         if phase is Phase.MASK:
@@ -114,7 +115,7 @@ class Stage:
         return b"" if phase is Phase.ENROL else self.collector.survivor_set()
 
     def answer(self, phase: Phase, member: int) -> bytes:
-        """What a device says to it."""
+        """The answer of a device."""
         device, message = self.devices[member], self.message_for(phase, member)
         steps: dict[Phase, Callable[[], bytes]] = {
             Phase.ENROL: device.enrol,
@@ -156,24 +157,24 @@ class Stage:
     def threshold(self) -> int:
         return self.round.parameters(len(self.collector.keys)).threshold
 
-    # What follows is the attacker's.
+    # The attacker's methods.
 
     def set_of(self, members: Iterable[int]) -> bytes:
         return members_to_bytes(set(members), self.round.cohort)
 
     def box(self, source: int, target: int) -> bytes:
-        """What one member sealed for another, as it was heard."""
+        """The box of one member for another, as it was sent."""
         message = self.answers[Phase.SHARE, source]
         return pieces(message, self.neighbours(source), BOX_BYTES)[target]
 
     def share(self, source: int, owner: int) -> bytes:
-        """What one member gave of another's secrets, as it was heard."""
+        """The share of another member's secret that a member sent."""
         return pieces(self.answers[Phase.UNMASK, source], self.devices[source].neighbour_shares)[
             owner
         ]
 
     def words_of(self, victim: int) -> Words:
-        """A victim's masked table, as it was heard."""
+        """A victim's masked table, as it was sent."""
         return self.words_of_message(self.answers[Phase.MASK, victim])
 
     def words_of_message(self, message: bytes) -> Words:
@@ -189,8 +190,8 @@ class Stage:
         label: Callable[[int, int], bytes] = pair_label,
     ) -> I64:
         """A victim's masked table without the masks of its seed, of its mask key with everybody,
-        and of some pairs' shared secrets; as whole numbers nearest zero. The attacker knows what it
-        told the victim, and so its view."""
+        and of some pairs' shared secrets; as whole numbers nearest zero. The attacker knows its own
+        messages to the victim, and so its view."""
         shared = dict(pairs or {})
         if key is not None:
             own = private_key(key)
@@ -228,7 +229,8 @@ class Stage:
 
 
 class Haul:
-    """What an attacker was given: shares of seeds and of mask keys, by owner, then by giver."""
+    """The shares that an attacker collected: of seeds and of mask keys, by owner, then by
+    sender."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -248,7 +250,7 @@ class Haul:
         return True
 
     def corrupt(self, member: int) -> None:
-        """A corrupt device gives all that it has."""
+        """A corrupt device reveals all its shares."""
         for owner, both in self.stage.devices[member].neighbour_shares.items():
             self.shares[True].setdefault(owner, {})[member] = both[:SHARE_BYTES]
             self.shares[False].setdefault(owner, {})[member] = both[SHARE_BYTES:]
@@ -291,7 +293,7 @@ def opened(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
 
 def signed_by(signatures: Mapping[int, bytes], members: Iterable[int]) -> bytes:
-    """The acknowledgements of those of `members` that have signed, as a device is told them."""
+    """The acknowledgements of those of `members` that have signed, as sent to a device."""
     acknowledgements = b"".join(
         member.to_bytes(4, "little") + signatures[member]
         for member in members
@@ -302,7 +304,7 @@ def signed_by(signatures: Mapping[int, bytes], members: Iterable[int]) -> bytes:
 
 
 def assert_hidden(read: I64, table: npt.NDArray[np.integer]) -> None:
-    """What was read has nothing to do with the table: of 50 cells of 20 bits three or more agree by
+    """The values read are independent of the table: of 50 cells of 20 bits three or more agree by
     chance with probability below 1e-13."""
     assert read.size == 50
     assert int((read == table).sum()) <= 2

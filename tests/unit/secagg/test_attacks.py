@@ -85,7 +85,7 @@ SEMI_MALICIOUS = replace(ROUND, mode="semi_malicious")
 
 
 def masked(round: MaskedRound = ROUND, **how: Any) -> Stage:
-    """A round up to where devices learn who is in the sum."""
+    """A round up to the point where devices learn the survivors."""
     stage = Stage(round, **how)
     stage.until(Phase.ACK if round.mode == "semi_malicious" else Phase.UNMASK)
     return stage
@@ -100,7 +100,8 @@ def ask(stage: Stage, member: int, survivors: bytes) -> bytes | None:
 
 
 def shares_of(stage: Stage, victim: int, sets: Mapping[int, bytes]) -> dict[bool, dict[int, bytes]]:
-    """What members give of a victim when each is told a set: of its seed (True), of its key."""
+    """The shares of a victim that members send for a set of survivors each: of its seed (True), of
+    its key."""
     shares_by_kind: dict[bool, dict[int, bytes]] = {True: {}, False: {}}
     for member, survivors in sets.items():
         answer = ask(stage, member, survivors)
@@ -126,7 +127,7 @@ def both_secrets(
 
 
 class AnswersLists(Participant):
-    """Asked for the active and for the dead, it answers both, whoever is on both lists."""
+    """Asked for the active and for the dead, it answers both, even for a member of both lists."""
 
     def answer_lists(self, active: Iterable[int], dead: Iterable[int]) -> dict[str, Any]:
         return {
@@ -208,7 +209,8 @@ def test_1_devices_bound_to_no_set_are_read() -> None:
 
 
 def test_1_devices_restored_from_older_copies_are_read() -> None:
-    """Why the state must be saved before an answer leaves: what the docstring assumes, it needs."""
+    """Why the state must be saved before an answer is sent: the docstring's assumption is
+    necessary."""
     stage = masked()
     saved = [device.to_json() for device in stage.devices]
 
@@ -226,14 +228,14 @@ CORRUPT = (0, 1)
 
 
 def ring_order(stage: Stage) -> tuple[int, ...]:
-    """Members as they stand on the ring, if all have enrolled."""
+    """Members in the order of the ring, if all have enrolled."""
     return ring_of(stage.round, stage.collector.root, tuple(range(stage.round.cohort))).order
 
 
 def two_halves(stage: Stage) -> Haul:
     """Half of a victim's neighbours hear that it survived, half that it did not; the corrupt ones
-    say and sign both. The set without it goes to the second half and, where sets are signed, to
-    whoever else is left; everybody signs what it is told, and is shown all who signed the same."""
+    say and sign both. The set without it goes to the second half and, where sets are signed, to all
+    others; every device signs its set, and receives all signatures of the same set."""
     everybody = set(range(stage.round.cohort))
     near = [member for member in stage.neighbours(VICTIM) if member not in CORRUPT]
     first = set(near[: len(near) // 2]) | {VICTIM}
@@ -316,9 +318,9 @@ def test_2_two_halves_open_a_device_in_a_semi_honest_round() -> None:
 
 
 def sum_below_the_floor(stage: Stage, dropped: set[int]) -> I64 | None:
-    """Everybody is told a set of its own, with as many of `dropped` missing as the floor allows:
-    those that have the fewest votes against them so far. Nobody is told that itself is missing, and
-    all are shown who signed the same."""
+    """Every device receives a set of its own, with as many of `dropped` missing as the floor
+    allows: those that have the fewest votes against them so far. No device is missing from its own
+    set, and all receive the signatures of the same set."""
     round, votes = stage.round, dict.fromkeys(dropped, 0)
     room = round.cohort - round.least_survivors
     everybody, signed = set(range(round.cohort)), dict[bytes, dict[int, bytes]]()
@@ -338,7 +340,7 @@ def sum_below_the_floor(stage: Stage, dropped: set[int]) -> I64 | None:
 
 
 def sum_without(stage: Stage, haul: Haul, dropped: set[int]) -> I64 | None:
-    """The sum over all but `dropped`, if what was given opens it."""
+    """The sum over all but `dropped`, if the shares open it."""
     left = set(range(stage.round.cohort)) - dropped
     seeds, keys = haul.seeds(left), haul.keys(dropped)
     if seeds is None or keys is None:
@@ -347,7 +349,7 @@ def sum_without(stage: Stage, haul: Haul, dropped: set[int]) -> I64 | None:
     return stage.sum_of(left, seeds, keys)
 
 
-DROPPED = set(range(0, 24, 3))  # eight of 24, of whom six may vanish
+DROPPED = set(range(0, 24, 3))  # eight of 24; six may drop out
 
 
 def test_2_sets_that_few_others_signed_give_no_sum_below_the_floor() -> None:
@@ -453,7 +455,7 @@ def test_3_without_a_mask_of_its_own_it_is_read(monkeypatch: Patch) -> None:
 
 
 class HelpsWhenDropped(Participant):
-    """Gives shares although it is told that itself has dropped out."""
+    """Gives shares although it is reported as dropped out."""
 
     def check_survivors(self, survivors: bytes) -> set[int]:
         own = self.member
@@ -525,7 +527,7 @@ def friendly_roster(stage: Stage, friends: list[int]) -> bytes:
 
 
 def committed(salt: bytes, owner: int, holder: int, text: bytes) -> bytes:
-    """What stands beside a box with these shares."""
+    """The commitments beside a box with these shares."""
     seed, key = text[:SHARE_BYTES], text[SHARE_BYTES:]
     return commitment(salt, owner, holder, b"seed", seed) + commitment(
         salt, owner, holder, b"key", key
@@ -735,7 +737,7 @@ def test_5_nothing_from_another_round_is_taken() -> None:
 
 
 def test_5_signatures_that_name_no_round_are_replayed(monkeypatch: Patch) -> None:
-    """All are told other survivors than anybody has signed in this round, and unmask."""
+    """All receive survivors that nobody has signed in this round, and unmask."""
     for side in (device_side, collector_side):
         monkeypatch.setattr(side, "acknowledgement_text", lambda salt, view, survivors: survivors)
     earlier = masked(SEMI_MALICIOUS, leave={9: Phase.MASK})
@@ -812,7 +814,7 @@ def test_6_where_boxes_name_no_direction_a_device_gives_its_own_secrets(monkeypa
     stage.until(Phase.MASK)
     device = stage.devices[VICTIM]
     with pytest.raises(MismatchError, match="does not match its commitments"):
-        device.mask(reflected(stage), stage.tables[VICTIM])  # commitments name who gave to whom
+        device.mask(reflected(stage), stage.tables[VICTIM])  # commitments name owner and holder
     monkeypatch.setattr(
         device_side,
         "commitment",
@@ -830,7 +832,7 @@ def test_6_where_boxes_name_no_direction_a_device_gives_its_own_secrets(monkeypa
     assert np.array_equal(stage.read(VICTIM, seed=seed, key=key), stage.tables[VICTIM])
 
 
-# 7. Devices that are told different rounds.
+# 7. Devices that receive different rounds.
 
 OTHER_ROUNDS = {
     "task": "ff" * 32,
@@ -845,7 +847,7 @@ OTHER_ROUNDS = {
 
 
 def split_cohort(field: str = "task", value: Any = "ff" * 32) -> tuple[Stage, MaskedRound]:
-    """All but the victim are told one round, the victim another: a sketch, say, whose seed puts its
+    """All but the victim receive one round, the victim another: a sketch, say, whose seed puts its
     values into cells that the others leave empty."""
     stage = Stage()
     stage.tables[:, 25:] = 0
@@ -862,7 +864,7 @@ def test_7_a_device_that_is_told_another_round_does_not_get_into_the_sum(field: 
     assert other.salt != ROUND.salt
     device = stage.devices[VICTIM]
     assert stage.collector.add(Phase.ENROL, VICTIM, device.enrol()) is Refusal.UNSIGNED
-    device.round = ROUND  # or it is told so after it has enrolled
+    device.round = ROUND  # or it receives it after it has enrolled
     stage.until(Phase.SHARE)
     device.round = other
     with pytest.raises(MismatchError):
@@ -990,7 +992,7 @@ def test_8_two_liars_who_cancel_each_other_are_named_and_nobody_else() -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 7])
 def test_8_as_many_as_are_spare_may_lie_and_are_named(count: int) -> None:
-    """Ten neighbours, of whom three recover: seven may lie."""
+    """Ten neighbours, three of which recover: seven may lie."""
     stage = Stage()
     stage.until(Phase.UNMASK)
     liars = stage.neighbours(VICTIM)[:count]
@@ -1023,7 +1025,7 @@ def test_8_who_is_spoken_for_falsely_clears_its_name() -> None:
 
 
 class GivesFalseShares(Participant):
-    """Corrupt: what it seals for the lowest of its neighbours is no share of its seed."""
+    """Corrupt: the box for the lowest of its neighbours does not hold a share of its seed."""
 
     def share(self, roster: bytes) -> bytes:
         boxes = super().share(roster)
@@ -1050,7 +1052,7 @@ def test_8_who_does_not_look_is_named_for_anothers_lie(monkeypatch: Patch) -> No
     original = Participant.share_commitments
 
     def unseen(self: Participant, owner: int, holder: int, shares: bytes) -> bytes:
-        if owner == VICTIM and holder == self.member:  # what it is told, whatever it holds
+        if owner == VICTIM and holder == self.member:  # the expected value, whatever it holds
             source = stage.devices[VICTIM]
             place = sorted(source.neighbours).index(holder)
             return stage.collector.boxes[VICTIM][place * BOX_BYTES :][SEALED_BYTES:BOX_BYTES]
@@ -1135,7 +1137,7 @@ class EnrolsZeros(Participant):
 
 
 def test_8_where_they_are_taken_whoever_listens_reads_a_table(monkeypatch: Patch) -> None:
-    """Three neighbours have a box key of zeros. Nobody is corrupt: what is sent is enough."""
+    """Three neighbours have a box key of zeros. Nobody is corrupt: the messages are enough."""
 
     def any_key(private: X25519PrivateKey, public: bytes) -> bytes:
         try:
@@ -1285,7 +1287,7 @@ def test_10_fewer_survivors_than_the_noise_was_cut_for_are_not_released() -> Non
 
 
 def counted(bits: int) -> tuple[int, int]:
-    """How many of 24 devices hold the first of 50 items, as a sum of so many bits shows it."""
+    """How many of 24 devices hold the first of 50 items, as read from a sum of this many bits."""
     tables = np.zeros((24, 50), dtype=np.int64)
     tables[:, 0] = 1
     stage = Stage(replace(ROUND, modulus_bits=bits), tables=tables)
@@ -1504,8 +1506,8 @@ def fewer(stage: Stage) -> set[int]:
 
 
 def without_boxes(stage: Stage, member: int, claim: Callable[[set[int]], set[int]]) -> bytes:
-    """What a device is told that gets no boxes of `fewer`: `claim` says who shared, given those
-    whose boxes it is not given. So its masks with them are left out."""
+    """The message to a device that gets no boxes of `fewer`: `claim` says which members shared,
+    given those whose boxes are missing. So its masks with them are left out."""
     everybody, boxes = set(range(100)), stage.collector.boxes_for(member)[13:]
     kept_back = fewer(stage) & set(stage.neighbours(member)) - {member}
     pieces_of_boxes = [boxes[start : start + 104] for start in range(0, len(boxes), 104)]
@@ -1514,7 +1516,7 @@ def without_boxes(stage: Stage, member: int, claim: Callable[[set[int]], set[int
 
 
 def mask_without(stage: Stage, claim: Callable[[set[int]], set[int]]) -> list[str]:
-    """All but `fewer` are told so, and mask; what those say that refuse."""
+    """Send this to all but `fewer`, which mask; return the errors of those that refuse."""
     stage.until(Phase.MASK)
     refused: list[str] = []
     for member in range(100):
@@ -1531,8 +1533,8 @@ def mask_without(stage: Stage, claim: Callable[[set[int]], set[int]]) -> list[st
 
 
 def sum_of_fewer(stage: Stage) -> I64 | None:
-    """Everybody is told that everybody it knows of survived; where that is asked, it signs that,
-    and is shown who signed the same, of whom a quorum will do."""
+    """Every device is told that all members it knows survived; where required it signs that, and
+    receives the signatures of the same set, of which a quorum suffices."""
     haul, everybody = Haul(stage), set(range(100))
     sets = [stage.set_of(device.shared) for device in stage.devices]
     signed: dict[bytes, dict[int, bytes]] = {survivors: {} for survivors in sets}
@@ -1549,7 +1551,7 @@ def sum_of_fewer(stage: Stage) -> I64 | None:
 
 
 class CountsNoBoxes(Participant):
-    """Masks with those whose boxes it was given, whoever is said to have shared."""
+    """Masks with those whose boxes it received, whichever members are said to have shared."""
 
     def open_boxes(self, boxes: bytes) -> tuple[set[int], dict[int, bytes]]:
         every, size = self.neighbours, -(-self.round.cohort // 8)
@@ -1581,7 +1583,7 @@ def test_14_devices_that_count_no_boxes_give_a_sum_below_the_floor() -> None:
 
 
 def nobody_shared(round: MaskedRound) -> Stage:
-    """Each is told that those whose boxes it does not get have not shared."""
+    """Each is told that members without a box have not shared."""
     stage = Stage(round)
     assert not mask_without(stage, lambda kept_back: kept_back)
     return stage
@@ -1730,7 +1732,7 @@ def test_an_attacker_who_has_both_secrets_reads_the_table() -> None:
     assert_hidden(stage.read(VICTIM, key=device.mask_key), stage.tables[VICTIM])
 
 
-# 16. Members that are left out, so that corrupt ones stand around a victim.
+# 16. Members that are left out, so that corrupt ones surround a victim.
 
 
 def surrounding(cohort: int, floor: int, corrupt: set[int], places: list[int]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from unit.secagg.stage import Stage
 
 
 def rebuilt(stage: Stage, checkpoint: bytes) -> Coordinator:
-    """Another collector that has heard what was said before tables were masked."""
+    """Another collector with all messages from before tables were masked."""
     coordinator = Coordinator(stage.collector.round, stage.collector.roster)
     for phase in (Phase.ENROL, Phase.SHARE):
         for (said_in, member), message in sorted(stage.answers.items()):

@@ -108,7 +108,8 @@ MUTATIONS = (flipped, cut, grown, swapped, spliced, another, made_up, blank)
 
 @dataclass
 class Script:
-    """An honest round: its books at the start of each phase, what was told, what was said."""
+    """An honest round: the collector's state at the start of each phase, its messages and the
+    answers."""
 
     round: MaskedRound
     stage: Stage
@@ -279,7 +280,7 @@ def assert_sound(
     if phase is Phase.SHARE:
         assert message == good, "who enrolled, the root and the keys are bound together"
         assert len(answer) == BOX_BYTES * len(device.neighbours)
-    elif phase is Phase.MASK:  # boxes in any order; who else shared may be a lie
+    elif phase is Phase.MASK:  # boxes in any order; the set of others that shared may be false
         first, size = -(-device.round.cohort // 8), 4 + BOX_BYTES
         boxes = {good[start : start + size] for start in range(first, len(good), size)}
         whole_boxes = [message[start : start + size] for start in range(first, len(message), size)]

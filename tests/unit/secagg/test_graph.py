@@ -1,4 +1,4 @@
-"""The ring is what its seed says, every order is as likely, and neighbours are mutual."""
+"""The ring follows from its seed, every order is equally likely, and neighbours are mutual."""
 
 from __future__ import annotations
 

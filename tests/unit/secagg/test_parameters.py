@@ -256,7 +256,7 @@ def test_a_small_cohort_is_safe_and_recoverable_for_sure(cohort: int) -> None:
             for threshold in range(2, others + 1)
             if not opens(threshold) and others - droppers >= threshold
         ]
-        # A rate in the middle of those that round down to so many devices.
+        # A rate in the middle of those that round down to this many devices.
         corrupt, dropout = (adversaries + 0.5) / cohort, (droppers + 0.5) / cohort
         try:
             parameters = find(cohort, corrupt=corrupt, dropout=dropout, mode=mode)
@@ -396,7 +396,7 @@ def test_with_more_neighbours_the_conditions_on_secrecy_only_tighten_or_hold() -
 def least_exceeded(
     cohort: int, marked: int, draws: int, bound: Fraction, *, strict: bool = False
 ) -> int:
-    """The least number that so many marked devices exceed with probability at most `bound`."""
+    """The least number that the marked devices exceed with probability at most `bound`."""
     return next(
         most
         for most in range(draws + 1)
@@ -476,7 +476,7 @@ def test_whoever_drops_out_the_conditions_hold_and_fewer_neighbours_break_one(
 
 
 def test_the_exact_tails_are_those_of_scipy() -> None:
-    """To nine digits, which is what its logarithms of factorials are good for."""
+    """To nine digits, the precision of its logarithms of factorials."""
     for cohort, marked, draws, limit in (
         (1000, 100, 64, 30),
         (100, 10, 21, 9),
@@ -534,8 +534,8 @@ def test_where_all_are_neighbours_there_is_no_window() -> None:
 
 @pytest.mark.parametrize(("window", "whole"), [(1, True), (2, True), (3, True), (0, False)])
 def test_what_holds_together_is_in_one_piece_whoever_drops_out(window: int, whole: bool) -> None:
-    """Ten on a ring, each with the three before and after it. For every set of corrupt devices of
-    whom no run of three holds `window`, and all survivors of whom every run holds `window`, honest
+    """Ten on a ring, each with the three before and after it. For every set of corrupt devices with
+    fewer than `window` in every run of three, and all survivors with `window` in every run, honest
     survivors are one piece. Without a window some are not."""
     cohort, reach = 10, 3
     runs = [frozenset((place + step) % cohort for step in range(reach)) for place in range(cohort)]

@@ -236,8 +236,8 @@ def test_a_set_of_survivors_below_the_floor_or_not_enrolled_is_refused() -> None
 
 
 def test_a_device_that_is_called_dropped_helps_to_open_nobody() -> None:
-    """The attack: everybody is told that all neighbours of one device have vanished. They are
-    alive; if they gave shares of its seed while others gave their mask keys, it would be bare."""
+    """The attack: all neighbours of one device are reported as dropped out. They are alive; if they
+    gave shares of its seed while others gave their mask keys, its table would be exposed."""
     fleet, device, _ = unmasking()
     without = members_to_bytes(fleet.collector.survivors - {5}, 24)
     with pytest.raises(MismatchError, match="must be among the survivors"):
@@ -247,8 +247,8 @@ def test_a_device_that_is_called_dropped_helps_to_open_nobody() -> None:
 
 
 def test_a_box_cannot_be_kept_back() -> None:
-    """The attack: a sum over fewer devices than the floor, which has noise for more. A device that
-    is told that a neighbour did not share has other masks, which cancel with nobody's."""
+    """The attack: a sum over fewer devices than the floor, which has noise for more. A device with
+    a wrong set of members that shared has other masks, which do not cancel."""
     fleet = Fleet()
     collector = fleet.until(Phase.MASK)
     device = fleet.devices[5]
@@ -339,7 +339,7 @@ def test_both_sides_may_die_after_every_message(mode: Any) -> None:
 
 
 def test_a_collector_that_forgot_some_tables_adds_them_once() -> None:
-    """From an older copy: what is still there counts as said, the rest is asked for again."""
+    """From an older copy: messages in it count, the others are asked for again."""
     fleet = Fleet()
     fleet.until(Phase.MASK)
     messages = [

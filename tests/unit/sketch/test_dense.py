@@ -69,8 +69,8 @@ def places(sketch: DenseSketch) -> list[list[tuple[int, int]]]:
     """The cell and the sign of each coordinate in each row."""
     cells_and_signs = []
     for row in range(sketch.blocks * sketch.rows):
-        words = hashing.coefficients(sketch.seed, "dense", sketch.round, row, count=3)
-        key, first, second = (int(word) for word in words)
+        coefficients = hashing.coefficients(sketch.seed, "dense", sketch.round, row, count=3)
+        key, first, second = (int(word) for word in coefficients)
         keys = (first % 2**32, second % 2**32)
         if sketch.placing == "hashed":
             hashes = [scattered(key, i + 1) for i in range(sketch.length)]
@@ -99,7 +99,7 @@ def matrix(sketch: DenseSketch) -> F64:
 
 
 def bound(terms: int, sizes: Any) -> Any:
-    """How far a float32 sum of so many terms may be off, scaled once: the classical bound."""
+    """The error of a float32 sum of this many terms, scaled once: the classical bound."""
     return (terms + 4) * ROUNDING * sizes
 
 

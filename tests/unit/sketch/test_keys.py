@@ -1,4 +1,4 @@
-"""Keys: every item comes back as it was, and what is no key is told."""
+"""Keys: every item is read back unchanged, and invalid keys are reported."""
 
 from __future__ import annotations
 
