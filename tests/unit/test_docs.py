@@ -179,7 +179,7 @@ def test_every_rejection_is_in_the_data_flow() -> None:
 def test_every_table_of_a_collector_and_of_a_device_is_in_the_data_flow() -> None:
     text = words(DOCS / "DATA_FLOW.md")
     statement = re.compile(r"CREATE TABLE (?:IF NOT EXISTS )?(\w+)")
-    device, collector = statement.findall(str(box._TABLES)), table_names()
+    device, collector = statement.findall(str(box.TABLES)), table_names()
     assert {"state", "round"} <= set(device)
     assert {"upload", "round"} <= set(collector)
     for heading, tables in (("A device's file", device), ("The store's tables", collector)):

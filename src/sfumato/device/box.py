@@ -26,7 +26,7 @@ from sfumato.flow.task import Task
 from sfumato.spec import canonical, to_json
 
 WAIT_SECONDS = 30.0  # how long to wait for another process that has the box open
-_TABLES = (
+TABLES = (
     "CREATE TABLE IF NOT EXISTS state (only INTEGER PRIMARY KEY CHECK (only = 1), text TEXT)",
     "CREATE TABLE IF NOT EXISTS dictionary (digest TEXT PRIMARY KEY, body BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS round (study TEXT PRIMARY KEY, state TEXT NOT NULL,"
@@ -107,7 +107,7 @@ class SqliteBox:
             with self._as_store_errors():
                 self._connection.execute("PRAGMA synchronous = FULL")
                 self._connection.execute("PRAGMA secure_delete = ON")
-                for table in _TABLES:
+                for table in TABLES:
                     self._connection.execute(table)
         except StoreError:
             self._connection.close()

@@ -143,7 +143,7 @@ class RoundClient:
         self._box, self._transaction, self._key, self._study = box, transaction, key, study
         self._rng = rng
         self.make_table: MakeTable | None = None  # from the device's values
-        self._participant: Participant | None = None
+        self.participant: Participant | None = None
         self.outcome: RoundOutcome | None = None
         self.problem = ""  # why the collector or the device refused
         self.retry_after_seconds = 0  # as the collector asked
@@ -234,7 +234,7 @@ class RoundClient:
             participant.forget_table()
             progress = replace(progress, participant=participant.to_json())
         self._keep(progress, b"")
-        self._participant = participant
+        self.participant = participant
 
     def _enrol(self, body: bytes) -> bool:
         """Enrol in the round of a complete cohort, if it fits the task.
@@ -290,12 +290,12 @@ class RoundClient:
             message,
             contributes=phase == "mask",
         )
-        self._participant = participant
+        self.participant = participant
 
     def _take_participant(self) -> Participant:
         """The participant, to change and store. Until it is stored, the one in the box counts, and
         the next try begins with it."""
-        participant, self._participant = self._participant, None
+        participant, self.participant = self.participant, None
         return participant or Participant.from_json(self._progress.participant)
 
     def _handle_refusal(self, stage: str, answer: Response) -> None:
@@ -307,7 +307,7 @@ class RoundClient:
             self._end(RoundOutcome.ABORTED if aborted else RoundOutcome.NOT_NEEDED)
         elif code == "round-aborted" and stage in ("say enrol", "hear share"):
             # It may have to wait for another round; forget its state in this one.
-            self._participant = None
+            self.participant = None
             self._keep(replace(self._progress, stage="wait", member=0, participant=""), b"")
         elif code in ("round-lost", "round-over"):
             self._end(RoundOutcome.LOST if stage in _AFTER_MASKING else RoundOutcome.LATE)
@@ -342,7 +342,7 @@ class RoundClient:
             if take_back:
                 state.take_back(self._progress.offer, task)
             self._box.drop_round(self._study)
-        self._participant, self.outcome = None, outcome
+        self.participant, self.outcome = None, outcome
 
     def _check_alone(self) -> None:
         row = self._box.round(self._study)

@@ -86,9 +86,9 @@ def interval(path: Sequence[int], bits: int) -> tuple[Fraction, Fraction]:
 
 
 def as_fraction(number: mpmath.mpf) -> Fraction:
-    sign, mantissa, exponent, _ = number._mpf_
+    mantissa, exponent = number.man_exp
     size: Fraction = Fraction(int(mantissa)) * Fraction(2) ** int(exponent)
-    return -size if sign else size
+    return -size if number < 0 else size
 
 
 ERROR = Fraction(1, 1 << 300)  # of the oracle, which works with 400 bits

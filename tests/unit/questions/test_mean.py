@@ -332,7 +332,7 @@ def test_a_campaign_absorbs_its_own_task_only_and_ends() -> None:
     campaign = run_campaign(design, cloud(5, 10))
     assert campaign.next_task() is None
     with pytest.raises(SpecError, match="last"):
-        other.absorb(campaign._answers[0])
+        other.absorb(campaign.answers[0])
     with pytest.raises(SpecError, match="last round"):
         other.estimate()
 

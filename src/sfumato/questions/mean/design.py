@@ -465,7 +465,7 @@ class MeanCampaign(Campaign):
     design: MeanDesign
     devices: int | None = None  # number asked; as planned by default
     _width: int = field(init=False)
-    _answers: list[NoisedSum] = field(default_factory=list)
+    answers: list[NoisedSum] = field(default_factory=list)
     _over: bool = False
     _settled: bool = True
     _measured: float = 0.0  # adapt_tail: squared error of the last mean, by the pilot
@@ -474,14 +474,14 @@ class MeanCampaign(Campaign):
         self._width = self.design.first_width
 
     def next_task(self) -> Task | None:
-        return None if self._over else self.design.task(len(self._answers), self._width)
+        return None if self._over else self.design.task(len(self.answers), self._width)
 
     def absorb(self, answer: NoisedSum) -> None:
         task = self.next_task()
         if task is None or answer.task.id != task.id:
             raise SpecError("a campaign takes only the answer to its last task")
-        self._answers.append(answer)
-        design, rounds = self.design, len(self._answers)
+        self.answers.append(answer)
+        design, rounds = self.design, len(self.answers)
         if not design.adapts:
             self._over = True
         elif rounds == 1:
@@ -498,13 +498,13 @@ class MeanCampaign(Campaign):
     @property
     def tasks(self) -> list[Task]:
         """The tasks with answers."""
-        return [answer.task for answer in self._answers]
+        return [answer.task for answer in self.answers]
 
     def estimate(self) -> MeanEstimate:
         """The mean, decoded from the last round's table."""
         if not self._over:
             raise SpecError("a mean needs the answer of the last round")
-        answer, design = self._answers[-1], self.design
+        answer, design = self.answers[-1], self.design
         sketch, count = _sketch_of(answer), answer.count
         mean = sketch.decode(answer.table, count)
         if design.top is not None:
@@ -514,7 +514,7 @@ class MeanCampaign(Campaign):
             standard_error=math.sqrt(self._variance(answer)),
             cells=sketch.cells,
             compressed=sketch.dense is not None,
-            rounds=len(self._answers),
+            rounds=len(self.answers),
             respondents=count,
             settled=self._settled,
         )
@@ -532,7 +532,7 @@ class MeanCampaign(Campaign):
     def _is_close(self, answer: NoisedSum) -> bool:
         """Whether the pilot, with its own hash functions and noise, finds no more error in the mean
         than noise and `relative_error` explain, up to one standard deviation."""
-        design, pilot = self.design, self._answers[0]
+        design, pilot = self.design, self.answers[0]
         sketch, check = _sketch_of(answer), _sketch_of(pilot)
         assert check.dense is not None  # a pilot is a sketch
         cells, noise = check.cells, pilot.task.mechanism.stddev(pilot.count)

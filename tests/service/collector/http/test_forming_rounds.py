@@ -190,8 +190,8 @@ def test_a_study_stops_after_two_lost_rounds(tmp_path: Path) -> None:
                 clients[0].receive(
                     send(request.method, request.path, request.body, request.headers)
                 )
-                assert clients[0]._participant is not None
-                clients[0]._participant.seed = bytes(range(32))
+                assert clients[0].participant is not None
+                clients[0].participant.seed = bytes(range(32))
                 play(stage, clients)
                 stage.work()
         state = stage.state(study)
