@@ -1,8 +1,11 @@
-"""How every test runs: Hypothesis repeats itself unless a seed asks for fresh examples."""
+"""How every test runs: on one thread of numpy and PyTorch, and Hypothesis repeats itself unless a
+seed asks for fresh examples."""
 
 from __future__ import annotations
 
 import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side on few cores
 
 import hypothesis
 

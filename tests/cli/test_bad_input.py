@@ -91,7 +91,9 @@ def test_unreadable_data_is_one_line_and_exit_2(
         ('question = "why"', 2, "question must be one of"),
         ('dictionary = "none.csv"', 2, "there is no file"),
         ('dictionary_column = "tree"', 2, "no column 'tree'"),
-        ("epsilon = 0.001\ntarget_error = 0.001", 1, "the noise alone"),
+        pytest.param(
+            "epsilon = 0.001\ntarget_error = 0.001", 1, "the noise alone", marks=pytest.mark.slow
+        ),
         ("epsilon =", 2, "is not TOML"),
     ],
 )

@@ -180,7 +180,7 @@ def _request(name: str, items: list[str], **keys: Any) -> dict[str, Any]:
 
 
 def test_nothing_is_lost_or_doubled_when_a_collector_is_killed(tmp_path: Path) -> None:
-    check(on_file(tmp_path, kills=5))
+    check(on_file(tmp_path, kills=3))
 
 
 @pytest.mark.slow

@@ -239,6 +239,7 @@ def check_masked(
     return course
 
 
+@pytest.mark.slow
 def test_a_campaign_in_masked_rounds_ends_as_its_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,7 +124,11 @@ def stated_error(width: int, rows: int, values: F64) -> float:
 
 
 @pytest.mark.parametrize(
-    ("length", "rows", "width"), [(LENGTH, ROWS, WIDTH), (RAGGED_LENGTH, 3, RAGGED_WIDTH)]
+    ("length", "rows", "width"),
+    [
+        pytest.param(LENGTH, ROWS, WIDTH, marks=pytest.mark.slow),
+        (RAGGED_LENGTH, 3, RAGGED_WIDTH),
+    ],
 )
 def test_the_error_with_rotations_follows_the_chunks(length: int, rows: int, width: int) -> None:
     """Σ ‖z_q‖²·(length − |z_q|)/(rows·width), which is no more than the paper's."""
@@ -149,7 +153,7 @@ def test_the_two_errors_can_be_distinguished() -> None:
             assert_mean(errors, stated, float(errors.std()))
 
 
-@pytest.mark.parametrize("placing", ["rotation", "hashed"])
+@pytest.mark.parametrize("placing", quick(["rotation", "hashed"], 'hashed'))
 def test_noise_of_the_cells_is_noise_of_the_coordinates(placing: Placing) -> None:
     """E‖decode(ξ)‖² = length for a ξ of unit variance. Power: 1.1 times it is 7 deviations."""
     rng, norms = np.random.default_rng([SEED, 5]), np.empty(1000)

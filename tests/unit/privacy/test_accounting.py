@@ -50,6 +50,7 @@ def test_norms_alone_cost_the_golden_renyi_epsilon(noise: Noise, golden: str) ->
     assert f"{epsilon_of([loss], DELTA):.3f}" == golden
 
 
+@pytest.mark.slow
 def test_ten_rounds_cost_much_less_than_ten_times_one() -> None:
     """3.527 with losses rounded up to 1e-4; here to 1e-5, and what fifty cells round adds up."""
     spent = epsilon_of([units("gaussian", SIGMA, 5)] * 10, DELTA)

@@ -342,6 +342,7 @@ def test_intervals_cover_the_counts_of_common_items() -> None:
     assert hits >= 0.86 * trials
 
 
+@pytest.mark.slow
 def test_a_canary_of_one_device_is_listed_no_more_often_than_delta() -> None:
     """With a delta large enough to see: 400 runs at delta 0.05, a word that one device holds.
     False alarm 1e-6 (exact binomial). Power: listed in every second run, it would be detected."""

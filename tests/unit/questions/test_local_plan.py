@@ -283,6 +283,7 @@ def test_known_words_are_not_sent(tmp_path: Path) -> None:
         "question": "new_words",
         "trust": "local",
         "epsilon": 8.0,
+        "word_length": 5,
         "dictionary": str(tmp_path / "known.csv"),
     }
     release = sfumato.simulate(study, draw_words(100_000, 10_000), seed=SEED)

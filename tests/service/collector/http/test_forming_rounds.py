@@ -196,7 +196,7 @@ def test_a_study_stops_after_two_lost_rounds(tmp_path: Path) -> None:
                 stage.work()
         state = stage.state(study)
         assert state["state"] == "failed"
-        assert "2 masked rounds were charged and opened nothing" in state["problem"]
+        assert "2 masked rounds were charged without a result" in state["problem"]
         assert "another secret than it had committed to" in state["problem"]
         assert "member" not in state["problem"]  # it names no device
         assert stage.charges() == MOST_LOST < stage.tries
@@ -276,7 +276,7 @@ def test_a_round_whose_rows_do_not_agree_fails_its_study(stage: Masking, tmp_pat
         stage.work()  # must end
     state = stage.state(study)
     assert state["state"] == "failed"
-    assert "do not agree: the sum is of 0 tables, and 1 were taken" in state["problem"]
+    assert "do not agree: the sum is of 0 tables, and 1 were accepted" in state["problem"]
 
 
 def test_a_ticket_keeps_one_connection(tmp_path: Path) -> None:

@@ -28,13 +28,13 @@ from sfumato.spec import from_json
 
 CLOCK = Clock()
 WORDS = [f"{letter}oak" for letter in "abcdefghijklmnopqrst"]
-DEVICES_PER_WORD = 60  # far above the threshold
+DEVICES_PER_WORD = 30  # far above the threshold, 11
 LIST: dict[str, Any] = {
     "question": "heavy_hitters",
     "trust": "central",
     "epsilon": 1.0,
     "delta": 1e-4,
-    "devices": 1_500,
+    "devices": 800,
     "bytes_per_device": 200_000,
     "word_length": 4,
 }
@@ -42,7 +42,7 @@ FREQUENCIES: dict[str, Any] = {
     "question": "frequencies",
     "trust": "central",
     "epsilon": 1.0,
-    "devices": 1_500,
+    "devices": 800,
 }
 
 
