@@ -229,9 +229,9 @@ def release_show(client: AdminClient, study: str, as_json: bool) -> None:
 def release_export(client: AdminClient, study: str, file: Path, as_json: bool) -> None:
     """Write a study's release to a file
 
-    ID is the study's id or its name. The file's ending is its format: JSON has everything; CSV the estimates; Parquet the estimates, with the rest in its metadata;
-    PNG a plot of the largest. For a model, JSON has its description, and .pt its parameters, for
-    PyTorch's load_state_dict.
+    ID is the study's id or its name. The file's ending is its format: JSON has everything; CSV the
+    estimates; Parquet the estimates, with the rest in its metadata; PNG a plot of the largest. For
+    a model, JSON has its description, and .pt its parameters, for PyTorch's load_state_dict.
 
     \b
     Example:

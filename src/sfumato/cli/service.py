@@ -45,7 +45,9 @@ def _settings(command: _Command) -> _Command:
 @click.command("serve")
 @_settings
 @click.option("--listen", help="HOST:PORT to listen on, in place of the settings'.")
-@click.option("--port", type=click.IntRange(0, 65_535), help="Port to listen on; 0 picks a free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), help="Port to listen on; 0 picks a free one."
+)
 @click.option(
     "--no-worker", is_flag=True, help="Only accept reports; `sfumato worker` does the rest."
 )
