@@ -153,7 +153,7 @@ def test_the_two_errors_can_be_distinguished() -> None:
             assert_mean(errors, stated, float(errors.std()))
 
 
-@pytest.mark.parametrize("placing", quick(["rotation", "hashed"], 'hashed'))
+@pytest.mark.parametrize("placing", quick(["rotation", "hashed"], "hashed"))
 def test_noise_of_the_cells_is_noise_of_the_coordinates(placing: Placing) -> None:
     """E‖decode(ξ)‖² = length for a ξ of unit variance. Power: 1.1 times it is 7 deviations."""
     rng, norms = np.random.default_rng([SEED, 5]), np.empty(1000)

@@ -103,7 +103,7 @@ class Offer:
             require(
                 masked == (self.masked or trust.is_masked),
                 'a table must be masked if, and only if, trust is "secure" or the offer says so; '
-                f'got {"a masked" if masked else "an open"} table with trust "{self.trust}"',
+                f'got {"a masked" if masked else "an open"} one with trust "{self.trust}"',
             )
             require(
                 not trust.is_masked
