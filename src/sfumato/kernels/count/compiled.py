@@ -17,6 +17,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from sfumato.kernels.compiling import kernel
 from sfumato.kernels.count.plain import MIXED_PRIME, MIXER
 
 U64 = npt.NDArray[np.uint64]
@@ -110,7 +111,7 @@ def _sign_word(x8: Any, s0: Any, s1: Any, s2: Any, s3: Any) -> Any:
     return _reduce(_fold(_fold(_fold(s0, x8) + s1, x8) + s2, x8) + s3)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def fingerprint_integers(items: I64, point: np.uint64) -> U64:
     result = np.empty(items.size, dtype=np.uint64)
     x8 = point << _3
@@ -122,7 +123,7 @@ def fingerprint_integers(items: I64, point: np.uint64) -> U64:
     return result
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def fingerprint_bytes(data: npt.NDArray[np.uint8], offsets: I64, point: np.uint64) -> U64:
     result = np.empty(offsets.size - 1, dtype=np.uint64)
     x8 = point << _3
@@ -149,7 +150,7 @@ def fingerprint_bytes(data: npt.NDArray[np.uint8], offsets: I64, point: np.uint6
     return result
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _encode(
     points: U64, weights: I64, weighted: bool, buckets: U64, signs: U64, bit: np.uint64, table: I64
 ) -> None:
@@ -178,7 +179,7 @@ def encode(points: U64, weights: I64 | None, buckets: U64, signs: U64, bit: int,
     return table
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _hash_cells(points: U64, bucket: U64, width: int, out: npt.NDArray[np.uint32]) -> None:
     width8 = np.uint64(width) << _3
     b0, b1 = bucket[0], bucket[1]
@@ -186,14 +187,14 @@ def _hash_cells(points: U64, bucket: U64, width: int, out: npt.NDArray[np.uint32
         out[i] = _cell(points[i] << _3, b0, b1, width8)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _hash_signs(points: U64, sign: U64, out: U64) -> None:
     s0, s1, s2, s3 = sign[0], sign[1], sign[2], sign[3]
     for i in range(points.size):
         out[i] = _sign_word(points[i] << _3, s0, s1, s2, s3)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add_readings(
     line: F64, cells: npt.NDArray[np.uint32], words: U64, bit: np.uint64, out: F64
 ) -> None:
@@ -201,7 +202,7 @@ def _add_readings(
         out[i] += _negate_unless(line[cells[i]], (words[i] >> bit) & _1)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add_medians(block: F64, comparators: I64, result: F64) -> None:
     """Add the median of each column of `block` (rows, n) to `result`; sorts `block` on the way.
 
@@ -220,7 +221,7 @@ def _add_medians(block: F64, comparators: I64, result: F64) -> None:
         result += (block[rows // 2 - 1, : result.size] + block[rows // 2, : result.size]) / 2
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _decode(
     points: U64,
     tables: F64,
@@ -272,7 +273,7 @@ def decode(
     return result
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _readings(points: U64, tables: F64, buckets: U64, signs: U64, rounds: I64, result: F64) -> None:
     cells = np.empty(points.size, dtype=np.uint32)
     words = np.empty(points.size, dtype=np.uint64)

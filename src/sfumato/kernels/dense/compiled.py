@@ -21,6 +21,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from sfumato.kernels.compiling import kernel
 from sfumato.kernels.dense.plain import F32, FIRST, I32, SECOND, U32
 
 LANES = 32  # numbers taken at a time; rows with more cells are wide
@@ -187,7 +188,7 @@ def _signed(value: Any, word: Any, place: Any) -> Any:
     return -value if (word >> (np.uint32(place) & _31)) & _1 else value
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode_wide(
     table: F32, vector: F32, rotations: I32, sign_keys: U32, width: int, first: int, last: int
 ) -> None:
@@ -224,7 +225,7 @@ def encode_wide(
                 i = following
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def encode_narrow(
     table: F32, vector: F32, rotations: I32, sign_keys: U32, width: int, first: int, last: int
 ) -> None:
@@ -252,7 +253,7 @@ def encode_narrow(
             table[row * width + cell] += np.float32(totals[cell])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode_wide(
     vector: F32,
     table: F32,
@@ -296,7 +297,7 @@ def decode_wide(
         _write_medians(vector, start, stop, sums, blocks, scale)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def decode_narrow(
     vector: F32,
     table: F32,
@@ -343,7 +344,7 @@ def decode_narrow(
         _write_medians(vector, start, end, sums, blocks, scale)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _write_medians(
     vector: F32, start: int, stop: int, sums: F32, blocks: int, scale: float
 ) -> None:

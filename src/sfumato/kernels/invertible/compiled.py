@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from sfumato.kernels.compiling import kernel
 from sfumato.kernels.count.compiled import _fold, _mix, _multiply_high, _reduce
 
 U64 = npt.NDArray[np.uint64]
@@ -53,7 +54,7 @@ def _hashed(x8: Any, first: Any, second: Any, third: Any) -> Any:
     return _reduce(_fold(_fold(first, x8) + second, x8) + third)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def insert(
     table: U64,
     parts: U64,
@@ -100,7 +101,7 @@ def insert(
                     table[cell, word] = (table[cell, word] + content[word, i]) & mask
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def peel_singles(
     table: U64,
     keys_read: U64,
@@ -206,7 +207,7 @@ def peel_singles(
     return listed
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def peel(
     table: U64,
     candidates: U64,
@@ -435,7 +436,7 @@ def peel(
     return keys_read[:listed], counts[:listed], values[:listed]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def text_keys(data: npt.NDArray[np.uint8], offsets: I64, length: int, limbs: int) -> Any:
     count = offsets.size - 1
     keys, fits = np.zeros((count, limbs), dtype=np.uint64), np.zeros(count, dtype=np.bool_)

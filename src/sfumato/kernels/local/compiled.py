@@ -11,6 +11,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from sfumato.kernels.compiling import kernel
 from sfumato.kernels.count.compiled import _fold, _multiply_high, _reduce
 from sfumato.kernels.local.plain import BLOCK
 
@@ -86,7 +87,7 @@ def _cell(x8: Any, a: Any, b: Any, c: Any, width8: Any) -> Any:
     return _multiply_high(_reduce(_fold(_fold(a, x8) + b, x8) + c), width8)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def row_cells(points: U64, rows: I64, hashes: U64, width: int) -> I64:
     result = np.empty(points.size, dtype=np.int64)
     width8 = np.uint64(width) << _3
@@ -97,7 +98,7 @@ def row_cells(points: U64, rows: I64, hashes: U64, width: int) -> I64:
     return result
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def hadamard_records(
     points: U64, places: I64, flips: U64, hashes: U64, width: int, out: U8
 ) -> None:
@@ -114,7 +115,7 @@ def hadamard_records(
             code >>= np.uint64(8)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def biased_words(digits: U8, words: U64, out: U64) -> tuple[int, int]:
     place, used = 0, 0
     while place + BLOCK <= out.size:
@@ -143,7 +144,7 @@ def biased_words(digits: U8, words: U64, out: U64) -> tuple[int, int]:
     return _last_words(digits, words, out, place, used)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _last_words(digits: U8, words: U64, out: U64, place: int, used: int) -> tuple[int, int]:
     """The same for the few words that do not fill a block."""
     size = out.size - place
@@ -196,7 +197,7 @@ def scatter_slowly(bits: Any, mask: Any) -> Any:
     return result
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def deposit(bits: U64, words: U64) -> None:
     place, used = 0, np.uint64(0)  # the next bit: a word, and how many of its bits are used
     for i in range(words.size):
@@ -214,7 +215,7 @@ def deposit(bits: U64, words: U64) -> None:
             place += 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def count_rows(records: U8, row_bytes: int, counts: I64) -> U32:
     rows = np.empty(records.shape[0], dtype=np.uint32)
     for i in range(rows.size):
@@ -242,7 +243,7 @@ def add_bits(rows: Whole, records: U8, skip: int, table: Whole) -> None:
     _add_in_planes(rows[:safe], records.reshape(-1), size, skip, groups, planes, fill, table)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add_each(rows: Whole, records: U8, skip: int, table: Whole) -> None:
     for i in range(rows.size):
         line = table[rows[i]]
@@ -250,7 +251,7 @@ def _add_each(rows: Whole, records: U8, skip: int, table: Whole) -> None:
             line[cell] += (records[i, skip + cell // 8] >> np.uint8(cell % 8)) & np.uint8(1)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add_in_planes(
     rows: Whole, data: U8, size: int, skip: int, groups: int, planes: U64, fill: U8, table: Whole
 ) -> None:
@@ -296,7 +297,7 @@ def _count_lanes(context: Any, planes: Any, place: Any, counts: Any) -> Any:
     return types.void(planes, types.int64, counts), generate
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _spread(planes: U64, counts: U8, line: Whole) -> None:
     """Add the count of every lane to its cell, and clear the planes; `counts` is a buffer for
     64."""
@@ -309,14 +310,14 @@ def _spread(planes: U64, counts: U8, line: Whole) -> None:
     planes[:] = _0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def add_signs(codes: Whole, flat: Whole) -> None:
     for i in range(codes.size):
         code = np.int64(codes[i])
         flat[code >> 1] += 1 - 2 * (code & 1)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _squares(points: U64) -> U64:
     result = np.empty_like(points)
     for i in range(points.size):
@@ -383,7 +384,7 @@ def _hash_eight(
     return types.void(points, squares, place, word, word, word, word, out), generate
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _hash(points: U64, squares: U64, hash_: U64, width: int, out: U32) -> None:
     """The cell of each point in one row; the squares are of the points, modulo the prime."""
     a, b, c, cells = hash_[0], hash_[1], hash_[2], np.uint64(width)
@@ -394,7 +395,7 @@ def _hash(points: U64, squares: U64, hash_: U64, width: int, out: U32) -> None:
         out[i] = _cell(points[i] << _3, a, b, c, cells << _3)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def gather(points: U64, table: npt.NDArray[np.integer] | F64, hashes: U64) -> F64:
     total = np.zeros(points.size)
     squares = _squares(points)
@@ -403,7 +404,7 @@ def gather(points: U64, table: npt.NDArray[np.integer] | F64, hashes: U64) -> F6
     return total
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add_rows(
     points: U64, squares: U64, lines: npt.NDArray[np.integer] | F64, hashes: U64, total: F64
 ) -> None:
@@ -423,7 +424,7 @@ def _add_rows(
                 sums[i] += lines[0, cells[0, i]]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _add_two(first: Any, cells: U32, second: Any, others: U32, total: F64) -> None:
     for i in range(total.size):
         total[i] = total[i] + first[cells[i]] + second[others[i]]
@@ -436,7 +437,7 @@ def gather_hadamard(points: U64, table: npt.NDArray[np.integer], hashes: U64) ->
     return _gather_hadamard(points, table, hashes, lines)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _gather_hadamard(
     points: U64, table: npt.NDArray[np.integer], hashes: U64, lines: npt.NDArray[np.integer]
 ) -> F64:
@@ -451,7 +452,7 @@ def _gather_hadamard(
     return total
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def collide(points: U64, others: U64, weights: F64, hashes: U64, shares: F64, width: int) -> F64:
     total = np.zeros(points.size)
     even = weights.sum() / width
@@ -469,13 +470,13 @@ def collide(points: U64, others: U64, weights: F64, hashes: U64, shares: F64, wi
     return total
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def hadamard(rows: npt.NDArray[np.integer] | F64) -> None:
     for row in range(rows.shape[0]):
         _transform(rows[row])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _transform(line: npt.NDArray[np.integer] | F64) -> None:
     """Sixteen neighbours at a time first, in registers; then four parts of the line in one pass."""
     size, half = line.size, 1
@@ -511,7 +512,7 @@ def _transform_sixteen(line: Any) -> None:
             line[i], line[i + half] = a + b, a - b
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _cross_four(a: Any, b: Any, c: Any, d: Any) -> None:
     for i in range(a.size):
         e, f, g, h = a[i] + b[i], a[i] - b[i], c[i] + d[i], c[i] - d[i]

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from sfumato.kernels.compiling import kernel
 
 U8 = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.unsignedinteger[Any]]
@@ -14,7 +15,7 @@ Words = npt.NDArray[np.unsignedinteger[Any]]
 _1, _3, _7, _8, _64 = (np.uint64(number) for number in (1, 3, 7, 8, 64))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def add(total: Words, data: U8, bits: int) -> None:
     """Add one packed table."""
     step = np.uint64(bits)

@@ -1,0 +1,31 @@
+"""Loops are compiled where their machine code cannot be cached, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sfumato.kernels import compiling
+
+
+def test_a_loop_is_compiled_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    njit: Any = compiling.njit
+    options: list[dict[str, Any]] = []
+
+    def njit_without_folder(**keys: Any) -> Callable[..., Any]:
+        options.append(keys)
+        if keys.get("cache"):
+            raise RuntimeError("cannot cache function 'double': no locator available")
+        compile_: Callable[..., Any] = njit(**keys)
+        return compile_
+
+    monkeypatch.setattr(compiling, "njit", njit_without_folder)
+
+    @compiling.kernel
+    def double(number: int) -> int:
+        return 2 * number
+
+    assert double(21) == 42
+    assert options == [{"nogil": True, "cache": True}, {"nogil": True}]
