@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from numba import njit
 
 from sfumato.kernels import compiling
 
 
 def test_a_loop_is_compiled_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    njit: Any = compiling.njit
     options: list[dict[str, Any]] = []
 
     def njit_without_folder(**keys: Any) -> Callable[..., Any]:
@@ -21,7 +21,7 @@ def test_a_loop_is_compiled_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> 
         compile_: Callable[..., Any] = njit(**keys)
         return compile_
 
-    monkeypatch.setattr(compiling, "njit", njit_without_folder)
+    monkeypatch.setattr("sfumato.kernels.compiling.njit", njit_without_folder)
 
     @compiling.kernel
     def double(number: int) -> int:
