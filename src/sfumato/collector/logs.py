@@ -70,6 +70,7 @@ def set_up(level: str, stream: IO[str] | None = None) -> None:
     ours.setFormatter(JsonLines())
     others.setFormatter(JsonLines())
     others.addFilter(RepeatFilter())
+    others.addFilter(lambda record: "WebSocket library" not in str(record.msg))  # none is missing
     for name, least in ((_OURS, level.upper()), ("uvicorn", "WARNING"), ("asyncio", "ERROR")):
         logger = logging.getLogger(name)
         logger.handlers = [ours if name == _OURS else others]

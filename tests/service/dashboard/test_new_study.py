@@ -98,12 +98,12 @@ def test_a_script_gets_the_plan_alone(admin: Visitor) -> None:
         ({"devices": "many"}, "Devices must be a whole number; got 'many'.", "devices"),
         ({"epsilon": "-1"}, "Epsilon must be above 0", "epsilon"),
         ({"epsilon": ""}, "The study must have epsilon.", None),
-        ({"items": ""}, "Frequencies are of listed items", None),
+        ({"items": ""}, "Frequencies need a list of items", None),
         ({"closes": "soon"}, "Closes must be a date; got 'soon'.", "closes"),
         ({"toml": "a ="}, "The study is not TOML", None),
         ({"toml": "colour = 1"}, "Unknown key colour in the study.", None),
         ({"toml": 'dictionary = "/etc/passwd"'}, "Dictionary is for files", None),
-        ({"purpose": ""}, "Purpose must be a sentence", "purpose"),
+        ({"purpose": ""}, "Purpose must be one line", "purpose"),
     ],
 )
 def test_what_is_wrong_is_said_and_what_was_typed_is_kept(

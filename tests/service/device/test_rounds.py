@@ -237,10 +237,16 @@ def _sign_again(stage: Masking, key: bytes, **changes: Any) -> Callable[[dict[st
         (lambda stage: _sign_again(stage, bytes(32)), "signed"),
         (
             lambda stage: _sign_again(stage, stage.collector.key, task="00" * 32),
-            "not what its task",
+            "not match its task",
         ),
-        (lambda stage: _sign_again(stage, stage.collector.key, dropout=0.8), "not what its task"),
-        (lambda stage: _sign_again(stage, stage.collector.key, corrupt=0.0), "not what its task"),
+        (
+            lambda stage: _sign_again(stage, stage.collector.key, dropout=0.8),
+            "not match its task",
+        ),
+        (
+            lambda stage: _sign_again(stage, stage.collector.key, corrupt=0.0),
+            "not match its task",
+        ),
         (lambda stage: lambda data: data | {"member": (data["member"] + 1) % COUNT}, "roster"),
         (lambda stage: lambda data: data | {"member": -1}, "roster"),
         (lambda stage: lambda data: {"member": 0}, "two texts"),

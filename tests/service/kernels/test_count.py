@@ -46,12 +46,12 @@ SAME_WORK = """
     import numpy as np
     import sfumato
     from sfumato import kernels
-    from sfumato.sketch import CountSketch, Rounds, Running, refine
+    from sfumato.sketch import CountSketch, DecodedRounds, Running, refine
 
     items = np.arange(4_000)
     counts = np.floor(50_000 / np.arange(1, 4_001) ** 1.3).astype(np.int64)
     sketches = [CountSketch(rows=3, width=50, seed=1, sign_round=m) for m in range(3)]
-    rounds = Rounds.of([(s, s.encode(items, counts)) for s in sketches])
+    rounds = DecodedRounds.of([(s, s.encode(items, counts)) for s in sketches])
     points = sketches[0].points(items)
     words = sketches[0].points([str(i) for i in items])
     refined = refine(rounds.one(0), points)

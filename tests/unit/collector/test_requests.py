@@ -43,7 +43,7 @@ def test_the_guide_has_the_bounds() -> None:
     bounds = {key: tuple(float(end.replace(",", "")) for end in ends) for key, *ends in rows}
     assert {key: bounds.get(key) for key in LIMITS} == LIMITS
     assert planning.MOST_PLANS == 2
-    assert "Two are planned at a time" in text
+    assert "A process plans two at a time" in text
 
 
 @pytest.mark.parametrize("key", ["delta", "dropout", "threshold"])

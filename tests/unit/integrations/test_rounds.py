@@ -212,7 +212,7 @@ def test_a_table_that_no_client_can_have_is_refused() -> None:
 def test_tables_of_masked_rounds_do_not_travel_bare() -> None:
     update_round = UpdateDesign(clip=1.0, secure=True, seed=1).round(LAYOUT, 5, 1)
     rng = SeededRng(1)
-    with pytest.raises(TaskError, match="sent in a masked round"):
+    with pytest.raises(TaskError, match="takes tables in a masked round"):
         report(update_round.task, update_round.values(updates(1)[0], rng=rng), rng=rng)
     with pytest.raises(SpecError, match="never seen alone"):
         update_round.batch(b"")

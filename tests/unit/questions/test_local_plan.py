@@ -149,7 +149,7 @@ def test_a_target_is_checked_and_the_hint_reaches_it() -> None:
         ({"question": "new_words", "trust": "central"}, 'new_words needs trust = "local"'),
         ({"question": "new_words", "rounds": 2}, "one round"),
         ({"question": "new_words", "target_error": 0.1}, "target_error is not for new_words"),
-        ({"question": "new_words", "alphabet": "aa"}, "each of its characters once"),
+        ({"question": "new_words", "alphabet": "aa"}, "each character once"),
         ({"question": "new_words", "word_length": 65}, "1 to 64"),
     ],
 )

@@ -1277,7 +1277,7 @@ def test_10_fewer_survivors_than_the_noise_was_cut_for_are_not_released() -> Non
     parts: dict[str, Any] = {"sketch": sketch, "aggregation": masked_sum, "cohort": "all"}
     with pytest.raises(TaskError, match="min_count of at least 18"):
         Task(mechanism=PROMISED, min_count=17, max_count=24, **parts)
-    with pytest.raises(TaskError, match="may tell their share"):
+    with pytest.raises(TaskError, match="may reveal their share"):
         Task(mechanism=replace(PROMISED, colluders=1), min_count=18, max_count=24, **parts)
     task = Task(mechanism=PROMISED, min_count=18, max_count=24, **parts)
     assert task.masked_round(24, "cd" * 16).least_survivors == 18

@@ -104,7 +104,7 @@ def test_passes_promise_what_needs_no_secret(trust: str) -> None:
     """Twelve of 24 clients at a time: two rounds per pass, three passes in six rounds."""
     planned = plan(study(devices=24, trust=trust, sampling="passes"))
     statement = planned.privacy.statement
-    assert "a client is in 3 of them at most; who is in which need not be secret" in statement
+    assert "a client is in at most 3 of them; they need not be secret" in statement
     assert "stay secret" not in statement
     assert planned.privacy.neighbours.startswith("zero-out")
     assert planned.privacy.epsilon is not None

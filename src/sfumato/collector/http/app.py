@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute, iter_route_contexts
+from h11 import LocalProtocolError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Mount
@@ -114,8 +115,8 @@ class Shield:
 
         try:
             await self._app(scope, receive, send_with_headers)
-        except ClientDisconnect:
-            pass  # nobody is left to answer
+        except (ClientDisconnect, LocalProtocolError):
+            pass  # nobody is left to answer, or the server has refused a malformed body itself
         except Exception as error:
             problem = _problem_of(error)
             if not started:

@@ -347,7 +347,7 @@ def test_a_release_is_shown_and_exported(
     assert command("release", "export", NAME, "--to", str(tmp_path / "m.json")).exit_code == 0
     refused = command("release", "export", NAME, "--to", str(tmp_path / "m.csv"))
     assert refused.exit_code == 2
-    assert "this release is exported as json; got csv" in refused.stderr
+    assert "a file of this release must end in json; got csv" in refused.stderr
 
 
 def test_parameters_of_another_release_are_not_exported() -> None:
