@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from disks import quick_disk
 from sfumato.collector.store.schema import STEPS
 from sfumato.collector.store.store import Store
 
@@ -146,7 +147,7 @@ def postgres() -> Iterator[Server]:
     if found.returncode != 0:
         pytest.skip(f"scripts/postgres found no server: {found.stderr.strip()[-200:]}")
     # Not in pytest's own folder: another user cannot pass through that.
-    with tempfile.TemporaryDirectory(prefix="sfumato-", dir=_quick_disk()) as folder:
+    with tempfile.TemporaryDirectory(prefix="sfumato-", dir=quick_disk()) as folder:
         server = Server(Path(found.stdout.strip()), Path(folder))
         try:
             server.start()
@@ -179,16 +180,6 @@ def store(store_url: str) -> Iterator[Store]:
     store.migrate()
     yield store
     store.close()
-
-
-def _quick_disk() -> str | None:
-    """A disk in memory if there is one with room: a crashed server syncs each of its files."""
-    memory = "/dev/shm"  # noqa: S108 -- a folder with a random name is made in it
-    try:
-        has_room = shutil.disk_usage(memory).free > 1 << 30
-    except OSError:
-        return None
-    return memory if has_room and os.access(memory, os.W_OK) else None
 
 
 def _owner() -> pwd.struct_passwd | None:
