@@ -146,7 +146,7 @@ def test_the_two_errors_are_told_apart() -> None:
             assert_mean(seen, stated, float(seen.std()))
 
 
-@pytest.mark.parametrize("placing", quick(["rotation", "hashed"], 'hashed'))
+@pytest.mark.parametrize("placing", quick(["rotation", "hashed"], "hashed"))
 def test_noise_of_the_cells_is_noise_of_the_coordinates(placing: Placing) -> None:
     """E‖decode(ξ)‖² = length for a ξ of unit variance. Power: 1.1 times it is 7 deviations."""
     dense._compiled()

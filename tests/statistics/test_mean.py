@@ -148,7 +148,7 @@ def test_a_norm_that_is_taken_for_half_is_caught() -> None:
         assert_compression_is_cheap(campaigns("dense", understated=2.0))
 
 
-@pytest.mark.parametrize("tail", quick(["dense", "power"], 'dense'))
+@pytest.mark.parametrize("tail", quick(["dense", "power"], "dense"))
 def test_the_standard_error_is_the_error(tail: str) -> None:
     """False alarm 1e-6 (normal). The squared error over all coordinates is that of about `cells`
     normal variables, so that its relative deviation is √(2/cells), here below 0.02; twice that is

@@ -326,6 +326,7 @@ def test_what_comes_before_the_answer_is_answered_after_it(place: Place) -> None
         assert stored(place.store) == before + 4
 
 
+@pytest.mark.slow
 def test_a_connection_is_kept_while_it_is_used_and_ended_when_it_is_not(tmp_path: Path) -> None:
     with standing_alone(tmp_path, idle_seconds=1) as place:
         store = place.store
