@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from disks import quick_disk
 from sfumato.collector.store.database import database
 from sfumato.collector.store.schema import STEPS
 from sfumato.collector.store.store import Store
@@ -147,7 +148,7 @@ def postgres() -> Iterator[Server]:
     if script.returncode != 0:
         pytest.skip(f"scripts/postgres found no server: {script.stderr.strip()[-200:]}")
     # Not in pytest's own folder, which other users cannot enter.
-    with tempfile.TemporaryDirectory(prefix="sfumato-", dir=_quick_disk()) as folder:
+    with tempfile.TemporaryDirectory(prefix="sfumato-", dir=quick_disk()) as folder:
         server = Server(Path(script.stdout.strip()), Path(folder))
         try:
             server.start()
@@ -189,16 +190,6 @@ def execute(url: str, sql: str, *parameters: Any) -> list[Any]:
         rows = connection.execute(sql, parameters)
         connection.commit()
         return list(rows)
-
-
-def _quick_disk() -> str | None:
-    """A disk in memory with enough space, if any: a crashed server syncs each of its files."""
-    memory = "/dev/shm"  # noqa: S108 -- a folder with a random name is created in it
-    try:
-        has_room = shutil.disk_usage(memory).free > 1 << 30
-    except OSError:
-        return None
-    return memory if has_room and os.access(memory, os.W_OK) else None
 
 
 def _owner() -> pwd.struct_passwd | None:

@@ -109,6 +109,7 @@ def releases(path: Path) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_a_worker_killed_at_any_moment_gives_the_release_of_one_left_alone(
     unsealed_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

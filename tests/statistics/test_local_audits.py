@@ -19,6 +19,7 @@ import pytest
 from scipy import stats
 
 from checks import SEED
+from marks import quick
 from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension
 from sfumato.kernels import local
 from sfumato.privacy import (
@@ -127,7 +128,7 @@ AUDITS = {
 }
 
 
-@pytest.mark.parametrize("name", AUDITS)
+@pytest.mark.parametrize("name", quick(AUDITS, "hashed", "hadamard", "direct"))
 def test_records_betray_what_is_claimed_and_no_more(name: str) -> None:
     """False alarm 1e-6 (Clopper-Pearson) above the claim. Below 0.9 of it the audit would be too
     blunt to mean anything; its bounds are at 0.97 to 0.99 of it. Power: see the next test."""
@@ -136,7 +137,7 @@ def test_records_betray_what_is_claimed_and_no_more(name: str) -> None:
     assert TIGHT * audit.claim < bound <= audit.claim
 
 
-@pytest.mark.parametrize("name", AUDITS)
+@pytest.mark.parametrize("name", quick(AUDITS, "hashed", "hadamard", "direct"))
 def test_coins_that_are_too_honest_are_caught(name: str) -> None:
     """The negative control: twice the epsilon in the paper's own trap, a tenth more elsewhere.
     Missed with probability below 1e-6: over other seeds, the bound that each control gives is 16 or

@@ -87,7 +87,7 @@ def largest_errors(
 
 @pytest.mark.parametrize(
     ("law", "width", "kind"),
-    quick((1.1, 200, "shared"), (2.0, 200, "hybrid")),
+    quick((1.1, 200, "shared")),
 )
 def test_alike_rounds_are_read_five_times_better_than_by_the_median(
     law: float, width: int, kind: Kind
@@ -99,6 +99,7 @@ def test_alike_rounds_are_read_five_times_better_than_by_the_median(
     assert 5 * refined <= median
 
 
+@pytest.mark.slow
 def test_different_rounds_are_seen_not_to_gain_five_times() -> None:
     """The control: the same check fails on rounds that have little to lend one another."""
     median, refined = largest_errors(1.1, 50, "hybrid", alike=False)
@@ -114,7 +115,7 @@ def test_different_rounds_are_peeled_each_on_its_own() -> None:
     assert 5 * refined <= median
 
 
-@pytest.mark.parametrize(("law", "width", "kind"), quick((1.1, 50, "hybrid"), (5.0, 200, "fresh")))
+@pytest.mark.parametrize(("law", "width", "kind"), quick((1.1, 50, "hybrid")))
 def test_different_rounds_are_read_no_worse_than_by_the_median(
     law: float, width: int, kind: Kind
 ) -> None:

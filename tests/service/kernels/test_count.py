@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 
 def run_python(code: str) -> str:
     done = subprocess.run(
@@ -64,6 +66,7 @@ SAME_WORK = """
 """
 
 
+@pytest.mark.slow
 def test_everything_works_without_numba_and_gives_the_same() -> None:
     with_numba = run_python(SAME_WORK.format(blocked=False)).split()
     without = run_python(SAME_WORK.format(blocked=True)).split()

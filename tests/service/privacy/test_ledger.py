@@ -74,6 +74,7 @@ ledger.charge(campaign="words", cohort="a", task="1", loss=loss)
     ledger.charge(campaign="words", cohort="a", task="1", loss=LOSS)
 
 
+@pytest.mark.slow
 def test_of_two_processes_that_race_for_the_last_of_a_budget_one_wins(path: Path) -> None:
     Ledger(ONE, path).close()
     program = """

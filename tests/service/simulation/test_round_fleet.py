@@ -130,7 +130,7 @@ def test_some_of_a_fleet_vanish_in_the_phases_that_they_are_told_to(tmp_path: Pa
 
 def test_devices_are_asked_for_their_vectors_twice(tmp_path: Path) -> None:
     """The mean of equal vectors; its coordinates err by less than six standard errors."""
-    vectors = np.zeros((200, 2_000))
+    vectors = np.zeros((100, 2_000))
     vectors[:, 3] = 0.9
     np.save(tmp_path / "vectors.npy", vectors)
     with running(settings(tmp_path)) as collector:
@@ -140,7 +140,7 @@ def test_devices_are_asked_for_their_vectors_twice(tmp_path: Path) -> None:
             trust="central",
             epsilon=2.0,
             delta=1e-5,
-            devices=200,
+            devices=100,
             dimensions=2_000,
             clip=1.0,
         )
@@ -150,14 +150,14 @@ def test_devices_are_asked_for_their_vectors_twice(tmp_path: Path) -> None:
             ["fleet", *options, "--study", NAME, "--data", str(tmp_path / "vectors.npy"), "--json"],
         )
         assert done.exit_code == 0, done.output
-        assert json.loads(done.stdout)["sent"] == 400
+        assert json.loads(done.stdout)["sent"] == 200
         release = MeanRelease.from_dict(released(collector, study))
         token = tokens.create(collector.store, role="analyst", name="me", days=1)[1]
         output = CliRunner(env={"SFUMATO_TOKEN": token}).invoke(
             main, ["release", "show", NAME, "--server", collector.address]
         )
-    assert "2,000 coordinates, 200 devices" in output.stdout
-    assert release.cost.devices == 200
+    assert "2,000 coordinates, 100 devices" in output.stdout
+    assert release.cost.devices == 100
     assert abs(release.mean[3] - 0.9) < 6 * release.standard_error
 
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from marks import quick
 from sfumato.errors import DataError, ImpossibleError, SpecError
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.model_terms import LocalTraining
@@ -700,7 +699,8 @@ def test_without_noise_nothing_is_noised() -> None:
     assert off(silent, quiet) < 1e-2  # steps of a thousandth of the clip
 
 
-@pytest.mark.parametrize("rule", quick(["none", "fixed", "adapt_norm", "adapt_tail"], "adapt_tail"))
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["none", "fixed", "adapt_norm", "adapt_tail"])
 def test_noise_that_is_too_large_to_draw_is_drawn_on_coarser_tables(rule: str) -> None:
     """Sixty times a table of a thousand whole numbers is the most that the sampler can draw."""
     campaign = campaign_of(RULES[rule], noise_multiplier=500.0)

@@ -120,13 +120,21 @@ def planned_list(study: sfumato.Study) -> sfumato.Plan:
     return make(study, None)
 
 
-def test_too_few_bytes_say_how_many_would_do() -> None:
-    for changes in ({}, {"epsilon": None}, {"question": "histogram"}, {"adaptive": True}):
-        with pytest.raises(ImpossibleError, match="bytes per device") as caught:
-            planned_list(make_study(bytes_per_device=120, **changes))
-        assert caught.value.hint is not None
-        need = int(caught.value.hint.split("bytes_per_device to ")[1].split()[0])
-        planned_list(make_study(bytes_per_device=2 * need, **changes))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"epsilon": None},
+        pytest.param({"question": "histogram"}, marks=pytest.mark.slow),
+        {"adaptive": True},
+    ],
+)
+def test_too_few_bytes_say_how_many_would_do(changes: dict[str, Any]) -> None:
+    with pytest.raises(ImpossibleError, match="bytes per device") as caught:
+        planned_list(make_study(bytes_per_device=120, **changes))
+    assert caught.value.hint is not None
+    need = int(caught.value.hint.split("bytes_per_device to ")[1].split()[0])
+    planned_list(make_study(bytes_per_device=2 * need, **changes))
 
 
 @pytest.mark.parametrize(

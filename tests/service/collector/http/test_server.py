@@ -330,6 +330,7 @@ def test_requests_before_an_answer_are_answered_after_it(place: Place) -> None:
         assert stored(place.store) == before + 4
 
 
+@pytest.mark.slow
 def test_a_connection_is_kept_while_it_is_used_and_closed_when_it_is_idle(tmp_path: Path) -> None:
     with separate_place(tmp_path, idle_seconds=1) as place:
         store = place.store

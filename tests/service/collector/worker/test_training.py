@@ -175,6 +175,7 @@ def test_a_device_takes_part_once_per_pass(stage: Masking, fleet: Fleet) -> None
     assert again.part(NAME, TRAINERS[members[0]], stage.clock()) is Outcome.LIFETIME_SPENT
 
 
+@pytest.mark.slow
 def test_a_round_that_is_aborted_too_often_is_skipped(stage: Masking, fleet: Fleet) -> None:
     study = stage.create(CLIENTS, **KEYS)
     before = offer(stage, study).model
@@ -273,6 +274,7 @@ def test_a_training_that_would_exceed_the_budget_is_refused_before_its_first_rou
         stage.create(CLIENTS, **KEYS)
 
 
+@pytest.mark.slow
 def test_a_training_that_takes_the_whole_budget_goes_to_its_end(tmp_path: Path) -> None:
     with (
         masking(tmp_path, budget_epsilon=KEYS["epsilon"], budget_delta=1e-3) as stage,
