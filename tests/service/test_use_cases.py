@@ -128,7 +128,7 @@ def over_the_network(served: Collector, use: Use, devices: int) -> Scores:
     holders = [[item] for item, count in zip(items, truth, strict=True) for _ in range(count)]
     admin, scores = served.admin(), Scores()
     for number in range(use.studies):
-        name = f"{use.name} {number}"
+        name = f"{use.name} {number} of {devices} devices"
         dictionary = items if use.question == "frequencies" else None
         study_id = admin.create_study(
             {
