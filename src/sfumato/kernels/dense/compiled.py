@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from sfumato.kernels.compiling import kernel
@@ -35,7 +34,6 @@ _1, _15, _16, _31 = (np.uint32(k) for k in (1, 15, 16, 31))
 
 _FLOAT, _WORD, _PAIR = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _FLOATS, _BITS = ir.VectorType(_FLOAT, LANES), ir.VectorType(ir.IntType(1), LANES)
-_MORE = ir.VectorType(_FLOAT, 2 * LANES)
 
 
 @intrinsic
@@ -122,31 +120,20 @@ def _add_first(
 
 
 @intrinsic
-def _raise_largest(context: Any, sums: Any, place: Any, stride: Any, last: Any) -> Any:
-    """Of 64 numbers at `place`, `place` + `stride` and so on, move the largest of each to the
-    `last` of them; the others stay in order."""
+def _order(context: Any, sums: Any, place: Any, same: Any, other: Any) -> Any:
+    """Swap each of the 32 numbers at `place` with its counterpart at `other` if it is larger;
+    `same` is `sums` again."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-
-        def at(block: Any) -> Any:
-            index = builder.add(args[1], builder.mul(block, args[2]))
-            return builder.bitcast(builder.gep(array.data, [index]), _MORE.as_pointer())
-
-        largest = cgutils.alloca_once(builder, _MORE)  # type: ignore[no-untyped-call]  # numba's
-        builder.store(builder.load(at(_PAIR(0)), align=4), largest)
-        with cgutils.for_range(builder, args[3]) as loop:
-            one, two = (
-                builder.load(largest),
-                builder.load(at(builder.add(loop.index, _PAIR(1))), align=4),
-            )
-            less = builder.fcmp_ordered("<", one, two)
-            builder.store(builder.select(less, one, two), at(loop.index), align=4)
-            builder.store(builder.select(less, two, one), largest)
-        builder.store(builder.load(largest), at(args[3]), align=4)
+        here = _address(context, builder, signature, args, 0)
+        there = _address(context, builder, signature, args, 2)
+        one, two = builder.load(here, align=4), builder.load(there, align=4)
+        less = builder.fcmp_ordered("<", one, two)
+        builder.store(builder.select(less, one, two), here, align=4)
+        builder.store(builder.select(less, two, one), there, align=4)
         return context.get_dummy_value()
 
-    return types.void(sums, types.int64, types.int64, types.int64), generate
+    return types.void(sums, types.int64, same, types.int64), generate
 
 
 def _address(context: Any, builder: Any, signature: Any, args: Any, which: int) -> Any:
@@ -352,7 +339,10 @@ def _write_medians(
     count = stop - start
     for begin in range(0, count, 2 * LANES):  # in pairs, so that neither waits for its last step
         for last in range(blocks - 1, (blocks - 1) // 2 - 1, -1):
-            _raise_largest(sums, begin, _STRIDE, last)
+            for block in range(last):  # the largest moves up
+                here = block * _STRIDE + begin
+                _order(sums, here, sums, here + _STRIDE)
+                _order(sums, here + LANES, sums, here + LANES + _STRIDE)
     low, high = (blocks - 1) // 2 * _STRIDE, blocks // 2 * _STRIDE
     factor = np.float32(scale)
     if low == high:
