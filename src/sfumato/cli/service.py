@@ -19,7 +19,7 @@ from sfumato.errors import SpecError
 
 if TYPE_CHECKING:  # the service is an extra, and slow to import
     from sfumato.collector.settings import Settings
-    from sfumato.collector.store.store import Store
+    from sfumato.collector.store.store import Store, TokenRow
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path)
@@ -112,7 +112,7 @@ def worker_command(settings: Settings) -> None:
 
 @click.group("token")
 def token_group() -> None:
-    """Create, list and revoke the tokens of administrators and analysts
+    """Create, list, rotate and revoke the tokens of administrators and analysts
 
     These commands open the store directly, so they need neither a token nor a running collector.
 
@@ -150,11 +150,7 @@ def token_create(settings: Settings, role: Any, name: str, days: int, as_json: b
 
     with _open(settings) as store:
         row, token = tokens.create(store, role=role, name=name, days=days)
-    if as_json:
-        print_json({"id": row.id, "token": token, "role": role, "expires": row.expires})
-    else:
-        click.echo(token)
-        click.echo(f"token {row.id} of {name}, {role}, until {_day_of(row.expires)}", err=True)
+    _print_token(row, token, as_json)
 
 
 @token_group.command("list")
@@ -179,6 +175,33 @@ def token_list(settings: Settings, as_json: bool) -> None:
         return
     for row in rows:
         click.echo(f"{row.id}  {row.role:<7}  until {_day_of(row.expires)}  {row.name}")
+
+
+@token_group.command("rotate")
+@click.argument("token_id", metavar="ID")
+@_settings
+@click.option(
+    "--days",
+    type=click.IntRange(min=1),
+    default=90,
+    show_default=True,
+    help="Days until the new one expires.",
+)
+@_json
+def token_rotate(settings: Settings, token_id: str, days: int, as_json: bool) -> None:
+    """Replace a token by a new one of the same owner and role, and print it
+
+    The old token is refused from now on, and whoever signed in with it is signed out.
+
+    \b
+    Example:
+      export SFUMATO_TOKEN=$(sfumato token rotate 84da943120902d4a)
+    """
+    from sfumato.collector import tokens
+
+    with _open(settings) as store:
+        row, token = tokens.rotate(store, token_id, days=days)
+    _print_token(row, token, as_json)
 
 
 @token_group.command("revoke")
@@ -305,6 +328,15 @@ def _print(data: dict[str, Any], line: str, as_json: bool) -> None:
         print_json(data)
     else:
         click.echo(line)
+
+
+def _print_token(row: TokenRow, token: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"id": row.id, "token": token, "role": row.role, "expires": row.expires})
+    else:
+        click.echo(token)
+        until = _day_of(row.expires)
+        click.echo(f"token {row.id} of {row.name}, {row.role}, until {until}", err=True)
 
 
 def _day_of(seconds: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from typing import Literal, get_args
 
@@ -49,13 +50,28 @@ def create(
     return row, token
 
 
+def rotate(
+    store: Store, token_id: str, *, days: int, now: Callable[[], float] = time.time
+) -> tuple[TokenRow, str]:
+    """Replace a token by a new one of the same name and role; the old one is refused from now on,
+    and its sessions end."""
+    require(1 <= days <= LONGEST_DAYS, f"days must be 1 to {LONGEST_DAYS}; got {days}")
+    token = PREFIX + secrets.token_urlsafe(32)
+    expires = int(now()) + days * _DAY_SECONDS
+    with store.transaction() as tx:
+        old = next((row for row in tx.tokens() if row.id == token_id), None)
+        if old is None or not tx.revoke(token_id):
+            raise _no_token(token_id)
+        row = replace(old, id=secrets.token_hex(8), expires=expires)
+        tx.add_token(row, digest(token))
+    return row, token
+
+
 def revoke(store: Store, token_id: str) -> None:
     """Refuse the token from now on."""
     with store.transaction() as tx:
         if not tx.revoke(token_id):
-            raise SpecError(
-                f"there is no token {token_id}", hint="sfumato token list shows all tokens"
-            )
+            raise _no_token(token_id)
 
 
 def authorise(store: Store, token: str | None, role: Role, *, now: float) -> TokenRow:
@@ -70,6 +86,10 @@ def authorise(store: Store, token: str | None, role: Role, *, now: float) -> Tok
     if row.role not in ROLES[ROLES.index(role) :]:
         raise Problem("forbidden", hint=f"use a token with the role {role}")
     return row
+
+
+def _no_token(token_id: str) -> SpecError:
+    return SpecError(f"there is no token {token_id}", hint="sfumato token list shows all tokens")
 
 
 def digest(token: str) -> bytes:

@@ -112,3 +112,27 @@ def test_an_invalid_token_is_not_created(store: Store, name: str, days: int) -> 
 def test_revoking_a_token_that_is_not_there_is_a_mistake(store: Store) -> None:
     with pytest.raises(SpecError, match="no token"):
         tokens.revoke(store, "00")
+
+
+def test_a_rotated_token_is_replaced_by_one_of_the_same_owner_and_role(store: Store) -> None:
+    old, token = tokens.create(store, role="analyst", name="ops", days=2, now=lambda: NOW)
+    row, successor = tokens.rotate(store, old.id, days=3, now=lambda: NOW)
+    assert (row.name, row.role) == ("ops", "analyst")
+    assert row.expires == NOW + 3 * DAY_SECONDS
+    assert refusal(store, token).code == "unauthorized"
+    assert tokens.authorise(store, successor, "analyst", now=NOW) == row
+    assert refusal(store, successor, "admin").code == "forbidden"
+
+
+def test_only_a_token_that_is_there_is_rotated(store: Store) -> None:
+    with pytest.raises(SpecError, match="no token"):
+        tokens.rotate(store, "00", days=1)
+    with store.reading() as tx:
+        assert not tx.tokens()
+
+
+def test_a_rotation_that_is_refused_leaves_the_token_valid(store: Store) -> None:
+    old, token = tokens.create(store, role="admin", name="ops", days=2, now=lambda: NOW)
+    with pytest.raises(SpecError, match="days"):
+        tokens.rotate(store, old.id, days=0)
+    assert tokens.authorise(store, token, "admin", now=NOW) == old
