@@ -105,6 +105,7 @@ def settings(folder: Path, **options: Any) -> Settings:
         "worker_seconds": 0.05,
         "seal_seconds": 0.1,
         "log_level": "error",
+        "reports_per_second": 1_000_000,  # devices of tests do not spread them over a day
     }
     return Settings(**{**defaults, **options})
 

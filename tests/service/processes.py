@@ -18,7 +18,7 @@ from sfumato.collector.tokens import Role
 from sfumato.device import offers
 
 PATIENCE_SECONDS = 60.0
-_SETTINGS = {"worker_seconds": "0.05", "seal_seconds": "0.5"}
+_SETTINGS = {"worker_seconds": "0.05", "seal_seconds": "0.5", "reports_per_second": "1000000"}
 
 
 class Collector:

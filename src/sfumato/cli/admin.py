@@ -74,6 +74,16 @@ def study_group() -> None:
 )
 @click.option("--lifetime-epsilon", type=float, help="Total epsilon that one device may spend.")
 @click.option("--closes", type=click.DateTime(["%Y-%m-%d"]), help="Last day for reports.")
+@click.option(
+    "--open-seconds",
+    type=click.IntRange(min=1),
+    help="How long each task takes reports, even if it is full.",
+)
+@click.option(
+    "--minimum",
+    type=click.IntRange(min=1),
+    help="Reports that suffice after --open-seconds. Default: as many as planned.",
+)
 @_client
 @_json
 def study_create(
@@ -85,6 +95,8 @@ def study_create(
     delay_seconds: int,
     lifetime_epsilon: float | None,
     closes: datetime | None,
+    open_seconds: int | None,
+    minimum: int | None,
     as_json: bool,
 ) -> None:
     """Open a study to devices
@@ -107,6 +119,8 @@ def study_create(
             "delay_seconds": delay_seconds,
             "lifetime_epsilon": lifetime_epsilon,
             "closes": None if closes is None else (closes.date() - _DAY_ZERO).days,
+            "open_seconds": open_seconds,
+            "minimum": minimum,
         }
     )
     _print_study(row, as_json)

@@ -40,6 +40,8 @@ class Request:
     delay_seconds: int = DAY_SECONDS
     lifetime_epsilon: float | None = None
     closes: int | None = None  # the last day for reports, in days since 1970-01-01 UTC
+    open_seconds: int | None = None  # how long each task takes reports, even if it is full
+    minimum: int | None = None  # of reports that suffice after that time; None: as planned
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Request:
@@ -96,6 +98,9 @@ class Request:
         """Equal for equal requests; a dictionary is represented by its own digest."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values |= {"study": study.to_dict(), "items": dictionary}
+        for name in ("open_seconds", "minimum"):  # requests of older versions do not have them
+            if values[name] is None:
+                del values[name]
         return hashlib.sha256(canonical(values).encode()).hexdigest()
 
 

@@ -48,10 +48,12 @@ class Settings:
     upload_reports: int = 10_000  # most reports in one body
     upload_seconds: float = 30.0  # how long a body may take to arrive
     study_bytes: int = 64 * MEBIBYTE  # most bytes in a request for a study, which has its items
-    queue_bytes: int = 64 * MEBIBYTE  # most bytes waiting to be stored; then devices must wait
+    queue_bytes: int = (
+        64 * MEBIBYTE
+    )  # most bytes of a study waiting to be stored; of all, twice this
     queue_uploads: int = 10_000
     commit_bytes: int = 8 * MEBIBYTE  # about the most bytes stored in one transaction
-    reports_per_second: int | None = None  # for one task; beyond, devices must wait
+    reports_per_second: int | None = None  # for one task; None: by its plan (http/task_cache.py)
     connections: int = 1_000
     idle_seconds: int = 15  # before an idle connection is closed
     shutdown_seconds: int = 30  # to finish requests when the collector is stopped

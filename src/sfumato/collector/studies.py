@@ -44,6 +44,7 @@ from sfumato.study import Study
 End = Literal["released", "failed", "deleted"]  # states in which a study asks nothing more
 ALIVE: tuple[StudyState, ...] = ("collecting", "closing")
 UNFINISHED: tuple[TaskState, ...] = ("open", "closing")
+LONGEST_OPEN = 366 * DAY_SECONDS  # of one task
 
 
 CampaignCache: TypeAlias = dict[str, tuple[Campaign, int]]
@@ -60,6 +61,8 @@ class Terms:
     delay_seconds: int
     lifetime_epsilon: float | None
     closes: int | None
+    open_seconds: int | None = None
+    minimum: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ def create(
         raise StudyError(
             f"closes must not be in the past: today is day {today}; got {request.closes}"
         )
+    _check_open_time(request, study, now())
     study = study.with_seed(rng)
     planned = plan(study, items=request.items)
     seeded = planned.design.with_seed(rng)
@@ -110,6 +114,8 @@ def create(
         delay_seconds=request.delay_seconds,
         lifetime_epsilon=request.lifetime_epsilon,
         closes=request.closes,
+        open_seconds=request.open_seconds,
+        minimum=request.minimum,
     )
     row = StudyRow(
         id=rng.words(2).tobytes().hex(),
@@ -129,8 +135,14 @@ def create(
         tx.add_study(row)
         if seeded.secret:
             tx.set_secret(row.id, seeded.secret)
-        first = next_task(tx, row, key=key)
+        first = next_task(tx, row, key=key, now=now())
         assert first is not None  # every plan has a task
+        target = first.row.target
+        if request.minimum is not None and target is not None and request.minimum > target:
+            raise StudyError(
+                f"minimum must be at most the {target:,} reports that the study is planned for; "
+                f"got {request.minimum:,}"
+            )
         add_task(tx, first)
         task = from_json(first.row.spec)
         if not task.is_local:
@@ -144,7 +156,7 @@ def create(
 
 
 def next_task(
-    tx: Transaction, row: StudyRow, *, key: bytes, cache: CampaignCache | None = None
+    tx: Transaction, row: StudyRow, *, key: bytes, now: float, cache: CampaignCache | None = None
 ) -> NextTask | None:
     """The next task of a study whose tasks are all done, if it has another one.
 
@@ -182,6 +194,7 @@ def next_task(
         state="open",
         target=devices * (terms.daily_reports if task.is_local else 1),
         capacity_left=task.most_reports,
+        open_until=None if terms.open_seconds is None else math.ceil(now + terms.open_seconds),
     )
     return NextTask(task_row, model)
 
@@ -245,7 +258,7 @@ def state(store: Store, study_id: str) -> dict[str, Any]:
         row = get_study(tx, study_id)
         tasks = [_task_state(tx, task) for task in tx.tasks(row.id)]
     terms = terms_of(row)
-    public_terms = ("daily_reports", "delay_seconds", "lifetime_epsilon", "closes", "dictionary")
+    public_terms = [field.name for field in fields(terms) if field.name != "request"]
     rejected: dict[str, int] = {}
     for task in tasks:
         for reason, count in task["rejected"].items():
@@ -390,6 +403,32 @@ def _existing_study(tx: Transaction, name: str, digest: str) -> StudyRow | None:
     return row
 
 
+def _check_open_time(request: Request, study: Study, now: float) -> None:
+    seconds = request.open_seconds
+    if request.minimum is not None:
+        if seconds is None:
+            raise StudyError(
+                "minimum says which reports suffice after open_seconds; set open_seconds, too"
+            )
+        if request.minimum < 1:
+            raise StudyError(f"minimum must be at least 1; got {request.minimum}")
+    if seconds is None:
+        return
+    if not 1 <= seconds <= LONGEST_OPEN:
+        raise StudyError(f"open_seconds must be 1 to {LONGEST_OPEN}; got {seconds}")
+    if study.is_masked:
+        raise StudyError(
+            "open_seconds is for studies whose devices send reports; a masked round starts when "
+            "its cohort is complete",
+            hint='leave it out with trust = "secure"',
+        )
+    if request.closes is not None and now + seconds > (request.closes + 1) * DAY_SECONDS:
+        raise StudyError(
+            f"open_seconds must end before the last day for reports does; {seconds} seconds from "
+            f"now are after day {request.closes}"
+        )
+
+
 def _daily_reports(request: Request, study: Study) -> int:
     planned = study.daily_reports or 1
     daily = planned if request.daily_reports is None else request.daily_reports
@@ -422,6 +461,7 @@ def _task_state(tx: Transaction, task: TaskRow) -> dict[str, Any]:
         "rounds": [{"phase": row.phase, "problem": row.problem} for row in rounds],
         "state": task.state,
         "wanted": task.target,
+        "open_until": task.open_until,
         "received": report_count(tx, task.id),
         "counted": counts.get("reports", 0),
         "repeated": counts.get("repeated", 0),

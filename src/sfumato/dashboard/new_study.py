@@ -132,10 +132,26 @@ def _page(
 
 
 For = Literal[
-    "", "local", "sums", "tables", "frequencies", "counts", "bytes", "words", "vectors", "mean"
+    "",
+    "local",
+    "reports",
+    "sums",
+    "tables",
+    "frequencies",
+    "counts",
+    "bytes",
+    "words",
+    "vectors",
+    "mean",
 ]
 _DAY_ZERO = date(1970, 1, 1)
-_TERMS = ("delay_seconds", "lifetime_epsilon", "closes")  # of the request, not of the study
+_TERMS = (  # of the request, not of the study
+    "delay_seconds",
+    "lifetime_epsilon",
+    "closes",
+    "open_seconds",
+    "minimum",
+)
 
 QUESTION_TEXTS = {
     "frequencies": ("Frequencies", "How common is each item of a list?"),
@@ -197,6 +213,8 @@ ANSWER = (
 TERMS = (
     Field("delay_seconds", "Delay (seconds)", "Longest delay of a report.", example="86400"),
     Field("closes", "Closes", "Last day for reports.", "date"),
+    Field("open_seconds", "Open (seconds)", "Even if it is full.", only="reports"),
+    Field("minimum", "Minimum", "Reports that suffice then.", only="reports"),
 )
 GROUPS = (
     ("Privacy", PROMISE),
@@ -287,6 +305,7 @@ def applies(field: Field, keys: Mapping[str, Any]) -> bool:
     return {
         "": True,
         "local": trust.is_local,
+        "reports": not trust.is_masked,
         "sums": not trust.is_local,
         "tables": not trust.is_local and is_items,
         "frequencies": facts.dictionary == "listed",

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from sfumato.collector.http.service import Service, service_of
+from sfumato.collector.http.service import SIGN_IN_BYTES, Service, service_of
 from sfumato.collector.problems import KINDS, Problem
 from sfumato.collector.tokens import Role
 from sfumato.dashboard import sessions
@@ -21,7 +21,7 @@ from sfumato.errors import SfumatoError
 
 HOME = "/dashboard/studies"
 SIGN_IN = "/dashboard/sign-in"
-_OWN_PAGE = re.compile(r"/dashboard/[\w/.-]*(\?page=\d+)?")
+_OWN_PAGE = re.compile(r"/dashboard(/[\w-]+(\.\w+)?)+(\?page=\d+)?", re.ASCII)  # no `//`, no `..`
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,14 @@ async def own_form(
     service, content_type = service_of(request), request.headers.get("content-type", "")
     # Our pages send large fields as multipart/form-data; to decode others takes much more memory.
     is_large = large_fields and content_type.startswith("multipart/form-data")
-    body = await service.bodies.read(
+    most_bytes = service.settings.study_bytes if is_large else FORM_BYTES
+    async with (service.sign_ins if session is None else service.requests).read(
         request,
-        most_bytes=service.settings.study_bytes if is_large else FORM_BYTES,
+        most_bytes=SIGN_IN_BYTES if session is None else most_bytes,
         seconds=service.settings.upload_seconds,
-    )
-    form = await service.show(Form.parse, content_type, body, large_fields=large_fields)
+        who="study" if is_large else "form",
+    ) as body:
+        form = await service.show(Form.parse, content_type, body, large_fields=large_fields)
     if session is not None and not session.has_csrf(form.text("csrf")):
         raise Problem("forbidden", "this form is from another session", hint="reload the page")
     return form

@@ -155,6 +155,11 @@ def test_signing_in_leads_to_the_requested_page(stranger: Visitor, stage: Stage)
     "path",
     [
         "//evil.example",
+        "/dashboard//evil.example",
+        "/dashboard/..",
+        "/dashboard/../v1/me",
+        "/dashboard/studies/../../v1/me",
+        "/dashboard/studies/./new",
         "https://evil.example/dashboard/",
         "/dashboard/../v1/me?x=1",
         "javascript:1",

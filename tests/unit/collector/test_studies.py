@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from collecting import ITEMS, KEY, TODAY, Clock, create, open_task, report, requ
 from planning_checks import sums_of
 from sfumato.collector import studies
 from sfumato.collector.problems import Problem
+from sfumato.collector.requests import Request
 from sfumato.collector.store.ledger import NO_LIMIT, StoreLedger, set_budget
 from sfumato.collector.store.store import Store
 from sfumato.collector.worker.worker import Worker
@@ -90,6 +92,16 @@ def test_the_same_request_makes_one_study_and_another_of_its_name_is_refused(
     assert names(store) == ["Street trees"]
 
 
+def test_terms_that_are_not_used_leave_the_request_as_it_was() -> None:
+    """A request that an older version answered is still the same request."""
+    values = Request.from_mapping(request())
+    assert values.digest(values.parse_study(), None) == (
+        "d4f42b1456b45ca9b98d88796b2954cda2a0ed606dc2cb92aff9d56cb06c4b88"
+    )
+    longer = replace(values, open_seconds=9)
+    assert longer.digest(longer.parse_study(), None) != values.digest(values.parse_study(), None)
+
+
 @pytest.mark.parametrize("keys", [{}, LOCAL, {"trust": "local", "epsilon": 4.0, "rounds": 2}])
 def test_two_studies_alike_share_neither_tasks_nor_a_place_in_the_ledger(
     store: Store, clock: Clock, keys: dict[str, Any]
@@ -118,6 +130,16 @@ def test_two_studies_alike_share_neither_tasks_nor_a_place_in_the_ledger(
         ({"terms": {"colour": "green"}}, StudyError, "unknown key colour in the request"),
         ({"terms": {"closes": TODAY - 1}}, StudyError, "must not be in the past"),
         ({"terms": {"daily_reports": 2}}, StudyError, "planned for 1 reports"),
+        ({"terms": {"minimum": 5}}, StudyError, "set open_seconds"),
+        ({"terms": {"open_seconds": 9, "minimum": 0}}, StudyError, "minimum must be at least 1"),
+        ({"terms": {"open_seconds": 9, "minimum": 41}}, StudyError, "at most the 40 reports"),
+        ({"terms": {"open_seconds": 0}}, StudyError, "open_seconds must be 1 to"),
+        ({"terms": {"open_seconds": 86_400, "closes": TODAY}}, StudyError, "before the last day"),
+        (
+            {"trust": "secure", **NOISED, "devices": 1_000, "terms": {"open_seconds": 9}},
+            StudyError,
+            "masked round",
+        ),
         ({"terms": {"delay_seconds": 0}}, SfumatoError, "delay_seconds"),
         ({"terms": {"name": "two\nlines"}}, SfumatoError, "study"),
         ({"terms": {"purpose": ""}}, SfumatoError, "purpose"),

@@ -59,6 +59,12 @@ class StudyRequest(PlanRequest):
     delay_seconds: int = 86_400
     lifetime_epsilon: float | None = None
     closes: int | None = Field(None, description="last day, in days since 1970-01-01")
+    open_seconds: int | None = Field(
+        None, description="how long each task takes reports, even if it is full"
+    )
+    minimum: int | None = Field(
+        None, description="reports that suffice after open_seconds; null: as many as planned"
+    )
 
 
 class Me(BaseModel):
@@ -257,10 +263,10 @@ async def show_ledger(service: Served) -> Ledger:
 
 async def _read(request: Request, service: Service, model: type[_Model]) -> _Model:
     limits = service.settings
-    body = await service.bodies.read(
-        request, most_bytes=limits.study_bytes, seconds=limits.upload_seconds
-    )
-    return await service.call(_parse, body, model)
+    async with service.requests.read(
+        request, most_bytes=limits.study_bytes, seconds=limits.upload_seconds, who="study"
+    ) as body:
+        return await service.call(_parse, body, model)
 
 
 def _parse(body: bytes, model: type[_Model]) -> _Model:

@@ -2,8 +2,9 @@
 
 A commit costs a sync of the disk, whether it holds one upload or a thousand; so uploads that arrive
 during one commit share the next. Acknowledged means committed: an upload is answered after the
-transaction that holds it, never before. The queue is bounded by bytes and by uploads; a full queue
-refuses (`busy`), and says when to come back according to the measured speed.
+transaction that holds it, never before. The queue is bounded by bytes and by uploads, and tasks and
+rounds take turns in it; without room it refuses (`busy`), and says when to come back according to
+the measured speed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from sfumato.collector.http.limits import Room
 from sfumato.collector.logs import count_field, log_error
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.problems import Problem
@@ -47,6 +49,7 @@ class _Upload:
 class _Write:
     """An item in the queue, and the future that waits for it."""
 
+    who: str
     size: int
     apply: Writer[Any, Any]
     item: Any
@@ -75,15 +78,16 @@ class CommitQueue:
         self._store = store
         self._settings = settings or Settings()
         self._metrics = metrics or Metrics()
-        self._waiting: deque[_Write] = deque()
-        self._bytes = 0  # of those that wait or are being stored
-        self._writes = 0
+        self._waiting: dict[str, deque[_Write]] = {}  # by task or round
+        # Of those that wait or are being stored; twice the limits, since one may take half.
+        self._bytes = Room(2 * self._settings.queue_bytes)
+        self._writes = Room(2 * self._settings.queue_uploads)
         self._changed = threading.Condition()
         self._stopping = False
         self._bytes_per_second = bytes_per_second
         self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
-        self._metrics.watch(self._metrics.queue_bytes, lambda: self._bytes)
-        self._metrics.watch(self._metrics.queue_uploads, lambda: self._writes)
+        self._metrics.watch(self._metrics.queue_bytes, lambda: self._bytes.taken)
+        self._metrics.watch(self._metrics.queue_uploads, lambda: self._writes.taken)
 
     def start(self) -> None:
         self._thread.start()
@@ -107,35 +111,39 @@ class CommitQueue:
 
         `rejected` counts the reports that were left out, by reason; it is stored with the upload.
         """
-        return await self.write(len(body), _store, _Upload(task_id, count, body, rejected))
+        upload = _Upload(task_id, count, body, rejected)
+        return await self.write(len(body), _store, upload, who=task_id)
 
-    async def write(self, size: int, apply: Writer[Item, T | Problem], item: Item) -> T:
+    async def write(
+        self, size: int, apply: Writer[Item, T | Problem], item: Item, *, who: str
+    ) -> T:
         """Store an item of about `size` bytes in the next transaction, together with others that
-        have the same `apply`. After the commit, return the outcome that `apply` gave for it."""
+        have the same `apply`. After the commit, return the outcome that `apply` gave for it. The
+        item takes room of `who`, a task or a round."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[T] = loop.create_future()
         with self._changed:
             if self._stopping:
                 raise Problem("stopping", retry_after_seconds=5)
-            self._check_capacity(size + _OVERHEAD_BYTES)
+            self._check_capacity(who, size + _OVERHEAD_BYTES)
             if not self._waiting:  # wake the thread when the loop has nothing else to do
                 loop.call_soon(self._wake)
-            self._waiting.append(_Write(size + _OVERHEAD_BYTES, apply, item, loop, outcome))
-            self._bytes += size + _OVERHEAD_BYTES
-            self._writes += 1
+            write = _Write(who, size + _OVERHEAD_BYTES, apply, item, loop, outcome)
+            self._waiting.setdefault(who, deque()).append(write)
+            self._bytes.take(who, write.size)
+            self._writes.take(who, 1)
         return await outcome
 
-    def check_capacity(self) -> None:
-        """Raise `busy` if the queue is full, before a body is read in vain."""
+    def check_capacity(self, who: str) -> None:
+        """Raise `busy` if there is no room for `who`, before a body is read in vain."""
         with self._changed:
-            self._check_capacity(1)
+            self._check_capacity(who, 1)
 
-    def _check_capacity(self, size: int) -> None:
-        if not self._writes:
+    def _check_capacity(self, who: str, size: int) -> None:
+        if not self._writes.taken:
             return  # one write always fits
-        full = self._bytes + size > self._settings.queue_bytes
-        if full or self._writes >= self._settings.queue_uploads:
-            seconds = math.ceil(self._bytes / self._bytes_per_second)
+        if not (self._bytes.has_room(who, size) and self._writes.has_room(who, 1)):
+            seconds = math.ceil(self._bytes.taken / self._bytes_per_second)
             raise Problem("busy", retry_after_seconds=min(max(seconds, 1), _LONGEST_WAIT_SECONDS))
 
     def _wake(self) -> None:
@@ -160,25 +168,33 @@ class CommitQueue:
                 log_error("uploads-not-stored", problem, **count_field(len(group)))
                 outcomes = [problem] * len(group)
             with self._changed:  # they are no longer in memory
-                self._writes -= len(group)
-                self._bytes -= sum(write.size for write in group)
+                for write in group:
+                    self._give_back(write)
             for loop in {write.loop for write in group}:
                 with suppress(RuntimeError):  # it has ended
                     loop.call_soon_threadsafe(_settle, loop, group, outcomes)
 
     def _take(self, most_bytes: float) -> list[_Write]:
-        """The next writes of about `most_bytes`, without those that were cancelled."""
+        """The next writes of about `most_bytes`, in turns of one of each task or round, without
+        those that were cancelled."""
         group: list[_Write] = []
         size = 0
         while self._waiting and size < most_bytes:
-            write = self._waiting.popleft()
+            who = next(iter(self._waiting))
+            waiting = self._waiting.pop(who)
+            write = waiting.popleft()
+            if waiting:
+                self._waiting[who] = waiting  # behind all others
             if write.outcome.cancelled():
-                self._writes -= 1
-                self._bytes -= write.size
+                self._give_back(write)
             else:
                 size += write.size
                 group.append(write)
         return group
+
+    def _give_back(self, write: _Write) -> None:
+        self._bytes.give_back(write.who, write.size)
+        self._writes.give_back(write.who, 1)
 
     def _measure(self, size: int, seconds: float) -> None:
         speed = size / max(seconds, 1e-6)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sfumato.collector.http.contents import ChunkedResponse
 from sfumato.collector.http.openapi import BYTES, hexadecimal, problems, takes_bytes
 from sfumato.collector.http.service import service_of
 from sfumato.collector.http.task_cache import task_closed
@@ -63,14 +64,14 @@ async def list_offers(request: Request) -> Response:
     headers = {"ETag": snapshot.etag, "Cache-Control": f"public, max-age={_OFFERS_SECONDS}"}
     if snapshot.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    return Response(snapshot.offers, media_type="application/json", headers=headers)
+    return ChunkedResponse(snapshot.offers, media_type="application/json", headers=headers)
 
 
 @router.get(
     "/dictionaries/{digest}",
     response_class=PlainTextResponse,
     response_description="One JSON string per line",
-    responses=problems("unknown-dictionary", "store-unavailable"),
+    responses=problems("unknown-dictionary", "busy", "store-unavailable"),
 )
 async def get_dictionary(request: Request, digest: Digest) -> Response:
     """The items of a study.
@@ -86,7 +87,7 @@ async def get_dictionary(request: Request, digest: Digest) -> Response:
     response_class=Response,
     responses={
         200: {"description": "float32 numbers, little-endian", "content": BYTES},
-        **problems("unknown-model", "store-unavailable"),
+        **problems("unknown-model", "busy", "store-unavailable"),
     },
 )
 async def get_model(request: Request, digest: Digest) -> Response:
@@ -135,24 +136,24 @@ async def upload_reports(request: Request, task_id: TaskId) -> Response:
     task = await service.tasks.find(task_id)
     if task.admission is None:
         raise Problem("masked-task", hint="join a round of this task")
-    service.commits.check_capacity()
-    body = await service.bodies.read(
-        request, most_bytes=limits.upload_bytes, seconds=limits.upload_seconds
-    )
-    admit = task.admission.admit
-    try:
-        if len(body) > _LONG_BODY_BYTES:
-            admitted = await service.call(admit, body, most_reports=limits.upload_reports)
-        else:
-            admitted = admit(body, most_reports=limits.upload_reports)
-    except TooManyReportsError as problem:
-        raise Problem("too-large", hint=str(problem)) from problem
-    except MismatchError as problem:
-        raise Problem("malformed-upload", hint=str(problem)) from problem
-    rejected = {str(reason): count for reason, count in admitted.rejected.items()}
-    task.bucket.take(admitted.count + sum(rejected.values()))
-    if not await service.commits.add_upload(task.id, admitted.count, admitted.body, rejected):
-        raise task_closed()
+    service.commits.check_capacity(task.id)
+    async with service.uploads.read(
+        request, most_bytes=limits.upload_bytes, seconds=limits.upload_seconds, who=task.id
+    ) as body:
+        admit = task.admission.admit
+        try:
+            if len(body) > _LONG_BODY_BYTES:
+                admitted = await service.call(admit, body, most_reports=limits.upload_reports)
+            else:
+                admitted = admit(body, most_reports=limits.upload_reports)
+        except TooManyReportsError as problem:
+            raise Problem("too-large", hint=str(problem)) from problem
+        except MismatchError as problem:
+            raise Problem("malformed-upload", hint=str(problem)) from problem
+        rejected = {str(reason): count for reason, count in admitted.rejected.items()}
+        task.bucket.take(admitted.count + sum(rejected.values()))
+        if not await service.commits.add_upload(task.id, admitted.count, admitted.body, rejected):
+            raise task_closed()
     for outcome, count in (("stored", admitted.count), *rejected.items()):
         if count:
             service.metrics.count_reports(task.study_id, outcome, count)
@@ -170,12 +171,16 @@ async def _by_digest(
     unknown: Problem,
 ) -> Response:
     """Content that never changes under its digest, so caches may keep it."""
-    service = service_of(request)
-    body = await service.call(read, service.store, digest) if _DIGEST.fullmatch(digest) else None
+    service, body = service_of(request), None
+    name = f"{media_type} {digest}"
+    if _DIGEST.fullmatch(digest):
+        body = await service.contents.take(name, lambda: service.call(read, service.store, digest))
     if body is None:
         raise unknown
     headers = {"ETag": f'"{digest}"', "Cache-Control": "public, max-age=31536000, immutable"}
-    return Response(body, media_type=media_type, headers=headers)
+    response = ChunkedResponse(body, media_type=media_type, headers=headers)
+    response.done = lambda: service.contents.give_back(name)
+    return response
 
 
 def _read_dictionary(store: Store, digest: str) -> bytes | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import cast
@@ -177,16 +177,42 @@ def _number(value: bytes) -> int:
     return int(value) if value.isdigit() and len(value) <= 20 else 0
 
 
+class Room:
+    """Room for `most` of something, shared so that nobody can take all of it: each may have as much
+    as is free. One alone may take half, two a third each, and there is always some for another."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken_by: Counter[str] = Counter()
+        self.taken = 0
+
+    def has_room(self, who: str, size: int) -> bool:
+        return self._taken_by[who] + size <= self._most - self.taken - size
+
+    def take(self, who: str, size: int) -> None:
+        self._taken_by[who] += size
+        self.taken += size
+
+    def give_back(self, who: str, size: int) -> None:
+        self.taken -= size
+        self._taken_by[who] -= size
+        if not self._taken_by[who]:
+            del self._taken_by[who]
+
+
 class Bodies:
-    """Reads the bodies of requests, each within its limits and all together within `most_bytes`."""
+    """Reads the bodies of requests, each within its limits and all together within a `Room`."""
 
     def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._bytes = 0  # of bodies that are being read
+        self._room = Room(most_bytes)
 
-    async def read(self, request: Request, *, most_bytes: int, seconds: float) -> bytes:
-        """The whole body. Raise `too-large` as soon as it is too large, and `too-slow` if it is not
-        complete in time."""
+    @asynccontextmanager
+    async def read(
+        self, request: Request, *, most_bytes: int, seconds: float, who: str = ""
+    ) -> AsyncIterator[bytes]:
+        """The whole body, which takes room of `who` until the end of the block. Raise `too-large`
+        as soon as it is too large, `busy` if there is no room, and `too-slow` if it is not complete
+        in time."""
         receive = request.receive
         for name, value in request.scope["headers"]:
             if name == b"content-length" and _number(value) > most_bytes:
@@ -194,24 +220,27 @@ class Bodies:
         parts: list[bytes] = []
         size, more_body = 0, True
         try:
-            async with asyncio.timeout(seconds):
-                while more_body:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientDisconnect
-                    part, more_body = message.get("body", b""), message.get("more_body", False)
-                    parts.append(part)
-                    size += len(part)
-                    self._bytes += len(part)
-                    if size > most_bytes:
-                        raise _too_large(most_bytes)
-                    if self._bytes > self._most_bytes:
-                        raise Problem("busy", retry_after_seconds=math.ceil(seconds))
-        except TimeoutError:
-            raise Problem("too-slow") from None
+            try:
+                async with asyncio.timeout(seconds):
+                    while more_body:
+                        message = await receive()
+                        if message["type"] == "http.disconnect":
+                            raise ClientDisconnect
+                        part, more_body = message.get("body", b""), message.get("more_body", False)
+                        if size + len(part) > most_bytes:
+                            raise _too_large(most_bytes)
+                        if not self._room.has_room(who, len(part)):
+                            raise Problem("busy", retry_after_seconds=math.ceil(seconds))
+                        parts.append(part)
+                        size += len(part)
+                        self._room.take(who, len(part))
+            except TimeoutError:
+                raise Problem("too-slow") from None
+            body = parts[0] if len(parts) == 1 else b"".join(parts)
+            parts.clear()
+            yield body
         finally:
-            self._bytes -= size
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            self._room.give_back(who, size)
 
 
 class Bucket:
@@ -219,20 +248,27 @@ class Bucket:
 
     def __init__(
         self,
-        per_second: int | None,
+        per_second: float | None,
         burst: int,
         now: Callable[[], float] = time.monotonic,
+        *,
+        first: int | None = None,
     ) -> None:
+        """`first` is how many may come at once in the beginning; None: `burst`."""
         self._per_second = per_second
-        self._burst = max(burst, per_second or 0)
+        self._burst = max(burst, math.floor(per_second or 0))
         self._now = now
-        self._left = float(self._burst)
+        self._left = float(self._burst if first is None else first)
         self._filled_at = now()
 
     def take(self, count: int) -> None:
-        """Take `count`, or raise `busy` and take nothing if there are not as many."""
+        """Take `count`. If there are not as many, take nothing and raise `busy`; if there never
+        will be, `too-large`."""
         if self._per_second is None:
             return
+        if count > self._burst:
+            hint = f"this task takes {self._burst} reports at once at most"
+            raise Problem("too-large", hint=hint)
         now = self._now()
         self._left = min(self._left + (now - self._filled_at) * self._per_second, self._burst)
         self._filled_at = now

@@ -122,15 +122,16 @@ async def join_round(request: Request, task_id: TaskId) -> Response:
     task = opened.masked
     if task is None:
         raise Problem("masked-task", hint="POST a report to this task")
-    identity = await service.bodies.read(
-        request, most_bytes=KEY_BYTES, seconds=service.settings.upload_seconds
-    )
+    async with service.uploads.read(
+        request, most_bytes=KEY_BYTES, seconds=service.settings.upload_seconds, who=opened.id
+    ) as body:
+        identity = body
     if len(identity) != KEY_BYTES:
         raise Problem("malformed-join", hint="send an Ed25519 public key, and nothing else")
     ticket = _ticket_in(request) or secrets.token_hex(KEY_BYTES)
     await service.rounds.check_capacity(opened.id, most=_COHORTS * task.max_count)
     member = Join(opened.id, task.campaign, identity, _digest(ticket))
-    outcome = await service.commits.write(_JOIN_BYTES, Transaction.join_all, member)
+    outcome = await service.commits.write(_JOIN_BYTES, Transaction.join_all, member, who=opened.id)
     if outcome == "closed":
         raise task_closed()
     if outcome == "taken":
@@ -197,7 +198,7 @@ async def put_message(
     """
     service = service_of(request)
     sender = await _find_member(request, round_id, phase, member)
-    service.commits.check_capacity()
+    service.commits.check_capacity(round_id)
     if sender.phase is Phase.MASK:
         size = sender.round.most_bytes(sender.phase)
         async with service.table_turnstile.enter(size, seconds=_TURN_SECONDS):
@@ -289,17 +290,20 @@ class _Member:
 async def _store(request: Request, sender: _Member) -> StoreOutcome:
     """Have a table added, or store any other message."""
     service, phase = service_of(request), sender.phase
-    body = await service.bodies.read(
+    round_id, number = sender.round.spec.nonce, sender.number
+    async with service.uploads.read(
         request,
         most_bytes=sender.round.most_bytes(phase),
         seconds=service.settings.upload_seconds,
-    )
-    round_id, number = sender.round.spec.nonce, sender.number
-    if phase is Phase.MASK and (outcome := await service.add_table(round_id, number, body)):
-        return outcome
-    digest = fingerprint(body, sender.round.spec.salt)
-    message = Message(round_id, str(phase), number, digest, body)
-    return await service.commits.write(len(body), Transaction.add_messages, message)
+        who=round_id,
+    ) as body:
+        if phase is Phase.MASK and (outcome := await service.add_table(round_id, number, body)):
+            return outcome
+        digest = fingerprint(body, sender.round.spec.salt)
+        message = Message(round_id, str(phase), number, digest, body)
+        return await service.commits.write(
+            len(body), Transaction.add_messages, message, who=round_id
+        )
 
 
 async def _find_member(request: Request, round_id: str, phase: str, member: str) -> _Member:

@@ -13,6 +13,7 @@ from typing import ParamSpec, TypeVar
 from starlette.requests import Request
 
 from sfumato.collector.http.commit_queue import CommitQueue
+from sfumato.collector.http.contents import Contents
 from sfumato.collector.http.limits import Bodies, Turnstile
 from sfumato.collector.http.task_cache import TaskCache
 from sfumato.collector.http.waiting import ChangeNotifier
@@ -33,6 +34,7 @@ _THREADS = 8  # for calls of the store, each with a connection
 _PAGE_THREADS = 3  # the same, for pages
 _BUSY_SECONDS = 1.0  # how long a masked table waits for a busy worker
 _TABLE_BYTES = 32 << 20  # of masked tables that are being read and added
+SIGN_IN_BYTES = 4 << 10  # of the form of somebody who has not signed in
 _READY_SECONDS = 1.0  # how long an answer about readiness is valid
 
 _P = ParamSpec("_P")
@@ -63,8 +65,11 @@ class Service:
         self.now = now
         self.commits = CommitQueue(store, settings, self.metrics)
         self.planners = Planners()
-        self.bodies = Bodies(settings.queue_bytes + settings.study_bytes)
-        self.tasks = TaskCache(store, settings, self.call)
+        self.uploads = Bodies(2 * max(settings.queue_bytes, settings.upload_bytes))  # of devices
+        self.requests = Bodies(2 * settings.study_bytes)  # with a token or a session
+        self.sign_ins = Bodies(2 * settings.connections * SIGN_IN_BYTES)  # never full
+        self.contents = Contents(settings.study_bytes)
+        self.tasks = TaskCache(store, settings, self.call, clock=now)
         self.rounds = RoundCache(store, self.call, messages)
         self.changes = changes or ChangeNotifier(store)
         self.table_turnstile = Turnstile(_TABLE_BYTES)

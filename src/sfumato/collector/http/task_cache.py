@@ -20,6 +20,9 @@ from sfumato.flow.admission import Admission
 from sfumato.flow.task import Task
 from sfumato.spec import from_json
 
+FASTEST = 4  # times the rate at which the planned reports arrive if devices spread them evenly
+FIRST_SHARE = 10  # a tenth of the planned reports may come at once
+OFFLINE_DAYS = 30  # and, in any case, all that a device has after so many days
 _FRESH_SECONDS = 1.0
 _MOST_CLOSED = 10_000  # ids kept, so that late devices do not cost a read each
 _TASK_ID = re.compile("[0-9a-f]{64}")
@@ -58,12 +61,14 @@ class TaskCache:
         settings: Settings,
         call: Callable[..., Awaitable[object]],
         now: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """`call(function, *arguments)` runs a blocking function in a thread."""
+        """`call(function, *arguments)` runs a blocking function in a thread; `clock` gives seconds
+        since 1970."""
         self._store = store
         self._settings = settings
         self._call = call
-        self._now = now
+        self._now, self._clock = now, clock
         self._lock = asyncio.Lock()
         self._closed: set[str] = set()
         self._snapshot: Snapshot | None = None
@@ -125,15 +130,29 @@ class TaskCache:
         self._snapshot = Snapshot(tasks, offers, etag, read_at)
 
     def _open_task(self, row: TaskRow) -> OpenTask:
-        limits, task = self._settings, from_json(row.spec)
+        task = from_json(row.spec)
         masked = task.is_masked
         return OpenTask(
             row.id,
             row.study_id,
             None if masked else Admission(task),
-            Bucket(limits.reports_per_second, limits.upload_reports),
+            self._bucket(row),
             task if masked else None,
         )
+
+    def _bucket(self, row: TaskRow) -> Bucket:
+        """The limit on the rate of a task's reports."""
+        seconds = 0.0 if row.open_until is None else row.open_until - self._clock()
+        if row.capacity_left and seconds > 0:  # it must not be full before its time is over
+            first = max(1, row.capacity_left // FIRST_SHARE)
+            rate = (row.capacity_left - first) / seconds
+            return Bucket(rate, row.capacity_left, first=first)
+        limits = self._settings
+        if limits.reports_per_second is not None or row.target is None:
+            return Bucket(limits.reports_per_second, limits.upload_reports)
+        offer = json.loads(json.loads(row.envelope)["offer"])
+        burst = max(row.target // FIRST_SHARE, OFFLINE_DAYS * offer["daily_reports"])
+        return Bucket(FASTEST * row.target / offer["delay_seconds"], burst)
 
 
 def task_closed() -> Problem:

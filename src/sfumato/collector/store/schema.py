@@ -100,6 +100,7 @@ STEPS: tuple[Step, ...] = (
         AppendOnly("released_model", key="study_id"),
     ),
     ("DROP TABLE round_told",),  # its contents follow from `round_message`
+    ("ALTER TABLE task ADD COLUMN open_until {integer}",),  # NULL: until it is full
 )
 VERSION = len(STEPS)
 

@@ -72,6 +72,7 @@ class TaskRow:
     state: TaskState
     target: int | None  # number of reports at which it closes by itself
     capacity_left: int | None = None  # how many more reports it accepts; None: any number
+    open_until: int | None = None  # in seconds since 1970; it does not close by itself before
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class TokenRow:
 
 
 _STUDY = ", ".join(field.name for field in fields(StudyRow))
-_TASK = "id, study_id, number, spec, envelope, state, wanted, room"  # the fields of TaskRow
+_TASK = "id, study_id, number, spec, envelope, state, wanted, room, open_until"  # as in TaskRow
 _TOKEN = ", ".join(field.name for field in fields(TokenRow))
 
 

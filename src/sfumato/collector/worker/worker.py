@@ -133,7 +133,7 @@ class Worker:
     def _open_next_task(self, row: StudyRow) -> bool:
         """Open the next task of a study whose others are done; return whether there is one."""
         with self._store.reading() as tx:
-            task = studies.next_task(tx, row, key=self._key, cache=self._campaigns)
+            task = studies.next_task(tx, row, key=self._key, now=self._now(), cache=self._campaigns)
         if task is None:
             return False
         with self._store.transaction() as tx:
@@ -155,7 +155,8 @@ class Worker:
         with self._store.reading() as tx:
             sealed = tx.sealed_count(task.id)
             waiting = tx.received_count(task.id) - tx.counts(task.id).get("repeated", 0) - sealed
-        is_full = task.target is not None and sealed >= task.target
+        enough = self._enough(row, task)
+        is_full = enough is not None and sealed >= enough
         if task.state == "open" and (is_full or self._is_over(row)):
             with self._store.transaction() as tx:
                 is_closing = tx.set_task_state(task.id, "closing", expected=["open"])
@@ -163,7 +164,8 @@ class Worker:
                 fields = logs.count_field(sealed)
                 self._log("task-closing", study_id=row.id, task_id=task.id, **fields)
             return True
-        if waiting and (task.state == "closing" or self._is_time(task, sealed, waiting)):
+        may_close = enough is not None and sealed + waiting >= enough
+        if waiting and (task.state == "closing" or self._is_time(task, waiting, may_close)):
             self._seal(row, task)
             return True
         if task.state == "closing" and not waiting:
@@ -176,14 +178,26 @@ class Worker:
         closes = studies.terms_of(row).closes
         return row.state == "closing" or (closes is not None and self._today() > closes)
 
-    def _is_time(self, task: TaskRow, sealed: int, waiting: int) -> bool:
-        """Whether to seal an open task now. Its target counts *different* reports, and duplicates
-        are only found by sealing."""
+    def _enough(self, row: StudyRow, task: TaskRow) -> int | None:
+        """The number of reports with which a task closes now; None if it stays open with any."""
+        if task.target is None or task.open_until is None:
+            return task.target
+        if self._now() < task.open_until:
+            return None
+        minimum = studies.terms_of(row).minimum
+        if minimum is None:
+            return task.target
+        spec = from_json(task.spec)
+        return max(min(minimum, task.target), 1 if spec.is_local else spec.min_count)
+
+    def _is_time(self, task: TaskRow, waiting: int, may_close: bool) -> bool:
+        """Whether to seal an open task now. It closes with enough *different* reports, and
+        duplicates are only found by sealing."""
         since = self._now() - self._sealed_at.setdefault(task.id, self._now())
         return (
             not 0 <= since < self._seal_seconds  # below 0: the clock was set back
             or waiting >= MOST_REPORTS
-            or (task.target is not None and sealed + waiting >= task.target)
+            or may_close
         )
 
     def _seal(self, row: StudyRow, task: TaskRow) -> None:

@@ -192,10 +192,10 @@ def test_a_full_queue_refuses_and_loses_nothing(
             assert caught.value.code == "busy"
             assert 1 <= int(caught.value.headers()["Retry-After"]) <= 60
         with pytest.raises(Problem):
-            uploads.check_capacity()
+            uploads.check_capacity(TASK.id)
         store.gate.set()
         assert all(map(outcome, accepted))
-        uploads.check_capacity()
+        uploads.check_capacity(TASK.id)
         assert outcome(submit(uploads, TASK.id, 1, body(1)))
     assert stored(store) == 5
 
@@ -292,3 +292,21 @@ def test_a_store_that_is_closed_is_an_error_and_not_a_hang(store: Faulty) -> Non
         assert isinstance(
             submit(uploads, TASK.id, 1, body(1)).exception(PATIENCE_SECONDS), StoreError
         )
+
+
+def test_tasks_take_turns_and_leave_room_for_each_other(store: Faulty, tmp_path: Path) -> None:
+    other = replace(TASK, cohort="others")
+    opened(store, task=other, name="Others")
+    limits = settings(tmp_path, queue_uploads=8, commit_bytes=1)  # one upload in each commit
+    with started(CommitQueue(store, limits)) as uploads:
+        store.gate = threading.Event()
+        flood = [submit(uploads, TASK.id, 1, body(1)) for _ in range(8)]
+        with pytest.raises(Problem):
+            submit(uploads, TASK.id, 1, body(1))
+        late = submit(uploads, other.id, 1, b"x")
+        late.add_done_callback(lambda _: order.append(sum(each.done() for each in flood)))
+        order: list[int] = []
+        store.gate.set()
+        assert outcome(late)
+        assert all(map(outcome, flood))
+    assert order[0] <= 2

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfumato.collector.http.limits import Bucket, Turnstile
+from sfumato.collector.http.limits import Bucket, Room, Turnstile
 from sfumato.collector.problems import Problem
 
 
@@ -50,6 +50,24 @@ def test_a_refusal_says_when_to_come_again() -> None:
     assert caught.value.retry_after_seconds == 3
     clock.now = 3.0
     assert takes(bucket, 25)
+
+
+def test_what_can_never_pass_is_too_large() -> None:
+    bucket = Bucket(10, burst=30, now=Clock())
+    with pytest.raises(Problem, match="larger") as caught:
+        bucket.take(31)
+    assert caught.value.code == "too-large"
+    assert "30 reports at once" in str(caught.value.hint)
+    assert takes(bucket, 30)
+
+
+def test_the_first_burst_may_be_smaller() -> None:
+    clock = Clock()
+    bucket = Bucket(0.5, burst=30, now=clock, first=3)
+    assert takes(bucket, 3)
+    assert not takes(bucket, 1)
+    clock.now = 60.0
+    assert takes(bucket, 30)
 
 
 def test_without_a_rate_everything_passes() -> None:
@@ -126,3 +144,14 @@ def test_a_turnstile_does_not_wait_for_ever_and_notices_cancelled_requests() -> 
 async def _stay(turnstile: Turnstile) -> None:
     async with turnstile.enter(10, seconds=60):
         await asyncio.sleep(60)
+
+
+def test_nobody_can_take_all_the_room() -> None:
+    room = Room(120)
+    for who, share in (("a", 60), ("b", 30), ("c", 15)):
+        while room.has_room(who, 1):
+            room.take(who, 1)
+            share -= 1
+        assert share == 0
+    room.give_back("a", 60)
+    assert room.has_room("d", 30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -199,6 +200,71 @@ def test_a_study_closes_after_its_last_day(stage: Stage) -> None:
     stage.clock.advance(DAY_SECONDS)
     work(stage.worker)
     assert stage.release(study).cost.devices == 1
+
+
+@pytest.mark.parametrize("keys", [{}, LOCAL])
+def test_a_task_that_is_open_for_a_time_does_not_close_when_it_is_full(
+    stage: Stage, keys: dict[str, Any]
+) -> None:
+    """The reports beyond the planned number count, too."""
+    study = stage.create(devices=4, terms={"open_seconds": 3_600}, **keys)
+    stage.answer(study, *range(5))
+    stage.clock.advance(3_599)
+    work(stage.worker)
+    assert stage.state(study)["state"] == "collecting"
+    stage.answer(study, 5)
+    stage.clock.advance(1)
+    work(stage.worker)
+    assert stage.release(study).cost.devices == 6
+
+
+def test_a_full_task_that_stays_open_is_sealed_as_seldom_as_others(stage: Stage) -> None:
+    study = stage.create(devices=4, terms={"open_seconds": 3_600})
+    stage.answer(study, *range(5))
+    assert not stage.worker.step()
+    assert stage.sealed(open_task(stage.store, study)) == []
+
+
+@pytest.mark.parametrize(("minimum", "state"), [(3, "released"), (4, "collecting")])
+def test_the_minimum_suffices_when_the_time_is_over(stage: Stage, minimum: int, state: str) -> None:
+    study = stage.create(devices=40, terms={"open_seconds": 60, "minimum": minimum})
+    stage.answer(study, 0, 1, 2)
+    stage.clock.advance(59)
+    work(stage.worker)
+    assert stage.state(study)["state"] == "collecting"
+    stage.clock.advance(1)
+    work(stage.worker)
+    assert stage.state(study)["state"] == state
+
+
+def test_without_a_minimum_a_task_waits_for_the_planned_reports(stage: Stage) -> None:
+    study = stage.create(devices=4, terms={"open_seconds": 60})
+    stage.answer(study, 0, 1, 2)
+    stage.clock.advance(3_600)
+    work(stage.worker)
+    assert stage.state(study)["state"] == "collecting"
+    stage.answer(study, 3)
+    work(stage.worker)
+    assert stage.release(study).cost.devices == 4
+
+
+def test_an_admin_may_close_a_study_before_its_time(stage: Stage) -> None:
+    study = stage.create(devices=4, terms={"open_seconds": 3_600})
+    stage.answer(study, 0, 1)
+    assert stage.finish(study).cost.devices == 2
+
+
+def test_each_round_is_open_for_its_time(stage: Stage) -> None:
+    study = stage.create(devices=6, terms={"open_seconds": 60}, **ROUNDS)
+    for number in range(2):
+        task = open_task(stage.store, study)
+        assert (task.number, task.open_until) == (number, math.ceil(stage.clock() + 60))
+        stage.answer(study, 0, 1, 2)
+        work(stage.worker)
+        assert open_task(stage.store, study).id == task.id
+        stage.clock.advance(61)
+        work(stage.worker)
+    assert stage.release(study).cost.devices == 6
 
 
 @pytest.mark.parametrize("keys", [ROUNDS, {**LOCAL, "rounds": 2}])
