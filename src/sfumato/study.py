@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +32,8 @@ class QuestionFacts:
     not_collected: tuple[Trust, ...] = ()  # trusts that only simulations support
     may_mask: bool = False  # whether a trusted collector can work from masked sums
     instead: str = ""  # advice for other trusts
+    algorithms: Mapping[Trust, tuple[str, ...]] = field(default_factory=dict)
+    """The algorithms that a study may name, if there are several."""
 
     @property
     def collected(self) -> tuple[Trust, ...]:
@@ -59,6 +61,10 @@ QUESTIONS: dict[str, QuestionFacts] = {
             "secure": "sfumato.questions.frequencies.plan:plan",
             "central": "sfumato.questions.frequencies.plan:plan",
         },
+        algorithms={
+            "secure": ("one_hot", "count_sketch"),
+            "central": ("sparse", "one_hot", "count_sketch"),
+        },
         dictionary="listed",
     ),
     "new_words": QuestionFacts(
@@ -69,13 +75,15 @@ QUESTIONS: dict[str, QuestionFacts] = {
     "heavy_hitters": QuestionFacts(
         planners={
             "secure": "sfumato.questions.prefix_search.plan:plan",
-            "central": "sfumato.questions.heavy_hitters.plan:plan",
+            "central": "sfumato.questions.item_lists.plan:plan",
         },
+        algorithms={"central": ("sparse", "invertible_sketch")},
         may_mask=True,
         instead='with "local", ask for new_words',
     ),
     "histogram": QuestionFacts(
-        planners={"central": "sfumato.questions.heavy_hitters.plan:plan_histogram"},
+        planners={"central": "sfumato.questions.item_lists.plan:plan_histogram"},
+        algorithms={"central": ("sparse", "invertible_sketch")},
         may_mask=True,
         instead='with "secure", ask for heavy_hitters, which searches by prefixes: a table with '
         "noise in shares cannot be decoded",
@@ -188,7 +196,10 @@ class Study:
     alphabet: str | None = None
     """Open domains: the characters of words (new_words: a to z by default). Without one,
     heavy_hitters and histogram accept any text."""
-    word_length: int = 10  # longer words are cut; longer texts, in bytes, are left out
+    word_length: int | None = None
+    """Open domains: the length of the longest words, in characters of the alphabet (10 by default),
+    or of the longest texts, in bytes (24, or 64 if devices send items themselves). Longer words are
+    cut, longer texts are left out."""
     adaptive: bool | None = None  # heavy_hitters: adapt the sampling to earlier rounds
     clip: float | None = None  # mean, train: longer vectors are scaled down to this L2 norm
     dimensions: int | None = None  # mean: length of the vectors; simulate can count them
@@ -202,6 +213,8 @@ class Study:
     top: int | None = None  # mean: keep only the largest coordinates of the answer
     training: TrainingStudy | None = None  # train: see TrainingStudy
     paper_mode: bool = False  # the paper's constants and decoder, for comparison
+    algorithm: str | None = later(None)
+    """The algorithm to use, one of `QuestionFacts.algorithms`; by default the planner chooses."""
     masked: bool = later(False)
     """Lists with trust "central": the collector sees only sums over a cohort, and is trusted to
     release only what passes the threshold."""
@@ -221,6 +234,13 @@ class Study:
             + " or ".join(f'"{trust}"' for trust in facts.planners)
             + f'; got "{self.trust}"'
             + (f": {facts.instead}" if facts.instead else ""),
+        )
+        algorithms = facts.algorithms.get(self.trust, ())
+        need(
+            self.algorithm is None or self.algorithm in algorithms,
+            f"algorithm of {self.question} with trust {self.trust} must be "
+            + (" or ".join(algorithms) if algorithms else "left out: there is only one")
+            + f"; got {self.algorithm}",
         )
         is_open = facts.data == "items" and facts.dictionary == "none"
         need(

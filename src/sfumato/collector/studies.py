@@ -29,7 +29,7 @@ from sfumato.device import offers
 from sfumato.device.offers import Offer
 from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import DataError, StudyError
-from sfumato.flow.accumulator import RecordBatch, accumulator, from_bytes
+from sfumato.flow.accumulator import RecordBatch, accumulator, table_from_bytes
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import digest_of
 from sfumato.flow.release import NoisedSum, Privacy
@@ -387,7 +387,11 @@ def answer_of(tx: Transaction, task: Any) -> NoisedSum | RecordBatch | None:
     too few devices took part."""
     if not task.is_local:
         answer = tx.answer(task.id)
-        return None if answer is None else NoisedSum(task, from_bytes(answer[0]), answer[1])
+        return (
+            None
+            if answer is None
+            else NoisedSum(task, table_from_bytes(task, answer[0]), answer[1])
+        )
     records = accumulator(task)
     for sealed in tx.sealed_records(task.id):
         records.merge(sealed)

@@ -21,6 +21,7 @@ from sfumato.privacy.samplers import stream
 from sfumato.sketch import (
     CountSketch,
     InvertibleSketch,
+    ItemCounts,
     ItemKeys,
     Keys,
     OneHot,
@@ -122,7 +123,7 @@ def selector(
         codes, fits = codes_of(values, prefix.alphabet, prefix.length)
         words = codes[fits]
         return lambda rng: prefix.values(sketch, words[_sample(len(words), task, rng)])
-    keys = sketch.keys if isinstance(sketch, InvertibleSketch) else item_keys
+    keys = sketch.keys if isinstance(sketch, InvertibleSketch | ItemCounts) else item_keys
     if keys is not None:
         items = _items_with_keys(keys, values)
         return lambda rng: [items[place] for place in _sample(len(items), task, rng)]

@@ -21,11 +21,14 @@ import pyarrow.parquet as pq
 
 from sfumato.errors import DataError, MismatchError, TaskError
 from sfumato.flow.admission import Admission, Rejection, first_of_each
+from sfumato.flow.aggregation import Sparse
 from sfumato.flow.report import to_frames
 from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import Rng
 from sfumato.privacy.tallies import Tally
+from sfumato.sketch import ItemCounts, SparseSketch, SparseTable
+from sfumato.sketch.keys import limbs
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
@@ -39,7 +42,7 @@ class Batch:
     """A sum of sealed tables over `count` devices of one task. Batches of one task add."""
 
     task_id: str
-    total: I64
+    total: Any  # an array, or a SparseTable
     count: int
     charged: bool = False  # whether the ledger has it already: unmasking reveals a masked sum
 
@@ -57,7 +60,7 @@ class Batch:
 
     @classmethod
     def empty(cls, task: Task) -> Batch:
-        return cls(task.id, np.zeros(task.sketch.shape, dtype=np.int64), 0)
+        return cls(task.id, table_from_bytes(task, None), 0)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -96,7 +99,10 @@ class Accumulator(Protocol):
 
 def accumulator(task: Task | LocalTask | WordTask) -> Accumulator:
     """An empty accumulator for a task."""
-    return SumAccumulator(task) if isinstance(task, Task) else TallyAccumulator(task)
+    if not isinstance(task, Task):
+        return TallyAccumulator(task)
+    is_sparse = isinstance(task.aggregation, Sparse)
+    return SparseAccumulator(task) if is_sparse else SumAccumulator(task)
 
 
 class SumAccumulator:
@@ -106,7 +112,7 @@ class SumAccumulator:
         if task.is_masked:
             raise TaskError("a masked task has no reports; its round gives the sum")
         self._task = task
-        self._total = Batch.empty(task).total
+        self._total: I64 = np.zeros(task.sketch.shape, dtype=np.int64)
 
     def add(self, messages: Sequence[bytes]) -> None:
         """Add sealed tables, modulo their modulus.
@@ -143,6 +149,39 @@ class SumAccumulator:
 
     def __repr__(self) -> str:  # never the sum
         return f"SumAccumulator(task={self._task.id[:8]}…)"
+
+
+class SparseAccumulator:
+    """Adds up the numbers that devices send instead of tables."""
+
+    def __init__(self, task: Task) -> None:
+        assert isinstance(task.aggregation, Sparse)  # the caller has checked
+        self._task, self._aggregation = task, task.aggregation
+        self._limbs = limbs(self._aggregation.entry_bits)
+        self._total = SparseTable.of(np.zeros((0, self._limbs), dtype=np.uint64))
+
+    def add(self, messages: Sequence[bytes]) -> None:
+        size = self._task.message_bytes
+        packed = np.frombuffer(b"".join(messages), dtype=np.uint8).reshape(-1, size)
+        piece = max(1, _PIECE_BITS // (8 * size))
+        for start in range(0, len(packed), piece):
+            entries = self._aggregation.unpack(packed[start : start + piece])
+            numbers = entries.reshape(-1, self._limbs)
+            self._total += SparseTable.of(numbers[numbers.any(axis=1)])  # without "none"
+
+    def seal(self, *, rng: Rng) -> bytes:
+        return to_bytes(np.asarray(self._total))
+
+    def merge(self, sealed: bytes) -> None:
+        self._total += SparseTable.from_array(from_bytes(sealed), self._limbs)
+
+    def batch(self, count: int) -> Batch:
+        sketch = self._task.sketch
+        assert isinstance(sketch, SparseSketch)  # by the task's check
+        return Batch(self._task.id, sketch.from_sparse(self._total), count)
+
+    def __repr__(self) -> str:  # never the sum
+        return f"SparseAccumulator(task={self._task.id[:8]}…)"
 
 
 class TallyAccumulator:
@@ -239,15 +278,23 @@ def records_of(sealed: bytes) -> pa.ChunkedArray:
         raise DataError("sealed records are damaged: restore the store from a backup") from problem
 
 
-def to_bytes(table: I64) -> bytes:
+def to_bytes(table: I64 | SparseTable) -> bytes:
     """A table as bytes for the store."""
     file = io.BytesIO()
-    np.save(file, table, allow_pickle=False)
+    np.save(file, np.asarray(table), allow_pickle=False)
     return file.getvalue()
 
 
+def table_from_bytes(task: Task, data: bytes | None) -> I64 | SparseTable:
+    """The table of a task that `to_bytes` wrote; an empty one if there is no data."""
+    array = np.zeros(task.sketch.shape, dtype=np.int64) if data is None else from_bytes(data)
+    if isinstance(task.sketch, ItemCounts):
+        return SparseTable.from_array(array, limbs(task.sketch.entry_bits))
+    return array
+
+
 def from_bytes(data: bytes) -> I64:
-    """The table that `to_bytes` wrote."""
+    """The array that `to_bytes` wrote."""
     try:
         table = np.load(io.BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError, OSError, SyntaxError, TokenError) as problem:

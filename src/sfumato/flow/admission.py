@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import MismatchError, TaskError
-from sfumato.flow.aggregation import Plain
+from sfumato.flow.aggregation import Plain, Sparse
 from sfumato.flow.report import HEADER_BYTES, LENGTH_BYTES, WIRE_VERSION
 from sfumato.flow.task import RecordTask, Task
+from sfumato.sketch import SparseSketch
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
@@ -74,10 +75,10 @@ class Admission:
         if task.is_masked:
             raise TaskError("a masked task has no reports; its round gives the sum")
         if isinstance(task, Task):
-            used = task.cells * task.aggregation.modulus_bits % 8  # bits of the last byte
+            used = task.message_bits % 8  # bits of the last byte
             self._fits = lambda size: size == most_bytes
             self._ends = lambda messages: messages[:, -1] < (1 << used if used else 256)
-            self._possible = lambda messages: _possible_tables(task, messages)
+            self._possible = lambda messages: _possible_messages(task, messages)
         else:
             width, valid = task.record_bytes, task.source.valid
             self._ends = lambda messages: np.ones(len(messages), dtype=np.bool_)
@@ -156,9 +157,12 @@ class Admission:
         return verdicts
 
 
-def _possible_tables(task: Task, messages: U8) -> Bool:
-    """Which of these messages are tables that one device of the task can make."""
+def _possible_messages(task: Task, messages: U8) -> Bool:
+    """Which of these messages one device of the task can make."""
     aggregation, possible = task.aggregation, np.empty(len(messages), dtype=np.bool_)
+    if isinstance(aggregation, Sparse):
+        assert isinstance(task.sketch, SparseSketch)  # by the task's check
+        return task.sketch.possible_entries(aggregation.unpack(messages))
     assert isinstance(aggregation, Plain)  # a masked task has no reports
     piece = max(1, _CELLS_AT_ONCE // task.cells)
     for start in range(0, len(messages), piece):

@@ -10,9 +10,12 @@ import numpy.typing as npt
 
 from sfumato.kernels.packed import pack_words, unpack_words
 from sfumato.secagg.parameters import Mode
+from sfumato.sketch.keys import limbs
 from sfumato.spec import require, spec
 
 I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+U64 = npt.NDArray[np.uint64]
 
 
 @runtime_checkable
@@ -25,7 +28,7 @@ class Aggregation(Protocol):
     @property
     def modulus_bits(self) -> int: ...
 
-    def message_bytes(self, cells: int) -> int: ...
+    def message_bits(self, cells: int) -> int: ...
 
     def open(self, total: I64) -> I64: ...
 
@@ -52,8 +55,8 @@ class Plain:
     def hides_summands(self) -> bool:
         return False
 
-    def message_bytes(self, cells: int) -> int:
-        return -(-cells * self.modulus_bits // 8)
+    def message_bits(self, cells: int) -> int:
+        return cells * self.modulus_bits
 
     def seal(self, table: I64) -> bytes:
         return pack_words(table.reshape(-1).astype(np.uint64), self.modulus_bits)
@@ -65,6 +68,56 @@ class Plain:
 
     def open(self, total: I64) -> I64:
         return centred(total, 1 << self.modulus_bits)
+
+
+@spec("sparse")
+class Sparse:
+    """The collector is trusted with every report, and a device sends its values themselves: the
+    numbers of the cells that they count in, instead of a table of all cells.
+
+    A report has `entries` numbers of `entry_bits` bits each, in ascending order and packed to the
+    bit. 0 stands for none, so that the length of a message reveals nothing.
+
+    Who sees what: the collector could read each device's values, as it could under `Plain`.
+    """
+
+    entries: int  # of one device
+    entry_bits: int
+
+    def check(self) -> None:
+        for name in ("entries", "entry_bits"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1")
+
+    @property
+    def hides_summands(self) -> bool:
+        return False
+
+    @property
+    def modulus_bits(self) -> int:
+        """Counts are added as 64-bit integers, which do not wrap for any number of devices."""
+        return 62
+
+    def message_bits(self, cells: int) -> int:
+        return self.entries * self.entry_bits
+
+    def seal(self, numbers: U64) -> bytes:
+        """The message of at most `entries` numbers, (n, limbs)."""
+        every = np.zeros((self.entries, limbs(self.entry_bits)), dtype=np.uint64)
+        every[self.entries - len(numbers) :] = numbers[np.lexsort(numbers.T[::-1])]
+        bits = np.unpackbits(_bytes(every), axis=1, bitorder="little")[:, : self.entry_bits]
+        return np.packbits(bits.reshape(-1), bitorder="little").tobytes()
+
+    def unpack(self, messages: U8) -> U64:
+        """The numbers of messages, as rows of bytes: (n, entries, limbs)."""
+        bits = np.unpackbits(messages, axis=1, bitorder="little")
+        bits = bits[:, : self.entries * self.entry_bits]
+        wide = np.zeros((bits.shape[0] * self.entries, 64 * limbs(self.entry_bits)), dtype=np.uint8)
+        wide[:, : self.entry_bits] = bits.reshape(-1, self.entry_bits)
+        numbers = np.packbits(wide, axis=1, bitorder="little").view("<u8").astype(np.uint64)
+        return numbers.reshape(bits.shape[0], self.entries, limbs(self.entry_bits))
+
+    def open(self, total: I64) -> I64:
+        return total
 
 
 @spec("masked")
@@ -96,11 +149,16 @@ class Masked:
     def hides_summands(self) -> bool:
         return True
 
-    def message_bytes(self, cells: int) -> int:
-        return -(-cells * self.modulus_bits // 8)
+    def message_bits(self, cells: int) -> int:
+        return cells * self.modulus_bits
 
     def open(self, total: I64) -> I64:
         return centred(total, (1 << self.modulus_bits) - self.prime)
+
+
+def _bytes(numbers: U64) -> U8:
+    """The bytes of each number, (n, limbs), lowest first."""
+    return np.ascontiguousarray(numbers.astype("<u8")).view(np.uint8)
 
 
 def centred(total: I64, modulus: int) -> I64:

@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import MismatchError, SpecError, TaskError
-from sfumato.flow.aggregation import Plain
+from sfumato.flow.aggregation import Plain, Sparse
 from sfumato.flow.report import Report
 from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import ListedAbove, Rng
 from sfumato.secagg.participant import Participant
 from sfumato.secagg.round import MaskedRound
-from sfumato.sketch import InvertibleSketch
+from sfumato.sketch import InvertibleSketch, ItemCounts, SparseSketch
 
 I64 = npt.NDArray[np.int64]
 
@@ -29,10 +29,16 @@ def contribute(
     is the number of devices that hold each. The sum of contributions is the contribution of the
     sum.
     """
-    if isinstance(task.mechanism, ListedAbove):
-        values, weights = task.mechanism.sample(values, weights, rng=rng)
+    values, weights = _sampled(task, values, weights, rng)
     table = task.sketch.encode(values, weights)
     return task.mechanism.at_device(table, devices=devices, rng=rng)
+
+
+def _sampled(task: Task, values: Any, weights: I64 | None, rng: Rng) -> tuple[Any, I64 | None]:
+    """The values that take part, if the task's list is of a sample."""
+    if not isinstance(task.mechanism, ListedAbove):
+        return values, weights
+    return task.mechanism.sample(values, weights, rng=rng)
 
 
 def report(task: Task, values: Any, *, rng: Rng) -> Report:
@@ -45,13 +51,17 @@ def report(task: Task, values: Any, *, rng: Rng) -> Report:
     >>> report(task, [2], rng=SeededRng(1)).message.hex()
     '000001'
     """
-    if isinstance(task.sketch, InvertibleSketch):  # a device counts once per item
+    if isinstance(task.sketch, InvertibleSketch | ItemCounts):  # a device counts once per item
         values = task.sketch.distinct(values)
     if len(values) > task.items_per_device:
         raise SpecError(
             f"this task takes at most {task.items_per_device} values per device; "
             f"got {len(values)}: choose some with bound_contributions"
         )
+    if isinstance(task.aggregation, Sparse) and isinstance(task.sketch, SparseSketch):
+        values, _ = _sampled(task, values, None, rng)
+        message = task.aggregation.seal(task.sketch.numbers(values))
+        return Report(task.id, rng.words(2).tobytes(), message)
     if not isinstance(task.aggregation, Plain):
         raise TaskError(
             "a masked task takes tables in a masked round, not in reports",

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import TaskError
-from sfumato.flow.aggregation import Aggregation, Masked
+from sfumato.flow.aggregation import Aggregation, Masked, Sparse
 from sfumato.privacy import (
     ApproximateLoss,
     DirectResponse,
@@ -25,7 +25,7 @@ from sfumato.privacy import (
 from sfumato.privacy.randomizers import Randomizer, no_item
 from sfumato.privacy.tallies import Tally
 from sfumato.secagg.round import MaskedRound
-from sfumato.sketch import Norms, OneHot, Sketch
+from sfumato.sketch import InvertibleSketch, ItemCounts, Norms, OneHot, Sketch, SparseSketch
 from sfumato.spec import digest, require, spec
 
 U8 = npt.NDArray[np.uint8]
@@ -134,12 +134,14 @@ class Task:
                 f"{corrupt} of {self.max_count} devices may reveal their share of the noise; "
                 f"the noise allows for {self.mechanism.colluders}",
             )
-        if self.sketch.word_bits is not None:
-            self._check_listed(self.sketch.word_bits)
+        if isinstance(self.aggregation, Sparse) or isinstance(self.sketch, ItemCounts):
+            self._check_sparse()
+        if isinstance(self.sketch, InvertibleSketch | ItemCounts):
+            self._check_listed()
             return
         need(
             not isinstance(self.mechanism, ListedAbove),
-            "only an invertible sketch can be listed; add noise to this one",
+            "only an invertible sketch or counts of items can be listed; add noise to this one",
         )
         largest = largest_cell(self.sketch, self.items_per_device) * self.max_count
         largest += self.mechanism.reach(self.max_count, self.cells)
@@ -149,8 +151,25 @@ class Task:
             f"got {self.aggregation.modulus_bits}",
         )
 
-    def _check_listed(self, word_bits: int) -> None:
-        """Check a task whose table has words that are residues and wrap by design."""
+    def _check_sparse(self) -> None:
+        """Check a task whose devices send the numbers of their values."""
+        sketch, aggregation = self.sketch, self.aggregation
+        if not (isinstance(sketch, SparseSketch) and isinstance(aggregation, Sparse)):
+            raise TaskError(
+                "sparse aggregation is for sketches whose cells have numbers, and items of an open "
+                f"domain need it; got {type(aggregation).__name__} with {type(sketch).__name__}"
+            )
+        expected = (self.items_per_device, sketch.entry_bits)
+        given = (aggregation.entries, aggregation.entry_bits)
+        require(
+            expected == given,
+            f"reports of this task must have {expected[0]} entries of {expected[1]} bits; "
+            f"got {given[0]} of {given[1]}",
+            TaskError,
+        )
+
+    def _check_listed(self) -> None:
+        """Check a task whose table is listed."""
         require(
             isinstance(self.mechanism, ListedAbove),
             "a table with noise cannot be listed: a key with noise is another key. Make the list "
@@ -158,17 +177,19 @@ class Task:
             "sums may have noise in shares",
             TaskError,
         )
-        require(
-            self.aggregation.modulus_bits == word_bits,
-            f"modulus_bits must be the sketch's own {word_bits}; "
-            f"got {self.aggregation.modulus_bits}",
-            TaskError,
-        )
-        require(
-            not getattr(self.aggregation, "prime", False),
-            "this sketch divides modulo a power of two; prime must be false",
-            TaskError,
-        )
+        word_bits = self.sketch.word_bits  # words that are residues and wrap by design
+        if word_bits is not None:
+            require(
+                self.aggregation.modulus_bits == word_bits,
+                f"modulus_bits must be the sketch's own {word_bits}; "
+                f"got {self.aggregation.modulus_bits}",
+                TaskError,
+            )
+            require(
+                not getattr(self.aggregation, "prime", False),
+                "this sketch divides modulo a power of two; prime must be false",
+                TaskError,
+            )
         limit = getattr(self.mechanism, "items_per_device", self.items_per_device)
         require(
             self.items_per_device <= limit,
@@ -234,8 +255,12 @@ class Task:
         return math.prod(self.sketch.shape)
 
     @property
+    def message_bits(self) -> int:
+        return self.aggregation.message_bits(self.cells)
+
+    @property
     def message_bytes(self) -> int:
-        return self.aggregation.message_bytes(self.cells)
+        return -(-self.message_bits // 8)
 
     def masked_round(self, cohort: int, nonce: str) -> MaskedRound:
         """The round in which `cohort` devices add their tables; use each `nonce` only once."""

@@ -18,6 +18,7 @@ from sfumato.sketch.norms import Norms
 from sfumato.sketch.onehot import OneHot
 from sfumato.sketch.refined import refine
 from sfumato.sketch.rounds import DecodedRounds, Running
+from sfumato.sketch.sparse import ItemCounts, SparseSketch, SparseTable
 from sfumato.sketch.vector import VectorSketch
 from sfumato.sketch.words import Prefix
 
@@ -26,6 +27,7 @@ __all__ = [
     "DecodedRounds",
     "IntegerKeys",
     "InvertibleSketch",
+    "ItemCounts",
     "ItemKeys",
     "Keys",
     "Listing",
@@ -34,6 +36,8 @@ __all__ = [
     "Prefix",
     "Running",
     "Sketch",
+    "SparseSketch",
+    "SparseTable",
     "TextKeys",
     "VectorSketch",
     "WordKeys",

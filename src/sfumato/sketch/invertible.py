@@ -135,11 +135,11 @@ class InvertibleSketch:
     def encode(self, values: Column, weights: I64 | None = None, amounts: I64 | None = None) -> I64:
         """The table of these items, each inserted `weights` times (once if not given); `amounts`
         are the totals to be added to their values. Items without a key are refused."""
-        return self.encode_keys(self._numbers(values), weights, amounts)
+        return self.encode_keys(keys.numbers_of(self.keys, values), weights, amounts)
 
     def distinct(self, values: Column) -> pa.Array:
         """The items of the keys of these values, each once."""
-        return self.keys.items(np.unique(self._numbers(values), axis=0))[0]
+        return self.keys.items(np.unique(keys.numbers_of(self.keys, values), axis=0))[0]
 
     def encode_keys(
         self, numbers: U64, weights: I64 | None = None, amounts: I64 | None = None
@@ -243,14 +243,6 @@ class InvertibleSketch:
             return False
         mask = np.int64((1 << self.word_bits) - 1)
         return np.array_equal(self.encode_keys(listing.keys) & mask, table & mask)
-
-    def _numbers(self, values: Column) -> U64:
-        numbers, fits = self.keys.numbers(values)
-        if not fits.all():  # never name them
-            raise SpecError(
-                f"items must be keys of this task ({self.keys}); {int((~fits).sum())} are not"
-            )
-        return numbers
 
     def _inserted(self, table: U64) -> int:
         """Total insertions: the counts of a row, if no cell is over its count_bits."""

@@ -188,6 +188,14 @@ class IntegerKeys:
         return pa.array(keys[:, 0], mask=~valid, type=pa.uint64()), valid
 
 
+def numbers_of(keys: Keys, items: Column) -> U64:
+    """The keys of these items; those without one are refused."""
+    numbers, fits = keys.numbers(items)
+    if not fits.all():  # never name them
+        raise SpecError(f"items must be keys of this task ({keys}); {int((~fits).sum())} are not")
+    return numbers
+
+
 def take(words: U64, start: int, size: int) -> U64:
     """Bits start .. start + size − 1 of each row, at most 64 of them."""
     limb, shift = divmod(start, _LIMB)

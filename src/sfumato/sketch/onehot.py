@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,11 @@ from sfumato.errors import SpecError
 from sfumato.sketch.norms import Norms, check_weights
 from sfumato.spec import require, spec
 
+if TYPE_CHECKING:
+    from sfumato.sketch.sparse import SparseTable
+
 I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
 Bool = npt.NDArray[np.bool_]
 
 
@@ -62,6 +67,24 @@ class OneHot:
     def possible(self, tables: I64, values: int) -> Bool:
         counts = np.clip(tables, -1, values + 1)  # so that no sum wraps
         return np.asarray((counts >= 0).all(axis=1) & (counts.sum(axis=1) <= values))
+
+    @property
+    def entry_bits(self) -> int:
+        return self.categories.bit_length()
+
+    def numbers(self, values: npt.NDArray[np.integer] | Sequence[int]) -> U64:
+        """The number of a category is one more than the category."""
+        return (self._checked(values) + 1).astype(np.uint64)[:, None]
+
+    def possible_entries(self, numbers: U64) -> Bool:
+        entries = numbers[..., 0]
+        ascends = (entries[:, :-1] <= entries[:, 1:]).all(axis=1)
+        return np.asarray(ascends & (entries <= self.categories).all(axis=1))
+
+    def from_sparse(self, table: SparseTable) -> I64:
+        dense = np.zeros(self.categories, dtype=np.int64)
+        dense[table.numbers[:, 0].astype(np.int64) - 1] = table.counts
+        return dense
 
     def _checked(self, values: npt.NDArray[np.integer] | Sequence[int]) -> I64:
         category = np.asarray(values)

@@ -22,6 +22,7 @@ Codes = npt.NDArray[np.uint16]
 Words: TypeAlias = "pa.Array | pa.ChunkedArray | Sequence[str]"
 
 LATIN = "abcdefghijklmnopqrstuvwxyz"
+LONGEST_WORD = 10  # characters, unless a study says otherwise
 
 
 def codes_of(words: Words, alphabet: str, length: int) -> tuple[Codes, Bool]:

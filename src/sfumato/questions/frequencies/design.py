@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sfumato import hashing
 from sfumato.errors import ImpossibleError, SpecError
-from sfumato.flow.aggregation import Plain
+from sfumato.flow.aggregation import Aggregation, Plain, Sparse
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of, traffic
@@ -40,7 +40,7 @@ from sfumato.questions.question import (
 )
 from sfumato.sketch import CountSketch, DecodedRounds, OneHot, Sketch, refine
 from sfumato.sketch.absent import significant_items
-from sfumato.spec import digest, require, spec
+from sfumato.spec import digest, later, require, spec
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -71,8 +71,13 @@ class FrequencyDesign(QuestionDefaults):
     target_error: float | None = None
     constant: float = sizing.CONSTANT
     secure: SecureSum | None = None  # for masked sums
+    sparse: bool = later(False)  # with one_hot: devices send places instead of tables
 
     def check(self) -> None:
+        require(
+            not self.sparse or (self.mode == "one_hot" and self.secure is None),
+            "sparse reports are for one_hot tables that the collector may see",
+        )
         require(self.rounds >= 1, f"rounds must be at least 1; got {self.rounds}")
         require(self.items >= 1, f"items must be at least 1; got {self.items}")
         require(
@@ -112,10 +117,13 @@ class FrequencyDesign(QuestionDefaults):
                 items_per_device=self.items_per_device,
             )
         most = most_devices(devices)
+        aggregation: Aggregation = Plain(modulus_bits=bits_for(most * self.items_per_device))
+        if self.sparse and isinstance(sketch, OneHot):
+            aggregation = Sparse(entries=self.items_per_device, entry_bits=sketch.entry_bits)
         return Task(
             sketch=sketch,
             mechanism=self.mechanism,
-            aggregation=Plain(modulus_bits=bits_for(most * self.items_per_device)),
+            aggregation=aggregation,
             campaign=digest(self),
             cohort=cohort,
             items_per_device=self.items_per_device,

@@ -157,7 +157,8 @@ def _size(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
     """Choose the sizes, then the mode with the best rehearsal that the cohorts allow."""
     assert study.devices is not None  # plan() has checked
     rows = sizing.rows_for(items, paper=study.paper_mode)
-    width, pilot = _width(study, items, rows)
+    is_sparse = _is_sparse(study, items)
+    width, pilot = (0, 0) if is_sparse else _width(study, items, rows)
     constant = sizing.PAPER_CONSTANT if study.paper_mode else sizing.CONSTANT
     sketch = width > 0
     mechanism = noise_for(study, _norms(study, rows if sketch else 0))
@@ -181,6 +182,7 @@ def _size(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
             target_error=study.target_error if pilot else None,
             constant=constant,
             secure=secure,
+            sparse=is_sparse,
         )
 
     is_shown = (study.publish == "rounds" or secure is not None) and study.rounds > 1
@@ -199,6 +201,31 @@ def _size(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
     return min(rehearsals, key=lambda pair: float(np.median(pair[1].half_width)))
 
 
+def _is_sparse(study: Study, items: int) -> bool:
+    """Whether devices send the places of their items. Its error is that of one-hot tables, the
+    least there is, so it is chosen unless a table of all items is shorter, the study's limit is
+    shorter, or the study asks for another algorithm."""
+    if study.is_masked or study.paper_mode or study.algorithm not in (None, "sparse"):
+        return False
+    assert study.devices is not None  # plan() has checked
+    entries = HEADER_BYTES + -(-study.items_per_device * items.bit_length() // 8)
+    bits = bits_for(most_devices(study.devices) * study.items_per_device)
+    limit = study.bytes_per_device
+    if study.algorithm == "sparse":
+        if limit is not None and entries > limit:
+            raise ImpossibleError(
+                f"a report of {study.items_per_device} items has {entries} bytes; "
+                f"bytes_per_device is {limit}",
+                hint=f"set bytes_per_device to {entries} or more, or reduce items_per_device",
+            )
+        chosen = True
+    else:
+        chosen = entries <= min(HEADER_BYTES + -(-items * bits // 8), limit or entries)
+    if chosen and study.target_error is not None:
+        _check_noise(study, items, 0, _answering(study.devices, study))
+    return chosen
+
+
 def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
     """The width (0 for one-hot) and the pilot's devices, from the target error or the bytes."""
     assert study.devices is not None  # plan() has checked
@@ -207,8 +234,11 @@ def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
     limit = study.bytes_per_device
     cells = max(0, ((limit or DEFAULT_BYTES) - besides) * 8 // bits)
     constant = sizing.PAPER_CONSTANT if study.paper_mode else sizing.CONSTANT
+    may_be_exact = study.algorithm != "count_sketch"
+    if study.algorithm == "one_hot":
+        return _one_hot(study, items, cells, bits, besides), 0
     if study.target_error is None:
-        if items <= cells:
+        if items <= cells and may_be_exact:
             return 0, 0
         width = min(cells // rows, math.ceil(constant * devices))
         if width < SMALLEST_WIDTH:
@@ -221,11 +251,11 @@ def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
         return width, 0
     widest = math.ceil(sizing.minimax_width(study.target_error, constant=constant, devices=devices))
     widest = max(widest, SMALLEST_WIDTH)
-    exact = items <= rows * widest
+    exact = may_be_exact and items <= rows * widest
     _check_noise(study, items, 0 if exact else rows, devices)
     needed = items if exact else rows * widest
     if limit is not None and needed > cells:
-        if items <= cells:
+        if items <= cells and may_be_exact:
             return 0, 0
         weight = besides + -(-needed * bits // 8)
         reachable = 2 * constant / max(cells // rows, 1)
@@ -238,6 +268,21 @@ def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
         return 0, 0
     pilot = min(PILOT_MOST, devices // 10)
     return widest, pilot if pilot >= PILOT_LEAST else 0
+
+
+def _one_hot(study: Study, items: int, cells: int, bits: int, besides: int) -> int:
+    """The width of one-hot tables, 0, if they fit into the study's limits."""
+    if study.target_error is not None:
+        assert study.devices is not None  # plan() has checked
+        _check_noise(study, items, 0, _answering(study.devices, study))
+    if study.bytes_per_device is not None and items > cells:
+        need = besides + -(-items * bits // 8)
+        raise ImpossibleError(
+            f"a table of {items:,} items has {need:,} bytes; bytes_per_device is "
+            f"{study.bytes_per_device}",
+            hint=f"set bytes_per_device to {need} or more, or use another algorithm",
+        )
+    return 0
 
 
 def _bits_and_bytes(study: Study, rows: int) -> tuple[int, int]:
@@ -379,6 +424,8 @@ def round_warnings(study: Study) -> list[str]:
 
 
 def algorithm(design: FrequencyDesign) -> str:
+    if design.sparse:
+        return "sparse one-hot reports"
     if design.mode == "one_hot":
         return "one-hot" if design.secure is None else "masked one-hot"
     name = "count sketch" if design.rounds == 1 else f"{design.mode} count sketches"

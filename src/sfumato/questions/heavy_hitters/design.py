@@ -79,8 +79,15 @@ class ListDefaults(QuestionDefaults, ABC):
     __slots__ = ()
 
     @abstractmethod
-    def search(self) -> HeavyHitterDesign:
-        """The search for names."""
+    def search(self) -> Any:
+        """The design that finds the names: it has `keys`, `rounds` and `items_per_device`."""
+
+    def fitting(self) -> str:
+        """The items that can be listed, in words."""
+        keys = self.search().keys
+        if isinstance(keys, WordKeys):
+            return f"a word of the study's alphabet, cut to {keys.length} characters,"
+        return f"an item of at most {keys.length} bytes"
 
     @property
     def has_secret(self) -> bool:
@@ -535,7 +542,7 @@ class HeavyHitterCampaign(Campaign):
             raise SpecError("a campaign takes only the answer to its last task")
         sketch = answer.task.sketch
         assert isinstance(sketch, InvertibleSketch)  # `task` has no other
-        self._absorbed = _digest_of(answer, self._absorbed)  # before any noise is drawn
+        self._absorbed = digest_of(answer, self._absorbed)  # before any noise is drawn
         partial = self.design.partial
         listing = sketch.list(answer.table, candidates=self._names if partial else None)
         distinct = self._distinct(listing)
@@ -579,7 +586,7 @@ class HeavyHitterCampaign(Campaign):
         }
         if design.partial:
             parameters |= {"listed_share": heavy_hitters.listed}
-        notes = [detectable_note("an item", detectable, participation)]
+        notes = [detectable_note(design.fitting(), detectable, participation)]
         if heavy_hitters.unread:  # the guarantee does not cover how full the tables were
             advice = "set a larger bytes_per_device"
             if design.rounds > 1:
@@ -696,10 +703,7 @@ class HeavyHitterCampaign(Campaign):
         return len(listing) + int(discrete_laplace(scale, (1,), self._own("keys"))[0])
 
     def _own(self, purpose: str, *noised: I64) -> Rng:
-        """The decoder's randomness for one purpose. It repeats only if all answers so far and the
-        noised numbers are the same (docs/proofs/listing.md)."""
-        data = (np.ascontiguousarray(part, dtype="<i8").tobytes() for part in noised)
-        return bound(self.rng, purpose, self._absorbed, *data)
+        return bound_to(self.rng, purpose, self._absorbed, *noised)
 
     def _next_rate(self, listing: Listing, distinct: float) -> float:
         """The rate of the next round.
@@ -731,7 +735,14 @@ class HeavyHitterCampaign(Campaign):
         return min(1.0, rate / min(max(step, 1 / _LARGEST_CHANGE), _LARGEST_CHANGE))
 
 
-def _digest_of(answer: NoisedSum, before: bytes) -> bytes:
+def bound_to(rng: Rng, purpose: str, absorbed: bytes, *noised: I64) -> Rng:
+    """The decoder's randomness for one purpose. It repeats only if all answers so far (`absorbed`,
+    their digest) and the noised numbers are the same (docs/proofs/listing.md)."""
+    data = (np.ascontiguousarray(part, dtype="<i8").tobytes() for part in noised)
+    return bound(rng, purpose, absorbed, *data)
+
+
+def digest_of(answer: NoisedSum, before: bytes) -> bytes:
     """A digest of an answer (task, number of devices and table) and of all answers before it."""
     table = np.ascontiguousarray(answer.table, dtype="<i8").tobytes()
     parts = (before, answer.task.id.encode(), str(answer.count).encode(), table)

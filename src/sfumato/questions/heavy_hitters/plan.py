@@ -51,6 +51,7 @@ from sfumato.sketch import (
     WordKeys,
     capacity,
 )
+from sfumato.sketch.words import LONGEST_WORD
 from sfumato.study import Study
 
 CHECK_BITS = 22  # per cell: about 0.001 wrong keys in thirty rounds
@@ -61,6 +62,7 @@ _COUNTS = 0.495  # share for its counts: the accountant rounds up
 MOST_ROWS = 8
 LEAST_RATE = 2.0**-12  # smallest useful sampling rate
 _LEAST_KEYS = 16  # smallest capacity of a table
+LONGEST_ITEM = 24  # bytes, unless the study says otherwise: every cell has room for a key
 
 
 ListDesign = HeavyHitterDesign | HistogramDesign
@@ -79,8 +81,7 @@ def plan_histogram(study: Study, dictionary: Dictionary | None) -> Plan:
 
 def _plan(study: Study, design: ListDesign) -> Plan:
     names = design.names
-    mechanism, least = names.mechanism, study.threshold or 0.0
-    detectable = mechanism.detectable(least)
+    mechanism, detectable = names.mechanism, check_threshold(study, names.mechanism)
     variance = (
         detectable * (1 / mechanism.rate - 1) + (mechanism.noise_stddev / mechanism.rate) ** 2
     )
@@ -105,11 +106,36 @@ def _plan(study: Study, design: ListDesign) -> Plan:
     )
 
 
-def keys_of(study: Study) -> Keys:
-    """The keys of a study's items: words of its alphabet, or any text up to a number of bytes."""
+def keys_of(study: Study, longest: int) -> TextKeys | WordKeys:
+    """The keys of a study's items: words of its alphabet, or any text up to a number of bytes,
+    which is `longest` if the study does not say."""
     if study.alphabet is not None:
-        return WordKeys(alphabet=study.alphabet, length=study.word_length)
-    return TextKeys(length=study.word_length)
+        return WordKeys(alphabet=study.alphabet, length=study.word_length or LONGEST_WORD)
+    return TextKeys(length=study.word_length or longest)
+
+
+def check_threshold(study: Study, mechanism: ListedAbove) -> int:
+    """The smallest count that is listed with a probability of 95%; ImpossibleError if the study's
+    threshold asks for rarer items than a private list can have."""
+    answering = 1 - study.dropout
+    least = mechanism.detectable(answering=answering)
+    if study.epsilon is not None and study.threshold and least > study.threshold:
+        raise ImpossibleError(
+            f"threshold {study.threshold:g} asks for all items that so many devices hold; with "
+            f"epsilon {study.epsilon:g} and delta {study.delta:g} they are found from {least:,} "
+            "devices up",
+            hint=f"set threshold to {least}, or raise epsilon, delta or bytes_per_device",
+        )
+    return mechanism.detectable((study.threshold or 0.0) * answering, answering=answering)
+
+
+def check_delta(study: Study) -> None:
+    """Refuse a delta of 0: a name that one device alone holds would always be listed, or never."""
+    if study.epsilon is not None and study.delta == 0:
+        raise ImpossibleError(
+            "a list of unknown names needs a delta above 0; delta is 0",
+            hint=f"set delta to {0.1 / (study.devices or 1):.1g}",
+        )
 
 
 def traffic(design: ListDesign) -> dict[str, int]:
@@ -192,17 +218,13 @@ def _names(
     """A search for names that may use one of `parts` equal parts of the bytes."""
     if epsilon is None:
         return _open(study, limit, parts)
-    if delta == 0:
-        raise ImpossibleError(
-            "a list of unknown names needs a delta above 0; delta is 0",
-            hint=f"set delta to {0.1 / (study.devices or 1):.1g}",
-        )
+    check_delta(study)
     return _private(study, limit, parts, epsilon, delta)
 
 
 def _open(study: Study, limit: int, parts: int) -> HeavyHitterDesign:
     """Without a guarantee: tables as full as they can be read."""
-    keys, items = keys_of(study), _items_of_a_round(study)
+    keys, items = keys_of(study, LONGEST_ITEM), _items_of_a_round(study)
     paper = study.paper_mode
     adaptive = study.rounds > 1 if study.adaptive is None else study.adaptive
     cell_bits = _cell_bits(keys, items, CHECK_BITS)
@@ -237,7 +259,7 @@ def _private(
     study: Study, limit: int, parts: int, epsilon: float, delta: float
 ) -> HeavyHitterDesign:
     """With a guarantee: tables that can almost surely be listed, whatever devices hold."""
-    keys, items = keys_of(study), _items_of_a_round(study)
+    keys, items = keys_of(study, LONGEST_ITEM), _items_of_a_round(study)
     adaptive = bool(study.adaptive)
     unlisted = UNLISTED * delta
     failure = unlisted / (1 + math.exp(epsilon))  # it may distinguish neighbours in both directions

@@ -18,7 +18,7 @@ from sfumato.questions.local_frequencies.plan import (
 from sfumato.questions.new_words.design import NAMES, WordDesign
 from sfumato.questions.promise import local_promise
 from sfumato.questions.question import Dictionary, Plan
-from sfumato.sketch.words import LATIN, check_alphabet
+from sfumato.sketch.words import LATIN, LONGEST_WORD, check_alphabet
 from sfumato.study import Study
 
 
@@ -36,15 +36,16 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     if study.rounds != 1:
         raise StudyError(f"new_words takes one round; got rounds = {study.rounds}")
     alphabet = LATIN if study.alphabet is None else study.alphabet
-    check_alphabet(study.word_length, alphabet)  # before the lengths depend on it
+    length = study.word_length or LONGEST_WORD
+    check_alphabet(length, alphabet)  # before the lengths depend on it
     per_device = study.daily_reports or 1
     records = max(1, math.floor(study.devices * (1 - study.dropout))) * per_device
     search: FragmentPuzzle | PrefixExtension
     if study.paper_mode:
-        search = puzzle(study.epsilon, alphabet=alphabet, length=study.word_length)
+        search = puzzle(study.epsilon, alphabet=alphabet, length=length)
         final, share = search.word, 1.0
     else:
-        search = prefix_search(study.epsilon, alphabet=alphabet, length=study.word_length)
+        search = prefix_search(study.epsilon, alphabet=alphabet, length=length)
         final, share = search.prefix, 1 / len(search.lengths)
     design = WordDesign(discoverer=search, devices=study.devices, records_per_device=per_device)
     last = records * share

@@ -50,7 +50,7 @@ from sfumato.questions.promise import (
 )
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.sketch import CountSketch, OneHot
-from sfumato.sketch.words import LATIN, check_alphabet
+from sfumato.sketch.words import LATIN, LONGEST_WORD, check_alphabet
 from sfumato.spec import require
 from sfumato.study import Study
 
@@ -147,7 +147,7 @@ def _size(study: Study, bytes_per_round: int) -> PrefixDesign:
     assert study.devices is not None  # plan() has checked
     return sized(
         devices=study.devices,
-        length=study.word_length,
+        length=study.word_length or LONGEST_WORD,
         bytes_per_round=bytes_per_round,
         epsilon=study.epsilon,
         delta=study.delta,

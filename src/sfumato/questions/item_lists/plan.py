@@ -1,0 +1,145 @@
+"""Plan a list or histogram of an open domain for a collector that is trusted with the reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sfumato.errors import ImpossibleError, StudyError
+from sfumato.flow import secure_sum
+from sfumato.flow.release import Privacy
+from sfumato.privacy import ListedAbove, best_list
+from sfumato.privacy.listing import without_promise
+from sfumato.questions.frequencies.plan import delta_warning
+from sfumato.questions.heavy_hitters import plan as invertible
+from sfumato.questions.heavy_hitters.plan import check_delta, check_threshold, keys_of
+from sfumato.questions.item_lists.design import ItemListDesign
+from sfumato.questions.promise import DROPOUTS, device_guarantee
+from sfumato.questions.question import Dictionary, Plan
+from sfumato.study import Study
+
+LONGEST_ITEM = 64  # bytes, unless the study says otherwise
+
+
+def plan(study: Study, dictionary: Dictionary | None) -> Plan:
+    """Plan a list of heavy hitters: of the items themselves, unless the study asks for sketches."""
+    if _wants_sketches(study):
+        return invertible.plan(study, dictionary)
+    return _plan(study)
+
+
+def plan_histogram(study: Study, dictionary: Dictionary | None) -> Plan:
+    """Plan a histogram. Counts of items that devices send themselves are exact but for the noise
+    on the list, so they need no second table."""
+    if _wants_sketches(study):
+        return invertible.plan_histogram(study, dictionary)
+    return _plan(study)
+
+
+def _wants_sketches(study: Study) -> bool:
+    """Whether a study asks for paper 001's invertible sketches. Masked sums need them: a masked
+    table must have a fixed set of cells."""
+    asks = study.masked or study.paper_mode or study.adaptive is not None
+    if asks and study.algorithm == "sparse":
+        raise StudyError(
+            'algorithm "sparse" sends whole items once; masked, paper_mode and adaptive are for '
+            '"invertible_sketch"'
+        )
+    return asks or study.algorithm == "invertible_sketch"
+
+
+def _plan(study: Study) -> Plan:
+    assert study.devices is not None  # planning has checked
+    mechanism = _mechanism(study)
+    design = ItemListDesign(
+        keys=keys_of(study, LONGEST_ITEM),
+        devices=study.devices,
+        rounds=study.rounds,
+        items_per_device=study.items_per_device,
+        mechanism=mechanism,
+        seed=0,
+    )
+    traffic = secure_sum.traffic(design.tasks()[:1])
+    limit = study.bytes_per_device
+    if limit is not None and traffic["bytes_per_device"] > limit:
+        raise ImpossibleError(
+            f"a report of {study.items_per_device} items of up to {design.keys.length} bytes has "
+            f"{traffic['bytes_per_device']} bytes; bytes_per_device is {limit}",
+            hint=f"set bytes_per_device to {traffic['bytes_per_device']} or more, or reduce "
+            "word_length or items_per_device",
+        )
+    detectable = check_threshold(study, mechanism)
+    predicted: dict[str, Any] = {
+        "detectable_count": detectable,
+        "standard_error": mechanism.noise_stddev,
+        **traffic,
+        "rounds": study.rounds,
+        "assumes": "nothing about the data",
+    }
+    return Plan(
+        study=study,
+        design=design,
+        algorithm="items in sparse reports"
+        + (
+            ""
+            if study.epsilon is None
+            else f", listed above a threshold with {mechanism.noise} noise"
+        ),
+        predicted=predicted,
+        privacy=promise(study, design),
+        warnings=tuple(_warnings(study)),
+    )
+
+
+def _mechanism(study: Study) -> ListedAbove:
+    if study.epsilon is None:
+        return without_promise(1.0, study.items_per_device)
+    check_delta(study)
+    return best_list(
+        1.0,
+        least=(study.threshold or 0.0) * (1 - study.dropout),
+        items_per_device=study.items_per_device,
+        epsilon=study.epsilon,
+        delta=study.delta,
+    )
+
+
+def promise(study: Study, design: ItemListDesign) -> Privacy:
+    """The privacy statement of a design, which holds for all of its releases."""
+    mechanism = design.mechanism
+    guarantee, description = "no differential privacy: exact names and counts are released", "none"
+    assumptions: tuple[str, ...] = ()
+    if study.epsilon is not None:
+        guarantee = device_guarantee(study.epsilon, study.delta)
+        description = (
+            f"discrete {mechanism.noise} noise of scale {mechanism.scale:.4f} on the count of each "
+            f"item that a device sent; items with a noisy count below {mechanism.threshold} are "
+            "not released"
+        )
+        assumptions = (
+            "a device answers once, with different items, each of which counts once",
+            DROPOUTS,
+        )
+    return Privacy(
+        epsilon=study.epsilon,
+        delta=study.delta if study.epsilon is not None else 0.0,
+        guarantee=guarantee,
+        unit="device",
+        neighbours="zero-out: one device's items become none; the number of devices is public",
+        mechanism=description,
+        trust=study.trust,
+        sees="the collector sees each device's items; it is trusted to count them, to add the "
+        "noise and to release only items above the threshold",
+        assumptions=assumptions,
+    )
+
+
+def _warnings(study: Study) -> list[str]:
+    assert study.devices is not None  # planning has checked
+    warnings = []
+    if study.threshold is None and study.epsilon is None:
+        warnings.append("threshold is not set, so every item that is found will be listed")
+    if study.target_error is not None:
+        warnings.append("target_error has no effect on an open domain")
+    if study.epsilon is not None and study.delta > 1 / study.devices:
+        warnings.append(delta_warning(study.delta, study.devices))
+    return warnings
