@@ -38,7 +38,7 @@ class NoisedSum:
     """
 
     task: Task
-    table: I64
+    table: Any  # an array, or for an open domain a SparseTable
     count: int
 
     def __repr__(self) -> str:  # without noise the table is the exact sum

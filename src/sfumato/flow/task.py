@@ -159,12 +159,11 @@ class Task:
                 "sparse aggregation is for sketches whose cells have numbers, and items of an open "
                 f"domain need it; got {type(aggregation).__name__} with {type(sketch).__name__}"
             )
-        expected = (self.items_per_device, sketch.entry_bits)
-        given = (aggregation.entries, aggregation.entry_bits)
+        entries, bits = self.items_per_device, sketch.entry_bits
         require(
-            expected == given,
-            f"reports of this task must have {expected[0]} entries of {expected[1]} bits; "
-            f"got {given[0]} of {given[1]}",
+            (aggregation.entries, aggregation.entry_bits) == (entries, bits),
+            f"reports of this task must have {entries} entries of {bits} bits; "
+            f"got {aggregation.entries} of {aggregation.entry_bits}",
             TaskError,
         )
 

@@ -113,7 +113,7 @@ class ItemCounts:
     [('elm', 1), ('oak', 2)]
     """
 
-    keys: TextKeys | WordKeys  # which are never 0
+    keys: TextKeys | WordKeys  # their numbers are never 0
     round: int = 0  # tables of different rounds do not add
 
     @property
@@ -176,7 +176,7 @@ class ItemCounts:
         )
 
     def possible_entries(self, numbers: U64) -> Bool:
-        is_none = ~numbers.any(axis=2)
+        is_none: Bool = (numbers == 0).min(axis=2)
         is_key = self.keys.items(numbers.reshape(-1, numbers.shape[2]))[1].reshape(is_none.shape)
         ascends = comes_before(numbers[:, :-1], numbers[:, 1:]) | is_none[:, 1:]
         after_none = ~(is_none[:, 1:] & ~is_none[:, :-1])

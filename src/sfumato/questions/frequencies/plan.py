@@ -218,12 +218,12 @@ def _is_sparse(study: Study, items: int) -> bool:
                 f"bytes_per_device is {limit}",
                 hint=f"set bytes_per_device to {entries} or more, or reduce items_per_device",
             )
-        chosen = True
+        is_sparse = True
     else:
-        chosen = entries <= min(HEADER_BYTES + -(-items * bits // 8), limit or entries)
-    if chosen and study.target_error is not None:
+        is_sparse = entries <= min(HEADER_BYTES + -(-items * bits // 8), limit or entries)
+    if is_sparse and study.target_error is not None:
         _check_noise(study, items, 0, _answering(study.devices, study))
-    return chosen
+    return is_sparse
 
 
 def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
