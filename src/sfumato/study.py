@@ -16,6 +16,9 @@ from sfumato.spec import LARGEST_INTEGER, is_silent, later, require, spec
 
 Trust = Literal["local", "secure", "central"]
 
+LARGEST_COHORT = 10_000  # devices of one masked round, by default; larger ones are not tested
+MASKED_DROPOUT = 0.1  # share of a masked round's devices, by default
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionFacts:
@@ -31,6 +34,7 @@ class QuestionFacts:
     """Whether a study lists the items to count, may list items already known, or neither."""
     not_collected: tuple[Trust, ...] = ()  # trusts that only simulations support
     may_mask: bool = False  # whether a trusted collector can work from masked sums
+    in_cohorts: tuple[Trust, ...] = ()  # trusts with masked rounds that ask devices of their own
     instead: str = ""  # advice for other trusts
     algorithms: Mapping[Trust, tuple[str, ...]] = field(default_factory=dict)
     """The algorithms that a study may name, if there are several."""
@@ -66,6 +70,7 @@ QUESTIONS: dict[str, QuestionFacts] = {
             "central": ("sparse", "one_hot", "count_sketch"),
         },
         dictionary="listed",
+        in_cohorts=("secure",),
     ),
     "new_words": QuestionFacts(
         planners={"local": "sfumato.questions.new_words.plan:plan"},
@@ -79,12 +84,14 @@ QUESTIONS: dict[str, QuestionFacts] = {
         },
         algorithms={"central": ("sparse", "invertible_sketch")},
         may_mask=True,
+        in_cohorts=("central",),
         instead='with "local", ask for new_words',
     ),
     "histogram": QuestionFacts(
         planners={"central": "sfumato.questions.item_lists.plan:plan_histogram"},
         algorithms={"central": ("sparse", "invertible_sketch")},
         may_mask=True,
+        in_cohorts=("central",),
         instead='with "secure", ask for heavy_hitters, which searches by prefixes: a table with '
         "noise in shares cannot be decoded",
     ),
@@ -176,7 +183,9 @@ class Study:
     epsilon: float | None  # in a file, `epsilon = inf` means no privacy guarantee and no noise
     delta: float = 1e-6  # 0 for pure differential privacy
     devices: int | None = None  # how many will be asked; simulate can count them
-    rounds: int = 1
+    rounds: int | None = None
+    """Each asks its own devices. By default one; masked sums of listed items and of lists, as many as
+    cohorts of `LARGEST_COHORT` devices need."""
     dictionary: str | None = None
     """Path of a CSV or Parquet file that lists the items; for new_words, those already known."""
     dictionary_column: str | None = None  # the first column by default
@@ -185,7 +194,9 @@ class Study:
     bytes_per_device: int | None = None  # upload limit of one device
     cohorts: Literal["similar", "different"] = "similar"  # whether rounds ask like devices
     threshold: float | None = None  # counts below this are not listed
-    dropout: float = 0.0  # share of the devices that are asked and do not answer
+    dropout: float | None = None
+    """The share of the devices that are asked and do not answer. By default none, and a tenth of
+    those in a masked round: a plan that depends on nobody dropping out must be asked for."""
     corrupt: float = 0.1  # masked sums: share of the devices that may work with the collector
     collector: Mode = "semi_honest"
     """Masked sums: a collector that follows the protocol, or one that may send devices
@@ -285,7 +296,10 @@ class Study:
             value = getattr(self, name)
             need(value is None or value >= 1, f"{name} must be at least 1; got {value}")
         need(
-            self.devices is None or self.rounds <= self.devices or facts.data == "examples",
+            self.devices is None
+            or self.rounds is None
+            or self.rounds <= self.devices
+            or facts.data == "examples",
             f"rounds must not exceed the {self.devices} devices; got {self.rounds}",
         )
         need(
@@ -299,7 +313,26 @@ class Study:
         )
         for name in ("dropout", "corrupt"):
             value = getattr(self, name)
-            need(0 <= value < 1, f"{name} must be at least 0 and below 1; got {value}")
+            need(
+                value is None or 0 <= value < 1,
+                f"{name} must be at least 0 and below 1; got {value}",
+            )
+
+    @property
+    def round_count(self) -> int:
+        """The number of rounds, or of cohorts that are asked one after another."""
+        if self.rounds is not None:
+            return self.rounds
+        if not self.is_masked or self.trust not in self.facts.in_cohorts or self.devices is None:
+            return 1
+        return -(-self.devices // LARGEST_COHORT)
+
+    @property
+    def expected_dropout(self) -> float:
+        """The share of the devices that are expected not to answer."""
+        if self.dropout is not None:
+            return self.dropout
+        return MASKED_DROPOUT if self.is_masked else 0.0
 
     @property
     def facts(self) -> QuestionFacts:

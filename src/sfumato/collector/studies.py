@@ -184,7 +184,7 @@ def next_task(
         closes=terms.closes,
         model=None if model is None else question.model_terms(model, number),
     )
-    devices = question.closing_count(task, answering=1 - planned.study.dropout)
+    devices = question.closing_count(task, answering=1 - planned.study.expected_dropout)
     task_row = TaskRow(
         id=task.id,
         study_id=row.id,

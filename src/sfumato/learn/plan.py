@@ -75,7 +75,7 @@ def design_for(study: Study) -> TrainingDesign:
         hidden=keys.hidden,
         clients=study.devices,
         cohort=keys.cohort,
-        rounds=study.rounds,
+        rounds=study.round_count,
         sampling=keys.sampling or ("passes" if study.is_masked else "poisson"),
         local=LocalTraining(
             learning_rate=keys.learning_rate,
@@ -91,7 +91,7 @@ def design_for(study: Study) -> TrainingDesign:
         server=ServerOptimizer(
             method=keys.server, learning_rate=keys.server_rate, momentum=keys.momentum
         ),
-        dropout=study.dropout,
+        dropout=study.expected_dropout,
         secure=secure_of(study),
         seed=keys.seed,
     )

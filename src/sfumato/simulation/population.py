@@ -213,7 +213,7 @@ class Cohorts:
         return cls(
             shares={name: share * part for name, part in question.cohorts().items()},
             in_order=study.cohorts == "different",
-            dropout=study.dropout,
+            dropout=study.expected_dropout,
             seed=seed,
             exact=exact or study.is_masked,
         )

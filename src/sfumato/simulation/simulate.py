@@ -117,7 +117,7 @@ def simulate(
         planned,
         secret=seeded.secret,
         # The threshold is for counts over all devices; the campaign counts respondents only.
-        least=(planned.study.threshold or 0.0) * (1 - planned.study.dropout),
+        least=(planned.study.threshold or 0.0) * (1 - planned.study.expected_dropout),
         devices=min(sized.devices, devices.devices),
     )
     run(campaign, fleet.gather, ledger=ledger, rng=rng, charge_of=sized.charge_of)

@@ -478,7 +478,7 @@ class RoundDriver:
 def _is_likely_enough(study: StudyRow, task: Task, cohort: int) -> bool:
     """Whether this cohort likely keeps the task's minimum, with the dropout the study expects."""
     spec: Study = from_json(study.study)
-    expected = SecureSum(corrupt=spec.corrupt, dropout=spec.dropout)
+    expected = SecureSum(corrupt=spec.corrupt, dropout=spec.expected_dropout)
     return expected.least(cohort, grace_bits=_LIKELY_BITS) >= task.min_count
 
 

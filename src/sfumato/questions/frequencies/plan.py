@@ -126,7 +126,7 @@ def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
 
     It takes the same path as a real campaign, so the prediction includes the decoder and the noise.
     """
-    items = min(design.items, 20_000)
+    items = min(design.items, max(2_000, 200_000 // design.rounds), 20_000)
     synthetic = np.arange(items, dtype=np.int64)
     shares = np.arange(1, items + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
     shares /= shares.sum()
@@ -170,7 +170,7 @@ def _size(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
             mode=mode,
             items=items,
             devices=study.devices,
-            rounds=study.rounds,
+            rounds=study.round_count,
             rows=rows if sketch else 1,
             width=width,
             seed=0,
@@ -185,11 +185,11 @@ def _size(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
             sparse=is_sparse,
         )
 
-    is_shown = (study.publish == "rounds" or secure is not None) and study.rounds > 1
+    is_shown = (study.publish == "rounds" or secure is not None) and study.round_count > 1
     mixed: Mode = "fresh" if study.cohorts == "different" else "hybrid"
     if not sketch:
         candidates = [design_for("one_hot", is_shown)]
-    elif study.rounds == 1:
+    elif study.round_count == 1:
         candidates = [design_for("shared", False)]
     elif study.paper_mode:
         candidates = [design_for(mixed, True)]
@@ -308,13 +308,13 @@ def secure_of(study: Study) -> SecureSum | None:
     """The secure sum of a study whose tables are masked, else None."""
     if not study.is_masked:
         return None
-    return SecureSum(corrupt=study.corrupt, dropout=study.dropout, mode=study.collector)
+    return SecureSum(corrupt=study.corrupt, dropout=study.expected_dropout, mode=study.collector)
 
 
 def _cohort(study: Study) -> int:
     """The number of devices in a round."""
     assert study.devices is not None  # plan() has checked
-    return -(-study.devices // study.rounds)
+    return -(-study.devices // study.round_count)
 
 
 def noise_for(study: Study, norms: Norms) -> Mechanism:
@@ -354,7 +354,7 @@ def _norms(study: Study, rows: int) -> Norms:
 def _check_noise(study: Study, items: int, rows: int, devices: int) -> None:
     """Refuse a target error that the noise alone exceeds, with a hint how to reach it."""
     assert study.target_error is not None  # callers have checked
-    tables = study.rounds if study.publish == "rounds" or study.noise_in_shares else 1
+    tables = study.round_count if study.publish == "rounds" or study.noise_in_shares else 1
     spread = noise_for(study, _norms(study, rows)).stddev(devices // tables)
     if rows:
         spread *= math.sqrt(math.pi / (2 * rows))  # for a median of `rows` readings
@@ -394,9 +394,9 @@ def _warnings(study: Study, design: FrequencyDesign) -> list[str]:
         warnings.append(
             "paper_mode uses the constant 2, which misses the target error by a factor of up to 7"
         )
-    if design.every_round and study.epsilon is not None and study.rounds > 1:
+    if design.every_round and study.epsilon is not None and study.round_count > 1:
         warnings.append(
-            f"the noise of {study.rounds} rounds adds up; fewer, larger rounds would have less"
+            f"the noise of {study.round_count} rounds adds up; fewer, larger rounds would have less"
         )
     return warnings
 
@@ -416,7 +416,7 @@ def round_warnings(study: Study) -> list[str]:
                 else ""
             )
         )
-    if study.dropout == 0:
+    if study.expected_dropout == 0:
         warnings.append(
             "dropout is 0, so a round fails if a single device drops out; set the share to expect"
         )
@@ -442,4 +442,4 @@ def delta_warning(delta: float, devices: int) -> str:
 
 
 def _answering(devices: int, study: Study) -> int:
-    return max(1, math.floor(devices * (1 - study.dropout)))
+    return max(1, math.floor(devices * (1 - study.expected_dropout)))

@@ -117,7 +117,7 @@ def keys_of(study: Study, longest: int) -> TextKeys | WordKeys:
 def check_threshold(study: Study, mechanism: ListedAbove) -> int:
     """The smallest count that is listed with a probability of 95%; ImpossibleError if the study's
     threshold asks for rarer items than a private list can have."""
-    answering = 1 - study.dropout
+    answering = 1 - study.expected_dropout
     least = mechanism.detectable(answering=answering)
     if study.epsilon is not None and study.threshold and least > study.threshold:
         raise ImpossibleError(
@@ -226,7 +226,7 @@ def _open(study: Study, limit: int, parts: int) -> HeavyHitterDesign:
     """Without a guarantee: tables as full as they can be read."""
     keys, items = keys_of(study, LONGEST_ITEM), _items_of_a_round(study)
     paper = study.paper_mode
-    adaptive = study.rounds > 1 if study.adaptive is None else study.adaptive
+    adaptive = study.round_count > 1 if study.adaptive is None else study.adaptive
     cell_bits = _cell_bits(keys, items, CHECK_BITS)
     besides = _besides(study)
     cells = max(0, limit // parts - besides) * 8 // cell_bits
@@ -240,7 +240,7 @@ def _open(study: Study, limit: int, parts: int) -> HeavyHitterDesign:
     return HeavyHitterDesign(
         keys=keys,
         devices=_devices(study),
-        rounds=study.rounds,
+        rounds=study.round_count,
         rows=3,
         width=width,
         cell_bits=cell_bits,
@@ -263,7 +263,7 @@ def _private(
     adaptive = bool(study.adaptive)
     unlisted = UNLISTED * delta
     failure = unlisted / (1 + math.exp(epsilon))  # it may distinguish neighbours in both directions
-    failure /= study.rounds  # a list without noise uses the sampling of all rounds
+    failure /= study.round_count  # a list without noise uses the sampling of all rounds
     statistic = STATISTIC * epsilon if adaptive else 0.0
     spare = slack(study.items_per_device, statistic, failure) if adaptive else 0
     if adaptive:
@@ -294,7 +294,7 @@ def _private(
     return HeavyHitterDesign(
         keys=keys,
         devices=_devices(study),
-        rounds=study.rounds,
+        rounds=study.round_count,
         rows=sketch.rows,
         width=sketch.width,
         count_bits=sketch.count_bits,
@@ -397,7 +397,7 @@ def _histogram(study: Study, limit: int) -> HistogramDesign:
     devices = _devices(study)
     expected = max(1_000, round(devices * study.items_per_device / max(study.threshold or 1, 10)))
     rows = sizing.rows_for(expected, paper=study.paper_mode)
-    cohort = -(-devices // study.rounds)
+    cohort = -(-devices // study.round_count)
     most = most_in_round(cohort, masked=study.masked) * study.items_per_device
     besides = _besides(study)
     width = max(0, limit - limit // 2 - besides) * 8 // bits_for(most) // rows
@@ -413,10 +413,10 @@ def _histogram(study: Study, limit: int) -> HistogramDesign:
     norms = CountSketch(rows=rows, width=width, seed=0).sensitivity(study.items_per_device)
     mode: Mode = "fresh" if study.cohorts == "different" else "hybrid"
     counts = FrequencyDesign(
-        mode="shared" if study.rounds == 1 else mode,
+        mode="shared" if study.round_count == 1 else mode,
         items=expected,
         devices=devices,
-        rounds=study.rounds,
+        rounds=study.round_count,
         rows=rows,
         width=width,
         seed=0,
@@ -436,7 +436,7 @@ def _devices(study: Study) -> int:
 
 def _items_of_a_round(study: Study) -> int:
     """An upper limit on the items that the devices of one round send."""
-    cohort = -(-_devices(study) // study.rounds)
+    cohort = -(-_devices(study) // study.round_count)
     return most_in_round(cohort, masked=study.masked) * study.items_per_device
 
 
@@ -450,7 +450,7 @@ def _besides(study: Study) -> int:
         mechanism=NoNoise(),
         campaign="",
         cohort="",
-        devices=-(-_devices(study) // study.rounds),
+        devices=-(-_devices(study) // study.round_count),
         items_per_device=1,
     )
     return secure_sum.bytes_of(task)[0] - task.message_bytes

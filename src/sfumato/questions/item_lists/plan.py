@@ -53,7 +53,7 @@ def _plan(study: Study) -> Plan:
     design = ItemListDesign(
         keys=keys_of(study, LONGEST_ITEM),
         devices=study.devices,
-        rounds=study.rounds,
+        rounds=study.round_count,
         items_per_device=study.items_per_device,
         mechanism=mechanism,
         seed=0,
@@ -72,7 +72,7 @@ def _plan(study: Study) -> Plan:
         "detectable_count": detectable,
         "standard_error": mechanism.noise_stddev,
         **traffic,
-        "rounds": study.rounds,
+        "rounds": study.round_count,
         "assumes": "nothing about the data",
     }
     return Plan(
@@ -96,7 +96,7 @@ def _mechanism(study: Study) -> ListedAbove:
     check_delta(study)
     return best_list(
         1.0,
-        least=(study.threshold or 0.0) * (1 - study.dropout),
+        least=(study.threshold or 0.0) * (1 - study.expected_dropout),
         items_per_device=study.items_per_device,
         epsilon=study.epsilon,
         delta=study.delta,

@@ -177,7 +177,7 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
     if study.publish == "rounds":
         raise StudyError('publish = "rounds" is for trust = "central"; leave it out')
     per_device = study.daily_reports or 1
-    records = max(1, math.floor(study.devices * (1 - study.dropout))) * per_device
+    records = max(1, math.floor(study.devices * (1 - study.expected_dropout))) * per_device
     limit = study.bytes_per_device
     most = None if limit is None else (limit - HEADER_BYTES) // per_device
     if study.paper_mode:
@@ -197,7 +197,7 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
         randomizer=best.randomizer,
         items=items,
         devices=study.devices,
-        rounds=study.rounds,
+        rounds=study.round_count,
         records_per_device=per_device,
         aware=not study.paper_mode,
     )
@@ -215,7 +215,7 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
         "bytes_per_device": HEADER_BYTES + per_device * best.record_bytes,
         "table_bytes": best.table_bytes,
         "server_seconds": best.server_seconds,
-        "rounds": study.rounds,
+        "rounds": study.round_count,
         "assumes": f"counts fall like rank^-{REFERENCE_EXPONENT}"
         if best.randomizer.collision
         else "nothing about the data",

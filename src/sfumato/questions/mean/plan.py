@@ -253,7 +253,7 @@ def _upload(design: MeanDesign) -> int:
 def _predict(study: Study, design: MeanDesign) -> dict[str, Any]:
     tasks, count = widest_tasks(design), answering(design)
     if not study.is_masked:
-        count = max(1, math.floor(design.devices * (1 - study.dropout)))
+        count = max(1, math.floor(design.devices * (1 - study.expected_dropout)))
     round = len(design.shares) - 1
     width, small = design.first_width, design.first_width
     if design.compression == "adapt_norm":

@@ -33,13 +33,13 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     for name in ("target_error", "threshold", "bytes_per_device"):
         if getattr(study, name) is not None:
             raise StudyError(f"{name} is not for new_words, which lists all significant words")
-    if study.rounds != 1:
-        raise StudyError(f"new_words takes one round; got rounds = {study.rounds}")
+    if study.round_count != 1:
+        raise StudyError(f"new_words takes one round; got rounds = {study.round_count}")
     alphabet = LATIN if study.alphabet is None else study.alphabet
     length = study.word_length or LONGEST_WORD
     check_alphabet(length, alphabet)  # before the lengths depend on it
     per_device = study.daily_reports or 1
-    records = max(1, math.floor(study.devices * (1 - study.dropout))) * per_device
+    records = max(1, math.floor(study.devices * (1 - study.expected_dropout))) * per_device
     search: FragmentPuzzle | PrefixExtension
     if study.paper_mode:
         search = puzzle(study.epsilon, alphabet=alphabet, length=length)

@@ -73,7 +73,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         ) from problem
     predicted = predict(design)
     detectable = predicted.pop("detectable")
-    scale = study.devices / max(1, int(study.devices * (1 - study.dropout)))
+    scale = study.devices / max(1, int(study.devices * (1 - study.expected_dropout)))
     return Plan(
         study=study,
         design=design,
@@ -165,7 +165,7 @@ def _besides(design: PrefixDesign) -> int:
 
 def _warnings(study: Study) -> list[str]:
     warnings = round_warnings(replace(study, rounds=1))
-    if study.rounds > 1:
+    if study.round_count > 1:
         warnings.append(
             "rounds has no effect: every round of a search by prefixes asks all devices"
         )
