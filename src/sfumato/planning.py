@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from sfumato import files
-from sfumato.errors import StudyError
+from sfumato.errors import ImpossibleError, SfumatoError, StudyError
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.questions.registry import planner_of
 from sfumato.study import Study
 
-__all__ = ["Plan", "plan"]
+__all__ = ["Alternative", "Comparison", "Plan", "compare", "plan"]
 
 
 def plan(
@@ -32,6 +33,192 @@ def plan(
     if study.devices is None:
         raise StudyError("a plan needs the number of devices that will be asked; set devices")
     return planner_of(study)(study, _dictionary(study, items))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Alternative:
+    """One algorithm that could answer a study, with its plan; or why it could not."""
+
+    algorithm: str
+    plan: Plan | None
+    problem: str = ""  # why it is not possible
+    is_chosen: bool = False
+
+    @property
+    def error(self) -> float:
+        """The number by which alternatives are compared: for lists the detectable count, otherwise
+        the standard error of a rare item or coordinate."""
+        assert self.plan is not None  # only possible ones are compared
+        predicted = self.plan.predicted
+        return float(predicted.get("detectable_count", predicted.get("standard_error")))
+
+    @property
+    def bytes_per_device(self) -> int:
+        """The bytes that a device sends: the fewest, if a pilot decides."""
+        assert self.plan is not None  # as above
+        predicted = self.plan.predicted
+        return int(predicted.get("bytes_if_mean_is_zero", predicted["bytes_per_device"]))
+
+    def __repr__(self) -> str:
+        return f"Alternative({self.algorithm}, {'possible' if self.plan else self.problem})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Comparison:
+    """All algorithms that could answer a study, and the reason for the planner's choice."""
+
+    study: Study
+    alternatives: tuple[Alternative, ...]
+
+    @property
+    def possible(self) -> list[Alternative]:
+        return [each for each in self.alternatives if each.plan is not None]
+
+    @property
+    def chosen(self) -> Alternative:
+        return next(each for each in self.alternatives if each.is_chosen)
+
+    @property
+    def reason(self) -> str:
+        """Why the planner chose this one, in one line."""
+        chosen, others = self.chosen, [each for each in self.possible if not each.is_chosen]
+        key = self.study.facts.algorithm_key
+        if getattr(self.study, key) is not None:
+            return f"the study asks for it ({key})"
+        if not others:
+            return "it is the only possible one"
+        least = min(each.error for each in others)
+        fewest = min(each.bytes_per_device for each in others)
+        parts = []
+        if chosen.error <= 1.1 * least:
+            parts.append("no other has a clearly smaller error")
+        if chosen.bytes_per_device <= fewest:
+            parts.append("no other sends fewer bytes")
+        if not parts:
+            parts.append("it balances error and bytes: none of the others is better in both")
+        return ", and ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "study": self.study.to_dict(),
+            "reason": self.reason,
+            "alternatives": [
+                {
+                    "algorithm": each.algorithm,
+                    "chosen": each.is_chosen,
+                    "problem": each.problem or None,
+                    "plan": None if each.plan is None else each.plan.summary(),
+                }
+                for each in self.alternatives
+            ],
+        }
+
+    def __repr__(self) -> str:
+        names = {
+            "standard_error": "error (rare)",
+            "standard_error_of_middle": "(middle)",
+            "standard_error_of_largest": "(largest)",
+            "detectable_count": "detectable",
+            "bytes_if_mean_is_zero": "bytes up, at least",
+            "bytes_per_device": "bytes up",
+            "bytes_down": "bytes down",
+            "rounds": "rounds",
+        }
+        columns = [
+            name
+            for name in names
+            if any(name in each.plan.predicted for each in self.possible if each.plan)
+        ]
+        rows = [["", "algorithm", *(names[name] for name in columns)]]
+        for each in self.possible:
+            assert each.plan is not None  # it is possible
+            numbers = [_rough(each.plan.predicted.get(name)) for name in columns]
+            rows.append(["*" if each.is_chosen else "", each.algorithm, *numbers])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if place < 2 else cell.rjust(width)
+                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        lines += [
+            f"   {each.algorithm}: {each.problem}" for each in self.alternatives if each.problem
+        ]
+        return "\n".join([*lines, f"* chosen: {self.reason}"])
+
+    def plot(self) -> Any:
+        """A picture of error against bytes; returns the matplotlib figure."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as problem:
+            raise SfumatoError(
+                "plots need matplotlib", hint='pip install "sfumato[plot]"'
+            ) from problem
+        figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+        axes = figure.add_subplot()
+        for each in self.possible:
+            look: dict[str, Any] = {"color": "#5f81ad", "markersize": 8, "marker": "o"}
+            if each.is_chosen:
+                look = {"color": "#b5502b", "markersize": 16, "marker": "*"}
+            axes.plot([each.bytes_per_device], [each.error], linestyle="", **look)
+            axes.annotate(
+                each.algorithm, (each.bytes_per_device, each.error), xytext=(8, 6),
+                textcoords="offset points", fontsize=9,
+            )  # fmt: skip
+        is_list = any(
+            "detectable_count" in each.plan.predicted for each in self.possible if each.plan
+        )
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.margins(x=0.15, y=0.15)
+        axes.set_xlabel("bytes that a device sends")
+        axes.set_ylabel("detectable count" if is_list else "standard error of a rare item")
+        axes.set_title(
+            f"{self.study.question}, trust {self.study.trust}: the star is the plan", loc="left"
+        )
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        return figure
+
+
+def compare(
+    study: Study | Mapping[str, Any] | Path | str,
+    *,
+    items: pa.Array | pa.ChunkedArray | Sequence[str] | None = None,
+) -> Comparison:
+    """Plan a study with every algorithm that could answer it, and mark the one that `plan` takes.
+
+    The arguments are those of `plan`.
+    """
+    study = Study.read(study)
+    chosen = plan(study, items=items)
+    facts = study.facts
+    own = _algorithm_of(chosen, facts.algorithms.get(study.trust, ()))
+    alternatives = []
+    for name in facts.algorithms.get(study.trust, (own,)):
+        if name == own:
+            alternatives.append(Alternative(algorithm=name, plan=chosen, is_chosen=True))
+            continue
+        change: Any = {facts.algorithm_key: name}
+        try:
+            other = plan(replace(study, **change), items=items)
+        except (ImpossibleError, StudyError) as problem:
+            alternatives.append(Alternative(algorithm=name, plan=None, problem=str(problem)))
+        else:
+            alternatives.append(Alternative(algorithm=name, plan=other))
+    return Comparison(study=study, alternatives=tuple(alternatives))
+
+
+def _algorithm_of(chosen: Plan, names: Sequence[str]) -> str:
+    """The name under which a study could ask for the algorithm of this plan."""
+    name = chosen.design.algorithm
+    assert not names or name in names  # tested for every question
+    return name
+
+
+def _rough(value: Any) -> str:
+    return "" if value is None else f"{value:,.3g}" if isinstance(value, float) else f"{value:,}"
 
 
 def _dictionary(

@@ -38,6 +38,7 @@ class QuestionFacts:
     instead: str = ""  # advice for other trusts
     algorithms: Mapping[Trust, tuple[str, ...]] = field(default_factory=dict)
     """The algorithms that a study may name, if there are several."""
+    algorithm_key: str = "algorithm"  # the key that names one
 
     @property
     def collected(self) -> tuple[Trust, ...]:
@@ -66,6 +67,7 @@ QUESTIONS: dict[str, QuestionFacts] = {
             "central": "sfumato.questions.frequencies.plan:plan",
         },
         algorithms={
+            "local": ("hashed", "direct", "count_mean_optimal", "count_mean", "hadamard"),
             "secure": ("one_hot", "count_sketch"),
             "central": ("sparse", "one_hot", "count_sketch"),
         },
@@ -74,6 +76,7 @@ QUESTIONS: dict[str, QuestionFacts] = {
     ),
     "new_words": QuestionFacts(
         planners={"local": "sfumato.questions.new_words.plan:plan"},
+        algorithms={"local": ("prefixes", "puzzle")},
         dictionary="known",
         instead='with "secure" or "central", ask for heavy_hitters',
     ),
@@ -102,6 +105,10 @@ QUESTIONS: dict[str, QuestionFacts] = {
         },
         release="sfumato.flow.release:MeanRelease",
         data="vectors",
+        algorithms=dict.fromkeys(
+            ("secure", "central"), ("adapt_norm", "adapt_tail", "fixed", "none")
+        ),
+        algorithm_key="compression",
     ),
     "train": QuestionFacts(
         planners={
@@ -184,8 +191,8 @@ class Study:
     delta: float = 1e-6  # 0 for pure differential privacy
     devices: int | None = None  # how many will be asked; simulate can count them
     rounds: int | None = None
-    """Each asks its own devices. By default one; masked sums of listed items and of lists, as many as
-    cohorts of `LARGEST_COHORT` devices need."""
+    """Each asks its own devices. By default one; masked sums of items, as many as cohorts of
+    `LARGEST_COHORT` devices need."""
     dictionary: str | None = None
     """Path of a CSV or Parquet file that lists the items; for new_words, those already known."""
     dictionary_column: str | None = None  # the first column by default
@@ -247,10 +254,12 @@ class Study:
             + (f": {facts.instead}" if facts.instead else ""),
         )
         algorithms = facts.algorithms.get(self.trust, ())
+        if facts.algorithm_key != "algorithm":
+            algorithms = ()
         need(
             self.algorithm is None or self.algorithm in algorithms,
-            f"algorithm of {self.question} with trust {self.trust} must be "
-            + (" or ".join(algorithms) if algorithms else "left out: there is only one")
+            f'algorithm of {self.question} with trust "{self.trust}" must be '
+            + (" or ".join(algorithms) if algorithms else "left out")
             + f"; got {self.algorithm}",
         )
         is_open = facts.data == "items" and facts.dictionary == "none"

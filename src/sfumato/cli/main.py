@@ -83,23 +83,27 @@ def main() -> None:
 @main.command("plan")
 @click.argument("study", type=_STUDY)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-@click.option("--plot", type=_STUDY, help="Draw the trade-off of a local study (PNG, SVG, PDF).")
-def plan_command(study: Path, as_json: bool, plot: Path | None) -> None:
+@click.option("--compare", "as_table", is_flag=True, help="Print all algorithms side by side.")
+@click.option("--plot", type=_STUDY, help="Draw the trade-off (PNG, SVG, PDF).")
+def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) -> None:
     """Size a study and predict its error, its traffic and its privacy
 
     STUDY is a TOML file. An impossible study is refused (exit code 1), with advice on how to make
-    it possible. For trust = "local", --plot draws the error of every oracle against the size
-    of its table, and marks the one that the plan uses.
+    it possible. --compare prints every algorithm that could answer it, marks the one that the plan
+    uses and says why; with it, --plot draws their errors against the bytes that a device sends.
+    Alone, --plot is for trust = "local": it draws the error of every oracle against the size of its
+    table.
 
     \b
     Example:
-      sfumato plan study.toml --json
+      sfumato plan study.toml --compare
     """
-    from sfumato.planning import plan
+    from sfumato.planning import Comparison, compare, plan
 
-    result = plan(study)
+    result = compare(study) if as_table else plan(study)
     if plot is not None:
-        result.design.draw(result.study).savefig(plot, dpi=150)
+        figure = result.plot() if isinstance(result, Comparison) else result.draw()
+        figure.savefig(plot, dpi=150)
         click.echo(f"wrote {plot}", err=True)
     if as_json:
         print_json(result.to_dict())

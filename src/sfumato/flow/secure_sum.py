@@ -171,9 +171,9 @@ def parameters_of(task: Task) -> dict[str, int]:
 
 
 def traffic(tasks: Sequence[Task]) -> dict[str, int]:
-    """The bytes that a device exchanges with the collector to answer all these tasks; for masked
-    rounds in both directions."""
+    """The bytes that a device sends to answer all these tasks, and those that it receives in their
+    masked rounds."""
     if not any(task.is_masked for task in tasks):
         return {"bytes_per_device": sum(report_bytes(task) for task in tasks)}
     up, down = (sum(part) for part in zip(*map(bytes_of, tasks), strict=True))
-    return {"bytes_per_device": up + down, "bytes_up": up, "bytes_down": down}
+    return {"bytes_per_device": up, "bytes_down": down}

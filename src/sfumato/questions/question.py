@@ -58,6 +58,12 @@ class Dictionary:
     def __len__(self) -> int:
         return len(self.items)
 
+    @property
+    def bytes(self) -> int:
+        """About the size of the dictionary that a device downloads, unless it has it already: one
+        JSON string per line."""
+        return int(pc.sum(pc.binary_length(self.items)).as_py() or 0) + 3 * len(self.items)
+
     def categories(self, values: pa.Array) -> I64:
         """Each value's index in the dictionary; −1 where it is not listed."""
         places = pc.index_in(values, value_set=self.items)
@@ -136,6 +142,11 @@ class Question(Protocol):
     @property
     def may_skip(self) -> bool:
         """Whether its campaign can continue without the answer to a task."""
+        ...
+
+    @property
+    def algorithm(self) -> str:
+        """The name by which a study asks for this kind of design."""
         ...
 
     def parameters(self) -> dict[str, Any]:
@@ -227,6 +238,11 @@ class QuestionDefaults:
     def may_skip(self) -> bool:
         return False
 
+    @property
+    def algorithm(self) -> str:
+        """For questions with one algorithm, which no study names."""
+        return ""
+
     def charge_of(self, task: Any) -> Charge:
         """The task's own loss, since a device answers one task."""
         loss: Charge = task.loss
@@ -286,6 +302,10 @@ class Plan:
     @property
     def parameters(self) -> dict[str, Any]:
         return self.design.parameters()
+
+    def draw(self) -> Any:
+        """Plot the planner's alternatives; SpecError if the question has no plot."""
+        return self.design.draw(self.study)
 
     @property
     def listed(self) -> Dictionary:

@@ -93,6 +93,12 @@ class FrequencyDesign(QuestionDefaults):
             "the sum of a secure round is visible when the round ends; set every_round to true",
         )
 
+    @property
+    def algorithm(self) -> str:
+        if self.mode == "one_hot":
+            return "sparse" if self.sparse else "one_hot"
+        return "count_sketch"
+
     def sketch(self, round: int, width: int | None = None) -> Sketch:
         """The sketch of a round; see `CountSketch` for what rounds share."""
         if self.mode == "one_hot":

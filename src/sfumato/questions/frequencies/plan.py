@@ -8,6 +8,7 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sfumato.errors import ImpossibleError
 from sfumato.flow import secure_sum
@@ -30,6 +31,7 @@ from sfumato.privacy import (
     epsilon_of,
 )
 from sfumato.questions import sizing
+from sfumato.questions.answers import with_sampling
 from sfumato.questions.frequencies.design import (
     PILOT_COHORT,
     Estimates,
@@ -64,13 +66,17 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     assert dictionary is not None  # a study of frequencies lists its items
     design, estimates = _size(study, len(dictionary))
     scale = study.devices / _answering(study.devices, study)  # a release counts all devices asked
-    error = scale * float(np.median(estimates.standard_error))
+    counts = study.devices * study.items_per_device * _reference_law(estimates.counts.size)
+    errors = with_sampling(estimates.standard_error, counts, scale)
     predicted = {
-        "standard_error": error,
-        "half_width_95": scale * float(np.median(estimates.half_width)),
-        "standard_error_share": error / study.devices,
+        "standard_error": float(errors[-1]),
+        "standard_error_of_middle": float(errors[errors.size // 2]),
+        "standard_error_of_largest": float(errors[0]),
+        "half_width_95": scale * float(estimates.half_width[-1]),
+        "standard_error_share": float(errors[-1]) / study.devices,
         "width": estimates.width or None,
         **design.traffic(),
+        **({"dictionary_bytes": dictionary.bytes} if design.mode == "one_hot" else {}),
         "rounds": design.rounds + (1 if design.pilot_devices else 0),
         "assumes": f"counts fall like rank^-{REFERENCE_EXPONENT}"
         if design.mode != "one_hot"
@@ -128,8 +134,7 @@ def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
     """
     items = min(design.items, max(2_000, 200_000 // design.rounds), 20_000)
     synthetic = np.arange(items, dtype=np.int64)
-    shares = np.arange(1, items + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
-    shares /= shares.sum()
+    shares = _reference_law(items)
     chance = np.random.default_rng(0)
     if design.mode == "one_hot":
         design = replace(design, items=items)
@@ -151,6 +156,12 @@ def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
     ledger = Ledger(Budget(epsilon=None, delta=study.delta))
     run(campaign, gather, ledger=ledger, rng=rng)
     return campaign.estimates()
+
+
+def _reference_law(items: int) -> npt.NDArray[np.float64]:
+    """The share of each item in rehearsals, the most common first."""
+    shares = np.arange(1, items + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
+    return np.asarray(shares / shares.sum())
 
 
 def _size(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:

@@ -93,6 +93,10 @@ class ListDefaults(QuestionDefaults, ABC):
     def has_secret(self) -> bool:
         return True
 
+    @property
+    def algorithm(self) -> str:
+        return "invertible_sketch"
+
     def cohorts(self) -> dict[str, float]:
         names = self.search()
         return {f"round {round}": 1 / names.rounds for round in range(names.rounds)}

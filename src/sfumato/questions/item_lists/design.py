@@ -52,6 +52,10 @@ class ItemListDesign(ListDefaults):
             f"rate must be 1: devices send all of their items; got {self.mechanism.rate}",
         )
 
+    @property
+    def algorithm(self) -> str:
+        return "sparse"
+
     def search(self) -> ItemListDesign:
         return self
 

@@ -200,6 +200,10 @@ class LocalDesign(LocalDefaults):
 
         return draw(study, self.items)
 
+    @property
+    def algorithm(self) -> str:
+        return oracle_of(self.randomizer)
+
     def parameters(self) -> dict[str, Any]:
         sizes: dict[str, Any] = {"items": self.items, "oracle": oracle_of(self.randomizer)}
         if not isinstance(self.randomizer, DirectResponse):

@@ -186,6 +186,13 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
         choices = [choice for choice in choices if most is None or choice.record_bytes <= most]
     else:
         choices = options(epsilon=study.epsilon, items=items, records=records, most_bytes=most)
+        name = study.algorithm
+        choices = [choice for choice in choices if name in (None, oracle_of(choice.randomizer))]
+        if not choices and name == "direct" and items + 1 > MOST_WIDTH:
+            raise ImpossibleError(
+                f'algorithm "direct" takes at most {MOST_WIDTH - 1:,} items; got {items:,}',
+                hint='use "hashed"',
+            )
     if not choices:
         need = HEADER_BYTES + 3 * per_device
         raise ImpossibleError(
@@ -204,13 +211,19 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
     null = debias.Null(best.standard_error, records, best.randomizer.support)
     level = null.threshold(items)
     optimal = math.sqrt(debias.optimal_variance(study.epsilon) * records)
+    largest = records / float(
+        np.sum(np.arange(1, items + 1, dtype=np.float64) ** -REFERENCE_EXPONENT)
+    )
+    own = debias.variance(best.randomizer, count=records, holders=largest, squares=0.0)
+    own -= debias.variance(best.randomizer, count=records, holders=0.0, squares=0.0)
     predicted = {
         "standard_error": best.standard_error,
+        "standard_error_of_largest": math.sqrt(best.standard_error**2 + float(own)),
         "half_width_95": NormalDist().inv_cdf(0.975) * best.standard_error,
         "standard_error_share": best.standard_error / study.devices,
         "times_optimal_variance": (best.standard_error / optimal) ** 2,
         "significant_from": level,
-        "smallest_detectable_count": level + DETECTION * best.standard_error,
+        "detectable_count": level + DETECTION * best.standard_error,
         "bytes_per_report": best.record_bytes,
         "bytes_per_device": HEADER_BYTES + per_device * best.record_bytes,
         "table_bytes": best.table_bytes,

@@ -152,6 +152,10 @@ class MeanDesign(QuestionDefaults):
         return BLOCKS if self.compression == "adapt_tail" else self.rows
 
     @property
+    def algorithm(self) -> str:
+        return self.compression
+
+    @property
     def widest(self) -> int:
         """The widest sketch that is still smaller than the vector."""
         return min(self.most_cells, self.dimensions - 1) // self.row_count

@@ -246,8 +246,7 @@ def _within(design: MeanDesign, limit: int) -> MeanDesign:
 
 
 def _upload(design: MeanDesign) -> int:
-    sizes = traffic(widest_tasks(design))
-    return sizes.get("bytes_up", sizes["bytes_per_device"])
+    return traffic(widest_tasks(design))["bytes_per_device"]
 
 
 def _predict(study: Study, design: MeanDesign) -> dict[str, Any]:

@@ -139,6 +139,10 @@ class WordDesign(LocalDefaults):
             notes=tuple(notes),
         )
 
+    @property
+    def algorithm(self) -> str:
+        return "puzzle" if isinstance(self.discoverer, FragmentPuzzle) else "prefixes"
+
     def parameters(self) -> dict[str, Any]:
         search = self.discoverer
         oracle = search.word if isinstance(search, FragmentPuzzle) else search.prefix  # type: ignore[attr-defined]  # the only other method

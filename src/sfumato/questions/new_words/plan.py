@@ -23,8 +23,7 @@ from sfumato.study import Study
 
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
-    """Plan a search for words outside the dictionary, by prefixes or, in `paper_mode`, by the
-    paper's puzzle."""
+    """Plan a search for words outside the dictionary, by prefixes or by the paper's puzzle."""
     assert study.devices is not None  # planning has checked
     if study.epsilon is None:
         raise StudyError(
@@ -41,7 +40,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     per_device = study.daily_reports or 1
     records = max(1, math.floor(study.devices * (1 - study.expected_dropout))) * per_device
     search: FragmentPuzzle | PrefixExtension
-    if study.paper_mode:
+    if study.algorithm == "puzzle" or (study.paper_mode and study.algorithm is None):
         search = puzzle(study.epsilon, alphabet=alphabet, length=length)
         final, share = search.word, 1.0
     else:
@@ -57,7 +56,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         "half_width_95": NormalDist().inv_cdf(0.975) * error,
         "standard_error_share": error / study.devices,
         "significant_from": level,
-        "smallest_detectable_count": level + DETECTION * error,
+        "detectable_count": level + DETECTION * error,
         "bytes_per_report": search.record_bytes,
         "bytes_per_device": HEADER_BYTES + per_device * search.record_bytes,
         "rounds": 1,
