@@ -15,6 +15,8 @@ from sfumato.questions.question import Dictionary, Plan
 from sfumato.questions.registry import planner_of
 from sfumato.study import Study
 
+WEAK_EPSILON = 10.0  # above this, a plan warns
+
 __all__ = ["Alternative", "Comparison", "Plan", "compare", "plan"]
 
 
@@ -32,7 +34,20 @@ def plan(
     study = Study.read(study)
     if study.devices is None:
         raise StudyError("a plan needs the number of devices that will be asked; set devices")
-    return planner_of(study)(study, _dictionary(study, items))
+    study.check_keys()
+    planned = planner_of(study)(study, _dictionary(study, items))
+    return replace(planned, warnings=(*planned.warnings, *_weak_promises(study)))
+
+
+def _weak_promises(study: Study) -> list[str]:
+    """Warnings about a guarantee that means little."""
+    if study.epsilon is None or study.epsilon <= WEAK_EPSILON:
+        return []
+    return [
+        f"epsilon {study.epsilon:g} is a weak guarantee: the answer may change the odds of a guess "
+        f"about one {'report' if study.is_local else 'device'} by a factor of up to "
+        f"e^{study.epsilon:g}; most releases use 1 to 8"
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -16,6 +16,15 @@ from sfumato.spec import LARGEST_INTEGER, is_silent, later, require, spec
 
 Trust = Literal["local", "secure", "central"]
 
+_EVERY = ("question", "trust", "epsilon", "delta", "devices", "dropout", "algorithm", "paper_mode")
+_MASKED = ("corrupt", "collector")  # keys of masked sums
+_LISTED = ("dictionary", "dictionary_column", "rounds", "target_error", "bytes_per_device")
+_SHOWN = ("publish", "threshold")
+_OPEN = ("items_per_device", "bytes_per_device", "threshold", "alphabet", "word_length")
+_VECTORS = ("clip", "dimensions", "bytes_per_device", "compression", "relative_error", "top")
+_TRAINING = ("rounds", "clip", "compression", "relative_error", "bytes_per_device", "training")
+
+LARGEST_EPSILON = 1_000.0  # a larger one would say nothing more
 LARGEST_COHORT = 10_000  # devices of one masked round, by default; larger ones are not tested
 MASKED_DROPOUT = 0.1  # share of a masked round's devices, by default
 
@@ -39,6 +48,8 @@ class QuestionFacts:
     algorithms: Mapping[Trust, tuple[str, ...]] = field(default_factory=dict)
     """The algorithms that a study may name, if there are several."""
     algorithm_key: str = "algorithm"  # the key that names one
+    keys: Mapping[Trust, tuple[str, ...]] = field(default_factory=dict)
+    """The keys that have an effect, beside those of every study and of masked sums."""
 
     @property
     def collected(self) -> tuple[Trust, ...]:
@@ -73,10 +84,18 @@ QUESTIONS: dict[str, QuestionFacts] = {
         },
         dictionary="listed",
         in_cohorts=("secure",),
+        keys={
+            "local": (*_LISTED, *_SHOWN, "daily_reports"),
+            "secure": (*_LISTED, *_SHOWN, "items_per_device", "cohorts"),
+            "central": (*_LISTED, *_SHOWN, "items_per_device", "cohorts"),
+        },
     ),
     "new_words": QuestionFacts(
         planners={"local": "sfumato.questions.new_words.plan:plan"},
         algorithms={"local": ("prefixes", "puzzle")},
+        keys={
+            "local": ("dictionary", "dictionary_column", "daily_reports", "alphabet", "word_length")
+        },
         dictionary="known",
         instead='with "secure" or "central", ask for heavy_hitters',
     ),
@@ -88,6 +107,7 @@ QUESTIONS: dict[str, QuestionFacts] = {
         algorithms={"central": ("sparse", "invertible_sketch")},
         may_mask=True,
         in_cohorts=("central",),
+        keys={"secure": _OPEN, "central": (*_OPEN, "rounds", "adaptive", "masked")},
         instead='with "local", ask for new_words',
     ),
     "histogram": QuestionFacts(
@@ -95,6 +115,7 @@ QUESTIONS: dict[str, QuestionFacts] = {
         algorithms={"central": ("sparse", "invertible_sketch")},
         may_mask=True,
         in_cohorts=("central",),
+        keys={"central": (*_OPEN, "rounds", "adaptive", "masked", "cohorts")},
         instead='with "secure", ask for heavy_hitters, which searches by prefixes: a table with '
         "noise in shares cannot be decoded",
     ),
@@ -109,6 +130,7 @@ QUESTIONS: dict[str, QuestionFacts] = {
             ("secure", "central"), ("adapt_norm", "adapt_tail", "fixed", "none")
         ),
         algorithm_key="compression",
+        keys={"secure": _VECTORS, "central": _VECTORS},
     ),
     "train": QuestionFacts(
         planners={
@@ -118,6 +140,7 @@ QUESTIONS: dict[str, QuestionFacts] = {
         release="sfumato.flow.release:ModelRelease",
         data="examples",
         not_collected=("central",),
+        keys={"secure": _TRAINING, "central": _TRAINING},
     ),
 }
 TRUSTS: dict[Trust, TrustFacts] = {
@@ -296,8 +319,9 @@ class Study:
             f"got {self.relative_error}",
         )
         need(
-            self.epsilon is None or (self.epsilon > 0 and math.isfinite(self.epsilon)),
-            f"epsilon must be above 0 (inf for no privacy guarantee); got {self.epsilon}",
+            self.epsilon is None or 0 < self.epsilon <= LARGEST_EPSILON,
+            f"epsilon must be above 0 and at most {LARGEST_EPSILON:g} (inf for no privacy "
+            f"guarantee); got {self.epsilon}",
         )
         need(0 <= self.delta < 1, f"delta must be at least 0 and below 1; got {self.delta}")
         whole = ("devices", "rounds", "items_per_device", "bytes_per_device", "daily_reports")
@@ -342,6 +366,22 @@ class Study:
         if self.dropout is not None:
             return self.dropout
         return MASKED_DROPOUT if self.is_masked else 0.0
+
+    def check_keys(self) -> None:
+        """Raise StudyError if a key is set that has no effect on this question with this trust."""
+        used = {*_EVERY, *self.facts.keys[self.trust], *(_MASKED if self.is_masked else ())}
+        idle = [
+            field.name
+            for field in fields(self)
+            if field.name not in used and getattr(self, field.name) != field.default
+        ]
+        if idle:
+            names = ", ".join(idle)
+            raise StudyError(
+                f"{names} {'has' if len(idle) == 1 else 'have'} no effect on {self.question} with "
+                f'trust "{self.trust}"',
+                hint=f"leave out {names}; the keys with an effect are {', '.join(sorted(used))}",
+            )
 
     @property
     def facts(self) -> QuestionFacts:

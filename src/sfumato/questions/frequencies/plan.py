@@ -385,8 +385,6 @@ def _check_noise(study: Study, items: int, rows: int, devices: int) -> None:
 def _warnings(study: Study, design: FrequencyDesign) -> list[str]:
     assert study.devices is not None  # plan() has checked
     warnings = []
-    if study.daily_reports is not None:
-        warnings.append('daily_reports has no effect: it is for trust = "local"')
     if study.is_masked:
         warnings += round_warnings(study)
     if study.epsilon is not None and study.delta > 1 / study.devices:

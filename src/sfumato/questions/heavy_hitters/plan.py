@@ -81,7 +81,10 @@ def plan_histogram(study: Study, dictionary: Dictionary | None) -> Plan:
 
 def _plan(study: Study, design: ListDesign) -> Plan:
     names = design.names
-    mechanism, detectable = names.mechanism, check_threshold(study, names.mechanism)
+    mechanism, detectable = (
+        names.mechanism,
+        check_threshold(study, names.mechanism, also=" or bytes_per_device"),
+    )
     variance = (
         detectable * (1 / mechanism.rate - 1) + (mechanism.noise_stddev / mechanism.rate) ** 2
     )
@@ -114,9 +117,10 @@ def keys_of(study: Study, longest: int) -> TextKeys | WordKeys:
     return TextKeys(length=study.word_length or longest)
 
 
-def check_threshold(study: Study, mechanism: ListedAbove) -> int:
+def check_threshold(study: Study, mechanism: ListedAbove, also: str = "") -> int:
     """The smallest count that is listed with a probability of 95%; ImpossibleError if the study's
-    threshold asks for rarer items than a private list can have."""
+    threshold asks for rarer items than a private list can have. `also` names another
+    key that could be raised."""
     answering = 1 - study.expected_dropout
     least = mechanism.detectable(answering=answering)
     if study.epsilon is not None and study.threshold and least > study.threshold:
@@ -124,7 +128,7 @@ def check_threshold(study: Study, mechanism: ListedAbove) -> int:
             f"threshold {study.threshold:g} asks for all items that so many devices hold; with "
             f"epsilon {study.epsilon:g} and delta {study.delta:g} they are found from {least:,} "
             "devices up",
-            hint=f"set threshold to {least}, or raise epsilon, delta or bytes_per_device",
+            hint=f"set threshold to {least}, or raise epsilon, delta{also}",
         )
     return mechanism.detectable((study.threshold or 0.0) * answering, answering=answering)
 
@@ -472,8 +476,6 @@ def _warnings(study: Study, names: HeavyHitterDesign) -> list[str]:
     warnings = round_warnings(study) if study.masked else []
     if study.threshold is None and names.mechanism.epsilon is None:
         warnings.append("threshold is not set, so every item that is found will be listed")
-    if study.target_error is not None:
-        warnings.append("target_error has no effect: an open domain is sized by bytes_per_device")
     if names.mechanism.epsilon is not None and study.delta > 1 / _devices(study):
         warnings.append(delta_warning(study.delta, _devices(study)))
     if names.mechanism.rate < 1 and names.mechanism.epsilon is not None:

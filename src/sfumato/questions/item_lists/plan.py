@@ -138,8 +138,6 @@ def _warnings(study: Study) -> list[str]:
     warnings = []
     if study.threshold is None and study.epsilon is None:
         warnings.append("threshold is not set, so every item that is found will be listed")
-    if study.target_error is not None:
-        warnings.append("target_error has no effect on an open domain")
     if study.epsilon is not None and study.delta > 1 / study.devices:
         warnings.append(delta_warning(study.delta, study.devices))
     return warnings

@@ -157,7 +157,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         algorithm=name,
         predicted=predicted,
         privacy=local_promise(name, design.randomizer.epsilon, design.records_per_device),
-        warnings=(*_warnings(study, design), *dictionary.warnings),
+        warnings=dictionary.warnings,
     )
 
 
@@ -168,11 +168,6 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
         raise StudyError(
             "local privacy needs a finite epsilon: nobody is trusted with records without noise",
             hint='set epsilon, or use trust = "central"',
-        )
-    if study.items_per_device != 1:
-        raise StudyError(
-            f'items_per_device has no effect with trust "local"; got {study.items_per_device}',
-            hint="set daily_reports, the number of reports per device and day",
         )
     if study.publish == "rounds":
         raise StudyError('publish = "rounds" is for trust = "central"; leave it out')
@@ -317,15 +312,3 @@ def _check_target(study: Study, items: int, error: float) -> None:
             f"{items:,} items is about {share:.2g}; target_error is {study.target_error:g}",
             hint=f"{more}raise epsilon, or set target_error to {share:.2g}",
         )
-
-
-def _warnings(study: Study, design: LocalDesign) -> list[str]:
-    warnings = []
-    if study.cohorts == "different":
-        warnings.append('cohorts has no effect with trust "local": rounds are estimated separately')
-    if design.randomizer.epsilon > 8:
-        warnings.append(
-            f"epsilon {design.randomizer.epsilon:g} per report is a weak guarantee: a report may "
-            f"change the odds between two items by a factor of e^{design.randomizer.epsilon:g}"
-        )
-    return warnings

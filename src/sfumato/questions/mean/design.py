@@ -11,6 +11,7 @@ pilot with its own devices would be worse). Sizes come from noised tables, so th
 from __future__ import annotations
 
 import math
+import warnings
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sfumato.errors import DataError, ImpossibleError, SpecError
+from sfumato.errors import DataError, ImpossibleError, SimulationWarning, SpecError
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import Cost, MeanRelease, NoisedSum
@@ -274,6 +275,7 @@ class MeanDesign(QuestionDefaults):
                 f"the data's vectors have {length:,} dimensions; the study's have "
                 f"{self.dimensions:,}"
             )
+        _warn_of_clipping(population.vectors, self.clip)
         abstaining = len(population.vectors) - population.devices
         if not abstaining:
             return population, []
@@ -394,6 +396,21 @@ class MeanDesign(QuestionDefaults):
             sizes |= {"cohort": self.devices, "least_survivors": task.min_count}
             sizes |= {"neighbours": round.neighbours, "threshold": round.threshold}
         return sizes | {"rounds": len(self.shares)}
+
+
+def _warn_of_clipping(vectors: npt.NDArray[Any], clip: float) -> None:
+    """Say how many simulated vectors are scaled down. The number depends on the data, so a
+    simulation may warn about it, but a release must not reveal it."""
+    norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    clipped = float(np.mean(norms > clip * (1 + 1e-9))) if norms.size else 0.0
+    if clipped > 0:
+        warnings.warn(
+            f"{clipped:.1%} of the simulated vectors are longer than the clip {clip:g} and are "
+            f"scaled down to it, so the mean is biased; half of the vectors are longer than "
+            f"{float(np.nanmedian(norms)):.3g}",
+            SimulationWarning,
+            stacklevel=2,
+        )
 
 
 def cells_for(squared: float, noise: float, relative_error: float) -> float:

@@ -298,19 +298,7 @@ def _noise_error(design: MeanDesign, round: int, width: int, count: int) -> floa
 
 def _warnings(study: Study, design: MeanDesign) -> list[str]:
     assert study.devices is not None  # plan() has checked
-    warnings = [
-        f"{name} has no effect on a mean"
-        for name, default in (
-            ("rounds", 1),
-            ("items_per_device", 1),
-            ("target_error", None),
-            ("threshold", None),
-            ("dictionary", None),
-        )
-        if getattr(study, name) != default
-    ]
-    if study.is_masked:
-        warnings += round_warnings(replace(study, rounds=1))
+    warnings = round_warnings(study) if study.is_masked else []
     if study.epsilon is not None and study.delta > 1 / study.devices:
         warnings.append(delta_warning(study.delta, study.devices))
     noise = _noise_error(design, len(design.shares) - 1, 0, answering(design))

@@ -29,11 +29,6 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         raise StudyError(
             "local privacy needs a finite epsilon: nobody is trusted with records without noise"
         )
-    for name in ("target_error", "threshold", "bytes_per_device"):
-        if getattr(study, name) is not None:
-            raise StudyError(f"{name} is not for new_words, which lists all significant words")
-    if study.round_count != 1:
-        raise StudyError(f"new_words takes one round; got rounds = {study.round_count}")
     alphabet = LATIN if study.alphabet is None else study.alphabet
     length = study.word_length or LONGEST_WORD
     check_alphabet(length, alphabet)  # before the lengths depend on it

@@ -164,14 +164,7 @@ def _besides(design: PrefixDesign) -> int:
 
 
 def _warnings(study: Study) -> list[str]:
-    warnings = round_warnings(replace(study, rounds=1))
-    if study.round_count > 1:
-        warnings.append(
-            "rounds has no effect: every round of a search by prefixes asks all devices"
-        )
-    if study.target_error is not None:
-        warnings.append("target_error has no effect: an open domain is sized by bytes_per_device")
-    return warnings
+    return round_warnings(study)
 
 
 def sized(
