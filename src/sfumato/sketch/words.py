@@ -22,6 +22,8 @@ Codes = npt.NDArray[np.uint16]
 Words: TypeAlias = "pa.Array | pa.ChunkedArray | Sequence[str]"
 
 LATIN = "abcdefghijklmnopqrstuvwxyz"
+BYTES = "".join(map(chr, range(1, 256)))
+"""The alphabet of any text: its characters stand for the bytes of the text's UTF-8."""
 LONGEST_WORD = 10  # characters, unless a study says otherwise
 
 
@@ -30,8 +32,12 @@ def codes_of(words: Words, alphabet: str, length: int) -> tuple[Codes, Bool]:
 
     >>> codes_of(["bad", "é"], "abcd", 4)[0].tolist()
     [[2, 1, 4, 0], [0, 0, 0, 0]]
+    >>> codes_of(["é"], BYTES, 4)[0].tolist()
+    [[195, 169, 0, 0]]
     """
     text = words if isinstance(words, Sequence) else words.to_numpy(zero_copy_only=False)
+    if alphabet == BYTES:
+        text = [_cut(word, length).decode("latin-1") for word in text]
     text = np.asarray(text).astype(f"<U{length}")  # numpy cuts longer ones
     points = np.ascontiguousarray(text).view(np.uint32).reshape(len(words), length)
     order = np.argsort([ord(character) for character in alphabet])
@@ -46,11 +52,19 @@ def codes_of(words: Words, alphabet: str, length: int) -> tuple[Codes, Bool]:
 
 
 def words_of(codes: Codes, alphabet: str) -> pa.Array:
-    """The words of these rows of codes."""
+    """The words of these rows of codes. Bytes that are not UTF-8 become U+FFFD."""
     import pyarrow as pa
 
     characters = np.array(["", *alphabet])
-    return pa.array(["".join(row) for row in characters[codes].tolist()], type=pa.string())
+    words = ["".join(row) for row in characters[codes].tolist()]
+    if alphabet == BYTES:
+        words = [word.encode("latin-1").decode("utf-8", "replace") for word in words]
+    return pa.array(words, type=pa.string())
+
+
+def _cut(word: str, length: int) -> bytes:
+    """The first characters of a word, of at most `length` bytes of UTF-8."""
+    return word.encode()[:length].decode("utf-8", "ignore").encode()
 
 
 def check_alphabet(length: int, alphabet: str) -> None:

@@ -48,7 +48,7 @@ from sfumato.questions.question import (
 )
 from sfumato.sketch import CountSketch, DecodedRounds, OneHot, WordKeys, refine
 from sfumato.sketch.absent import absent_limit
-from sfumato.sketch.words import Codes, Prefix, check_alphabet, codes_of, words_of
+from sfumato.sketch.words import BYTES, Codes, Prefix, check_alphabet, codes_of, words_of
 from sfumato.spec import digest, require, spec
 
 if TYPE_CHECKING:  # the layers above
@@ -224,7 +224,9 @@ class PrefixDesign(QuestionDefaults):
         words = campaign.heavy_hitters()
         devices = max(participation.devices, words.respondents)
         detectable = words.detectable(devices)
-        notes = [detectable_note("a word", detectable, participation)]
+        unit = "bytes" if self.alphabet == BYTES else "characters"
+        kind = f"a word, cut to {self.length} {unit},"
+        notes = [detectable_note(kind, detectable, participation)]
         if words.left_out:
             notes.append(f"{words.left_out:,} prefixes were too many to extend and were left out")
         return discovered_release(
@@ -258,7 +260,8 @@ class PrefixDesign(QuestionDefaults):
         return min(self.false_prefixes / max(candidates, 1), 0.5)
 
     def parameters(self) -> dict[str, Any]:
-        sizes: dict[str, Any] = {"alphabet": self.alphabet, "lengths": list(self.lengths)}
+        alphabet = "any text, by its bytes" if self.alphabet == BYTES else self.alphabet
+        sizes: dict[str, Any] = {"alphabet": alphabet, "lengths": list(self.lengths)}
         sizes |= {"rows": self.rows, "width": self.width, "items_per_device": 1}
         sizes |= {"false_prefixes": self.false_prefixes, "most_candidates": self.most_candidates}
         if isinstance(self.mechanism, NoiseAtRelease):

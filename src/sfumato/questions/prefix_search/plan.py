@@ -50,11 +50,12 @@ from sfumato.questions.promise import (
 )
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.sketch import CountSketch, OneHot
-from sfumato.sketch.words import LATIN, LONGEST_WORD, check_alphabet
+from sfumato.sketch.words import BYTES, LONGEST_WORD, check_alphabet
 from sfumato.spec import require
 from sfumato.study import Study
 
 ROWS = 5
+ANY_TEXT_BYTES = 2 * DEFAULT_BYTES  # a search among all texts takes more rounds
 LEDGER_ROUNDING = 1e-9  # relative tolerance of a ledger
 _STANDARD = NormalDist()
 _TRIES = 4  # the number of rounds and the bytes of each depend on each other
@@ -63,7 +64,7 @@ _TRIES = 4  # the number of rounds and the bytes of each depend on each other
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     """Plan a search for words under secure sums."""
     assert study.devices is not None  # planning has checked
-    limit = study.bytes_per_device or DEFAULT_BYTES
+    limit = study.bytes_per_device or (ANY_TEXT_BYTES if study.alphabet is None else DEFAULT_BYTES)
     try:
         design = _fit(study, limit)
     except _TooSmallError as problem:
@@ -152,7 +153,7 @@ def _size(study: Study, bytes_per_round: int) -> PrefixDesign:
         epsilon=study.epsilon,
         delta=study.delta,
         secure=secure_of(study),
-        alphabet=LATIN if study.alphabet is None else study.alphabet,
+        alphabet=BYTES if study.alphabet is None else study.alphabet,
         items_per_device=study.items_per_device,
     )
 
@@ -175,7 +176,7 @@ def sized(
     epsilon: float | None,
     delta: float,
     secure: SecureSum | None,
-    alphabet: str = LATIN,
+    alphabet: str = BYTES,
     items_per_device: int = 1,
     rows: int = ROWS,
     seed: int = 0,
