@@ -106,7 +106,7 @@ QUESTIONS: dict[str, QuestionFacts] = {
         },
         algorithms={"central": ("sparse", "invertible_sketch")},
         may_mask=True,
-        in_cohorts=("central",),
+        in_cohorts=("secure", "central"),
         keys={"secure": _OPEN, "central": (*_OPEN, "rounds", "adaptive", "masked")},
         instead='with "local", ask for new_words',
     ),

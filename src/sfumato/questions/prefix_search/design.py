@@ -49,7 +49,7 @@ from sfumato.questions.question import (
 from sfumato.sketch import CountSketch, DecodedRounds, OneHot, WordKeys, refine
 from sfumato.sketch.absent import absent_limit
 from sfumato.sketch.words import BYTES, Codes, Prefix, check_alphabet, codes_of, words_of
-from sfumato.spec import digest, require, spec
+from sfumato.spec import digest, later, require, spec
 
 if TYPE_CHECKING:  # the layers above
     from sfumato.simulation.population import Population
@@ -96,6 +96,7 @@ class PrefixDesign(QuestionDefaults):
     secure: SecureSum | None  # None: the collector is trusted with tables, and adds the noise
     false_prefixes: float = 20.0  # expected number of false prefixes kept at a level
     most_candidates: int = MOST_CANDIDATES
+    cohort_count: int = later(1)  # at every level, they are asked one after another
 
     def check(self) -> None:
         require(
@@ -108,7 +109,7 @@ class PrefixDesign(QuestionDefaults):
             self.radix <= 1 << 16,
             f"an alphabet must have at most 65,535 characters; got {self.radix - 1}",
         )
-        for name in ("devices", "rows", "most_candidates"):
+        for name in ("devices", "rows", "most_candidates", "cohort_count"):
             value = getattr(self, name)
             require(value >= 1, f"{name} must be at least 1; got {value}")
         require(self.width >= 2, f"width must be at least 2; got {self.width}")
@@ -155,35 +156,57 @@ class PrefixDesign(QuestionDefaults):
             sign_round=level,
         )
 
-    def task(self, level: int) -> Task:
-        """The task of a level; levels have different sketches, and therefore different ids."""
-        return self.task_for(self.sketch(level))
+    def task(self, level: int, cohort: int = 0) -> Task:
+        """The task of a level for a cohort; levels have different sketches, and therefore different
+        ids."""
+        return self.task_for(self.sketch(level), cohort)
 
-    def task_for(self, sketch: OneHot | CountSketch) -> Task:
+    def task_for(self, sketch: OneHot | CountSketch, cohort: int = 0) -> Task:
         if self.secure is not None:
             return self.secure.task(
                 sketch=sketch,
                 mechanism=self.mechanism,
                 campaign=digest(self),
-                cohort=EVERYBODY,
-                devices=self.devices,
+                cohort=self._name(cohort),
+                devices=self.cohort_devices,
                 items_per_device=1,
             )
-        most = most_devices(self.devices)
+        most = most_devices(self.cohort_devices)
         return Task(
             sketch=sketch,
             mechanism=self.mechanism,
             aggregation=Plain(modulus_bits=bits_for(most)),
             campaign=digest(self),
-            cohort=EVERYBODY,
+            cohort=self._name(cohort),
             max_count=most,
         )
 
+    def _name(self, cohort: int) -> str:
+        return EVERYBODY if self.cohort_count == 1 else f"cohort {cohort}"
+
+    @property
+    def cohort_devices(self) -> int:
+        """The number of devices in a cohort."""
+        return -(-self.devices // self.cohort_count)
+
+    def cohorts(self) -> dict[str, float]:
+        names = map(self._name, range(self.cohort_count))
+        return dict.fromkeys(names, 1 / self.cohort_count)
+
+    def cohort_size(self, task: Task) -> float:
+        return self.devices / self.cohort_count
+
+    @property
+    def task_count(self) -> int:
+        return self.rounds * self.cohort_count
+
     def tasks(self) -> list[Task]:
+        """The tasks of a device: one per level."""
         return [self.task(level) for level in range(self.rounds)]
 
     def level_of(self, task: Task) -> int:
-        return [each.id for each in self.tasks()].index(task.id)
+        sketches: list[Any] = [self.sketch(level) for level in range(self.rounds)]
+        return sketches.index(task.sketch)
 
     @property
     def tasks_per_device(self) -> int:
@@ -346,6 +369,7 @@ class PrefixCampaign(Campaign):
     design: PrefixDesign
     _prefixes: Codes = field(init=False)  # those that passed the last level
     _levels: list[Level] = field(default_factory=list)
+    _parts: list[NoisedSum] = field(default_factory=list)  # answers of cohorts at this level
     _over: bool = False
     _counts: F64 = field(default_factory=lambda: np.empty(0))  # of these prefixes
     _errors: F64 = field(default_factory=lambda: np.empty(0))
@@ -358,12 +382,20 @@ class PrefixCampaign(Campaign):
         self._prefixes = np.empty((1, 0), dtype=np.uint16)
 
     def next_task(self) -> Task | None:
-        return None if self._over else self.design.task(len(self._levels))
+        return None if self._over else self.design.task(len(self._levels), len(self._parts))
 
     def absorb(self, answer: NoisedSum) -> None:
         task = self.next_task()
         if task is None or answer.task.id != task.id:
             raise SpecError("a campaign takes only the answer to its last task")
+        self._parts.append(answer)
+        if len(self._parts) == self.design.cohort_count:
+            tables, count = [part.table for part in self._parts], sum(p.count for p in self._parts)
+            self._parts = []
+            self._read_level(NoisedSum(task, np.sum(tables, axis=0), count))
+
+    def _read_level(self, answer: NoisedSum) -> None:
+        """Keep the significant prefixes of a level, given the sum over all cohorts."""
         design, level = self.design, len(self._levels)
         step = design.lengths[level] - self._prefixes.shape[1]
         rows = extend(self._prefixes, step, design.radix)

@@ -155,6 +155,7 @@ def _size(study: Study, bytes_per_round: int) -> PrefixDesign:
         secure=secure_of(study),
         alphabet=BYTES if study.alphabet is None else study.alphabet,
         items_per_device=study.items_per_device,
+        cohort_count=study.round_count,
     )
 
 
@@ -178,6 +179,7 @@ def sized(
     secure: SecureSum | None,
     alphabet: str = BYTES,
     items_per_device: int = 1,
+    cohort_count: int = 1,
     rows: int = ROWS,
     seed: int = 0,
     false_prefixes: float = 20.0,
@@ -206,8 +208,9 @@ def sized(
     first = 1
     while first < length and radix ** (first + 1) <= most_candidates / 8:
         first += 1
+    cohort = -(-devices // cohort_count)
     for levels in range(1, length - first + 2):
-        noise = _noise(rows * levels, devices, secure, epsilon, delta, exact=False)
+        noise = _noise(rows * levels, cohort, secure, epsilon, delta, exact=False)
         start = PrefixDesign(
             alphabet=alphabet,
             lengths=(first,),
@@ -219,13 +222,14 @@ def sized(
             secure=secure,
             false_prefixes=false_prefixes,
             most_candidates=most_candidates,
+            cohort_count=cohort_count,
         )
         start = replace(start, width=_width(start, bytes_per_round))
         design = _with_lengths(start, length)
         if design.rounds <= levels:
             break
     cells = sum(task.contribution.unit_cells for task in design.tasks())
-    noise = _noise(cells, devices, secure, epsilon, delta, exact=True)
+    noise = _noise(cells, cohort, secure, epsilon, delta, exact=True)
     design = replace(design, mechanism=noise)
     return design if epsilon is None else _within(design, epsilon, delta)
 
@@ -249,7 +253,7 @@ def predict(design: PrefixDesign, *, answering: int | None = None) -> dict[str, 
         "detectable": detectable,
         "detectable_share": detectable / count,
         "standard_error": levels[-1].error,
-        "rounds": design.rounds,
+        "rounds": design.task_count,
         **secure_sum.traffic(design.tasks()),
         "assumes": f"counts fall like rank^-{REFERENCE_EXPONENT}"
         if sketched
