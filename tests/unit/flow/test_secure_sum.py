@@ -242,7 +242,6 @@ def test_a_secure_plan_says_what_it_assumes_and_costs() -> None:
     parameters, predicted = planned.parameters, planned.predicted
     assert parameters["least_survivors"] == SecureSum(corrupt=0.1, dropout=0.05).least(999)
     assert parameters["noise"] == "skellam, in shares"
-    assert predicted["bytes_per_device"] == predicted["bytes_up"] + predicted["bytes_down"]
     assert "at most 10% of the devices of each round collude with it" in planned.privacy.statement
     assert "the collector follows the protocol" in planned.privacy.statement
     assert planned.privacy.trust == "secure"
@@ -274,8 +273,8 @@ def test_every_secure_round_is_noised() -> None:
 def test_the_plan_of_a_byte_limit_counts_the_protocols_bytes() -> None:
     items = [f"item {k}" for k in range(20_000)]
     planned = plan(STUDY | {"devices": 2_000, "bytes_per_device": 12_000}, items=items)
-    assert planned.predicted["bytes_up"] <= 12_000
-    assert planned.predicted["bytes_up"] > 11_000
+    assert planned.predicted["bytes_per_device"] <= 12_000
+    assert planned.predicted["bytes_per_device"] > 11_000
     with pytest.raises(ImpossibleError, match="needs at least"):
         plan(STUDY | {"devices": 2_000, "bytes_per_device": 8_000}, items=items)
 
@@ -295,7 +294,7 @@ def test_the_protocol_gives_the_sum_that_adding_gives() -> None:
         counts = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
         assert counts == truth
         assert release.cost.bytes_per_device == planned.predicted["bytes_per_device"]
-    text = f"sent at most {planned.predicted['bytes_up']:,} bytes"
+    text = f"sent at most {planned.predicted['bytes_per_device']:,} bytes"
     assert any(text in note for note in masked.notes)
 
 

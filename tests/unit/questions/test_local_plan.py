@@ -360,5 +360,5 @@ def test_word_studies_need_devices_to_be_planned() -> None:
     plan = sfumato.plan(
         {"question": "new_words", "trust": "local", "epsilon": 8.0, "devices": 10_000}
     )
-    assert plan.predicted["smallest_detectable_count"] > 0
+    assert plan.predicted["detectable_count"] > 0
     assert "prefix extension" in repr(plan)

@@ -116,7 +116,7 @@ def test_the_plan_counts_all_messages_of_the_protocol(question: str) -> None:
         tasks += planned.design.counts.tasks()
     up, down = (sum(part) for part in zip(*map(bytes_of, tasks), strict=True))
     predicted = planned.predicted
-    assert (predicted["bytes_up"], predicted["bytes_down"]) == (up, down)
+    assert (predicted["bytes_per_device"], predicted["bytes_down"]) == (up, down)
     assert predicted["bytes_per_device"] == up + down
     assert 0.9 * 8_000 < up <= 8_000
     with pytest.raises(ImpossibleError, match="bytes per device"):

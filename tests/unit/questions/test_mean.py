@@ -441,7 +441,7 @@ def test_the_protocol_gives_the_sum_that_adding_gives() -> None:
     assert np.array_equal(np.rint(added.mean * 2**16 * 60), (vectors * 2**16).sum(axis=0))
     assert np.array_equal(masked.mean, added.mean)
     assert masked.cost.bytes_per_device == planned.predicted["bytes_per_device"]
-    text = f"sent at most {planned.predicted['bytes_up']:,} bytes"
+    text = f"sent at most {planned.predicted['bytes_per_device']:,} bytes"
     assert any(text in note for note in masked.notes)
 
 

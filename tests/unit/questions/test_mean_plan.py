@@ -74,7 +74,7 @@ def test_the_accountant_finds_what_is_promised(trust: str, compression: str) -> 
 def test_a_byte_limit_is_kept_and_used(trust: str, compression: str) -> None:
     study = STUDY | {"trust": trust, "compression": compression, "devices": 1_000}
     predicted = plan(study | {"bytes_per_device": 100_000, "dropout": 0.05}).predicted
-    upload = predicted.get("bytes_up", predicted["bytes_per_device"])
+    upload = predicted["bytes_per_device"]
     assert upload <= 100_000
     assert upload > (45_000 if compression == "adapt_tail" else 99_000)  # it only doubles
 
