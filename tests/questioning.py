@@ -124,7 +124,8 @@ def check_traffic(case: Case) -> None:
     task, predicted = campaign.next_task(), planned.predicted
     if task.is_masked:
         release = case.simulate(seed=1, protocol=True)
-        assert predicted["bytes_per_device"] > 0 and predicted["bytes_down"] > 0
+        assert predicted["bytes_per_device"] > 0
+        assert predicted["bytes_down"] > 0
         assert any("completed the masked round" in note for note in release.notes)
         return
     per_device = seeded.question.tasks_per_device
