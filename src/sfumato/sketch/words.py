@@ -49,8 +49,13 @@ def words_of(codes: Codes, alphabet: str) -> pa.Array:
     """The words of these rows of codes."""
     import pyarrow as pa
 
+    return pa.array(texts_of(codes, alphabet), type=pa.string())
+
+
+def texts_of(codes: Codes, alphabet: str) -> list[str]:
+    """The same as `words_of`, in a list."""
     characters = np.array(["", *alphabet])
-    return pa.array(["".join(row) for row in characters[codes].tolist()], type=pa.string())
+    return ["".join(row) for row in characters[codes].tolist()]
 
 
 def check_alphabet(length: int, alphabet: str) -> None:
