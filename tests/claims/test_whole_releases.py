@@ -58,6 +58,7 @@ def fleet(*values: str | None) -> Population:
 COMMON = ("oak",) * 30 + ("elm",) * 12 + ("fir",) * 2
 BASE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-3, "devices": len(COMMON) + 1}
 SUMS = (fleet(*COMMON, "yew"), fleet(*COMMON, None))  # zero-out
+NAMES = (fleet(*COMMON, "elm"), fleet(*COMMON, None))
 VALUES = (fleet(*COMMON, "yew"), fleet(*COMMON, "oak"))  # any two values
 VECTORS = np.full((45, 4), 0.3)
 LATIN = "aefhiklmorswxy"
@@ -75,7 +76,9 @@ AUDITS = [
     audit("masked sums", "frequencies", "secure", SUMS, dropout=0.05),
     audit("local", "frequencies", "local", VALUES),
     audit("local, unlisted", "frequencies", "local", (VALUES[0], fleet(*COMMON, "moss"))),
-    audit("names", "heavy_hitters", "central", (fleet(*COMMON, "elm"), fleet(*COMMON, None))),
+    audit("names", "heavy_hitters", "central", NAMES),
+    audit("a name alone", "heavy_hitters", "central", SUMS),
+    audit("names in tables", "heavy_hitters", "central", NAMES, algorithm="invertible_sketch"),
     audit(
         "mean", "mean", "central",
         (np.vstack([VECTORS, [[1.0, 0, 0, 0]]]), np.vstack([VECTORS, [[0.0, 0, 0, 0]]])),
@@ -83,7 +86,8 @@ AUDITS = [
     ),
 ]  # fmt: skip
 SLOW = [
-    audit("histogram", "histogram", "central", (fleet(*COMMON, "elm"), fleet(*COMMON, None))),
+    audit("histogram", "histogram", "central", NAMES),
+    audit("histogram of tables", "histogram", "central", NAMES, algorithm="invertible_sketch"),
     audit(
         "prefixes", "heavy_hitters", "secure", SUMS, alphabet=LATIN, word_length=3, dropout=0.05
     ),
@@ -93,8 +97,7 @@ SLOW = [
         alphabet=LATIN, word_length=3,
     ),
     audit(
-        "masked names", "heavy_hitters", "central",
-        (fleet(*COMMON, "elm"), fleet(*COMMON, None)), masked=True, dropout=0.05,
+        "masked names", "heavy_hitters", "central", NAMES, masked=True, dropout=0.05,
     ),
 ]  # fmt: skip
 

@@ -13,7 +13,7 @@ from sfumato.questions.frequencies.plan import delta_warning
 from sfumato.questions.heavy_hitters import plan as invertible
 from sfumato.questions.heavy_hitters.plan import check_delta, check_threshold, keys_of
 from sfumato.questions.item_lists.design import ItemListDesign
-from sfumato.questions.promise import DROPOUTS, device_guarantee
+from sfumato.questions.promise import DROPOUTS, ZERO_ITEMS, device_guarantee
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.study import Study
 
@@ -130,7 +130,7 @@ def promise(study: Study, design: ItemListDesign) -> Privacy:
         delta=study.delta if study.epsilon is not None else 0.0,
         guarantee=guarantee,
         unit="device",
-        neighbours="zero-out: one device's items become none; the number of devices is public",
+        neighbours=ZERO_ITEMS,
         mechanism=description,
         trust=study.trust,
         sees="the collector sees each device's items; it is trusted to count them, to add the "
