@@ -17,7 +17,8 @@ LEAST, SKETCHES = 0.95, 0.93  # claimed coverage, and the coverage of errors mea
 LEVEL = 0.05
 
 EPSILONS = (0.1, 0.5, 1.0, 1.3, 2.4, 2.6, 3.0, 3.6, 5.0, 8.0, 10.0)
-COUNT_SKETCH, INVERTIBLE = {"algorithm": "count_sketch"}, {"algorithm": "invertible_sketch"}
+COUNT_SKETCH: dict[str, object] = {"algorithm": "count_sketch"}
+INVERTIBLE: dict[str, object] = {"algorithm": "invertible_sketch"}
 FREQUENCIES: dict[str, dict[str, object]] = {
     "central": {},
     "central rounds": {"rounds": 2, "publish": "rounds"},

@@ -64,7 +64,8 @@ def array(items: list[int]) -> I64:
 
 
 def encoded(sketch: Sketch, pairs: list[tuple[int, int]]) -> I64:
-    return sketch.encode(array([v for v, _ in pairs]), array([w for _, w in pairs]))
+    table: I64 = sketch.encode(array([v for v, _ in pairs]), array([w for _, w in pairs]))
+    return table
 
 
 def test_every_registered_sketch_is_checked() -> None:

@@ -470,19 +470,20 @@ def _sparse_good() -> Any:
             [["oak", "elm"], ["forêt", "oak", ""], [], ["nine byte", "eight by", "eight b\x02"]],
         ),
     ]
-    result = []
+    result: list[Spec] = []
     for name, task, devices in cases:
         numbers = [number_of(task["sketch"], value) for values in devices for value in values]
+        reports: list[Spec] = [
+            {"values": values, "report": sparse_report(task, values, report_id).hex()}
+            for values in devices
+        ]
         result.append(
             {
                 "name": name,
                 "task": {**task, "sfumato": FORMAT},
                 "task_id": digest(task),
                 "rng_words": _texts(words),
-                "reports": [
-                    {"values": values, "report": sparse_report(task, values, report_id).hex()}
-                    for values in devices
-                ],
+                "reports": reports,
                 "sum": [
                     [str(number), numbers.count(number)]
                     for number in sorted(set(numbers), key=low_words_first)

@@ -734,7 +734,7 @@ def test_a_device_sends_its_items_once_in_a_message_of_one_length(
 ) -> None:
     """Sparse reports: of three items, of none that fit, and of items that are there twice."""
     texts = TextKeys(length=4)
-    held: dict[str, tuple[Offer, list[str]]] = {
+    holdings: dict[str, tuple[Offer, list[str]]] = {
         name: (items_of(texts, name, 3), values)
         for name, values in {
             "three": ["oak", "elm", "oak", "ash"],
@@ -742,27 +742,27 @@ def test_a_device_sends_its_items_once_in_a_message_of_one_length(
             "many": ["oak", "elm", "ash", "fir", "yew"],
         }.items()
     }
-    held["places"] = (sparse(central(server, items_per_device=2)), ["oak", "oak"])
-    held["unlisted"] = (sparse(central(server, items_per_device=2)), ["oak", "moss"])
+    holdings["places"] = (sparse(central(server, items_per_device=2)), ["oak", "oak"])
+    holdings["unlisted"] = (sparse(central(server, items_per_device=2)), ["oak", "moss"])
     tasks = {}
-    for number, (name, (offer, values)) in enumerate(held.items()):
+    for number, (name, (offer, values)) in enumerate(holdings.items()):
         task = replace(offer.task, cohort=f"round {number}")  # studies do not share tasks
         offer = replace(offer, study=name, task=task)
         tasks[task.id] = name
         agreed(device, server, offer)
         assert device.record(name, values, NOON) is Outcome.QUEUED
         device.send(LATER)
-    sent = {tasks[report.task_id]: report for report in server.reports}
-    assert sent.keys() == held.keys()
+    reports = {tasks[report.task_id]: report for report in server.reports}
+    assert reports.keys() == holdings.keys()
 
     def numbers(name: str) -> list[int]:
-        aggregation = held[name][0].task.aggregation  # type: ignore[union-attr]  # of a Task
+        aggregation = holdings[name][0].task.aggregation  # type: ignore[union-attr]  # of a Task
         assert isinstance(aggregation, Sparse)
-        message = np.frombuffer(sent[name].message, dtype=np.uint8)[None]
+        message = np.frombuffer(reports[name].message, dtype=np.uint8)[None]
         return [int(number) for number in aggregation.unpack(message)[0, :, 0]]
 
     items = {int(number[0]) for number in texts.numbers(["oak", "elm", "ash", "fir", "yew"])[0]}
-    assert len({len(sent[name].message) for name in ("three", "none", "many")}) == 1
+    assert len({len(reports[name].message) for name in ("three", "none", "many")}) == 1
     assert numbers("three") == sorted(int(n[0]) for n in texts.numbers(["oak", "elm", "ash"])[0])
     assert numbers("none") == [0, 0, 0]
     assert len(set(numbers("many")) & items) == 3

@@ -56,7 +56,7 @@ LISTED = Task(
 
 @st.composite
 def messages(draw: st.DrawFn) -> tuple[Sparse, list[int]]:
-    """An aggregation, and numbers above 0 that a report of it can have."""
+    """An aggregation, and numbers of one of its reports, without zeros."""
     bits, entries = draw(st.integers(1, 140)), draw(st.integers(1, 6))
     values = draw(st.lists(st.integers(1, 2**bits - 1), max_size=entries))
     return Sparse(entries=entries, entry_bits=bits), values
@@ -178,8 +178,8 @@ def test_a_report_of_a_sample_leaves_items_out() -> None:
     a chance below 1e-11."""
     mechanism = best_list(0.5, items_per_device=3, epsilon=1.0, delta=1e-6)
     task, none = replace(LISTED, mechanism=mechanism), bytes(LISTED.message_bytes)
-    sent = [report(task, ["oak"], rng=SeededRng(SEED, k)).message != none for k in range(300)]
-    assert 90 < sum(sent) < 210
+    reports = [report(task, ["oak"], rng=SeededRng(SEED, k)).message != none for k in range(300)]
+    assert 90 < sum(reports) < 210
 
 
 holdings = st.lists(st.lists(st.integers(0, 49), max_size=3), min_size=1, max_size=12)

@@ -324,7 +324,7 @@ def test_a_list_is_charged_once_for_each_cohort_and_no_more_than_promised() -> N
 
 
 @pytest.mark.parametrize("change", [{"devices": 0}, {"rounds": 0}, {"items_per_device": 0}])
-def test_impossible_sizes_are_refused(change: dict[str, int]) -> None:
+def test_impossible_sizes_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match="must be at least 1"):
         replace(design_of(), **change)
 

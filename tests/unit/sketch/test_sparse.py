@@ -38,8 +38,8 @@ def encoded(sketch: ItemCounts, pairs: list[tuple[str, int]]) -> SparseTable:
 
 def rows(table: SparseTable) -> list[list[int]]:
     """The cells that are not zero: zeros may stay behind, as in an array."""
-    kept: list[list[int]] = np.asarray(table)[table.counts != 0].tolist()
-    return kept
+    cells: list[list[int]] = np.asarray(table)[table.counts != 0].tolist()
+    return cells
 
 
 def column(values: list[int]) -> U64:
