@@ -202,8 +202,25 @@ def test_an_exact_number_in_a_note_is_found() -> None:
     assert epsilon_bound(leaking(0), leaking(1), 1e-3) > 1.0
 
 
-def test_noise_of_half_the_scale_is_found_in_the_estimates() -> None:
+LISTS = {one.name: one for one in AUDITS if one.name in ("names", "a name alone")}
+
+
+@pytest.mark.parametrize(
+    "one", quick([AUDITS[0], LISTS["names"]], AUDITS[0]), ids=lambda one: one.name
+)
+def test_noise_of_half_the_scale_is_found_in_the_estimates(one: Audit) -> None:
     """The control: releases at epsilon 6 that claim 1."""
-    one = replace(AUDITS[0], study={**AUDITS[0].study, "epsilon": 6.0})
+    one = replace(one, study={**one.study, "epsilon": 6.0})
     first, second = ([features(r) for r in one.releases(side, RUNS)] for side in (0, 1))
+    assert epsilon_bound(first, second, 1e-3) > 1.0
+
+
+@pytest.mark.slow
+def test_a_threshold_that_is_too_low_is_found_in_the_list() -> None:
+    """The control: a delta of 0.3 that claims 0.001. The name of one device is then listed in 27%
+    of releases with it, and in none without it: of 500, the bound is above 1 unless fewer than 69
+    list it, which has a chance of 1e-12."""
+    one = LISTS["a name alone"]
+    broken = replace(one, study={**one.study, "delta": 0.3})
+    first, second = ([features(r) for r in broken.releases(side, 1_000)] for side in (0, 1))
     assert epsilon_bound(first, second, 1e-3) > 1.0

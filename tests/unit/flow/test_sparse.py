@@ -26,7 +26,7 @@ from sfumato.flow.accumulator import (
 from sfumato.flow.admission import Rejection
 from sfumato.flow.aggregation import Masked, Plain, Sparse
 from sfumato.flow.contribute import contribute, report
-from sfumato.flow.report import HEADER_BYTES, Report
+from sfumato.flow.report import Report
 from sfumato.flow.task import Task
 from sfumato.privacy import ListedAbove, NoiseAtRelease, NoNoise, SeededRng, best_list
 from sfumato.privacy.listing import without_promise
@@ -231,6 +231,23 @@ def test_items_are_added_as_in_a_simulation(devices: list[set[str]]) -> None:
     assert np.array_equal(stored, batch.total)
 
 
+def test_sums_of_any_sizes_are_merged() -> None:
+    """Small ones after large ones, and the other way round; a cell of each is in all of them."""
+    sums = []
+    sizes = [1, 40, 3, 3, 0, 90, 2, 1, 1, 17, 64]
+    for order in (sizes, sizes[::-1]):
+        merged = accumulator(LISTED)
+        for size in order:
+            words = ["oak", *(f"w{number}" for number in range(size))]
+            merged.merge(to_bytes(LISTED.sketch.encode(words)))
+        sums.append(merged.batch(1))
+    assert isinstance(sums[0], Batch)
+    assert isinstance(sums[1], Batch)
+    assert np.array_equal(sums[0].total, sums[1].total)
+    estimate = LISTED.sketch.estimate(sums[0].total, ["oak", "w0", "w39", "w89", "w90"])
+    assert estimate.tolist() == [11.0, 10.0, 3.0, 1.0, 0.0]
+
+
 def test_sealed_sums_do_not_depend_on_the_order_of_reports() -> None:
     devices = [["oak"], ["elm", "ash"], ["oak", "ash"], []]
     sums = []
@@ -349,9 +366,14 @@ def test_words_of_an_alphabet_are_checked_like_texts() -> None:
 def test_a_large_upload_is_checked_in_pieces() -> None:
     """More bits than are unpacked at once; one report in the middle is bad."""
     count = (1 << 20) // LISTED.message_bits + 50
-    task, rng = replace(LISTED, max_count=count), SeededRng(SEED)
-    reports = [report(task, [f"w{k}"], rng=rng).to_bytes() for k in range(count)]
-    reports[count // 2] = reports[count // 2][:HEADER_BYTES] + entries(task, 0, OAK, OAK)
+    task = replace(LISTED, max_count=count)
+    items = as_numbers(KEYS.numbers([f"w{k}" for k in range(count)])[0])
+    messages = [entries(task, 0, 0, number) for number in items]
+    messages[count // 2] = entries(task, 0, OAK, OAK)
+    reports = [
+        Report(task.id, k.to_bytes(16, "little"), message).to_bytes()
+        for k, message in enumerate(messages)
+    ]
     collector = Collector(task)
     collector.add(reports)
     assert collector.rejected == {Rejection.IMPOSSIBLE: 1}
