@@ -43,7 +43,7 @@ class Case:
     devices: int = DEVICES
 
     def __str__(self) -> str:
-        more = "".join(f"-{key}" for key in self.keys if key in ("rounds", "masked"))
+        more = "".join(f"-{key}" for key in self.keys if key in ("rounds", "masked", "algorithm"))
         return f"{self.question}-{self.trust}{more}"
 
     @property

@@ -17,12 +17,19 @@ import pytest
 from checks import SEED
 from sfumato.flow.accumulator import Collector
 from sfumato.flow.admission import Rejection
-from sfumato.flow.aggregation import Plain
+from sfumato.flow.aggregation import Plain, Sparse
 from sfumato.flow.contribute import local_report, report
 from sfumato.flow.report import HEADER_BYTES, Report
 from sfumato.flow.task import LocalTask, Task
 from sfumato.privacy import DirectResponse, HashedResponse, NoNoise, SeededRng, best_list
-from sfumato.sketch import CountSketch, InvertibleSketch, OneHot, TextKeys, VectorSketch
+from sfumato.sketch import (
+    CountSketch,
+    InvertibleSketch,
+    ItemCounts,
+    OneHot,
+    TextKeys,
+    VectorSketch,
+)
 
 I64 = npt.NDArray[np.int64]
 REPORTS = 10  # of each kind
@@ -48,6 +55,15 @@ KEYS = InvertibleSketch(
 LISTED = make_task(KEYS, KEYS.word_bits, mechanism=best_list(0.5, epsilon=1.0, delta=1e-6))
 VECTORS = VectorSketch(length=20, clip=1.0, bound=1.0, scale=1_000.0)
 VECTOR = make_task(VECTORS, 24)
+SPARSE = replace(ONE_HOT, aggregation=Sparse(entries=2, entry_bits=6))
+TEXTS = TextKeys(length=8)
+ITEMS = replace(
+    LISTED,
+    sketch=ItemCounts(keys=TEXTS),
+    mechanism=best_list(1.0, items_per_device=2, epsilon=1.0, delta=1e-6),
+    aggregation=Sparse(entries=2, entry_bits=TEXTS.bits),
+    items_per_device=2,
+)
 DIRECT = LocalTask(randomizer=DirectResponse(epsilon=2.0, categories=9), cohort="everybody")
 HASHED = LocalTask(
     randomizer=HashedResponse(epsilon=1.0, rows=3, width=3, seed=2), cohort="everybody"
@@ -70,8 +86,20 @@ def cells(task: Task, **places: int) -> bytes:
 def noise(task: Task | LocalTask) -> bytes:
     """Random bytes of the right length, and with the right end."""
     message = RNG.bytes(task.message_bytes)
-    used = task.cells * task.aggregation.modulus_bits % 8 if isinstance(task, Task) else 0
+    used = task.message_bits % 8 if isinstance(task, Task) else 0
     return message[:-1] + bytes([message[-1] & ((1 << used or 256) - 1)])
+
+
+def entries(task: Task, *numbers: int) -> bytes:
+    """A message with these numbers, in this order."""
+    assert isinstance(task.aggregation, Sparse)
+    bits = task.aggregation.entry_bits
+    whole = sum(number << place * bits for place, number in enumerate(numbers))
+    return whole.to_bytes(task.message_bytes, "little")
+
+
+def key(item: str) -> int:
+    return int.from_bytes(item.encode() + b"\1", "little")
 
 
 def honest(task: Task | LocalTask, number: int) -> bytes:
@@ -80,7 +108,7 @@ def honest(task: Task | LocalTask, number: int) -> bytes:
         items: Any = [number % 9] if task is DIRECT else [f"word {number}"]
         return local_report(task, items, rng=rng).to_bytes()
     values: Any = np.array([number % 50])
-    if task is LISTED:
+    if task in (LISTED, ITEMS):
         values = [f"word {number}"]
     if task is COUNT:
         values = [f"word {number}", f"other {number}"]
@@ -111,6 +139,15 @@ TABLES: dict[str, tuple[Task | LocalTask, Forgery]] = {
     "a key taken away": (LISTED, lambda: sealed(LISTED, -KEYS.encode(["oak"]))),
     "a key in one row": (LISTED, lambda: cells(LISTED, at0=int(KEYS.encode(["oak"]).max()))),
     "random bytes as keys": (LISTED, lambda: noise(LISTED)),
+    "a place beyond the dictionary": (SPARSE, lambda: entries(SPARSE, 0, 51)),
+    "places out of order": (SPARSE, lambda: entries(SPARSE, 9, 3)),
+    "a place before none": (SPARSE, lambda: entries(SPARSE, 9, 0)),
+    "an item twice": (ITEMS, lambda: entries(ITEMS, key("oak"), key("oak"))),
+    "items out of order": (ITEMS, lambda: entries(ITEMS, key("elm"), key("oak"))),
+    "an item before none": (ITEMS, lambda: entries(ITEMS, key("oak"), 0)),
+    "an item without an end": (ITEMS, lambda: entries(ITEMS, 0, key("oak") | 1 << 63)),
+    "an item that is no text": (ITEMS, lambda: entries(ITEMS, 0, 0x01FE)),
+    "random bytes as items": (ITEMS, lambda: noise(ITEMS)),
     "a vector that is too long": (VECTOR, lambda: sealed(VECTOR, np.full(20, 400))),
     "a coordinate out of range": (VECTOR, lambda: cells(VECTOR, at7=-5_000)),
     "random bytes as a vector": (VECTOR, lambda: noise(VECTOR)),
@@ -140,7 +177,7 @@ def test_what_no_device_could_have_said_is_not_counted(kind: str) -> None:
         assert collector.batch.records == untouched.batch.records
 
 
-@pytest.mark.parametrize("task", [ONE_HOT, COUNT, LISTED, VECTOR, DIRECT, HASHED])
+@pytest.mark.parametrize("task", [ONE_HOT, COUNT, LISTED, VECTOR, SPARSE, ITEMS, DIRECT, HASHED])
 def test_what_is_no_report_is_not_counted(task: Task | LocalTask) -> None:
     good = honest(task, 1)
     other = ONE_HOT.id if task is not ONE_HOT else COUNT.id

@@ -17,13 +17,19 @@ LEAST, SKETCHES = 0.95, 0.93  # claimed coverage, and the coverage of errors mea
 LEVEL = 0.05
 
 EPSILONS = (0.1, 0.5, 1.0, 1.3, 2.4, 2.6, 3.0, 3.6, 5.0, 8.0, 10.0)
+COUNT_SKETCH: dict[str, object] = {"algorithm": "count_sketch"}
+INVERTIBLE: dict[str, object] = {"algorithm": "invertible_sketch"}
 FREQUENCIES: dict[str, dict[str, object]] = {
     "central": {},
     "central rounds": {"rounds": 2, "publish": "rounds"},
     "central significant": {"publish": "significant"},
     "central threshold": {"threshold": 25},
-    "central sketch": {"delta": 0.0, "bytes_per_device": 500},
-    "central sketch significant": {"bytes_per_device": 500, "publish": "significant"},
+    "central sketch": {"delta": 0.0, "bytes_per_device": 500, **COUNT_SKETCH},
+    "central sketch significant": {
+        "bytes_per_device": 500,
+        "publish": "significant",
+        **COUNT_SKETCH,
+    },
     "secure": {"dropout": 0.05},
     "secure threshold": {"dropout": 0.05, "threshold": 25},
     "local": {},
@@ -35,7 +41,8 @@ FREQUENCIES: dict[str, dict[str, object]] = {
 LETTERS = {"alphabet": "abcdefghij", "word_length": 3}
 SEARCHES: dict[str, tuple[str, dict[str, object]]] = {
     "central names": ("heavy_hitters", {}),
-    "central names and counts": ("histogram", {"bytes_per_device": 200_000}),
+    "central names in tables": ("heavy_hitters", INVERTIBLE),
+    "central names and counts": ("histogram", {"bytes_per_device": 200_000, **INVERTIBLE}),
     "secure names": ("heavy_hitters", {"dropout": 0.05, **LETTERS}),
     "local names": ("new_words", LETTERS),
 }
@@ -59,6 +66,8 @@ QUICK = [  # cells that failed in the audit, and one of every kind
     cell("local", 5.0, ZIPF, dropout=0.3),
     cell("central names", 1.3, FLAT),
     cell("central names", 2.6, ZIPF),
+    cell("central names", 1.0, ZIPF, dropout=0.3, items_per_device=2),
+    cell("central names in tables", 2.6, ZIPF),
     cell("central sketch", 1.0, ZIPF),
     cell("central threshold", 0.1, FLAT),
     cell("secure threshold", 0.5, FLAT),
@@ -67,11 +76,13 @@ QUICK = [  # cells that failed in the audit, and one of every kind
 ]
 GRID = [
     cell(kind, epsilon, counts, **({} if dropout == 0 else {"dropout": dropout}))
-    for kind in [*FREQUENCIES, "central names"]
+    for kind in [*FREQUENCIES, "central names", "central names in tables"]
     for epsilon in EPSILONS
     for counts in (FEW, FLAT, ZIPF)
     for dropout in (0.0, 0.3)
-    if not (kind == "central names" and epsilon > 5)  # such names could be misread too often
+    if not (
+        kind == "central names in tables" and epsilon > 5
+    )  # such names could be misread too often
     if not (counts == FEW and "threshold" in kind)  # no item would be shown
 ]
 GRID += [

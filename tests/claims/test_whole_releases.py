@@ -58,6 +58,7 @@ def fleet(*values: str | None) -> Population:
 COMMON = ("oak",) * 30 + ("elm",) * 12 + ("fir",) * 2
 BASE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-3, "devices": len(COMMON) + 1}
 SUMS = (fleet(*COMMON, "yew"), fleet(*COMMON, None))  # zero-out
+NAMES = (fleet(*COMMON, "elm"), fleet(*COMMON, None))
 VALUES = (fleet(*COMMON, "yew"), fleet(*COMMON, "oak"))  # any two values
 VECTORS = np.full((45, 4), 0.3)
 LATIN = "aefhiklmorswxy"
@@ -75,7 +76,9 @@ AUDITS = [
     audit("masked sums", "frequencies", "secure", SUMS, dropout=0.05),
     audit("local", "frequencies", "local", VALUES),
     audit("local, unlisted", "frequencies", "local", (VALUES[0], fleet(*COMMON, "moss"))),
-    audit("names", "heavy_hitters", "central", (fleet(*COMMON, "elm"), fleet(*COMMON, None))),
+    audit("names", "heavy_hitters", "central", NAMES),
+    audit("a name alone", "heavy_hitters", "central", SUMS),
+    audit("names in tables", "heavy_hitters", "central", NAMES, algorithm="invertible_sketch"),
     audit(
         "mean", "mean", "central",
         (np.vstack([VECTORS, [[1.0, 0, 0, 0]]]), np.vstack([VECTORS, [[0.0, 0, 0, 0]]])),
@@ -83,7 +86,8 @@ AUDITS = [
     ),
 ]  # fmt: skip
 SLOW = [
-    audit("histogram", "histogram", "central", (fleet(*COMMON, "elm"), fleet(*COMMON, None))),
+    audit("histogram", "histogram", "central", NAMES),
+    audit("histogram of tables", "histogram", "central", NAMES, algorithm="invertible_sketch"),
     audit(
         "prefixes", "heavy_hitters", "secure", SUMS, alphabet=LATIN, word_length=3, dropout=0.05
     ),
@@ -93,8 +97,7 @@ SLOW = [
         alphabet=LATIN, word_length=3,
     ),
     audit(
-        "masked names", "heavy_hitters", "central",
-        (fleet(*COMMON, "elm"), fleet(*COMMON, None)), masked=True, dropout=0.05,
+        "masked names", "heavy_hitters", "central", NAMES, masked=True, dropout=0.05,
     ),
 ]  # fmt: skip
 
@@ -170,7 +173,9 @@ def check(one: Audit, runs: int) -> None:
 
 @pytest.mark.parametrize(
     "one",
-    quick(AUDITS, *(one for one in AUDITS if one.name in ("sums", "names", "mean"))),
+    quick(
+        AUDITS, *(one for one in AUDITS if one.name in ("sums", "names", "a name alone", "mean"))
+    ),
     ids=lambda one: one.name,
 )
 def test_nothing_in_a_release_reveals_more_than_its_guarantee(one: Audit) -> None:
@@ -199,8 +204,23 @@ def test_an_exact_number_in_a_note_is_found() -> None:
     assert epsilon_bound(leaking(0), leaking(1), 1e-3) > 1.0
 
 
-def test_noise_of_half_the_scale_is_found_in_the_estimates() -> None:
+LISTS = {one.name: one for one in AUDITS if one.name in ("names", "a name alone")}
+
+
+@pytest.mark.parametrize("one", [AUDITS[0], LISTS["names"]], ids=lambda one: one.name)
+def test_noise_of_half_the_scale_is_found_in_the_estimates(one: Audit) -> None:
     """The control: releases at epsilon 6 that claim 1."""
-    one = replace(AUDITS[0], study={**AUDITS[0].study, "epsilon": 6.0})
+    one = replace(one, study={**one.study, "epsilon": 6.0})
     first, second = ([features(r) for r in one.releases(side, RUNS)] for side in (0, 1))
+    assert epsilon_bound(first, second, 1e-3) > 1.0
+
+
+@pytest.mark.slow
+def test_a_threshold_that_is_too_low_is_found_in_the_list() -> None:
+    """The control: a delta of 0.3 that claims 0.001. The name of one device is then listed in 27%
+    of releases with it, and in none without it: of 500, the bound is above 1 unless fewer than 69
+    list it, which has a chance of 1e-12."""
+    one = LISTS["a name alone"]
+    broken = replace(one, study={**one.study, "delta": 0.3})
+    first, second = ([features(r) for r in broken.releases(side, 1_000)] for side in (0, 1))
     assert epsilon_bound(first, second, 1e-3) > 1.0

@@ -122,7 +122,7 @@ def test_the_error_of_an_impossible_study_says_how_to_make_it_possible(folder: P
 def test_the_error_of_too_few_bytes_says_how_many_are_enough(folder: Path) -> None:
     words = "word\n" + "".join(f"w{i}\n" for i in range(10_000))
     (folder / "words.csv").write_text(words)
-    study = STUDY + "devices = 1000\nbytes_per_device = 100\n"
+    study = STUDY + 'algorithm = "count_sketch"\ndevices = 1000\nbytes_per_device = 100\n'
     (folder / "study.toml").write_text(study)
     code, _, err = sfumato("plan", "study.toml", cwd=folder)
     assert code == 1
@@ -144,13 +144,14 @@ def test_ten_million_distinct_strings_are_counted(folder: Path) -> None:
     """In under a gigabyte: the peak is measured by benchmarks/speed/simulate.py."""
     numbers = pa.array(np.arange(10_000_000)).cast(pa.string())
     pq.write_table(pa.table({"word": numbers}), folder / "data.parquet")
-    (folder / "study.toml").write_text(STUDY + "bytes_per_device = 100\n")
+    sketch = STUDY + 'algorithm = "count_sketch"\n'
+    (folder / "study.toml").write_text(sketch + "bytes_per_device = 100\n")
     (folder / "words.csv").write_text("word\n" + "".join(f"{i}\n" for i in range(2_000)))
     code, out, err = sfumato(
         "simulate", "study.toml", "--data", "data.parquet", "--seed", "1", cwd=folder
     )
     assert code == 1, err  # a sketch of 100 bytes is refused before the data is counted
-    (folder / "study.toml").write_text(STUDY + "bytes_per_device = 5000\n")
+    (folder / "study.toml").write_text(sketch + "bytes_per_device = 5000\n")
     code, out, err = sfumato(
         "simulate", "study.toml", "--data", "data.parquet", "--seed", "1", cwd=folder
     )

@@ -46,6 +46,7 @@ def test_intervals_cover_95_of_100_and_narrower_ones_do_not(epsilon: float, deco
         "devices": DEVICES,
         "bytes_per_device": 600,
         "paper_mode": decode == "median",
+        "algorithm": "count_sketch",
     }
     plan = sfumato.plan(study, items=WORDS)
     assert sums_of(plan).mode == "shared"

@@ -18,7 +18,7 @@ from sfumato import spec
 from sfumato.device.offers import Offer
 from sfumato.device.outbox import SendingRule
 from sfumato.errors import SpecError
-from sfumato.flow.aggregation import Masked, Plain
+from sfumato.flow.aggregation import Masked, Plain, Sparse
 from sfumato.flow.model_terms import LocalTraining, ModelTerms
 from sfumato.flow.secure_sum import SecureSum
 from sfumato.flow.task import LocalTask, Task
@@ -59,12 +59,21 @@ from sfumato.privacy.accounting import SampledLoss
 from sfumato.privacy.listing import without_promise
 from sfumato.questions.frequencies.design import FrequencyDesign
 from sfumato.questions.heavy_hitters.design import HeavyHitterDesign, HistogramDesign
+from sfumato.questions.item_lists.design import ItemListDesign
 from sfumato.questions.local_frequencies.design import LocalDesign
 from sfumato.questions.mean.design import MeanDesign
 from sfumato.questions.new_words.design import WordDesign
 from sfumato.questions.prefix_search.design import PrefixDesign
 from sfumato.secagg.round import MaskedRound
-from sfumato.sketch import CountSketch, IntegerKeys, OneHot, TextKeys, VectorSketch, WordKeys
+from sfumato.sketch import (
+    CountSketch,
+    IntegerKeys,
+    ItemCounts,
+    OneHot,
+    TextKeys,
+    VectorSketch,
+    WordKeys,
+)
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.words import Prefix
 from sfumato.spec import canonical, digest, from_json, kind_of, kinds, to_json
@@ -195,6 +204,16 @@ EXAMPLES: dict[str, Any] = {
     "frequency_design": COUNTS,
     "count_mean_sketch": CountMeanSketch(epsilon=4.0, rows=16, width=64, seed=1, flips="optimal"),
     "heavy_hitter_design": NAMES,
+    "item_counts": ItemCounts(keys=TextKeys(length=8), round=2),
+    "item_list_design": ItemListDesign(
+        keys=WordKeys(alphabet="abc", length=5),
+        devices=1_000,
+        rounds=2,
+        items_per_device=3,
+        mechanism=best_list(1.0, items_per_device=3, epsilon=1.0, delta=1e-6),
+        seed=7,
+    ),
+    "sparse": Sparse(entries=3, entry_bits=65),
     "histogram_design": HistogramDesign(names=NAMES, counts=COUNTS),
     "integer_keys": IntegerKeys(bits=40),
     "invertible_sketch": NAMES.sketch(2, 0.1),

@@ -128,6 +128,30 @@ def report(task: Spec, table: Table, report_id: bytes) -> bytes:
     return bytes([WIRE_VERSION]) + bytes.fromhex(digest(task)) + report_id + message
 
 
+def number_of(sketch: Spec, value: str | int) -> int:
+    """A category's place, counted from one; or a text's bytes and a one after them."""
+    if sketch["kind"] == "one_hot":
+        return int(value) + 1
+    return int.from_bytes(str(value).encode() + b"\x01", "little")
+
+
+def low_words_first(number: int) -> list[int]:
+    """What numbers are ordered by: their words of 64 bits, the lowest first."""
+    return [number >> shift & 2**64 - 1 for shift in range(0, 2112, 64)]
+
+
+def sparse_report(task: Spec, values: Sequence[str | int], report_id: bytes) -> bytes:
+    """Zeros for none, then the numbers of the values in ascending order."""
+    aggregation = task["aggregation"]
+    numbers = sorted((number_of(task["sketch"], value) for value in values), key=low_words_first)
+    return sparse_bytes(task, [0] * (aggregation["entries"] - len(numbers)) + numbers, report_id)
+
+
+def sparse_bytes(task: Spec, numbers: list[int], report_id: bytes) -> bytes:
+    message = pack(numbers, task["aggregation"]["entry_bits"])
+    return bytes([WIRE_VERSION]) + bytes.fromhex(digest(task)) + report_id + message
+
+
 def row_cell(oracle: Spec, item: bytes | int, row: int) -> int:
     """Where an item goes in a row of a local oracle: coefficients come in blocks of 256 rows."""
     seed, epoch = oracle["seed"], oracle["epoch"]
@@ -174,6 +198,8 @@ def vectors() -> dict[str, Any]:
         "count_sketch_bad.json": _count_sketch_bad(),
         "report_good.json": _report_good(),
         "report_bad.json": _report_bad(),
+        "sparse_good.json": _sparse_good(),
+        "sparse_bad.json": _sparse_bad(),
         "local_good.json": _local_good(),
         "local_bad.json": _local_bad(),
     }
@@ -405,6 +431,99 @@ def _report_good() -> Any:
             }
         )
     return result
+
+
+def _places(**fields: Any) -> Spec:
+    return _task(
+        sketch={"kind": "one_hot", "categories": 300},
+        aggregation={"kind": "sparse", "entries": 2, "entry_bits": 9},
+        **{"items_per_device": 2, **fields},
+    )
+
+
+def _texts_task(**fields: Any) -> Spec:
+    mechanism: Spec = {
+        "kind": "listed_above", "rate": 1, "noise": "none", "scale": 0, "threshold": 1,
+        "items_per_device": 3, "amplified": True, "epsilon": None, "delta": 0, "unlisted": 0,
+        "statistic": 0,
+    }  # fmt: skip
+    sketch: Spec = {
+        "kind": "item_counts", "keys": {"kind": "text_keys", "length": 9}, "round": 0,
+    }  # fmt: skip
+    return _task(
+        sketch=sketch,
+        mechanism=mechanism,
+        aggregation={"kind": "sparse", "entries": 3, "entry_bits": 73},
+        **{"items_per_device": 3, **fields},
+    )
+
+
+def _sparse_good() -> Any:
+    """Reports, and the sum of all of one task: the numbers that devices sent, and how often."""
+    words = [2**64 - 1, 81985529216486895]
+    report_id = struct.pack("<QQ", *words)
+    cases: list[tuple[str, Spec, list[list[str | int]]]] = [
+        ("places in a dictionary", _places(), [[7, 299], [7], [], [0, 0]]),
+        (
+            "items of an open domain",
+            _texts_task(),
+            [["oak", "elm"], ["forêt", "oak", ""], [], ["nine byte", "eight by", "eight b\x02"]],
+        ),
+    ]
+    result: list[Spec] = []
+    for name, task, devices in cases:
+        numbers = [number_of(task["sketch"], value) for values in devices for value in values]
+        reports: list[Spec] = [
+            {"values": values, "report": sparse_report(task, values, report_id).hex()}
+            for values in devices
+        ]
+        result.append(
+            {
+                "name": name,
+                "task": {**task, "sfumato": FORMAT},
+                "task_id": digest(task),
+                "rng_words": _texts(words),
+                "reports": reports,
+                "sum": [
+                    [str(number), numbers.count(number)]
+                    for number in sorted(set(numbers), key=low_words_first)
+                ],
+            }
+        )
+    return result
+
+
+def _sparse_bad() -> Any:
+    """Reports that no device makes, each with the reason to refuse it."""
+    ids = bytes(16)
+    oak, elm = (number_of({"kind": "item_counts"}, item) for item in ("oak", "elm"))
+    places, texts = _places(), _texts_task()
+    smaller = number_of(texts["sketch"], "zzzzzzzz")  # but its low word is the larger one
+    larger = number_of(texts["sketch"], "aaaaaaaab")
+    padded = bytearray(sparse_report(places, [7], ids))
+    padded[-1] |= 0x80  # 18 bits of message in 24: the last must be zero
+    cases: list[tuple[str, Spec, bytes, str]] = [
+        ("place 301 of 300", places, sparse_bytes(places, [0, 301], ids), "impossible"),
+        ("places in descending order", places, sparse_bytes(places, [9, 8], ids), "impossible"),
+        ("none after a place", places, sparse_bytes(places, [9, 0], ids), "impossible"),
+        ("padding that is not zero", places, bytes(padded), "malformed"),
+        ("a message cut short", places, sparse_report(places, [7], ids)[:-1], "malformed"),
+        ("one item twice", texts, sparse_bytes(texts, [0, oak, oak], ids), "impossible"),
+        ("items in descending order", texts, sparse_bytes(texts, [0, elm, oak], ids), "impossible"),
+        ("none after an item", texts, sparse_bytes(texts, [oak, 0, elm], ids), "impossible"),
+        (
+            "the order of whole numbers, not of their low words",
+            texts,
+            sparse_bytes(texts, [0, smaller, larger], ids),
+            "impossible",
+        ),
+        ("no end of a text", texts, sparse_bytes(texts, [0, 0, ord("o")], ids), "impossible"),
+        ("bytes that are not UTF-8", texts, sparse_bytes(texts, [0, 0, 0x01FF], ids), "impossible"),
+    ]
+    return [
+        {"why": why, "task": {**task, "sfumato": FORMAT}, "report": report.hex(), "rejection": code}
+        for why, task, report, code in cases
+    ]
 
 
 def _report_bad() -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 from sfumato import hashing
 from sfumato.errors import SpecError
-from sfumato.flow.accumulator import Collector
+from sfumato.flow.accumulator import Collector, accumulator, from_bytes
 from sfumato.flow.contribute import report
 from sfumato.flow.report import Report, report_bytes
 from sfumato.kernels.count import plain
@@ -179,3 +179,31 @@ def test_bad_reports_are_refused_for_the_stated_reason(case: dict[str, Any]) -> 
         assert refused == ([step["rejection"]] if step["rejection"] else []), step["why"]
     assert collector.batch.count == case["count"]
     assert task.aggregation.open(collector.batch.total).tolist() == case["sum"]
+
+
+@pytest.mark.parametrize("case", read("sparse_good.json"), ids=lambda case: case["name"])
+def test_sparse_reports_agree_with_the_vectors(case: dict[str, Any]) -> None:
+    task = from_json(json.dumps(case["task"]))
+    assert task.id == case["task_id"]
+    together = accumulator(task)
+    for each in case["reports"]:
+        words = Words([int(word) for word in case["rng_words"]])
+        actual = report(task, each["values"], rng=words)
+        assert actual.to_bytes().hex() == each["report"]
+        assert len(actual.to_bytes()) == report_bytes(task)
+        collector = Collector(task)
+        collector.add([actual.to_bytes()])
+        assert (collector.batch.count, collector.rejected) == (1, {})
+        together.add([actual.message])
+    rows = from_bytes(together.seal(rng=Words([])))
+    numbers = rows[:, :-1].copy().view(np.uint64)
+    whole = [sum(int(word) << 64 * at for at, word in enumerate(row)) for row in numbers]
+    counts = [[str(number), count] for number, count in zip(whole, rows[:, -1], strict=True)]
+    assert counts == case["sum"]
+
+
+@pytest.mark.parametrize("case", read("sparse_bad.json"), ids=lambda case: case["why"])
+def test_bad_sparse_reports_are_refused_for_the_stated_reason(case: dict[str, Any]) -> None:
+    collector = Collector(from_json(json.dumps(case["task"])))
+    collector.add([bytes.fromhex(case["report"])])
+    assert (collector.rejected, collector.batch.count) == ({case["rejection"]: 1}, 0)

@@ -13,8 +13,9 @@ import pyarrow as pa
 from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import DataError, StudyError
 from sfumato.questions.question import Dictionary
+from sfumato.sketch.words import LONGEST_WORD
 from sfumato.spec import canonical
-from sfumato.study import Study, TrainingStudy
+from sfumato.study import QUESTIONS, Study, TrainingStudy
 
 LIMITS = {  # of sensible studies; plans far beyond them would take hours
     "epsilon": (1e-9, 100.0),
@@ -101,6 +102,10 @@ class Request:
         for name in ("open_seconds", "minimum"):  # requests of older versions do not have them
             if values[name] is None:
                 del values[name]
+        facts = QUESTIONS[study.question]
+        is_open = facts.data == "items" and facts.dictionary == "none"
+        if study.word_length is None and not is_open:  # for older versions it was a number
+            values["study"]["word_length"] = LONGEST_WORD
         return hashlib.sha256(canonical(values).encode()).hexdigest()
 
 

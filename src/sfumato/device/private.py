@@ -25,7 +25,9 @@ from sfumato.sketch import (
     ItemKeys,
     Keys,
     OneHot,
+    TextKeys,
     VectorSketch,
+    WordKeys,
 )
 from sfumato.sketch.words import Prefix, codes_of
 
@@ -185,7 +187,9 @@ def _items_with_keys(keys: Keys, values: tuple[str, ...]) -> list[str]:
     if not values:
         return []
     numbers, fits = keys.numbers(values)
-    return [str(item) for item in keys.items(np.unique(numbers[fits], axis=0))[0].to_pylist()]
+    assert isinstance(keys, TextKeys | WordKeys)  # studies have no others
+    texts, _ = keys.texts(np.unique(numbers[fits], axis=0))  # without pyarrow
+    return [str(text) for text in texts]
 
 
 def _sample(count: int, task: Task, rng: Rng) -> npt.NDArray[np.int64]:

@@ -158,7 +158,7 @@ class SparseAccumulator:
         assert isinstance(task.aggregation, Sparse)  # the caller has checked
         self._task, self._aggregation = task, task.aggregation
         self._limbs = limbs(self._aggregation.entry_bits)
-        self._total = SparseTable.of(np.zeros((0, self._limbs), dtype=np.uint64))
+        self._parts = [SparseTable.of(np.zeros((0, self._limbs), dtype=np.uint64))]
 
     def add(self, messages: Sequence[bytes]) -> None:
         size = self._task.message_bytes
@@ -167,18 +167,31 @@ class SparseAccumulator:
         for start in range(0, len(packed), piece):
             entries = self._aggregation.unpack(packed[start : start + piece])
             numbers = entries.reshape(-1, self._limbs)
-            self._total += SparseTable.of(numbers[numbers.any(axis=1)])  # without "none"
+            self._add(SparseTable.of(numbers[numbers.any(axis=1)]))  # without "none"
 
     def seal(self, *, rng: Rng) -> bytes:
-        return to_bytes(np.asarray(self._total))
+        return to_bytes(self._total())
 
     def merge(self, sealed: bytes) -> None:
-        self._total += SparseTable.from_array(from_bytes(sealed), self._limbs)
+        self._add(SparseTable.from_array(from_bytes(sealed), self._limbs))
+
+    def _add(self, table: SparseTable) -> None:
+        """Add a table to those of about its size, so that no cell is added up often."""
+        self._parts.append(table)
+        while len(self._parts) > 1 and len(self._parts[-2]) <= 2 * len(self._parts[-1]):
+            last = self._parts.pop()
+            self._parts[-1] += last
+
+    def _total(self) -> SparseTable:
+        while len(self._parts) > 1:
+            last = self._parts.pop()
+            self._parts[-1] += last
+        return self._parts[0]
 
     def batch(self, count: int) -> Batch:
         sketch = self._task.sketch
         assert isinstance(sketch, SparseSketch)  # by the task's check
-        return Batch(self._task.id, sketch.from_sparse(self._total), count)
+        return Batch(self._task.id, sketch.from_sparse(self._total()), count)
 
     def __repr__(self) -> str:  # never the sum
         return f"SparseAccumulator(task={self._task.id[:8]}…)"

@@ -25,7 +25,7 @@ U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
-_CELLS_AT_ONCE = 1 << 20  # of tables that are unpacked together
+_CELLS_AT_ONCE = 1 << 20  # of tables, or bits of sparse reports, that are unpacked together
 _ID = slice(HEADER_BYTES - 16, HEADER_BYTES)  # where a report has its id
 
 
@@ -160,13 +160,15 @@ class Admission:
 def _possible_messages(task: Task, messages: U8) -> Bool:
     """Which of these messages one device of the task can make."""
     aggregation, possible = task.aggregation, np.empty(len(messages), dtype=np.bool_)
-    if isinstance(aggregation, Sparse):
-        assert isinstance(task.sketch, SparseSketch)  # by the task's check
-        return task.sketch.possible_entries(aggregation.unpack(messages))
-    assert isinstance(aggregation, Plain)  # a masked task has no reports
-    piece = max(1, _CELLS_AT_ONCE // task.cells)
+    is_sparse = isinstance(aggregation, Sparse)
+    piece = max(1, _CELLS_AT_ONCE // (task.message_bits if is_sparse else task.cells))
     for start in range(0, len(messages), piece):
         part = slice(start, start + piece)
+        if isinstance(aggregation, Sparse):
+            assert isinstance(task.sketch, SparseSketch)  # by the task's check
+            possible[part] = task.sketch.possible_entries(aggregation.unpack(messages[part]))
+            continue
+        assert isinstance(aggregation, Plain)  # a masked task has no reports
         words = [aggregation.unpack(row.tobytes(), task.sketch.shape) for row in messages[part]]
         tables = aggregation.open(np.stack(words))
         possible[part] = task.sketch.possible(tables, task.items_per_device)

@@ -51,17 +51,16 @@ def report(task: Task, values: Any, *, rng: Rng) -> Report:
     >>> report(task, [2], rng=SeededRng(1)).message.hex()
     '000001'
     """
-    if isinstance(task.sketch, InvertibleSketch | ItemCounts):  # a device counts once per item
-        values = task.sketch.distinct(values)
-    if len(values) > task.items_per_device:
-        raise SpecError(
-            f"this task takes at most {task.items_per_device} values per device; "
-            f"got {len(values)}: choose some with bound_contributions"
-        )
     if isinstance(task.aggregation, Sparse) and isinstance(task.sketch, SparseSketch):
-        values, _ = _sampled(task, values, None, rng)
-        message = task.aggregation.seal(task.sketch.numbers(values))
-        return Report(task.id, rng.words(2).tobytes(), message)
+        numbers = task.sketch.numbers(values)
+        if isinstance(task.sketch, ItemCounts):  # a device counts once per item
+            numbers = np.unique(numbers, axis=0)
+        _check_bound(task, len(numbers))
+        numbers, _ = _sampled(task, numbers, None, rng)
+        return Report(task.id, rng.words(2).tobytes(), task.aggregation.seal(numbers))
+    if isinstance(task.sketch, InvertibleSketch):  # here, too
+        values = task.sketch.distinct(values)
+    _check_bound(task, len(values))
     if not isinstance(task.aggregation, Plain):
         raise TaskError(
             "a masked task takes tables in a masked round, not in reports",
@@ -69,6 +68,14 @@ def report(task: Task, values: Any, *, rng: Rng) -> Report:
         )
     table = contribute(task, values, devices=1, rng=rng)
     return Report(task.id, rng.words(2).tobytes(), task.aggregation.seal(table))
+
+
+def _check_bound(task: Task, count: int) -> None:
+    if count > task.items_per_device:
+        raise SpecError(
+            f"this task takes at most {task.items_per_device} values per device; "
+            f"got {count}: choose some with bound_contributions"
+        )
 
 
 def join_round(

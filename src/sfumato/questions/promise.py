@@ -12,12 +12,15 @@ from sfumato.flow.task import Task
 from sfumato.privacy.shuffling import shuffled_epsilon
 
 ZERO_OUT = "zero-out: one device's {} zero; the number of devices is public"
+ZERO_ITEMS = "zero-out: one device's items become none; the number of devices is public"
 NO_PROMISE = "no differential privacy: exact sums are released"
 DROPOUTS = "devices that drop out do not weaken the guarantee, and their number is public"
 TIME = "the running time, which is part of the cost"
 SEEDED_NOISE = "the noise of this run comes from a seed; anyone who knows the seed can remove it"
 SEES_TABLES = "the collector sees each device's table, adds the noise and is trusted with both"
+SEES_ITEMS = "the collector sees each device's items, adds the noise and is trusted with both"
 SEES_ALL = "the collector sees each device's table, and everybody sees the exact sums"
+SEES_ALL_ITEMS = "the collector sees each device's items, and everybody sees the exact sums"
 
 
 def round_up(epsilon: float) -> float:

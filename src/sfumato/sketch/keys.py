@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from sfumato.errors import SpecError
 from sfumato.kernels import invertible as kernels
-from sfumato.sketch.words import Bool, Codes, check_alphabet, codes_of, words_of
+from sfumato.sketch.words import Bool, Codes, check_alphabet, codes_of, texts_of
 from sfumato.spec import require, spec
 
 if TYPE_CHECKING:  # needed only on devices with such keys
@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # needed only on devices with such keys
 
 U64 = npt.NDArray[np.uint64]
 U8 = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
 Column: TypeAlias = "pa.Array | pa.ChunkedArray | npt.NDArray[np.integer] | Sequence[str]"
 
 MOST_BYTES = 256  # longest text key
@@ -70,16 +71,16 @@ class TextKeys:
         return 8 * self.length + 1
 
     def numbers(self, items: Column) -> tuple[U64, Bool]:
-        column = _strings(items).cast("large_string")
-        _, offsets, data = column.buffers()
-        ends = np.frombuffer(offsets, dtype=np.int64)[column.offset :][: len(column) + 1]
-        ends = ends if len(column) else np.zeros(1, dtype=np.int64)
-        text = np.frombuffer(data, dtype=np.uint8) if data else np.empty(0, dtype=np.uint8)
-        return kernels.text_keys(text, ends, self.length, limbs(self.bits))
+        return kernels.text_keys(*_utf8(items), self.length, limbs(self.bits))
 
     def items(self, keys: U64) -> tuple[pa.Array, Bool]:
         import pyarrow as pa
 
+        texts, valid = self.texts(keys)
+        return pa.array(texts, type=pa.string()), valid
+
+    def texts(self, keys: U64) -> tuple[list[str | None], Bool]:
+        """The same as `items`, in a list."""
         rows = _bytes(keys)
         size = rows.shape[1]
         last = size - 1 - np.argmax(rows[:, ::-1] != 0, axis=1)
@@ -92,7 +93,7 @@ class TextKeys:
             except UnicodeDecodeError:
                 texts.append(None)
         valid &= np.array([text is not None for text in texts], dtype=np.bool_)
-        return pa.array(texts, type=pa.string()), valid
+        return texts, valid
 
 
 @spec("word_keys")
@@ -116,7 +117,7 @@ class WordKeys:
         return sum(bits for _, bits in self._groups())
 
     def numbers(self, items: Column) -> tuple[U64, Bool]:
-        codes, fits = codes_of(_strings(items), self.alphabet, self.length)
+        codes, fits = codes_of(_texts(items), self.alphabet, self.length)
         keys = np.zeros((len(codes), limbs(self.bits)), dtype=np.uint64)
         radix, start, place = np.uint64(self._radix), 0, 0
         for size, bits in self._groups():
@@ -129,8 +130,12 @@ class WordKeys:
 
     def items(self, keys: U64) -> tuple[pa.Array, Bool]:
         import pyarrow as pa
-        import pyarrow.compute as pc
 
+        texts, valid = self.texts(keys)
+        return pa.array(texts, type=pa.string()), valid
+
+    def texts(self, keys: U64) -> tuple[list[str | None], Bool]:
+        """The same as `items`, in a list."""
         codes: Codes = np.zeros((len(keys), self.length), dtype=np.uint16)
         radix, start, place = np.uint64(self._radix), 0, 0
         valid = np.ones(len(keys), dtype=np.bool_)
@@ -142,8 +147,8 @@ class WordKeys:
             valid &= group == 0
             start, place = start + size, place + bits
         valid &= ~((codes[:, :-1] == 0) & (codes[:, 1:] != 0)).any(axis=1) & (codes[:, 0] != 0)
-        words = words_of(np.where(valid[:, None], codes, 0).astype(np.uint16), self.alphabet)
-        return pc.if_else(pa.array(valid), words, None), valid
+        words = texts_of(np.where(valid[:, None], codes, 0).astype(np.uint16), self.alphabet)
+        return [word or None for word in words], valid
 
     @property
     def _radix(self) -> int:
@@ -224,6 +229,29 @@ def _bytes(keys: U64) -> U8:
         .view(np.uint8)
         .reshape(len(keys), 8 * keys.shape[1])
     )
+
+
+def _texts(items: Column) -> Sequence[str] | pa.Array:
+    """Texts without missing ones. A list stays a list: devices have no pyarrow."""
+    if not isinstance(items, Sequence):
+        return _strings(items)
+    if not all(isinstance(item, str) for item in items):  # never name them
+        raise SpecError("items must be texts; got something else")
+    return items
+
+
+def _utf8(items: Column) -> tuple[U8, I64]:
+    """The bytes of all texts, and where each begins: (n + 1,)."""
+    texts = _texts(items)
+    if isinstance(texts, Sequence):
+        encoded = [text.encode() for text in texts]
+        starts = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        return np.frombuffer(b"".join(encoded), dtype=np.uint8), starts
+    column = texts.cast("large_string")
+    _, offsets, data = column.buffers()
+    starts = np.frombuffer(offsets, dtype=np.int64)[column.offset :][: len(column) + 1]
+    starts = starts if len(column) else np.zeros(1, dtype=np.int64)
+    return np.frombuffer(data, dtype=np.uint8) if data else np.empty(0, dtype=np.uint8), starts
 
 
 def _strings(items: Column) -> pa.Array:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from sfumato.errors import SpecError
+from sfumato.errors import DataError, SpecError
 from sfumato.sketch.norms import Norms, check_weights
 from sfumato.spec import require, spec
 
@@ -82,6 +82,11 @@ class OneHot:
         return np.asarray(ascends & (entries <= self.categories).all(axis=1))
 
     def from_sparse(self, table: SparseTable) -> I64:
+        if (table.numbers > self.categories).any():
+            raise DataError(
+                f"a stored sum must have numbers up to {self.categories}; it has larger ones: "
+                "restore the store from a backup"
+            )
         dense = np.zeros(self.categories, dtype=np.int64)
         dense[table.numbers[:, 0].astype(np.int64) - 1] = table.counts
         return dense

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,6 @@ from sfumato.sketch.invertible import Listing
 from sfumato.sketch.keys import Column, TextKeys, WordKeys, limbs, numbers_of
 from sfumato.sketch.norms import Norms, check_weights
 from sfumato.spec import spec
-
-if TYPE_CHECKING:  # not installed on devices
-    import pyarrow as pa
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
@@ -51,13 +48,21 @@ class SparseTable:
 
     @classmethod
     def from_array(cls, array: I64, limb_count: int) -> SparseTable:
-        """The table that `np.asarray` turned into rows of numbers and counts."""
+        """The table that `np.asarray` turned into rows of numbers and counts. DataError if this
+        array cannot be one of reports."""
         if array.ndim != 2 or array.shape[1] != limb_count + 1:
             raise DataError(
                 f"a stored sparse table must have {limb_count + 1} columns; got the shape "
                 f"{array.shape}: restore the store from a backup"
             )
-        return cls(np.ascontiguousarray(array[:, :-1]).view(np.uint64), array[:, -1].copy())
+        numbers = np.ascontiguousarray(array[:, :-1]).view(np.uint64)
+        is_table = numbers.any(axis=1).all() and comes_before(numbers[:-1], numbers[1:]).all()
+        if not is_table or (array[:, -1] < 1).any():
+            raise DataError(
+                "a stored sparse table must have each number once, ascending and above 0, with a "
+                "count of at least 1: restore the store from a backup"
+            )
+        return cls(numbers, array[:, -1].copy())
 
     def __add__(self, other: SparseTable) -> SparseTable:
         return self.of(
@@ -138,10 +143,6 @@ class ItemCounts:
     def numbers(self, values: Column) -> U64:
         return numbers_of(self.keys, values)
 
-    def distinct(self, values: Column) -> pa.Array:
-        """The items of the keys of these values, each once."""
-        return self.keys.items(np.unique(self.numbers(values), axis=0))[0]
-
     def list(self, table: SparseTable, *, candidates: U64 | None = None) -> Listing:
         """The items of a table; nothing is left in it, so `candidates` are not needed."""
         return Listing(
@@ -169,7 +170,7 @@ class ItemCounts:
             [
                 len(table) <= values
                 and bool((table.counts == 1).all())
-                and bool(self.keys.items(table.numbers)[1].all())
+                and bool(self.keys.texts(table.numbers)[1].all())
                 for table in tables
             ],
             dtype=np.bool_,
@@ -177,7 +178,7 @@ class ItemCounts:
 
     def possible_entries(self, numbers: U64) -> Bool:
         is_none: Bool = (numbers == 0).min(axis=2)
-        is_key = self.keys.items(numbers.reshape(-1, numbers.shape[2]))[1].reshape(is_none.shape)
+        is_key = self.keys.texts(numbers.reshape(-1, numbers.shape[2]))[1].reshape(is_none.shape)
         ascends = comes_before(numbers[:, :-1], numbers[:, 1:]) | is_none[:, 1:]
         after_none = ~(is_none[:, 1:] & ~is_none[:, :-1])
         return np.asarray((is_key | is_none).all(axis=1) & (ascends & after_none).all(axis=1))

@@ -55,11 +55,16 @@ def words_of(codes: Codes, alphabet: str) -> pa.Array:
     """The words of these rows of codes. Bytes that are not UTF-8 become U+FFFD."""
     import pyarrow as pa
 
+    return pa.array(texts_of(codes, alphabet), type=pa.string())
+
+
+def texts_of(codes: Codes, alphabet: str) -> list[str]:
+    """The same as `words_of`, in a list."""
     characters = np.array(["", *alphabet])
     words = ["".join(row) for row in characters[codes].tolist()]
     if alphabet == BYTES:
-        words = [word.encode("latin-1").decode("utf-8", "replace") for word in words]
-    return pa.array(words, type=pa.string())
+        return [word.encode("latin-1").decode("utf-8", "replace") for word in words]
+    return words
 
 
 def _cut(word: str, length: int) -> bytes:

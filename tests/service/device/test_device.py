@@ -22,12 +22,13 @@ from sfumato.device.device import FIRST_RETRY, changes
 from sfumato.device.offers import Offer, sign
 from sfumato.device.outbox import Outcome
 from sfumato.errors import OfferError, ServiceError, SpecError
-from sfumato.flow.aggregation import Plain
+from sfumato.flow.aggregation import Plain, Sparse
 from sfumato.flow.report import HEADER_BYTES
 from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import PrefixExtension, WordTask
 from sfumato.privacy import DirectResponse, HashedResponse, NoiseAtRelease, NoNoise, SeededRng
-from sfumato.sketch import CountSketch, OneHot
+from sfumato.privacy.listing import without_promise
+from sfumato.sketch import CountSketch, ItemCounts, OneHot, TextKeys, WordKeys
 
 DAY = 20_000
 NOON = DAY * 86_400 + 43_200.0
@@ -84,6 +85,34 @@ def central(server: StandIn, items_per_device: int = 1, cohort: str = "round 0")
         epsilon=None,
         items_per_report=items_per_device,
         dictionary=server.keep(["ash", "elm", "oak"]),
+    )
+
+
+def sparse(offer: Offer) -> Offer:
+    """The same question, whose devices send the places of their items."""
+    assert isinstance(offer.task, Task)
+    entries = Sparse(entries=offer.task.items_per_device, entry_bits=2)
+    return replace(offer, study="Sparse trees", task=replace(offer.task, aggregation=entries))
+
+
+def items_of(keys: TextKeys | WordKeys, study: str, items_per_device: int = 1) -> Offer:
+    """Ask for items of an open domain, which devices send themselves."""
+    task = Task(
+        sketch=ItemCounts(keys=keys),
+        mechanism=without_promise(1.0, items_per_device),
+        aggregation=Sparse(entries=items_per_device, entry_bits=keys.bits),
+        cohort="round 0",
+        items_per_device=items_per_device,
+        max_count=50,
+    )
+    return Offer(
+        study=study,
+        purpose="Which trees to plant next.",
+        question="heavy_hitters",
+        trust="central",
+        task=task,
+        epsilon=None,
+        items_per_report=items_per_device,
     )
 
 
@@ -698,3 +727,43 @@ def test_a_changed_state_is_refused_without_showing_it(
     with pytest.raises(SpecError, match="state") as caught:
         device.log()
     assert caught.value.__cause__ is None
+
+
+def test_a_device_sends_its_items_once_in_a_message_of_one_length(
+    device: Device, server: StandIn
+) -> None:
+    """Sparse reports: of three items, of none that fit, and of items that are there twice."""
+    texts = TextKeys(length=4)
+    holdings: dict[str, tuple[Offer, list[str]]] = {
+        name: (items_of(texts, name, 3), values)
+        for name, values in {
+            "three": ["oak", "elm", "oak", "ash"],
+            "none": ["a text that is too long"],
+            "many": ["oak", "elm", "ash", "fir", "yew"],
+        }.items()
+    }
+    holdings["places"] = (sparse(central(server, items_per_device=2)), ["oak", "oak"])
+    holdings["unlisted"] = (sparse(central(server, items_per_device=2)), ["oak", "moss"])
+    tasks = {}
+    for number, (name, (offer, values)) in enumerate(holdings.items()):
+        task = replace(offer.task, cohort=f"round {number}")  # studies do not share tasks
+        offer = replace(offer, study=name, task=task)
+        tasks[task.id] = name
+        agreed(device, server, offer)
+        assert device.record(name, values, NOON) is Outcome.QUEUED
+        device.send(LATER)
+    reports = {tasks[report.task_id]: report for report in server.reports}
+    assert reports.keys() == holdings.keys()
+
+    def numbers(name: str) -> list[int]:
+        aggregation = holdings[name][0].task.aggregation  # type: ignore[union-attr]  # of a Task
+        assert isinstance(aggregation, Sparse)
+        message = np.frombuffer(reports[name].message, dtype=np.uint8)[None]
+        return [int(number) for number in aggregation.unpack(message)[0, :, 0]]
+
+    items = {int(number[0]) for number in texts.numbers(["oak", "elm", "ash", "fir", "yew"])[0]}
+    assert len({len(reports[name].message) for name in ("three", "none", "many")}) == 1
+    assert numbers("three") == sorted(int(n[0]) for n in texts.numbers(["oak", "elm", "ash"])[0])
+    assert numbers("none") == [0, 0, 0]
+    assert len(set(numbers("many")) & items) == 3
+    assert (numbers("places"), numbers("unlisted")) == ([3, 3], [0, 3])

@@ -85,7 +85,10 @@ def counts(store: Store, study: StudyRow) -> dict[str, float]:
     return dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
 
 
-def test_items_that_nobody_listed_are_found_round_by_round(store: Store, clock: Clock) -> None:
+@pytest.mark.parametrize("algorithm", [None, "invertible_sketch"])
+def test_items_that_nobody_listed_are_found_round_by_round(
+    store: Store, clock: Clock, algorithm: str | None
+) -> None:
     study = create(
         store,
         clock,
@@ -96,6 +99,7 @@ def test_items_that_nobody_listed_are_found_round_by_round(store: Store, clock: 
         rounds=2,
         bytes_per_device=4_000,
         word_length=12,
+        algorithm=algorithm,
     )
     for words in (["oak"] * 20 + ["elm"] * 10, ["oak"] * 5 + ["fir"] * 25):
         offer = answer(store, study, words)
@@ -157,6 +161,7 @@ def test_what_was_named_is_counted_by_the_same_devices(store: Store, clock: Cloc
         devices=80,
         bytes_per_device=8_000,
         word_length=12,
+        algorithm="invertible_sketch",
     )
     words = ["oak"] * 50 + ["elm"] * 30
     names = answer(store, study, words)

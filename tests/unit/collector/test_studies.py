@@ -98,6 +98,12 @@ def test_terms_that_are_not_used_leave_the_request_as_it_was() -> None:
     assert values.digest(values.parse_study(), None) == (
         "d4f42b1456b45ca9b98d88796b2954cda2a0ed606dc2cb92aff9d56cb06c4b88"
     )
+    lists = {"question": "heavy_hitters", "trust": "central", "epsilon": 1.0, "devices": 30}
+    short, default = (
+        Request.from_mapping(request() | {"study": lists | more, "items": None})
+        for more in ({"word_length": 10}, {})
+    )  # its default was 10, and is larger now
+    assert short.digest(short.parse_study(), None) != default.digest(default.parse_study(), None)
     longer = replace(values, open_seconds=9)
     assert longer.digest(longer.parse_study(), None) != values.digest(values.parse_study(), None)
 

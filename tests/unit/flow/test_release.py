@@ -62,7 +62,7 @@ class Shut:
 
 
 def shut(of: Task) -> Batch:
-    return Batch(of.id, Shut(), 50)  # type: ignore[arg-type]  # stands in for a table
+    return Batch(of.id, Shut(), 50)
 
 
 def test_a_release_is_charged_and_carries_the_noise_of_its_generator() -> None:

@@ -45,6 +45,7 @@ def make_study(**changes: Any) -> sfumato.Study:
     fields: dict[str, Any] = {
         "question": "heavy_hitters", "trust": "central", "epsilon": 1.0, "delta": 1e-6,
         "devices": 20_000, "word_length": 8, "bytes_per_device": 400_000,
+        "algorithm": "invertible_sketch",
     }  # fmt: skip
     return sfumato.Study(**(fields | changes))
 
@@ -530,5 +531,9 @@ def test_a_sample_has_the_rate_that_was_planned() -> None:
 
 
 def test_keys_are_words_of_an_alphabet_or_any_text() -> None:
-    assert heavy_plan.keys_of(make_study(alphabet="abc")) == WordKeys(alphabet="abc", length=8)
-    assert heavy_plan.keys_of(make_study()) == TextKeys(length=8)
+    assert heavy_plan.keys_of(make_study(alphabet="abc"), 24) == WordKeys(alphabet="abc", length=8)
+    assert heavy_plan.keys_of(make_study(), 24) == TextKeys(length=8)
+    unsaid = make_study(word_length=None)
+    assert heavy_plan.keys_of(unsaid, 24) == TextKeys(length=24)
+    words = heavy_plan.keys_of(replace(unsaid, alphabet="abc"), 24)
+    assert words == WordKeys(alphabet="abc", length=10)

@@ -14,9 +14,10 @@ import pytest
 from sfumato import simulate
 from sfumato.collector import studies
 from sfumato.collector.store.store import Store
-from sfumato.device.private import table
+from sfumato.device.private import table, table_report
 from sfumato.errors import DataError
-from sfumato.flow.accumulator import Batch, RecordBatch
+from sfumato.flow.accumulator import Batch, RecordBatch, accumulator
+from sfumato.flow.aggregation import Sparse
 from sfumato.flow.task import Task
 from sfumato.planning import Plan, plan
 from sfumato.privacy import Budget, Ledger, PlannedLoss, SeededRng
@@ -34,10 +35,17 @@ DATA = {
     "device": [f"d{k % 60}" for k in range(360)],
 }
 KEY = bytes(range(32))
-LISTS = {"trust": "central", "word_length": 3, "items_per_device": 2, "bytes_per_device": 3_000}
+ITEMS = {"trust": "central", "word_length": 3, "items_per_device": 2, "bytes_per_device": 3_000}
+LISTS = {**ITEMS, "algorithm": "invertible_sketch"}
 STUDIES: dict[str, dict[str, Any]] = {
     "frequencies, central": {"question": "frequencies", "trust": "central", "rounds": 2},
     "frequencies, secure": {"question": "frequencies", "trust": "secure", "items_per_device": 2},
+    "frequencies, tables": {
+        "question": "frequencies",
+        "trust": "central",
+        "algorithm": "one_hot",
+    },
+    "items": {"question": "heavy_hitters", "rounds": 3, **ITEMS},
     "lists": {"question": "heavy_hitters", "rounds": 3, **LISTS},
     "histogram": {"question": "histogram", "rounds": 2, **LISTS},
     "prefixes": {
@@ -88,6 +96,18 @@ def by_hand(fleet: DeviceFleet, task: Task, seed: int) -> I64:
     keys = fleet.question.item_keys(task)
     places = {item: place for place, item in enumerate(TREES)}
     members = fleet.cohorts.numbers(fleet.population, task.cohort).tolist()
+    if isinstance(task.aggregation, Sparse):
+        together = accumulator(task)
+        make = [table_report(task, keys, holdings[number], places) for number in members]
+        together.add(
+            [
+                sealed(SeededRng(seed, number)).message
+                for sealed, number in zip(make, members, strict=True)
+            ]
+        )
+        batch = together.batch(len(members))
+        assert isinstance(batch, Batch)
+        return np.asarray(batch.total)
     tables = [
         table(task, keys, holdings[number], places)(SeededRng(seed, number)) for number in members
     ]
@@ -97,7 +117,7 @@ def by_hand(fleet: DeviceFleet, task: Task, seed: int) -> I64:
 
 def opened(task: Task, batch: Batch | RecordBatch) -> list[int]:
     assert isinstance(batch, Batch)
-    values: list[int] = task.aggregation.open(batch.total).reshape(-1).tolist()
+    values: list[int] = np.asarray(task.aggregation.open(batch.total)).reshape(-1).tolist()
     return values
 
 

@@ -141,7 +141,7 @@ def test_a_two_phase_run_charges_pilot_and_main_to_disjoint_devices(tmp_path: Pa
     shares = np.arange(1, 20_001.0) ** -1.2
     items = words.take(pa.array(chance.choice(20_000, 50_000, p=shares / shares.sum())))
     study = {**STUDY, "epsilon": 1.0, "delta": 1e-6, "devices": 50_000, "target_error": 0.02}
-    plan = sfumato.plan(study, items=words)
+    plan = sfumato.plan(study | {"algorithm": "count_sketch"}, items=words)
     ledger = Ledger(Budget(epsilon=1.0, delta=1e-6), tmp_path / "ledger.db")
     release = sfumato.simulate(plan, items, seed=SEED, ledger=ledger)
     assert [entry.cohort for entry in ledger.entries()] == ["pilot", "every round"]

@@ -43,7 +43,10 @@ from sfumato.questions.promise import (
     DROPOUTS,
     NO_PROMISE,
     SEES_ALL,
+    SEES_ALL_ITEMS,
+    SEES_ITEMS,
     SEES_TABLES,
+    ZERO_ITEMS,
     ZERO_OUT,
     collusion_assumptions,
     device_guarantee,
@@ -97,7 +100,9 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
     """The privacy statement of a design, which holds for all of its releases."""
     task = design.tasks()[0]
     guarantee, mechanism, assumptions = NO_PROMISE, "none", collusion_assumptions(design.secure)
-    tables = SEES_ALL if study.epsilon is None else SEES_TABLES
+    sees = SEES_ALL if study.epsilon is None else SEES_TABLES
+    if design.sparse:
+        sees = SEES_ALL_ITEMS if study.epsilon is None else SEES_ITEMS
     if study.epsilon is not None:
         noise = design.mechanism
         assert isinstance(noise, NoiseAtRelease | NoiseInShares)  # a finite epsilon has noise
@@ -119,10 +124,10 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
         delta=study.delta if study.epsilon is not None else 0.0,
         guarantee=guarantee,
         unit="device",
-        neighbours=ZERO_OUT.format("table becomes"),
+        neighbours=ZERO_ITEMS if design.sparse else ZERO_OUT.format("table becomes"),
         mechanism=mechanism,
         trust=study.trust,
-        sees=tables if design.secure is None else sum_visibility(task),
+        sees=sees if design.secure is None else sum_visibility(task),
         assumptions=assumptions,
     )
 

@@ -23,7 +23,8 @@ from sfumato.flow.release import CountRelease
 from sfumato.flow.report import Report
 from sfumato.privacy import PlannedLoss, SystemRng
 from sfumato.privacy.samplers import U64, SecretRng, log_mass
-from sfumato.questions.heavy_hitters import design as lists
+from sfumato.questions.heavy_hitters import design as sketches
+from sfumato.questions.item_lists import design as items
 from sfumato.spec import from_json
 
 CLOCK = Clock()
@@ -38,6 +39,7 @@ LIST: dict[str, Any] = {
     "bytes_per_device": 200_000,
     "word_length": 4,
 }
+SKETCHES = LIST | {"algorithm": "invertible_sketch"}
 FREQUENCIES: dict[str, Any] = {
     "question": "frequencies",
     "trust": "central",
@@ -105,12 +107,14 @@ def close_and_release(store: Store, study_id: str) -> dict[str, float]:
     return dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
 
 
-def differences(folder: Path, more: Sequence[str]) -> tuple[dict[str, float], float]:
+def differences(
+    folder: Path, more: Sequence[str], keys: dict[str, Any]
+) -> tuple[dict[str, float], float]:
     """Release a list, restore an earlier copy, let one more device answer and release again.
     Return the differences of the counts, and the chance of any one such result if the noise of
     both is independent."""
     with opened(folder / "first.db") as store:
-        study = create(store, **LIST)
+        study = create(store, **keys)
         answer(store, study, WORDS * DEVICES_PER_WORD)
         work(store)
         backup(folder / "first.db", folder / "copy.db")
@@ -128,27 +132,38 @@ def differences(folder: Path, more: Sequence[str]) -> tuple[dict[str, float], fl
     return {word: after[word] - before[word] for word in WORDS}, same ** len(WORDS)
 
 
-def test_a_copy_that_goes_on_repeats_no_noise_on_other_data(tmp_path: Path) -> None:
+both = pytest.mark.parametrize("keys", [LIST, SKETCHES], ids=["items", "sketches"])
+
+
+@both
+def test_a_copy_that_goes_on_repeats_no_noise_on_other_data(
+    tmp_path: Path, keys: dict[str, Any]
+) -> None:
     """False alarm below 1e-6: the chance that independent noise differs by exactly the device.
     Power: one, as the control shows."""
-    changes, chance = differences(tmp_path, [WORDS[3]])
+    changes, chance = differences(tmp_path, [WORDS[3]], keys)
     assert chance < 1e-6
     assert changes != {word: float(word == WORDS[3]) for word in WORDS}
     assert sum(change == 0 for change in changes.values()) < len(WORDS) - 1
 
 
+@both
 def test_noise_that_depends_on_the_secret_alone_reveals_the_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: the audit's attack, on noise that the secret alone repeats."""
-    monkeypatch.setattr(lists, "SecretRng", Unbound)
-    changes, _ = differences(tmp_path, [WORDS[3]])
+    for module in (items, sketches):
+        monkeypatch.setattr(module, "SecretRng", Unbound)
+    changes, _ = differences(tmp_path, [WORDS[3]], keys)
     assert changes == {word: float(word == WORDS[3]) for word in WORDS}
 
 
-def test_a_copy_that_goes_on_with_the_same_data_releases_the_same(tmp_path: Path) -> None:
+@both
+def test_a_copy_that_goes_on_with_the_same_data_releases_the_same(
+    tmp_path: Path, keys: dict[str, Any]
+) -> None:
     """So a crash between the answer and the release costs nothing."""
-    changes, _ = differences(tmp_path, [])
+    changes, _ = differences(tmp_path, [], keys)
     assert set(changes.values()) == {0.0}
 
 
@@ -206,7 +221,9 @@ def test_a_study_of_several_tasks_is_charged_whole_when_it_may_have_been_release
 ) -> None:
     """A histogram asks for names, then for counts: after the copy both may have been released."""
     with opened(tmp_path / "first.db") as store:
-        create(store, "Histogram", **LIST | {"question": "histogram", "bytes_per_device": 100_000})
+        create(
+            store, "Histogram", **SKETCHES | {"question": "histogram", "bytes_per_device": 100_000}
+        )
         backup(tmp_path / "first.db", tmp_path / "copy.db")
     assert restore(tmp_path / "second.db", tmp_path / "copy.db") == ["Histogram"]
     with opened(tmp_path / "second.db") as store, store.reading() as tx:

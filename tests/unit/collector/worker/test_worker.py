@@ -384,7 +384,7 @@ def test_a_noised_release_is_on_the_ledger_with_its_answer(stage: Stage) -> None
 
 def test_a_two_phase_study_sizes_its_second_task_by_the_answer_to_the_first(stage: Stage) -> None:
     """With a new worker for every step, so that only the store remembers."""
-    keys: Any = {**NOISED, "devices": 50_000, "target_error": 0.02}
+    keys: Any = {**NOISED, "devices": 50_000, "target_error": 0.02, "algorithm": "count_sketch"}
     study = stage.create(items=[f"tree {k}" for k in range(20_000)], **keys)
     first = open_task(stage.store, study)
     assert from_json(first.spec).cohort == "pilot"
