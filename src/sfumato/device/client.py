@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+from sfumato.device import passcodes
 from sfumato.errors import OfferError, ServiceError, SpecError
 from sfumato.flow.model_terms import ModelTerms, digest_of
 from sfumato.flow.report import LENGTH_BYTES, Report, to_frames
@@ -83,10 +84,12 @@ def fetch_model(send: Send, terms: ModelTerms) -> bytes:
     return body
 
 
-def upload(send: Send, task_id: str, reports: Sequence[Report]) -> Upload:
+def upload(
+    send: Send, task_id: str, reports: Sequence[Report], passcode: str | None = None
+) -> Upload:
     """Send reports in one body; `split_into_uploads` makes pieces that fit."""
     body = to_frames(report.to_bytes() for report in reports)
-    answer = send("POST", f"/v1/tasks/{task_id}/reports", body, {})
+    answer = send("POST", f"/v1/tasks/{task_id}/reports", body, passcode_headers(passcode))
     if answer.status in (200, 201):
         return Upload(stored=True, rejected=_rejected(answer))
     return Upload(
@@ -94,6 +97,11 @@ def upload(send: Send, task_id: str, reports: Sequence[Report]) -> Upload:
         is_over=(answer.status, problem_of(answer)[0]) in _OVER,
         retry_after_seconds=retry_after(answer),
     )
+
+
+def passcode_headers(passcode: str | None) -> dict[str, str]:
+    """The headers of a request to a study that needs this passcode; none if it needs none."""
+    return {} if passcode is None else {passcodes.HEADER: passcode}
 
 
 def split_into_uploads(reports: Sequence[Report]) -> Iterator[Sequence[Report]]:
