@@ -39,7 +39,7 @@ from sfumato.simulation.network_fleet import NetworkFleet
 NAME = "Street trees"
 DEVICES = 12
 CODE, OTHER = passcodes.create(), passcodes.create()
-TRUSTS = {
+TRUSTS: dict[str, dict[str, Any]] = {
     "local": {"trust": "local", "epsilon": 8.0},
     "central": {"trust": "central", "epsilon": None},
     "secure": {"trust": "secure", "epsilon": None, "dropout": 0.1, "corrupt": 0.05},
@@ -158,7 +158,7 @@ def test_a_report_that_was_refused_is_sent_with_the_next_passcode(
     later = time.time() + 2 * DAY_SECONDS
     with device_of(collector, OTHER) as device:
         assert device.record(NAME, ITEMS[0], time.time()) == "kept"
-        assert device.send(later) == SendSummary(pending=1)
+        assert device.send(later) == SendSummary(pending=1, wrong_passcode=1)
         device.set_passcode(NAME, OTHER)  # the same: the device waits, as for any refusal
         assert device.send(later) == SendSummary(pending=1)
         device.set_passcode(NAME, CODE)

@@ -33,6 +33,7 @@ class Upload:
     stored: bool
     rejected: int = 0
     is_over: bool = False  # the task accepts no more reports
+    wrong_passcode: bool = False  # it accepts none without the study's passcode
     retry_after_seconds: int = 0
 
 
@@ -92,9 +93,11 @@ def upload(
     answer = send("POST", f"/v1/tasks/{task_id}/reports", body, passcode_headers(passcode))
     if answer.status in (200, 201):
         return Upload(stored=True, rejected=_rejected(answer))
+    code = problem_of(answer)[0]
     return Upload(
         stored=False,
-        is_over=(answer.status, problem_of(answer)[0]) in _OVER,
+        is_over=(answer.status, code) in _OVER,
+        wrong_passcode=code == "wrong-passcode",
         retry_after_seconds=retry_after(answer),
     )
 

@@ -58,6 +58,7 @@ class SendSummary:
     rejected: int = 0  # out of those delivered
     forgotten: int = 0  # dropped because their task is over
     pending: int = 0  # due, but to be tried again
+    wrong_passcode: int = 0  # out of those pending: refused just now, for their study's passcode
 
     def __add__(self, other: SendSummary) -> SendSummary:
         return SendSummary(
@@ -65,6 +66,7 @@ class SendSummary:
             self.rejected + other.rejected,
             self.forgotten + other.forgotten,
             self.pending + other.pending,
+            self.wrong_passcode + other.wrong_passcode,
         )
 
     def to_dict(self) -> dict[str, int]:
@@ -73,6 +75,7 @@ class SendSummary:
             "rejected": self.rejected,
             "forgotten": self.forgotten,
             "kept": self.pending,
+            "wrong_passcode": self.wrong_passcode,
         }
 
 
@@ -446,7 +449,8 @@ class Device:
         longest = min(FIRST_RETRY * 2.0 ** min(failures - 1, 32), LONGEST_RETRY)
         wait = answer.retry_after_seconds + self._random() * longest
         state.retries[task] = Retry(failures, now + wait)
-        return SendSummary(pending=len(records))
+        count = len(records)
+        return SendSummary(pending=count, wrong_passcode=count if answer.wrong_passcode else 0)
 
     def _random(self) -> float:
         return int(self._rng.words(1)[0]) / 2.0**64
