@@ -180,8 +180,9 @@ def study_show(client: AdminClient, study: str, as_json: bool) -> None:
 def study_passcode(client: AdminClient, study: str, file: Path, as_json: bool) -> None:
     """Replace the passcode of a study, for example if strangers know it
 
-    The new one is in FILE, which is created if it is missing. Devices with the old one are refused
-    from now on: give them the new one first. ID is the study's id or its name.
+    The new one is in FILE, which is created if it is missing, and used as it is if not. Devices
+    with the old one are refused from now on; their reports wait until they have the new one. ID is
+    the study's id or its name.
 
     \b
     Example:

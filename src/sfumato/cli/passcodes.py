@@ -6,12 +6,13 @@ import os
 import sys
 from pathlib import Path
 
-from sfumato.device import passcodes
 from sfumato.errors import SpecError
 
 
 def read(path: Path) -> str:
     """The passcode in a file, or on a line of stdin if the path is `-`."""
+    from sfumato.device import passcodes  # slow to import
+
     if str(path) == "-":
         return passcodes.check(sys.stdin.readline().strip())
     try:
@@ -23,6 +24,10 @@ def read(path: Path) -> str:
 
 def read_or_create(path: Path) -> str:
     """The passcode in a file. If there is no such file, it gets a new one, for its owner only."""
+    from sfumato.device import passcodes
+
+    if str(path) == "-":
+        return read(path)
     try:
         number = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     except FileExistsError:

@@ -146,6 +146,8 @@ def test_a_passcode_goes_from_the_study_to_devices_in_a_file(
     assert answer_of(sfumato(*fleet, "--passcode", "trees.code", "--json"))["sent"] == 3
 
     changed = sfumato("study", "passcode", "Own trees", "new.code")
+    sfumato("study", "passcode", "Own trees", "-", answer=code)
+    assert not (tmp_path / "-").exists()
     assert (tmp_path / "new.code").read_text().strip() != code
     offers = sfumato("device", "offers", "--home", "phone", "--key", collector.public_key)
     assert "only devices that have its passcode take part" in offers.stdout
