@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from sfumato.cli import passcodes
 from sfumato.cli.printing import print_json, print_release
 from sfumato.errors import SpecError
 from sfumato.study import TRUSTS
@@ -84,6 +85,11 @@ def study_group() -> None:
     type=click.IntRange(min=1),
     help="Reports that suffice after --open-seconds. Default: as many as planned.",
 )
+@click.option(
+    "--passcode",
+    type=_FILE,
+    help="File with a passcode that devices need; created if it is missing.",
+)
 @_client
 @_json
 def study_create(
@@ -97,30 +103,36 @@ def study_create(
     closes: datetime | None,
     open_seconds: int | None,
     minimum: int | None,
+    passcode: Path | None,
     as_json: bool,
 ) -> None:
     """Open a study to devices
 
-    STUDY is a TOML file; the dictionary that it names is read here and sent. Repeating the same
-    command has no effect.
+    STUDY is a TOML file; the dictionary that it names is read here and sent. With --passcode, only
+    devices that have the passcode in that file take part; the collector gets its SHA-256. Repeating
+    the same command has no effect.
 
     \b
     Example:
       sfumato study create study.toml --name "Street trees" --purpose "Which trees to plant next."
     """
     from sfumato.collector.client import study_keys
+    from sfumato.device.passcodes import digest
 
+    keys = study_keys(study)
+    code = None if passcode is None else digest(passcodes.read_or_create(passcode)).hex()
     row = client.create_study(
         {
             "name": name,
             "purpose": purpose,
-            **study_keys(study),
+            **keys,
             "daily_reports": daily_reports,
             "delay_seconds": delay_seconds,
             "lifetime_epsilon": lifetime_epsilon,
             "closes": None if closes is None else (closes.date() - _DAY_ZERO).days,
             "open_seconds": open_seconds,
             "minimum": minimum,
+            "passcode_digest": code,
         }
     )
     _print_study(row, as_json)
@@ -158,6 +170,26 @@ def study_show(client: AdminClient, study: str, as_json: bool) -> None:
       sfumato study show "Street trees"
     """
     _print_study(client.study(client.id_of(study)), as_json)
+
+
+@study_group.command("passcode")
+@click.argument("study", metavar="ID")
+@click.argument("file", type=_FILE)
+@_client
+@_json
+def study_passcode(client: AdminClient, study: str, file: Path, as_json: bool) -> None:
+    """Replace the passcode of a study, for example if strangers know it
+
+    The new one is in FILE, which is created if it is missing, and used as it is if not. Devices
+    with the old one are refused from now on; their reports wait until they have the new one. ID is
+    the study's id or its name.
+
+    \b
+    Example:
+      sfumato study passcode "Street trees" new.passcode
+    """
+    study_id = client.id_of(study)
+    _print_study(client.replace_passcode(study_id, passcodes.read_or_create(file)), as_json)
 
 
 @study_group.command("close")
@@ -338,6 +370,8 @@ def _print_study(study: dict[str, Any], as_json: bool) -> None:
         f"  {study['received']:,} reports received, {study['counted']:,} counted, "
         f"{study['repeated']:,} duplicates; rejected: {rejected or 'none'}"
     )
+    if study["terms"].get("passcode"):
+        click.echo("  only devices that have its passcode take part")
     for task in study["tasks"]:
         total = "" if task["wanted"] is None else f" of {task['wanted']:,}"
         if not TRUSTS[study["privacy"]["trust"]].is_masked:

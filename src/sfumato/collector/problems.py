@@ -48,6 +48,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "unauthorized": Kind(401, "this needs a valid token"),
         "forbidden": Kind(403, "the role of this token does not allow this"),
         "wrong-ticket": Kind(403, "this is not the ticket of that member"),
+        "wrong-passcode": Kind(403, "only devices with the passcode of this study take part in it"),
         "not-found": Kind(404, "there is nothing at this address"),
         "unknown-task": Kind(404, "there is no such task"),
         "unknown-study": Kind(404, "there is no such study"),

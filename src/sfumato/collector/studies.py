@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
@@ -45,6 +46,7 @@ End = Literal["released", "failed", "deleted"]  # states in which a study asks n
 ALIVE: tuple[StudyState, ...] = ("collecting", "closing")
 UNFINISHED: tuple[TaskState, ...] = ("open", "closing")
 LONGEST_OPEN = 366 * DAY_SECONDS  # of one task
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 CampaignCache: TypeAlias = dict[str, tuple[Campaign, int]]
@@ -63,6 +65,7 @@ class Terms:
     closes: int | None
     open_seconds: int | None = None
     minimum: int | None = None
+    passcode: bool = False  # whether devices need one
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ def create(
             f"closes must not be in the past: today is day {today}; got {request.closes}"
         )
     _check_open_time(request, study, now())
+    passcode = None if request.passcode_digest is None else _bytes_of(request.passcode_digest)
     study = study.with_seed(rng)
     planned = plan(study, items=request.items)
     seeded = planned.design.with_seed(rng)
@@ -116,6 +120,7 @@ def create(
         closes=request.closes,
         open_seconds=request.open_seconds,
         minimum=request.minimum,
+        passcode=passcode is not None,
     )
     row = StudyRow(
         id=rng.words(2).tobytes().hex(),
@@ -133,6 +138,8 @@ def create(
         if body is not None and dictionary_digest is not None:
             tx.add_dictionary(dictionary_digest, body)
         tx.add_study(row)
+        if passcode is not None:
+            tx.set_passcode(row.id, passcode)
         if seeded.secret:
             tx.set_secret(row.id, seeded.secret)
         first = next_task(tx, row, key=key, now=now())
@@ -183,6 +190,7 @@ def next_task(
         dictionary=terms.dictionary,
         closes=terms.closes,
         model=None if model is None else question.model_terms(model, number),
+        passcode=terms.passcode,
     )
     devices = question.closing_count(task, answering=1 - planned.study.dropout)
     task_row = TaskRow(
@@ -216,6 +224,25 @@ def close(store: Store, study_id: str) -> StudyRow:
         row = get_study(tx, study_id)
         if row.state not in ("closing", "released"):
             raise Problem("wrong-state", f"a study that is {row.state} cannot be closed")
+        return row
+
+
+def replace_passcode(store: Store, study_id: str, digest: str) -> StudyRow:
+    """From now on, devices need the passcode with this SHA-256; the one before is refused."""
+    value = _bytes_of(digest)
+    with store.transaction() as tx:
+        row = tx.lock_study(study_id)
+        if row is None:
+            raise Problem("unknown-study")
+        if row.state not in ALIVE:
+            raise Problem("wrong-state", f"a study that is {row.state} needs no passcode")
+        if not terms_of(row).passcode:
+            raise Problem(
+                "wrong-state",
+                "a study that was opened without a passcode cannot get one: its offers say so",
+                hint="open another study",
+            )
+        tx.set_passcode(study_id, value)
         return row
 
 
@@ -427,6 +454,15 @@ def _check_open_time(request: Request, study: Study, now: float) -> None:
             f"open_seconds must end before the last day for reports does; {seconds} seconds from "
             f"now are after day {request.closes}"
         )
+
+
+def _bytes_of(passcode_digest: str) -> bytes:
+    if not isinstance(passcode_digest, str) or not _DIGEST.fullmatch(passcode_digest):
+        raise StudyError(
+            "passcode_digest must be the SHA-256 of a passcode, 64 hexadecimal digits in lower "
+            "case; got something else"
+        )
+    return bytes.fromhex(passcode_digest)
 
 
 def _daily_reports(request: Request, study: Study) -> int:

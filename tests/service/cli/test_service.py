@@ -18,6 +18,7 @@ from running import sfumato as run
 from serving import ask, settings, wait_for
 from sfumato.cli.main import main
 from sfumato.collector.serve import CollectorServer, running
+from sfumato.device import passcodes
 from sfumato.device.offers import public_key, verify
 from sfumato.flow.contribute import local_report
 from sfumato.flow.report import to_frames
@@ -126,6 +127,52 @@ def test_a_study_from_its_opening_to_a_file(
 
     assert sfumato("study", "delete", "Trees", "--yes").stdout.startswith("Trees: deleted")
     assert answer_of(sfumato("release", "show", "Trees", "--json")) == release
+
+
+def test_a_passcode_goes_from_the_study_to_devices_in_a_file(
+    sfumato: Sfumato, collector: CollectorServer, tmp_path: Path
+) -> None:
+    study = answer_of(sfumato(*create("Own trees"), "--passcode", "trees.code", "--json"))
+    again = answer_of(sfumato(*create("Own trees"), "--passcode", "trees.code", "--json"))
+    assert study["id"] == again["id"]
+    code = (tmp_path / "trees.code").read_text().strip()
+    assert passcodes.check(code)
+    assert (tmp_path / "trees.code").stat().st_mode & 0o077 == 0
+    assert "only devices that have its passcode" in sfumato("study", "show", "Own trees").stdout
+
+    fleet = ("fleet", "--key", collector.public_key, "--study", "Own trees", "--data", "trees.csv")
+    strangers = answer_of(sfumato(*fleet, "--json"))
+    assert (strangers["outcomes"], strangers["sent"]) == ({"no_passcode": 3}, 0)
+    assert answer_of(sfumato(*fleet, "--passcode", "trees.code", "--json"))["sent"] == 3
+
+    changed = sfumato("study", "passcode", "Own trees", "new.code")
+    sfumato("study", "passcode", "Own trees", "-", answer=code)
+    assert not (tmp_path / "-").exists()
+    assert (tmp_path / "new.code").read_text().strip() != code
+    offers = sfumato("device", "offers", "--home", "phone", "--key", collector.public_key)
+    assert "only devices that have its passcode take part" in offers.stdout
+    sfumato("device", "consent", "Own trees", "--home", "phone", "--yes")
+    result = sfumato("device", "record", "Own trees", "oak", "--home", "phone")
+    assert result.stdout == "no_passcode\n"
+    sfumato("device", "passcode", "Own trees", "new.code", "--home", "phone")
+    sfumato(
+        "device", "passcode", "Own trees", "-", "--home", "phone", answer=code
+    )  # and from stdin
+    result = sfumato("device", "record", "Own trees", "oak", "--home", "phone")
+    assert result.stdout == "kept\n"
+    assert code not in changed.output + offers.output + result.output
+
+
+@pytest.mark.parametrize("content", [None, "sesame", "sfp_ü"])
+def test_a_file_without_a_passcode_is_refused_and_not_shown(
+    sfumato: Sfumato, tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "bad.code").write_text(content)
+    result = sfumato("device", "passcode", "Own trees", "bad.code", "--home", "phone",
+                     "--key", "ab" * 32, code=2)  # fmt: skip
+    assert ("cannot be read" if content is None else "must be sfp_") in result.stderr
+    assert content is None or content not in result.output
 
 
 def test_the_ledger_is_shown(sfumato: Sfumato) -> None:

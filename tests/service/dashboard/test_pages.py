@@ -14,6 +14,7 @@ import pytest
 import serving
 from browsing import TREES, Stage, falling_counts, values_of
 from service.dashboard.visiting import Visitor
+from sfumato.device import passcodes
 
 EVIL = '<script>alert(1)</script>" onload="x'
 
@@ -74,6 +75,19 @@ def test_a_study_that_collects_says_what_it_asks_and_promises(
     assert "Close now" not in page
     assert "Close now" in page_text(admin.get(f"/dashboard/studies/{study}").text)
     stage.finish(study)
+
+
+def test_a_study_with_a_passcode_says_so(stage: Stage, analyst: Visitor) -> None:
+    digest = passcodes.digest(passcodes.create()).hex()
+    ids = [
+        stage.open(f"Trees {k}", devices=500, terms=terms)
+        for k, terms in enumerate(({}, {"passcode_digest": digest}))
+    ]
+    pages = [analyst.get(f"/dashboard/studies/{study}").text for study in ids]
+    assert ["only devices that have the passcode" in page for page in pages] == [False, True]
+    assert digest not in pages[1]
+    for study in ids:
+        stage.finish(study, "failed")  # nobody answered
 
 
 def test_rejected_reports_are_shown_by_reason(stage: Stage, analyst: Visitor) -> None:

@@ -1,7 +1,7 @@
 """Routes for analysts and administrators, each of which needs a token with a sufficient role.
 
 An analyst sizes studies and reads their state, releases and the ledger. Only an admin opens, closes
-and deletes studies. No route shows a report.
+and deletes studies, and replaces their passcodes. No route shows a report.
 """
 
 from __future__ import annotations
@@ -65,6 +65,15 @@ class StudyRequest(PlanRequest):
     minimum: int | None = Field(
         None, description="reports that suffice after open_seconds; null: as many as planned"
     )
+    passcode_digest: str | None = Field(
+        None, description="SHA-256 of the passcode that devices need, in hexadecimal; null: none"
+    )
+
+
+class PasscodeRequest(_Request):
+    """Another passcode for a study."""
+
+    passcode_digest: str = Field(description="SHA-256 of the passcode, in hexadecimal")
 
 
 class Me(BaseModel):
@@ -209,6 +218,28 @@ async def show_study(study_id: StudyId, service: Served) -> Study:
 async def close_study(study_id: StudyId, service: Served) -> Study:
     """Take no more reports, and release what they say"""
     await service.call(studies.close, service.store, study_id)
+    await service.tasks.snapshot(fresh=True)
+    return await _read_study(service, study_id)
+
+
+@router.put(
+    "/studies/{study_id}/passcode",
+    dependencies=[ADMIN],
+    responses=problems(
+        "forbidden",
+        *_UNREADABLE,
+        "busy",
+        "invalid-study",
+        "unknown-study",
+        "wrong-state",
+        *_UNWRITTEN,
+    ),
+    openapi_extra=takes_json(PasscodeRequest),
+)
+async def replace_passcode(request: Request, study_id: StudyId, service: Served) -> Study:
+    """Let devices in with another passcode only; the one before is refused from now on"""
+    digest = (await _read(request, service, PasscodeRequest)).passcode_digest
+    await service.call(studies.replace_passcode, service.store, study_id, digest)
     await service.tasks.snapshot(fresh=True)
     return await _read_study(service, study_id)
 

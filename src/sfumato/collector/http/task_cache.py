@@ -8,13 +8,17 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from typing import Any
+
+from starlette.requests import Request
 
 from sfumato.collector.http.limits import Bucket
 from sfumato.collector.problems import Problem
 from sfumato.collector.settings import Settings
 from sfumato.collector.store.store import Store, TaskRow
+from sfumato.device import passcodes
 from sfumato.errors import StoreError
 from sfumato.flow.admission import Admission
 from sfumato.flow.task import Task
@@ -37,6 +41,19 @@ class OpenTask:
     admission: Admission | None
     bucket: Bucket
     masked: Task | None = None
+    needs_passcode: bool = False
+    passcode: bytes = field(default=b"", repr=False)  # its digest
+
+    def check_passcode(self, request: Request) -> None:
+        """Raise Problem unless the request has the study's passcode, if there is one.
+
+        Call it before anything else is done for the request: a stranger must not take the rate or
+        the room of the devices that have the passcode.
+        """
+        if self.needs_passcode and not passcodes.matches(
+            request.headers.get(passcodes.HEADER, ""), self.passcode
+        ):
+            raise Problem("wrong-passcode", hint=f"send it as {passcodes.HEADER}: sfp_…")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +138,15 @@ class TaskCache:
     def _refresh(self) -> None:
         read_at = self._now()
         with self._store.reading() as tx:
-            rows = tx.open_tasks()
+            rows, digests = tx.open_tasks(), tx.passcodes()
         previous = {} if self._snapshot is None else self._snapshot.tasks
-        tasks = {row.id: previous.get(row.id) or self._open_task(row) for row in rows}
+        tasks = {
+            row.id: replace(
+                previous.get(row.id) or self._open_task(row),
+                passcode=digests.get(row.study_id, b""),  # no passcode has this digest
+            )
+            for row in rows
+        }
         envelopes = [json.loads(row.envelope) for row in rows]
         offers = json.dumps({"offers": envelopes}, separators=(",", ":")).encode()
         etag = f'"{sha256(offers).hexdigest()[:32]}"'
@@ -138,6 +161,7 @@ class TaskCache:
             None if masked else Admission(task),
             self._bucket(row),
             task if masked else None,
+            needs_passcode=_offer_of(row).get("passcode", False),
         )
 
     def _bucket(self, row: TaskRow) -> Bucket:
@@ -150,9 +174,14 @@ class TaskCache:
         limits = self._settings
         if limits.reports_per_second is not None or row.target is None:
             return Bucket(limits.reports_per_second, limits.upload_reports)
-        offer = json.loads(json.loads(row.envelope)["offer"])
+        offer = _offer_of(row)
         burst = max(row.target // FIRST_SHARE, OFFLINE_DAYS * offer["daily_reports"])
         return Bucket(FASTEST * row.target / offer["delay_seconds"], burst)
+
+
+def _offer_of(row: TaskRow) -> dict[str, Any]:
+    offer: dict[str, Any] = json.loads(json.loads(row.envelope)["offer"])
+    return offer
 
 
 def task_closed() -> Problem:

@@ -101,6 +101,10 @@ STEPS: tuple[Step, ...] = (
     ),
     ("DROP TABLE round_told",),  # its contents follow from `round_message`
     ("ALTER TABLE task ADD COLUMN open_until {integer}",),  # NULL: until it is full
+    (
+        "CREATE TABLE passcode (study_id TEXT PRIMARY KEY REFERENCES study (id),"
+        " digest {bytes} NOT NULL) {table}",
+    ),
 )
 VERSION = len(STEPS)
 

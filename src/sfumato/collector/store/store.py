@@ -141,6 +141,21 @@ class Transaction(RoundTables):
             raise StoreError(f"there is no study {study_id}")
         return bool(changed)
 
+    def set_passcode(self, study_id: str, digest: bytes) -> None:
+        """Store the digest of a study's passcode, in place of an earlier one; it is deleted with
+        the study's data."""
+        self._run(
+            "INSERT INTO passcode VALUES (?, ?)"
+            " ON CONFLICT (study_id) DO UPDATE SET digest = excluded.digest",
+            study_id,
+            digest,
+        )
+
+    def passcodes(self) -> dict[str, bytes]:
+        """The digests of all passcodes, by study."""
+        rows = self._run("SELECT study_id, digest FROM passcode")
+        return {study_id: bytes(digest) for study_id, digest in rows}
+
     def add_task(self, row: TaskRow) -> None:
         self._insert("task", _TASK, [astuple(row)])
 
@@ -434,9 +449,10 @@ class Transaction(RoundTables):
         self._run("DELETE FROM session WHERE expires <= ?", before)
 
     def drop_data(self, study_id: str) -> None:
-        """Delete uploads, sealed records, report ids, answers, rounds and the models that rounds
-        started from; the ledger and the release stay."""
+        """Delete uploads, sealed records, report ids, answers, rounds, the models that rounds
+        started from and the passcode's digest; the ledger and the release stay."""
         self.drop_rounds(study_id)
+        self._run("DELETE FROM passcode WHERE study_id = ?", study_id)
         for table in ("upload", "sealed", "seen", "answer", "model"):
             self._run(
                 f"DELETE FROM {table} WHERE task IN (SELECT task FROM task WHERE study_id = ?)",

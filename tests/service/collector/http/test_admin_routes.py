@@ -59,6 +59,7 @@ RULES: dict[tuple[str, str], Role] = {
     ("GET", "/v1/studies"): "analyst",
     ("GET", "/v1/studies/{study_id}"): "analyst",
     ("POST", "/v1/studies/{study_id}/close"): "admin",
+    ("PUT", "/v1/studies/{study_id}/passcode"): "admin",
     ("DELETE", "/v1/studies/{study_id}"): "admin",
     ("GET", "/v1/studies/{study_id}/release"): "analyst",
     ("GET", "/v1/studies/{study_id}/model"): "analyst",
@@ -439,8 +440,9 @@ def test_what_happens_is_said_by_an_operation_s_name(administered: Administered)
     assert names == {
         "check_health", "check_ready", "close_study", "create_study", "delete_study",
         "get_dictionary", "get_invitation", "get_message", "get_model", "join_round",
-        "list_offers", "list_studies", "make_plan", "put_message", "show_caller", "show_ledger",
-        "show_metrics", "show_model", "show_release", "show_study", "upload_reports",
+        "list_offers", "list_studies", "make_plan", "put_message", "replace_passcode",
+        "show_caller", "show_ledger", "show_metrics", "show_model", "show_release", "show_study",
+        "upload_reports",
     }  # fmt: skip
 
 
