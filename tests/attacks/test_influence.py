@@ -8,6 +8,7 @@ than an honest device could is shown.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -23,6 +24,7 @@ from sfumato.flow.accumulator import Collector
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import run
 from sfumato.flow.contribute import local_report, report
+from sfumato.flow.release import NoisedSum
 from sfumato.flow.report import Report
 from sfumato.flow.task import LocalTask, Task
 from sfumato.privacy import (
@@ -34,6 +36,7 @@ from sfumato.privacy import (
     SeededRng,
 )
 from sfumato.questions.local_frequencies.design import LocalDesign
+from sfumato.questions.mean.design import MeanDesign
 from sfumato.questions.question import Participation, Plan
 from sfumato.secagg import rehearsal
 from sfumato.sketch import CountSketch, InvertibleSketch, VectorSketch
@@ -263,10 +266,40 @@ def test_no_report_moves_a_coordinate_of_a_mean_further(study: dict[str, Any]) -
     assert_bounded(planned, [each.to_bytes() for each in others], reports)
 
 
-def test_a_mean_whose_size_adapts_has_no_number() -> None:
-    planned = plan_of(question="mean", trust="central", clip=1.0, dimensions=10**5, devices=10**5)
-    assert planned.influence.most is None
-    assert "size of the sketch" in planned.privacy.statement
+def test_one_report_to_a_pilot_can_move_a_mean_further() -> None:
+    """Why a mean whose size adapts has no number. All devices have one vector; one of them sends
+    the opposite to the pilot, and the same as all to the next round. Sums are read without their
+    noise. Of ten public seeds, at least one gives a pilot that decides."""
+    design = MeanDesign(
+        compression="adapt_norm",
+        dimensions=5_000,
+        devices=DEVICES,
+        clip=1.0,
+        most_cells=5_000,
+        seed=SEED,
+        multiplier=1.2,
+        relative_error=1.0,
+    )
+    fixed = replace(design, compression="fixed", most_cells=300)
+    assert design.influence.most is None
+    assert "size of the sketch" in str(design.influence)
+    vector = np.random.default_rng(SEED).normal(size=5_000)
+
+    study_plan = plan_of(question="mean", trust="central", clip=1.0, dimensions=4)
+
+    def mean(sign: int, seed: int) -> F64:
+        campaign = replace(design, seed=seed).campaign(study_plan)
+        while (task := campaign.next_task()) is not None:
+            sketch: Any = task.sketch
+            (table,) = sketch.tables(vector[None], rng=SeededRng(SEED))
+            liar = sign * table if not campaign.answers else table
+            assert sketch.possible(liar[None], 1).all()
+            campaign.absorb(NoisedSum(task, (DEVICES - 1) * table + liar, DEVICES))
+        assert len(campaign.answers) == 2
+        return campaign.estimate().mean
+
+    moves = (np.abs(mean(1, seed) - mean(-1, seed)).max() for seed in range(10))
+    assert any(move > 1.5 * (fixed.influence.most or math.inf) for move in moves)
 
 
 # Trust local.
