@@ -264,8 +264,8 @@ class MeanDesign(QuestionDefaults):
     def influence_over(self, count: int) -> Influence:
         """The influence on a mean of `count` devices.
 
-        A table can become its opposite. A coordinate is read as the mean of signed cells of one
-        block, or as a median of such means, and neither is longer than the table.
+        A table can become its opposite, and a coordinate that is read from it is at most as long as
+        the table: rows of a sketch have a weight of 1/√rows each.
         """
         which = "" if self.top is None else " that is among the largest before and after"
         of = f"a coordinate of the mean over {count:,} devices{which}"
