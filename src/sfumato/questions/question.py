@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from sfumato.errors import DataError, SpecError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import ModelTerms
-from sfumato.flow.release import Privacy, Release
+from sfumato.flow.release import Influence, Privacy, Release
 from sfumato.flow.task import AnyTask
 from sfumato.privacy import Charge, Rng
 from sfumato.sketch import ItemKeys
@@ -126,6 +126,11 @@ class Question(Protocol):
     @property
     def least_noise(self) -> float | None:
         """The least `noise_multiplier` of its tasks; None if none of them has noise."""
+        ...
+
+    @property
+    def influence(self) -> Influence:
+        """How far one dishonest device can move one number of the answer."""
         ...
 
     @property
@@ -286,6 +291,11 @@ class Plan:
     @property
     def parameters(self) -> dict[str, Any]:
         return self.design.parameters()
+
+    @property
+    def influence(self) -> Influence:
+        """How far one dishonest device can move one number of the answer."""
+        return self.design.influence
 
     @property
     def listed(self) -> Dictionary:
