@@ -92,7 +92,11 @@ def fleet(collector: CollectorServer, code: str | None) -> NetworkFleet:
     return NetworkFleet(collector.address, key, holdings, connections=2, passcode=code)
 
 
-@pytest.mark.parametrize("code", [None, "", OTHER, CODE[:-1], f"Bearer {CODE}"])
+@pytest.mark.parametrize(
+    "code",
+    [None, "", OTHER, CODE[:-1], f"Bearer {CODE}"],
+    ids=["none", "empty", "another", "shortened", "with a scheme"],
+)
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_a_stranger_is_refused(collector: CollectorServer, trust: str, code: str | None) -> None:
     study = create(collector, trust)
