@@ -82,6 +82,7 @@ def serve_command(
         else:
             for name, value in data.items():
                 click.echo(f"{name} = {json.dumps(value)}")
+        _warn_of_compiling()
         return
 
     def announce(address: str) -> None:
@@ -299,6 +300,17 @@ def _with_address(settings: Settings, listen: str | None, port: int | None) -> S
     if port is not None:
         listen = f"{listen.rpartition(':')[0]}:{port}"
     return replace(settings, listen=listen)
+
+
+def _warn_of_compiling() -> None:
+    from sfumato.kernels.compiling import has_cache
+
+    if not has_cache():
+        click.echo(
+            "warning: compiled loops cannot be cached, so each start compiles them again; set "
+            "NUMBA_CACHE_DIR to a folder that this user can write",
+            err=True,
+        )
 
 
 def _import_service(module: str = "sfumato.collector.serve") -> Any:

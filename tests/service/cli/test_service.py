@@ -178,6 +178,16 @@ def test_tokens_are_listed_without_their_secrets_and_revoked(
     assert "needs a valid token" in sfumato("study", "list", code=1).stderr
 
 
+def test_a_missing_cache_of_compiled_loops_is_a_warning(
+    sfumato: Sfumato, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "compiled loops" not in sfumato("serve", "--check").stderr
+    monkeypatch.setattr("sfumato.kernels.compiling.has_cache", lambda: False)
+    result = sfumato("serve", "--check", "--json")
+    assert "compiled loops cannot be cached" in result.stderr
+    assert answer_of(result)["retention_days"] is not None
+
+
 def test_a_copy_of_the_store_makes_another(sfumato: Sfumato, tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(STUDY.replace('"local"', '"central"'))
     sfumato(*create("Copied"))
