@@ -72,6 +72,9 @@ class AdminClient:
     def close_study(self, study_id: str) -> dict[str, Any]:
         return self._ask("POST", f"/v1/studies/{_safe(study_id)}/close")
 
+    def retry_study(self, study_id: str) -> dict[str, Any]:
+        return self._ask("POST", f"/v1/studies/{_safe(study_id)}/retry")
+
     def delete_study(self, study_id: str) -> dict[str, Any]:
         return self._ask("DELETE", f"/v1/studies/{_safe(study_id)}")
 

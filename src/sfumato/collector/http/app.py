@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute, iter_route_contexts
 from h11 import LocalProtocolError
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Mount
@@ -77,16 +78,21 @@ async def check_health() -> dict[str, str]:
     return {"health": "ok"}
 
 
-async def check_ready(service: Served) -> dict[str, bool]:
-    """Reports can be stored, and the worker works"""
-    await service.check_ready()
-    return {"ready": True}
+class Ready(BaseModel):
+    ready: bool
+    failing_studies: int = Field(description="studies that the worker tries again after an error")
+
+
+async def check_ready(service: Served) -> Ready:
+    """Reports can be stored, and the worker works; how many studies it tries again"""
+    return Ready(ready=True, failing_studies=await service.check_ready())
 
 
 async def show_metrics(service: Served, credentials: Credentials) -> Response:
     """Counters and latencies of this process, for Prometheus"""
     if not service.settings.open_metrics:
         await needs("analyst")(service, credentials)
+    service.metrics.failing_studies.set(await service.count_failing())
     return Response(service.metrics.text(), media_type=MEDIA_TYPE)
 
 
