@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,19 @@ import pytest
 from checks import SEED
 from collecting import Stage, work
 from databases import execute
-from failing import release_in_spite_of_errors
+from failing import MOST_STEPS, FailingStore, Kill, Trouble, release_in_spite_of_errors
 from marks import quick
+from masking import PHASE_SECONDS, Masking, devices, go, masking, parts
 from sfumato.collector import studies
 from sfumato.collector.check import check
 from sfumato.collector.store.store import StudyRow
-from sfumato.collector.worker.worker import LONGEST_PAUSE_SECONDS
+from sfumato.collector.worker.rounds import RoundLimits
+from sfumato.collector.worker.worker import LONGEST_PAUSE_SECONDS, Worker
+from sfumato.device import Http, RoundClient, RoundOutcome
 from sfumato.errors import StoreDamaged, StoreError
 
 RUNS = 100
+COHORT = 12  # devices in a masked round
 PAGE_BYTES = 4096  # of an SQLite file
 
 
@@ -32,6 +36,55 @@ def test_each_study_is_released_and_charged_once_by_a_worker_that_fails_and_is_k
     """Five steps of six fail at a random call, one of five of those by a kill."""
     chance = random.Random(f"{SEED} faults {run}")
     assert release_in_spite_of_errors(tmp_path / "collector.db", chance, kills=True) > 0
+
+
+@contextmanager
+def masked_round(folder: Path) -> Iterator[tuple[Masking, StudyRow, list[RoundClient]]]:
+    """A study with a masked round, and devices that are about to join it."""
+    with masking(folder) as stage:
+        study = stage.create(COHORT)
+        with devices(stage, COHORT) as fleet:
+            yield stage, study, parts(fleet, stage.clock)
+
+
+@pytest.mark.parametrize("run", quick(range(20), 0))
+def test_a_masked_round_is_released_and_charged_once_by_a_worker_that_fails_and_is_killed(
+    run: int, tmp_path: Path
+) -> None:
+    trouble = Trouble(random.Random(f"{SEED} masked faults {run}"), kills=True)
+    with masked_round(tmp_path) as (stage, study, members):
+
+        def start() -> tuple[FailingStore, Worker]:
+            store = FailingStore.open(stage.collector.service.settings.store, now=stage.clock)
+            store.trouble = trouble
+            limits = RoundLimits(phase_seconds=PHASE_SECONDS)
+            options: dict[str, Any] = {"log": lambda event, **fields: None, "limits": limits}
+            key = stage.collector.key
+            return store, Worker(store, key=key, now=stage.clock, **options)
+
+        store, worker = start()
+        with Http(stage.collector.address) as send:
+            for _ in range(MOST_STEPS):
+                for part in members:
+                    go(part, send)
+                trouble.begin()
+                try:
+                    with suppress(Exception):  # as the worker's thread does
+                        worker.step()
+                except Kill:
+                    store.close()
+                    store, worker = start()
+                trouble.end()
+                stage.clock.advance(LONGEST_PAUSE_SECONDS)
+                if stage.state(study)["state"] == "released":
+                    break
+            for part in members:
+                go(part, send)
+        store.close()
+        assert trouble.errors > 0
+        assert [part.outcome for part in members] == [RoundOutcome.DONE] * COHORT
+        assert stage.release(study).counts.tolist() == [1.0] * COHORT
+        assert stage.charges() == 1
 
 
 def test_it_is_the_same_on_every_database(store_url: str) -> None:
@@ -204,3 +257,31 @@ def test_a_damaged_page_of_a_file_is_named_by_the_database(tmp_path: Path) -> No
     pages[(root - 1) * PAGE_BYTES : (root - 1) * PAGE_BYTES + 8] = b"\xff" * 8
     path.write_bytes(pages)
     assert any(problem.startswith("the database") for problem in check(url).problems)
+
+
+@pytest.mark.parametrize(("table", "column"), [("round", "checkpoint"), ("round_message", "body")])
+def test_a_damaged_masked_round_is_aborted_and_not_released(
+    tmp_path: Path, table: str, column: str
+) -> None:
+    """A masked table or the sum of some was changed: the sum that is opened would be another."""
+    with masked_round(tmp_path) as (stage, study, members):
+        url = stage.collector.service.settings.store
+        with Http(stage.collector.address) as send:
+            for _ in range(3):
+                for part in members:
+                    go(part, send, until="mask")
+                stage.work()
+            for part in members:
+                go(part, send)
+        if table == "round":
+            stage.worker.step()  # adds all tables
+            damage(url, table, column)
+            stage.restart()
+        else:
+            damage(url, table, column, "phase = 'mask' AND member = 3")
+        stage.work()
+        state = stage.state(study)
+        ((aborted,),) = [task["rounds"] for task in state["tasks"]]
+        assert aborted["phase"] == "aborted"
+        assert "is damaged" in aborted["problem"]
+        assert (state["state"], state["counted"], stage.charges()) == ("collecting", 0, 0)

@@ -60,7 +60,7 @@ MOST_LOST = 2  # how many rounds of a task may be charged without a result
 _FEW_BYTES = 8 << 20  # wait for more tables below this size, while others are still to come
 _LIKELY_BITS = 10  # a smaller cohort may miss its minimum in one round in a thousand
 
-Outcome = Literal["done", "too_few", "over_budget", "false_secret", "few_shares"]
+Outcome = Literal["done", "too_few", "over_budget", "false_secret", "few_shares", "damaged"]
 """How a round ended, for monitoring; it never says which devices were missing."""
 
 Conclude = Callable[[Transaction, TaskRow, Batch | None], None]
@@ -216,6 +216,10 @@ class RoundDriver:
         try:
             coordinator = self._coordinator(row)
             return self._step_round(study, task, row, coordinator, conclude)
+        except (DataError, StoreDamaged) as problem:
+            # To build it again from the same rows would not help; the next round has other rows.
+            self._abort(study, task, row, "damaged", str(problem))
+            return True
         except BaseException:
             # The state in memory may be ahead of the store, which is authoritative.
             self._drop(row.id)
