@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ from databases import execute
 from failing import MOST_STEPS, FailingStore, Kill, Trouble, release_in_spite_of_errors
 from marks import quick
 from masking import PHASE_SECONDS, Masking, devices, go, masking, parts
+from serving import KEY, TASK, ask, body, opened, served, settings
 from sfumato.collector import studies
 from sfumato.collector.check import check
-from sfumato.collector.store.store import StudyRow
+from sfumato.collector.http.service import Service
+from sfumato.collector.store.store import Store, StudyRow
 from sfumato.collector.worker.rounds import RoundLimits
 from sfumato.collector.worker.worker import LONGEST_PAUSE_SECONDS, Worker
 from sfumato.device import Http, RoundClient, RoundOutcome
@@ -285,3 +289,31 @@ def test_a_damaged_masked_round_is_aborted_and_not_released(
         assert aborted["phase"] == "aborted"
         assert "is damaged" in aborted["problem"]
         assert (state["state"], state["counted"], stage.charges()) == ("collecting", 0, 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "spec = REPLACE(spec, '{', '[')",
+        "spec = REPLACE(spec, '\"kind\"', '\"king\"')",
+        "envelope = REPLACE(envelope, '{', '[')",
+    ],
+)
+def test_a_damaged_task_does_not_shut_out_the_devices_of_others(
+    tmp_path: Path, change: str
+) -> None:
+    """Its own devices keep their reports and try later: the task is not closed."""
+    store = Store.open(tmp_path / "collector.db")
+    store.migrate()
+    other = replace(TASK, cohort="others")
+    bad, _ = opened(store, name="bad"), opened(store, name="good", task=other)
+    where = f" WHERE study_id = '{bad}'"
+    execute(str(tmp_path / "collector.db"), f"UPDATE task SET {change}{where}")  # noqa: S608
+    with closing(store), served(Service(store, settings(tmp_path), key=KEY)) as address:
+        offers = ask(address, "GET", "/v1/offers")
+        answers = [
+            ask(address, "POST", f"/v1/tasks/{task.id}/reports", body(1, task))
+            for task in (other, TASK)
+        ]
+    assert [json.loads(each["offer"])["study"] for each in offers.json()["offers"]] == ["good"]
+    assert [answer.status for answer in answers] == [201, 503]

@@ -30,7 +30,7 @@ from sfumato.collector.store.store import (
 from sfumato.device import offers
 from sfumato.device.offers import Offer
 from sfumato.device.outbox import DAY_SECONDS
-from sfumato.errors import DataError, StoreDamaged, StudyError
+from sfumato.errors import DataError, SpecError, StoreDamaged, StudyError
 from sfumato.flow.accumulator import RecordBatch, accumulator, from_bytes
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import digest_of
@@ -518,11 +518,18 @@ def _terms_of_tables(planned: Plan, task: AnyTask) -> dict[str, Any]:
     }
 
 
+def _cohort_of(task: TaskRow) -> str:
+    try:
+        return str(from_json(task.spec).cohort)
+    except SpecError:  # the page that says so must still be shown
+        return "damaged"
+
+
 def _task_state(tx: Transaction, task: TaskRow) -> dict[str, Any]:
     counts, rounds = tx.counts(task.id), tx.rounds(task.id)
     return {
         "id": task.id,
-        "cohort": from_json(task.spec).cohort,
+        "cohort": _cohort_of(task),
         "waiting": tx.waiting_count(task.id),
         "rounds": [{"phase": row.phase, "problem": row.problem} for row in rounds],
         "state": task.state,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -24,7 +24,7 @@ from sfumato.collector.http.service import Service
 from sfumato.collector.logs import log_error
 from sfumato.collector.metrics import MEDIA_TYPE, OTHER
 from sfumato.collector.problems import Problem, problem_response
-from sfumato.errors import SfumatoError
+from sfumato.errors import SfumatoError, StoreError
 
 DIRECT_ROUTERS = (device_routes.router, round_routes.router)
 _DEFAULT_HEADERS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
@@ -92,7 +92,8 @@ async def show_metrics(service: Served, credentials: Credentials) -> Response:
     """Counters and latencies of this process, for Prometheus"""
     if not service.settings.open_metrics:
         await needs("analyst")(service, credentials)
-    service.metrics.failing_studies.set(await service.count_failing())
+    with suppress(StoreError):  # other numbers are needed most while the store is away
+        service.metrics.failing_studies.set(await service.count_failing())
     return Response(service.metrics.text(), media_type=MEDIA_TYPE)
 
 

@@ -218,6 +218,7 @@ class RoundDriver:
             return self._step_round(study, task, row, coordinator, conclude)
         except (DataError, StoreDamaged) as problem:
             # To build it again from the same rows would not help; the next round has other rows.
+            self._drop(row.id)
             self._abort(study, task, row, "damaged", str(problem))
             return True
         except BaseException:

@@ -409,6 +409,22 @@ def test_a_collector_is_ready_while_its_store_can_be_written(tmp_path: Path) -> 
     store.close()
 
 
+def test_metrics_are_shown_while_the_store_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Any:
+        raise StoreUnavailable("away")
+
+    with closing(Store.open(tmp_path / "collector.db")) as store:
+        store.migrate()
+        options = settings(tmp_path, open_metrics=True)
+        with served(Service(store, options, key=KEY)) as address:
+            monkeypatch.setattr(store, "reading", fail)
+            answer = ask(address, "GET", "/metrics")
+    assert answer.status == 200
+    assert b"sfumato_build_info" in answer.body
+
+
 def test_a_failing_study_is_shown_and_tried_again_at_once(administered: Administered) -> None:
     """A load balancer must not shut out the devices of other studies, so it stays ready."""
     store, address = administered.collector.store, administered.collector.address
