@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,7 +47,7 @@ def _client(command: _Command) -> _Command:
 
 @click.group("study")
 def study_group() -> None:
-    """Open, watch, close and delete the studies of a collector
+    """Open, watch, close, retry and delete the studies of a collector
 
     Give the collector's address as --server or SFUMATO_SERVER, and the token as SFUMATO_TOKEN.
 
@@ -153,7 +153,8 @@ def study_list(client: AdminClient, as_json: bool) -> None:
         print_json(rows)
         return
     for row in rows:
-        click.echo(f"{row['id']}  {row['state']:<10}  {row['name']}")
+        failing = "  (failing)" if row["fault"] else ""
+        click.echo(f"{row['id']}  {row['state']:<10}  {row['name']}{failing}")
 
 
 @study_group.command("show")
@@ -206,11 +207,33 @@ def study_close(client: AdminClient, study: str, yes: bool, as_json: bool) -> No
       sfumato study close "Street trees" --yes
     """
     row = client.study(client.id_of(study))
-    cost = ""
-    if TRUSTS[row["privacy"]["trust"]].is_charged and row["privacy"]["epsilon"] is not None:
-        cost = f" and spends epsilon {row['privacy']['epsilon']:g} of the budget"
-    _confirm(f"this releases the result of {row['received']:,} reports{cost}; close it?", yes)
+    _confirm(f"this releases the result of {row['received']:,} reports{_cost(row)}; close it?", yes)
     _print_study(client.close_study(row["id"]), as_json)
+
+
+@study_group.command("retry")
+@click.argument("study", metavar="ID")
+@_yes
+@_client
+@_json
+def study_retry(client: AdminClient, study: str, yes: bool, as_json: bool) -> None:
+    """Try a study again at once after an error
+
+    A study that is failing is tried again by itself, after pauses of up to 15 minutes; this command
+    ends the pause. A study that failed is released after all, if it still has its reports and what
+    made it fail is mended. Charges that it has paid are not paid again. To give up, delete the
+    study. ID is the study's id or its name.
+
+    \b
+    Example:
+      sfumato study retry "Street trees"
+    """
+    row = client.study(client.id_of(study))
+    if row["state"] == "failed":
+        _confirm(
+            f"this releases the result of {row['received']:,} reports{_cost(row)}; retry?", yes
+        )
+    _print_study(client.retry_study(row["id"]), as_json)
 
 
 @study_group.command("delete")
@@ -358,6 +381,14 @@ def _confirm(question: str, yes: bool) -> None:
         raise click.Abort
 
 
+def _cost(study: dict[str, Any]) -> str:
+    """What a release costs, as the end of a sentence."""
+    privacy = study["privacy"]
+    if not TRUSTS[privacy["trust"]].is_charged or privacy["epsilon"] is None:
+        return ""
+    return f" and spends epsilon {privacy['epsilon']:g} of the budget"
+
+
 def _print_study(study: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(study)
@@ -365,6 +396,10 @@ def _print_study(study: dict[str, Any], as_json: bool) -> None:
     click.echo(f"{study['name']}: {study['state']}  ({study['id']})")
     if study["problem"]:
         click.echo(f"  {study['problem']}")
+    if fault := study["fault"]:
+        at = datetime.fromtimestamp(fault["next_try"], UTC).isoformat(timespec="seconds")
+        tries = "once" if fault["tries"] == 1 else f"{fault['tries']} times"
+        click.echo(f"  failing: {fault['problem']} (tried {tries}, next at {at})")
     rejected = ", ".join(f"{count:,} {why}" for why, count in study["rejected"].items())
     click.echo(
         f"  {study['received']:,} reports received, {study['counted']:,} counted, "

@@ -79,6 +79,9 @@ class AdminClient:
         path = f"/v1/studies/{_safe(study_id)}/passcode"
         return self._ask("PUT", path, {"passcode_digest": digest})
 
+    def retry_study(self, study_id: str) -> dict[str, Any]:
+        return self._ask("POST", f"/v1/studies/{_safe(study_id)}/retry")
+
     def delete_study(self, study_id: str) -> dict[str, Any]:
         return self._ask("DELETE", f"/v1/studies/{_safe(study_id)}")
 

@@ -22,6 +22,7 @@ from sfumato.errors import (
     ServiceError,
     SfumatoError,
     SpecError,
+    StoreDamaged,
     StoreError,
     StoreFull,
     StoreReadOnly,
@@ -82,6 +83,9 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         ),
         "busy": Kind(429, "reports arrive faster than they can be stored"),
         "internal": Kind(500, "something is wrong with the service; its log says what"),
+        "store-damaged": Kind(
+            500, "what the store has of this is damaged; sfumato check says more", StoreDamaged
+        ),
         "store-unavailable": Kind(503, "the store does not answer", StoreUnavailable),
         "store-read-only": Kind(503, "the store cannot be written", StoreReadOnly),
         "worker-failing": Kind(503, "the worker's last step failed; the log says why"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,14 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner, Result
 
+from collecting import Stage
+from databases import execute
 from running import sfumato as run
 from serving import ask, settings, wait_for
 from sfumato.cli.main import main
+from sfumato.collector import studies
 from sfumato.collector.serve import CollectorServer, running
+from sfumato.collector.store.store import FaultRow
 from sfumato.device import passcodes
 from sfumato.device.offers import public_key, verify
 from sfumato.flow.contribute import local_report
@@ -223,6 +228,65 @@ def test_tokens_are_listed_without_their_secrets_and_revoked(
     assert "role" in sfumato(*create("Trees"), code=1).stderr
     sfumato("token", "revoke", token["id"])
     assert "needs a valid token" in sfumato("study", "list", code=1).stderr
+
+
+def test_a_failing_study_is_shown_and_tried_again(
+    sfumato: Sfumato, collector: CollectorServer
+) -> None:
+    study_id = answer_of(sfumato(*create("Failing"), "--json"))["id"]
+    with collector.store.transaction() as tx:
+        tx.set_fault(FaultRow(study_id, "internal error: MemoryError", 2, int(time.time()) + 600))
+    assert "Failing  (failing)" in sfumato("study", "list").stdout
+    text = sfumato("study", "show", "Failing").stdout
+    assert "failing: internal error: MemoryError (tried 2 times, next at " in text
+    assert answer_of(sfumato("study", "retry", "Failing", "--json"))["fault"] is None
+    sfumato("study", "delete", "Failing", "--yes")
+    assert "cannot be tried again" in sfumato("study", "retry", "Failing", code=1).stderr
+
+
+def test_a_failed_study_is_released_after_a_confirmation(
+    sfumato: Sfumato, collector: CollectorServer
+) -> None:
+    study_id = answer_of(sfumato(*create("Mended"), "--json"))["id"]
+    send(collector, "Mended", [0] * 5)
+    with collector.store.transaction() as tx:
+        studies.end(tx, study_id, "failed", "internal error: MemoryError")
+    question = sfumato("study", "retry", "Mended", code=1, answer="n\n")
+    assert "this releases the result of 5 reports; retry?" in question.output
+    sfumato("study", "retry", "Mended", "--yes")
+    wait_for(
+        lambda: answer_of(sfumato("study", "show", study_id, "--json"))["state"] == "released",
+        "the release",
+    )
+
+
+def test_a_store_is_checked(sfumato: Sfumato, tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "checked.db")
+    study = stage.create("Checked")
+    stage.answer(study, 0, 1)
+    stage.finish(study)
+    stage.store.close()
+    store = ("--store", f"sqlite:///{tmp_path}/checked.db")
+    assert sfumato("check", *store).stdout.endswith("nothing is damaged\n")
+    findings = answer_of(sfumato("check", *store, "--json"))
+    assert (findings["problems"], findings["without_digest"]) == ([], 0)
+    assert findings["checked"]["sealed"] == 1
+    execute(str(tmp_path / "checked.db"), "UPDATE sealed SET data = CAST(data || x'00' AS BLOB)")
+    assert "study 'Checked': sealed 1 of task " in sfumato("check", *store, code=1).stdout
+    assert len(answer_of(sfumato("check", *store, "--json", code=1))["problems"]) == 1
+    nothing = sfumato("check", "--store", "sqlite:///none.db", code=1)
+    assert "there is nothing to check" in nothing.stderr
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_a_missing_cache_of_compiled_loops_is_a_warning(
+    sfumato: Sfumato, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "compiled loops" not in sfumato("serve", "--check").stderr
+    monkeypatch.setattr("sfumato.kernels.compiling.has_cache", lambda: False)
+    result = sfumato("serve", "--check", "--json")
+    assert "compiled loops cannot be cached" in result.stderr
+    assert answer_of(result)["retention_days"] is not None
 
 
 def test_a_copy_of_the_store_makes_another(sfumato: Sfumato, tmp_path: Path) -> None:
