@@ -103,7 +103,7 @@ def work(worker: Worker, most: int = 1_000) -> None:
 class Stage:
     """A store, a worker and a clock; `events` has the log."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
         self.clock, self.rng, self.path = Clock(), SeededRng(SEED), path
         self.store = Store.open(path, now=self.clock)
         self.store.migrate()

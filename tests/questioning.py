@@ -88,6 +88,12 @@ def check_plan(case: Case) -> None:
     assert seeds[0].seed != seeds[2].seed
     assert bool(seeds[0].secret) == design.has_secret
     assert sum(design.cohorts().values()) <= 1 + 1e-9
+    influence = planned.influence
+    assert planned.privacy.influence == seeds[0].question.influence == influence
+    assert f"Not covered: {influence}" in planned.privacy.lines
+    assert influence.note if influence.most is None else influence.most > 0
+    if planned.study.is_masked:
+        assert influence.most is None
 
 
 def check_simulation(case: Case) -> None:
@@ -97,6 +103,7 @@ def check_simulation(case: Case) -> None:
     back = read_release(json.loads(first.to_json()))
     assert type(back) is type(first)
     assert back.to_dict() == first.to_dict()
+    assert f"Not covered: {first.privacy.influence}" in first.privacy.lines
     assert first.study == case.plan().study.to_dict()
     assert first.cost.devices == case.devices
     for ending in first.endings:

@@ -12,6 +12,7 @@
     │   └── NotReadyError  the answer is not there yet: ask again later
     ├── BudgetError        a charge that the ledger refuses
     └── StoreError         a collector's store that refuses or fails
+        ├── StoreDamaged       what is read is not what was stored
         ├── StoreFull          no space is left
         ├── StoreReadOnly      it can be read, not written
         └── StoreUnavailable   it cannot be reached now; the same call may work later
@@ -77,6 +78,10 @@ class NotReadyError(ServiceError):
 
 class StoreError(SfumatoError):
     """The store of a collector refuses or fails. Nothing was written."""
+
+
+class StoreDamaged(StoreError):  # noqa: N818 -- named for what the store is
+    """Something in the store is not what was stored: its digest differs."""
 
 
 class StoreFull(StoreError):  # noqa: N818 -- named for what the store is

@@ -12,6 +12,8 @@ from sfumato.collector import studies
 from sfumato.collector.serve import CollectorServer, running
 from sfumato.collector.settings import Settings
 from sfumato.collector.store.store import StudyRow
+from sfumato.device import passcodes
+from sfumato.device.client import passcode_headers
 from sfumato.flow.report import to_frames
 from sfumato.privacy import SystemRng
 
@@ -32,18 +34,24 @@ def opened(collector: CollectorServer, **terms: Any) -> StudyRow:
     return row
 
 
-def send(collector: CollectorServer, study: StudyRow, count: int) -> int:
+def send(
+    collector: CollectorServer, study: StudyRow, count: int, passcode: str | None = None
+) -> int:
     """Send new reports in one body, and return the status of the answer."""
     task = open_task(collector.store, study)
     frames = to_frames(report(task, k % 60, rng=SystemRng()) for k in range(count))
-    return ask(collector.address, "POST", f"/v1/tasks/{task.id}/reports", frames).status
+    headers = passcode_headers(passcode)
+    path = f"/v1/tasks/{task.id}/reports"
+    return ask(collector.address, "POST", path, frames, headers=headers).status
 
 
-def flood(collector: CollectorServer, study: StudyRow, seconds: float) -> int:
+def flood(
+    collector: CollectorServer, study: StudyRow, seconds: float, passcode: str | None = None
+) -> int:
     """Send bodies of 20 reports, as fast as possible; return how many reports were stored."""
     stored, until = 0, time.monotonic() + seconds
     while time.monotonic() < until:
-        stored += 20 * (send(collector, study, 20) == 201)
+        stored += 20 * (send(collector, study, 20, passcode) == 201)
     return stored
 
 
@@ -65,6 +73,20 @@ def test_many_bodies_do_not_end_a_study_either(tmp_path: Path) -> None:
         study = opened(collector)
         assert 0 < flood(collector, study, FLOOD_SECONDS) <= DEVICES // 10
         assert state(collector, study)["state"] == "collecting"
+
+
+def test_a_flood_without_the_passcode_takes_nothing_from_devices_that_have_it(
+    tmp_path: Path,
+) -> None:
+    """The whole tenth that may come at once is still there; the control: with the passcode, the
+    same flood takes it."""
+    code = passcodes.create()
+    with running(default_rates(tmp_path)) as collector:
+        study = opened(collector, passcode_digest=passcodes.digest(code).hex())
+        assert flood(collector, study, 1.0) == flood(collector, study, 1.0, passcodes.create()) == 0
+        assert send(collector, study, DEVICES // 10, code) == 201
+        assert send(collector, study, 20, code) == 429
+        assert state(collector, study)["received"] == DEVICES // 10
 
 
 def test_a_study_that_is_open_for_a_time_has_room_until_its_end(tmp_path: Path) -> None:

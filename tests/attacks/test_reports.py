@@ -6,8 +6,11 @@ the privacy statement and the error bars allow for.
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +18,17 @@ import numpy.typing as npt
 import pytest
 
 from checks import SEED
+from collecting import open_task, request
+from serving import ask, settings
+from sfumato.collector import studies
+from sfumato.collector.serve import running
 from sfumato.flow.accumulator import Collector
 from sfumato.flow.admission import Rejection
 from sfumato.flow.aggregation import Plain, Sparse
 from sfumato.flow.contribute import local_report, report
-from sfumato.flow.report import HEADER_BYTES, Report
+from sfumato.flow.report import HEADER_BYTES, Report, to_frames
 from sfumato.flow.task import LocalTask, Task
-from sfumato.privacy import DirectResponse, HashedResponse, NoNoise, SeededRng, best_list
+from sfumato.privacy import DirectResponse, HashedResponse, NoNoise, SeededRng, SystemRng, best_list
 from sfumato.sketch import (
     CountSketch,
     InvertibleSketch,
@@ -30,13 +37,14 @@ from sfumato.sketch import (
     TextKeys,
     VectorSketch,
 )
+from sfumato.spec import from_json, kind_of
 
 I64 = npt.NDArray[np.int64]
 REPORTS = 10  # of each kind
 RNG = np.random.default_rng(SEED)
 
 
-def make_task(sketch: Any, bits: int, items: int = 1, mechanism: Any = None) -> Task:
+def task_with(sketch: Any, bits: int, items: int = 1, mechanism: Any = None) -> Task:
     return Task(
         sketch=sketch,
         mechanism=mechanism or NoNoise(),
@@ -47,14 +55,14 @@ def make_task(sketch: Any, bits: int, items: int = 1, mechanism: Any = None) -> 
     )
 
 
-ONE_HOT = make_task(OneHot(categories=50), 13, items=2)
-COUNT = make_task(CountSketch(rows=5, width=16, seed=SEED), 13, items=2)
+ONE_HOT = task_with(OneHot(categories=50), 13, items=2)
+COUNT = task_with(CountSketch(rows=5, width=16, seed=SEED), 13, items=2)
 KEYS = InvertibleSketch(
     keys=TextKeys(length=8), rows=3, width=16, count_bits=10, check_bits=20, seed=SEED
 )
-LISTED = make_task(KEYS, KEYS.word_bits, mechanism=best_list(0.5, epsilon=1.0, delta=1e-6))
+LISTED = task_with(KEYS, KEYS.word_bits, mechanism=best_list(0.5, epsilon=1.0, delta=1e-6))
 VECTORS = VectorSketch(length=20, clip=1.0, bound=1.0, scale=1_000.0)
-VECTOR = make_task(VECTORS, 24)
+VECTOR = task_with(VECTORS, 24)
 SPARSE = replace(ONE_HOT, aggregation=Sparse(entries=2, entry_bits=6))
 TEXTS = TextKeys(length=8)
 ITEMS = replace(
@@ -75,6 +83,10 @@ def sealed(task: Task, table: I64) -> bytes:
     return task.aggregation.seal(table)
 
 
+def encoded(task: Task, items: list[str], times: int = 1) -> bytes:
+    return sealed(task, times * task.sketch.encode(items))
+
+
 def cells(task: Task, **places: int) -> bytes:
     """A message with these values in some cells, by their numbers, and zeros elsewhere."""
     table = np.zeros(task.cells, dtype=np.int64)
@@ -83,10 +95,20 @@ def cells(task: Task, **places: int) -> bytes:
     return sealed(task, table)
 
 
-def noise(task: Task | LocalTask) -> bytes:
+def every_cell(task: Task, value: float) -> bytes:
+    return sealed(task, np.full(task.cells, int(value)))
+
+
+def longest(task: Task) -> float:
+    """The largest norm of a vector's table."""
+    assert isinstance(task.sketch, VectorSketch)
+    return task.sketch.rounding.l2
+
+
+def noise(task: Task) -> bytes:
     """Random bytes of the right length, and with the right end."""
     message = RNG.bytes(task.message_bytes)
-    used = task.message_bits % 8 if isinstance(task, Task) else 0
+    used = task.message_bits % 8
     return message[:-1] + bytes([message[-1] & ((1 << used or 256) - 1)])
 
 
@@ -104,68 +126,84 @@ def key(item: str) -> int:
 
 def honest(task: Task | LocalTask, number: int) -> bytes:
     rng = SeededRng(number)
+    category: Any = [number % 9]
+    items = [f"word {number}"]
     if isinstance(task, LocalTask):
-        items: Any = [number % 9] if task is DIRECT else [f"word {number}"]
-        return local_report(task, items, rng=rng).to_bytes()
-    values: Any = np.array([number % 50])
-    if task in (LISTED, ITEMS):
-        values = [f"word {number}"]
-    if task is COUNT:
-        values = [f"word {number}", f"other {number}"]
-    if task is VECTOR:
-        values = VECTORS.tables(RNG.normal(size=(1, 20)), rng=rng)
+        values = category if task.takes_categories() else items
+        return local_report(task, values, rng=rng).to_bytes()
+    sketch = task.sketch
+    if isinstance(sketch, VectorSketch):
+        vectors = RNG.normal(size=(1, sketch.length))
+        return report(task, sketch.tables(vectors, rng=rng), rng=rng).to_bytes()
+    values = category if isinstance(sketch, OneHot) else items
+    if isinstance(sketch, CountSketch):
+        values = [*items, f"other {number}"]
     return report(task, values, rng=rng).to_bytes()
 
 
-Forgery = Callable[[], bytes]
-HEAVY = replace(COUNT, items_per_device=3)
-TABLES: dict[str, tuple[Task | LocalTask, Forgery]] = {
-    "a negative count": (ONE_HOT, lambda: cells(ONE_HOT, at3=-1)),
-    "one item three times": (ONE_HOT, lambda: cells(ONE_HOT, at3=3)),
-    "three items": (ONE_HOT, lambda: cells(ONE_HOT, at3=1, at4=1, at9=1)),
-    "two, and minus two": (ONE_HOT, lambda: cells(ONE_HOT, at3=2, at4=-2)),
-    "every item": (ONE_HOT, lambda: sealed(ONE_HOT, np.ones(50, dtype=np.int64))),
-    "counts that wrap to one": (ONE_HOT, lambda: sealed(ONE_HOT, np.full(50, 4_096))),
-    "random bytes as counts": (ONE_HOT, lambda: noise(ONE_HOT)),
-    "a heavy cell": (COUNT, lambda: cells(COUNT, at3=701)),
-    "three items in a sketch": (
-        COUNT,
-        lambda: sealed(COUNT, HEAVY.sketch.encode(["oak", "elm", "ash"])),
+TASKS: dict[str, Task | LocalTask] = {
+    "one-hot": ONE_HOT,
+    "sketch": COUNT,
+    "list": LISTED,
+    "vector": VECTOR,
+    "sparse": SPARSE,
+    "items": ITEMS,
+    "direct": DIRECT,
+    "hashed": HASHED,
+}
+KINDS: dict[str, tuple[str, Callable[[Any], bytes]]] = {
+    "a negative count": ("one-hot", lambda task: cells(task, at3=-1)),
+    "one item three times": ("one-hot", lambda task: cells(task, at3=3)),
+    "three items": ("one-hot", lambda task: cells(task, at3=1, at4=1, at9=1)),
+    "two, and minus two": ("one-hot", lambda task: cells(task, at3=2, at4=-2)),
+    "every item": ("one-hot", lambda task: every_cell(task, 1)),
+    "counts that wrap": (
+        "one-hot",
+        lambda task: every_cell(task, 1 << task.aggregation.modulus_bits - 1),
     ),
-    "one row without the others": (COUNT, lambda: cells(COUNT, at3=1)),
-    "random bytes as a sketch": (COUNT, lambda: noise(COUNT)),
-    "one key twice": (LISTED, lambda: sealed(LISTED, 2 * KEYS.encode(["oak"]))),
-    "two keys": (LISTED, lambda: sealed(LISTED, KEYS.encode(["oak", "elm"]))),
-    "a key taken away": (LISTED, lambda: sealed(LISTED, -KEYS.encode(["oak"]))),
-    "a key in one row": (LISTED, lambda: cells(LISTED, at0=int(KEYS.encode(["oak"]).max()))),
-    "random bytes as keys": (LISTED, lambda: noise(LISTED)),
-    "a place beyond the dictionary": (SPARSE, lambda: entries(SPARSE, 0, 51)),
-    "places out of order": (SPARSE, lambda: entries(SPARSE, 9, 3)),
-    "a place before none": (SPARSE, lambda: entries(SPARSE, 9, 0)),
-    "an item twice": (ITEMS, lambda: entries(ITEMS, key("oak"), key("oak"))),
-    "items out of order": (ITEMS, lambda: entries(ITEMS, key("elm"), key("oak"))),
-    "an item before none": (ITEMS, lambda: entries(ITEMS, key("oak"), 0)),
-    "an item without an end": (ITEMS, lambda: entries(ITEMS, 0, key("oak") | 1 << 63)),
-    "an item that is no text": (ITEMS, lambda: entries(ITEMS, 0, 0x01FE)),
-    "random bytes as items": (ITEMS, lambda: noise(ITEMS)),
-    "a vector that is too long": (VECTOR, lambda: sealed(VECTOR, np.full(20, 400))),
-    "a coordinate out of range": (VECTOR, lambda: cells(VECTOR, at7=-5_000)),
-    "random bytes as a vector": (VECTOR, lambda: noise(VECTOR)),
-    "no category": (DIRECT, lambda: b"\x63"),
-    "no code": (HASHED, lambda: b"\xff"),
+    "random bytes as counts": ("one-hot", noise),
+    "a heavy cell": ("sketch", lambda task: cells(task, at3=701)),
+    "three items in a sketch": ("sketch", lambda task: encoded(task, ["oak", "elm", "ash"])),
+    "one row without the others": ("sketch", lambda task: cells(task, at3=1)),
+    "random bytes as a sketch": ("sketch", noise),
+    "one key twice": ("list", lambda task: encoded(task, ["oak"], 2)),
+    "two keys": ("list", lambda task: encoded(task, ["oak", "elm"])),
+    "a key taken away": ("list", lambda task: encoded(task, ["oak"], -1)),
+    "a key in one row": ("list", lambda task: cells(task, at0=task.sketch.encode(["oak"]).max())),
+    "random bytes as keys": ("list", noise),
+    "a place beyond the dictionary": ("sparse", lambda task: entries(task, 0, 51)),
+    "places out of order": ("sparse", lambda task: entries(task, 9, 3)),
+    "a place before none": ("sparse", lambda task: entries(task, 9, 0)),
+    "an item twice": ("items", lambda task: entries(task, key("oak"), key("oak"))),
+    "items out of order": ("items", lambda task: entries(task, key("elm"), key("oak"))),
+    "an item before none": ("items", lambda task: entries(task, key("oak"), 0)),
+    "an item without an end": ("items", lambda task: entries(task, 0, key("oak") | 1 << 63)),
+    "an item that is no text": ("items", lambda task: entries(task, 0, 0x01FE)),
+    "random bytes as items": ("items", noise),
+    "a vector that is too long": ("vector", lambda task: every_cell(task, longest(task) / 2)),
+    "a coordinate out of range": ("vector", lambda task: cells(task, at7=-int(2 * longest(task)))),
+    "random bytes as a vector": ("vector", noise),
+    "no category": ("direct", lambda task: b"\x63"),
+    "no code": ("hashed", lambda task: b"\xff" * task.record_bytes),
 }
 
 
-def to_report(task: Task | LocalTask, message: bytes) -> bytes:
-    return Report(task.id, RNG.bytes(16), message).to_bytes()
+def part(task: Task | LocalTask) -> Any:
+    """What a device makes its report with."""
+    return task.sketch if isinstance(task, Task) else task.randomizer
 
 
-@pytest.mark.parametrize("kind", TABLES)
+def forged(task: Task | LocalTask, kind: str) -> list[bytes]:
+    make = KINDS[kind][1]
+    return [Report(task.id, RNG.bytes(16), make(task)).to_bytes() for _ in range(REPORTS)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_no_device_could_have_said_is_not_counted(kind: str) -> None:
-    task, forge = TABLES[kind]
+    task = TASKS[KINDS[kind][0]]
     collector, untouched = Collector(task), Collector(task)
     good = [honest(task, number) for number in range(REPORTS)]
-    bad = [to_report(task, forge()) for _ in range(REPORTS)]
+    bad = forged(task, kind)
     collector.add([report for pair in zip(good, bad, strict=True) for report in pair])
     untouched.add(good)
     assert collector.rejected == {Rejection.IMPOSSIBLE: REPORTS}
@@ -175,6 +213,54 @@ def test_what_no_device_could_have_said_is_not_counted(kind: str) -> None:
         assert np.array_equal(collector.batch.total, untouched.batch.total)
     else:
         assert collector.batch.records == untouched.batch.records
+
+
+STUDIES: dict[str, dict[str, Any]] = {
+    "one-hot": {"items_per_device": 2, "algorithm": "one_hot"},
+    "sparse": {"items_per_device": 2, "items": [*map(str, range(50))]},
+    "items": {"question": "heavy_hitters", "items_per_device": 2, "items": None},
+    "sketch": {
+        "items_per_device": 2,
+        "algorithm": "count_sketch",
+        "bytes_per_device": 500,
+        "items": [*map(str, range(2_000))],
+    },
+    "list": {"question": "heavy_hitters", "algorithm": "invertible_sketch", "items": None},
+    "vector": {"question": "mean", "clip": 1.0, "dimensions": 20, "items": None},
+    "direct": {"trust": "local", "epsilon": 2.0, "items": [*map(str, range(9))]},
+    "hashed": {"trust": "local", "epsilon": 1.0, "items": [*map(str, range(2_000))]},
+}
+
+
+def test_a_service_refuses_200_impossible_reports_and_says_why(tmp_path: Path) -> None:
+    """Over HTTP, between honest reports: of every kind, all are refused with their reason, and the
+    collector counts only the honest ones."""
+    assert REPORTS * len(KINDS) >= 200
+    with running(settings(tmp_path)) as collector:
+        rows = {
+            name: studies.create(
+                collector.store,
+                request(name, **keys),
+                key=collector.key,
+                rng=SystemRng(),
+                now=time.time,
+            )
+            for name, keys in STUDIES.items()
+        }
+        good = dict.fromkeys(rows, 0)
+        for number, (kind, (name, _)) in enumerate(KINDS.items()):
+            task: Any = from_json(open_task(collector.store, rows[name]).spec)
+            assert kind_of(part(task)) == kind_of(part(TASKS[name]))
+            body = to_frames([honest(task, number), *forged(task, kind)])
+            answer = ask(collector.address, "POST", f"/v1/tasks/{task.id}/reports", body)
+            assert (answer.status, answer.json()) == (200, {"rejected": {"impossible": REPORTS}})
+            good[name] += 1
+        states = {name: studies.state(collector.store, row.id) for name, row in rows.items()}
+        assert {name: state["received"] for name, state in states.items()} == good
+        bad = Counter(name for name, _ in KINDS.values())
+        assert {name: state["rejected"] for name, state in states.items()} == {
+            name: {"impossible": REPORTS * bad[name]} for name in rows
+        }
 
 
 @pytest.mark.parametrize("task", [ONE_HOT, COUNT, LISTED, VECTOR, SPARSE, ITEMS, DIRECT, HASHED])

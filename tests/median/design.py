@@ -15,7 +15,7 @@ import pyarrow as pa
 from sfumato.errors import SpecError
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
-from sfumato.flow.release import Cost, EstimateRelease, NoisedSum
+from sfumato.flow.release import Cost, EstimateRelease, Influence, NoisedSum
 from sfumato.flow.secure_sum import traffic
 from sfumato.flow.task import Task, bits_for, most_devices
 from sfumato.privacy import Mechanism
@@ -76,6 +76,10 @@ class MedianDesign(QuestionDefaults):
     @property
     def least_noise(self) -> float | None:
         return self.task().noise_multiplier
+
+    @property
+    def influence(self) -> Influence:
+        return Influence(of="the median", most=NUMBERS - 1.0)
 
     def task(self) -> Task:
         most = most_devices(self.devices)

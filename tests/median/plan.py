@@ -36,6 +36,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
             mechanism="noise on every cell",
             trust=study.trust,
             sees=SEES_TABLES,
+            influence=design.influence,
         ),
         warnings=(),
     )

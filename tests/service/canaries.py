@@ -14,7 +14,7 @@ import secrets
 import socket
 import string
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 from databases import table_names
 from service.processes import PATIENCE_SECONDS, Collector, wait_for_end
 from sfumato.collector.store.database import database
-from sfumato.device import Device, Response, RoundClient, RoundOutcome, SqliteBox
+from sfumato.device import Device, Response, RoundClient, RoundOutcome, SqliteBox, passcodes
 from sfumato.device.outbox import DAY_SECONDS
 from sfumato.flow.report import to_frames
 
@@ -32,6 +32,7 @@ DEVICES = 12
 FEW = {"dropout": 0.1, "corrupt": 0.05}  # allows masked rounds of few devices
 ITEMS = [f"tree {number}" for number in range(60)]
 TABLES = table_names()
+WITH_PASSCODE = ("Parks", "Lakes")
 
 
 def canary(kind: str) -> str:
@@ -41,6 +42,7 @@ def canary(kind: str) -> str:
 VALUE, HOME, QUERY, PAYLOAD, TYPO = map(canary, ("value", "home", "query", "payload", "typo"))
 WORDS = ["".join(secrets.choice(string.ascii_lowercase) for _ in range(10)) for _ in range(DEVICES)]
 BAD_TOKEN = "sfu_" + secrets.token_urlsafe(32)
+PASSCODE, BAD_PASSCODE = passcodes.create(), passcodes.create()
 HEADER_CANARIES = {  # by header
     "User-Agent": canary("agent"),
     "X-Forwarded-For": "203.0.113.77",
@@ -65,6 +67,7 @@ CANARIES = {
     "a query": QUERY,
     "a refused payload": PAYLOAD,
     "a refused token": BAD_TOKEN,
+    "a refused passcode": BAD_PASSCODE,
     "the peer's address": PEER,
     **{f"the header {name}": text for name, text in HEADER_CANARIES.items()},
     **{f"word {number}": word for number, word in enumerate(WORDS)},
@@ -190,11 +193,13 @@ def create(admin: Wire) -> dict[str, str]:
         "Words": ({"question": "new_words", "trust": "local", "epsilon": 8.0}, None),
         "Lakes": ({"question": "frequencies", "trust": "secure", "epsilon": None, **FEW}, ITEMS),
     }
+    needed = {"passcode_digest": passcodes.digest(PASSCODE).hex()}
     return {
         name: admin.json(
             "POST",
             "/v1/studies",
-            {"name": name, "purpose": "To plant.", "study": {**defaults, **keys}, "items": items},
+            {"name": name, "purpose": "To plant.", "study": {**defaults, **keys}, "items": items}
+            | (needed if name in WITH_PASSCODE else {}),
         )["id"]
         for name, (keys, items) in studies.items()
     }
@@ -209,6 +214,8 @@ def answer(wire: Wire, key: bytes, home: Path) -> bytes:
         with Device(SqliteBox(home / f"{number}.db"), wire, key) as device:
             for offered in device.offers(today):
                 device.consent(offered.offer.study)
+            for name in WITH_PASSCODE:
+                device.set_passcode(name, PASSCODE)
             assert device.record("Trees", VALUE, today) == "kept"
             assert device.record("Parks", [VALUE, ITEMS[number]], today) == "kept"
             assert device.record("Words", WORDS[number], today) == "kept"
@@ -238,8 +245,9 @@ def take_part(wire: Wire, key: bytes, home: Path, today: int) -> list[str]:
         return [repr(part) for part in parts]
 
 
-def misbehave(wire: Wire, task_id: str) -> None:
-    """Send uploads and requests that are refused, with content that must not be kept."""
+def misbehave(wire: Wire, task_id: str, strangers: Sequence[str]) -> None:
+    """Send uploads and requests that are refused, with content that must not be kept; also to
+    tasks for which this caller is a stranger."""
     noise = PAYLOAD.encode()
     header = b"\x01" + bytes.fromhex(task_id)
     path = f"/v1/tasks/{task_id}/reports"
@@ -252,6 +260,9 @@ def misbehave(wire: Wire, task_id: str) -> None:
     assert wire("GET", f"/v1/dictionaries/{PAYLOAD}").status == 404
     assert wire("GET", f"/{PAYLOAD}/%0a%00{PAYLOAD}").status == 404
     assert wire("PATCH", path, noise).status == 405
+    for other in strangers:
+        bad = {passcodes.HEADER: BAD_PASSCODE}
+        assert wire("POST", f"/v1/tasks/{other}/reports", noise, bad).status == 403
     assert wire("POST", path, noise * 200_000).status == 413
     for line in (noise, b"GET " + noise + b"\r\n\r\n", b"GET / HTTP/1.1\r\n" + noise + b"\r\n\r\n"):
         wire.raw(line + b"\r\n\r\n")
@@ -299,7 +310,11 @@ def drive(served: Collector, folder: Path) -> Run:
     run = Run(studies=create(admin))
     offered = json.loads(wire("GET", "/v1/offers").body)["offers"]
     offers = [json.loads(envelope["offer"]) for envelope in offered]
-    misbehave(wire, admin.json("GET", f"/v1/studies/{run.studies['Trees']}")["tasks"][0]["id"])
+    tasks = {
+        name: admin.json("GET", f"/v1/studies/{study_id}")["tasks"][0]["id"]
+        for name, study_id in run.studies.items()
+    }
+    misbehave(wire, tasks["Trees"], [tasks[name] for name in WITH_PASSCODE])
     run.places["devices' files"] = answer(wire, served.public_key, folder / HOME)
     states = {
         name: wait_for_end(served.admin(), study_id)["state"]

@@ -10,6 +10,7 @@ from service.canaries import (
     CANARIES,
     DEVICES,
     ITEMS,
+    PASSCODE,
     PEER,
     TYPO,
     Run,
@@ -20,6 +21,7 @@ from service.canaries import (
     traces,
 )
 from service.processes import collector
+from sfumato.device import passcodes
 from sfumato.flow.report import Report, from_frames
 
 
@@ -56,6 +58,14 @@ def test_no_canary_is_anywhere(run: Run) -> None:
 def test_an_administrators_mistake_appears_nowhere_else(run: Run) -> None:
     assert find_canaries(run.places, {"a mistake": TYPO}) == set()
     assert TYPO.encode() in run.echoes
+
+
+def test_a_passcode_is_on_devices_only_and_its_digest_in_the_store(run: Run) -> None:
+    digest = passcodes.digest(PASSCODE)
+    assert [table for table, data in run.rows.items() if digest in data] == ["passcode"]
+    for where, data in run.places.items():
+        assert (PASSCODE.encode() in data) == (where == "devices' files"), where
+        assert where.startswith("the store's") or digest.hex().encode() not in data, where
 
 
 def test_the_scan_finds_what_is_there(run: Run) -> None:

@@ -91,7 +91,8 @@ def test_masked_sums_of_a_large_fleet_are_cut_into_cohorts_of_a_tested_size() ->
 
 
 def test_dropouts_are_expected_in_masked_rounds_only() -> None:
-    for trust, share in (("secure", 0.1), ("central", 0.0), ("local", 0.0)):
+    shares: dict[Trust, float] = {"secure": 0.1, "central": 0.0, "local": 0.0}
+    for trust, share in shares.items():
         keys = study("frequencies", trust)
         assert Study.from_mapping(keys).expected_dropout == share
         assert Study.from_mapping(keys | {"dropout": 0.02}).expected_dropout == 0.02

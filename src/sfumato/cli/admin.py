@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from sfumato.cli import passcodes
 from sfumato.cli.printing import print_json, print_release
 from sfumato.errors import SpecError
 from sfumato.study import TRUSTS
@@ -46,7 +47,7 @@ def _client(command: _Command) -> _Command:
 
 @click.group("study")
 def study_group() -> None:
-    """Open, watch, close and delete the studies of a collector
+    """Open, watch, close, retry and delete the studies of a collector
 
     Give the collector's address as --server or SFUMATO_SERVER, and the token as SFUMATO_TOKEN.
 
@@ -84,6 +85,11 @@ def study_group() -> None:
     type=click.IntRange(min=1),
     help="Reports that suffice after --open-seconds. Default: as many as planned.",
 )
+@click.option(
+    "--passcode",
+    type=_FILE,
+    help="File with a passcode that devices need; created if it is missing.",
+)
 @_client
 @_json
 def study_create(
@@ -97,30 +103,36 @@ def study_create(
     closes: datetime | None,
     open_seconds: int | None,
     minimum: int | None,
+    passcode: Path | None,
     as_json: bool,
 ) -> None:
     """Open a study to devices
 
-    STUDY is a TOML file; the dictionary that it names is read here and sent. Repeating the same
-    command has no effect.
+    STUDY is a TOML file; the dictionary that it names is read here and sent. With --passcode, only
+    devices that have the passcode in that file take part; the collector gets its SHA-256. Repeating
+    the same command has no effect.
 
     \b
     Example:
       sfumato study create study.toml --name "Street trees" --purpose "Which trees to plant next."
     """
     from sfumato.collector.client import study_keys
+    from sfumato.device.passcodes import digest
 
+    keys = study_keys(study)
+    code = None if passcode is None else digest(passcodes.read_or_create(passcode)).hex()
     row = client.create_study(
         {
             "name": name,
             "purpose": purpose,
-            **study_keys(study),
+            **keys,
             "daily_reports": daily_reports,
             "delay_seconds": delay_seconds,
             "lifetime_epsilon": lifetime_epsilon,
             "closes": None if closes is None else (closes.date() - _DAY_ZERO).days,
             "open_seconds": open_seconds,
             "minimum": minimum,
+            "passcode_digest": code,
         }
     )
     _print_study(row, as_json)
@@ -141,7 +153,8 @@ def study_list(client: AdminClient, as_json: bool) -> None:
         print_json(rows)
         return
     for row in rows:
-        click.echo(f"{row['id']}  {row['state']:<10}  {row['name']}")
+        failing = "  (failing)" if row["fault"] else ""
+        click.echo(f"{row['id']}  {row['state']:<10}  {row['name']}{failing}")
 
 
 @study_group.command("show")
@@ -160,6 +173,26 @@ def study_show(client: AdminClient, study: str, as_json: bool) -> None:
     _print_study(client.study(client.id_of(study)), as_json)
 
 
+@study_group.command("passcode")
+@click.argument("study", metavar="ID")
+@click.argument("file", type=_FILE)
+@_client
+@_json
+def study_passcode(client: AdminClient, study: str, file: Path, as_json: bool) -> None:
+    """Replace the passcode of a study, for example if strangers know it
+
+    The new one is in FILE, which is created if it is missing, and used as it is if not. Devices
+    with the old one are refused from now on; their reports wait until they have the new one. ID is
+    the study's id or its name.
+
+    \b
+    Example:
+      sfumato study passcode "Street trees" new.passcode
+    """
+    study_id = client.id_of(study)
+    _print_study(client.replace_passcode(study_id, passcodes.read_or_create(file)), as_json)
+
+
 @study_group.command("close")
 @click.argument("study", metavar="ID")
 @_yes
@@ -174,11 +207,33 @@ def study_close(client: AdminClient, study: str, yes: bool, as_json: bool) -> No
       sfumato study close "Street trees" --yes
     """
     row = client.study(client.id_of(study))
-    cost = ""
-    if TRUSTS[row["privacy"]["trust"]].is_charged and row["privacy"]["epsilon"] is not None:
-        cost = f" and spends epsilon {row['privacy']['epsilon']:g} of the budget"
-    _confirm(f"this releases the result of {row['received']:,} reports{cost}; close it?", yes)
+    _confirm(f"this releases the result of {row['received']:,} reports{_cost(row)}; close it?", yes)
     _print_study(client.close_study(row["id"]), as_json)
+
+
+@study_group.command("retry")
+@click.argument("study", metavar="ID")
+@_yes
+@_client
+@_json
+def study_retry(client: AdminClient, study: str, yes: bool, as_json: bool) -> None:
+    """Try a study again at once after an error
+
+    A study that is failing is tried again by itself, after pauses of up to 15 minutes; this command
+    ends the pause. A study that failed is released after all, if it still has its reports and what
+    made it fail is mended. Charges that it has paid are not paid again. To give up, delete the
+    study. ID is the study's id or its name.
+
+    \b
+    Example:
+      sfumato study retry "Street trees"
+    """
+    row = client.study(client.id_of(study))
+    if row["state"] == "failed":
+        _confirm(
+            f"this releases the result of {row['received']:,} reports{_cost(row)}; retry?", yes
+        )
+    _print_study(client.retry_study(row["id"]), as_json)
 
 
 @study_group.command("delete")
@@ -326,6 +381,14 @@ def _confirm(question: str, yes: bool) -> None:
         raise click.Abort
 
 
+def _cost(study: dict[str, Any]) -> str:
+    """What a release costs, as the end of a sentence."""
+    privacy = study["privacy"]
+    if not TRUSTS[privacy["trust"]].is_charged or privacy["epsilon"] is None:
+        return ""
+    return f" and spends epsilon {privacy['epsilon']:g} of the budget"
+
+
 def _print_study(study: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(study)
@@ -333,11 +396,17 @@ def _print_study(study: dict[str, Any], as_json: bool) -> None:
     click.echo(f"{study['name']}: {study['state']}  ({study['id']})")
     if study["problem"]:
         click.echo(f"  {study['problem']}")
+    if fault := study["fault"]:
+        at = datetime.fromtimestamp(fault["next_try"], UTC).isoformat(timespec="seconds")
+        tries = "once" if fault["tries"] == 1 else f"{fault['tries']} times"
+        click.echo(f"  failing: {fault['problem']} (tried {tries}, next at {at})")
     rejected = ", ".join(f"{count:,} {why}" for why, count in study["rejected"].items())
     click.echo(
         f"  {study['received']:,} reports received, {study['counted']:,} counted, "
         f"{study['repeated']:,} duplicates; rejected: {rejected or 'none'}"
     )
+    if study["terms"].get("passcode"):
+        click.echo("  only devices that have its passcode take part")
     for task in study["tasks"]:
         total = "" if task["wanted"] is None else f" of {task['wanted']:,}"
         if not TRUSTS[study["privacy"]["trust"]].is_masked:

@@ -170,7 +170,7 @@ class Demo:
                 raise ServiceError(
                     f"the study {state['name']!r} must be released within {TIMEOUT_SECONDS:g} "
                     f"seconds; it is still {state['state']}",
-                    hint="try again with fewer --devices",
+                    hint=(state["fault"] or {}).get("problem", "try again with fewer --devices"),
                 )
             time.sleep(0.1)
         if state["state"] == "failed":

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from sfumato.cli import passcodes
 from sfumato.cli.printing import print_json
 from sfumato.errors import SpecError
 
@@ -133,6 +134,23 @@ def withdraw_command(device: Device, study: str, as_json: bool) -> None:
     """
     device.withdraw(study)
     _print({"study": study, "consent": "none"}, f"{study}: consent withdrawn", as_json)
+
+
+@device_group.command("passcode")
+@click.argument("study")
+@click.argument("file", type=_FILE)
+@_device
+def passcode_command(device: Device, study: str, file: Path, as_json: bool) -> None:
+    """Store the passcode of a study that is not open to everybody
+
+    FILE has the passcode, from whoever runs the study; - is stdin. It replaces an earlier one.
+
+    \b
+    Example:
+      sfumato device passcode "Street trees" trees.passcode --home phone
+    """
+    device.set_passcode(study, passcodes.read(file))
+    _print({"study": study, "passcode": True}, f"{study}: passcode stored", as_json)
 
 
 @device_group.command("record")
@@ -340,7 +358,7 @@ def _plain(study: OfferedStudy) -> dict[str, Any]:
     offer = study.offer
     names = (
         "study", "purpose", "question", "trust", "epsilon", "delta", "daily_reports",
-        "delay_seconds", "lifetime_epsilon", "items_per_report", "closes", "masked",
+        "delay_seconds", "lifetime_epsilon", "items_per_report", "closes", "masked", "passcode",
     )  # fmt: skip
     terms = {name: getattr(offer, name) for name in names}
     if offer.model is not None:
@@ -371,6 +389,8 @@ def describe(study: OfferedStudy) -> str:
         )
         if offer.lifetime_epsilon is not None:
             terms += f", and never more than epsilon {offer.lifetime_epsilon:g} in total"
+    if offer.passcode:
+        terms += "\n  only devices that have its passcode take part"
     state = {
         "none": "you do not take part",
         "given": "you take part",

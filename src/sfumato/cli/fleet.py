@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from sfumato.cli import passcodes
 from sfumato.cli.device import json_option, public_key
 from sfumato.cli.printing import print_json, progress_bar
 from sfumato.errors import ServiceError, SpecError
@@ -60,6 +61,7 @@ _FILE = click.Path(path_type=Path)
     help="Share of devices that drop out of masked rounds in a phase (enrol, share, mask, ack, "
     "unmask).",
 )
+@click.option("--passcode", type=_FILE, help="File with the study's passcode; - is stdin.")
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run, noise included.")
 @click.option("--plain-http", is_flag=True, help="Allow plain http to other machines.")
 @json_option
@@ -76,6 +78,7 @@ def fleet_command(
     pause: float,
     drop: float,
     leave: tuple[str, ...],
+    passcode: Path | None,
     seed: int | None,
     plain_http: bool,
     as_json: bool,
@@ -111,7 +114,13 @@ def fleet_command(
         holdings = draw_holdings(population, devices, seed)
     with (
         NetworkFleet(
-            server, public_key(key), holdings, drop=drop, seed=seed, allow_plain=plain_http
+            server,
+            public_key(key),
+            holdings,
+            drop=drop,
+            seed=seed,
+            allow_plain=plain_http,
+            passcode=None if passcode is None else passcodes.read(passcode),
         ) as fleet,
         progress_bar() as progress,
     ):

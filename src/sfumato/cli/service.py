@@ -6,7 +6,7 @@ import importlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -82,6 +82,7 @@ def serve_command(
         else:
             for name, value in data.items():
                 click.echo(f"{name} = {json.dumps(value)}")
+        _warn_of_compiling()
         return
 
     def announce(address: str) -> None:
@@ -278,12 +279,38 @@ def restore_command(settings: Settings, file: Path, nothing_released: bool, as_j
     _print(data, "\n".join(lines), as_json)
 
 
+@click.command("check")
+@_settings
+@_json
+def check_command(settings: Settings, as_json: bool) -> None:
+    """Look for damage in the store while the collector runs
+
+    Reads everything that has a digest, compares the numbers of reports and the ledger with the
+    studies, and lets SQLite check its file. Nothing is changed. Prints what is damaged, and exits
+    with code 1 if anything is.
+
+    \b
+    Example:
+      sfumato check --config collector.toml
+    """
+    from sfumato.collector import check
+
+    findings = check.check(settings.store)
+    if as_json:
+        print_json(asdict(findings))
+    else:
+        click.echo("\n".join(check.lines_of(findings)))
+    if findings.problems:
+        click.get_current_context().exit(1)
+
+
 COMMANDS = (
     serve_command,
     worker_command,
     token_group,
     backup_command,
     restore_command,
+    check_command,
 )
 
 
@@ -299,6 +326,17 @@ def _with_address(settings: Settings, listen: str | None, port: int | None) -> S
     if port is not None:
         listen = f"{listen.rpartition(':')[0]}:{port}"
     return replace(settings, listen=listen)
+
+
+def _warn_of_compiling() -> None:
+    from sfumato.kernels.compiling import has_cache
+
+    if not has_cache():
+        click.echo(
+            "warning: compiled loops cannot be cached, so each start compiles them again; set "
+            "NUMBA_CACHE_DIR to a folder that this user can write",
+            err=True,
+        )
 
 
 def _import_service(module: str = "sfumato.collector.serve") -> Any:

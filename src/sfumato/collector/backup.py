@@ -25,11 +25,6 @@ from sfumato.flow.task import Task
 from sfumato.spec import from_json, to_json
 from sfumato.study import Study
 
-_RESTORED = (
-    "the store was restored from a copy, and this study may have been released after the copy was "
-    "made; its open tasks are charged"
-)
-
 
 def backup(url: str | Path, path: Path | str) -> None:
     """Write a copy of the store to a new file at `path`, readable by its owner only."""
@@ -87,14 +82,15 @@ def _end_studies(tx: Transaction) -> list[str]:
         study: Study = from_json(row.study)
         if study.is_local:
             continue
-        tx.set_study_state(row.id, "failed", _RESTORED, expected=studies.ALIVE)
+        tx.set_study_state(row.id, "failed", studies.RESTORED, expected=studies.ALIVE)
         for task in tx.tasks(row.id):
             if (
                 tx.set_task_state(task.id, "done", expected=studies.UNFINISHED)
                 and task.id not in charged
             ):
                 _charge(tx, row, from_json(task.spec))
-        tx.end_rounds(row.id, _RESTORED)
+        tx.end_rounds(row.id, studies.RESTORED)
+        tx.clear_fault(row.id)
         ended.append(row.name)
     return ended
 

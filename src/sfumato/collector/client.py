@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from sfumato import files
 from sfumato.collector.problems import error_of
+from sfumato.device import passcodes
 from sfumato.errors import ServiceError, SpecError, StudyError
 from sfumato.study import Study
 
@@ -71,6 +72,15 @@ class AdminClient:
 
     def close_study(self, study_id: str) -> dict[str, Any]:
         return self._ask("POST", f"/v1/studies/{_safe(study_id)}/close")
+
+    def replace_passcode(self, study_id: str, passcode: str) -> dict[str, Any]:
+        """Let devices in with this passcode only. Just its digest is sent."""
+        digest = passcodes.digest(passcode).hex()
+        path = f"/v1/studies/{_safe(study_id)}/passcode"
+        return self._ask("PUT", path, {"passcode_digest": digest})
+
+    def retry_study(self, study_id: str) -> dict[str, Any]:
+        return self._ask("POST", f"/v1/studies/{_safe(study_id)}/retry")
 
     def delete_study(self, study_id: str) -> dict[str, Any]:
         return self._ask("DELETE", f"/v1/studies/{_safe(study_id)}")

@@ -57,11 +57,14 @@ def count_field(count: int) -> dict[str, int]:
 
 
 def log_error(event: str, error: BaseException, **fields: Any) -> None:
-    """Write a line about an exception: its type, and its message if it is ours."""
+    """Write a line about an exception."""
+    log(event, level=logging.ERROR, reason=reason_of(error), **fields)
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception in a line: its type, and its message if it is ours."""
     reason = type(error).__name__
-    if isinstance(error, SfumatoError):
-        reason += f": {error}"
-    log(event, level=logging.ERROR, reason=reason, **fields)
+    return f"{reason}: {error}" if isinstance(error, SfumatoError) else reason
 
 
 def set_up(level: str, stream: IO[str] | None = None) -> None:

@@ -107,7 +107,14 @@ class Metrics:
             registry=registry,
         )
         self.worker_errors = Counter(
-            "sfumato_worker_errors_total", "Steps of the worker that failed.", registry=registry
+            "sfumato_worker_errors_total",
+            "Steps of the worker that failed, for one study or for all.",
+            registry=registry,
+        )
+        self.failing_studies = Gauge(
+            "sfumato_failing_studies",
+            "Studies whose last step failed, and which the worker tries again.",
+            registry=registry,
         )
         # Published once something can be read: see `watch`.
         self.queue_bytes = Gauge(

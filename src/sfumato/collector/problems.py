@@ -22,6 +22,7 @@ from sfumato.errors import (
     ServiceError,
     SfumatoError,
     SpecError,
+    StoreDamaged,
     StoreError,
     StoreFull,
     StoreReadOnly,
@@ -48,6 +49,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "unauthorized": Kind(401, "this needs a valid token"),
         "forbidden": Kind(403, "the role of this token does not allow this"),
         "wrong-ticket": Kind(403, "this is not the ticket of that member"),
+        "wrong-passcode": Kind(403, "only devices with the passcode of this study take part in it"),
         "not-found": Kind(404, "there is nothing at this address"),
         "unknown-task": Kind(404, "there is no such task"),
         "unknown-study": Kind(404, "there is no such study"),
@@ -81,6 +83,9 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         ),
         "busy": Kind(429, "reports arrive faster than they can be stored"),
         "internal": Kind(500, "something is wrong with the service; its log says what"),
+        "store-damaged": Kind(
+            500, "what the store has of this is damaged; sfumato check says more", StoreDamaged
+        ),
         "store-unavailable": Kind(503, "the store does not answer", StoreUnavailable),
         "store-read-only": Kind(503, "the store cannot be written", StoreReadOnly),
         "worker-failing": Kind(503, "the worker's last step failed; the log says why"),

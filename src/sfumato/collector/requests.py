@@ -43,6 +43,7 @@ class Request:
     closes: int | None = None  # the last day for reports, in days since 1970-01-01 UTC
     open_seconds: int | None = None  # how long each task takes reports, even if it is full
     minimum: int | None = None  # of reports that suffice after that time; None: as planned
+    passcode_digest: str | None = None  # SHA-256, in hexadecimal; None: any device may report
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Request:
@@ -98,9 +99,11 @@ class Request:
     def digest(self, study: Study, dictionary: str | None) -> str:
         """Equal for equal requests; a dictionary is represented by its own digest."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        values |= {"study": study.to_dict(), "items": dictionary}
-        for name in ("open_seconds", "minimum"):  # requests of older versions do not have them
-            if values[name] is None:
+        # For older versions, rounds and dropout were numbers if a study had none.
+        resolved = {"rounds": study.round_count, "dropout": study.expected_dropout}
+        values |= {"study": study.to_dict() | resolved, "items": dictionary}
+        for name in ("open_seconds", "minimum", "passcode_digest"):
+            if values[name] is None:  # requests of older versions do not have it
                 del values[name]
         facts = QUESTIONS[study.question]
         is_open = facts.data == "items" and facts.dictionary == "none"

@@ -10,14 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
 from sfumato.collector.problems import Problem
 from sfumato.collector.requests import Request, from_lines, to_lines
 from sfumato.collector.store.ledger import StoreLedger, spent_by
 from sfumato.collector.store.store import (
+    FaultRow,
     Store,
     StudyRow,
     StudyState,
@@ -28,7 +31,7 @@ from sfumato.collector.store.store import (
 from sfumato.device import offers
 from sfumato.device.offers import Offer
 from sfumato.device.outbox import DAY_SECONDS
-from sfumato.errors import DataError, StudyError
+from sfumato.errors import DataError, SpecError, StoreDamaged, StudyError
 from sfumato.flow.accumulator import RecordBatch, accumulator, table_from_bytes
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import digest_of
@@ -45,6 +48,11 @@ End = Literal["released", "failed", "deleted"]  # states in which a study asks n
 ALIVE: tuple[StudyState, ...] = ("collecting", "closing")
 UNFINISHED: tuple[TaskState, ...] = ("open", "closing")
 LONGEST_OPEN = 366 * DAY_SECONDS  # of one task
+_DIGEST = re.compile("[0-9a-f]{64}")
+RESTORED = (  # the problem of a study that a restored store must not release
+    "the store was restored from a copy, and this study may have been released after the copy was "
+    "made; its open tasks are charged"
+)
 
 
 CampaignCache: TypeAlias = dict[str, tuple[Campaign, int]]
@@ -63,6 +71,7 @@ class Terms:
     closes: int | None
     open_seconds: int | None = None
     minimum: int | None = None
+    passcode: bool = False  # whether devices need one
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,7 @@ def create(
             f"closes must not be in the past: today is day {today}; got {request.closes}"
         )
     _check_open_time(request, study, now())
+    passcode = None if request.passcode_digest is None else _bytes_of(request.passcode_digest)
     study = study.with_seed(rng)
     planned = plan(study, items=request.items)
     seeded = planned.design.with_seed(rng)
@@ -116,6 +126,7 @@ def create(
         closes=request.closes,
         open_seconds=request.open_seconds,
         minimum=request.minimum,
+        passcode=passcode is not None,
     )
     row = StudyRow(
         id=rng.words(2).tobytes().hex(),
@@ -133,6 +144,8 @@ def create(
         if body is not None and dictionary_digest is not None:
             tx.add_dictionary(dictionary_digest, body)
         tx.add_study(row)
+        if passcode is not None:
+            tx.set_passcode(row.id, passcode)
         if seeded.secret:
             tx.set_secret(row.id, seeded.secret)
         first = next_task(tx, row, key=key, now=now())
@@ -183,6 +196,7 @@ def next_task(
         dictionary=terms.dictionary,
         closes=terms.closes,
         model=None if model is None else question.model_terms(model, number),
+        passcode=terms.passcode,
     )
     devices = question.closing_count(task, answering=1 - planned.study.expected_dropout)
     task_row = TaskRow(
@@ -219,6 +233,61 @@ def close(store: Store, study_id: str) -> StudyRow:
         return row
 
 
+def replace_passcode(store: Store, study_id: str, digest: str) -> StudyRow:
+    """From now on, devices need the passcode with this SHA-256; the one before is refused."""
+    value = _bytes_of(digest)
+    with store.transaction() as tx:
+        row = tx.lock_study(study_id)
+        if row is None:
+            raise Problem("unknown-study")
+        if row.state not in ALIVE:
+            raise Problem("wrong-state", f"a study that is {row.state} needs no passcode")
+        if not terms_of(row).passcode:
+            raise Problem(
+                "wrong-state",
+                "a study that was opened without a passcode cannot get one: its offers say so",
+                hint="open another study",
+            )
+        tx.set_passcode(study_id, value)
+        return row
+
+
+def retry(store: Store, study_id: str) -> StudyRow:
+    """Let the worker try a study at once: one with a fault, or one that failed and still has data.
+
+    A failed one is not opened to devices again: what they sent is released, if now it can be. An
+    answer that it was charged for is stored with the charge, and is used again; what was not
+    charged is charged when it is released. A study that failed because its store was restored is
+    refused: it may have been released already.
+    """
+    with store.transaction() as tx:
+        row = get_study(tx, study_id)
+        if row.state == "failed":
+            _revive(tx, row)
+        elif row.state not in ALIVE:
+            raise Problem("wrong-state", f"a study that is {row.state} cannot be tried again")
+        tx.clear_fault(study_id)
+        return get_study(tx, study_id)
+
+
+def _revive(tx: Transaction, row: StudyRow) -> None:
+    if row.problem == RESTORED:
+        raise Problem(
+            "wrong-state",
+            "this study may have been released before its store was restored",
+            hint="open a new study in its place",
+        )
+    tasks, answers = tx.tasks(row.id), {answer.owner for answer in tx.answer_rows(row.id)}
+    if not answers and not any(
+        tx.sealed_count(task.id) or tx.pending_uploads(task.id, 1) for task in tasks
+    ):
+        raise Problem("wrong-state", "nothing is left of what devices sent to this study")
+    tx.set_study_state(row.id, "closing", expected=["failed"])
+    for task in tasks:
+        if task.id not in answers:
+            tx.set_task_state(task.id, "closing", expected=["done"])
+
+
 def delete(store: Store, study_id: str) -> StudyRow:
     """Drop all data that devices sent; the release, the charges and the name stay."""
     with store.transaction() as tx:
@@ -243,6 +312,7 @@ def end(
     for task in tx.tasks(study_id):  # first, so that no device joins or uploads any more
         tx.set_task_state(task.id, "done", expected=UNFINISHED)
     tx.end_rounds(study_id, f"its study is {state}")
+    tx.clear_fault(study_id)
     return True
 
 
@@ -255,7 +325,7 @@ def may_skip(row: StudyRow) -> bool:
 def state(store: Store, study_id: str) -> dict[str, Any]:
     """Everything about a study except its release, as plain data."""
     with store.reading() as tx:
-        row = get_study(tx, study_id)
+        row, fault = get_study(tx, study_id), tx.fault(study_id)
         tasks = [_task_state(tx, task) for task in tx.tasks(row.id)]
     terms = terms_of(row)
     public_terms = [field.name for field in fields(terms) if field.name != "request"]
@@ -270,6 +340,7 @@ def state(store: Store, study_id: str) -> dict[str, Any]:
         "state": row.state,
         "since": row.since,
         "problem": row.problem,
+        "fault": fault_state(fault),
         "received": sum(task["received"] for task in tasks),
         "counted": sum(task["counted"] for task in tasks),
         "repeated": sum(task["repeated"] for task in tasks),
@@ -278,6 +349,13 @@ def state(store: Store, study_id: str) -> dict[str, Any]:
         "terms": {name: getattr(terms, name) for name in public_terms},
         "tasks": tasks,
     }
+
+
+def fault_state(fault: FaultRow | None) -> dict[str, Any] | None:
+    """The fault of a study as plain data."""
+    if fault is None:
+        return None
+    return {"problem": fault.problem, "tries": fault.tries, "next_try": fault.next_try}
 
 
 def report_count(tx: Transaction, task_id: str) -> int:
@@ -325,6 +403,8 @@ def plan_of(tx: Transaction, row: StudyRow) -> Plan:
     """The plan of a study, with its seed."""
     record, terms = json.loads(row.plan), terms_of(row)
     body = None if terms.dictionary is None else tx.dictionary(terms.dictionary)
+    if body is not None and hashlib.sha256(body).hexdigest() != terms.dictionary:
+        raise StoreDamaged(f"the dictionary {terms.dictionary} is damaged: its digest is another")
     return Plan(
         study=from_json(row.study),
         design=_design_of(row),
@@ -340,6 +420,19 @@ def _design_of(row: StudyRow) -> Question:
     planner_of(from_json(row.study))  # its import registers the kinds of its specs
     design: Question = from_json(row.design)
     return design
+
+
+def task_of(row: TaskRow) -> Any:
+    """The task of a row; StoreDamaged if it is another than devices were asked."""
+    return _parse_task(row.id, row.spec)
+
+
+@lru_cache(maxsize=256)
+def _parse_task(task_id: str, spec: str) -> Any:
+    task = from_json(spec)
+    if task.id != task_id:
+        raise StoreDamaged(f"the task {task_id} is damaged: its digest is another")
+    return task
 
 
 def terms_of(row: StudyRow) -> Terms:
@@ -433,6 +526,15 @@ def _check_open_time(request: Request, study: Study, now: float) -> None:
         )
 
 
+def _bytes_of(passcode_digest: str) -> bytes:
+    if not isinstance(passcode_digest, str) or not _DIGEST.fullmatch(passcode_digest):
+        raise StudyError(
+            "passcode_digest must be the SHA-256 of a passcode, 64 hexadecimal digits in lower "
+            "case; got something else"
+        )
+    return bytes.fromhex(passcode_digest)
+
+
 def _daily_reports(request: Request, study: Study) -> int:
     planned = study.daily_reports or 1
     daily = planned if request.daily_reports is None else request.daily_reports
@@ -456,11 +558,18 @@ def _terms_of_tables(planned: Plan, task: AnyTask) -> dict[str, Any]:
     }
 
 
+def _cohort_of(task: TaskRow) -> str:
+    try:
+        return str(from_json(task.spec).cohort)
+    except SpecError:  # the page that says so must still be shown
+        return "damaged"
+
+
 def _task_state(tx: Transaction, task: TaskRow) -> dict[str, Any]:
     counts, rounds = tx.counts(task.id), tx.rounds(task.id)
     return {
         "id": task.id,
-        "cohort": from_json(task.spec).cohort,
+        "cohort": _cohort_of(task),
         "waiting": tx.waiting_count(task.id),
         "rounds": [{"phase": row.phase, "problem": row.problem} for row in rounds],
         "state": task.state,

@@ -151,6 +151,7 @@ _TERMS = (  # of the request, not of the study
     "closes",
     "open_seconds",
     "minimum",
+    "passcode_digest",
 )
 
 QUESTION_TEXTS = {

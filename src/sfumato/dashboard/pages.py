@@ -1,4 +1,4 @@
-"""The pages that show studies, releases, the ledger and costs, and the one that closes a study."""
+"""The pages that show studies, releases, the ledger and costs, and that close or retry a study."""
 
 from __future__ import annotations
 
@@ -160,6 +160,14 @@ async def close(visit: Visit) -> Response:
     await _study_view(visit)
     await visit.service.show(studies.close, visit.service.store, visit.study_id)
     await visit.service.tasks.snapshot(fresh=True)
+    return RedirectResponse(f"{HOME}/{visit.study_id}", status_code=303)
+
+
+@sign_in_required("admin")
+async def retry(visit: Visit) -> Response:
+    await _study_view(visit)
+    await visit.service.show(studies.retry, visit.service.store, visit.study_id)
+    visit.service.wake_worker()
     return RedirectResponse(f"{HOME}/{visit.study_id}", status_code=303)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from sfumato.collector import studies
 from sfumato.collector.problems import Problem
 from sfumato.collector.store.ledger import StoreLedger, entries_by_cohort, price, spent_by
-from sfumato.collector.store.store import Store, StudyRow, TaskRow, Transaction
+from sfumato.collector.store.store import FaultRow, Store, StudyRow, TaskRow, Transaction
 from sfumato.collector.studies import terms_of
 from sfumato.dashboard import charts
 from sfumato.dashboard.charts import Estimate, estimates
@@ -37,6 +37,7 @@ class StudySummary:
     plan: Mapping[str, Any]
     reports: int
     target: int
+    fault: FaultRow | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -46,18 +47,19 @@ class StudySummary:
 def study_summaries(store: Store) -> list[StudySummary]:
     """Every study: active ones first, and the newest first among each."""
     with store.reading() as tx:
-        summaries = [_summary(tx, row) for row in reversed(tx.studies())]
+        faults = tx.faults()
+        summaries = [_summary(tx, row, faults.get(row.id)) for row in reversed(tx.studies())]
     return sorted(summaries, key=lambda summary: not summary.is_alive)
 
 
-def _summary(tx: Transaction, row: StudyRow) -> StudySummary:
+def _summary(tx: Transaction, row: StudyRow, fault: FaultRow | None) -> StudySummary:
     tasks, plan = tx.tasks(row.id), json.loads(row.plan)
     if row.state in studies.ALIVE:
         reports = sum(studies.report_count(tx, task.id) for task in tasks)
     else:  # sealed records may have been dropped; the counts stay
         reports = sum(tx.counts(task.id).get("reports", 0) for task in tasks)
     target = target_of([task.target for task in tasks], plan)
-    return StudySummary(row, plan["study"], plan, reports, target)
+    return StudySummary(row, plan["study"], plan, reports, target, fault)
 
 
 def target_of(targets: Sequence[int | None], plan: Mapping[str, Any]) -> int:

@@ -150,6 +150,15 @@ def day(number: int) -> str:
     return (_DAY_ZERO + timedelta(days=number)).date().isoformat()
 
 
+def moment(seconds: int) -> str:
+    """A time since 1970, to the minute.
+
+    >>> moment(1_728_000_000)
+    '2024-10-04 00:00 UTC'
+    """
+    return f"{_DAY_ZERO + timedelta(seconds=seconds):%Y-%m-%d %H:%M} UTC"
+
+
 _TEMPLATES = Environment(
     loader=PackageLoader("sfumato.dashboard"),
     autoescape=True,
@@ -166,6 +175,7 @@ _TEMPLATES.filters |= {
     "sentence": sentence,
     "duration": duration,
     "day": day,
+    "moment": moment,
 }
 _TEMPLATES.globals |= {
     "asset": assets.address,

@@ -35,6 +35,7 @@ ROUTES: tuple[BaseRoute, ...] = (
             _get("/studies/{study_id}/chart", pages.chart),
             _get("/studies/{study_id}/close", pages.close_page),
             _post("/studies/{study_id}/close", pages.close),
+            _post("/studies/{study_id}/retry", pages.retry),
             _get("/studies/{study_id}/release.{ending}", pages.export),
             _get("/ledger", pages.ledger),
             _get("/costs", pages.costs),

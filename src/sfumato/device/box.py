@@ -315,6 +315,7 @@ class State:
     report_ids: dict[str, str] = field(default_factory=dict)  # by record that is on the way
     retries: dict[str, Retry] = field(default_factory=dict)  # by task
     contributions: dict[str, Contribution] = field(default_factory=dict)  # by campaign
+    passcodes: dict[str, str] = field(default_factory=dict)  # by study
 
     def may_contribute(self, offer: Offer, task: Task) -> bool:
         """Whether a table for this task keeps the device within the study's contribution bound.
@@ -347,6 +348,7 @@ class State:
                 del self.contributions[_campaign(offer, task)]
 
     def to_json(self) -> str:
+        passcodes = {"passcodes": self.passcodes} if self.passcodes else {}
         return canonical(
             {
                 "version": VERSION,
@@ -361,6 +363,7 @@ class State:
                     campaign: [each.study, each.cohort, sorted(each.tasks)]
                     for campaign, each in self.contributions.items()
                 },
+                **passcodes,  # states of older versions do not have them
             }
         )
 
@@ -382,6 +385,7 @@ class State:
                     campaign: Contribution(study, cohort, set(tasks))
                     for campaign, (study, cohort, tasks) in data["contributed"].items()
                 },
+                passcodes=dict(data.get("passcodes", {})),
             )
         except (*_UNREADABLE, SpecError, OfferError):  # the cause is hidden: it might show a record
             raise SpecError(

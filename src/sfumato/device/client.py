@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+from sfumato.device import passcodes
 from sfumato.errors import OfferError, ServiceError, SpecError
 from sfumato.flow.model_terms import ModelTerms, digest_of
 from sfumato.flow.report import LENGTH_BYTES, Report, to_frames
@@ -32,6 +33,7 @@ class Upload:
     stored: bool
     rejected: int = 0
     is_over: bool = False  # the task accepts no more reports
+    wrong_passcode: bool = False  # it accepts none without the study's passcode
     retry_after_seconds: int = 0
 
 
@@ -83,17 +85,26 @@ def fetch_model(send: Send, terms: ModelTerms) -> bytes:
     return body
 
 
-def upload(send: Send, task_id: str, reports: Sequence[Report]) -> Upload:
+def upload(
+    send: Send, task_id: str, reports: Sequence[Report], passcode: str | None = None
+) -> Upload:
     """Send reports in one body; `split_into_uploads` makes pieces that fit."""
     body = to_frames(report.to_bytes() for report in reports)
-    answer = send("POST", f"/v1/tasks/{task_id}/reports", body, {})
+    answer = send("POST", f"/v1/tasks/{task_id}/reports", body, passcode_headers(passcode))
     if answer.status in (200, 201):
         return Upload(stored=True, rejected=_rejected(answer))
+    code = problem_of(answer)[0]
     return Upload(
         stored=False,
-        is_over=(answer.status, problem_of(answer)[0]) in _OVER,
+        is_over=(answer.status, code) in _OVER,
+        wrong_passcode=code == "wrong-passcode",
         retry_after_seconds=retry_after(answer),
     )
+
+
+def passcode_headers(passcode: str | None) -> dict[str, str]:
+    """The headers of a request to a study that needs this passcode; none if it needs none."""
+    return {} if passcode is None else {passcodes.HEADER: passcode}
 
 
 def split_into_uploads(reports: Sequence[Report]) -> Iterator[Sequence[Report]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from sfumato.device import client
+from sfumato.device import client, passcodes
 from sfumato.device.box import Box, Retry, SqliteBox, State
 from sfumato.device.client import Http, Send
 from sfumato.device.offers import Offer, verify
@@ -38,6 +38,7 @@ class SkipReason(StrEnum):
     NOT_OFFERED = "not_offered"  # there is no such study, or it is closed, or not fully fetched
     CONSENT_AGAIN = "consent_again"  # its terms are worse than those the user agreed to
     NOT_ASKED_FOR = "not_asked_for"  # masked rounds need `join`, all other studies `record`
+    NO_PASSCODE = "no_passcode"  # it is for devices that have its passcode, and this one has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class SendSummary:
     rejected: int = 0  # out of those delivered
     forgotten: int = 0  # dropped because their task is over
     pending: int = 0  # due, but to be tried again
+    wrong_passcode: int = 0  # out of those pending: refused just now, for their study's passcode
 
     def __add__(self, other: SendSummary) -> SendSummary:
         return SendSummary(
@@ -64,6 +66,7 @@ class SendSummary:
             self.rejected + other.rejected,
             self.forgotten + other.forgotten,
             self.pending + other.pending,
+            self.wrong_passcode + other.wrong_passcode,
         )
 
     def to_dict(self) -> dict[str, int]:
@@ -72,6 +75,7 @@ class SendSummary:
             "rejected": self.rejected,
             "forgotten": self.forgotten,
             "kept": self.pending,
+            "wrong_passcode": self.wrong_passcode,
         }
 
 
@@ -141,6 +145,24 @@ class Device:
             state.outbox.consent(study)
             state.agreements[study] = offer
 
+    def set_passcode(self, study: str, passcode: str) -> None:
+        """Keep the passcode of a study, in place of an earlier one.
+
+        It is sent with the reports of this study, and when the device joins its masked rounds; the
+        study's offers say whether it is needed. Reports that were refused without it are due again.
+        All devices have the same one, so it identifies none of them.
+        """
+        passcodes.check(passcode)
+        with self._transaction() as state:
+            if state.passcodes.get(study) == passcode:
+                return
+            state.passcodes[study] = passcode
+            state.retries = {
+                task: retry
+                for task, retry in state.retries.items()
+                if state.outbox.study_of(task) != study
+            }
+
     def withdraw(self, study: str) -> None:
         """The user opts out: delete consent and everything unsent; keep ledger and log."""
         with self._transaction() as state:
@@ -203,6 +225,7 @@ class Device:
         """
         self._fetch_model(study, now)
         with self._transaction() as state:
+            passcode = state.passcodes.get(study)
             if self._box.round(study) is None:
                 offer = self._open(state, study, now)
                 if not isinstance(offer, Offer):
@@ -215,6 +238,7 @@ class Device:
                     return SkipReason.NOT_OFFERED  # another process just fetched another round
                 RoundClient.begin(self._box, offer, rng=self._rng)
         part = RoundClient(self._box, self._transaction, self._key, study, rng=self._rng)
+        part.passcode = passcode
         part.make_table = masked_table(
             part.offer, value, self._places(part.offer), self._parameters(part.offer)
         )
@@ -263,6 +287,8 @@ class Device:
             tasks = {record.task_id for record in due}
             state.retries = {task: at for task, at in state.retries.items() if task in tasks}
             report_ids, retries = dict(state.report_ids), dict(state.retries)
+            studies = {task: state.outbox.study_of(task) or "" for task in tasks}
+            codes = {task: state.passcodes.get(study) for task, study in studies.items()}
         summary = SendSummary()
         reachable = True
         for task, group in groupby(due, key=lambda record: record.task_id):
@@ -274,7 +300,9 @@ class Device:
                     Report(task, bytes.fromhex(report_ids[record.id]), record.data)
                     for record in records
                 ]
-                of_task, reachable = self._upload(task, records, reports, now, reachable)
+                of_task, reachable = self._upload(
+                    task, records, reports, codes[task], now, reachable
+                )
                 summary += of_task
         return summary
 
@@ -307,6 +335,8 @@ class Device:
             return Outcome.NO_CONSENT
         if changes(agreement, offer):
             return SkipReason.CONSENT_AGAIN
+        if offer.passcode and study not in state.passcodes:
+            return SkipReason.NO_PASSCODE
         if offer.dictionary is not None and self._dictionary(offer) is None:
             return SkipReason.NOT_OFFERED
         return offer
@@ -380,6 +410,7 @@ class Device:
         task: str,
         records: list[OutgoingRecord],
         reports: list[Report],
+        passcode: str | None,
         now: float,
         reachable: bool,
     ) -> tuple[SendSummary, bool]:
@@ -391,7 +422,7 @@ class Device:
             answer = client.Upload(stored=False)
             if reachable:
                 try:
-                    answer = client.upload(self._send, task, piece)
+                    answer = client.upload(self._send, task, piece, passcode)
                 except ServiceError:
                     reachable = False  # do not try the next tasks either
             with self._transaction() as state:
@@ -418,7 +449,8 @@ class Device:
         longest = min(FIRST_RETRY * 2.0 ** min(failures - 1, 32), LONGEST_RETRY)
         wait = answer.retry_after_seconds + self._random() * longest
         state.retries[task] = Retry(failures, now + wait)
-        return SendSummary(pending=len(records))
+        count = len(records)
+        return SendSummary(pending=count, wrong_passcode=count if answer.wrong_passcode else 0)
 
     def _random(self) -> float:
         return int(self._rng.words(1)[0]) / 2.0**64

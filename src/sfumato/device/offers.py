@@ -69,6 +69,7 @@ class Offer:
     closes: int | None = None  # the last day, since 1970-01-01 UTC, on which devices answer
     min_version: int = WIRE_VERSION  # the lowest wire version that a device must support
     masked: bool = later(False)  # under trust "central": tables are sent in masked rounds
+    passcode: bool = later(False)  # only devices that have the study's passcode take part
 
     def check(self) -> None:
         require(

@@ -299,6 +299,11 @@ class Outbox:
         out.sort(key=lambda record: record.rule.task_id)  # stable: by id, at random, within a task
         return [OutgoingRecord(record.id, record.rule.task_id, record.data) for record in out]
 
+    def study_of(self, task_id: str) -> str | None:
+        """The study of the task's records that wait here; None if there are none."""
+        studies = (each.rule.study for each in self._waiting if each.rule.task_id == task_id)
+        return next(studies, None)
+
     def confirm(self, ids: Iterable[str], now: float) -> int:
         """Move the records that arrived to the log; returns how many.
 

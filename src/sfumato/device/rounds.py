@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from sfumato.device import invitations
 from sfumato.device.box import Box, State
-from sfumato.device.client import Response, Send, problem_of, retry_after
+from sfumato.device.client import Response, Send, passcode_headers, problem_of, retry_after
 from sfumato.device.offers import Offer, offer_from_text, public_key
 from sfumato.errors import ImpossibleError, MismatchError, OfferError, ServiceError, SpecError
 from sfumato.flow.contribute import join_round
@@ -59,6 +59,7 @@ class RoundOutcome(StrEnum):
     ABORTED = "aborted"  # too few devices were left; nothing was opened, and it may join again
     LOST = "lost"  # the round ended while its sum was being opened: it counts as a contribution
     REFUSED = "refused"  # the device refused to continue; `RoundClient.problem` says why
+    WRONG_PASSCODE = "wrong_passcode"  # the study has another passcode; with it, it may join again
     UNREACHABLE = "unreachable"  # no answer, or no progress, in time; the same call continues
     WAITING = "waiting"  # no round began in time; the same call continues
 
@@ -72,7 +73,7 @@ class Request:
     body: bytes
     headers: dict[str, str]
 
-    def __repr__(self) -> str:  # tickets are in the headers
+    def __repr__(self) -> str:  # tickets and passcodes are in the headers
         return f"Request({self.method})"
 
 
@@ -143,6 +144,7 @@ class RoundClient:
         self._box, self._transaction, self._key, self._study = box, transaction, key, study
         self._rng = rng
         self.make_table: MakeTable | None = None  # from the device's values
+        self.passcode: str | None = None  # of the study, to join
         self.participant: Participant | None = None
         self.outcome: RoundOutcome | None = None
         self.problem = ""  # why the collector or the device refused
@@ -185,6 +187,7 @@ class RoundClient:
         headers = {"Authorization": f"Ticket {progress.ticket}"}
         if progress.stage == "join":
             identity = public_key(bytes.fromhex(progress.identity))
+            headers |= passcode_headers(self.passcode)
             return Request("POST", f"/v1/tasks/{progress.task.id}/join", identity, headers)
         if progress.stage == "wait":
             return Request("GET", f"/v1/tickets?wait={wait_seconds}", b"", headers)
@@ -301,7 +304,8 @@ class RoundClient:
     def _handle_refusal(self, stage: str, answer: Response) -> None:
         code, self.problem = problem_of(answer)
         if stage == "join":
-            self._end(RoundOutcome.NOT_NEEDED)
+            is_passcode = code == "wrong-passcode"
+            self._end(RoundOutcome.WRONG_PASSCODE if is_passcode else RoundOutcome.NOT_NEEDED)
         elif stage == "wait" and code not in ("round-lost", "round-over"):
             aborted = code == "round-aborted" or self._progress.round_id != ""
             self._end(RoundOutcome.ABORTED if aborted else RoundOutcome.NOT_NEEDED)

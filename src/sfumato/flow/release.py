@@ -77,6 +77,36 @@ def noised_sum(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Influence:
+    """How far one dishonest device can move one number of an answer.
+
+    Compared are the answers to two sets of reports of the device, each of as many reports as it may
+    send and all of them admitted; the other devices' reports and the noise are the same. It says
+    nothing about an item that is listed in only one of the two answers.
+
+    >>> print(Influence(of="a count", most=1.0))
+    one dishonest device, which can move a count by at most 1; if it answers as several devices, by
+    that much for each
+    >>> print(Influence(of="a count", most=None, note="nothing is checked"))
+    one dishonest device, which can move a count without bound: nothing is checked
+    """
+
+    of: str
+    most: float | None  # in the unit of the answer; None: no bound holds
+    note: str = ""  # why no bound holds, or how often the device can do so
+
+    def __str__(self) -> str:
+        start = f"one dishonest device, which can move {self.of}"
+        if self.most is None:
+            return f"{start} without bound: {self.note}"
+        often = f" {self.note}" if self.note else ""
+        return (
+            f"{start} by at most {self.most:,g}{often}; if it answers as several devices, by that "
+            "much for each"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Privacy:
     """The privacy of a release, as data; its statement is made from these fields only.
 
@@ -106,6 +136,7 @@ class Privacy:
     second: str = ""  # a stronger guarantee against an observer who sees less
     assumptions: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
+    influence: Influence | None = None  # None in releases of older versions
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -119,6 +150,7 @@ class Privacy:
             f"Trust: {self.trust}; {self.sees}",
             *(f"Assumes: {each}" for each in self.assumptions),
             *(f"Not covered: {each}" for each in self.not_covered),
+            *([f"Not covered: {self.influence}"] if self.influence else []),
         )
 
     @property
@@ -143,7 +175,9 @@ class Privacy:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Privacy:
         """The inverse of `to_dict`."""
-        values = {each.name: data[each.name] for each in fields(cls)}
+        values = {each.name: data[each.name] for each in fields(cls) if each.name in data}
+        if values.get("influence"):
+            values["influence"] = Influence(**values["influence"])
         values["assumptions"] = tuple(values["assumptions"])
         values["not_covered"] = tuple(values["not_covered"])
         return cls(**values)

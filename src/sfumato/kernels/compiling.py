@@ -10,6 +10,15 @@ from numba import njit
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def has_cache() -> bool:
+    """Whether machine code can be cached, so that the next process need not compile it."""
+    try:
+        njit(cache=True)(has_cache)  # only looks for a folder: nothing is compiled before a call
+    except RuntimeError:  # numba has no folder for its cache
+        return False
+    return True
+
+
 def kernel(function: Function) -> Function:
     """Compile a loop that releases the interpreter lock.
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sfumato.errors import ImpossibleError, SpecError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import PARAMETER_BYTES, LocalTraining, ModelTerms, digest_of
-from sfumato.flow.release import Cost, ModelRelease
+from sfumato.flow.release import Cost, Influence, ModelRelease
 from sfumato.flow.secure_sum import SecureSum, traffic
 from sfumato.flow.task import Task
 from sfumato.learn import models
@@ -29,6 +29,7 @@ from sfumato.privacy.accounting import (
 )
 from sfumato.privacy.rounding import COARSEST, Rounding, fineness
 from sfumato.privacy.samplers import LARGEST_SCALE, Rng
+from sfumato.questions.promise import masked_influence
 from sfumato.questions.question import Participation, Plan, QuestionDefaults, Seeded
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch
@@ -210,6 +211,17 @@ class TrainingDesign(QuestionDefaults):
     @property
     def may_skip(self) -> bool:
         return True
+
+    @property
+    def influence(self) -> Influence:
+        of = "a parameter of the model"
+        if self.secure is not None:
+            return masked_influence(of)
+        note = f"its updates are clipped to norm {self.clip:g} of a cohort of {self.cohort:,}, but "
+        note += "later rounds start from the parameters that it moved"
+        if self.adaptive_clip is not None:
+            note = "later rounds start from the parameters and the clip that it moved"
+        return Influence(of=of, most=None, note=note)
 
     def with_seed(self, rng: Rng) -> Seeded:
         """Unchanged: a model's seed comes from its study (`Study.with_seed`)."""

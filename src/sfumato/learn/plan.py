@@ -143,6 +143,7 @@ def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Priv
         if design.secure is None
         else "the server sees sums over enough clients and no client's table",
         assumptions=assumptions,
+        influence=design.influence,
     )
     if exact:
         return privacy

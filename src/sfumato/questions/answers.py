@@ -18,6 +18,7 @@ from sfumato.errors import ImpossibleError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import Cost, CountRelease, Privacy
 from sfumato.privacy import debias
+from sfumato.questions.promise import over_all_devices
 from sfumato.questions.question import Participation, Plan
 
 F64 = npt.NDArray[np.float64]
@@ -81,7 +82,7 @@ def listed_release(
         low=np.minimum(low, counts)[order],  # an estimate may be an impossible count
         high=np.maximum(high, counts)[order],
         significant=significant[order],
-        privacy=privacy,
+        privacy=over_all_devices(privacy, scale),
         cost=Cost(
             devices=participation.devices,
             rounds=participation.rounds,
@@ -123,7 +124,7 @@ def discovered_release(
         low=interval[0][rows],
         high=interval[1][rows],
         significant=np.ones(rows.size, dtype=np.bool_),
-        privacy=plan.privacy,
+        privacy=over_all_devices(plan.privacy, scale),
         cost=Cost(
             devices=participation.devices,
             rounds=plan.predicted["rounds"],

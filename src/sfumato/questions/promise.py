@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sfumato.flow.release import Privacy
+from sfumato.flow.release import Influence, Privacy
 from sfumato.flow.secure_sum import SecureSum
 from sfumato.flow.task import Task
 from sfumato.privacy.shuffling import shuffled_epsilon
@@ -21,16 +21,34 @@ SEES_TABLES = "the collector sees each device's table, adds the noise and is tru
 SEES_ITEMS = "the collector sees each device's items, adds the noise and is trusted with both"
 SEES_ALL = "the collector sees each device's table, and everybody sees the exact sums"
 SEES_ALL_ITEMS = "the collector sees each device's items, and everybody sees the exact sums"
+COUNT = "a count over the devices that answer"
 
 
-def round_up(epsilon: float) -> float:
-    """An epsilon rounded up to three digits.
+def round_up(number: float) -> float:
+    """A number above 0 rounded up to three digits.
 
-    >>> round_up(0.15741), round_up(5.9999), round_up(18.401)
-    (0.158, 6.0, 18.5)
+    >>> round_up(0.15741), round_up(5.9999), round_up(18.401), round_up(2.0001e-9)
+    (0.158, 6.0, 18.5, 2.01e-09)
     """
-    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
-    return round(math.ceil(epsilon / unit - 1e-9) * unit, 12)
+    digits = 2 - math.floor(math.log10(number))
+    unit = 10.0**-digits
+    return round(math.ceil(number / unit - 1e-9) * unit, max(digits, 0))
+
+
+def masked_influence(of: str) -> Influence:
+    """The influence of a device whose tables are masked."""
+    return Influence(of=of, most=None, note="to any value, since masked tables cannot be checked")
+
+
+def over_all_devices(privacy: Privacy, scale: float) -> Privacy:
+    """The same privacy for counts over all devices asked, of which one in `scale` answered."""
+    influence = privacy.influence
+    if influence is None or influence.most is None:
+        return privacy
+    most = round_up(scale * influence.most)
+    return replace(
+        privacy, influence=replace(influence, of="a count over all devices asked", most=most)
+    )
 
 
 def device_guarantee(epsilon: float, delta: float) -> str:
@@ -63,7 +81,7 @@ def collusion_assumptions(secure: SecureSum | None) -> tuple[str, ...]:
     )
 
 
-def local_promise(algorithm: str, epsilon: float, per_device: int) -> Privacy:
+def local_promise(algorithm: str, epsilon: float, per_device: int, influence: Influence) -> Privacy:
     """The guarantee of local randomisation; a release adds that of shuffling (`with_shuffling`)."""
     day = (
         f"a device sends at most {per_device} reports per day, with a total epsilon of "
@@ -82,6 +100,7 @@ def local_promise(algorithm: str, epsilon: float, per_device: int) -> Privacy:
         sees="nobody sees a value, and everybody may see the reports",
         assumptions=(day, "the device's random number generator is sound"),
         not_covered=("which devices take part, and on which days",),
+        influence=influence,
     )
 
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from sfumato.errors import DataError, SpecError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import ModelTerms
-from sfumato.flow.release import Privacy, Release
+from sfumato.flow.release import Influence, Privacy, Release
 from sfumato.flow.task import AnyTask
 from sfumato.privacy import Charge, Rng
 from sfumato.sketch import ItemKeys
@@ -132,6 +132,11 @@ class Question(Protocol):
     @property
     def least_noise(self) -> float | None:
         """The least `noise_multiplier` of its tasks; None if none of them has noise."""
+        ...
+
+    @property
+    def influence(self) -> Influence:
+        """How far one dishonest device can move one number of the answer."""
         ...
 
     @property
@@ -306,6 +311,11 @@ class Plan:
     def draw(self) -> Any:
         """Plot the planner's alternatives; SpecError if the question has no plot."""
         return self.design.draw(self.study)
+
+    @property
+    def influence(self) -> Influence:
+        """How far one dishonest device can move one number of the answer."""
+        return self.design.influence
 
     @property
     def listed(self) -> Dictionary:

@@ -20,7 +20,7 @@ from sfumato.flow.contribute import contribute
 from sfumato.flow.release import charge
 from sfumato.flow.task import AnyTask, Task
 from sfumato.privacy import Account, Rng, SeededRng, SystemRng
-from sfumato.privacy.samplers import below
+from sfumato.privacy.samplers import below, stream
 from sfumato.questions.question import Dictionary, Participation, Question
 from sfumato.secagg import rehearsal
 from sfumato.secagg.coordinator import Phase
@@ -70,23 +70,28 @@ class Fleet:
     def _sum(self, task: Task) -> Batch:
         answering = 0
 
-        def shards() -> Iterator[Shard]:
+        def shards() -> Iterator[tuple[int, Shard]]:
             nonlocal answering
-            for shard in self._shards(task):
+            for number, shard in enumerate(self._shards(task)):
                 answering += shard.answering
                 if shard.answering:
-                    yield shard
+                    yield number, shard
 
-        total = self.engine.sum(lambda shard: self._contribute(task, shard), shards())
+        total = self.engine.sum(lambda each: self._contribute(task, *each), shards())
         batch = Batch.empty(task)
         return batch if total is None else batch + Batch(task.id, total, answering)
 
-    def _contribute(self, task: Task, shard: Shard) -> I64:
+    def _contribute(self, task: Task, number: int, shard: Shard) -> I64:
+        """The sum of a shard's tables. Shards have generators of their own, so that a seeded sum
+        does not depend on which of them is first; the first shard has the fleet's, which no other
+        uses meanwhile."""
         values, rows = self._values(task, shard)
         weights = shard.weights
         if weights is not None and rows is not None:
             weights = weights[rows]
-        return contribute(task, values, devices=shard.answering, weights=weights, rng=self.rng)
+        label = f"task {len(self.tasks)} shard {number}"
+        rng = stream(self.rng, label) if number else self.rng
+        return contribute(task, values, devices=shard.answering, weights=weights, rng=rng)
 
     def _records(self, task: Any) -> RecordBatch:
         """The records of a local task; every device sends the same number."""

@@ -149,14 +149,17 @@ class NetworkFleet:
         allow_plain: bool = False,
         respondents: Callable[[str], Collection[int]] | None = None,
         connect: Callable[[], Send] | None = None,
+        passcode: str | None = None,
     ) -> None:
         """`respondents` maps a cohort to the numbers of the devices that answer its task; by
         default, all do. `connect` makes a connection to the collector, instead of HTTP to `server`.
+        All devices have the `passcode` of the studies that they answer.
 
         Device k draws from `SeededRng(seed, k)`, as in `simulate` with `protocol`, so that the same
         devices in the same cohorts send the same tables.
         """
         self._holdings, self._respondents = holdings, respondents
+        self._passcode = passcode
         self._most = max((len(each) for each in holdings if not callable(each)), default=0)
         self._links: list[Send] = [
             Http(server, allow_plain=allow_plain) if connect is None else connect()
@@ -208,6 +211,9 @@ class NetworkFleet:
             raise SpecError(f"a fleet with respondents by cohort takes one day; got {days} days")
         started = time.perf_counter()
         report = progress or (lambda stage, share: None)
+        if self._passcode is not None:
+            for device in self._devices:
+                device.set_passcode(study, self._passcode)
         today = int(time.time() // DAY_SECONDS)
         offer: Offer | None = self._offer(study, today, STUDY_SECONDS)
         assert offer is not None  # otherwise `_offer` raises

@@ -81,7 +81,8 @@ def simulate(
     The data of a mean is an array (devices, dimensions), with one vector per device; `vectors.load`
     reads one from a file.
 
-    Tables of many devices are made and added at once, since the sum is the same, masked or not.
+    Tables of many devices are made and added at once, since the sum is the same, masked or not: by
+    the `engine`, which is a `LocalEngine` by default and does not change the result.
     With `protocol` every device answers by itself, message by message, as it would over a network,
     in one to forty milliseconds per device. It then has its own random generator, so that devices
     of a `NetworkFleet` with the same seed send the same tables. With trust "local" devices always
@@ -106,12 +107,18 @@ def simulate(
     sized = seeded.question
     planned = replace(planned, design=sized)
     alone = protocol and not study.is_local
+    if engine is not None and (alone or study.is_local):
+        raise StudyError(
+            "an engine adds up tables of many devices at once; "
+            + ("with protocol" if alone else 'with trust "local"')
+            + " every device answers by itself, one after another",
+            hint="leave out engine",
+        )
     devices, notes = sized.bound(population, plan=planned, rng=rng, alone=alone)
     cohorts = Cohorts.of(planned.study, sized, seeded.seed, devices.devices, exact=alone)
     epsilon = None if study.is_local else planned.study.epsilon  # local reports are not charged
     ledger = ledger or Ledger(Budget(epsilon=epsilon, delta=planned.study.delta))
-    engine = engine or LocalEngine(workers=None if seed is None else 1)  # in a fixed order
-    parts = (devices, cohorts, sized, planned.dictionary, rng, engine, report)
+    parts = (devices, cohorts, sized, planned.dictionary, rng, engine or LocalEngine(), report)
     fleet = DeviceFleet(*parts, seed=seed, ledger=ledger) if alone else Fleet(*parts)
     campaign = sized.campaign(
         planned,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import serving
 from browsing import Stage, falling_counts, values_of
 from service.browser.screens import AXE, Screen
+from sfumato.collector.store.store import FaultRow
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +29,9 @@ def pages(stage: Stage) -> dict[str, str]:
     serving.wait_for(lambda: stage.state(charged) == "released", "the other release")
     failed = stage.open("Failed trees", devices=200)
     stage.finish(failed, "failed")
+    failing = stage.open("Failing trees", devices=200)
+    with stage.collector.store.transaction() as tx:
+        tx.set_fault(FaultRow(failing, f"a task is damaged: {LONG}", 3, int(time.time()) + 850))
     collecting = stage.open("Collected trees", devices=200, terms={"lifetime_epsilon": 40.0})
     stage.answer("Collected trees", values_of(falling_counts(20)))
     studies = "/dashboard/studies"
@@ -34,6 +39,7 @@ def pages(stage: Stage) -> dict[str, str]:
         "studies": studies,
         "released": f"{studies}/{released}",
         "failed": f"{studies}/{failed}",
+        "failing": f"{studies}/{failing}",
         "collecting": f"{studies}/{collecting}",
         "close": f"{studies}/{collecting}/close",
         "new": f"{studies}/new",

@@ -34,6 +34,7 @@ def test_simulate_prints_what_the_library_returns(folder: Path) -> None:
         "second",
         "assumptions",
         "not_covered",
+        "influence",
         "statement",
     }
     assert data["cost"].keys() == {"devices", "rounds", "bytes_per_device", "seconds"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,15 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner, Result
 
+from collecting import Stage
+from databases import execute
 from running import sfumato as run
 from serving import ask, settings, wait_for
 from sfumato.cli.main import main
+from sfumato.collector import studies
 from sfumato.collector.serve import CollectorServer, running
+from sfumato.collector.store.store import FaultRow
+from sfumato.device import passcodes
 from sfumato.device.offers import public_key, verify
 from sfumato.flow.contribute import local_report
 from sfumato.flow.report import to_frames
@@ -128,6 +134,52 @@ def test_a_study_from_its_opening_to_a_file(
     assert answer_of(sfumato("release", "show", "Trees", "--json")) == release
 
 
+def test_a_passcode_goes_from_the_study_to_devices_in_a_file(
+    sfumato: Sfumato, collector: CollectorServer, tmp_path: Path
+) -> None:
+    study = answer_of(sfumato(*create("Own trees"), "--passcode", "trees.code", "--json"))
+    again = answer_of(sfumato(*create("Own trees"), "--passcode", "trees.code", "--json"))
+    assert study["id"] == again["id"]
+    code = (tmp_path / "trees.code").read_text().strip()
+    assert passcodes.check(code)
+    assert (tmp_path / "trees.code").stat().st_mode & 0o077 == 0
+    assert "only devices that have its passcode" in sfumato("study", "show", "Own trees").stdout
+
+    fleet = ("fleet", "--key", collector.public_key, "--study", "Own trees", "--data", "trees.csv")
+    strangers = answer_of(sfumato(*fleet, "--json"))
+    assert (strangers["outcomes"], strangers["sent"]) == ({"no_passcode": 3}, 0)
+    assert answer_of(sfumato(*fleet, "--passcode", "trees.code", "--json"))["sent"] == 3
+
+    changed = sfumato("study", "passcode", "Own trees", "new.code")
+    sfumato("study", "passcode", "Own trees", "-", answer=code)
+    assert not (tmp_path / "-").exists()
+    assert (tmp_path / "new.code").read_text().strip() != code
+    offers = sfumato("device", "offers", "--home", "phone", "--key", collector.public_key)
+    assert "only devices that have its passcode take part" in offers.stdout
+    sfumato("device", "consent", "Own trees", "--home", "phone", "--yes")
+    result = sfumato("device", "record", "Own trees", "oak", "--home", "phone")
+    assert result.stdout == "no_passcode\n"
+    sfumato("device", "passcode", "Own trees", "new.code", "--home", "phone")
+    sfumato(
+        "device", "passcode", "Own trees", "-", "--home", "phone", answer=code
+    )  # and from stdin
+    result = sfumato("device", "record", "Own trees", "oak", "--home", "phone")
+    assert result.stdout == "kept\n"
+    assert code not in changed.output + offers.output + result.output
+
+
+@pytest.mark.parametrize("content", [None, "sesame", "sfp_ü"])
+def test_a_file_without_a_passcode_is_refused_and_not_shown(
+    sfumato: Sfumato, tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "bad.code").write_text(content)
+    result = sfumato("device", "passcode", "Own trees", "bad.code", "--home", "phone",
+                     "--key", "ab" * 32, code=2)  # fmt: skip
+    assert ("cannot be read" if content is None else "must be sfp_") in result.stderr
+    assert content is None or content not in result.output
+
+
 def test_the_ledger_is_shown(sfumato: Sfumato) -> None:
     assert "spent epsilon 0, allowed no limit" in sfumato("ledger", "show").stdout
     assert answer_of(sfumato("ledger", "show", "--json"))["entries"] == []
@@ -176,6 +228,65 @@ def test_tokens_are_listed_without_their_secrets_and_revoked(
     assert "role" in sfumato(*create("Trees"), code=1).stderr
     sfumato("token", "revoke", token["id"])
     assert "needs a valid token" in sfumato("study", "list", code=1).stderr
+
+
+def test_a_failing_study_is_shown_and_tried_again(
+    sfumato: Sfumato, collector: CollectorServer
+) -> None:
+    study_id = answer_of(sfumato(*create("Failing"), "--json"))["id"]
+    with collector.store.transaction() as tx:
+        tx.set_fault(FaultRow(study_id, "internal error: MemoryError", 2, int(time.time()) + 600))
+    assert "Failing  (failing)" in sfumato("study", "list").stdout
+    text = sfumato("study", "show", "Failing").stdout
+    assert "failing: internal error: MemoryError (tried 2 times, next at " in text
+    assert answer_of(sfumato("study", "retry", "Failing", "--json"))["fault"] is None
+    sfumato("study", "delete", "Failing", "--yes")
+    assert "cannot be tried again" in sfumato("study", "retry", "Failing", code=1).stderr
+
+
+def test_a_failed_study_is_released_after_a_confirmation(
+    sfumato: Sfumato, collector: CollectorServer
+) -> None:
+    study_id = answer_of(sfumato(*create("Mended"), "--json"))["id"]
+    send(collector, "Mended", [0] * 5)
+    with collector.store.transaction() as tx:
+        studies.end(tx, study_id, "failed", "internal error: MemoryError")
+    question = sfumato("study", "retry", "Mended", code=1, answer="n\n")
+    assert "this releases the result of 5 reports; retry?" in question.output
+    sfumato("study", "retry", "Mended", "--yes")
+    wait_for(
+        lambda: answer_of(sfumato("study", "show", study_id, "--json"))["state"] == "released",
+        "the release",
+    )
+
+
+def test_a_store_is_checked(sfumato: Sfumato, tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "checked.db")
+    study = stage.create("Checked")
+    stage.answer(study, 0, 1)
+    stage.finish(study)
+    stage.store.close()
+    store = ("--store", f"sqlite:///{tmp_path}/checked.db")
+    assert sfumato("check", *store).stdout.endswith("nothing is damaged\n")
+    findings = answer_of(sfumato("check", *store, "--json"))
+    assert (findings["problems"], findings["without_digest"]) == ([], 0)
+    assert findings["checked"]["sealed"] == 1
+    execute(str(tmp_path / "checked.db"), "UPDATE sealed SET data = CAST(data || x'00' AS BLOB)")
+    assert "study 'Checked': sealed 1 of task " in sfumato("check", *store, code=1).stdout
+    assert len(answer_of(sfumato("check", *store, "--json", code=1))["problems"]) == 1
+    nothing = sfumato("check", "--store", "sqlite:///none.db", code=1)
+    assert "there is nothing to check" in nothing.stderr
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_a_missing_cache_of_compiled_loops_is_a_warning(
+    sfumato: Sfumato, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "compiled loops" not in sfumato("serve", "--check").stderr
+    monkeypatch.setattr("sfumato.kernels.compiling.has_cache", lambda: False)
+    result = sfumato("serve", "--check", "--json")
+    assert "compiled loops cannot be cached" in result.stderr
+    assert answer_of(result)["retention_days"] is not None
 
 
 def test_a_copy_of_the_store_makes_another(sfumato: Sfumato, tmp_path: Path) -> None:

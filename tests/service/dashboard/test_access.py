@@ -21,7 +21,7 @@ from sfumato.dashboard import ROUTES
 
 STUDY = "0" * 32
 OPEN = {"/sign-in", "/static/{digest}/{name}", "/", "/{path:path}"}  # without a session
-ADMIN = {"/studies/new", "/studies/{study_id}/close"}
+ADMIN = {"/studies/new", "/studies/{study_id}/close", "/studies/{study_id}/retry"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"

@@ -207,6 +207,8 @@ def test_toml_goes_before_the_fields() -> None:
         "publish": "significant",
     }
     assert request["closes"] == 47_481
+    request = request_of(form(toml=f'passcode_digest = "{"ab" * 32}"'))
+    assert request["passcode_digest"] == "ab" * 32
     assert len(digest_of(request)) == 64
 
 

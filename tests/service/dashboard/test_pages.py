@@ -6,6 +6,7 @@ import html
 import io
 import json
 import re
+import time
 
 import pyarrow.csv
 import pyarrow.parquet
@@ -14,6 +15,9 @@ import pytest
 import serving
 from browsing import TREES, Stage, falling_counts, values_of
 from service.dashboard.visiting import Visitor
+from sfumato.collector import studies
+from sfumato.collector.store.store import FaultRow
+from sfumato.device import passcodes
 
 EVIL = '<script>alert(1)</script>" onload="x'
 
@@ -76,6 +80,19 @@ def test_a_study_that_collects_says_what_it_asks_and_promises(
     stage.finish(study)
 
 
+def test_a_study_with_a_passcode_says_so(stage: Stage, analyst: Visitor) -> None:
+    digest = passcodes.digest(passcodes.create()).hex()
+    ids = [
+        stage.open(f"Trees {k}", devices=500, terms=terms)
+        for k, terms in enumerate(({}, {"passcode_digest": digest}))
+    ]
+    pages = [analyst.get(f"/dashboard/studies/{study}").text for study in ids]
+    assert ["only devices that have the passcode" in page for page in pages] == [False, True]
+    assert digest not in pages[1]
+    for study in ids:
+        stage.finish(study, "failed")  # nobody answered
+
+
 def test_rejected_reports_are_shown_by_reason(stage: Stage, analyst: Visitor) -> None:
     study = stage.open("Rejected trees", devices=1_000)
     (task,) = stage.client.study(study)["tasks"]
@@ -94,6 +111,42 @@ def test_a_study_that_failed_says_why(stage: Stage, analyst: Visitor) -> None:
     page = page_text(analyst.get(f"/dashboard/studies/{study}").text)
     assert "This study failed, and nothing is released." in page
     assert "No device answered, so there is nothing to estimate from." in page
+
+
+def test_a_failing_study_says_so_and_an_admin_may_try_it_at_once(
+    stage: Stage, analyst: Visitor, admin: Visitor
+) -> None:
+    study, store = stage.open("Failing trees", devices=1_000), stage.collector.store
+    fault = FaultRow(study, "internal error: MemoryError", 3, int(time.time()) + 600)
+    with store.transaction() as tx:
+        tx.set_fault(fault)
+    assert "Failing: internal error: MemoryError." in page_text(
+        analyst.get("/dashboard/studies").text
+    )
+    page, path = analyst.get(f"/dashboard/studies/{study}").text, f"/dashboard/studies/{study}"
+    assert "Internal error: MemoryError. 3 attempts failed in a row" in page_text(page)
+    assert "Try now" not in page
+    assert "Try now" in admin.get(path).text
+    assert analyst.post(f"{path}/retry", {}).status_code == 403
+    answer = admin.post(f"{path}/retry", {})
+    assert (answer.status_code, answer.headers["location"]) == (303, path)
+    assert "failed in a row" not in admin.get(path).text
+    stage.finish(study, "failed")
+
+
+def test_a_failed_study_with_reports_may_be_released_after_all(
+    stage: Stage, analyst: Visitor, admin: Visitor
+) -> None:
+    study, store = stage.open("Mended trees", devices=1_000), stage.collector.store
+    stage.answer("Mended trees", values_of(falling_counts(30)))
+    with store.transaction() as tx:
+        studies.end(tx, study, "failed", "internal error: MemoryError")
+    path = f"/dashboard/studies/{study}"
+    assert "Release after all" not in analyst.get(path).text
+    assert "Release after all" in admin.get(path).text
+    assert admin.post(f"{path}/retry", {}).status_code == 303
+    serving.wait_for(lambda: stage.state(study) == "released", "the release")
+    assert stage.client.release(study)["cost"]["devices"] == 30
 
 
 def test_a_release_has_an_interval_for_every_estimate(

@@ -161,7 +161,7 @@ def test_the_commands_of_a_device(server: StandIn, tmp_path: Path) -> None:
     assert output_of("consent", "Street trees", "--yes", *home) == "Street trees: consent given\n"
     assert output_of("record", "Street trees", "oak", *home) == "kept\n"
     assert json.loads(output_of("log", *home, "--json"))["state"] == "waiting"
-    nothing = {"sent": 0, "rejected": 0, "forgotten": 0, "kept": 0}
+    nothing = {"sent": 0, "rejected": 0, "forgotten": 0, "kept": 0, "wrong_passcode": 0}
     assert json.loads(output_of("send", *home, "--json")) == nothing
     assert output_of("delete", *home) == "deleted 2 records\n"
     assert output_of("withdraw", "Street trees", *home) == "Street trees: consent withdrawn\n"

@@ -74,6 +74,7 @@ def test_all_that_devices_increase_has_a_step() -> None:
     exact = {
         "sfumato_rounds",
         "sfumato_worker_errors",
+        "sfumato_failing_studies",
         "sfumato_worker_last_success_age_seconds",
         "sfumato_build_info",
     }

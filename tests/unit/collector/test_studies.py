@@ -104,8 +104,10 @@ def test_terms_that_are_not_used_leave_the_request_as_it_was() -> None:
         for more in ({"word_length": 10}, {})
     )  # its default was 10, and is larger now
     assert short.digest(short.parse_study(), None) != default.digest(default.parse_study(), None)
-    longer = replace(values, open_seconds=9)
-    assert longer.digest(longer.parse_study(), None) != values.digest(values.parse_study(), None)
+    for changed in (replace(values, open_seconds=9), replace(values, passcode_digest="ab" * 32)):
+        assert changed.digest(changed.parse_study(), None) != values.digest(
+            values.parse_study(), None
+        )
 
 
 @pytest.mark.parametrize("keys", [{}, LOCAL, {"trust": "local", "epsilon": 4.0, "rounds": 2}])
@@ -137,6 +139,7 @@ def test_two_studies_alike_share_neither_tasks_nor_a_place_in_the_ledger(
         ({"terms": {"closes": TODAY - 1}}, StudyError, "must not be in the past"),
         ({"terms": {"daily_reports": 2}}, StudyError, "planned for 1 reports"),
         ({"terms": {"minimum": 5}}, StudyError, "set open_seconds"),
+        ({"terms": {"passcode_digest": 5}}, StudyError, "must be the SHA-256 of a passcode"),
         ({"terms": {"open_seconds": 9, "minimum": 0}}, StudyError, "minimum must be at least 1"),
         ({"terms": {"open_seconds": 9, "minimum": 41}}, StudyError, "at most the 40 reports"),
         ({"terms": {"open_seconds": 0}}, StudyError, "open_seconds must be 1 to"),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sfumato.device import Box, MemoryBox, SqliteBox
+from sfumato.device.box import State
 from sfumato.errors import StoreError, StoreFull, StoreReadOnly
 
 
@@ -76,6 +77,15 @@ def test_shared_dictionaries_are_not_dropped_by_one_of_many() -> None:
     one.keep_dictionary("one", b"one")
     two.drop_dictionaries(set())
     assert one.dictionary("one") == b"one"
+
+
+def test_a_state_has_passcodes_only_if_there_are_any() -> None:
+    """So a state of an older version is read, and stays as it is."""
+    assert "passcode" not in State().to_json()
+    assert State.from_json(State().to_json()).passcodes == {}
+    state = State(passcodes={"Trees": "sfp_" + "a" * 43})
+    assert State.from_json(state.to_json()).passcodes == state.passcodes
+    assert "sfp_" not in repr(state)
 
 
 def test_only_its_owner_can_read_a_box(tmp_path: Path) -> None:

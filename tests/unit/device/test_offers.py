@@ -53,6 +53,14 @@ def test_an_offer_survives_the_way_to_a_device(offer: Offer) -> None:
     assert from_json(to_json(offer)) == offer
 
 
+def test_an_offer_without_a_passcode_is_what_it_was_before_there_were_any() -> None:
+    """So that older devices read it."""
+    assert "passcode" not in to_json(OFFER)
+    needed = replace(OFFER, passcode=True)
+    assert '"passcode":true' in to_json(needed)
+    assert from_json(to_json(needed)) == needed
+
+
 def test_the_terms_of_a_task_are_read_off_it() -> None:
     assert [task.epsilon for task in (LOCAL, WORDS, TABLE)] == [4.0, 6.0, None]
     assert [task.items_per_report for task in (LOCAL, WORDS, TABLE)] == [1, 2, 3]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from checks import SEED
 from sfumato.errors import BudgetError, ImpossibleError, MismatchError
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.aggregation import Plain
-from sfumato.flow.release import noised_sum
+from sfumato.flow.release import Influence, Privacy, noised_sum
 from sfumato.flow.task import Task
 from sfumato.privacy import (
     Budget,
@@ -143,3 +145,23 @@ def test_the_cost_is_that_of_the_tasks_loss() -> None:
     ledger, task = Ledger(Budget(epsilon=10.0, delta=1e-6)), make_task()
     noised_sum(task, make_batch(task), ledger=ledger, rng=SeededRng(SEED))
     assert [entry.loss for entry in ledger.entries()] == [task.loss]
+
+
+def test_a_statement_of_an_older_version_is_read_without_an_influence() -> None:
+    privacy = Privacy(
+        epsilon=1.0,
+        delta=0.0,
+        guarantee="a guarantee",
+        unit="device",
+        neighbours="zero-out",
+        mechanism="noise",
+        trust="central",
+        sees="the collector sees tables",
+        influence=Influence(of="a count", most=1.0),
+    )
+    data = json.loads(json.dumps(privacy.to_dict()))
+    assert Privacy.from_dict(data) == privacy
+    del data["influence"]
+    older = Privacy.from_dict(data)
+    assert older == replace(privacy, influence=None)
+    assert older.lines == privacy.lines[:-1]

@@ -29,3 +29,13 @@ def test_a_loop_is_compiled_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> 
 
     assert double(21) == 42
     assert options == [{"nogil": True, "cache": True}, {"nogil": True}]
+
+
+def test_it_is_known_whether_loops_can_be_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compiling.has_cache()
+
+    def refuse(**keys: Any) -> Callable[..., Any]:
+        raise RuntimeError("no locator available")
+
+    monkeypatch.setattr("sfumato.kernels.compiling.njit", refuse)
+    assert not compiling.has_cache()

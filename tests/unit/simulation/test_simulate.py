@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 import sfumato
 from checks import SEED
 from planning_checks import sums_of
-from sfumato.errors import BudgetError, DataError, SimulationWarning
+from sfumato.errors import BudgetError, DataError, SimulationWarning, StudyError
 from sfumato.privacy import ApproximateLoss, Budget, Ledger, SeededRng
+from sfumato.simulation.engines import Engine, LocalEngine
 from sfumato.simulation.population import Cohorts, Population
 
 STUDY: dict[str, Any] = {"question": "frequencies", "trust": "central", "epsilon": math.inf}
@@ -120,6 +122,60 @@ def test_a_seed_repeats_a_run_and_another_does_not() -> None:
     runs = [sfumato.simulate(study, items, seed=seed).counts.tolist() for seed in (1, 1, 2)]
     assert runs[0] == runs[1]
     assert len({tuple(sfumato.simulate(study, items).counts) for _ in range(20)}) > 1
+
+
+class BackwardEngine:
+    """Adds up the last shard first."""
+
+    def sum(self, function: Callable[[Any], Any], shards: Iterable[Any]) -> Any:
+        parts = [function(shard) for shard in reversed(list(shards))]
+        assert len(parts) == 5
+        return sum(parts[1:], parts[0])
+
+
+@pytest.mark.parametrize(
+    "study",
+    [
+        {"question": "frequencies", "trust": "secure", "epsilon": 1.0},
+        {"question": "frequencies", "trust": "secure", "epsilon": 1.0, "dropout": 0.1},
+        {
+            "question": "heavy_hitters",
+            "trust": "central",
+            "epsilon": 1.0,
+            "bytes_per_device": 2_000,
+        },
+    ],
+)
+def test_a_seeded_run_does_not_depend_on_the_order_of_shards(study: dict[str, Any]) -> None:
+    """Devices draw noise, or a sample of their items, shard by shard."""
+    words = [f"word {number % 7}" for number in range(2_000)]
+    parts = np.split(np.array(words), [100, 300, 700, 1_200])  # of different sizes
+    data = pa.table({"item": pa.chunked_array([pa.array(part) for part in parts])})
+    study = {"delta": 1e-3} | study
+
+    def run(engine: Engine, seed: int = SEED) -> dict[str, Any]:
+        release = sfumato.simulate(study, data, seed=seed, engine=engine).to_dict()
+        return {"estimates": release["estimates"], "parameters": release["plan"]["parameters"]}
+
+    assert run(BackwardEngine()) == run(LocalEngine(1)) == run(LocalEngine(4))
+    assert run(LocalEngine(1), SEED + 1) != run(LocalEngine(1))  # randomness matters at all
+
+
+def test_a_seed_repeats_a_run_of_more_devices_than_a_shard_has() -> None:
+    """With noise in shares, of 300,000 devices in two shards and all threads of this machine."""
+    study = {"question": "frequencies", "trust": "secure", "epsilon": 1.0, "delta": 1e-7}
+    items = pa.array([f"word {number % 5_000}" for number in range(300_000)])
+    runs = [sfumato.simulate(study, {"item": items}, seed=SEED).counts for _ in range(2)]
+    assert np.array_equal(runs[0], runs[1])
+    assert (runs[0] != 60).any()
+
+
+@pytest.mark.parametrize(("trust", "protocol"), [("local", False), ("secure", True)])
+def test_an_engine_that_would_not_be_used_is_refused(trust: str, protocol: bool) -> None:
+    study = {"question": "frequencies", "trust": trust, "epsilon": 1.0, "delta": 1e-3}
+    with pytest.raises(StudyError, match="by itself, one after another") as refusal:
+        sfumato.simulate(study, ["oak"] * 60, engine=LocalEngine(1), protocol=protocol)
+    assert refusal.value.hint == "leave out engine"
 
 
 def test_fewer_or_more_devices_than_planned_are_noted() -> None:

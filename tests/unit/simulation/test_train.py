@@ -97,6 +97,8 @@ def test_a_plan_tells_epsilon_bytes_and_parameters_beforehand() -> None:
     assert planned.predicted["bytes_per_device"] > 0
     assert planned.predicted["bytes_per_round"] <= planned.predicted["bytes_per_round_at_most"]
     assert "over all 6 rounds" in planned.privacy.statement
+    assert f"Not covered: {planned.influence}" in planned.privacy.lines
+    assert planned.influence.most is None
 
 
 @pytest.mark.parametrize("trust", ["central", "secure"])

@@ -1,7 +1,7 @@
 """Routes for analysts and administrators, each of which needs a token with a sufficient role.
 
-An analyst sizes studies and reads their state, releases and the ledger. Only an admin opens, closes
-and deletes studies. No route shows a report.
+An analyst sizes studies and reads their state, releases and the ledger. Only an admin opens,
+closes, retries and deletes studies, and replaces their passcodes. No route shows a report.
 """
 
 from __future__ import annotations
@@ -65,6 +65,15 @@ class StudyRequest(PlanRequest):
     minimum: int | None = Field(
         None, description="reports that suffice after open_seconds; null: as many as planned"
     )
+    passcode_digest: str | None = Field(
+        None, description="SHA-256 of the passcode that devices need, in hexadecimal; null: none"
+    )
+
+
+class PasscodeRequest(_Request):
+    """Another passcode for a study."""
+
+    passcode_digest: str = Field(description="SHA-256 of the passcode, in hexadecimal")
 
 
 class Me(BaseModel):
@@ -74,6 +83,14 @@ class Me(BaseModel):
     name: str
     role: str = Field(description="admin or analyst")
     expires: int = Field(description="in seconds since 1970")
+
+
+class Fault(BaseModel):
+    """An error in the work for a study, which is tried again."""
+
+    problem: str
+    tries: int = Field(description="how many failed in a row")
+    next_try: int = Field(description="in seconds since 1970")
 
 
 class Study(BaseModel):
@@ -86,6 +103,7 @@ class Study(BaseModel):
     purpose: str
     state: Literal["collecting", "closing", "released", "failed", "deleted"]
     problem: str = Field("", description="why it failed")
+    fault: Fault | None = Field(None, description="null: its last step did not fail")
 
 
 class Studies(BaseModel):
@@ -213,6 +231,40 @@ async def close_study(study_id: StudyId, service: Served) -> Study:
     return await _read_study(service, study_id)
 
 
+@router.put(
+    "/studies/{study_id}/passcode",
+    dependencies=[ADMIN],
+    responses=problems(
+        "forbidden",
+        *_UNREADABLE,
+        "busy",
+        "invalid-study",
+        "unknown-study",
+        "wrong-state",
+        *_UNWRITTEN,
+    ),
+    openapi_extra=takes_json(PasscodeRequest),
+)
+async def replace_passcode(request: Request, study_id: StudyId, service: Served) -> Study:
+    """Let devices in with another passcode only; the one before is refused from now on"""
+    digest = (await _read(request, service, PasscodeRequest)).passcode_digest
+    await service.call(studies.replace_passcode, service.store, study_id, digest)
+    await service.tasks.snapshot(fresh=True)
+    return await _read_study(service, study_id)
+
+
+@router.post(
+    "/studies/{study_id}/retry",
+    dependencies=[ADMIN],
+    responses=problems("forbidden", "unknown-study", "wrong-state", *_UNWRITTEN),
+)
+async def retry_study(study_id: StudyId, service: Served) -> Study:
+    """Try a failing study again at once, or a failed one that still has its reports"""
+    await service.call(studies.retry, service.store, study_id)
+    service.wake_worker()
+    return await _read_study(service, study_id)
+
+
 @router.delete(
     "/studies/{study_id}",
     dependencies=[ADMIN],
@@ -229,7 +281,7 @@ async def delete_study(study_id: StudyId, service: Served) -> Study:
     "/studies/{study_id}/release",
     dependencies=[ANALYST],
     response_model=dict[str, Any],
-    responses=problems("unknown-study", "not-ready"),
+    responses=problems("unknown-study", "not-ready", "store-damaged"),
 )
 async def show_release(study_id: StudyId, service: Served) -> Response:
     """The answer: estimates with intervals, what they promise and what they cost"""
@@ -246,7 +298,7 @@ async def show_release(study_id: StudyId, service: Served) -> Response:
             "description": "The parameters: float32 numbers, little-endian",
             "content": BYTES,
         },
-        **problems("unknown-study", "not-ready", "no-model"),
+        **problems("unknown-study", "not-ready", "no-model", "store-damaged"),
     },
 )
 async def show_model(study_id: StudyId, service: Served) -> Response:
@@ -293,9 +345,18 @@ async def _read_study(service: Service, study_id: str) -> Study:
 
 def _read_studies(store: Store) -> list[Study]:
     with store.reading() as tx:
-        rows = tx.studies()
+        rows, faults = tx.studies(), tx.faults()
     return [
-        Study(id=row.id, name=row.name, purpose=row.purpose, state=row.state, problem=row.problem)
+        Study.model_validate(
+            {
+                "id": row.id,
+                "name": row.name,
+                "purpose": row.purpose,
+                "state": row.state,
+                "problem": row.problem,
+                "fault": studies.fault_state(faults.get(row.id)),
+            }
+        )
         for row in rows
     ]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute, iter_route_contexts
 from h11 import LocalProtocolError
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Mount
@@ -23,7 +24,7 @@ from sfumato.collector.http.service import Service
 from sfumato.collector.logs import log_error
 from sfumato.collector.metrics import MEDIA_TYPE, OTHER
 from sfumato.collector.problems import Problem, problem_response
-from sfumato.errors import SfumatoError
+from sfumato.errors import SfumatoError, StoreError
 
 DIRECT_ROUTERS = (device_routes.router, round_routes.router)
 _DEFAULT_HEADERS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
@@ -77,16 +78,22 @@ async def check_health() -> dict[str, str]:
     return {"health": "ok"}
 
 
-async def check_ready(service: Served) -> dict[str, bool]:
-    """Reports can be stored, and the worker works"""
-    await service.check_ready()
-    return {"ready": True}
+class Ready(BaseModel):
+    ready: bool
+    failing_studies: int = Field(description="studies that the worker tries again after an error")
+
+
+async def check_ready(service: Served) -> Ready:
+    """Reports can be stored, and the worker works; how many studies it tries again"""
+    return Ready(ready=True, failing_studies=await service.check_ready())
 
 
 async def show_metrics(service: Served, credentials: Credentials) -> Response:
     """Counters and latencies of this process, for Prometheus"""
     if not service.settings.open_metrics:
         await needs("analyst")(service, credentials)
+    with suppress(StoreError):  # other numbers are needed most while the store is away
+        service.metrics.failing_studies.set(await service.count_failing())
     return Response(service.metrics.text(), media_type=MEDIA_TYPE)
 
 

@@ -1,7 +1,8 @@
 """Routes for devices: the open studies, their items and models, and the upload of reports.
 
-A request has no token and no identifier; it is answered from what it asks for alone. FastAPI
-documents these routes, and `app.Application` calls their functions directly.
+A request has no token and no identifier; it is answered from what it asks for alone, and from a
+passcode that all devices of a study share. FastAPI documents these routes, and `app.Application`
+calls their functions directly.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sfumato.collector.http.contents import ChunkedResponse
-from sfumato.collector.http.openapi import BYTES, hexadecimal, problems, takes_bytes
+from sfumato.collector.http.openapi import (
+    BYTES,
+    PASSCODE_HEADER,
+    hexadecimal,
+    problems,
+    takes_bytes,
+)
 from sfumato.collector.http.service import service_of
 from sfumato.collector.http.task_cache import task_closed
 from sfumato.collector.problems import Problem
@@ -108,6 +115,7 @@ async def get_model(request: Request, digest: Digest) -> Response:
         200: {"description": "Some were rejected, the others are stored", "model": Rejections},
         **problems(
             "malformed-upload",
+            "wrong-passcode",
             "unknown-task",
             "too-slow",
             "masked-task",
@@ -120,7 +128,10 @@ async def get_model(request: Request, digest: Digest) -> Response:
             "store-full",
         ),
     },
-    openapi_extra=takes_bytes("Reports, each behind its length in four bytes, little-endian"),
+    openapi_extra={
+        "parameters": [PASSCODE_HEADER],
+        **takes_bytes("Reports, each behind its length in four bytes, little-endian"),
+    },
 )
 async def upload_reports(request: Request, task_id: TaskId) -> Response:
     """Store reports for a task; the answer comes when they are on disk.
@@ -134,6 +145,7 @@ async def upload_reports(request: Request, task_id: TaskId) -> Response:
     service = service_of(request)
     limits = service.settings
     task = await service.tasks.find(task_id)
+    task.check_passcode(request)
     if task.admission is None:
         raise Problem("masked-task", hint="join a round of this task")
     service.commits.check_capacity(task.id)

@@ -15,8 +15,15 @@ from pydantic import BaseModel
 
 from sfumato import __version__
 from sfumato.collector.problems import KINDS, MEDIA_TYPE
+from sfumato.device import passcodes
 
 BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+PASSCODE_HEADER = {
+    "name": passcodes.HEADER,
+    "in": "header",
+    "description": "the study's passcode, if its offer says that it needs one",
+    "schema": {"type": "string", "pattern": f"^{passcodes.PATTERN}$"},
+}
 _PROBLEM = {
     "type": "object",
     "required": ["status", "code", "title"],

@@ -23,7 +23,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sfumato.collector.http.device_routes import TaskId
-from sfumato.collector.http.openapi import BYTES, hexadecimal, problems, takes_bytes
+from sfumato.collector.http.openapi import (
+    BYTES,
+    PASSCODE_HEADER,
+    hexadecimal,
+    problems,
+    takes_bytes,
+)
 from sfumato.collector.http.service import Service, service_of
 from sfumato.collector.http.task_cache import task_closed
 from sfumato.collector.http.waiting import Wakening
@@ -100,6 +106,7 @@ class Stored(BaseModel):
         200: {"description": "It waited already", "model": Ticket},
         **problems(
             "malformed-join",
+            "wrong-passcode",
             "unknown-task",
             "masked-task",
             "key-taken",
@@ -108,7 +115,7 @@ class Stored(BaseModel):
         ),
     },
     openapi_extra={
-        "parameters": [TICKET_HEADER],
+        "parameters": [TICKET_HEADER, PASSCODE_HEADER],
         **takes_bytes("An Ed25519 public key", minLength=KEY_BYTES, maxLength=KEY_BYTES),
     },
 )
@@ -119,6 +126,7 @@ async def join_round(request: Request, task_id: TaskId) -> Response:
     """
     service = service_of(request)
     opened = await service.tasks.find(task_id)
+    opened.check_passcode(request)
     task = opened.masked
     if task is None:
         raise Problem("masked-task", hint="POST a report to this task")

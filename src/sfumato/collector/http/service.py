@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
@@ -23,7 +23,7 @@ from sfumato.collector.problems import Problem
 from sfumato.collector.settings import Settings
 from sfumato.collector.store.ledger import precompute_costs
 from sfumato.collector.store.round_tables import StoreOutcome
-from sfumato.collector.store.store import Store
+from sfumato.collector.store.store import FaultRow, Store
 from sfumato.collector.worker.replay import PhaseMessages
 from sfumato.collector.worker.round_cache import RoundCache
 from sfumato.collector.worker.table_queue import QueuedTable, TableQueue
@@ -76,7 +76,7 @@ class Service:
         self._tables = tables or TableQueue(0)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="store")
         self._page_pool = ThreadPoolExecutor(_PAGE_THREADS, thread_name_prefix="pages")
-        self._ready_until = -1.0
+        self._ready_until, self._failing = -1.0, 0
 
     def start(self) -> None:
         self.commits.start()
@@ -131,23 +131,37 @@ class Service:
         if self.worker is not None:
             self.worker.wake()
 
-    async def check_ready(self) -> None:
-        """Raise Problem or StoreError unless reports can be stored and the worker works."""
+    async def check_ready(self) -> int:
+        """Raise Problem or StoreError unless reports can be stored and the worker works.
+
+        Returns the number of studies with a fault. They do not make the service unready: their
+        reports are stored, and so are those of the others.
+        """
         if not self.commits.alive:
             raise Problem("stopping", retry_after_seconds=5)
         if self.worker is not None and not self.worker.healthy:
             raise Problem("worker-failing", retry_after_seconds=5)
         if time.monotonic() >= self._ready_until:
-            await self.call(self._write_nothing)
+            self._failing = await self.call(self._count_faults)
             self._ready_until = time.monotonic() + _READY_SECONDS
+        return self._failing
+
+    async def count_failing(self) -> int:
+        """The number of studies with a fault, whichever process has the worker."""
+        return len(await self.call(self._read_faults))
 
     def _work_out_ledger(self) -> None:
         with suppress(SfumatoError):  # a request for the ledger gets the same error
             precompute_costs(self.store)
 
-    def _write_nothing(self) -> None:
-        with self.store.transaction():
-            pass
+    def _count_faults(self) -> int:
+        """The same in a transaction that could write, which fails unless the store can."""
+        with self.store.transaction() as tx:
+            return len(tx.faults())
+
+    def _read_faults(self) -> Mapping[str, FaultRow]:
+        with self.store.reading() as tx:
+            return tx.faults()
 
     def __repr__(self) -> str:  # never the key
         return f"Service({self.store!r})"

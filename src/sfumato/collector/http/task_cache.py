@@ -8,23 +8,29 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from typing import Any
+
+from starlette.requests import Request
 
 from sfumato.collector.http.limits import Bucket
+from sfumato.collector.logs import log_error
 from sfumato.collector.problems import Problem
 from sfumato.collector.settings import Settings
 from sfumato.collector.store.store import Store, TaskRow
-from sfumato.errors import StoreError
+from sfumato.collector.studies import task_of
+from sfumato.device import passcodes
+from sfumato.errors import SfumatoError, StoreError
 from sfumato.flow.admission import Admission
 from sfumato.flow.task import Task
-from sfumato.spec import from_json
 
 FASTEST = 4  # times the rate at which the planned reports arrive if devices spread them evenly
 FIRST_SHARE = 10  # a tenth of the planned reports may come at once
 OFFLINE_DAYS = 30  # and, in any case, all that a device has after so many days
 _FRESH_SECONDS = 1.0
 _MOST_CLOSED = 10_000  # ids kept, so that late devices do not cost a read each
+_DAMAGED_SECONDS = 60  # after which devices of a damaged task ask again
 _TASK_ID = re.compile("[0-9a-f]{64}")
 
 
@@ -37,6 +43,19 @@ class OpenTask:
     admission: Admission | None
     bucket: Bucket
     masked: Task | None = None
+    needs_passcode: bool = False
+    passcode: bytes = field(default=b"", repr=False)  # its digest
+
+    def check_passcode(self, request: Request) -> None:
+        """Raise Problem unless the request has the study's passcode, if there is one.
+
+        Call it before anything else is done for the request: a stranger must not take the rate or
+        the room of the devices that have the passcode.
+        """
+        if self.needs_passcode and not passcodes.matches(
+            request.headers.get(passcodes.HEADER, ""), self.passcode
+        ):
+            raise Problem("wrong-passcode", hint=f"send it as {passcodes.HEADER}: sfp_…")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +90,7 @@ class TaskCache:
         self._now, self._clock = now, clock
         self._lock = asyncio.Lock()
         self._closed: set[str] = set()
+        self._damaged: set[str] = set()
         self._snapshot: Snapshot | None = None
         self._renewal: asyncio.Future[None] | None = None  # before the snapshot is too old
 
@@ -99,6 +119,8 @@ class TaskCache:
     async def find(self, task_id: str) -> OpenTask:
         """The open task of this id; Problem if there is none, or it is closed."""
         task = (await self.snapshot()).tasks.get(task_id)
+        if task_id in self._damaged:  # it is not closed: devices keep their reports, and wait
+            raise Problem("store-unavailable", retry_after_seconds=_DAMAGED_SECONDS)
         if task is None and task_id not in self._closed and _TASK_ID.fullmatch(task_id):
             state = await self._call(self._state, task_id)
             if state == "open":  # it was opened a moment ago
@@ -121,16 +143,28 @@ class TaskCache:
     def _refresh(self) -> None:
         read_at = self._now()
         with self._store.reading() as tx:
-            rows = tx.open_tasks()
+            rows, digests = tx.open_tasks(), tx.passcodes()
         previous = {} if self._snapshot is None else self._snapshot.tasks
-        tasks = {row.id: previous.get(row.id) or self._open_task(row) for row in rows}
-        envelopes = [json.loads(row.envelope) for row in rows]
+        tasks: dict[str, OpenTask] = {}
+        envelopes, damaged = [], set()
+        for row in rows:
+            try:
+                envelope = json.loads(row.envelope)
+                task = previous.get(row.id) or self._open_task(row)
+                # No passcode has the digest b"".
+                tasks[row.id] = replace(task, passcode=digests.get(row.study_id, b""))
+                envelopes.append(envelope)
+            except (SfumatoError, ValueError) as problem:  # the other tasks are still offered
+                damaged.add(row.id)
+                if row.id not in self._damaged:
+                    log_error("task-damaged", problem, task_id=row.id)
+        self._damaged = damaged
         offers = json.dumps({"offers": envelopes}, separators=(",", ":")).encode()
         etag = f'"{sha256(offers).hexdigest()[:32]}"'
         self._snapshot = Snapshot(tasks, offers, etag, read_at)
 
     def _open_task(self, row: TaskRow) -> OpenTask:
-        task = from_json(row.spec)
+        task = task_of(row)
         masked = task.is_masked
         return OpenTask(
             row.id,
@@ -138,6 +172,7 @@ class TaskCache:
             None if masked else Admission(task),
             self._bucket(row),
             task if masked else None,
+            needs_passcode=_offer_of(row).get("passcode", False),
         )
 
     def _bucket(self, row: TaskRow) -> Bucket:
@@ -150,9 +185,14 @@ class TaskCache:
         limits = self._settings
         if limits.reports_per_second is not None or row.target is None:
             return Bucket(limits.reports_per_second, limits.upload_reports)
-        offer = json.loads(json.loads(row.envelope)["offer"])
+        offer = _offer_of(row)
         burst = max(row.target // FIRST_SHARE, OFFLINE_DAYS * offer["daily_reports"])
         return Bucket(FASTEST * row.target / offer["delay_seconds"], burst)
+
+
+def _offer_of(row: TaskRow) -> dict[str, Any]:
+    offer: dict[str, Any] = json.loads(json.loads(row.envelope)["offer"])
+    return offer
 
 
 def task_closed() -> Problem:

@@ -91,6 +91,9 @@ class Database(Protocol):
     def copy_from(self, path: Path) -> None:
         """Fill this empty database with what `copy_to` wrote, whole or not at all."""
 
+    def check(self) -> list[str] | None:
+        """What is wrong with its files, in words; None if the database cannot check them."""
+
     def scrub(self) -> bool:
         """Remove deleted data from the files; False if another connection prevented it."""
 

@@ -84,6 +84,9 @@ class Postgres:
             str(path),
         )
 
+    def check(self) -> None:
+        """Nothing: the server has its own tools for this (checksums, pg_amcheck)."""
+
     def scrub(self) -> bool:
         """Do nothing: the server removes rows with VACUUM, its log with the next checkpoints."""
         return True

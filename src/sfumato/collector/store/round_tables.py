@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
+from sfumato.collector.store import digests
 from sfumato.collector.store.driver import DatabaseConnection, Row
 from sfumato.errors import StoreError
 from sfumato.secagg.round import KEY_BYTES
@@ -404,6 +405,20 @@ class RoundTables(Statements):
         )
         return {member: bytes(body) for member, body in rows}
 
+    def message_digests(
+        self, round_id: str, phase: str, members: Sequence[int]
+    ) -> dict[int, bytes]:
+        """The digests of these members' messages in a phase."""
+        query, parameters = self._open.values_query(list(members))
+        rows = self._run(
+            "SELECT member, digest FROM round_message WHERE round = ? AND phase = ?"
+            f" AND member IN ({query})",
+            self._round(round_id),
+            phase,
+            *parameters,
+        )
+        return {member: bytes(digest) for member, digest in rows}
+
     def senders(self, round_id: str, phase: str) -> dict[int, str]:
         """The outcome of every message of a phase, by member."""
         return dict(
@@ -442,11 +457,21 @@ class RoundTables(Statements):
         self._open.overwrite_deleted(always=True)
 
     def set_checkpoint(self, round_id: str, checkpoint: bytes) -> None:
-        self._run("UPDATE round SET checkpoint = ? WHERE id = ?", checkpoint, round_id)
+        digest = digests.digest_of("checkpoint", round_id, checkpoint)
+        self._run(
+            "UPDATE round SET checkpoint = ?, digest = ? WHERE id = ?", checkpoint, digest, round_id
+        )
 
     def checkpoint(self, round_id: str) -> bytes | None:
-        rows = self._run("SELECT checkpoint FROM round WHERE id = ?", round_id)
-        return bytes(rows[0][0]) if rows and rows[0][0] is not None else None
+        row = self.checkpoint_row(round_id)
+        return None if row is None else row.check()
+
+    def checkpoint_row(self, round_id: str) -> digests.Row | None:
+        """The row of a round's checkpoint, without a check of its digest."""
+        rows = self._run("SELECT checkpoint, digest FROM round WHERE id = ?", round_id)
+        if not rows or rows[0][0] is None:
+            return None
+        return digests.Row("checkpoint", round_id, bytes(rows[0][0]), 0, rows[0][1])
 
     def close_phase(self, round_id: str) -> None:
         """Accept no more messages for the phase after the commit."""
@@ -489,7 +514,8 @@ class RoundTables(Statements):
         for round in self.ended_rounds():
             self._run("UPDATE round_message SET body = ? WHERE round = ?", b"", round)
             self._run(
-                "UPDATE round SET deadline = 0, checkpoint = NULL, invitation = '' WHERE round = ?",
+                "UPDATE round SET deadline = 0, checkpoint = NULL, digest = NULL, invitation = ''"
+                " WHERE round = ?",
                 round,
             )
 

@@ -101,6 +101,19 @@ STEPS: tuple[Step, ...] = (
     ),
     ("DROP TABLE round_told",),  # its contents follow from `round_message`
     ("ALTER TABLE task ADD COLUMN open_until {integer}",),  # NULL: until it is full
+    (
+        "CREATE TABLE passcode (study_id TEXT PRIMARY KEY REFERENCES study (id),"
+        " digest {bytes} NOT NULL) {table}",
+    ),
+    (  # studies that the worker tries again; digests (`digests`), NULL in rows of earlier versions
+        "CREATE TABLE fault (study_id TEXT PRIMARY KEY REFERENCES study (id),"
+        " problem TEXT NOT NULL, tries {integer} NOT NULL, next_try {integer} NOT NULL) {table}",
+        "ALTER TABLE sealed ADD COLUMN digest {bytes}",
+        "ALTER TABLE answer ADD COLUMN digest {bytes}",
+        "ALTER TABLE release ADD COLUMN digest {bytes}",
+        "ALTER TABLE released_model ADD COLUMN digest {bytes}",
+        "ALTER TABLE round ADD COLUMN digest {bytes}",  # of its checkpoint
+    ),
 )
 VERSION = len(STEPS)
 

@@ -17,7 +17,13 @@ from threading import Lock
 from typing import Any
 
 from sfumato.collector.store.driver import WAIT_SECONDS, Row
-from sfumato.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from sfumato.errors import (
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+)
 
 _OLDEST = (3, 38, 0)  # the first with JSON always built in; STRICT and RETURNING are older
 _ROWS_TOGETHER = 50  # rows per statement; a thread releases the GIL once per statement
@@ -118,6 +124,15 @@ class Sqlite:
         self.connect().close()  # creates the file, for its owner only
         with _as_store_errors(self.path):
             _copy(path, self.path)
+
+    def check(self) -> list[str]:
+        with closing(self.connect()) as connection:
+            lines = [str(line) for (line,) in connection.execute("PRAGMA integrity_check")]
+            rows = connection.execute("PRAGMA foreign_key_check")
+        missing = [
+            f"a row of {table} refers to a missing one of {parent}" for table, _, parent, _ in rows
+        ]
+        return [line for line in lines if line != "ok"] + missing
 
     def scrub(self) -> bool:
         # The file has zeros in place of a deleted row; the log keeps the old page until truncated.
@@ -331,6 +346,8 @@ def _store_error(path: Path, problem: sqlite3.Error) -> StoreError:
             f"the store {path} cannot be reached: {problem}",
             hint="check that its folder exists and its disk works; try again",
         )
+    if str(problem).startswith("Could not decode"):  # its message has the whole text
+        return StoreDamaged("a text in the store is damaged: it is not UTF-8")
     return StoreError(f"the store {path} refuses: {problem}")
 
 

@@ -32,6 +32,7 @@ from typing import Literal, Self, TypeVar
 
 from sfumato.collector.store import schema
 from sfumato.collector.store.database import database
+from sfumato.collector.store.digests import Row, digest_of
 from sfumato.collector.store.driver import Database, DatabaseConnection
 from sfumato.collector.store.round_tables import RoundTables
 from sfumato.errors import StoreError, StoreUnavailable
@@ -76,6 +77,16 @@ class TaskRow:
 
 
 @dataclass(frozen=True, slots=True)
+class FaultRow:
+    """An unexpected error in the work for a study, which the worker tries again."""
+
+    study_id: str
+    problem: str
+    tries: int  # how many failed in a row
+    next_try: int  # in seconds since 1970
+
+
+@dataclass(frozen=True, slots=True)
 class TokenRow:
     """A bearer token, without its secret."""
 
@@ -88,6 +99,7 @@ class TokenRow:
 _STUDY = ", ".join(field.name for field in fields(StudyRow))
 _TASK = "id, study_id, number, spec, envelope, state, wanted, room, open_until"  # as in TaskRow
 _TOKEN = ", ".join(field.name for field in fields(TokenRow))
+_FAULT = ", ".join(field.name for field in fields(FaultRow))
 
 
 class Transaction(RoundTables):
@@ -140,6 +152,37 @@ class Transaction(RoundTables):
         if not changed and self.study(study_id) is None:
             raise StoreError(f"there is no study {study_id}")
         return bool(changed)
+
+    def set_passcode(self, study_id: str, digest: bytes) -> None:
+        """Store the digest of a study's passcode, in place of an earlier one; it is deleted with
+        the study's data."""
+        self._run(
+            "INSERT INTO passcode VALUES (?, ?)"
+            " ON CONFLICT (study_id) DO UPDATE SET digest = excluded.digest",
+            study_id,
+            digest,
+        )
+
+    def passcodes(self) -> dict[str, bytes]:
+        """The digests of all passcodes, by study."""
+        rows = self._run("SELECT study_id, digest FROM passcode")
+        return {study_id: bytes(digest) for study_id, digest in rows}
+
+    def set_fault(self, row: FaultRow) -> None:
+        """Record the latest fault of a study, in place of the one before."""
+        self.clear_fault(row.study_id)
+        self._insert("fault", _FAULT, [astuple(row)])
+
+    def clear_fault(self, study_id: str) -> None:
+        self._run("DELETE FROM fault WHERE study_id = ?", study_id)
+
+    def fault(self, study_id: str) -> FaultRow | None:
+        return self.faults().get(study_id)
+
+    def faults(self) -> dict[str, FaultRow]:
+        """The faults of all studies that have one, by study."""
+        rows = self._run(f"SELECT {_FAULT} FROM fault ORDER BY study_id")
+        return {row[0]: FaultRow(*row) for row in rows}
 
     def add_task(self, row: TaskRow) -> None:
         self._insert("task", _TASK, [astuple(row)])
@@ -195,6 +238,14 @@ class Transaction(RoundTables):
         """The parameters with this digest, if the latest task of a study has them."""
         rows = self._run("SELECT body FROM model WHERE digest = ? LIMIT 1", digest)
         return rows[0][0] if rows else None
+
+    def models(self, study_id: str) -> list[tuple[str, bytes]]:
+        """(digest, parameters) of a study's tasks."""
+        return self._run(
+            "SELECT model.digest, model.body FROM model JOIN task USING (task)"
+            " WHERE task.study_id = ? ORDER BY task.number",
+            study_id,
+        )
 
     def insert_uploads(self, uploads: Sequence[tuple[str, int, bytes]]) -> list[UploadOutcome]:
         """Store uploads (task id, reports, body), each whole or not at all.
@@ -303,18 +354,30 @@ class Transaction(RoundTables):
         return fresh
 
     def add_sealed(self, task_id: str, data: bytes, count: int) -> None:
-        self._insert("sealed", "task, count, data", [(self._task(task_id), count, data)])
+        digest = digest_of("sealed", task_id, data, count)
+        self._insert(
+            "sealed", "task, count, data, digest", [(self._task(task_id), count, data, digest)]
+        )
 
     def sealed_records(self, task_id: str) -> Iterator[bytes]:
-        """Sealed records in their order, one at a time: all of them may not fit in memory."""
+        """Sealed records in their order, one at a time: all of them may not fit in memory.
+
+        StoreDamaged if one is not what was stored, as for everything here that has a digest.
+        """
+        for row in self.sealed_rows(task_id):
+            yield row.check()
+
+    def sealed_rows(self, task_id: str) -> Iterator[Row]:
+        """The rows of sealed records, without a check of their digests."""
         task, number = self._task(task_id), 0
         while rows := self._run(
-            "SELECT number, data FROM sealed WHERE task = ? AND number > ? ORDER BY number LIMIT 1",
+            "SELECT number, data, count, digest FROM sealed WHERE task = ? AND number > ?"
+            " ORDER BY number LIMIT 1",
             task,
             number,
         ):
-            number, data = rows[0]
-            yield data
+            number, data, count, digest = rows[0]
+            yield Row("sealed", task_id, data, count, digest, number)
 
     def sealed_count(self, task_id: str) -> int:
         """The number of sealed reports."""
@@ -340,20 +403,33 @@ class Transaction(RoundTables):
 
     def add_answer(self, task_id: str, table: bytes, count: int) -> None:
         """A task has one answer; a second is refused."""
-        self._insert("answer", "task, count, data", [(self._task(task_id), count, table)])
+        digest = digest_of("answer", task_id, table, count)
+        self._insert(
+            "answer", "task, count, data, digest", [(self._task(task_id), count, table, digest)]
+        )
 
     def answers(self, study_id: str) -> list[tuple[str, bytes, int]]:
         """(task id, table, count) of each task of a study with an answer, in the tasks' order."""
-        return self._run(
-            "SELECT task.id, answer.data, answer.count FROM answer JOIN task USING (task)"
-            " WHERE task.study_id = ? ORDER BY task.number",
+        return [(row.owner, row.check(), row.count) for row in self.answer_rows(study_id)]
+
+    def answer_rows(self, study_id: str) -> list[Row]:
+        """The rows of a study's answers, without a check of their digests."""
+        rows = self._run(
+            "SELECT task.id, answer.data, answer.count, answer.digest"
+            " FROM answer JOIN task USING (task) WHERE task.study_id = ? ORDER BY task.number",
             study_id,
         )
+        return [Row("answer", *row) for row in rows]
 
     def answer(self, task_id: str) -> tuple[bytes, int] | None:
         """The table and count of a task, if it has an answer."""
-        rows = self._run("SELECT data, count FROM answer WHERE task = ?", self._task(task_id))
-        return (rows[0][0], rows[0][1]) if rows else None
+        rows = self._run(
+            "SELECT data, count, digest FROM answer WHERE task = ?", self._task(task_id)
+        )
+        if not rows:
+            return None
+        row = Row("answer", task_id, *rows[0])
+        return row.check(), row.count
 
     def add_entry(self, campaign: str, cohort: str, task: str, loss_json: str) -> None:
         """Append to the ledger, permanently."""
@@ -383,19 +459,31 @@ class Transaction(RoundTables):
 
     def put_release(self, study_id: str, release_json: str) -> None:
         """Store the release of a study permanently; a second one is refused."""
-        self._insert("release", "study_id, data", [(study_id, release_json)])
+        digest = digest_of("release", study_id, release_json.encode())
+        self._insert("release", "study_id, data, digest", [(study_id, release_json, digest)])
 
     def release(self, study_id: str) -> str | None:
-        rows = self._run("SELECT data FROM release WHERE study_id = ?", study_id)
-        return rows[0][0] if rows else None
+        row = self.release_row(study_id)
+        return None if row is None else row.check().decode()
+
+    def release_row(self, study_id: str) -> Row | None:
+        """The row of a study's release, without a check of its digest."""
+        rows = self._run("SELECT data, digest FROM release WHERE study_id = ?", study_id)
+        return Row("release", study_id, rows[0][0].encode(), 0, rows[0][1]) if rows else None
 
     def put_released_model(self, study_id: str, body: bytes) -> None:
         """Store a released model's parameters permanently."""
-        self._insert("released_model", "study_id, body", [(study_id, body)])
+        digest = digest_of("released_model", study_id, body)
+        self._insert("released_model", "study_id, body, digest", [(study_id, body, digest)])
 
     def released_model(self, study_id: str) -> bytes | None:
-        rows = self._run("SELECT body FROM released_model WHERE study_id = ?", study_id)
-        return rows[0][0] if rows else None
+        row = self.released_model_row(study_id)
+        return None if row is None else row.check()
+
+    def released_model_row(self, study_id: str) -> Row | None:
+        """The row of a study's released model, without a check of its digest."""
+        rows = self._run("SELECT body, digest FROM released_model WHERE study_id = ?", study_id)
+        return Row("released_model", study_id, rows[0][0], 0, rows[0][1]) if rows else None
 
     def add_token(self, row: TokenRow, digest: bytes) -> None:
         self._insert("token", f"{_TOKEN}, digest", [(*astuple(row), digest)])
@@ -434,9 +522,10 @@ class Transaction(RoundTables):
         self._run("DELETE FROM session WHERE expires <= ?", before)
 
     def drop_data(self, study_id: str) -> None:
-        """Delete uploads, sealed records, report ids, answers, rounds and the models that rounds
-        started from; the ledger and the release stay."""
+        """Delete uploads, sealed records, report ids, answers, rounds, the models that rounds
+        started from and the passcode's digest; the ledger and the release stay."""
         self.drop_rounds(study_id)
+        self._run("DELETE FROM passcode WHERE study_id = ?", study_id)
         for table in ("upload", "sealed", "seen", "answer", "model"):
             self._run(
                 f"DELETE FROM {table} WHERE task IN (SELECT task FROM task WHERE study_id = ?)",
@@ -464,6 +553,7 @@ def _parts(values: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 __all__ = [
+    "FaultRow",
     "Store",
     "StudyRow",
     "StudyState",
@@ -515,6 +605,10 @@ class Store:
     def reading(self) -> AbstractContextManager[Transaction]:
         """Read a snapshot; writing raises StoreReadOnly."""
         return self._transaction(writing=False)
+
+    def check_database(self) -> list[str] | None:
+        """What the database itself finds wrong with its files; None if it has no such check."""
+        return self._database.check()
 
     def scrub(self) -> bool:
         """Remove deleted data from the files, as far as the database allows it.

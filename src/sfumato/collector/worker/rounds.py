@@ -44,7 +44,7 @@ from sfumato.collector.worker.replay import (
 from sfumato.collector.worker.round_cache import most_bytes
 from sfumato.collector.worker.table_queue import QueuedTable, TableQueue
 from sfumato.device import invitations
-from sfumato.errors import BudgetError, DataError, ImpossibleError, MismatchError
+from sfumato.errors import BudgetError, DataError, ImpossibleError, MismatchError, StoreDamaged
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.release import charge
 from sfumato.flow.secure_sum import SecureSum
@@ -60,7 +60,7 @@ MOST_LOST = 2  # how many rounds of a task may be charged without a result
 _FEW_BYTES = 8 << 20  # wait for more tables below this size, while others are still to come
 _LIKELY_BITS = 10  # a smaller cohort may miss its minimum in one round in a thousand
 
-Outcome = Literal["done", "too_few", "over_budget", "false_secret", "few_shares"]
+Outcome = Literal["done", "too_few", "over_budget", "false_secret", "few_shares", "damaged"]
 """How a round ended, for monitoring; it never says which devices were missing."""
 
 Conclude = Callable[[Transaction, TaskRow, Batch | None], None]
@@ -174,7 +174,7 @@ class RoundDriver:
 
     def _form(self, study: StudyRow, task: TaskRow, waiting: int) -> bool:
         """Form a round if enough devices wait; if more than needed, choose at random."""
-        spec: Task = from_json(task.spec)
+        spec: Task = studies.task_of(task)
         target = spec.max_count - 1  # the cohort that the noise is planned for
         cohort = min(waiting, target)
         if waiting < spec.min_count or not _is_likely_enough(study, spec, cohort):
@@ -216,6 +216,11 @@ class RoundDriver:
         try:
             coordinator = self._coordinator(row)
             return self._step_round(study, task, row, coordinator, conclude)
+        except (DataError, StoreDamaged) as problem:
+            # To build it again from the same rows would not help; the next round has other rows.
+            self._drop(row.id)
+            self._abort(study, task, row, "damaged", str(problem))
+            return True
         except BaseException:
             # The state in memory may be ahead of the store, which is authoritative.
             self._drop(row.id)
@@ -267,6 +272,12 @@ class RoundDriver:
         most = max(1, GROUP_BYTES // most_bytes(coordinator.round, phase))
         with self._store.reading() as tx:
             messages = tx.messages(row.id, str(phase), members[:most])
+            digests = tx.message_digests(row.id, str(phase), members[:most])
+        for member, body in messages.items():
+            if fingerprint(body, coordinator.round.salt) != digests[member]:
+                raise StoreDamaged(
+                    f"a message of round {row.id} is damaged: it is not what was stored"
+                )
         refusals = coordinator.add_all(phase, messages)
         outcomes = {member: str(refusal or ACCEPTED) for member, refusal in refusals.items()}
         if phase is not Phase.MASK:
@@ -349,7 +360,7 @@ class RoundDriver:
         conclude: Conclude,
     ) -> None:
         """End a phase whose messages have all been added."""
-        phase, spec = coordinator.phase, from_json(task.spec)
+        phase, spec = coordinator.phase, studies.task_of(task)
         self._tables.close(row.id)
         if phase is Phase.UNMASK:
             self._finish(study, task, row, coordinator, conclude)
@@ -395,7 +406,7 @@ class RoundDriver:
         coordinator: Coordinator,
         conclude: Conclude,
     ) -> None:
-        spec, liars = from_json(task.spec), set(coordinator.liars)
+        spec, liars = studies.task_of(task), set(coordinator.liars)
         try:
             total = coordinator.finish()
         except (ImpossibleError, MismatchError):

@@ -3,12 +3,17 @@
 Each action is one transaction, and the next one is read from the store; so a worker that is killed
 at any moment and started again gives the same releases. At most one worker runs per store: the
 caller of `step` holds `Store.worker_lock`.
+
+For the same reason an action that failed can be tried again: it has left nothing behind. A charge
+and the noised sum that it pays for are one transaction. An error before its commit leaves neither,
+and nobody has seen the noise; after it, every try reads the same noised sum, and charges nothing.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,28 +24,40 @@ from json import dumps
 from sfumato.collector import logs, studies
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.store.ledger import StoreLedger
-from sfumato.collector.store.store import Store, StudyRow, TaskRow, Transaction
-from sfumato.collector.studies import campaign_of, plan_of
+from sfumato.collector.store.store import FaultRow, Store, StudyRow, TaskRow, Transaction
+from sfumato.collector.studies import campaign_of, plan_of, task_of
 from sfumato.collector.worker.replay import PhaseMessages
 from sfumato.collector.worker.rounds import RoundDriver, RoundLimits
 from sfumato.collector.worker.table_queue import TableQueue
 from sfumato.device.outbox import DAY_SECONDS
-from sfumato.errors import SfumatoError, StoreError
+from sfumato.errors import (
+    BudgetError,
+    ImpossibleError,
+    SfumatoError,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+)
 from sfumato.flow.accumulator import Batch, accumulator, to_bytes
 from sfumato.flow.admission import Rejection, first_of_each
 from sfumato.flow.release import Release, noised_sum
 from sfumato.flow.report import HEADER_BYTES
-from sfumato.flow.task import AnyTask
+from sfumato.flow.task import AnyTask, Task
 from sfumato.planning import Plan
 from sfumato.privacy import Rng, SystemRng
 from sfumato.questions.answers import bounding_note
 from sfumato.questions.promise import TIME
 from sfumato.questions.question import Participation
-from sfumato.spec import from_json
 
 SEAL_SECONDS = 60.0  # how long uploads to an open task wait, so that many are sealed together
 MOST_REPORTS = 50_000  # most reports sealed together
 MOST_BYTES = 8 << 20  # about the most bytes sealed together, as other writers have to wait
+FIRST_PAUSE_SECONDS = 1  # after the first fault of a study; doubled by each further one
+LONGEST_PAUSE_SECONDS = 900
+_FINAL = (ImpossibleError, BudgetError)  # the study's outcome: trying again changes nothing
+_OF_THE_STORE = (StoreFull, StoreReadOnly, StoreUnavailable)  # they concern every study
 _EPOCH = date(1970, 1, 1)
 
 
@@ -48,7 +65,18 @@ class Worker:
     """Brings every study as far as possible.
 
     Claim: each acknowledged report is in its study's release exactly once, whatever was sent twice
-        and whenever the worker was killed; the cost of a release is on the ledger with it.
+        and whenever the worker was killed or failed; the cost of a release is on the ledger with
+        it, once.
+
+    What becomes of a study after an error:
+
+    - ImpossibleError (too few devices, too many lost rounds) and BudgetError (a store's budget
+      never grows, and charges are never taken back) are its outcome: it fails, with the reason.
+    - StoreFull, StoreReadOnly and StoreUnavailable concern every study, and are raised by `step`.
+    - Everything else is a *fault* of this study: memory ran out, a library failed, its data is
+      damaged (StoreDamaged, DataError), its spec cannot be read by this version. The study stays as
+      it is and is tried again, after pauses that double up to `LONGEST_PAUSE_SECONDS`; the fault is
+      in the store, for everybody to see, until a try succeeds. Other studies go on.
     """
 
     def __init__(
@@ -74,7 +102,9 @@ class Worker:
         self._store, self._key, self._now, self._log = store, key, now, log
         self._rng = rng or SystemRng()
         self._retention_days, self._seal_seconds = retention_days, seal_seconds
+        self._metrics = metrics or Metrics()
         self._sealed_at: dict[str, float] = {}  # by task
+        self._unsaved_faults: dict[str, FaultRow] = {}  # by study
         self._campaigns: studies.CampaignCache = {}  # of studies under way
         self._rounds = RoundDriver(
             store,
@@ -87,7 +117,7 @@ class Worker:
             scrub=self._request_scrub,
             tables=tables,
             messages=messages,
-            metrics=metrics,
+            metrics=self._metrics,
         )
         self._tidied: set[str] = set()  # ended studies without data to drop
         self._is_scrubbed = False  # whether deleted data is out of the store's files
@@ -96,29 +126,68 @@ class Worker:
         """Give every study one turn; return whether there was anything to do, so that more may
         follow.
 
-        A study that cannot continue fails with a reason; the others go on. A StoreError is raised:
-        try again later.
+        An error in the work for one study does not concern the others; the class says what becomes
+        of it. An error of the whole store is raised: try again later.
         """
+        self._save_faults()
         self._rounds.tidy()
         with self._store.reading() as tx:
-            rows = tx.studies()
-        turns = [self._turn(row) for row in rows]
+            rows, faults = tx.studies(), tx.faults()
+        turns = [self._turn(row, faults.get(row.id)) for row in rows]
         if not self._is_scrubbed:
             with suppress(StoreError):  # such as a full disk: the next step tries again
                 self._is_scrubbed = self._store.scrub()
             trim_memory()
         return any(turns)
 
-    def _turn(self, row: StudyRow) -> bool:
+    def _turn(self, row: StudyRow, fault: FaultRow | None) -> bool:
+        pause = 0.0 if fault is None else fault.next_try - self._now()
+        if 0 < pause <= LONGEST_PAUSE_SECONDS:  # above: the clock was set back
+            return False
         try:
-            return self._advance(row) if row.state in studies.ALIVE else self._tidy(row)
-        except StoreError:
+            is_busy = self._attempt(row)
+            if fault is not None:
+                with self._store.transaction() as tx:
+                    tx.clear_fault(row.id)
+        except _OF_THE_STORE:
             raise
         except Exception as problem:  # of any kind: it concerns this study only
-            ours = isinstance(problem, SfumatoError)
-            reason = str(problem) if ours else f"internal error: {type(problem).__name__}"
-            self._end(row, "failed", reason)
+            self._note_fault(row, 1 if fault is None else fault.tries + 1, problem)
+            return False
+        return is_busy
+
+    def _attempt(self, row: StudyRow) -> bool:
+        if row.state not in studies.ALIVE:
+            return self._tidy(row)
+        try:
+            return self._advance(row)
+        except _FINAL as problem:
+            self._end(row, "failed", str(problem))
             return True
+
+    def _note_fault(self, row: StudyRow, tries: int, problem: Exception) -> None:
+        self._campaigns.pop(row.id, None)  # it may have been changed halfway
+        self._metrics.worker_errors.inc()
+        self._log(
+            "study-failing",
+            level=logging.ERROR,
+            study_id=row.id,
+            count=tries,
+            reason=logs.reason_of(problem),
+        )
+        pause = min(FIRST_PAUSE_SECONDS << min(tries - 1, 20), LONGEST_PAUSE_SECONDS)
+        next_try = math.ceil(self._now() + pause)
+        self._unsaved_faults[row.id] = FaultRow(row.id, words_of(problem), tries, next_try)
+        self._save_faults()
+
+    def _save_faults(self) -> None:
+        """Store the faults. After an error of its own connection the worker can write nothing until
+        it has the lock again; so this is repeated at the next step."""
+        if self._unsaved_faults:
+            with self._store.transaction() as tx:
+                for fault in self._unsaved_faults.values():
+                    tx.set_fault(fault)
+            self._unsaved_faults.clear()
 
     def _advance(self, row: StudyRow) -> bool:
         with self._store.reading() as tx:
@@ -144,7 +213,7 @@ class Worker:
 
     def _advance_task(self, row: StudyRow, task: TaskRow) -> bool:
         """Close, seal or finish a task, or advance its masked round."""
-        if from_json(task.spec).is_masked:
+        if task_of(task).is_masked:
             return self._rounds.advance(
                 row,
                 task,
@@ -187,7 +256,7 @@ class Worker:
         minimum = studies.terms_of(row).minimum
         if minimum is None:
             return task.target
-        spec = from_json(task.spec)
+        spec = task_of(task)
         return max(min(minimum, task.target), 1 if spec.is_local else spec.min_count)
 
     def _is_time(self, task: TaskRow, waiting: int, may_close: bool) -> bool:
@@ -201,7 +270,7 @@ class Worker:
         )
 
     def _seal(self, row: StudyRow, task: TaskRow) -> None:
-        spec = from_json(task.spec)
+        spec = task_of(task)
         with self._store.reading() as tx:
             uploads = tx.pending_uploads(task.id, most_reports(spec))
         messages = first_of_each(body for _, _, body in uploads)
@@ -231,34 +300,26 @@ class Worker:
 
     def _finish(self, row: StudyRow, task: TaskRow) -> None:
         """End a task whose reports are all sealed."""
-        spec = from_json(task.spec)
+        spec, batch = task_of(task), None
         if not spec.is_local:
-            with self._store.reading() as tx:
+            with self._store.reading() as tx:  # no report comes any more, so it does not change
                 StoreLedger(tx).check(
                     campaign=spec.campaign,
                     cohort=spec.cohort,
                     task=spec.id,
                     loss=studies.charge_of(row, spec),
                 )
+                batch = _sum_of(tx, spec)
         with self._store.transaction() as tx:
             current = tx.lock_study(row.id)
             if current is None or current.state not in studies.ALIVE:
                 return
-            count = tx.sealed_count(task.id)
-            batch: Batch | None = None
-            if not spec.is_local and count >= spec.min_count:
-                together = accumulator(spec)
-                for sealed in tx.sealed_records(task.id):
-                    together.merge(sealed)
-                summed = together.batch(count)
-                assert isinstance(summed, Batch)  # since it is not local
-                batch = summed
             self._conclude(tx, task, batch)
 
     def _conclude(self, tx: Transaction, task: TaskRow, batch: Batch | None) -> None:
         """Mark a task as done, and store the noised sum of its batch as its answer."""
         if batch is not None:
-            spec, row = from_json(task.spec), studies.get_study(tx, task.study_id)
+            spec, row = task_of(task), studies.get_study(tx, task.study_id)
             loss = studies.charge_of(row, spec)
             answer = noised_sum(spec, batch, ledger=StoreLedger(tx), rng=self._rng, loss=loss)
             tx.add_answer(task.id, to_bytes(answer.table), answer.count)
@@ -306,6 +367,9 @@ class Worker:
         if row.id in self._tidied or (row.state != "deleted" and retains):
             return False
         with self._store.transaction() as tx:
+            current = tx.lock_study(row.id)
+            if current is None or current.state != row.state:  # it is being tried again
+                return False
             for task in tx.tasks(row.id):
                 tx.set_task_state(task.id, "done", expected=studies.UNFINISHED)
             tx.drop_data(row.id)
@@ -343,10 +407,7 @@ def release_of(store: Store, row: StudyRow, cache: studies.CampaignCache | None 
     with store.reading() as tx:
         planned = plan_of(tx, row)
         campaign = campaign_of(tx, row, planned, cache)
-        tasks = [
-            (from_json(task.spec), tx.counts(task.id).get("reports", 0))
-            for task in tx.tasks(row.id)
-        ]
+        tasks = [(task_of(task), tx.counts(task.id).get("reports", 0)) for task in tx.tasks(row.id)]
     with_reports = [(task, count) for task, count in tasks if count]
     devices = _devices(tasks)
     participation = Participation(
@@ -357,6 +418,28 @@ def release_of(store: Store, row: StudyRow, cache: studies.CampaignCache | None 
         notes=_notes(planned, devices),
     )
     return planned.design.answer(campaign, planned, participation)
+
+
+def words_of(problem: Exception) -> str:
+    """A fault in words for people who may see the study. Messages of other libraries may show
+    values, and those of the store name files and hosts; both are for the log only."""
+    is_ours = isinstance(problem, SfumatoError) and not isinstance(problem, StoreError)
+    if is_ours or isinstance(problem, StoreDamaged):
+        return str(problem)
+    return f"internal error: {type(problem).__name__}"
+
+
+def _sum_of(tx: Transaction, task: Task) -> Batch | None:
+    """The sum of a task's sealed tables; None if there are too few."""
+    count = tx.sealed_count(task.id)
+    if count < task.min_count:
+        return None
+    together = accumulator(task)
+    for sealed in tx.sealed_records(task.id):
+        together.merge(sealed)
+    batch = together.batch(count)
+    assert isinstance(batch, Batch)  # since the task is not local
+    return batch
 
 
 def _devices(tasks: Sequence[tuple[AnyTask, int]]) -> int:

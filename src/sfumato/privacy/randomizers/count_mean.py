@@ -82,6 +82,12 @@ class CountMeanSketch:
         return Moments(own=hit, hit=hit, miss=miss)
 
     @property
+    def reach(self) -> float:
+        """That of the bit in the item's cell."""
+        own, other = self.rates
+        return 1 / (own - other)
+
+    @property
     def support(self) -> float:
         own, other = self.rates
         return self.collision * own + (1 - self.collision) * other
@@ -189,6 +195,11 @@ class HadamardCountMeanSketch:
     def moments(self) -> Moments:
         square = self._scale**2
         return Moments(own=square - 1, hit=square - 1, miss=square)
+
+    @property
+    def reach(self) -> float:
+        """From a record that counts against the item to one that counts for it."""
+        return 2 * self._scale
 
     @property
     def support(self) -> float:

@@ -65,6 +65,11 @@ class Randomizer(Protocol):
     def moments(self) -> Moments: ...
 
     @property
+    def reach(self) -> float:
+        """The most by which a reading changes if one record becomes another valid one, or none."""
+        ...
+
+    @property
     def support(self) -> float:
         """The probability that a record supports an item that its device does not hold, over all
         hash functions; 1/2 if records count for and against an item."""

@@ -74,6 +74,10 @@ class HashedResponse:
         return _response_moments(self.truth, self.width)
 
     @property
+    def reach(self) -> float:
+        return _response_reach(self.truth, self.width)
+
+    @property
     def support(self) -> float:
         return 1 / self.width  # whatever the device holds, a hashed cell is one of `width`
 
@@ -157,6 +161,10 @@ class DirectResponse:
         return _response_moments(self.coin.probability, self.width)
 
     @property
+    def reach(self) -> float:
+        return _response_reach(self.coin.probability, self.width)
+
+    @property
     def support(self) -> float:
         return (1 - self.coin.probability) / (self.width - 1)
 
@@ -215,3 +223,8 @@ def _response_moments(truth: float, width: int) -> Moments:
     scale = (truth - lie) ** 2
     hit = truth * (1 - truth) / scale
     return Moments(own=hit, hit=hit, miss=lie * (1 - lie) / scale)
+
+
+def _response_reach(truth: float, width: int) -> float:
+    """A record counts for one cell of its row or category, and there by this much more."""
+    return 1 / (truth - (1 - truth) / (width - 1))

@@ -18,7 +18,7 @@ from sfumato import hashing
 from sfumato.errors import ImpossibleError, SpecError
 from sfumato.flow.aggregation import Aggregation, Plain, Sparse
 from sfumato.flow.campaign import Campaign
-from sfumato.flow.release import CountRelease, NoisedSum
+from sfumato.flow.release import CountRelease, Influence, NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of, traffic
 from sfumato.flow.task import Task, bits_for, most_devices
 from sfumato.privacy import Mechanism, NoiseAtRelease, NoiseInShares
@@ -32,6 +32,7 @@ from sfumato.privacy.intervals import (
 )
 from sfumato.questions import sizing
 from sfumato.questions.answers import NO_ANSWERS, listed_release
+from sfumato.questions.promise import COUNT, masked_influence
 from sfumato.questions.question import (
     Dictionary,
     Participation,
@@ -145,6 +146,25 @@ class FrequencyDesign(QuestionDefaults):
         tasks = [self.pilot(), *self.tasks()] if self.pilot_devices else self.tasks()
         multipliers = (task.noise_multiplier for task in tasks)
         return min((noise for noise in multipliers if noise is not None), default=None)
+
+    @property
+    def influence(self) -> Influence:
+        """Cells of a one-hot table are 0 to `items_per_device`. A row of a sketch reads an item as
+        −items_per_device to items_per_device, and a median or mean of rows moves no more than they
+        do; the refined decoder has no such bound, and a pilot sizes the sketch."""
+        if self.secure is not None:
+            return masked_influence(COUNT)
+        if self.mode == "one_hot":
+            return Influence(of=COUNT, most=float(self.items_per_device))
+        if self.decode == "refined" or self.pilot_devices:
+            return Influence(
+                of=COUNT,
+                most=None,
+                note="one report can change the size of the sketch"
+                if self.pilot_devices
+                else "one report can change which items the decoder takes out of the sketch first",
+            )
+        return Influence(of=COUNT, most=2.0 * self.items_per_device)
 
     def campaign(self, plan: Plan, **context: Any) -> FrequencyCampaign:
         return FrequencyCampaign(self, plan.listed.items)

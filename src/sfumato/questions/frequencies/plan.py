@@ -129,6 +129,7 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
         trust=study.trust,
         sees=sees if design.secure is None else sum_visibility(task),
         assumptions=assumptions,
+        influence=design.influence,
     )
 
 

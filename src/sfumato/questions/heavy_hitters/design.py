@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from sfumato.errors import SpecError
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
-from sfumato.flow.release import CountRelease, NoisedSum
+from sfumato.flow.release import CountRelease, Influence, NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of
 from sfumato.flow.task import Task, most_devices
 from sfumato.privacy import ListedAbove, PlannedLoss, Rng
@@ -34,6 +34,7 @@ from sfumato.privacy.intervals import NoiseLaw, of_sums
 from sfumato.privacy.samplers import SecretRng, bound, discrete_laplace
 from sfumato.questions.answers import check_finished, detectable_note, discovered_release
 from sfumato.questions.frequencies.design import FrequencyCampaign, FrequencyDesign
+from sfumato.questions.promise import COUNT, masked_influence
 from sfumato.questions.question import (
     Dictionary,
     Participation,
@@ -88,6 +89,15 @@ class ListDefaults(QuestionDefaults, ABC):
         if isinstance(keys, WordKeys):
             return f"a word of the study's alphabet, cut to {keys.length} characters,"
         return f"an item of at most {keys.length} bytes"
+
+    @property
+    def influence(self) -> Influence:
+        """An admitted table has at most `items_per_device` keys, once each, but the hash functions
+        are public: keys can be chosen that share all cells with another key."""
+        if self.search().secure is not None:
+            return masked_influence(COUNT)
+        note = "with items that it chooses to collide with others it can keep a table from being "
+        return Influence(of=COUNT, most=None, note=note + "listed")
 
     @property
     def has_secret(self) -> bool:

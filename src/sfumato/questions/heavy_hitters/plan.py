@@ -213,6 +213,7 @@ def promise(study: Study, design: ListDesign) -> Privacy:
         trust=study.trust,
         sees=sees,
         assumptions=assumptions,
+        influence=design.influence,
     )
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from sfumato.errors import SpecError
 from sfumato.flow.aggregation import Sparse
 from sfumato.flow.campaign import Campaign
-from sfumato.flow.release import CountRelease, NoisedSum
+from sfumato.flow.release import CountRelease, Influence, NoisedSum
 from sfumato.flow.task import Task, most_devices
 from sfumato.privacy import ListedAbove, Rng
 from sfumato.privacy.samplers import SecretRng
@@ -27,6 +27,7 @@ from sfumato.questions.heavy_hitters.design import (
     bound_to,
     digest_of,
 )
+from sfumato.questions.promise import COUNT
 from sfumato.questions.question import Participation, Plan, Seeded, draw_secret, public_seed
 from sfumato.sketch import ItemCounts, SparseTable, TextKeys, WordKeys
 from sfumato.spec import digest, require, spec
@@ -55,6 +56,11 @@ class ItemListDesign(ListDefaults):
     @property
     def algorithm(self) -> str:
         return "sparse"
+
+    @property
+    def influence(self) -> Influence:
+        """Items of a report are different, and each counts once."""
+        return Influence(of=COUNT, most=1.0)
 
     def search(self) -> ItemListDesign:
         return self

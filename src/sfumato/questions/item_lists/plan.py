@@ -136,6 +136,7 @@ def promise(study: Study, design: ItemListDesign) -> Privacy:
         sees="the collector sees each device's items; it is trusted to count them, to add the "
         "noise and to release only items above the threshold",
         assumptions=assumptions,
+        influence=design.influence,
     )
 
 

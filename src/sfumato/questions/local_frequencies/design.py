@@ -20,7 +20,7 @@ from sfumato import hashing
 from sfumato.errors import ImpossibleError, SpecError
 from sfumato.flow.accumulator import RecordBatch
 from sfumato.flow.campaign import Campaign
-from sfumato.flow.release import CountRelease
+from sfumato.flow.release import CountRelease, Influence
 from sfumato.flow.task import LocalTask
 from sfumato.privacy import Rng, debias
 from sfumato.privacy.debias import LocalEstimates
@@ -36,7 +36,7 @@ from sfumato.privacy.randomizers import (
 )
 from sfumato.privacy.tallies import Tally
 from sfumato.questions.answers import NO_ANSWERS, listed_release
-from sfumato.questions.promise import with_shuffling
+from sfumato.questions.promise import COUNT, round_up, with_shuffling
 from sfumato.questions.question import (
     Dictionary,
     Participation,
@@ -132,6 +132,21 @@ class LocalDesign(LocalDefaults):
         for name in ("items", "devices", "rounds", "records_per_device"):
             value = getattr(self, name)
             require(value >= 1, f"{name} must be at least 1; got {value}")
+
+    @property
+    def influence(self) -> Influence:
+        """Every record of a day can be about one item. The correction of collisions depends on all
+        records, and one of them can change what it corrects."""
+        each = self.randomizer.reach / (1 - self.randomizer.collision)
+        most = round_up(self.records_per_device * each)
+        if not self.aware or self.randomizer.collision == 0:
+            return Influence(of=COUNT, most=most, note="for each day on which it reports")
+        return Influence(
+            of=COUNT,
+            most=None,
+            note=f"before collisions are corrected it moves a count by at most {most:,g} for each "
+            "day on which it reports, but one report can change which collisions are corrected",
+        )
 
     def tasks(self) -> list[LocalTask]:
         """One task per epoch."""

@@ -156,7 +156,9 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         dictionary=dictionary,
         algorithm=name,
         predicted=predicted,
-        privacy=local_promise(name, design.randomizer.epsilon, design.records_per_device),
+        privacy=local_promise(
+            name, design.randomizer.epsilon, design.records_per_device, design.influence
+        ),
         warnings=dictionary.warnings,
     )
 

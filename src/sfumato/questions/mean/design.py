@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from sfumato.errors import DataError, ImpossibleError, SimulationWarning, SpecError
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
-from sfumato.flow.release import Cost, MeanRelease, NoisedSum
+from sfumato.flow.release import Cost, Influence, MeanRelease, NoisedSum
 from sfumato.flow.secure_sum import PLACEHOLDER_NONCE, SecureSum, traffic
 from sfumato.flow.task import Task, bits_for, largest_cell, most_devices
 from sfumato.privacy import (
@@ -38,6 +38,7 @@ from sfumato.privacy import (
 )
 from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.questions.answers import check_finished
+from sfumato.questions.promise import masked_influence, round_up
 from sfumato.questions.question import (
     EVERYBODY,
     Dictionary,
@@ -261,6 +262,26 @@ class MeanDesign(QuestionDefaults):
     def least_noise(self) -> float:
         return self.multiplier / math.sqrt(max(self.shares))
 
+    @property
+    def influence(self) -> Influence:
+        return self.influence_over(self.devices)
+
+    def influence_over(self, count: int) -> Influence:
+        """The influence on a mean of `count` devices.
+
+        A table can become its opposite, and a coordinate that is read from it is at most as long as
+        the table: rows of a sketch have a weight of 1/√rows each.
+        """
+        which = "" if self.top is None else " that is among the largest before and after"
+        of = f"a coordinate of the mean over {count:,} devices{which}"
+        if self.secure is not None:
+            return masked_influence(of)
+        if self.adapts:
+            note = "one report to the pilot can change the size of the sketch, and so its error"
+            return Influence(of=of, most=None, note=note)
+        sketch = self.sketch(0, self.first_width)
+        return Influence(of=of, most=round_up(2 * sketch.rounding.l2 / sketch.scale / count))
+
     def campaign(self, plan: Plan, *, devices: int | None = None, **context: Any) -> MeanCampaign:
         return MeanCampaign(self, devices=devices)
 
@@ -314,7 +335,7 @@ class MeanDesign(QuestionDefaults):
         return MeanRelease(
             mean=estimate.mean,
             standard_error=estimate.standard_error,
-            privacy=plan.privacy,
+            privacy=replace(plan.privacy, influence=self.influence_over(estimate.respondents)),
             cost=Cost(
                 devices=participation.devices,
                 rounds=estimate.rounds,

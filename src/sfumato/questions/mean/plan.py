@@ -91,6 +91,7 @@ def promise(study: Study, design: MeanDesign) -> Privacy:
         trust=study.trust,
         sees=tables if design.secure is None else sum_visibility(tasks[-1]),
         assumptions=assumptions,
+        influence=design.influence,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from sfumato.errors import ImpossibleError
-from sfumato.flow.release import Cost, CountRelease
+from sfumato.flow.release import Cost, CountRelease, Influence
 from sfumato.flow.word_discovery import (
     Discoverer,
     FragmentPuzzle,
@@ -21,7 +21,7 @@ from sfumato.flow.word_discovery import (
 from sfumato.privacy import Rng, debias
 from sfumato.questions.answers import with_sampling
 from sfumato.questions.local_frequencies.design import LocalCampaign, LocalDefaults
-from sfumato.questions.promise import with_shuffling
+from sfumato.questions.promise import COUNT, with_shuffling
 from sfumato.questions.question import Dictionary, Participation, Plan, Seeded, public_seed
 from sfumato.sketch.words import Codes
 from sfumato.spec import digest, require, spec
@@ -51,6 +51,15 @@ class WordDesign(LocalDefaults):
     @property
     def rounds(self) -> int:
         return 1
+
+    @property
+    def influence(self) -> Influence:
+        return Influence(
+            of=COUNT,
+            most=None,
+            note="one report can change which prefixes or fragments are kept, and which collisions "
+            "are corrected",
+        )
 
     def tasks(self) -> list[WordTask]:
         """The one task of the search."""

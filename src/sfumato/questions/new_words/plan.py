@@ -64,7 +64,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         dictionary=dictionary,
         algorithm=name,
         predicted=predicted,
-        privacy=local_promise(name, search.epsilon, per_device),
+        privacy=local_promise(name, search.epsilon, per_device, design.influence),
         warnings=() if dictionary is None else dictionary.warnings,
     )
 

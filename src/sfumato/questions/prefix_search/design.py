@@ -25,7 +25,7 @@ import pyarrow as pa
 from sfumato.errors import SpecError
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
-from sfumato.flow.release import CountRelease, NoisedSum
+from sfumato.flow.release import CountRelease, Influence, NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of
 from sfumato.flow.task import Task, bits_for, most_devices
 from sfumato.privacy import (
@@ -39,6 +39,7 @@ from sfumato.privacy import (
 from sfumato.privacy.intervals import NoiseLaw, of_estimates, of_sums
 from sfumato.questions.answers import check_finished, detectable_note, discovered_release
 from sfumato.questions.heavy_hitters.design import items_with_keys
+from sfumato.questions.promise import COUNT, masked_influence
 from sfumato.questions.question import (
     EVERYBODY,
     Dictionary,
@@ -220,6 +221,13 @@ class PrefixDesign(QuestionDefaults):
     def least_noise(self) -> float | None:
         multipliers = (task.noise_multiplier for task in self.tasks())
         return min((noise for noise in multipliers if noise is not None), default=None)
+
+    @property
+    def influence(self) -> Influence:
+        if self.secure is not None:
+            return masked_influence(COUNT)
+        note = "one report can change which prefixes are kept, and with them which words are found"
+        return Influence(of=COUNT, most=None, note=note)
 
     def item_keys(self, task: Task) -> Prefix:
         return self.prefix(self.level_of(task))

@@ -114,6 +114,7 @@ def promise(study: Study, design: PrefixDesign) -> Privacy:
         trust=study.trust,
         sees=sum_visibility(design.task(design.rounds - 1)),
         assumptions=assumptions,
+        influence=design.influence,
     )
 
 

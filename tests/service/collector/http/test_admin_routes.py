@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 
+from databases import execute
 from serving import (
     KEY,
     TASK,
@@ -33,6 +36,7 @@ from sfumato.collector import tokens
 from sfumato.collector.http.app import create_app
 from sfumato.collector.http.service import Service
 from sfumato.collector.serve import CollectorServer, running
+from sfumato.collector.store.store import FaultRow, Store
 from sfumato.collector.tokens import Role
 from sfumato.device.offers import public_key, verify
 from sfumato.errors import StoreUnavailable
@@ -59,6 +63,8 @@ RULES: dict[tuple[str, str], Role] = {
     ("GET", "/v1/studies"): "analyst",
     ("GET", "/v1/studies/{study_id}"): "analyst",
     ("POST", "/v1/studies/{study_id}/close"): "admin",
+    ("PUT", "/v1/studies/{study_id}/passcode"): "admin",
+    ("POST", "/v1/studies/{study_id}/retry"): "admin",
     ("DELETE", "/v1/studies/{study_id}"): "admin",
     ("GET", "/v1/studies/{study_id}/release"): "analyst",
     ("GET", "/v1/studies/{study_id}/model"): "analyst",
@@ -394,7 +400,7 @@ def test_a_collector_is_ready_while_its_store_can_be_written(tmp_path: Path) -> 
     assert isinstance(store, Faulty)
     store.migrate()
     with served(Service(store, settings(tmp_path), key=KEY)) as address:
-        assert ask(address, "GET", "/ready").json() == {"ready": True}
+        assert ask(address, "GET", "/ready").json() == {"ready": True, "failing_studies": 0}
         store.problem = StoreUnavailable("away")
         wait_for(lambda: ask(address, "GET", "/ready").status == 503, "the service to notice")
         assert ask(address, "GET", "/ready").code == "store-unavailable"
@@ -402,6 +408,73 @@ def test_a_collector_is_ready_while_its_store_can_be_written(tmp_path: Path) -> 
         store.problem = None
         assert ask(address, "GET", "/ready").status == 200
     store.close()
+
+
+def test_metrics_are_shown_while_the_store_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Any:
+        raise StoreUnavailable("away")
+
+    with closing(Store.open(tmp_path / "collector.db")) as store:
+        store.migrate()
+        options = settings(tmp_path, open_metrics=True)
+        with served(Service(store, options, key=KEY)) as address:
+            monkeypatch.setattr(store, "reading", fail)
+            answer = ask(address, "GET", "/metrics")
+    assert answer.status == 200
+    assert b"sfumato_build_info" in answer.body
+
+
+def test_a_failing_study_is_shown_and_tried_again_at_once(administered: Administered) -> None:
+    """A load balancer must not shut out the devices of other studies, so it stays ready."""
+    store, address = administered.collector.store, administered.collector.address
+    study = administered.ask("POST", "/v1/studies", REQUEST | {"name": "Failing"}).json()
+    assert study["fault"] is None
+    next_try = int(time.time()) + 600
+    fault = FaultRow(study["id"], "internal error: MemoryError", 3, next_try)
+    with store.transaction() as tx:
+        tx.set_fault(fault)
+
+    def gauge() -> str:
+        text = administered.ask("GET", "/metrics").body.decode()
+        return next(line for line in text.splitlines() if line.startswith("sfumato_failing"))
+
+    def ready() -> Any:
+        answer = ask(address, "GET", "/ready")
+        assert answer.status == 200
+        return answer.json()
+
+    expected = {"problem": fault.problem, "tries": 3, "next_try": next_try}
+    path = f"/v1/studies/{study['id']}"
+    assert administered.ask("GET", path, role="analyst").json()["fault"] == expected
+    rows = administered.ask("GET", "/v1/studies", role="analyst").json()["studies"]
+    assert [row["fault"] for row in rows if row["id"] == study["id"]] == [expected]
+    wait_for(lambda: ready() == {"ready": True, "failing_studies": 1}, "/ready to show it")
+    assert "MemoryError" not in ask(address, "GET", "/ready").body.decode()  # open to everybody
+    assert gauge() == "sfumato_failing_studies 1.0"
+
+    assert administered.ask("POST", f"{path}/retry").json()["fault"] is None
+    wait_for(lambda: ready() == {"ready": True, "failing_studies": 0}, "/ready to show none")
+    assert gauge() == "sfumato_failing_studies 0.0"
+    administered.ask("DELETE", path)
+    assert administered.ask("POST", f"{path}/retry").code == "wrong-state"
+
+
+def test_a_damaged_release_is_a_problem_of_its_own(tmp_path: Path) -> None:
+    with closing(Store.open(tmp_path / "collector.db")) as store:
+        store.migrate()
+        study_id = opened(store)
+        with store.transaction() as tx:
+            tx.put_release(study_id, '{"counts": [1]}')
+        url = str(tmp_path / "collector.db")
+        execute(url, "DROP TRIGGER no_UPDATE_of_release")
+        execute(url, "UPDATE release SET data = '{\"counts\": [2]}'")
+        token = tokens.create(store, role="analyst", name="x", days=1)[1]
+        with served(Service(store, settings(tmp_path), key=KEY)) as address:
+            answer = ask(address, "GET", f"/v1/studies/{study_id}/release", token=token)
+    assert (answer.status, answer.code) == (500, "store-damaged")
+    assert "counts" not in answer.body.decode()
 
 
 def test_the_service_describes_every_route(administered: Administered) -> None:
@@ -439,8 +512,10 @@ def test_what_happens_is_said_by_an_operation_s_name(administered: Administered)
     assert names == {
         "check_health", "check_ready", "close_study", "create_study", "delete_study",
         "get_dictionary", "get_invitation", "get_message", "get_model", "join_round",
-        "list_offers", "list_studies", "make_plan", "put_message", "show_caller", "show_ledger",
-        "show_metrics", "show_model", "show_release", "show_study", "upload_reports",
+        "list_offers", "list_studies", "make_plan", "put_message", "replace_passcode",
+        "retry_study", "show_caller", "show_ledger", "show_metrics", "show_model", "show_release",
+        "show_study",
+        "upload_reports",
     }  # fmt: skip
 
 

@@ -259,7 +259,7 @@ def test_a_refused_message_is_not_kept(stage: Masking, tmp_path: Path) -> None:
     assert size == 0
 
 
-def test_a_round_whose_rows_do_not_agree_fails_its_study(stage: Masking, tmp_path: Path) -> None:
+def test_a_round_whose_rows_do_not_agree_is_aborted(stage: Masking, tmp_path: Path) -> None:
     """A table is marked as added, but the sum does not have it. To build the round from rows again
     would not help, and a worker must not try for ever."""
     study = stage.create(COUNT)
@@ -275,8 +275,11 @@ def test_a_round_whose_rows_do_not_agree_fails_its_study(stage: Masking, tmp_pat
         stage.restart()
         stage.work()  # must end
     state = stage.state(study)
-    assert state["state"] == "failed"
-    assert "do not agree: the sum is of 0 tables, and 1 were accepted" in state["problem"]
+    assert (state["state"], state["fault"]) == ("collecting", None)
+    ((aborted,),) = [task["rounds"] for task in state["tasks"]]
+    assert aborted["phase"] == "aborted"
+    assert "do not agree: the sum is of 0 tables, and 1 were accepted" in aborted["problem"]
+    assert stage.charges() == 0
 
 
 def test_a_ticket_keeps_one_connection(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from sfumato.collector.serve import running
 from sfumato.collector.store.round_tables import Message, StoreOutcome
 from sfumato.collector.worker.table_queue import QueuedTable, TableQueue
 from sfumato.device import Http, RoundClient, RoundOutcome
-from sfumato.errors import StoreError
+from sfumato.errors import StoreFull
 from sfumato.secagg.coordinator import Coordinator
 
 COUNT = 12
@@ -282,12 +282,12 @@ def test_a_store_that_fails_keeps_nothing_and_says_so(
     round, study = at_mask
 
     def fails(*arguments: Any) -> None:
-        raise StoreError("no room")
+        raise StoreFull("no room")
 
     with monkeypatch.context() as patch:
         patch.setattr("sfumato.collector.store.store.Transaction.set_checkpoint", fails)
         round.arrive(round.tables[:3])
-        with pytest.raises(StoreError, match="no room"):
+        with pytest.raises(StoreFull, match="no room"):
             round.stage.worker.step()
     assert [table.outcomes for table in round.tables[:3]] == [[None]] * 3
     assert round.rows() == []

@@ -58,7 +58,7 @@ def test_a_refused_charge_opens_nothing(stage: Stage) -> None:
         assert tx.release(rows[1].id) is None
 
 
-def test_a_poisoned_study_fails_alone_and_shows_no_payload(stage: Stage) -> None:
+def test_a_poisoned_study_waits_alone_and_shows_no_payload(stage: Stage) -> None:
     bad, good = stage.create("bad", **LOCAL), stage.create("good", **LOCAL)
     task = open_task(stage.store, bad)
     with stage.store.transaction() as tx:
@@ -67,10 +67,11 @@ def test_a_poisoned_study_fails_alone_and_shows_no_payload(stage: Stage) -> None
     for row in (bad, good):
         studies.close(stage.store, row.id)
     work(stage.worker)
-    assert [stage.state(row)["state"] for row in (bad, good)] == ["failed", "released"]
+    assert [stage.state(row)["state"] for row in (bad, good)] == ["closing", "released"]
+    assert stage.state(bad)["fault"] is not None
     assert not upload(stage.store, task, [b"x"])
     assert "canary" not in json.dumps([stage.state(bad), stage.events])
-    assert ("study-failed", bad.id) in [
+    assert ("study-failing", bad.id) in [
         (event, fields["study_id"]) for event, fields in stage.events
     ]
 
@@ -86,7 +87,8 @@ def test_an_error_that_is_not_ours_is_reported_by_its_type(
     studies.close(stage.store, study.id)
     monkeypatch.setattr(TallyAccumulator, "seal", fail)
     work(stage.worker)
-    assert stage.state(study)["problem"] == "internal error: ZeroDivisionError"
+    assert stage.state(study)["fault"]["problem"] == "internal error: ZeroDivisionError"
+    assert "canary" not in json.dumps(stage.events)
 
 
 def test_damaged_records_are_an_error_of_ours(stage: Stage) -> None:
@@ -96,7 +98,7 @@ def test_damaged_records_are_an_error_of_ours(stage: Stage) -> None:
         tx.add_sealed(task.id, b"not Parquet", 1)
     studies.close(stage.store, study.id)
     work(stage.worker)
-    assert "damaged" in stage.state(study)["problem"]
+    assert "damaged" in stage.state(study)["fault"]["problem"]
 
 
 def test_a_store_in_trouble_is_for_the_caller(stage: Stage) -> None:
