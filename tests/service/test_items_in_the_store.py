@@ -38,10 +38,10 @@ class Ended(NamedTuple):
     """A study after its release: everything that the collector shows or keeps of it."""
 
     release: CountRelease
-    shown: dict[str, bytes]
+    answers: dict[str, bytes]
     tables: dict[str, bytes]
     design: ItemListDesign
-    charged: int
+    charges: int
     file_before: bytes
     file_after: bytes
 
@@ -66,7 +66,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
         assert text is not None
         release = read_release(json.loads(text))
         assert isinstance(release, CountRelease)
-        shown = {
+        answers = {
             "release": text,
             "state": json.dumps(studies.state(store, row.id)),
             "ledger": json.dumps(studies.ledger(store)),
@@ -76,15 +76,15 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
         path = str(folder / "collector.db")
         tables = rows(path)
         design = from_json(row.design)
-        charged = len(studies.ledger(store)["entries"])
+        charges = len(studies.ledger(store)["entries"])
         file_before = files(folder, "collector.db")
         studies.delete(store, row.id)
     return Ended(
         release,
-        {name: part.encode() for name, part in shown.items()},
+        {name: part.encode() for name, part in answers.items()},
         tables,
         design,
-        charged,
+        charges,
         file_before,
         files(folder, "collector.db"),
     )
@@ -99,14 +99,14 @@ def test_items_of_many_devices_are_listed_with_noise(ended: Ended) -> None:
     assert counts.keys() == COMMON.keys()
     assert all(abs(counts[item] - COMMON[item]) < 20 for item in COMMON)
     assert ended.release.cost.devices == 81
-    assert ended.charged == 1
+    assert ended.charges == 1
 
 
 def test_an_item_of_one_device_is_shown_nowhere(ended: Ended) -> None:
     """It is listed with a probability of at most delta, 1e-6."""
-    for place, data in ended.shown.items():
+    for place, data in ended.answers.items():
         assert CANARY.encode() not in data, place
-    assert b"oak" in ended.shown["release"]  # the control
+    assert b"oak" in ended.answers["release"]  # the control
 
 
 def test_it_is_only_in_the_sums_that_the_data_flow_names(ended: Ended) -> None:

@@ -218,9 +218,22 @@ def lists(
     return options
 
 
-def best_list(rate: float, *, least: float = 0.0, **promise: Any) -> ListedAbove:
-    """The list at this rate with the smallest detectable count."""
-    return min(lists(rate, **promise), key=lambda option: option.detectable(least))
+def best_list(
+    rate: float, *, threshold: float = 0.0, answering: float = 1.0, **promise: Any
+) -> ListedAbove:
+    """The list at this rate with the smallest detectable count, if items that fewer than
+    `threshold` devices hold are left out, and each device answers with probability `answering`.
+    A list that finds all other items is preferred."""
+    options = lists(rate, **promise)
+
+    def found_from(option: ListedAbove) -> int:
+        return option.detectable(answering=answering)
+
+    able = [option for option in options if not threshold or found_from(option) <= threshold]
+    if not able:
+        return min(options, key=found_from)
+    least = threshold * answering
+    return min(able, key=lambda option: option.detectable(least, answering=answering))
 
 
 def sampled_delta(rate: float, threshold: int, epsilon: float) -> float:

@@ -256,6 +256,17 @@ def test_the_best_list_has_the_smallest_detectable_count() -> None:
         assert best.detectable() == min(option.detectable() for option in every)
 
 
+def test_a_list_that_finds_all_items_from_a_threshold_on_is_preferred() -> None:
+    """Gaussian noise finds items from 131 devices on. Laplace noise does from 144 on, and is better
+    if items below that are left out anyway."""
+    promise: Any = {"items_per_device": 3, "epsilon": 0.3, "delta": 1e-5}
+    kinds = {
+        threshold: best_list(1.0, threshold=threshold, **promise).noise
+        for threshold in (0.0, 100.0, 131.0, 144.0)
+    }
+    assert kinds == {0.0: "gaussian", 100.0: "gaussian", 131.0: "gaussian", 144.0: "laplace"}
+
+
 def test_without_delta_there_is_no_list() -> None:
     with pytest.raises(ImpossibleError, match="delta must be above 0"):
         best_list(0.5, epsilon=1.0, delta=0.0)

@@ -116,6 +116,16 @@ def test_the_planner_takes_the_list_with_the_smallest_detectable_count() -> None
     assert many.mechanism.noise == "gaussian"
 
 
+def test_a_threshold_that_cannot_be_met_is_refused_with_one_that_can() -> None:
+    """Here the noise that is best above the threshold finds less than another one does."""
+    sizes: Any = {"epsilon": 2.0, "delta": 1e-5, "dropout": 0.3, "bytes_per_device": 200_000}
+    with pytest.raises(ImpossibleError, match="asks for all items") as refusal:
+        sfumato.plan(make_study(threshold=2.0, **sizes))
+    least = int(str(refusal.value.hint).split()[3].rstrip(","))
+    mechanism = design_of(make_study(threshold=float(least), **sizes)).mechanism
+    assert mechanism.detectable(answering=0.7) <= least
+
+
 def planned_list(study: sfumato.Study) -> sfumato.Plan:
     make = heavy_plan.plan if study.question == "heavy_hitters" else heavy_plan.plan_histogram
     return make(study, None)

@@ -288,7 +288,8 @@ def _private(
     sketch = table.sketch(min(room + spare, items))
     mechanism: ListedAbove = best_list(
         rate,
-        least=study.threshold or 0.0,
+        threshold=study.threshold or 0.0,
+        answering=1 - study.expected_dropout,
         items_per_device=study.items_per_device,
         epsilon=epsilon,
         delta=delta,

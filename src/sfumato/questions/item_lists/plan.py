@@ -7,8 +7,8 @@ from typing import Any
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.flow import secure_sum
 from sfumato.flow.release import Privacy
-from sfumato.privacy import ListedAbove
-from sfumato.privacy.listing import lists, without_promise
+from sfumato.privacy import ListedAbove, best_list
+from sfumato.privacy.listing import without_promise
 from sfumato.questions.frequencies.plan import delta_warning
 from sfumato.questions.heavy_hitters import plan as invertible
 from sfumato.questions.heavy_hitters.plan import check_delta, check_threshold, keys_of
@@ -94,19 +94,14 @@ def _mechanism(study: Study) -> ListedAbove:
     if study.epsilon is None:
         return without_promise(1.0, study.items_per_device)
     check_delta(study)
-    options = lists(
-        1.0, items_per_device=study.items_per_device, epsilon=study.epsilon, delta=study.delta
+    return best_list(
+        1.0,
+        threshold=study.threshold or 0.0,
+        answering=1 - study.expected_dropout,
+        items_per_device=study.items_per_device,
+        epsilon=study.epsilon,
+        delta=study.delta,
     )
-    threshold, answering = study.threshold or 0.0, 1 - study.expected_dropout
-
-    def found_from(option: ListedAbove) -> int:
-        return option.detectable(answering=answering)
-
-    able = [option for option in options if not threshold or found_from(option) <= threshold]
-    if not able:  # `check_threshold` refuses it, and names the smallest threshold
-        return min(options, key=found_from)
-    least = threshold * answering
-    return min(able, key=lambda option: option.detectable(least, answering=answering))
 
 
 def promise(study: Study, design: ItemListDesign) -> Privacy:
