@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import resource
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, cast
@@ -31,13 +33,15 @@ from sfumato.collector.http.service import Service
 from sfumato.collector.http.waiting import ChangeNotifier
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.settings import Settings
+from sfumato.collector.store.database import database
 from sfumato.collector.store.ledger import set_budget
+from sfumato.collector.store.sqlite import Sqlite
 from sfumato.collector.store.store import Store
 from sfumato.collector.worker.replay import PhaseMessages
 from sfumato.collector.worker.rounds import RoundLimits
 from sfumato.collector.worker.table_queue import TableQueue
 from sfumato.collector.worker.thread import WorkerThread
-from sfumato.collector.worker.worker import Worker
+from sfumato.collector.worker.worker import Worker, trim_memory
 from sfumato.device import offers
 from sfumato.errors import ServiceError, SpecError
 from sfumato.spec import require
@@ -227,6 +231,17 @@ def fit_connections(settings: Settings) -> Settings:
     return settings
 
 
+def check(settings: Settings) -> None:
+    """Raise the error that a collector with these settings would not start for: of its certificate,
+    its key or its store. Create nothing: without a key or a store, there is nothing to check."""
+    _load_certificate(settings)
+    if (key := Path(settings.signing_key)).exists():
+        keys.read(key)
+    place = database(settings.store)
+    if not isinstance(place, Sqlite) or place.path.exists():
+        place.connect().close()
+
+
 def work(settings: Settings) -> None:
     """Run a collector's worker alone until SIGTERM or SIGINT."""
     logs.set_up(settings.log_level)
@@ -291,6 +306,7 @@ def _log_warnings(collector: CollectorServer) -> None:
 
 _BACKLOG = 2048  # connections that the kernel accepts before we do
 _ACCEPTS = 32  # by us at a time
+_TRIM_TICKS = 300  # tenths of a second between two times that free memory is returned
 _UNREAD_BYTES = 1 << 18  # of an answer, in the kernel's buffer of a connection
 
 
@@ -313,6 +329,11 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._limits.close_idle()  # uvicorn does not know those without a handshake
         await super().shutdown(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TRIM_TICKS == 0:
+            await asyncio.to_thread(trim_memory)  # what many connections had
+        return await super().on_tick(counter)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -51,7 +51,7 @@ class Settings:
     upload_bytes: int = 4 * MEBIBYTE  # most bytes in one body
     upload_reports: int = 10_000  # most reports in one body
     upload_seconds: float = 30.0  # how long a body may take to arrive
-    study_bytes: int = 64 * MEBIBYTE  # most bytes in a request for a study, which has its items
+    study_bytes: int = 16 * MEBIBYTE  # most bytes in a request for a study, which has its items
     queue_bytes: int = (
         64 * MEBIBYTE
     )  # most bytes of a study waiting to be stored; of all, twice this
