@@ -257,8 +257,8 @@ def test_memory_stays_below_the_bound_and_is_given_back(
         while how is not SMALL and collector.memory("VmRSS") > most and time.monotonic() < until:
             time.sleep(0.5)
         after = collector.memory("VmRSS")
-        print(
+        sys.stdout.write(
             f"\nMiB: {before >> 20} before, {during >> 20} during, {peak >> 20} at most,"
-            f" {after >> 20} after; bound {bound >> 20}"
+            f" {after >> 20} after; bound {bound >> 20}\n"
         )
         assert how is SMALL or after <= most  # a small attack leaves not much to give back
