@@ -100,12 +100,12 @@ async def send_all(orders: Orders) -> Tally:
         report = local_report(task, [values[number % len(values)]], rng=rng)
         body = to_frames([report.to_bytes()])
         for _ in range(MOST_TRIES if orders.is_honest else 1):
-            sent = time.monotonic()
+            start = time.monotonic()
             status = await uploader.send(body)
             tally.statuses[status] += 1
             if status == "201":
                 tally.acknowledged += 1
-                tally.seconds.append(time.monotonic() - sent)
+                tally.seconds.append(time.monotonic() - start)
                 return
             await asyncio.sleep(MOST_PAUSE_SECONDS * orders.is_honest)
 
