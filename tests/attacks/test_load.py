@@ -17,7 +17,7 @@ import pytest
 import flooding
 from collecting import ITEMS
 from flooding import Orders
-from service.processes import Collector, collector
+from service.processes import Collector, collector, wait_for_end
 from serving import ask
 from sfumato.collector.client import AdminClient
 from sfumato.collector.store.store import Store
@@ -45,10 +45,12 @@ def task_of(running: Collector, study_id: str) -> str:
         store.close()
 
 
-def start(orders: Orders) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, flooding.__file__, json.dumps(asdict(orders))], stdout=subprocess.PIPE
-    )
+def start(orders: Orders, file: Path) -> subprocess.Popen[bytes]:
+    """A process that writes its tally to a file."""
+    with file.open("wb") as stdout:
+        return subprocess.Popen(
+            [sys.executable, flooding.__file__, json.dumps(asdict(orders))], stdout=stdout
+        )
 
 
 def percentile(seconds: list[float], share: float) -> float:
@@ -100,30 +102,32 @@ def test_a_flood_costs_no_acknowledged_report_and_keeps_nobody_waiting(
                 task=task_of(running, study),
                 count=count,
                 per_second=per_second,
+                items=ITEMS,
                 connections=connections,
                 is_honest=connections == 0,
             )
 
         share = FLOOD // 2
-        processes = [
-            start(orders(trees, devices, PER_SECOND)),
-            start(orders(trees, share * devices, share * PER_SECOND, 8)),
-            start(orders(birds, share * devices, share * PER_SECOND, 8)),
-        ]
+        files = [tmp_path / name for name in ("honest", "same", "other")]
+        loads = (
+            orders(trees, devices, PER_SECOND),
+            orders(trees, share * devices, share * PER_SECOND, 8),
+            orders(birds, share * devices, share * PER_SECOND, 8),
+        )
+        processes = [start(*arguments) for arguments in zip(loads, files, strict=True)]
         visits: list[dict[str, float]] = []
         try:
             while not visits or processes[0].poll() is None:
                 opens = len(visits) % STUDY_VISITS == 0
                 visits.append(visit(running, token, trees, admin, opens=opens))
                 time.sleep(VISIT_SECONDS)
-            honest, same, other = (
-                json.loads(process.communicate(timeout=PATIENCE_SECONDS)[0])
-                for process in processes
-            )
+            for process in processes:
+                assert process.wait(PATIENCE_SECONDS) == 0
         finally:
             for process in processes:
                 process.kill()
-                process.communicate()
+                process.wait()
+        honest, same, other = (json.loads(file.read_text(encoding="utf-8")) for file in files)
         assert honest["acknowledged"] == devices
         for study, count in (
             (trees, devices + same["acknowledged"]),
@@ -131,6 +135,7 @@ def test_a_flood_costs_no_acknowledged_report_and_keeps_nobody_waiting(
         ):
             assert admin.study(study)["received"] == count
         admin.close_study(trees)
+        assert wait_for_end(admin, trees)["counted"] == devices + same["acknowledged"]
         slowest = {name: max(each[name] for each in visits) for name in visits[0]}
         sys.stdout.write(
             f"\n{devices:,} devices: p50 {percentile(honest['seconds'], 0.5):.3f} s,"

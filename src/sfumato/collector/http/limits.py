@@ -212,9 +212,10 @@ class _Connection(asyncio.Protocol):
 
     def _abort(self) -> None:
         """Drop the connection with its unread bytes, which the kernel would keep for minutes."""
-        self._transport.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-        )
+        connection = self._transport.get_extra_info("socket")
+        if connection is not None and connection.fileno() >= 0:  # else it is closed already
+            linger = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self._transport.abort()
 
     def _start_write_timer(self) -> None:
