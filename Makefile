@@ -12,6 +12,7 @@ setup: .venv/.ready
 	PYTHON="$(PYTHON)" scripts/setup
 	scripts/postgres >/dev/null || true # without one, its tests are skipped
 	scripts/browser >/dev/null || true # the same
+	scripts/proxies >/dev/null || true # the same
 	touch $@
 
 demo: setup

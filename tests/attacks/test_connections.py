@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,8 @@ WRITE_SECONDS = 2  # for a client to read something of its answer
 TASK_ID = "0" * 64
 DICTIONARY = b'"tree"\n' * (1 << 20)  # more than the kernel buffers for a connection
 DIGEST = hashlib.sha256(DICTIONARY).hexdigest()
+PAGE = b'"tree"\n' * 4_000  # less than the server buffers for a connection
+PAGE_DIGEST = hashlib.sha256(PAGE).hexdigest()
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +37,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int
         store.migrate()
         with store.transaction() as tx:
             tx.add_dictionary(DIGEST, DICTIONARY)
+            tx.add_dictionary(PAGE_DIGEST, PAGE)
         service = Service(
             store,
             settings(folder, idle_seconds=2, upload_seconds=WRITE_SECONDS, connections=CONNECTIONS),
@@ -160,3 +164,31 @@ def test_idle_connections_keep_nobody_out(address: tuple[str, int]) -> None:
         for _ in range(2 * CONNECTIONS):
             stack.enter_context(closing(socket.create_connection(address, timeout=20)))
         assert statuses(address, [request("GET /health", "Connection: close")]) == [200]
+
+
+def test_a_client_that_never_reads_is_gone_after_a_time(address: tuple[str, int]) -> None:
+    """Whether its unread answers fill the server's buffer or only the kernel's."""
+    with ExitStack() as stack:
+        connections = [
+            stack.enter_context(closing(socket.create_connection(address, timeout=20)))
+            for _ in range(CONNECTIONS // 2)
+        ]
+        time.sleep(PAUSE_SECONDS)  # until all are accepted
+        before = count_sockets()
+        for number, connection in enumerate(connections):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+            connection.sendall(request(f"GET /v1/dictionaries/{PAGE_DIGEST}") * (2 * number + 1))
+        assert count_sockets() == before
+        until = time.monotonic() + 20
+        while count_sockets() > before - len(connections):
+            assert time.monotonic() < until, "some are still open"
+            time.sleep(PAUSE_SECONDS)
+
+
+def count_sockets() -> int:
+    """Of this process, which has both ends of each connection."""
+    count = 0
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the one that lists them
+            count += file.readlink().name.startswith("socket:")
+    return count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -52,7 +53,9 @@ def _settings(command: _Command) -> _Command:
     "--no-worker", is_flag=True, help="Only accept reports; `sfumato worker` does the rest."
 )
 @click.option("--no-dashboard", is_flag=True, help="Serve the API without the dashboard.")
-@click.option("--check", is_flag=True, help="Print the settings and exit.")
+@click.option(
+    "--check", is_flag=True, help="Check and print the settings, and the most memory; then exit."
+)
 @_json
 def serve_command(
     settings: Settings,
@@ -76,13 +79,9 @@ def serve_command(
     """
     settings = _with_address(settings, listen, port)
     if check:
-        data = settings.to_dict()
-        if as_json:
-            print_json(data)
-        else:
-            for name, value in data.items():
-                click.echo(f"{name} = {json.dumps(value)}")
+        _print_settings(settings, as_json)
         _warn_of_compiling()
+        _import_service().check(settings)
         return
 
     def announce(address: str) -> None:
@@ -94,6 +93,24 @@ def serve_command(
         with_worker=not no_worker,
         routes=() if no_dashboard else _import_service("sfumato.dashboard").ROUTES,
     )
+
+
+def _print_settings(settings: Settings, as_json: bool) -> None:
+    from sfumato.collector.memory import memory_bound
+
+    data, parts = settings.to_dict(), memory_bound(settings)
+    if as_json:
+        print_json(data | {"memory": {"most_bytes": sum(parts.values()), "parts": parts}})
+        return
+    for name, value in data.items():
+        click.echo(f"{name} = {json.dumps(value)}")
+    click.echo(f"# at most {_mebibytes(sum(parts.values()))} of memory:")
+    for name, size in parts.items():
+        click.echo(f"#   {name} {_mebibytes(size)}")
+
+
+def _mebibytes(size: int) -> str:
+    return f"{math.ceil(size / (1 << 20)):,} MiB"
 
 
 @click.command("worker")

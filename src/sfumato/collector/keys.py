@@ -29,7 +29,7 @@ def load_or_make(path: Path | str, store: Store) -> bytes:
                 hint="restore the file: devices accept no offers signed with another key",
             )
         _make(file)
-    key = _read(file)
+    key = read(file)
     for envelope in envelopes[:1]:
         try:
             offers.verify(json.loads(envelope), offers.public_key(key))
@@ -41,7 +41,8 @@ def load_or_make(path: Path | str, store: Store) -> bytes:
     return key
 
 
-def _read(file: Path) -> bytes:
+def read(file: Path) -> bytes:
+    """The key in this file; SpecError if there is none, or if others can read it."""
     try:
         if file.stat().st_mode & 0o077:
             raise SpecError(

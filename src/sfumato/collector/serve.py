@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
+import resource
 import signal
 import socket
 import ssl
@@ -11,12 +13,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from sfumato import __version__
 from sfumato.collector import keys, logs
@@ -26,19 +33,23 @@ from sfumato.collector.http.service import Service
 from sfumato.collector.http.waiting import ChangeNotifier
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.settings import Settings
+from sfumato.collector.store.database import database
 from sfumato.collector.store.ledger import set_budget
+from sfumato.collector.store.sqlite import Sqlite
 from sfumato.collector.store.store import Store
 from sfumato.collector.worker.replay import PhaseMessages
 from sfumato.collector.worker.rounds import RoundLimits
 from sfumato.collector.worker.table_queue import TableQueue
 from sfumato.collector.worker.thread import WorkerThread
-from sfumato.collector.worker.worker import Worker
+from sfumato.collector.worker.worker import Worker, trim_memory
 from sfumato.device import offers
 from sfumato.errors import ServiceError, SpecError
+from sfumato.spec import require
 
 _GARBAGE = 20_000  # allocations before the garbage collector runs
 _SWITCH_SECONDS = 0.002  # how long the worker may delay an answer; Python's default is 5 ms
 _LOOPBACK = ("http://127.", "http://[::1]")
+_OTHER_FILES = 256  # of the store's threads, and of connections that have just been accepted
 
 
 class CollectorServer:
@@ -171,6 +182,7 @@ def serve(
     `announce` is called with the address once the collector answers.
     """
     logs.set_up(settings.log_level)
+    settings = fit_connections(settings)
     sys.setswitchinterval(_SWITCH_SECONDS)
     collector = CollectorServer(settings, with_worker=with_worker, routes=routes)
     gc.freeze()  # these objects stay; scanning them again and again took a tenth of all time
@@ -193,6 +205,41 @@ def serve(
         announce(collector.address)
 
     collector.run(started)
+
+
+def fit_connections(settings: Settings) -> Settings:
+    """Allow this process as many open files as its connections need. Where the system does not, it
+    has fewer connections: without a free file, no connection can be accepted, nor refused."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = settings.connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= files:
+        return settings
+    if hard != resource.RLIM_INFINITY and hard < files:
+        connections = hard - _OTHER_FILES
+        require(
+            connections > 0,
+            f"a collector needs more than {_OTHER_FILES} open files; the system allows {hard}",
+        )
+        logs.log(
+            "few-connections",
+            level=logging.WARNING,
+            count=connections,
+            hint=f"raise the limit of open files (ulimit -n, LimitNOFILE) to {files}",
+        )
+        settings, files = replace(settings, connections=connections), hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    return settings
+
+
+def check(settings: Settings) -> None:
+    """Raise the error that a collector with these settings would not start for: of its certificate,
+    its key or its store. Create nothing: without a key or a store, there is nothing to check."""
+    _load_certificate(settings)
+    if (key := Path(settings.signing_key)).exists():
+        keys.read(key)
+    place = database(settings.store)
+    if not isinstance(place, Sqlite) or place.path.exists():
+        place.connect().close()
 
 
 def work(settings: Settings) -> None:
@@ -257,7 +304,9 @@ def _log_warnings(collector: CollectorServer) -> None:
         )
 
 
-_BACKLOG = 2048
+_BACKLOG = 2048  # connections that the kernel accepts before we do
+_ACCEPTS = 32  # by us at a time
+_TRIM_TICKS = 300  # tenths of a second between two times that free memory is returned
 _UNREAD_BYTES = 1 << 18  # of an answer, in the kernel's buffer of a connection
 
 
@@ -266,10 +315,25 @@ class Server(uvicorn.Server):
 
     on_started: Callable[[], None] | None = None
 
+    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits) -> None:
+        super().__init__(config)
+        self._limits = limits
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(_BACKLOG)  # uvicorn's option says how many asyncio accepts at a time
         if self.started and self.on_started is not None:
             self.on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._limits.close_idle()  # uvicorn does not know those without a handshake
+        await super().shutdown(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TRIM_TICKS == 0:
+            await asyncio.to_thread(trim_memory)  # what many connections had
+        return await super().on_tick(counter)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -278,9 +342,16 @@ class Server(uvicorn.Server):
 
 def make_server(app: ASGIApp, settings: Settings) -> Server:
     """Create the server, and load its certificates."""
+    if settings.hosts:
+        app = TrustedHostMiddleware(app, allowed_hosts=settings.hosts, www_redirect=False)
+    if settings.proxies:
+        # Inside the limits, not by uvicorn's option: those know a connection by its real address.
+        # Its types are uvicorn's own, in place of Starlette's.
+        inside: Any = app
+        app = cast(ASGIApp, ProxyHeadersMiddleware(inside, trusted_hosts=list(settings.proxies)))
     limited = ConnectionLimits(
         app,
-        connections=settings.connections * 7 // 8,
+        connections=settings.connections,
         idle_seconds=settings.idle_seconds,
         write_seconds=settings.upload_seconds,
     )
@@ -290,7 +361,7 @@ def make_server(app: ASGIApp, settings: Settings) -> Server:
     config = uvicorn.Config(
         limited,
         loop="asyncio",
-        http=limited.protocol(stock.http_protocol_class),
+        http=limited.protocol(stock.http_protocol_class, _load_certificate(settings)),
         h11_max_incomplete_event_size=HEAD_BYTES,
         ws="none",
         lifespan="on",
@@ -299,19 +370,25 @@ def make_server(app: ASGIApp, settings: Settings) -> Server:
         proxy_headers=False,
         server_header=False,
         limit_concurrency=settings.connections,
-        backlog=_BACKLOG,
+        backlog=_ACCEPTS,
         timeout_keep_alive=settings.idle_seconds,
         timeout_graceful_shutdown=settings.shutdown_seconds,
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
     )
+    config.load()
+    return Server(config, limited)
+
+
+def _load_certificate(settings: Settings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        config.load()
-    except (OSError, ssl.SSLError) as problem:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as problem:  # such as ssl.SSLError
         raise SpecError(
             f"the certificate {settings.tls_cert} and its key cannot be used: {problem.strerror}"
         ) from problem
-    return Server(config)
+    return context
 
 
 def listen(settings: Settings) -> socket.socket:

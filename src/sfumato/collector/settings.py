@@ -9,6 +9,7 @@ paths are relative to the folder in which the collector is started.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import tomllib
@@ -28,6 +29,7 @@ PREFIX = "SFUMATO_"
 NEVER = "never"  # stands for None in a file
 LEVELS = ("debug", "info", "warning", "error")
 MEBIBYTE = 1 << 20
+_TEXTS = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class Settings:
     signing_key: str = "sfumato.key"  # a file, created at the first start
     tls_cert: str | None = None
     tls_key: str | None = None
+    hosts: tuple[str, ...] = ()  # names that requests may be for; empty: any
+    proxies: tuple[str, ...] = ()  # addresses whose X-Forwarded-Proto is believed
     budget_epsilon: float | None = None  # for all central studies together; None: no limit
     budget_delta: float = 1e-6
     retention_days: int | None = 30  # of sealed data after a release; None, in a file "never"
@@ -47,7 +51,7 @@ class Settings:
     upload_bytes: int = 4 * MEBIBYTE  # most bytes in one body
     upload_reports: int = 10_000  # most reports in one body
     upload_seconds: float = 30.0  # how long a body may take to arrive
-    study_bytes: int = 64 * MEBIBYTE  # most bytes in a request for a study, which has its items
+    study_bytes: int = 16 * MEBIBYTE  # most bytes in a request for a study, which has its items
     queue_bytes: int = (
         64 * MEBIBYTE
     )  # most bytes of a study waiting to be stored; of all, twice this
@@ -67,6 +71,9 @@ class Settings:
         hints = typing.get_type_hints(Settings)
         for name, hint in hints.items():
             value = getattr(self, name)
+            if hint == _TEXTS:
+                _check_texts(name, value)
+                continue
             kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
             if float in kinds and type(value) is int:
                 object.__setattr__(self, name, float(value))  # the way to set a frozen field
@@ -82,6 +89,13 @@ class Settings:
             (self.tls_cert is None) == (self.tls_key is None),
             "tls_cert and tls_key must both be set, or neither; got one of them",
         )
+        for host in self.hosts:
+            require(
+                "*" not in host.removeprefix("*.") and "/" not in host,
+                f"hosts must be names such as example.com or *.example.com; got {host}",
+            )
+        for proxy in self.proxies:
+            _check_network(proxy)
         _ = self.address, self.budget  # these raise for invalid values
 
     @property
@@ -118,7 +132,8 @@ class Settings:
                 values[key] = value if is_never else _parse(name, value, hints[key])
         if values.get("retention_days") == NEVER:
             values["retention_days"] = None
-        return cls(**values)
+        lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+        return cls(**values | lists)
 
     def to_dict(self) -> dict[str, Any]:
         """The effective settings, as in a file, but without the store's password."""
@@ -150,8 +165,24 @@ def _read(path: Path | str) -> dict[str, Any]:
         raise SpecError(f"the settings {path} are not TOML: {problem}") from problem
 
 
+def _check_texts(name: str, value: object) -> None:
+    is_valid = isinstance(value, tuple) and all(type(each) is str and each for each in value)
+    require(is_valid, f"{name} must be a list of texts; got {value!r}")
+
+
+def _check_network(proxy: str) -> None:
+    try:
+        ipaddress.ip_network(proxy)
+    except ValueError:
+        raise SpecError(
+            f"proxies must be addresses such as 127.0.0.1 or 10.0.0.0/8; got {proxy}"
+        ) from None
+
+
 def _parse(name: str, text: str, hint: Any) -> Any:
     """The value of an environment variable; an empty one is None, where that is allowed."""
+    if hint == _TEXTS:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if not text and type(None) in kinds:
         return None

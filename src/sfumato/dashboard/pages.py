@@ -54,12 +54,11 @@ async def sign_in_page(request: Request) -> Response:
 
 @public_page
 async def sign_in(request: Request) -> Response:
-    form = await own_form(request, None)
-    next_page, service = safe_next_page(form.text("next")), service_of(request)
+    service = service_of(request)
+    async with own_form(request, None) as form:
+        next_page, token = safe_next_page(form.text("next")), form.text("token")
     try:
-        name, seconds = await service.show(
-            sessions.start, service.store, form.text("token"), now=service.now()
-        )
+        name, seconds = await service.show(sessions.start, service.store, token, now=service.now())
     except Problem as problem:
         if problem.code != "unauthorized":
             raise

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
@@ -60,10 +61,10 @@ def sign_in_required(
                 return _ask_to_sign_in(request)
             if not session.may(role):
                 raise Problem("forbidden", hint=f"sign in with a token with the role {role}")
-            form = Form()
-            if request.method == "POST":
-                form = await own_form(request, session, large_fields)
-            return await show(Visit(request, service, session, form))
+            if request.method != "POST":
+                return await show(Visit(request, service, session, Form()))
+            async with own_form(request, session, large_fields) as form:
+                return await show(Visit(request, service, session, form))
 
         return public_page(endpoint)
 
@@ -101,10 +102,12 @@ async def session_of(request: Request) -> Session | None:
     return await service.show(sessions.find, service.store, name, now=service.now())
 
 
+@asynccontextmanager
 async def own_form(
     request: Request, session: Session | None, large_fields: Collection[str] = ()
-) -> Form:
-    """The form of a request; Problem if it does not come from one of our pages."""
+) -> AsyncIterator[Form]:
+    """The form of a request, which takes room until the end of the block; Problem if it does not
+    come from one of our pages."""
     origin = urlsplit(request.headers.get("origin", ""))
     if origin.netloc != request.headers.get("host", "") or not origin.netloc:
         raise Problem(
@@ -123,9 +126,9 @@ async def own_form(
         who="study" if is_large else "form",
     ) as body:
         form = await service.show(Form.parse, content_type, body, large_fields=large_fields)
-    if session is not None and not session.has_csrf(form.text("csrf")):
-        raise Problem("forbidden", "this form is from another session", hint="reload the page")
-    return form
+        if session is not None and not session.has_csrf(form.text("csrf")):
+            raise Problem("forbidden", "this form is from another session", hint="reload the page")
+        yield form
 
 
 def is_encrypted(request: Request) -> bool:

@@ -308,19 +308,34 @@ def test_a_copy_of_the_store_makes_another(sfumato: Sfumato, tmp_path: Path) -> 
 def test_settings_are_checked_and_shown_without_secrets(sfumato: Sfumato, tmp_path: Path) -> None:
     (tmp_path / "collector.toml").write_text('store = "sqlite:///a.db"\nretention_days = 7\n')
     (tmp_path / "wrong.toml").write_text("retention = 7\n")
-    store = "postgresql://collector:hunter2@db.example/sfumato"
-    result = sfumato(
-        "serve", "--config", "collector.toml", "--store", store, "--port", "1", "--check"
-    )
+    store = "postgresql://collector:hunter2@127.0.0.1:1/sfumato"  # nothing listens there
+    options = ("--config", "collector.toml", "--store", store, "--port", "1", "--check")
+    result = sfumato("serve", *options, code=1)
     assert "retention_days = 7\n" in result.stdout
     assert 'listen = "127.0.0.1:1"\n' in result.stdout
     assert "hunter2" not in result.output
     values = answer_of(sfumato("serve", "--config", "collector.toml", "--check", "--json"))
     assert values["retention_days"] == 7
+    assert values["memory"]["most_bytes"] == sum(values["memory"]["parts"].values())
+    assert not (tmp_path / "a.db").exists()
     assert (
         "unknown key retention"
         in sfumato("serve", "--config", "wrong.toml", "--check", code=2).stderr
     )
+
+
+def test_what_keeps_a_collector_from_starting_is_found_before(
+    sfumato: Sfumato, tmp_path: Path
+) -> None:
+    (tmp_path / "cert.pem").write_text("no certificate")
+    (tmp_path / "cert.toml").write_text('tls_cert = "cert.pem"\ntls_key = "cert.pem"\n')
+    assert "cert.pem" in sfumato("serve", "--config", "cert.toml", "--check", code=2).stderr
+    (tmp_path / "key.toml").write_text('signing_key = "open.key"\n')
+    (tmp_path / "open.key").write_text("00" * 32)
+    (tmp_path / "open.key").chmod(0o644)
+    assert "open.key" in sfumato("serve", "--config", "key.toml", "--check", code=2).stderr
+    (tmp_path / "text.db").write_text("no database")
+    sfumato("serve", "--store", "sqlite:///text.db", "--check", code=1)
 
 
 def test_an_address_in_use_is_reported(collector: CollectorServer, tmp_path: Path) -> None:

@@ -125,3 +125,30 @@ def test_the_sample_in_the_guide_is_read(tmp_path: Path) -> None:
 def test_every_setting_is_in_the_guide() -> None:
     text = GUIDE.read_text(encoding="utf-8")
     assert not [field.name for field in fields(Settings) if f"| `{field.name}` |" not in text]
+
+
+def test_lists_are_lists_in_a_file_and_separated_by_commas_in_the_environment(
+    tmp_path: Path,
+) -> None:
+    file = write(tmp_path, 'hosts = ["collector.example"]\nproxies = ["127.0.0.1", "10.0.0.0/8"]\n')
+    settings = Settings.load(file, environment={"SFUMATO_HOSTS": "a.example, *.b.example"})
+    assert settings.hosts == ("a.example", "*.b.example")
+    assert settings.proxies == ("127.0.0.1", "10.0.0.0/8")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'hosts = "a.example"',
+        "hosts = [1]",
+        'hosts = [""]',
+        'hosts = ["a.*"]',
+        'hosts = ["https://a.example"]',
+        'proxies = ["proxy.example"]',
+        'proxies = ["10.0.0.1/8"]',
+    ],
+)
+def test_lists_are_checked(tmp_path: Path, text: str) -> None:
+    name = text.partition(" ")[0]
+    with pytest.raises(SpecError, match=f"{name} must be"):
+        Settings.load(write(tmp_path, text), environment={})

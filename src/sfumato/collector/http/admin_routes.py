@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Request, Response
@@ -21,7 +22,7 @@ from sfumato.collector.http.openapi import BYTES, problems, takes_json
 from sfumato.collector.http.service import Service, service_of
 from sfumato.collector.problems import Problem
 from sfumato.collector.store.ledger import StoreLedger
-from sfumato.collector.store.store import Store, TokenRow
+from sfumato.collector.store.store import Store, StudyRow, TokenRow
 from sfumato.collector.tokens import Role
 from sfumato.planning import plan
 from sfumato.privacy import SystemRng
@@ -179,8 +180,8 @@ async def show_caller(caller: Annotated[TokenRow, ANALYST]) -> Me:
 )
 async def make_plan(request: Request, service: Served) -> dict[str, Any]:
     """Size a study and predict its error, its bytes and its privacy"""
-    plan_request = await _read(request, service, PlanRequest)
-    return await service.planners.call(_plan, plan_request)
+    async with _body(request, service) as body:
+        return await service.planners.call(_plan, body)
 
 
 @router.post(
@@ -194,15 +195,8 @@ async def make_plan(request: Request, service: Served) -> dict[str, Any]:
 )
 async def create_study(request: Request, service: Served) -> Study:
     """Open a study; the same request again opens nothing more"""
-    study_request = await _read(request, service, StudyRequest)
-    row = await service.planners.call(
-        studies.create,
-        service.store,
-        study_request.model_dump(),
-        key=service.key,
-        rng=SystemRng(),
-        now=service.now,
-    )
+    async with _body(request, service) as body:
+        row = await service.planners.call(_create, service, body)
     await service.tasks.snapshot(fresh=True)
     return await _read_study(service, row.id)
 
@@ -247,7 +241,8 @@ async def close_study(study_id: StudyId, service: Served) -> Study:
 )
 async def replace_passcode(request: Request, study_id: StudyId, service: Served) -> Study:
     """Let devices in with another passcode only; the one before is refused from now on"""
-    digest = (await _read(request, service, PasscodeRequest)).passcode_digest
+    async with _body(request, service) as body:
+        digest = (await service.call(_parse, body, PasscodeRequest)).passcode_digest
     await service.call(studies.replace_passcode, service.store, study_id, digest)
     await service.tasks.snapshot(fresh=True)
     return await _read_study(service, study_id)
@@ -313,12 +308,13 @@ async def show_ledger(service: Served) -> Ledger:
     return await service.call(_read_ledger, service.store)
 
 
-async def _read(request: Request, service: Service, model: type[_Model]) -> _Model:
+def _body(request: Request, service: Service) -> AbstractAsyncContextManager[bytes]:
+    """The body of a request for a study. Parsed and planned, it takes many times its own length, so
+    it takes room until that is done."""
     limits = service.settings
-    async with service.requests.read(
+    return service.requests.read(
         request, most_bytes=limits.study_bytes, seconds=limits.upload_seconds, who="study"
-    ) as body:
-        return await service.call(_parse, body, model)
+    )
 
 
 def _parse(body: bytes, model: type[_Model]) -> _Model:
@@ -331,7 +327,13 @@ def _parse(body: bytes, model: type[_Model]) -> _Model:
         raise Problem("malformed-request", f"{place}: {reason}" if place else reason) from None
 
 
-def _plan(plan_request: PlanRequest) -> dict[str, Any]:
+def _create(service: Service, body: bytes) -> StudyRow:
+    values = _parse(body, StudyRequest).model_dump()
+    return studies.create(service.store, values, key=service.key, rng=SystemRng(), now=service.now)
+
+
+def _plan(body: bytes) -> dict[str, Any]:
+    plan_request = _parse(body, PlanRequest)
     request = requests.Request(
         name="", purpose="", study=plan_request.study, items=plan_request.items
     )

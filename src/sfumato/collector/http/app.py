@@ -28,6 +28,7 @@ from sfumato.errors import SfumatoError, StoreError
 
 DIRECT_ROUTERS = (device_routes.router, round_routes.router)
 _DEFAULT_HEADERS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+_HTTPS_ONLY = (b"strict-transport-security", b"max-age=31536000")
 
 
 def create_app(service: Service, routes: Sequence[BaseRoute] = ()) -> FastAPI:
@@ -98,8 +99,9 @@ async def show_metrics(service: Served, credentials: Credentials) -> Response:
 
 
 class Shield:
-    """Around every route: no answer is cached unless it says so; an error that nobody expected is a
-    problem without details, with its type in the log; and the time until the answer is measured."""
+    """Around every route: no answer is cached unless it says so, and one over TLS asks for TLS from
+    now on; an error that nobody expected is a problem without details, with its type in the log;
+    and the time until the answer is measured."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -117,6 +119,8 @@ class Shield:
                 _observe(scope, message["status"], time.perf_counter() - begin)
                 names = {name for name, _ in message["headers"]}
                 missing = [header for header in _DEFAULT_HEADERS if header[0] not in names]
+                if scope["scheme"] == "https":
+                    missing.append(_HTTPS_ONLY)
                 message["headers"] = [*message["headers"], *missing]
             await send(message)
 

@@ -65,15 +65,14 @@ class Contents:
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._contents: dict[str, _Content] = {}
+        self._turn = asyncio.Lock()  # one is read at a time: its size is not known before
 
     async def take(self, name: str, read: Callable[[], Awaitable[Any]]) -> bytes | None:
         """The content of this name, which `read` returns, or None if there is none. `busy` if there
         is no room. The caller must `give_back` what is not None."""
         content = self._contents.get(name)
         if content is None:
-            if sum(each.size for each in self._contents.values()) >= self._most_bytes:
-                raise Problem("busy", retry_after_seconds=_RETRY_SECONDS)
-            content = self._contents[name] = _Content(asyncio.ensure_future(read()))
+            content = self._contents[name] = _Content(asyncio.ensure_future(self._read(read)))
         content.users += 1
         try:
             body = await asyncio.shield(content.body)
@@ -83,6 +82,12 @@ class Contents:
         if body is None:
             self.give_back(name)
         return body
+
+    async def _read(self, read: Callable[[], Awaitable[Any]]) -> Any:
+        async with self._turn:
+            if sum(each.size for each in self._contents.values()) >= self._most_bytes:
+                raise Problem("busy", retry_after_seconds=_RETRY_SECONDS)
+            return await read()
 
     def give_back(self, name: str) -> None:
         content = self._contents[name]

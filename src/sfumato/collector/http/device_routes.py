@@ -155,7 +155,8 @@ async def upload_reports(request: Request, task_id: TaskId) -> Response:
         admit = task.admission.admit
         try:
             if len(body) > _LONG_BODY_BYTES:
-                admitted = await service.call(admit, body, most_reports=limits.upload_reports)
+                async with service.admissions:
+                    admitted = await service.call(admit, body, most_reports=limits.upload_reports)
             else:
                 admitted = admit(body, most_reports=limits.upload_reports)
         except TooManyReportsError as problem:

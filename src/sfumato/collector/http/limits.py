@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
+import ssl
+import struct
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import cast
 
 from starlette.requests import ClientDisconnect, Request
@@ -19,6 +22,7 @@ from sfumato.collector.problems import Problem
 
 HEAD_BYTES = 16 << 10  # of a request's line and headers
 _PROGRESS_BYTES = 64 << 10  # read by a client within `write_seconds`, unless less was waiting
+_LINGER_SECONDS = 1.0  # for a client to read the end of an answer before its connection is gone
 
 
 class ConnectionLimits:
@@ -27,9 +31,11 @@ class ConnectionLimits:
 
     uvicorn closes a connection that is idle between two requests, but it waits without limit for a
     first request, for the rest of a head that has begun, and for a client that does not read its
-    answer; and it refuses new clients while idle ones have all connections. So each of its
-    connections is put behind a `_Connection`, which has deadlines for all three, and of many the
-    one that has been idle for longest gives way to a new one.
+    answer; it refuses new clients while idle ones have all connections; and it knows a connection
+    with TLS only after the handshake. So each of its connections is put behind a `_Connection`,
+    which is counted from the moment that it is accepted, does the handshake itself and has
+    deadlines for all of these; and of many, the one that has been idle for longest gives way to a
+    new one.
     """
 
     def __init__(
@@ -37,31 +43,43 @@ class ConnectionLimits:
     ) -> None:
         """A connection is closed if no request is complete `idle_seconds` after the previous
         answer, if its client reads hardly anything of an answer for `write_seconds`, or if it is
-        idle when there are more than `connections`."""
+        idle when there are more than seven eighths of `connections`."""
         self._app, self._most = app, connections
         self.idle_seconds, self.write_seconds = idle_seconds, write_seconds
         self._connections: dict[tuple[str, int], _Connection] = {}  # by the client's address
 
-    def protocol(self, stock: type[asyncio.Protocol]) -> type[asyncio.Protocol]:
-        """A protocol for uvicorn's option `http`: its own, `stock`, within these limits."""
+    def protocol(
+        self, stock: type[asyncio.Protocol], tls: ssl.SSLContext | None = None
+    ) -> type[asyncio.Protocol]:
+        """A protocol for uvicorn's option `http`: its own, `stock`, within these limits, and over
+        TLS if there are certificates for it."""
         limits = self
 
         class Limited(_Connection):
             def __init__(self, **options: object) -> None:
-                super().__init__(stock(**options), limits)
+                super().__init__(stock(**options), limits, tls)
 
         return Limited
 
     def add(self, connection: _Connection) -> None:
-        self._connections[connection.client] = connection
-        if len(self._connections) > self._most:
-            idle = [each for each in self._connections.values() if each.is_idle]
+        """Count a new connection, and close another one if there are many."""
+        others = self._connections.values()
+        if len(others) >= self._most * 7 // 8:
+            idle = [each for each in others if each.is_idle]
             if idle:
                 min(idle, key=lambda each: each.idle_since).close()
+        if len(others) > self._most:  # one more than uvicorn's limit, which is answered by 503
+            connection.close()
+        self._connections[connection.client] = connection
 
     def discard(self, connection: _Connection) -> None:
         if self._connections.get(connection.client) is connection:
             del self._connections[connection.client]
+
+    def close_idle(self) -> None:
+        """Close all connections without a request."""
+        for connection in [each for each in self._connections.values() if each.is_idle]:
+            connection.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -95,33 +113,76 @@ def _fault_of_head(scope: Scope) -> str | None:
 
 
 class _Connection(asyncio.Protocol):
-    """Passes everything on to the protocol inside, and closes the connection when it is late."""
+    """Passes everything on to the protocol inside, after the handshake if there is one, and closes
+    the connection when it is late."""
 
-    def __init__(self, inside: asyncio.Protocol, limits: ConnectionLimits) -> None:
-        self._inside, self._limits = inside, limits
+    def __init__(
+        self, inside: asyncio.Protocol, limits: ConnectionLimits, tls: ssl.SSLContext | None
+    ) -> None:
+        self._inside, self._limits, self._tls = inside, limits, tls
         self._loop = asyncio.get_running_loop()
         self._requests = 0  # in progress
         self.idle_since = self._loop.time()
         self._write_timer: asyncio.TimerHandle | None = None
+        self._handshake: asyncio.Task[None] | None = None
+        self._is_open = False  # for the protocol inside
+        self._early = b""  # received before that
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self.client: tuple[str, int] = transport.get_extra_info("peername")[:2]
         self._idle_timer = self._loop.call_later(self._limits.idle_seconds, self._check_idle)
-        self._inside.connection_made(transport)
         self._limits.add(self)
+        if self._tls is None:
+            self._open()
+        else:
+            self._transport.pause_reading()
+            self._handshake = self._loop.create_task(self._shake_hands(self._tls))
+
+    async def _shake_hands(self, tls: ssl.SSLContext) -> None:
+        if self._transport.is_closing():  # it has given way to another one
+            return
+        transport = None
+        with suppress(OSError):  # the client has left, or does not speak TLS
+            transport = await self._loop.start_tls(
+                self._transport,
+                self,
+                tls,
+                server_side=True,
+                ssl_handshake_timeout=self._limits.idle_seconds,
+                ssl_shutdown_timeout=_LINGER_SECONDS,
+            )
+        if transport is None or transport.is_closing():
+            self._transport.abort()
+            self.connection_lost(None)  # asyncio does not call it during a handshake
+            return
+        transport.set_write_buffer_limits(high=_PROGRESS_BYTES)  # the default is eight times that
+        self._transport = transport
+        self._open()
+        early, self._early = self._early, b""
+        if early:
+            self._inside.data_received(early)
+
+    def _open(self) -> None:
+        self._is_open = True
+        self._inside.connection_made(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._idle_timer.cancel()
         self._stop_write_timer()
         self._limits.discard(self)
-        self._inside.connection_lost(exc)
+        if self._is_open:
+            self._is_open = False
+            self._inside.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._inside.data_received(data)
+        if self._is_open:
+            self._inside.data_received(data)
+        else:  # the first request may come with the end of the handshake
+            self._early += data
 
     def eof_received(self) -> bool | None:
-        return self._inside.eof_received()
+        return self._inside.eof_received() if self._is_open else None
 
     def pause_writing(self) -> None:
         self._start_write_timer()
@@ -140,11 +201,22 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        return not self._requests
+        return not self._requests and not self._transport.is_closing()
 
     def close(self) -> None:
-        self._limits.discard(self)
+        """Close the connection; it stays counted until its client has read what is left, or has had
+        a second for that."""
         self._transport.close()
+        self._idle_timer.cancel()
+        self._idle_timer = self._loop.call_later(_LINGER_SECONDS, self._abort)
+
+    def _abort(self) -> None:
+        """Drop the connection with its unread bytes, which the kernel would keep for minutes."""
+        connection = self._transport.get_extra_info("socket")
+        if connection is not None and connection.fileno() >= 0:  # else it is closed already
+            linger = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self._transport.abort()
 
     def _start_write_timer(self) -> None:
         self._unread_bytes = self._transport.get_write_buffer_size()
@@ -152,7 +224,7 @@ class _Connection(asyncio.Protocol):
 
     def _check_write(self) -> None:
         if self._unread_bytes - self._transport.get_write_buffer_size() < _PROGRESS_BYTES:
-            self._transport.abort()
+            self._abort()
         else:
             self._start_write_timer()
 

@@ -18,6 +18,7 @@ from sfumato.collector.http.limits import Bodies, Turnstile
 from sfumato.collector.http.task_cache import TaskCache
 from sfumato.collector.http.waiting import ChangeNotifier
 from sfumato.collector.logs import log_error
+from sfumato.collector.memory import ADMISSIONS
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.problems import Problem
 from sfumato.collector.settings import Settings
@@ -28,6 +29,7 @@ from sfumato.collector.worker.replay import PhaseMessages
 from sfumato.collector.worker.round_cache import RoundCache
 from sfumato.collector.worker.table_queue import QueuedTable, TableQueue
 from sfumato.collector.worker.thread import WorkerThread
+from sfumato.collector.worker.worker import trim_memory
 from sfumato.errors import ImpossibleError, SfumatoError
 
 _THREADS = 8  # for calls of the store, each with a connection
@@ -65,6 +67,7 @@ class Service:
         self.now = now
         self.commits = CommitQueue(store, settings, self.metrics)
         self.planners = Planners()
+        self.admissions = asyncio.Semaphore(ADMISSIONS)
         self.uploads = Bodies(2 * max(settings.queue_bytes, settings.upload_bytes))  # of devices
         self.requests = Bodies(2 * settings.study_bytes)  # with a token or a session
         self.sign_ins = Bodies(2 * settings.connections * SIGN_IN_BYTES)  # never full
@@ -207,6 +210,7 @@ class Planners:
             else:
                 self._free.release()
                 done.set_result(result)
+            trim_memory()  # a large dictionary takes a lot of it
 
         threading.Thread(target=run, name="planner", daemon=True).start()
         try:

@@ -21,6 +21,8 @@ from dataclasses import replace
 from datetime import date, timedelta
 from json import dumps
 
+import pyarrow as pa
+
 from sfumato.collector import logs, studies
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.store.ledger import StoreLedger
@@ -392,11 +394,12 @@ def most_reports(task: AnyTask) -> int:
 
 
 def trim_memory() -> None:
-    """Return free memory to the system, where the C library can (glibc).
+    """Return free memory to the system: Arrow's, and the C library's where it can (glibc).
 
     It keeps free memory between pieces that are still in use, which under steady load grows by
     megabytes per minute. This takes milliseconds, so call it after much was freed.
     """
+    pa.default_memory_pool().release_unused()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
