@@ -130,6 +130,7 @@ QUESTIONS: dict[str, QuestionFacts] = {
             ("secure", "central"), ("adapt_norm", "adapt_tail", "fixed", "none")
         ),
         algorithm_key="compression",
+        in_cohorts=("secure",),
         keys={"secure": _VECTORS, "central": _VECTORS},
     ),
     "train": QuestionFacts(
@@ -214,7 +215,7 @@ class Study:
     delta: float = 1e-6  # 0 for pure differential privacy
     devices: int | None = None  # how many will be asked; simulate can count them
     rounds: int | None = None
-    """Each asks its own devices. By default one; masked sums of items, as many as cohorts of
+    """Each asks its own devices. By default one; masked sums, as many as cohorts of
     `LARGEST_COHORT` devices need."""
     dictionary: str | None = None
     """Path of a CSV or Parquet file that lists the items; for new_words, those already known."""

@@ -48,12 +48,13 @@ from sfumato.questions.question import (
 from sfumato.sketch import VectorSketch
 from sfumato.sketch.dense import DenseSketch, top
 from sfumato.sketch.vector import headroom
-from sfumato.spec import digest, require, spec
+from sfumato.spec import digest, later, require, spec
 
 if TYPE_CHECKING:  # the layers above
     from sfumato.simulation.population import Population
 
 F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
 Compression = Literal["adapt_norm", "adapt_tail", "fixed", "none"]
 
 ROWS = 15  # of a sketch that is decoded by means; as in the paper
@@ -102,9 +103,10 @@ class MeanDesign(QuestionDefaults):
     secure: SecureSum | None = None  # for masked sums
     paper_epsilon: float | None = None  # for the size rule of the paper's algorithm 1
     paper_delta: float = 1e-6
+    cohort_count: int = later(1)  # masked sums: cohorts that each round asks one after another
 
     def check(self) -> None:
-        for name in ("dimensions", "devices", "rows", "most_cells"):
+        for name in ("dimensions", "devices", "rows", "most_cells", "cohort_count"):
             value = getattr(self, name)
             require(value >= 1, f"{name} must be at least 1; got {value}")
         require(
@@ -137,6 +139,11 @@ class MeanDesign(QuestionDefaults):
         require(
             self.paper_epsilon is None or (self.compression == "adapt_norm" and self.adapts),
             "paper_epsilon is for adapt_norm only",
+        )
+        require(
+            self.cohort_count == 1 or self.secure is not None,
+            "cohorts are for masked sums: a collector that may see tables adds them all; set "
+            "cohort_count to 1",
         )
 
     @property
@@ -188,6 +195,21 @@ class MeanDesign(QuestionDefaults):
             return math.ceil(_CHECK / self.relative_error**2 / self.rows)
         return LEAST_WIDTH if self.paper_epsilon is not None else PILOT_WIDTH
 
+    @property
+    def devices_per_cohort(self) -> int:
+        return -(-self.devices // self.cohort_count)
+
+    def cohort_names(self) -> list[str]:
+        if self.cohort_count == 1:
+            return [EVERYBODY]
+        return [f"cohort {number}" for number in range(self.cohort_count)]
+
+    def cohorts(self) -> dict[str, float]:
+        return dict.fromkeys(self.cohort_names(), 1 / self.cohort_count)
+
+    def cohort_size(self, task: Task) -> float:
+        return self.devices_per_cohort
+
     def sketch(self, round: int, width: int) -> VectorSketch:
         """The sketch of a round, with its own hash functions and rounding that suits its noise."""
         clip, dense = self.clip, None
@@ -207,8 +229,9 @@ class MeanDesign(QuestionDefaults):
         cells = self.dimensions if dense is None else dense.cells
         multiplier, crowd = self.multiplier / math.sqrt(self.shares[round]), 1.0
         if self.secure is not None and multiplier:  # all shares together exceed the minimum
-            crowd = max(1.0, self.secure.noise(1.0, self.devices).stddev(self.devices + 1))
-        length = longest(cells, self.devices, multiplier, crowd)
+            cohort = self.devices_per_cohort
+            crowd = max(1.0, self.secure.noise(1.0, cohort).stddev(cohort + 1))
+        length = longest(cells, self.devices_per_cohort, multiplier, crowd)
         return VectorSketch(
             length=self.dimensions, clip=self.clip, bound=clip, scale=length / clip, dense=dense
         )
@@ -219,10 +242,10 @@ class MeanDesign(QuestionDefaults):
             return NoNoise()
         scale = self.multiplier * sketch.sensitivity(1).l2 / math.sqrt(self.shares[round])
         if self.secure is not None:
-            return self.secure.noise(scale, self.devices)
+            return self.secure.noise(scale, self.devices_per_cohort)
         return NoiseAtRelease(noise="gaussian", scale=scale)
 
-    def task(self, round: int, width: int) -> Task:
+    def task(self, round: int, width: int, cohort: int = 0) -> Task:
         sketch = self.sketch(round, width)
         mechanism = self.mechanism(round, sketch)
         if self.secure is not None:
@@ -230,8 +253,8 @@ class MeanDesign(QuestionDefaults):
                 sketch=sketch,
                 mechanism=mechanism,
                 campaign=digest(self),
-                cohort=EVERYBODY,
-                devices=self.devices,
+                cohort=self.cohort_names()[cohort],
+                devices=self.devices_per_cohort,
                 items_per_device=1,
             )
         most = most_devices(self.devices)
@@ -246,12 +269,12 @@ class MeanDesign(QuestionDefaults):
 
     @property
     def rounds(self) -> int:
-        """The largest number of rounds."""
-        return len(self.shares)
+        """The largest number of rounds, of all cohorts."""
+        return len(self.shares) * self.cohort_count
 
     @property
     def tasks_per_device(self) -> int:
-        return self.rounds
+        return len(self.shares)
 
     @property
     def items_per_device(self) -> None:
@@ -392,22 +415,24 @@ class MeanDesign(QuestionDefaults):
             sizes |= {"noise": kind, "noise_multiplier": self.multiplier}
         if self.secure is not None:
             task = self.task(0, self.first_width)
-            round = task.masked_round(self.devices, PLACEHOLDER_NONCE).parameters(self.devices)
-            sizes |= {"cohort": self.devices, "least_survivors": task.min_count}
+            cohort = self.devices_per_cohort
+            round = task.masked_round(cohort, PLACEHOLDER_NONCE).parameters(cohort)
+            sizes |= {"cohort": cohort, "least_survivors": task.min_count}
             sizes |= {"neighbours": round.neighbours, "threshold": round.threshold}
-        return sizes | {"rounds": len(self.shares)}
+        return sizes | {"rounds": self.rounds}
 
 
 def _warn_of_clipping(vectors: npt.NDArray[Any], clip: float) -> None:
     """Say how many simulated vectors are scaled down. The number depends on the data, so a
     simulation may warn about it, but a release must not reveal it."""
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    norms = norms[np.isfinite(norms)]  # other devices abstain
     clipped = float(np.mean(norms > clip * (1 + 1e-9))) if norms.size else 0.0
     if clipped > 0:
         warnings.warn(
             f"{clipped:.1%} of the simulated vectors are longer than the clip {clip:g} and are "
             f"scaled down to it, so the mean is biased; half of the vectors are longer than "
-            f"{float(np.nanmedian(norms)):.3g}",
+            f"{float(np.median(norms)):.3g}",
             SimulationWarning,
             stacklevel=2,
         )
@@ -481,12 +506,17 @@ class MeanEstimate:
 
 @dataclass(slots=True, repr=False)
 class MeanCampaign(Campaign):
-    """Asks for a pilot, if sizes adapt, and then for a table of the right size."""
+    """Asks for a pilot, if sizes adapt, and then for a table of the right size.
+
+    If there are several cohorts, each step asks all of them and adds their sums. Devices of all
+    cohorts add equal shares of noise, so the sum of all has the noise of one sum over as many.
+    """
 
     design: MeanDesign
     devices: int | None = None  # number asked; as planned by default
     _width: int = field(init=False)
-    answers: list[NoisedSum] = field(default_factory=list)
+    answers: list[NoisedSum] = field(default_factory=list)  # one per step, over all cohorts
+    _sums: list[NoisedSum] = field(default_factory=list)  # of this step, one per cohort
     _over: bool = False
     _settled: bool = True
     _measured: float = 0.0  # adapt_tail: squared error of the last mean, by the pilot
@@ -495,12 +525,19 @@ class MeanCampaign(Campaign):
         self._width = self.design.first_width
 
     def next_task(self) -> Task | None:
-        return None if self._over else self.design.task(len(self.answers), self._width)
+        if self._over:
+            return None
+        return self.design.task(len(self.answers), self._width, len(self._sums))
 
     def absorb(self, answer: NoisedSum) -> None:
         task = self.next_task()
         if task is None or answer.task.id != task.id:
             raise SpecError("a campaign takes only the answer to its last task")
+        self._sums.append(answer)
+        if len(self._sums) < self.design.cohort_count:
+            return
+        answer = _total(self._sums)
+        self._sums = []
         self.answers.append(answer)
         design, rounds = self.design, len(self.answers)
         if not design.adapts:
@@ -518,7 +555,7 @@ class MeanCampaign(Campaign):
 
     @property
     def tasks(self) -> list[Task]:
-        """The tasks with answers."""
+        """The tasks with answers, of one device."""
         return [answer.task for answer in self.answers]
 
     def estimate(self) -> MeanEstimate:
@@ -535,7 +572,7 @@ class MeanCampaign(Campaign):
             standard_error=math.sqrt(self._variance(answer)),
             cells=sketch.cells,
             compressed=sketch.dense is not None,
-            rounds=len(self.answers),
+            rounds=len(self.answers) * design.cohort_count,
             respondents=count,
             settled=self._settled,
         )
@@ -590,6 +627,12 @@ class MeanCampaign(Campaign):
             squared, _ = squared_norm(sketch.rounding.reals(answer.table), noise)
             error += (design.dimensions - 1) * squared / (sketch.cells * count**2)
         return (error + self._absence(count)) / design.dimensions
+
+
+def _total(sums: list[NoisedSum]) -> NoisedSum:
+    """The sum over all cohorts, which have the same sketch."""
+    table: I64 = np.sum([part.table for part in sums], axis=0)
+    return NoisedSum(sums[0].task, table, sum(part.count for part in sums))
 
 
 def _sketch_of(answer: NoisedSum) -> VectorSketch:

@@ -134,6 +134,7 @@ def _size(study: Study) -> tuple[MeanDesign, list[str]]:
         relative_error=study.relative_error,
         top=study.top,
         secure=secure_of(study),
+        cohort_count=study.round_count,
     )
     if limit is not None and compression == "none" and _upload(whole) > limit:
         raise ImpossibleError(
@@ -282,7 +283,7 @@ def _predict(study: Study, design: MeanDesign) -> dict[str, Any]:
         predicted |= {"bytes_if_mean_is_zero": traffic(least)["bytes_per_device"]}
     return predicted | {
         "cells": cells or design.dimensions,
-        "rounds": len(tasks),
+        "rounds": len(tasks) * design.cohort_count,
         "assumes": assumes,
     }
 
