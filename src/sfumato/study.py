@@ -243,7 +243,9 @@ class Study:
     or of the longest texts, in bytes (24, or 64 if devices send items themselves). Longer words are
     cut, longer texts are left out."""
     adaptive: bool | None = None  # heavy_hitters: adapt the sampling to earlier rounds
-    clip: float | None = None  # mean, train: longer vectors are scaled down to this L2 norm
+    clip: float | None = None
+    """Mean, train: longer vectors are scaled down to this L2 norm. A mean without one counts the
+    devices' norms first, which costs a tenth of the budget."""
     dimensions: int | None = None  # mean: length of the vectors; simulate can count them
     compression: (
         Literal["adapt_norm", "adapt_tail", "free_norm", "two_stage", "fixed", "none"] | None
@@ -298,8 +300,8 @@ class Study:
             "ask for frequencies",
         )
         need(
-            facts.data == "items" or self.clip is not None,
-            f"a {self.question} study needs clip, the largest L2 norm of a device's vector",
+            facts.data != "examples" or self.clip is not None,
+            f"a {self.question} study needs clip, the largest L2 norm of a device's update",
         )
         need(
             facts.data != "vectors" or self.compression not in ("free_norm", "two_stage"),

@@ -121,7 +121,7 @@ def test_what_is_foreseen_is_what_comes() -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"clip": None}, "needs clip"),
+        ({"clip": None, "paper_mode": True}, "paper_mode needs clip"),
         ({"clip": -1.0}, "clip must be above 0"),
         ({"trust": "local"}, "central"),
         ({"relative_error": 0.0}, "relative_error"),

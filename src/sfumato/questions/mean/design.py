@@ -291,21 +291,10 @@ class MeanDesign(QuestionDefaults):
         self, population: Population, *, plan: Plan, rng: Rng, alone: bool
     ) -> tuple[Population, list[str]]:
         """All devices; those with numbers that are not finite abstain."""
-        assert population.vectors is not None  # devices of this question hold vectors
-        length = population.vectors.shape[1]
-        if length != self.dimensions:
-            raise DataError(
-                f"the data's vectors have {length:,} dimensions; the study's have "
-                f"{self.dimensions:,}"
-            )
+        notes = check_vectors(population, self.dimensions)
+        assert population.vectors is not None  # as checked
         _warn_of_clipping(population.vectors, self.clip)
-        abstaining = len(population.vectors) - population.devices
-        if not abstaining:
-            return population, []
-        return population, [
-            f"{abstaining:,} devices abstained, because their vectors have NaN or infinite numbers "
-            "(an exact number)"
-        ]
+        return population, notes
 
     def values(
         self, task: Task, items: Any, *, dictionary: Dictionary | None, place: tuple[int, int]
@@ -358,16 +347,26 @@ class MeanDesign(QuestionDefaults):
         assert isinstance(own, AdditiveLoss)  # because there is noise
         if own.noise == "skellam" and own.scale**2 < LEAST_VARIANCE:
             return own  # the bound does not hold for coarse tables
-        losses = tuple(self._largest_loss(own.noise, share) for share in self.shares)
-        share = (self.multiplier * own.l2 / own.scale) ** 2
-        place = int(np.argmin([abs(each - share) for each in self.shares]))
-        return PlannedLoss(loss=losses[place], plan=digest(self), losses=losses)
+        losses = self.largest_losses()
+        return PlannedLoss(loss=losses[self.step_of(task)], plan=digest(self), losses=losses)
 
-    def _largest_loss(self, noise: Noise, share: float) -> AdditiveLoss:
-        """The loss of a round with this share and the coarsest tables that the bound allows."""
-        scale = math.sqrt(LEAST_VARIANCE)
-        l2 = scale * math.sqrt(share) / self.multiplier
-        return AdditiveLoss(noise=noise, scale=scale, l1=max(l2, l2**2), l2=l2, unit_cells=0)
+    def step_of(self, task: Task) -> int:
+        """The place of a task's step among `shares`, or of one with the same share."""
+        own = task.loss
+        assert isinstance(own, AdditiveLoss)  # because there is noise
+        share = (self.multiplier * own.l2 / own.scale) ** 2
+        return int(np.argmin([abs(each - share) for each in self.shares]))
+
+    def largest_losses(self) -> tuple[AdditiveLoss, ...]:
+        """The loss of each step with the coarsest tables that the bound allows, for all clips."""
+        noise: Noise = "gaussian" if self.secure is None else "skellam"
+        scale, losses = math.sqrt(LEAST_VARIANCE), []
+        for share in self.shares:
+            l2 = scale * math.sqrt(share) / self.multiplier
+            losses.append(
+                AdditiveLoss(noise=noise, scale=scale, l1=max(l2, l2**2), l2=l2, unit_cells=0)
+            )
+        return tuple(losses)
 
     def noise(self, round: int, width: int, count: int) -> float:
         """The standard deviation of the noise on a cell, in the unit of the vectors."""
@@ -420,6 +419,23 @@ class MeanDesign(QuestionDefaults):
             sizes |= {"cohort": cohort, "least_survivors": task.min_count}
             sizes |= {"neighbours": round.neighbours, "threshold": round.threshold}
         return sizes | {"rounds": self.rounds}
+
+
+def check_vectors(population: Population, dimensions: int) -> list[str]:
+    """Notes about devices that abstain; DataError if vectors have another length."""
+    assert population.vectors is not None  # devices of this question hold vectors
+    length = population.vectors.shape[1]
+    if length != dimensions:
+        raise DataError(
+            f"the data's vectors have {length:,} dimensions; the study's have {dimensions:,}"
+        )
+    abstaining = len(population.vectors) - population.devices
+    if not abstaining:
+        return []
+    return [
+        f"{abstaining:,} devices abstained, because their vectors have NaN or infinite numbers "
+        "(an exact number)"
+    ]
 
 
 def _warn_of_clipping(vectors: npt.NDArray[Any], clip: float) -> None:
@@ -536,7 +552,7 @@ class MeanCampaign(Campaign):
         self._sums.append(answer)
         if len(self._sums) < self.design.cohort_count:
             return
-        answer = _total(self._sums)
+        answer = total(self._sums)
         self._sums = []
         self.answers.append(answer)
         design, rounds = self.design, len(self.answers)
@@ -629,7 +645,7 @@ class MeanCampaign(Campaign):
         return (error + self._absence(count)) / design.dimensions
 
 
-def _total(sums: list[NoisedSum]) -> NoisedSum:
+def total(sums: list[NoisedSum]) -> NoisedSum:
     """The sum over all cohorts, which have the same sketch."""
     table: I64 = np.sum([part.table for part in sums], axis=0)
     return NoisedSum(sums[0].task, table, sum(part.count for part in sums))
