@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +28,7 @@ from sfumato.flow.accumulator import Batch
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import run
 from sfumato.flow.contribute import contribute, report
+from sfumato.flow.release import MeanRelease
 from sfumato.flow.secure_sum import SecureSum
 from sfumato.flow.task import Task, largest_cell
 from sfumato.privacy import (
@@ -47,7 +50,7 @@ from sfumato.questions.mean.design import (
     longest,
     squared_norm,
 )
-from sfumato.simulation.vectors import load
+from sfumato.simulation.vectors import load, names
 from sfumato.sketch import Norms, VectorSketch
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import clip_rows, headroom, is_finite
@@ -615,6 +618,25 @@ def test_a_file_whose_columns_have_no_names_is_refused(
         load(path)
     path.write_text("0,1\n1,2\n")
     assert load(path).tolist() == [[1.0, 2.0]]
+
+
+def test_names_of_columns_stay_with_the_mean(tmp_path: Any) -> None:
+    csv, numbers, array = (tmp_path / name for name in ("named.csv", "plain.csv", "v.npy"))
+    csv.write_text("steps,hours\n" + "0.3,0.1\n" * 200)
+    numbers.write_text("0,1\n" + "0.3,0.1\n" * 200)
+    np.save(array, load(csv))
+    assert [names(path) for path in (csv, numbers, array)] == [("steps", "hours"), None, None]
+    parquet, lists = tmp_path / "named.parquet", tmp_path / "lists.parquet"
+    pq.write_table(pa.table({"steps": [0.3], "hours": [0.1]}), parquet)
+    pq.write_table(pa.table({"vector": [[0.3, 0.1]]}), lists)
+    assert (names(parquet), names(lists)) == (("steps", "hours"), None)
+    release = replace(simulate(STUDY, load(csv), seed=1), names=names(csv))
+    assert release.frame()["coordinate"].to_pylist() == ["steps", "hours"]
+    assert "steps" in repr(release)
+    assert MeanRelease.from_dict(json.loads(release.to_json())).names == ("steps", "hours")
+    bare = replace(release, names=None)
+    assert bare.frame()["coordinate"].to_pylist() == [0, 1]
+    assert MeanRelease.from_dict(json.loads(bare.to_json())).names is None
 
 
 def test_nothing_of_a_vector_is_printed() -> None:

@@ -223,6 +223,10 @@ def test_the_command_line_answers_with_a_mean(
     data = CliRunner().invoke(main, [*ask, "v.npy", "--json"])
     means = [row["mean"] for row in json.loads(data.stdout)["estimates"]]
     assert np.abs(np.array(means) - 0.1).max() < 0.02  # seven deviations
+    (tmp_path / "v.csv").write_text("steps,hours\n" + "0.3,0.1\n" * 2_000, encoding="utf-8")
+    named = CliRunner().invoke(main, [*ask, "v.csv", "--json"])
+    rows = json.loads(named.stdout)["estimates"]
+    assert [row["coordinate"] for row in rows] == ["steps", "hours"]
     missing = CliRunner().invoke(main, [*ask, "gone.npy"])
     assert missing.exit_code == 2
     assert "no file" in missing.stderr
