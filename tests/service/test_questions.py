@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,8 +50,8 @@ def test_a_collector_and_a_simulation_choose_the_same_clip_and_mean(
     """Without noise, of vectors that are whole numbers of 2**-16 clips."""
     vectors = np.random.default_rng(SEED).integers(-9_000, 9_001, (40, 4)) / 1_024.0
     vectors[0] = [16.0, 0, 0, 0]
-    study = {"question": "mean", "trust": trust, "epsilon": None, "devices": 40, "dimensions": 4}
-    study |= {"dropout": 0.0}
+    study: dict[str, Any] = {"question": "mean", "trust": trust, "epsilon": None, "devices": 40}
+    study |= {"dimensions": 4, "dropout": 0.0}
     request = {"name": NAME, "purpose": "A test.", "study": study, "delay_seconds": 1}
     with running(settings(tmp_path)) as collector:
         row = studies.create(

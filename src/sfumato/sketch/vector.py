@@ -172,7 +172,7 @@ class NormBins:
         return self.upper_end(0), self.upper_end(self.count - 1)
 
     def upper_end(self, place: int) -> float:
-        """The longest norm of a bin; the last one's is for most of its norms."""
+        """The upper end of a bin. Vectors longer than the last one are in the last bin as well."""
         return float(2.0 ** (_FIRST_OCTAVE + place / self.per_octave))
 
     def places(self, vectors: Reals) -> I64:

@@ -38,7 +38,7 @@ from sfumato.sketch import NormBins
 from sfumato.spec import require
 from sfumato.study import Study
 
-_PARTS = 4  # the fullest octave of norms is assumed to have this part of the devices at least
+_PARTS = 4  # the fullest octave of norms is assumed to have at least one in four devices
 _PER_OCTAVE = (4, 2, 1)  # bins of norms: the finest first
 _SKELLAM_SPARE = 1.001  # Skellam noise costs up to a share of 2.25/variance more than Gaussian
 
@@ -62,22 +62,15 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
 def with_norms(study: Study, mean: MeanDesign) -> ClippedMeanDesign:
     """The design with a first round for the clip. Its bins are as fine as the noise allows."""
     mechanism, count = norm_mechanism(mean, _multiplier(study)), _respondents(study, mean)
-
-    def design_for(per_octave: int) -> ClippedMeanDesign:
-        bins = NormBins(length=mean.dimensions, per_octave=per_octave)
-        return ClippedMeanDesign(mean=mean, bins=bins, mechanism=mechanism)
-
-    def needed(design: ClippedMeanDesign) -> int:
-        """The devices from which on the fullest of even quite different norms' bins is clear."""
-        return _PARTS * design.bins.per_octave**2 * design.least_count(count)
-
     for per_octave in _PER_OCTAVE:
-        design = design_for(per_octave)
-        if count >= needed(design):
+        bins = NormBins(length=mean.dimensions, per_octave=per_octave)
+        design = ClippedMeanDesign(mean=mean, bins=bins, mechanism=mechanism)
+        least = _PARTS * per_octave**2 * design.least_count(count)
+        if count >= least:
             return design
     raise ImpossibleError(
         f"{count:,} devices are too few to measure how long vectors are with this noise: it takes "
-        f"{needed(design):,}",
+        f"at least {least:,}",
         hint="set clip, ask more devices, or raise epsilon",
     )
 
@@ -345,10 +338,9 @@ def _predict_clipped(study: Study, design: ClippedMeanDesign) -> dict[str, Any]:
     """The prediction for the mean in units of the clip, and the first round's traffic."""
     predicted, norms = _predict(study, design.mean), traffic([design.norm_task()])
     longer = round(design.longer(_respondents(study, design.mean)))
-    unit = f"nothing about the clip: errors are in units of it; about {longer:,} vectors are longer"
-    nothing = "nothing about the data but the clip"
+    unit = f"errors and norms are in units of the clip, and about {longer:,} vectors are longer"
     assumes = predicted["assumes"]
-    predicted["assumes"] = unit if assumes == nothing else f"{unit}; {assumes} times the clip"
+    predicted["assumes"] = f"{assumes}; {unit}"
     for name in ("bytes_per_device", "bytes_down", "bytes_if_mean_is_zero"):
         if name in predicted:
             predicted[name] += norms.get(name, norms["bytes_per_device"])
