@@ -43,7 +43,8 @@ class Case:
     devices: int = DEVICES
 
     def __str__(self) -> str:
-        more = "".join(f"-{key}" for key in self.keys if key in ("rounds", "masked", "algorithm"))
+        shown = ("rounds", "masked", "algorithm", "clip")
+        more = "".join(f"-{key}" for key in self.keys if key in shown)
         return f"{self.question}-{self.trust}{more}"
 
     @property
@@ -53,15 +54,19 @@ class Case:
 
     @property
     def values(self) -> list[Any]:
-        if "clip" in self.keys:
+        if self.has_vectors:
             return list(np.random.default_rng(SEED).normal(size=(self.devices, 8)) / 8)
         return [self.cycle[place % len(self.cycle)] for place in range(self.devices)]
+
+    @property
+    def has_vectors(self) -> bool:
+        return self.question == "mean"
 
     def plan(self) -> Plan:
         return plan(self.study, items=self.items)
 
     def simulate(self, **options: Any) -> Release:
-        data: Any = np.array(self.values) if "clip" in self.keys else self.values
+        data: Any = np.array(self.values) if self.has_vectors else self.values
         release: Release = simulate(self.plan(), data, **options)
         return release
 
@@ -157,7 +162,7 @@ def check_collection(case: Case, folder: Path) -> None:
         with NetworkFleet(
             collector.address,
             bytes.fromhex(collector.public_key),
-            [value if "clip" in case.keys else [value] for value in case.values],
+            [value if case.has_vectors else [value] for value in case.values],
             connections=4,
         ) as fleet:
             fleet.ask(NAME)

@@ -130,6 +130,7 @@ QUESTIONS: dict[str, QuestionFacts] = {
             ("secure", "central"), ("adapt_norm", "adapt_tail", "fixed", "none")
         ),
         algorithm_key="compression",
+        in_cohorts=("secure",),
         keys={"secure": _VECTORS, "central": _VECTORS},
     ),
     "train": QuestionFacts(
@@ -214,7 +215,7 @@ class Study:
     delta: float = 1e-6  # 0 for pure differential privacy
     devices: int | None = None  # how many will be asked; simulate can count them
     rounds: int | None = None
-    """Each asks its own devices. By default one; masked sums of items, as many as cohorts of
+    """Each asks its own devices. By default one; masked sums, as many as cohorts of
     `LARGEST_COHORT` devices need."""
     dictionary: str | None = None
     """Path of a CSV or Parquet file that lists the items; for new_words, those already known."""
@@ -242,7 +243,9 @@ class Study:
     or of the longest texts, in bytes (24, or 64 if devices send items themselves). Longer words are
     cut, longer texts are left out."""
     adaptive: bool | None = None  # heavy_hitters: adapt the sampling to earlier rounds
-    clip: float | None = None  # mean, train: longer vectors are scaled down to this L2 norm
+    clip: float | None = None
+    """Mean, train: longer vectors are scaled down to this L2 norm. A mean without one counts the
+    devices' norms first, which costs a tenth of the budget."""
     dimensions: int | None = None  # mean: length of the vectors; simulate can count them
     compression: (
         Literal["adapt_norm", "adapt_tail", "free_norm", "two_stage", "fixed", "none"] | None
@@ -297,8 +300,8 @@ class Study:
             "ask for frequencies",
         )
         need(
-            facts.data == "items" or self.clip is not None,
-            f"a {self.question} study needs clip, the largest L2 norm of a device's vector",
+            facts.data != "examples" or self.clip is not None,
+            f"a {self.question} study needs clip, the largest L2 norm of a device's update",
         )
         need(
             facts.data != "vectors" or self.compression not in ("free_norm", "two_stage"),

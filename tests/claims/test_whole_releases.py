@@ -61,6 +61,7 @@ SUMS = (fleet(*COMMON, "yew"), fleet(*COMMON, None))  # zero-out
 NAMES = (fleet(*COMMON, "elm"), fleet(*COMMON, None))
 VALUES = (fleet(*COMMON, "yew"), fleet(*COMMON, "oak"))  # any two values
 VECTORS = np.full((45, 4), 0.3)
+MANY = np.full((250, 4), 0.3)
 LATIN = "aefhiklmorswxy"
 
 
@@ -83,6 +84,11 @@ AUDITS = [
         "mean", "mean", "central",
         (np.vstack([VECTORS, [[1.0, 0, 0, 0]]]), np.vstack([VECTORS, [[0.0, 0, 0, 0]]])),
         clip=1.0, dimensions=4, devices=46,
+    ),
+    audit(
+        "mean without a clip", "mean", "central",
+        (np.vstack([MANY, [[1e6, 0, 0, 0]]]), np.vstack([MANY, [[0.0, 0, 0, 0]]])),
+        dimensions=4, devices=251,
     ),
 ]  # fmt: skip
 SLOW = [

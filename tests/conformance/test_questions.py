@@ -37,6 +37,8 @@ CASES = [
     Case(question="histogram", trust="central", keys={"bytes_per_device": 60_000, **TABLES}),
     Case(question="mean", trust="central", keys={"clip": 1.0, "dimensions": 8}),
     Case(question="mean", trust="secure", keys={"clip": 1.0, "dimensions": 8, **MASKED}),
+    Case(question="mean", trust="central", keys={"dimensions": 8}),
+    Case(question="mean", trust="secure", keys={"dimensions": 8, **MASKED}),
 ]
 MEDIAN = Case(
     question="median",

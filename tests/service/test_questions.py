@@ -2,13 +2,72 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
+from typing import Any
 
-from conformance.test_questions import case
-from questioning import Case, check_collection
+import numpy as np
+import pytest
+
+from checks import SEED
+from conformance.test_questions import MASKED, case
+from marks import quick
+from questioning import NAME, Case, check_collection
+from serving import settings, wait_for
+from sfumato import simulate
+from sfumato.collector import studies
+from sfumato.collector.serve import running
+from sfumato.flow.release import MeanRelease
+from sfumato.privacy import SystemRng
+from sfumato.simulation.network_fleet import NetworkFleet
 
 __all__ = ["case"]  # a fixture
 
 
 def test_devices_answer_it_and_a_collector_releases_it(case: Case, tmp_path: Path) -> None:
     check_collection(case, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [{"clip": 1.0}, {}], ids=["clip", "norms"])
+def test_cohorts_of_a_masked_mean_are_asked_one_after_another(
+    keys: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices stay in their cohorts; otherwise there would not be enough for the second one."""
+    monkeypatch.setattr("sfumato.study.LARGEST_COHORT", 30)
+    case = Case(
+        question="mean", trust="secure", keys={"dimensions": 8, "epsilon": 20.0, **MASKED, **keys}
+    )
+    assert case.plan().predicted["rounds"] == 2 * (2 - len(keys))
+    check_collection(case, tmp_path)
+
+
+@pytest.mark.parametrize("trust", quick(["central", "secure"], "central"))
+def test_a_collector_and_a_simulation_choose_the_same_clip_and_mean(
+    trust: str, tmp_path: Path
+) -> None:
+    """Without noise, of vectors that are whole numbers of 2**-16 clips."""
+    vectors = np.random.default_rng(SEED).integers(-9_000, 9_001, (40, 4)) / 1_024.0
+    vectors[0] = [16.0, 0, 0, 0]
+    study: dict[str, Any] = {"question": "mean", "trust": trust, "epsilon": None, "devices": 40}
+    study |= {"dimensions": 4, "dropout": 0.0}
+    request = {"name": NAME, "purpose": "A test.", "study": study, "delay_seconds": 1}
+    with running(settings(tmp_path)) as collector:
+        row = studies.create(
+            collector.store, request, key=collector.key, rng=SystemRng(), now=time.time
+        )
+        key = bytes.fromhex(collector.public_key)
+        with NetworkFleet(collector.address, key, list(vectors), connections=4) as fleet:
+            fleet.ask(NAME)
+        wait_for(
+            lambda: studies.state(collector.store, row.id)["state"] == "released", "the release"
+        )
+        with collector.store.reading() as tx:
+            text = tx.release(row.id)
+    assert text is not None
+    release = MeanRelease.from_dict(json.loads(text))
+    simulated = simulate(study, vectors, seed=1)
+    assert release.plan["parameters"]["clip"] == simulated.plan["parameters"]["clip"] == 16.0
+    assert np.array_equal(release.mean, simulated.mean)
+    assert release.cost.bytes_per_device == simulated.cost.bytes_per_device

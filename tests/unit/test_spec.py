@@ -61,6 +61,7 @@ from sfumato.questions.frequencies.design import FrequencyDesign
 from sfumato.questions.heavy_hitters.design import HeavyHitterDesign, HistogramDesign
 from sfumato.questions.item_lists.design import ItemListDesign
 from sfumato.questions.local_frequencies.design import LocalDesign
+from sfumato.questions.mean.clipping import ClippedMeanDesign
 from sfumato.questions.mean.design import MeanDesign
 from sfumato.questions.new_words.design import WordDesign
 from sfumato.questions.prefix_search.design import PrefixDesign
@@ -69,6 +70,7 @@ from sfumato.sketch import (
     CountSketch,
     IntegerKeys,
     ItemCounts,
+    NormBins,
     OneHot,
     TextKeys,
     VectorSketch,
@@ -260,6 +262,22 @@ EXAMPLES: dict[str, Any] = {
         top=7,
         secure=SecureSum(corrupt=0.1, dropout=0.05),
     ),
+    "clipped_mean_design": ClippedMeanDesign(
+        mean=MeanDesign(
+            compression="none",
+            dimensions=10,
+            devices=50,
+            clip=1.0,
+            most_cells=10,
+            seed=1,
+            multiplier=2.5,
+            secure=SecureSum(corrupt=0.1, dropout=0.05),
+            cohort_count=2,
+        ),
+        bins=NormBins(length=10, per_octave=2),
+        mechanism=NoiseInShares(scale=8.0, survivors=20, colluders=2),
+    ),
+    "norm_bins": NormBins(length=10, per_octave=2),
     "vector_sketch": VectorSketch(
         length=50,
         clip=1.0,

@@ -173,6 +173,8 @@ def simulate_command(
             protocol=protocol,
             progress=progress,
         )
+    if question.facts.data == "vectors":
+        release = replace(release, names=vectors.names(data))
     for warning in messages:
         click.echo(f"warning: {warning.message}", err=True)
     if as_json:

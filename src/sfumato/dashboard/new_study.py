@@ -208,7 +208,7 @@ ANSWER = (
     Field("bytes_per_device", "Bytes per device", "Most to send.", only="bytes"),
     Field("word_length", "Word length", "Longer words are cut.", example="10", only="words"),
     Field("alphabet", "Alphabet", "Characters of words.", "text", only="words"),
-    Field("clip", "Clip", "Longer vectors are scaled down to it.", "number", "1", "vectors"),
+    Field("clip", "Clip", "Longest norm. Mean: measured if empty.", "number", only="vectors"),
     Field("dimensions", "Dimensions", "Length of a vector.", example="1000", only="mean"),
 )
 TERMS = (

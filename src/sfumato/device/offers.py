@@ -28,7 +28,7 @@ from sfumato.flow.report import WIRE_VERSION
 from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import NoNoise
-from sfumato.sketch import CountSketch, OneHot, TextKeys, VectorSketch, WordKeys
+from sfumato.sketch import CountSketch, NormBins, OneHot, TextKeys, VectorSketch, WordKeys
 from sfumato.sketch.words import Prefix
 from sfumato.spec import from_json, later, require, spec, to_json
 from sfumato.study import QUESTIONS, TRUSTS
@@ -63,8 +63,9 @@ class Offer:
     items_per_report: int = 1
     contributions: int = 1  # the most tasks of the study that one device answers
     dictionary: str | None = None  # digest of the list of items to count, or of known words to skip
-    keys: TextKeys | WordKeys | Prefix | None = None
-    """Which part of an item a table counts, if the task's own sketch does not say."""
+    keys: TextKeys | WordKeys | Prefix | NormBins | None = None
+    """Which part of an item, or of a vector, a table counts, if the task's own sketch does not
+    say."""
     model: ModelTerms | None = None  # the model to train in this round
     closes: int | None = None  # the last day, since 1970-01-01 UTC, on which devices answer
     min_version: int = WIRE_VERSION  # the lowest wire version that a device must support
@@ -140,8 +141,9 @@ class Offer:
         _ = self.rule  # checks the name and the limits
 
     def _check_values(self, task: Task) -> None:
+        is_of_vectors = isinstance(task.sketch, VectorSketch) or isinstance(self.keys, NormBins)
         require(
-            (QUESTIONS[self.question].data != "items") == isinstance(task.sketch, VectorSketch),
+            (QUESTIONS[self.question].data != "items") == is_of_vectors,
             "a mean or a model must have a task of vectors, and no other question may have one; "
             f"got {self.question} with a {type(task.sketch).__name__}",
         )
@@ -150,6 +152,12 @@ class Offer:
             "keys must be None unless the table is a OneHot or a CountSketch; "
             f"got them with a {type(task.sketch).__name__}",
         )
+        if isinstance(self.keys, NormBins):
+            require(
+                task.categories == self.keys.count,
+                f"a table of norms must be a OneHot of {self.keys.count} cells; "
+                f"got {task.categories or type(task.sketch).__name__}",
+            )
         if isinstance(self.keys, Prefix) and isinstance(task.sketch, OneHot):
             prefixes = self.keys.radix**self.keys.size
             require(

@@ -24,6 +24,7 @@ from sfumato.sketch import (
     ItemCounts,
     ItemKeys,
     Keys,
+    NormBins,
     OneHot,
     TextKeys,
     VectorSketch,
@@ -118,6 +119,9 @@ def selector(
     if isinstance(sketch, VectorSketch):
         vector = _vector(value, sketch.length)
         return lambda rng: sketch.tables(vector, rng=rng)
+    if isinstance(item_keys, NormBins):
+        bins, vector = item_keys, _vector(value, item_keys.length)
+        return lambda rng: bins.places(vector)
     values = _texts(value)
     if isinstance(item_keys, Prefix):
         prefix = item_keys

@@ -429,6 +429,7 @@ class MeanRelease(EstimateRelease):
 
     mean: F64
     standard_error: float
+    names: tuple[str, ...] | None = None  # of the coordinates; numbers from 0 on without them
 
     @property
     def half_width(self) -> float:
@@ -441,7 +442,7 @@ class MeanRelease(EstimateRelease):
         left_out = self.mean == 0 if self.study.get("top") else np.zeros(size, dtype=np.bool_)
         return pa.table(
             {
-                "coordinate": np.arange(size),
+                "coordinate": np.arange(size) if self.names is None else list(self.names),
                 "mean": self.mean,
                 "standard_error": np.full(size, self.standard_error),
                 "low": pa.array(self.mean - self.half_width, mask=left_out),
@@ -455,13 +456,15 @@ class MeanRelease(EstimateRelease):
         Returns the matplotlib figure, and writes it to `path` (PNG, SVG, PDF) if given.
         """
         places = self._largest(top)
-        labels, meaning = [str(place) for place in places], "mean of a coordinate"
+        labels, meaning = [self._name(place) for place in places], "mean of a coordinate"
         return self._bars(labels, self.mean[places], self.half_width, meaning, path)
 
     @classmethod
     def _own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
         rows = data["estimates"]
+        names = tuple(row["coordinate"] for row in rows)
         return {
+            "names": names if all(isinstance(name, str) for name in names) and names else None,
             "mean": np.array([row["mean"] for row in rows], dtype=np.float64),
             "standard_error": float(rows[0]["standard_error"]) if rows else 0.0,
         }
@@ -476,12 +479,16 @@ class MeanRelease(EstimateRelease):
             f"{self._promise()}"
         ]
         lines += [
-            f"  {place:>10}  {self.mean[place]:>12.6g} ± {self.half_width:.3g}" for place in places
+            f"  {self._name(place):>10}  {self.mean[place]:>12.6g} ± {self.half_width:.3g}"
+            for place in places
         ]
         if len(self) > places.size:
             rest = len(self) - places.size
             lines.append(f"  … and {rest:,} smaller ones; frame() has them all")
         return "\n".join(lines)
+
+    def _name(self, place: int) -> str:
+        return str(place) if self.names is None else self.names[place]
 
     def _largest(self, most: int) -> I64:
         return np.argsort(-np.abs(self.mean), kind="stable")[:most]

@@ -30,6 +30,16 @@ def load(path: Path | str) -> Reals:
     return check(_from_columns(path), name)
 
 
+def names(path: Path | str) -> tuple[str, ...] | None:
+    """The names of the coordinates, if a file has one column per coordinate; numbers in order are
+    no names."""
+    if str(path).endswith((".npy", ".npz")):
+        return None
+    columns = files.column_names(path)
+    is_list = len(columns) == 1 and _has_lists(path)
+    return None if is_list or columns in _numbers(len(columns)) else tuple(columns)
+
+
 def check(vectors: npt.NDArray[Any], name: str = "the data") -> Reals:
     """The vectors as real numbers, one row per device, or DataError."""
     if vectors.ndim != 2 or 0 in vectors.shape:
@@ -67,17 +77,15 @@ def _from_numpy(path: Path) -> npt.NDArray[Any]:
 
 
 def _from_columns(path: Path | str) -> npt.NDArray[Any]:
-    names = files.column_names(path)
-    _check_names(names, path)
-    if len(names) == 1 and str(path).endswith((".parquet", ".pq")):
-        kind = pyarrow.parquet.read_schema(path).field(0).type
-        if pa.types.is_nested(kind):
-            return _from_lists(path, names[0])
+    columns = files.column_names(path)
+    _check_names(columns, path)
+    if len(columns) == 1 and _has_lists(path):
+        return _from_lists(path, columns[0])
     parts = [
         np.column_stack([column.to_numpy(zero_copy_only=False) for column in batch.columns])
-        for batch in files.read_columns(path, names, [pa.float64()] * len(names))
+        for batch in files.read_columns(path, columns, [pa.float64()] * len(columns))
     ]
-    return np.concatenate(parts) if parts else np.empty((0, len(names)))
+    return np.concatenate(parts) if parts else np.empty((0, len(columns)))
 
 
 def _check_names(names: list[str], path: Path | str) -> None:
@@ -85,12 +93,23 @@ def _check_names(names: list[str], path: Path | str) -> None:
     numbers is probably a device's vector."""
     if len({*names}) < len(names):
         raise DataError(f"the columns of {path} must have different names; some are the same")
-    sequences = ([str(place) for place in range(k, len(names) + k)] for k in (0, 1))
-    if all(map(_is_number, names)) and names not in sequences:
+    if all(map(_is_number, names)) and names not in _numbers(len(names)):
         raise DataError(
             f"the first line of {path} must have the names of its columns; it has numbers",
             hint="add a first line with names, such as 0, 1, 2, …",
         )
+
+
+def _numbers(count: int) -> list[list[str]]:
+    """The names of `count` columns that are numbers in order."""
+    return [[str(place) for place in range(first, count + first)] for first in (0, 1)]
+
+
+def _has_lists(path: Path | str) -> bool:
+    """Whether the first column of a file has lists."""
+    if not str(path).endswith((".parquet", ".pq")):
+        return False
+    return bool(pa.types.is_nested(pyarrow.parquet.read_schema(path).field(0).type))
 
 
 def _is_number(name: str) -> bool:

@@ -19,7 +19,7 @@ from sfumato.sketch.onehot import OneHot
 from sfumato.sketch.refined import refine
 from sfumato.sketch.rounds import DecodedRounds, Running
 from sfumato.sketch.sparse import ItemCounts, SparseSketch, SparseTable
-from sfumato.sketch.vector import VectorSketch
+from sfumato.sketch.vector import NormBins, VectorSketch
 from sfumato.sketch.words import Prefix
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "ItemKeys",
     "Keys",
     "Listing",
+    "NormBins",
     "Norms",
     "OneHot",
     "Prefix",
@@ -44,8 +45,8 @@ __all__ = [
     "refine",
 ]
 
-ItemKeys: TypeAlias = TextKeys | WordKeys | Prefix
-"""The part of an item that a table counts, if its sketch does not say."""
+ItemKeys: TypeAlias = TextKeys | WordKeys | Prefix | NormBins
+"""The part of an item, or of a vector, that a table counts, if its sketch does not say."""
 
 
 @runtime_checkable

@@ -23,6 +23,7 @@ Reals = npt.NDArray[np.floating[Any]]
 MOST_HEADROOM = 1.2  # largest headroom
 _DEVIATIONS = 4.0  # deviations of a sketch's squared length that are not clipped
 _SLACK = 1e-9  # relative rounding error of a norm
+_FIRST_OCTAVE, _LAST_OCTAVE = -32, 31  # of the bins of norms; four per octave fit into one byte
 
 
 @spec("vector_sketch")
@@ -139,6 +140,50 @@ class VectorSketch:
         flat = tables.reshape(len(tables), self.cells)
         squares = np.einsum("ij,ij->i", flat, flat, dtype=np.float64)
         return np.asarray(squares <= (values * self.rounding.l2) ** 2 * (1 + _SLACK))
+
+
+@spec("norm_bins")
+class NormBins:
+    """Bins of the L2 norms of vectors: each is longer than the one before by one part of an octave.
+
+    The first bin has all norms up to 2**-32, zero included, and the last one all that are longer
+    than the others'.
+
+    >>> bins = NormBins(length=2, per_octave=2)
+    >>> [bins.upper_end(place) for place in bins.places(np.array([[3.0, 4.0], [0.0, 0.0]]))]
+    [5.656854249492381, 2.3283064365386963e-10]
+    """
+
+    length: int  # of the vectors
+    per_octave: int  # bins in which norms double
+
+    def check(self) -> None:
+        for name in ("length", "per_octave"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name} must be at least 1; got {value}")
+
+    @property
+    def count(self) -> int:
+        return (_LAST_OCTAVE - _FIRST_OCTAVE) * self.per_octave + 1
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The upper ends of the first and of the last bin."""
+        return self.upper_end(0), self.upper_end(self.count - 1)
+
+    def upper_end(self, place: int) -> float:
+        """The upper end of a bin. Vectors longer than the last one are in the last bin as well."""
+        return float(2.0 ** (_FIRST_OCTAVE + place / self.per_octave))
+
+    def places(self, vectors: Reals) -> I64:
+        """The bins of vectors (n, length) of finite numbers."""
+        reals = np.asarray(vectors, dtype=np.float64)
+        largest = np.max(np.abs(reals), axis=1, initial=0.0)
+        unit = np.divide(reals, largest[:, None], out=np.zeros_like(reals), where=reals != 0)
+        with np.errstate(divide="ignore"):  # a vector of zeros is infinitely short
+            octaves = np.log2(largest) + np.log2(np.linalg.norm(unit, axis=1))
+        places = np.ceil((octaves - _FIRST_OCTAVE) * self.per_octave)
+        return np.asarray(np.clip(places, 0, self.count - 1), dtype=np.int64)
 
 
 def headroom(cells: int) -> float:

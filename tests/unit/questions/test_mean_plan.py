@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 
 from sfumato import Study, plan, simulate
 from sfumato.cli.main import main
-from sfumato.errors import ImpossibleError, StudyError
+from sfumato.errors import ImpossibleError, SpecError, StudyError
 from sfumato.privacy import epsilon_of
 from sfumato.questions.mean.design import MeanDesign
 from sfumato.questions.mean.plan import widest_tasks
@@ -120,7 +121,7 @@ def test_what_is_foreseen_is_what_comes() -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"clip": None}, "needs clip"),
+        ({"clip": None, "paper_mode": True}, "paper_mode needs clip"),
         ({"clip": -1.0}, "clip must be above 0"),
         ({"trust": "local"}, "central"),
         ({"relative_error": 0.0}, "relative_error"),
@@ -174,11 +175,31 @@ def test_a_hint_of_bytes_is_enough() -> None:
         ({"devices": 100}, "more than the largest possible mean"),
         ({"compression": "adapt_tail"}, "adapt_norm is better"),
         ({"top": 10}, "biased"),
-        ({"trust": "secure", "devices": 20_000}, "this study has 20,000"),
     ],
 )
 def test_warnings(change: dict[str, Any], match: str) -> None:
     assert any(match in warning for warning in plan(STUDY | change).warnings)
+
+
+@pytest.mark.parametrize(("devices", "cohorts"), [(10_000, 1), (10_001, 2), (25_000, 3)])
+def test_more_devices_than_one_masked_round_holds_are_asked_in_cohorts(
+    devices: int, cohorts: int
+) -> None:
+    planned = plan(STUDY | {"trust": "secure", "devices": devices})
+    design = planned.design
+    assert isinstance(design, MeanDesign)
+    assert design.cohort_count == cohorts
+    assert planned.parameters["cohort"] == -(-devices // cohorts) <= 10_000
+    assert planned.predicted["rounds"] == design.rounds == 2 * cohorts
+    assert design.tasks_per_device == 2
+    assert not any("masked rounds are tested" in warning for warning in planned.warnings)
+    with pytest.raises(StudyError, match="rounds has no effect"):
+        plan(STUDY | {"trust": "secure", "devices": devices, "rounds": 4})
+
+
+def test_cohorts_are_for_masked_sums() -> None:
+    with pytest.raises(SpecError, match="cohorts are for masked sums"):
+        replace(planned_design(STUDY), cohort_count=2)
 
 
 def test_paper_mode_takes_the_papers_constants() -> None:
@@ -202,6 +223,10 @@ def test_the_command_line_answers_with_a_mean(
     data = CliRunner().invoke(main, [*ask, "v.npy", "--json"])
     means = [row["mean"] for row in json.loads(data.stdout)["estimates"]]
     assert np.abs(np.array(means) - 0.1).max() < 0.02  # seven deviations
+    (tmp_path / "v.csv").write_text("steps,hours\n" + "0.3,0.1\n" * 2_000, encoding="utf-8")
+    named = CliRunner().invoke(main, [*ask, "v.csv", "--json"])
+    rows = json.loads(named.stdout)["estimates"]
+    assert [row["coordinate"] for row in rows] == ["steps", "hours"]
     missing = CliRunner().invoke(main, [*ask, "gone.npy"])
     assert missing.exit_code == 2
     assert "no file" in missing.stderr

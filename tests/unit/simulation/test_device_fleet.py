@@ -196,6 +196,10 @@ MASKED_PLANS: dict[str, tuple[dict[str, Any], Any]] = {
         | {"compression": "adapt_norm"},
         np.full((80, 4_000), 0.01),
     ),
+    "mean without a clip": (
+        {"question": "mean", "trust": "secure", "epsilon": 8.0, "delta": 1e-3},
+        np.full((80, 20), 500.0),
+    ),
     "histogram": (
         {"question": "histogram", "trust": "central", "masked": True, "epsilon": 8.0}
         | {"delta": 1e-2, "bytes_per_device": 60_000, "devices": 60},

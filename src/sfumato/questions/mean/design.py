@@ -49,12 +49,13 @@ from sfumato.questions.question import (
 from sfumato.sketch import VectorSketch
 from sfumato.sketch.dense import DenseSketch, top
 from sfumato.sketch.vector import headroom
-from sfumato.spec import digest, require, spec
+from sfumato.spec import digest, later, require, spec
 
 if TYPE_CHECKING:  # the layers above
     from sfumato.simulation.population import Population
 
 F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
 Compression = Literal["adapt_norm", "adapt_tail", "fixed", "none"]
 
 ROWS = 15  # of a sketch that is decoded by means; as in the paper
@@ -103,9 +104,10 @@ class MeanDesign(QuestionDefaults):
     secure: SecureSum | None = None  # for masked sums
     paper_epsilon: float | None = None  # for the size rule of the paper's algorithm 1
     paper_delta: float = 1e-6
+    cohort_count: int = later(1)  # masked sums: cohorts that each round asks one after another
 
     def check(self) -> None:
-        for name in ("dimensions", "devices", "rows", "most_cells"):
+        for name in ("dimensions", "devices", "rows", "most_cells", "cohort_count"):
             value = getattr(self, name)
             require(value >= 1, f"{name} must be at least 1; got {value}")
         require(
@@ -138,6 +140,11 @@ class MeanDesign(QuestionDefaults):
         require(
             self.paper_epsilon is None or (self.compression == "adapt_norm" and self.adapts),
             "paper_epsilon is for adapt_norm only",
+        )
+        require(
+            self.cohort_count == 1 or self.secure is not None,
+            "cohorts are for masked sums: a collector that may see tables adds them all; set "
+            "cohort_count to 1",
         )
 
     @property
@@ -189,6 +196,21 @@ class MeanDesign(QuestionDefaults):
             return math.ceil(_CHECK / self.relative_error**2 / self.rows)
         return LEAST_WIDTH if self.paper_epsilon is not None else PILOT_WIDTH
 
+    @property
+    def devices_per_cohort(self) -> int:
+        return -(-self.devices // self.cohort_count)
+
+    def cohort_names(self) -> list[str]:
+        if self.cohort_count == 1:
+            return [EVERYBODY]
+        return [f"cohort {number}" for number in range(self.cohort_count)]
+
+    def cohorts(self) -> dict[str, float]:
+        return dict.fromkeys(self.cohort_names(), 1 / self.cohort_count)
+
+    def cohort_size(self, task: Task) -> float:
+        return self.devices_per_cohort
+
     def sketch(self, round: int, width: int) -> VectorSketch:
         """The sketch of a round, with its own hash functions and rounding that suits its noise."""
         clip, dense = self.clip, None
@@ -208,8 +230,9 @@ class MeanDesign(QuestionDefaults):
         cells = self.dimensions if dense is None else dense.cells
         multiplier, crowd = self.multiplier / math.sqrt(self.shares[round]), 1.0
         if self.secure is not None and multiplier:  # all shares together exceed the minimum
-            crowd = max(1.0, self.secure.noise(1.0, self.devices).stddev(self.devices + 1))
-        length = longest(cells, self.devices, multiplier, crowd)
+            cohort = self.devices_per_cohort
+            crowd = max(1.0, self.secure.noise(1.0, cohort).stddev(cohort + 1))
+        length = longest(cells, self.devices_per_cohort, multiplier, crowd)
         return VectorSketch(
             length=self.dimensions, clip=self.clip, bound=clip, scale=length / clip, dense=dense
         )
@@ -220,10 +243,10 @@ class MeanDesign(QuestionDefaults):
             return NoNoise()
         scale = self.multiplier * sketch.sensitivity(1).l2 / math.sqrt(self.shares[round])
         if self.secure is not None:
-            return self.secure.noise(scale, self.devices)
+            return self.secure.noise(scale, self.devices_per_cohort)
         return NoiseAtRelease(noise="gaussian", scale=scale)
 
-    def task(self, round: int, width: int) -> Task:
+    def task(self, round: int, width: int, cohort: int = 0) -> Task:
         sketch = self.sketch(round, width)
         mechanism = self.mechanism(round, sketch)
         if self.secure is not None:
@@ -231,8 +254,8 @@ class MeanDesign(QuestionDefaults):
                 sketch=sketch,
                 mechanism=mechanism,
                 campaign=digest(self),
-                cohort=EVERYBODY,
-                devices=self.devices,
+                cohort=self.cohort_names()[cohort],
+                devices=self.devices_per_cohort,
                 items_per_device=1,
             )
         most = most_devices(self.devices)
@@ -247,12 +270,12 @@ class MeanDesign(QuestionDefaults):
 
     @property
     def rounds(self) -> int:
-        """The largest number of rounds."""
-        return len(self.shares)
+        """The largest number of rounds, of all cohorts."""
+        return len(self.shares) * self.cohort_count
 
     @property
     def tasks_per_device(self) -> int:
-        return self.rounds
+        return len(self.shares)
 
     @property
     def items_per_device(self) -> None:
@@ -289,21 +312,10 @@ class MeanDesign(QuestionDefaults):
         self, population: Population, *, plan: Plan, rng: Rng, alone: bool
     ) -> tuple[Population, list[str]]:
         """All devices; those with numbers that are not finite abstain."""
-        assert population.vectors is not None  # devices of this question hold vectors
-        length = population.vectors.shape[1]
-        if length != self.dimensions:
-            raise DataError(
-                f"the data's vectors have {length:,} dimensions; the study's have "
-                f"{self.dimensions:,}"
-            )
+        notes = check_vectors(population, self.dimensions)
+        assert population.vectors is not None  # as checked
         _warn_of_clipping(population.vectors, self.clip)
-        abstaining = len(population.vectors) - population.devices
-        if not abstaining:
-            return population, []
-        return population, [
-            f"{abstaining:,} devices abstained, because their vectors have NaN or infinite numbers "
-            "(an exact number)"
-        ]
+        return population, notes
 
     def values(
         self, task: Task, items: Any, *, dictionary: Dictionary | None, place: tuple[int, int]
@@ -356,16 +368,26 @@ class MeanDesign(QuestionDefaults):
         assert isinstance(own, AdditiveLoss)  # because there is noise
         if own.noise == "skellam" and own.scale**2 < LEAST_VARIANCE:
             return own  # the bound does not hold for coarse tables
-        losses = tuple(self._largest_loss(own.noise, share) for share in self.shares)
-        share = (self.multiplier * own.l2 / own.scale) ** 2
-        place = int(np.argmin([abs(each - share) for each in self.shares]))
-        return PlannedLoss(loss=losses[place], plan=digest(self), losses=losses)
+        losses = self.largest_losses()
+        return PlannedLoss(loss=losses[self.step_of(task)], plan=digest(self), losses=losses)
 
-    def _largest_loss(self, noise: Noise, share: float) -> AdditiveLoss:
-        """The loss of a round with this share and the coarsest tables that the bound allows."""
-        scale = math.sqrt(LEAST_VARIANCE)
-        l2 = scale * math.sqrt(share) / self.multiplier
-        return AdditiveLoss(noise=noise, scale=scale, l1=max(l2, l2**2), l2=l2, unit_cells=0)
+    def step_of(self, task: Task) -> int:
+        """The place of a task's step among `shares`, or of one with the same share."""
+        own = task.loss
+        assert isinstance(own, AdditiveLoss)  # because there is noise
+        share = (self.multiplier * own.l2 / own.scale) ** 2
+        return int(np.argmin([abs(each - share) for each in self.shares]))
+
+    def largest_losses(self) -> tuple[AdditiveLoss, ...]:
+        """The loss of each step with the coarsest tables that the bound allows, for all clips."""
+        noise: Noise = "gaussian" if self.secure is None else "skellam"
+        scale, losses = math.sqrt(LEAST_VARIANCE), []
+        for share in self.shares:
+            l2 = scale * math.sqrt(share) / self.multiplier
+            losses.append(
+                AdditiveLoss(noise=noise, scale=scale, l1=max(l2, l2**2), l2=l2, unit_cells=0)
+            )
+        return tuple(losses)
 
     def noise(self, round: int, width: int, count: int) -> float:
         """The standard deviation of the noise on a cell, in the unit of the vectors."""
@@ -413,22 +435,41 @@ class MeanDesign(QuestionDefaults):
             sizes |= {"noise": kind, "noise_multiplier": self.multiplier}
         if self.secure is not None:
             task = self.task(0, self.first_width)
-            round = task.masked_round(self.devices, PLACEHOLDER_NONCE).parameters(self.devices)
-            sizes |= {"cohort": self.devices, "least_survivors": task.min_count}
+            cohort = self.devices_per_cohort
+            round = task.masked_round(cohort, PLACEHOLDER_NONCE).parameters(cohort)
+            sizes |= {"cohort": cohort, "least_survivors": task.min_count}
             sizes |= {"neighbours": round.neighbours, "threshold": round.threshold}
-        return sizes | {"rounds": len(self.shares)}
+        return sizes | {"rounds": self.rounds}
+
+
+def check_vectors(population: Population, dimensions: int) -> list[str]:
+    """Notes about devices that abstain; DataError if vectors have another length."""
+    assert population.vectors is not None  # devices of this question hold vectors
+    length = population.vectors.shape[1]
+    if length != dimensions:
+        raise DataError(
+            f"the data's vectors have {length:,} dimensions; the study's have {dimensions:,}"
+        )
+    abstaining = len(population.vectors) - population.devices
+    if not abstaining:
+        return []
+    return [
+        f"{abstaining:,} devices abstained, because their vectors have NaN or infinite numbers "
+        "(an exact number)"
+    ]
 
 
 def _warn_of_clipping(vectors: npt.NDArray[Any], clip: float) -> None:
     """Say how many simulated vectors are scaled down. The number depends on the data, so a
     simulation may warn about it, but a release must not reveal it."""
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    norms = norms[np.isfinite(norms)]  # other devices abstain
     clipped = float(np.mean(norms > clip * (1 + 1e-9))) if norms.size else 0.0
     if clipped > 0:
         warnings.warn(
             f"{clipped:.1%} of the simulated vectors are longer than the clip {clip:g} and are "
             f"scaled down to it, so the mean is biased; half of the vectors are longer than "
-            f"{float(np.nanmedian(norms)):.3g}",
+            f"{float(np.median(norms)):.3g}",
             SimulationWarning,
             stacklevel=2,
         )
@@ -502,12 +543,17 @@ class MeanEstimate:
 
 @dataclass(slots=True, repr=False)
 class MeanCampaign(Campaign):
-    """Asks for a pilot, if sizes adapt, and then for a table of the right size."""
+    """Asks for a pilot, if sizes adapt, and then for a table of the right size.
+
+    If there are several cohorts, each step asks all of them and adds their sums. Devices of all
+    cohorts add equal shares of noise, so the sum of all has the noise of one sum over as many.
+    """
 
     design: MeanDesign
     devices: int | None = None  # number asked; as planned by default
     _width: int = field(init=False)
-    answers: list[NoisedSum] = field(default_factory=list)
+    answers: list[NoisedSum] = field(default_factory=list)  # one per step, over all cohorts
+    _sums: list[NoisedSum] = field(default_factory=list)  # of this step, one per cohort
     _over: bool = False
     _settled: bool = True
     _measured: float = 0.0  # adapt_tail: squared error of the last mean, by the pilot
@@ -516,12 +562,19 @@ class MeanCampaign(Campaign):
         self._width = self.design.first_width
 
     def next_task(self) -> Task | None:
-        return None if self._over else self.design.task(len(self.answers), self._width)
+        if self._over:
+            return None
+        return self.design.task(len(self.answers), self._width, len(self._sums))
 
     def absorb(self, answer: NoisedSum) -> None:
         task = self.next_task()
         if task is None or answer.task.id != task.id:
             raise SpecError("a campaign takes only the answer to its last task")
+        self._sums.append(answer)
+        if len(self._sums) < self.design.cohort_count:
+            return
+        answer = total(self._sums)
+        self._sums = []
         self.answers.append(answer)
         design, rounds = self.design, len(self.answers)
         if not design.adapts:
@@ -539,7 +592,7 @@ class MeanCampaign(Campaign):
 
     @property
     def tasks(self) -> list[Task]:
-        """The tasks with answers."""
+        """The tasks with answers, of one device."""
         return [answer.task for answer in self.answers]
 
     def estimate(self) -> MeanEstimate:
@@ -556,7 +609,7 @@ class MeanCampaign(Campaign):
             standard_error=math.sqrt(self._variance(answer)),
             cells=sketch.cells,
             compressed=sketch.dense is not None,
-            rounds=len(self.answers),
+            rounds=len(self.answers) * design.cohort_count,
             respondents=count,
             settled=self._settled,
         )
@@ -611,6 +664,12 @@ class MeanCampaign(Campaign):
             squared, _ = squared_norm(sketch.rounding.reals(answer.table), noise)
             error += (design.dimensions - 1) * squared / (sketch.cells * count**2)
         return (error + self._absence(count)) / design.dimensions
+
+
+def total(sums: list[NoisedSum]) -> NoisedSum:
+    """The sum over all cohorts, which have the same sketch."""
+    table: I64 = np.sum([part.table for part in sums], axis=0)
+    return NoisedSum(sums[0].task, table, sum(part.count for part in sums))
 
 
 def _sketch_of(answer: NoisedSum) -> VectorSketch:

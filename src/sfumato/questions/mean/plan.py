@@ -14,6 +14,7 @@ from sfumato.flow.task import Task
 from sfumato.privacy import calibrate, epsilon_of
 from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.questions.frequencies.plan import delta_warning, round_warnings, secure_of
+from sfumato.questions.mean.clipping import NORM_SHARE, ClippedMeanDesign, norm_mechanism
 from sfumato.questions.mean.design import (
     LEAST_WIDTH,
     MEDIAN_OF_FIVE,
@@ -33,22 +34,44 @@ from sfumato.questions.promise import (
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
+from sfumato.sketch import NormBins
 from sfumato.spec import require
 from sfumato.study import Study
 
+_PARTS = 4  # the fullest octave of norms is assumed to have at least one in four devices
+_PER_OCTAVE = (4, 2, 1)  # bins of norms: the finest first
 _SKELLAM_SPARE = 1.001  # Skellam noise costs up to a share of 2.25/variance more than Gaussian
 
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     """Plan a study of a mean."""
-    design, warnings = _size(study)
+    mean, warnings = _size(study)
+    design = mean if study.clip is not None else with_norms(study, mean)
     return Plan(
         study=study,
         design=design,
-        algorithm=algorithm(design),
-        predicted=_predict(study, design),
+        algorithm=algorithm(mean) + ("" if study.clip is not None else ", clipped by their norms"),
+        predicted=_predict(study, mean)
+        if isinstance(design, MeanDesign)
+        else _predict_clipped(study, design),
         privacy=promise(study, design),
-        warnings=(*warnings, *_warnings(study, design)),
+        warnings=(*warnings, *_warnings(study, mean)),
+    )
+
+
+def with_norms(study: Study, mean: MeanDesign) -> ClippedMeanDesign:
+    """The design with a first round for the clip. Its bins are as fine as the noise allows."""
+    mechanism, count = norm_mechanism(mean, _multiplier(study)), _respondents(study, mean)
+    for per_octave in _PER_OCTAVE:
+        bins = NormBins(length=mean.dimensions, per_octave=per_octave)
+        design = ClippedMeanDesign(mean=mean, bins=bins, mechanism=mechanism)
+        least = _PARTS * per_octave**2 * design.least_count(count)
+        if count >= least:
+            return design
+    raise ImpossibleError(
+        f"{count:,} devices are too few to measure how long vectors are with this noise: it takes "
+        f"at least {least:,}",
+        hint="set clip, ask more devices, or raise epsilon",
     )
 
 
@@ -62,23 +85,35 @@ def algorithm(design: MeanDesign) -> str:
     return names[design.compression] + (" in masked rounds" if design.secure is not None else "")
 
 
-def promise(study: Study, design: MeanDesign) -> Privacy:
+def promise(study: Study, question: MeanDesign | ClippedMeanDesign) -> Privacy:
     """The privacy statement of a design, which holds for all of its releases."""
+    norms = question if isinstance(question, ClippedMeanDesign) else None
+    design = question if isinstance(question, MeanDesign) else question.mean
     tasks = widest_tasks(design)
     guarantee, mechanism, assumptions = NO_PROMISE, "none", collusion_assumptions(design.secure)
     tables = SEES_ALL if study.epsilon is None else SEES_TABLES
     if study.epsilon is not None:
-        spent = epsilon_of([task.loss for task in tasks], study.delta)
+        first_tasks = [] if norms is None else [norms.norm_task()]
+        spent = epsilon_of([task.loss for task in (*first_tasks, *tasks)], study.delta)
         kind = "discrete gaussian" if design.secure is None else "Skellam"
         first, last = (design.multiplier / math.sqrt(design.shares[k]) for k in (0, -1))
         guarantee = device_guarantee(study.epsilon, study.delta)
-        mechanism = (
-            f"vectors and their tables are clipped to norm {design.clip:g}; {kind} noise of "
+        clip = f"norm {design.clip:g}"
+        mechanism = ""
+        if norms is not None:
+            clip = "the clip"
+            mechanism = (
+                f"the devices in each of {norms.bins.count} bins of norms are counted with {kind} "
+                f"noise of {norms.norm_noise:.4f}, and the clip is computed from these counts; "
+            )
+        mechanism += (
+            f"vectors and their tables are clipped to {clip}; {kind} noise of "
             f"{first:.4f} times that norm"
         )
         if len(tasks) > 1:
             others = "the second" if len(tasks) == 2 else f"at most {len(tasks) - 1} others"
-            mechanism += f" in the first round and {last:.4f} times it in {others}"
+            of = "" if norms is None else " for the mean"
+            mechanism += f" in the first round{of} and {last:.4f} times it in {others}"
         mechanism += f", at a cost of epsilon {spent:.4f}"
         assumptions += (DROPOUTS,)
     return Privacy(
@@ -110,8 +145,12 @@ def _size(study: Study) -> tuple[MeanDesign, list[str]]:
     assert study.devices is not None  # plan() has checked
     if study.dimensions is None:
         raise StudyError("a plan of a mean needs the length of the vectors; set dimensions")
-    assert study.clip is not None  # Study has checked
     limit, warnings = study.bytes_per_device, list[str]()
+    require(
+        study.clip is not None or not study.paper_mode,
+        "paper_mode needs clip, as the paper's algorithm does",
+        StudyError,
+    )
     compression = _compression(study)
     require(
         compression != "fixed" or limit is not None,
@@ -128,24 +167,29 @@ def _size(study: Study) -> tuple[MeanDesign, list[str]]:
         compression="none",
         dimensions=study.dimensions,
         devices=study.devices,
-        clip=study.clip,
+        clip=1.0 if study.clip is None else study.clip,
         most_cells=study.dimensions,
         seed=0,
-        multiplier=_multiplier(study),
+        multiplier=_multiplier(study) / math.sqrt(1 if study.clip is not None else 1 - NORM_SHARE),
         relative_error=study.relative_error,
         top=study.top,
         secure=secure_of(study),
+        cohort_count=study.round_count,
     )
-    if limit is not None and compression == "none" and _upload(whole) > limit:
+    besides = 0
+    if limit is not None and study.clip is None:
+        besides = traffic([with_norms(study, whole).norm_task()])["bytes_per_device"]
+    upload = _upload(whole) + besides
+    if limit is not None and compression == "none" and upload > limit:
         raise ImpossibleError(
-            f"whole vectors take {_upload(whole):,} bytes per device; bytes_per_device is {limit}",
+            f"whole vectors take {upload:,} bytes per device; bytes_per_device is {limit}",
             hint='raise bytes_per_device, or set compression to "adapt_norm"',
         )
     if compression == "none":
         return whole, warnings
     adapts = compression != "fixed"
     if adapts and _least_cells(whole, study) >= whole.dimensions:
-        fits = limit is None or _upload(whole) <= limit
+        fits = limit is None or upload <= limit
         compression = "none" if fits else "fixed"
         warnings.append(
             f'compression is "{compression}": for vectors this short, a pilot costs more than it '
@@ -157,7 +201,7 @@ def _size(study: Study) -> tuple[MeanDesign, list[str]]:
     design = replace(
         whole, compression=compression, paper_epsilon=paper, paper_delta=max(study.delta, 1e-300)
     )
-    return (design if limit is None else _within(design, limit)), warnings
+    return (design if limit is None else _within(design, limit, besides)), warnings
 
 
 def _compression(study: Study) -> Compression:
@@ -226,19 +270,24 @@ def answering(design: MeanDesign) -> int:
     return max(1, math.floor(design.devices * (1 - dropout)))
 
 
-def _within(design: MeanDesign, limit: int) -> MeanDesign:
-    """The design with the largest sketches whose rounds together upload at most `limit` bytes."""
-    if _upload(design) <= limit:
+def _respondents(study: Study, design: MeanDesign) -> int:
+    return max(1, math.floor(design.devices * (1 - study.expected_dropout)))
+
+
+def _within(design: MeanDesign, limit: int, besides: int) -> MeanDesign:
+    """The design with the largest sketches whose rounds together upload at most `limit` bytes, of
+    which `besides` are not the mean's."""
+    if _upload(design) + besides <= limit:
         return design
     rows = design.row_count
 
     def upload(width: int) -> int:
-        return _upload(replace(design, most_cells=rows * width))
+        return _upload(replace(design, most_cells=rows * width)) + besides
 
     widths = range(LEAST_WIDTH, (design.dimensions - 1) // rows + 1)
     place = bisect_right(widths, limit, key=upload)
     if place == 0:
-        need = upload(LEAST_WIDTH) if widths else _upload(design)
+        need = upload(LEAST_WIDTH) if widths else _upload(design) + besides
         raise ImpossibleError(
             f"a mean needs at least {need:,} bytes per device; bytes_per_device is {limit}",
             hint=f"set bytes_per_device to {need} or more",
@@ -251,9 +300,7 @@ def _upload(design: MeanDesign) -> int:
 
 
 def _predict(study: Study, design: MeanDesign) -> dict[str, Any]:
-    tasks, count = widest_tasks(design), answering(design)
-    if not study.is_masked:
-        count = max(1, math.floor(design.devices * (1 - study.expected_dropout)))
+    tasks, count = widest_tasks(design), _respondents(study, design)
     round = len(design.shares) - 1
     width, small = design.first_width, design.first_width
     if design.compression == "adapt_norm":
@@ -283,9 +330,22 @@ def _predict(study: Study, design: MeanDesign) -> dict[str, Any]:
         predicted |= {"bytes_if_mean_is_zero": traffic(least)["bytes_per_device"]}
     return predicted | {
         "cells": cells or design.dimensions,
-        "rounds": len(tasks),
+        "rounds": len(tasks) * design.cohort_count,
         "assumes": assumes,
     }
+
+
+def _predict_clipped(study: Study, design: ClippedMeanDesign) -> dict[str, Any]:
+    """The prediction for the mean in units of the clip, and the first round's traffic."""
+    predicted, norms = _predict(study, design.mean), traffic([design.norm_task()])
+    longer = round(design.longer(_respondents(study, design.mean)))
+    unit = f"errors and norms are in units of the clip, and about {longer:,} vectors are longer"
+    assumes = predicted["assumes"]
+    predicted["assumes"] = f"{assumes}; {unit}"
+    for name in ("bytes_per_device", "bytes_down", "bytes_if_mean_is_zero"):
+        if name in predicted:
+            predicted[name] += norms.get(name, norms["bytes_per_device"])
+    return predicted | {"rounds": predicted["rounds"] + design.mean.cohort_count}
 
 
 def _noise_error(design: MeanDesign, round: int, width: int, count: int) -> float:
