@@ -21,7 +21,7 @@ import pytest
 import sfumato
 from checks import SEED
 from sfumato.flow.accumulator import Collector
-from sfumato.flow.aggregation import Plain
+from sfumato.flow.aggregation import Plain, Sparse
 from sfumato.flow.campaign import run
 from sfumato.flow.contribute import local_report, report
 from sfumato.flow.release import NoisedSum
@@ -155,6 +155,7 @@ def test_no_report_moves_a_count_of_a_one_hot_table_further(items_per_device: in
         trust="central",
         items=WORDS,
         items_per_device=items_per_device,
+        algorithm="one_hot",
     )
     assert planned.influence.most == items_per_device
     task = task_of(planned)
@@ -163,6 +164,39 @@ def test_no_report_moves_a_count_of_a_one_hot_table_further(items_per_device: in
     reports = list(admissible(task, messages))
     assert 0 < len(reports) < len(messages)  # most tables are impossible
     assert_bounded(planned, honest(task), reports)
+
+
+@pytest.mark.parametrize("items_per_device", [1, 2])
+def test_no_report_moves_a_count_of_sparse_reports_further(items_per_device: int) -> None:
+    planned = plan_of(
+        question="frequencies",
+        trust="central",
+        items=WORDS,
+        items_per_device=items_per_device,
+    )
+    assert planned.influence.most == items_per_device
+    task = task_of(planned)
+    assert isinstance(task.aggregation, Sparse)
+    size = task.message_bytes
+    messages = [number.to_bytes(size, "little") for number in range(256**size)]
+    reports = list(admissible(task, messages))
+    assert 0 < len(reports) < len(messages)
+    assert_bounded(planned, honest(task), reports)
+
+
+def test_no_report_moves_a_count_of_a_list_further() -> None:
+    """Everybody else's items are listed with and without the lie, and it moves them by one."""
+    planned = plan_of(question="heavy_hitters", trust="central", epsilon=None, word_length=3)
+    assert planned.influence.most == 1
+    task, rng = task_of(planned), SeededRng(SEED)
+    others = [report(task, [WORDS[k % 4]], rng=rng).to_bytes() for k in range(DEVICES - 1)]
+    counts = []
+    for values in ([], *([word] for word in WORDS), ["new"]):
+        release = release_of(planned, [*others, report(task, values, rng=rng).to_bytes()])
+        listed = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
+        counts.append([listed[word] for word in WORDS])
+    moved = np.ptp(counts, axis=0) / SCALE
+    assert np.allclose(moved, planned.influence.most)
 
 
 def test_no_report_moves_a_count_of_a_sketch_further() -> None:
@@ -202,7 +236,12 @@ def test_one_report_can_move_a_refined_count_further_than_a_plain_one() -> None:
     ten sketches, at least one is near such a point."""
     words = [f"word {number}" for number in range(40)]
     planned = plan_of(
-        question="frequencies", trust="central", epsilon=None, items=words, devices=400
+        question="frequencies",
+        trust="central",
+        epsilon=None,
+        items=words,
+        devices=400,
+        algorithm="one_hot",
     )
     design: Any = replace(planned.design, mode="shared", rows=5, width=16, decode="refined")  # type: ignore[type-var]  # a dataclass
     law = 1 / np.arange(1, 41) ** 1.1
@@ -224,7 +263,9 @@ def test_one_report_can_move_a_refined_count_further_than_a_plain_one() -> None:
 
 def test_one_report_can_keep_a_table_from_being_listed() -> None:
     """Why a list has no number: keys that share all cells with another cannot be listed."""
-    planned = plan_of(question="heavy_hitters", trust="central", epsilon=None)
+    planned = plan_of(
+        question="heavy_hitters", trust="central", epsilon=None, algorithm="invertible_sketch"
+    )
     assert planned.influence.most is None
     design: Any = planned.design
     planned = with_design(planned, replace(design, width=8, partial=False))
