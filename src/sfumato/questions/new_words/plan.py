@@ -9,10 +9,11 @@ from sfumato.errors import StudyError
 from sfumato.flow.report import HEADER_BYTES
 from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension
 from sfumato.privacy import CountMeanSketch, HashedResponse, debias
+from sfumato.questions.heavy_hitters.plan import three_counts
 from sfumato.questions.local_frequencies.plan import (
-    DETECTION,
     PAPER_WIDTH,
     TABLE_CELLS,
+    detectable_count,
     hashed_width,
 )
 from sfumato.questions.new_words.design import NAMES, WordDesign
@@ -42,16 +43,26 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         search = prefix_search(study.epsilon, alphabet=alphabet, length=length)
         final, share = search.prefix, 1 / len(search.lengths)
     design = WordDesign(discoverer=search, devices=study.devices, records_per_device=per_device)
-    last = records * share
-    error = math.sqrt(float(debias.variance(final, count=last, holders=0.0, squares=0.0))) / share
+    last, asked = records * share, study.devices * per_device
+    scale = asked / last  # counts are of the records at the last length, scaled to all
+
+    def error(count: float) -> float:
+        holders = min(count / scale, last)
+        variance = float(debias.variance(final, count=last, holders=holders, squares=0.0))
+        return math.sqrt(scale**2 * variance + holders * scale * (1 - holders / last) * (scale - 1))
+
     candidates = 1_000_000  # about the number of words that are tested at the end
-    level = debias.Null(error, last, final.support).threshold(candidates)
+    level = debias.Null(error(0.0), last, final.support).threshold(candidates)
+    detectable = detectable_count(level, error)
+    rare, middle, largest = (error(count) for count in three_counts(study, detectable).tolist())
     predicted = {
-        "standard_error": error,
-        "half_width_95": NormalDist().inv_cdf(0.975) * error,
-        "standard_error_share": error / study.devices,
+        "standard_error": rare,
+        "standard_error_of_middle": middle,
+        "standard_error_of_largest": largest,
+        "half_width_95": NormalDist().inv_cdf(0.975) * rare,
+        "standard_error_share": rare / study.devices,
         "significant_from": level,
-        "detectable_count": level + DETECTION * error,
+        "detectable_count": detectable,
         "bytes_per_report": search.record_bytes,
         "bytes_per_device": HEADER_BYTES + per_device * search.record_bytes,
         "rounds": 1,
