@@ -101,7 +101,7 @@ CASES = (
     _case("frequencies/local/large", items=2_000, devices=30_000, epsilon=4.0, runs=100),
     _case(
         "frequencies/local/dropout",
-        items=500, devices=10_000, epsilon=4.0, bytes_per_device=60, dropout=0.2, runs=200,
+        items=500, devices=10_000, epsilon=4.0, bytes_per_device=60, dropout=0.2, runs=120,
     ),
     _case("heavy_hitters/central/small", devices=10_000),
     _case("heavy_hitters/central/large", devices=200_000, runs=120),
