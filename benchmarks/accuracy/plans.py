@@ -197,7 +197,7 @@ def measure(case: Case, settings: Settings) -> Iterator[Line]:
     first = 10_000 * place  # studies do not share their noise
     for each in comparison.alternatives:
         label = f"{case.name}/{each.algorithm}" if each.algorithm else case.name
-        about = {
+        about: dict[str, Any] = {
             "study": case.study.to_dict(),
             "algorithm": each.algorithm or (each.plan.algorithm if each.plan else ""),
             "chosen": each.is_chosen,
@@ -244,19 +244,19 @@ def _measure(case: Case, planned: Plan, seeds: range) -> dict[str, Any]:
     items, counts = _law(case)
     groups = _groups(case, planned, counts)
     errors = {group: Errors() for group in GROUPS}
-    population, sent, significant_from = _population(items, counts), list[int](), math.nan
+    population, uploads, significant_from = _population(items, counts), list[int](), math.nan
     for seed in seeds:
         release = simulate(planned, population, seed=seed)
         estimates = _estimates(release, items)
         for group, ranks in groups.items():
             errors[group].add(estimates[ranks] - counts[ranks])
-        sent.append(release.cost.bytes_per_device)
+        uploads.append(release.cost.bytes_per_device)
         significant_from = release.plan["parameters"].get("significant_from") or math.nan
     detectable = _detect(case, planned, seeds, significant_from, errors)
     return {
         **{group: errors[group].summary() for group in GROUPS},
         "detectable": detectable,
-        "bytes": float(np.mean(sent)),
+        "bytes": float(np.mean(uploads)),
     }
 
 
@@ -337,16 +337,16 @@ def _measure_mean(case: Case, planned: Plan, seeds: range) -> dict[str, Any]:
         "middle": order[middle - tenth // 2 : middle + tenth // 2 + 1],
         "largest": order[:tenth],
     }
-    errors, sent = {group: Errors() for group in GROUPS}, list[int]()
+    errors, uploads = {group: Errors() for group in GROUPS}, list[int]()
     for seed in seeds:
         release = simulate(planned, vectors, seed=seed)
         for group, places in groups.items():
             errors[group].add(release.mean[places] - truth[places])
-        sent.append(release.cost.bytes_per_device)
+        uploads.append(release.cost.bytes_per_device)
     return {
         **{group: errors[group].summary() for group in GROUPS},
         "detectable": None,
-        "bytes": float(np.mean(sent)),
+        "bytes": float(np.mean(uploads)),
     }
 
 
@@ -428,8 +428,8 @@ def ratio(result: Line, group: str) -> tuple[float, float, float] | None:
 
 def is_off(result: Line, group: str) -> bool:
     """Whether a prediction is wrong by more than 10%, beyond the error of the measurement."""
-    found = ratio(result, group)
-    return found is not None and not (found[1] <= TOLERANCE and found[2] >= 1 / TOLERANCE)
+    ratios = ratio(result, group)
+    return ratios is not None and not (ratios[1] <= TOLERANCE and ratios[2] >= 1 / TOLERANCE)
 
 
 def error_of(result: Line) -> float | None:
@@ -445,13 +445,13 @@ def error_of(result: Line) -> float | None:
 def beaten_by(lines: Sequence[Line], study: str) -> list[str]:
     """The algorithms that beat the chosen one in both error and bytes by more than 10%."""
     possible = [result for result in lines if _study(result) == study and result.get("measured")]
-    chosen = next(result for result in possible if result["chosen"])
-    error, sent = error_of(chosen), chosen["measured"]["bytes"]
+    own = next(result for result in possible if result["chosen"])
+    error, most = error_of(own), own["measured"]["bytes"]
     return [
         result["algorithm"]
         for result in possible
         if not result["chosen"]
-        and result["measured"]["bytes"] * TOLERANCE < sent
+        and result["measured"]["bytes"] * TOLERANCE < most
         and error is not None
         and (other := error_of(result)) is not None
         and other * TOLERANCE < error
@@ -580,10 +580,10 @@ def _items(result: Line, group: str) -> str:
 def _pair(result: Line, group: str) -> str:
     predicted, measured = result["predicted"][group], result["measured"][group]
     text = _numbers(predicted, None if measured is None else measured["error"])
-    found = ratio(result, group)
-    if found is None:
+    ratios = ratio(result, group)
+    if ratios is None:
         return text
-    value, low, high = found
+    value, low, high = ratios
     return f"{text} ({value:.2f}; {low:.2f} to {high:.2f})"
 
 

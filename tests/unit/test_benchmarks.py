@@ -111,7 +111,7 @@ def test_a_collector_that_grows_is_reported(load: Any) -> None:
     assert len(ingest.missed([{"case": "memory", "bytes": {"1": 100, "10": 112}}])) == 1
 
 
-def plan_line(algorithm: str, *, chosen: bool = False, **changes: Any) -> dict[str, Any]:
+def plan_line(algorithm: str, *, own: bool = False, **changes: Any) -> dict[str, Any]:
     """A line of the benchmark of plans, whose predictions are right unless `changes` says not."""
     fields = {"error": 2.0, "low": 1.9, "high": 2.1, "bytes": 100.0, "detectable": None} | changes
     measured = {"error": fields["error"], "interval": [fields["low"], fields["high"]]}
@@ -119,7 +119,7 @@ def plan_line(algorithm: str, *, chosen: bool = False, **changes: Any) -> dict[s
     return {
         "case": f"mean/central/made up/{algorithm}",
         "algorithm": algorithm,
-        "chosen": chosen,
+        "chosen": own,
         "problem": "",
         "study": {"question": "frequencies"},
         "seeds": [0, 9],
@@ -145,7 +145,7 @@ def test_a_plan_that_is_beaten_in_error_and_bytes_is_reported(
     load: Any, own: dict[str, Any], other: dict[str, Any], better: list[str]
 ) -> None:
     plans = load("accuracy.plans")
-    lines = [plan_line("own", chosen=True, **own), plan_line("other", **other)]
+    lines = [plan_line("own", own=True, **own), plan_line("other", **other)]
     assert plans.beaten_by(lines, "mean/central/made up") == better
     complaints = [text for text in plans.missed(lines) if "is beaten" in text]
     assert len(complaints) == len(better)
@@ -160,7 +160,7 @@ def test_a_prediction_that_is_off_beyond_chance_is_reported(load: Any) -> None:
         ({"error": 2.4, "low": 2.25, "high": 2.6}, True),
         ({"error": 1.6, "low": 1.5, "high": 1.75}, True),
     ):
-        lines = [plan_line("own", chosen=True, **changes)]
+        lines = [plan_line("own", own=True, **changes)]
         assert len(plans.missed(lines)) == is_off
         assert ("mean/central/made up/own (rare)" in plans.report(lines)) == (changes != {})
 
@@ -170,9 +170,9 @@ def test_an_impossible_algorithm_is_in_the_report_with_its_reason(load: Any) -> 
     impossible = {
         "case": "mean/central/made up/none", "algorithm": "none", "chosen": False, "problem": "no",
     }  # fmt: skip
-    text = plans.report([plan_line("own", chosen=True), impossible])
+    text = plans.report([plan_line("own", own=True), impossible])
     assert "- mean/central/made up, none: no." in text
-    assert not plans.missed([plan_line("own", chosen=True), impossible])
+    assert not plans.missed([plan_line("own", own=True), impossible])
 
 
 def test_studies_of_plans_are_of_every_question_and_trust_but_training(load: Any) -> None:

@@ -57,9 +57,9 @@ def comparison_of(name: str) -> Comparison:
     return compare({"question": question, "trust": trust, "epsilon": 1.0, **keys}, items=items)
 
 
-def better_than_chosen(comparison: Comparison) -> list[str]:
+def better_than_choice(comparison: Comparison) -> list[str]:
     """The algorithms that beat the chosen one in both predicted error and bytes."""
-    own = comparison.chosen
+    own = comparison.choice
     return [
         each.algorithm
         for each in comparison.possible
@@ -70,7 +70,7 @@ def better_than_chosen(comparison: Comparison) -> list[str]:
 @pytest.mark.parametrize("name", STUDIES)
 def test_no_algorithm_beats_the_plan_in_error_and_bytes(name: str) -> None:
     comparison = comparison_of(name)
-    assert better_than_chosen(comparison) == []
+    assert better_than_choice(comparison) == []
     question, trust = name.split("/")[:2]
     algorithms = QUESTIONS[question].algorithms.get(trust, ("",))  # type: ignore[call-overload]  # a trust
     assert [each.algorithm for each in comparison.alternatives] == list(algorithms)
@@ -87,7 +87,7 @@ def test_a_choice_that_is_beaten_is_noticed() -> None:
         replace(each, is_chosen=each.algorithm == "count_sketch")
         for each in comparison.alternatives
     )
-    assert better_than_chosen(replace(comparison, alternatives=worse)) == ["sparse", "one_hot"]
+    assert better_than_choice(replace(comparison, alternatives=worse)) == ["sparse", "one_hot"]
 
 
 def test_every_question_and_trust_with_a_choice_is_compared() -> None:
@@ -100,7 +100,7 @@ def test_every_question_and_trust_with_a_choice_is_compared() -> None:
 def test_the_chosen_alternative_is_the_plan() -> None:
     study = {"question": "heavy_hitters", "trust": "central", "epsilon": 1.0, "devices": 10_000}
     comparison = compare(study)
-    assert comparison.chosen.plan == plan(study)
+    assert comparison.choice.plan == plan(study)
     assert [each.is_chosen for each in comparison.alternatives].count(True) == 1
     named = plan({**study, "algorithm": "invertible_sketch"})
     assert comparison.alternatives[1].plan == named

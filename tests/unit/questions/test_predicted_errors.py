@@ -43,13 +43,14 @@ def squares_over_prediction() -> float:
         release = simulate(planned, data, count_column="count", seed=seed)
         place = release.items.to_pylist().index("oak")
         total += float(release.counts[place] - counts[0]) ** 2
-    error = planned.predicted["standard_error_of_largest"]
+    error: float = planned.predicted["standard_error_of_largest"]
     return total / error**2
 
 
 def is_within(total: float) -> bool:
     """Whether a sum of squares could come from normal errors of variance one."""
-    return stats.chi2.ppf(FALSE_ALARM / 2, RUNS) < total < stats.chi2.isf(FALSE_ALARM / 2, RUNS)
+    low, high = stats.chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], RUNS)
+    return bool(low < total < high)
 
 
 def test_the_error_of_a_common_item_among_dropouts_is_that_of_a_finite_population() -> None:

@@ -43,8 +43,10 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         search = prefix_search(study.epsilon, alphabet=alphabet, length=length)
         final, share = search.prefix, 1 / len(search.lengths)
     design = WordDesign(discoverer=search, devices=study.devices, records_per_device=per_device)
-    last, asked = records * share, study.devices * per_device
-    scale = asked / last  # counts are of the records at the last length, scaled to all
+    last = records * share
+    scale = (
+        study.devices * per_device / last
+    )  # counts are of the records at the last length, scaled to all
 
     def error(count: float) -> float:
         holders = min(count / scale, last)
