@@ -37,7 +37,7 @@ PLANTED = 0.5  # largest share of the devices that hold planted items
 DETECTIONS = 240  # trials per rung
 FEWER = {  # runs of slow algorithms are divided by this
     "count_sketch": 4,
-    "invertible_sketch": 8,
+    "invertible_sketch": 3,
     "count_mean": 4,
     "hadamard": 4,
     "adapt_tail": 4,
@@ -114,9 +114,9 @@ CASES = (
     ),
     _case(
         "heavy_hitters/secure/words",
-        devices=9_000, epsilon=2.0, alphabet=LATIN, word_length=6, runs=60,
+        devices=9_000, epsilon=2.0, alphabet=LATIN, word_length=6, runs=120,
     ),
-    _case("heavy_hitters/secure/text", devices=5_000, epsilon=4.0, word_length=4, runs=24),
+    _case("heavy_hitters/secure/text", devices=5_000, epsilon=4.0, word_length=4, runs=120),
     _case("histogram/central/small", devices=20_000, alphabet=LATIN, word_length=6),
     _case("new_words/local/small", devices=20_000, epsilon=6.0, word_length=4, runs=8),
     _case("mean/central/short", devices=1_000, dimensions=200, clip=1.0, runs=100),
@@ -270,7 +270,7 @@ def _groups(case: Case, planned: Plan, counts: I64) -> dict[str, I64]:
     else:
         rare = ranks[:0]
         size = int(np.sum(counts >= planned.predicted["detectable_count"]))
-    middle = ranks[max(1, round(0.45 * size)) : max(2, round(0.55 * size))]
+    middle = ranks[max(1, round(0.4 * size)) : max(2, round(0.6 * size))]
     return {"rare": rare, "middle": middle, "largest": ranks[:1]}
 
 
