@@ -28,7 +28,7 @@ GROUPS = {
         "rounds",
         "pages",
     ),
-    "accuracy": ("refined", "coverage", "secure"),
+    "accuracy": ("refined", "coverage", "secure", "plans"),
 }
 
 

@@ -90,13 +90,14 @@ class Comparison:
         return [each for each in self.alternatives if each.plan is not None]
 
     @property
-    def chosen(self) -> Alternative:
+    def choice(self) -> Alternative:
+        """The one that `plan` takes."""
         return next(each for each in self.alternatives if each.is_chosen)
 
     @property
     def reason(self) -> str:
         """Why the planner chose this one, in one line."""
-        chosen, others = self.chosen, [each for each in self.possible if not each.is_chosen]
+        choice, others = self.choice, [each for each in self.possible if not each.is_chosen]
         key = self.study.facts.algorithm_key
         if getattr(self.study, key) is not None:
             return f"the study asks for it ({key})"
@@ -105,9 +106,9 @@ class Comparison:
         least = min(each.error for each in others)
         fewest = min(each.bytes_per_device for each in others)
         parts = []
-        if chosen.error <= 1.1 * least:
+        if choice.error <= 1.1 * least:
             parts.append("no other has a clearly smaller error")
-        if chosen.bytes_per_device <= fewest:
+        if choice.bytes_per_device <= fewest:
             parts.append("no other sends fewer bytes")
         if not parts:
             parts.append("it balances error and bytes: none of the others is better in both")
@@ -207,13 +208,13 @@ def compare(
     The arguments are those of `plan`.
     """
     study = Study.read(study)
-    chosen = plan(study, items=items)
+    own_plan = plan(study, items=items)
     facts = study.facts
-    own = _algorithm_of(chosen, facts.algorithms.get(study.trust, ()))
+    own = _algorithm_of(own_plan, facts.algorithms.get(study.trust, ()))
     alternatives = []
     for name in facts.algorithms.get(study.trust, (own,)):
         if name == own:
-            alternatives.append(Alternative(algorithm=name, plan=chosen, is_chosen=True))
+            alternatives.append(Alternative(algorithm=name, plan=own_plan, is_chosen=True))
             continue
         change: Any = {facts.algorithm_key: name}
         try:
@@ -225,9 +226,9 @@ def compare(
     return Comparison(study=study, alternatives=tuple(alternatives))
 
 
-def _algorithm_of(chosen: Plan, names: Sequence[str]) -> str:
+def _algorithm_of(own_plan: Plan, names: Sequence[str]) -> str:
     """The name under which a study could ask for the algorithm of this plan."""
-    name = chosen.design.algorithm
+    name = own_plan.design.algorithm
     assert not names or name in names  # tested for every question
     return name
 

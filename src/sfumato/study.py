@@ -19,7 +19,7 @@ Trust = Literal["local", "secure", "central"]
 _EVERY = ("question", "trust", "epsilon", "delta", "devices", "dropout", "algorithm", "paper_mode")
 _MASKED = ("corrupt", "collector")  # keys of masked sums
 _LISTED = ("dictionary", "dictionary_column", "rounds", "target_error", "bytes_per_device")
-_SHOWN = ("publish", "threshold")
+_OUTPUT = ("publish", "threshold")
 _OPEN = ("items_per_device", "bytes_per_device", "threshold", "alphabet", "word_length")
 _VECTORS = ("clip", "dimensions", "bytes_per_device", "compression", "relative_error", "top")
 _TRAINING = ("rounds", "clip", "compression", "relative_error", "bytes_per_device", "training")
@@ -85,9 +85,9 @@ QUESTIONS: dict[str, QuestionFacts] = {
         dictionary="listed",
         in_cohorts=("secure",),
         keys={
-            "local": (*_LISTED, *_SHOWN, "daily_reports"),
-            "secure": (*_LISTED, *_SHOWN, "items_per_device", "cohorts"),
-            "central": (*_LISTED, *_SHOWN, "items_per_device", "cohorts"),
+            "local": (*_LISTED, *_OUTPUT, "daily_reports"),
+            "secure": (*_LISTED, *_OUTPUT, "items_per_device", "cohorts"),
+            "central": (*_LISTED, *_OUTPUT, "items_per_device", "cohorts"),
         },
     ),
     "new_words": QuestionFacts(

@@ -32,6 +32,29 @@ def test_plan_prints_json_with_sizes_prediction_and_promise(folder: Path) -> Non
     assert data["privacy"]["epsilon"] == 1.0
 
 
+def test_plan_compares_all_algorithms_and_marks_the_plans(folder: Path) -> None:
+    code, out, err = run("plan", "study.toml", "--compare", cwd=folder)
+    assert (code, err) == (0, "")
+    names = [line[2:].split()[0] for line in out.splitlines()[1:4]]
+    assert names == ["sparse", "one_hot", "count_sketch"]
+    assert [line[0] for line in out.splitlines()[1:4]].count("*") == 1
+    assert "* chosen: " in out
+    code, out, err = run("plan", "study.toml", "--compare", "--json", cwd=folder)
+    assert (code, err) == (0, "")
+    data = json.loads(out)
+    assert [each["algorithm"] for each in data["alternatives"]] == names
+    chosen_plans = [each["plan"] for each in data["alternatives"] if each["chosen"]]
+    plan = json.loads(run("plan", "study.toml", "--json", cwd=folder)[1])["plan"]
+    assert chosen_plans == [plan]
+
+
+def test_a_comparison_is_drawn(folder: Path) -> None:
+    code, out, err = run("plan", "study.toml", "--compare", "--plot", "plot.png", cwd=folder)
+    assert (code, err) == (0, "wrote plot.png\n")
+    assert "* chosen: " in out
+    assert (folder / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_rounds_on_the_command_line_replace_the_studys(folder: Path) -> None:
     code, out, _ = run(
         "simulate", "study.toml", "--data", "data.csv", "--rounds", "3", "--json", cwd=folder

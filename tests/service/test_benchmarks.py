@@ -29,13 +29,14 @@ NAMES = (
     "refined",
     "coverage",
     "secure",
+    "plans",
 )
 
 
 SERVED = ("ingest", "rounds", "pages")  # start collectors, fleets and browsers
 
 
-LONG = ("simulate", "clients", "dense", "refined", "coverage", "secure")
+LONG = ("simulate", "clients", "dense", "refined", "coverage", "secure", "plans")
 
 
 ORIGIN = {"name", "case", "commit", "machine", "versions", "sizes", "seeds", "repetitions"}
@@ -64,8 +65,9 @@ def test_benchmarks_run_and_leave_their_lines(tmp_path: Path, names: Sequence[st
         assert lines, name
         assert all(line.keys() >= ORIGIN and line["name"] == name for line in lines)
         assert f"## {name}" in done.stdout
-    if "refined" in names:
-        assert "| data " in (tmp_path / "refined.md").read_text(encoding="utf-8")
+    for name, column in (("refined", "data"), ("plans", "study")):
+        if name in names:
+            assert f"| {column} " in (tmp_path / f"{name}.md").read_text(encoding="utf-8")
 
 
 def test_an_unknown_benchmark_is_refused() -> None:

@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from service.test_benchmarks import NAMES
+from sfumato.study import QUESTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -108,6 +109,81 @@ def test_a_collector_that_grows_is_reported(load: Any) -> None:
     ingest = load("speed.ingest")
     assert not ingest.missed([{"case": "memory", "bytes": {"1": 100, "10": 109}}])
     assert len(ingest.missed([{"case": "memory", "bytes": {"1": 100, "10": 112}}])) == 1
+
+
+def plan_line(algorithm: str, *, own: bool = False, **changes: Any) -> dict[str, Any]:
+    """A line of the benchmark of plans, whose predictions are right unless `changes` says not."""
+    fields = {"error": 2.0, "low": 1.9, "high": 2.1, "bytes": 100.0, "detectable": None} | changes
+    measured = {"error": fields["error"], "interval": [fields["low"], fields["high"]]}
+    predicted = {"rare": 2.0, "middle": None, "largest": 2.0, "bytes": 100, "most_bytes": 100}
+    return {
+        "case": f"mean/central/made up/{algorithm}",
+        "algorithm": algorithm,
+        "chosen": own,
+        "problem": "",
+        "study": {"question": "frequencies"},
+        "seeds": [0, 9],
+        "repetitions": 10,
+        "predicted": predicted | {"detectable": fields["detectable"] and 20},
+        "measured": {"rare": measured, "middle": None, "largest": None, "bytes": fields["bytes"]}
+        | {"detectable": fields["detectable"]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "better"),
+    [
+        ({}, {}, []),
+        ({}, {"error": 1.7, "bytes": 80.0}, ["other"]),
+        ({}, {"error": 1.9, "bytes": 80.0}, []),  # within 10% in error
+        ({}, {"error": 1.7, "bytes": 95.0}, []),  # within 10% in bytes
+        ({"detectable": 20.0}, {"error": 1.0, "bytes": 1.0, "detectable": 20.0}, []),
+        ({"detectable": 20.0}, {"error": 3.0, "bytes": 1.0, "detectable": 15.0}, ["other"]),
+    ],
+)
+def test_a_plan_that_is_beaten_in_error_and_bytes_is_reported(
+    load: Any, own: dict[str, Any], other: dict[str, Any], better: list[str]
+) -> None:
+    plans = load("accuracy.plans")
+    lines = [plan_line("own", own=True, **own), plan_line("other", **other)]
+    assert plans.beaten_by(lines, "mean/central/made up") == better
+    complaints = [text for text in plans.missed(lines) if "is beaten" in text]
+    assert len(complaints) == len(better)
+    assert f"In {1 - len(better)} of 1 studies no possible" in plans.report(lines)
+
+
+def test_a_prediction_that_is_off_beyond_chance_is_reported(load: Any) -> None:
+    plans = load("accuracy.plans")
+    for changes, is_off in (
+        ({}, False),
+        ({"error": 2.4, "low": 2.15, "high": 2.6}, False),  # the interval reaches 10%
+        ({"error": 2.4, "low": 2.25, "high": 2.6}, True),
+        ({"error": 1.6, "low": 1.5, "high": 1.75}, True),
+    ):
+        lines = [plan_line("own", own=True, **changes)]
+        assert len(plans.missed(lines)) == is_off
+        assert ("mean/central/made up/own (rare)" in plans.report(lines)) == (changes != {})
+
+
+def test_an_impossible_algorithm_is_in_the_report_with_its_reason(load: Any) -> None:
+    plans = load("accuracy.plans")
+    impossible = {
+        "case": "mean/central/made up/none", "algorithm": "none", "chosen": False, "problem": "no",
+    }  # fmt: skip
+    text = plans.report([plan_line("own", own=True), impossible])
+    assert "- mean/central/made up, none: no." in text
+    assert not plans.missed([plan_line("own", own=True), impossible])
+
+
+def test_studies_of_plans_are_of_every_question_and_trust_but_training(load: Any) -> None:
+    cases = load("accuracy.plans").CASES
+    assert len(cases) >= 20
+    assert {(case.study.question, case.study.trust) for case in cases} == {
+        (question, trust)
+        for question, facts in QUESTIONS.items()
+        for trust in facts.planners
+        if question != "train"
+    }
 
 
 def test_too_much_memory_is_reported(load: Any) -> None:

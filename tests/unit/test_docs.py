@@ -130,7 +130,9 @@ def test_console_examples_are_found() -> None:
     assert sum(command.startswith("sfumato ") for command in examples) >= 8
 
 
-@pytest.mark.parametrize("page", ["reference/cli.md", "architecture.md", "concepts/refined.md"])
+@pytest.mark.parametrize(
+    "page", ["reference/cli.md", "architecture.md", "concepts/refined.md", "concepts/plans.md"]
+)
 def test_a_generated_page_is_up_to_date(page: str) -> None:
     expected = generator().expected_pages()[DOCS / page]
     assert (DOCS / page).read_text(encoding="utf-8") == expected, "run scripts/generate_docs"

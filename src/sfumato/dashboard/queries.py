@@ -182,7 +182,6 @@ def comparisons(state: Mapping[str, Any], release: Mapping[str, Any] | None) -> 
             ("half_width_95", f"95% interval{rare}, ±", ""),
             ("l2_error", "L2 error of the mean", ""),
             ("detectable_count", "Detectable from a count of", ""),
-            ("standard_error_there", "Standard error at that count", ""),
             ("significant_from", "Significant from a count of", ""),
             ("bytes_per_device", "Bytes per device", "bytes"),
             ("rounds", "Rounds", ""),

@@ -68,9 +68,11 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     assert study.devices is not None  # planning has checked
     assert dictionary is not None  # a study of frequencies lists its items
     design, estimates = _size(study, len(dictionary))
-    scale = study.devices / _answering(study.devices, study)  # a release counts all devices asked
-    counts = study.devices * study.items_per_device * _reference_law(estimates.counts.size)
-    errors = with_sampling(estimates.standard_error, counts, scale)
+    # A release counts all devices asked, also those that only answered the pilot.
+    scale = study.devices / _answering(study.devices - design.pilot_devices, study)
+    law = reference_law(estimates.counts.size)
+    counts = study.devices * study.items_per_device * law
+    errors = with_sampling(estimates.standard_error, counts * (1 - law), scale)
     predicted = {
         "standard_error": float(errors[-1]),
         "standard_error_of_middle": float(errors[errors.size // 2]),
@@ -140,7 +142,7 @@ def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
     """
     items = min(design.items, max(2_000, 200_000 // design.rounds), 20_000)
     synthetic = np.arange(items, dtype=np.int64)
-    shares = _reference_law(items)
+    shares = reference_law(items)
     chance = np.random.default_rng(0)
     if design.mode == "one_hot":
         design = replace(design, items=items)
@@ -164,7 +166,7 @@ def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
     return campaign.estimates()
 
 
-def _reference_law(items: int) -> npt.NDArray[np.float64]:
+def reference_law(items: int) -> npt.NDArray[np.float64]:
     """The share of each item in rehearsals, the most common first."""
     shares = np.arange(1, items + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
     return np.asarray(shares / shares.sum())

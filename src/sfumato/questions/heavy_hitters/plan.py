@@ -7,6 +7,9 @@ from bisect import bisect_left
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.flow import secure_sum
 from sfumato.flow.release import Privacy
@@ -16,12 +19,15 @@ from sfumato.privacy import ListedAbove, NoNoise, best_list
 from sfumato.privacy.listing import without_promise
 from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.questions import sizing
+from sfumato.questions.answers import with_sampling
 from sfumato.questions.frequencies.design import FrequencyDesign, Mode
 from sfumato.questions.frequencies.plan import (
     DEFAULT_BYTES,
     SMALLEST_WIDTH,
     delta_warning,
     noise_for,
+    reference_law,
+    rehearse,
     round_warnings,
     secure_of,
 )
@@ -61,6 +67,7 @@ NAMES = 0.5  # share of a histogram's budget for its names
 _COUNTS = 0.495  # share for its counts: the accountant rounds up
 MOST_ROWS = 8
 LEAST_RATE = 2.0**-12  # smallest useful sampling rate
+_MOST_RANKS = 1 << 20  # of the reference law
 _LEAST_KEYS = 16  # smallest capacity of a table
 LONGEST_ITEM = 24  # bytes, unless the study says otherwise: every cell has room for a key
 
@@ -85,12 +92,13 @@ def _plan(study: Study, design: ListDesign) -> Plan:
         names.mechanism,
         check_threshold(study, names.mechanism, also=" or bytes_per_device"),
     )
-    variance = (
-        detectable * (1 / mechanism.rate - 1) + (mechanism.noise_stddev / mechanism.rate) ** 2
-    )
     predicted: dict[str, Any] = {
         "detectable_count": detectable,
-        "standard_error_there": math.sqrt(variance),
+        **(
+            list_errors(study, mechanism, detectable)
+            if design.counts is None
+            else _histogram_errors(study, design.counts)
+        ),
         "sampling_rate": mechanism.rate,
         "keys_a_table_lists": round(names.target if names.partial else _capacity(names)),
         **traffic(design),
@@ -107,6 +115,40 @@ def _plan(study: Study, design: ListDesign) -> Plan:
         privacy=promise(study, design),
         warnings=tuple(_warnings(study, names)),
     )
+
+
+def list_errors(study: Study, mechanism: ListedAbove, detectable: int) -> dict[str, float]:
+    """The standard errors of an item with the detectable count and, if counts fall like the
+    reference law, of the middle one of all that are detectable and of the largest."""
+    three, scale = three_counts(study, detectable), 1 / (1 - study.expected_dropout)
+    variance = three / scale * (1 / mechanism.rate - 1)
+    variance += (mechanism.noise_stddev / mechanism.rate) ** 2
+    missing = three * np.maximum(1 - three / _devices(study), 0)
+    return named_errors(with_sampling(np.sqrt(variance), missing, scale))
+
+
+def _histogram_errors(study: Study, counts: FrequencyDesign) -> dict[str, float]:
+    """The standard errors of counts that a count sketch estimates, by a rehearsal."""
+    errors = rehearse(counts, study).standard_error
+    scale = 1 / (1 - study.expected_dropout)
+    law = reference_law(errors.size)
+    missing = _devices(study) * study.items_per_device * law * (1 - law)
+    errors = with_sampling(errors, missing, scale)
+    return named_errors(errors[[-1, errors.size // 2, 0]])
+
+
+def named_errors(errors: npt.NDArray[np.float64]) -> dict[str, float]:
+    names = ("standard_error", "standard_error_of_middle", "standard_error_of_largest")
+    return dict(zip(names, errors.tolist(), strict=True))
+
+
+def three_counts(study: Study, detectable: float) -> npt.NDArray[np.float64]:
+    """The detectable count, that of the middle one of all detectable items and the largest, if
+    counts fall like the reference law over as many items as there are devices."""
+    law = reference_law(min(_devices(study), _MOST_RANKS))
+    counts = _devices(study) * study.items_per_device * law
+    detected = int(np.count_nonzero(counts >= detectable))
+    return np.array([detectable, counts[detected // 2], counts[0]])
 
 
 def keys_of(study: Study, longest: int) -> TextKeys | WordKeys:

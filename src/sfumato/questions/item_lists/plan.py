@@ -11,7 +11,12 @@ from sfumato.privacy import ListedAbove, best_list
 from sfumato.privacy.listing import without_promise
 from sfumato.questions.frequencies.plan import delta_warning
 from sfumato.questions.heavy_hitters import plan as invertible
-from sfumato.questions.heavy_hitters.plan import check_delta, check_threshold, keys_of
+from sfumato.questions.heavy_hitters.plan import (
+    check_delta,
+    check_threshold,
+    keys_of,
+    list_errors,
+)
 from sfumato.questions.item_lists.design import ItemListDesign
 from sfumato.questions.promise import DROPOUTS, ZERO_ITEMS, device_guarantee
 from sfumato.questions.question import Dictionary, Plan
@@ -70,7 +75,7 @@ def _plan(study: Study) -> Plan:
     detectable = check_threshold(study, mechanism)
     predicted: dict[str, Any] = {
         "detectable_count": detectable,
-        "standard_error": mechanism.noise_stddev,
+        **list_errors(study, mechanism, detectable),
         **traffic,
         "rounds": study.round_count,
         "assumes": "nothing about the data",

@@ -9,12 +9,13 @@ report wins, then the one with the smallest table.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.flow.report import HEADER_BYTES
@@ -38,6 +39,7 @@ GOOD_ENOUGH = 1.05  # factor on the least variance: within it, fewer bytes win
 MOST_WIDTH = 1 << 16
 PAPER_ROWS, PAPER_WIDTH = 65_536, 1_024
 DETECTION = NormalDist().inv_cdf(0.95)  # detectable means listed with this probability
+_TRIES = 20  # the error hardly depends on the count, so that these are more than enough
 _LARGEST_FACTOR = 1e6  # beyond this, more devices are no useful advice
 _LOOKUPS, _FOLDS = 3e8, 5e6  # about the rates per second on one core, to predict server time
 
@@ -90,8 +92,7 @@ def predicted_error(
 ) -> float:
     """The standard error of a rare item, by the formulas of `debias`."""
     chance = randomizer.collision
-    shares = np.arange(1, items + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
-    counts = records * shares / shares.sum()
+    counts = records * reference_shares(items)
     alone = float(debias.variance(randomizer, count=records, holders=0.0, squares=0.0))
     every = float(np.sum(counts**2))
     variance = float(debias.variance(randomizer, count=records, holders=0.0, squares=every))
@@ -103,6 +104,12 @@ def predicted_error(
     left = counts[counts < debias.SURE * math.sqrt(alone)]
     rest = float(np.sum(left**2))
     return math.sqrt(float(debias.variance(randomizer, count=records, holders=0.0, squares=rest)))
+
+
+def reference_shares(items: int) -> npt.NDArray[np.float64]:
+    """The share of each item that predictions assume, the most common first."""
+    shares = np.arange(1, items + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
+    return np.asarray(shares / shares.sum())
 
 
 def options(
@@ -208,19 +215,23 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
     null = debias.Null(best.standard_error, records, best.randomizer.support)
     level = null.threshold(items)
     optimal = math.sqrt(debias.optimal_variance(study.epsilon) * records)
-    largest = records / float(
-        np.sum(np.arange(1, items + 1, dtype=np.float64) ** -REFERENCE_EXPONENT)
+    scale = study.devices * per_device / records  # a release counts all devices asked
+    error = scale * best.standard_error
+    middle, largest = (
+        _error_of(best, reference_shares(items)[rank], records, scale) for rank in (items // 2, 0)
     )
-    own = debias.variance(best.randomizer, count=records, holders=largest, squares=0.0)
-    own -= debias.variance(best.randomizer, count=records, holders=0.0, squares=0.0)
+    detectable = detectable_count(
+        scale * level, lambda count: _error_of(best, count / (scale * records), records, scale)
+    )
     predicted = {
-        "standard_error": best.standard_error,
-        "standard_error_of_largest": math.sqrt(best.standard_error**2 + float(own)),
-        "half_width_95": NormalDist().inv_cdf(0.975) * best.standard_error,
-        "standard_error_share": best.standard_error / study.devices,
+        "standard_error": error,
+        "standard_error_of_middle": middle,
+        "standard_error_of_largest": largest,
+        "half_width_95": NormalDist().inv_cdf(0.975) * error,
+        "standard_error_share": error / study.devices,
         "times_optimal_variance": (best.standard_error / optimal) ** 2,
-        "significant_from": level,
-        "detectable_count": level + DETECTION * best.standard_error,
+        "significant_from": scale * level,
+        "detectable_count": detectable,
         "bytes_per_report": best.record_bytes,
         "bytes_per_device": HEADER_BYTES + per_device * best.record_bytes,
         "table_bytes": best.table_bytes,
@@ -230,8 +241,29 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
         if best.randomizer.collision
         else "nothing about the data",
     }
-    _check_target(study, items, best.standard_error)
+    _check_target(study, items, error)
     return design, predicted
+
+
+def detectable_count(level: float, error: Callable[[float], float]) -> float:
+    """The count whose estimate reaches `level` with a probability of 95%, given the standard error
+    of an item by its count."""
+    count = level
+    for _ in range(_TRIES):
+        count = level + DETECTION * error(count)
+    return count
+
+
+def _error_of(best: Option, share: float, records: int, scale: float) -> float:
+    """The standard error of an item that this share of the records holds, if a record in `scale`
+    arrives."""
+    share = min(share, 1.0)
+    holders = share * records
+    own = debias.variance(best.randomizer, count=records, holders=holders, squares=0.0)
+    own -= debias.variance(best.randomizer, count=records, holders=0.0, squares=0.0)
+    error = math.sqrt(best.standard_error**2 + float(own))
+    sampling = scale * holders * (1 - share) * (scale - 1)
+    return math.sqrt((scale * error) ** 2 + sampling)
 
 
 def draw(study: Study, items: int) -> Any:

@@ -40,6 +40,7 @@ from sfumato.study import Study
 
 _PARTS = 4  # the fullest octave of norms is assumed to have at least one in four devices
 _PER_OCTAVE = (4, 2, 1)  # bins of norms: the finest first
+_WORTH = 1.1  # factor on bytes that a pilot must save
 _SKELLAM_SPARE = 1.001  # Skellam noise costs up to a share of 2.25/variance more than Gaussian
 
 
@@ -188,7 +189,7 @@ def _size(study: Study) -> tuple[MeanDesign, list[str]]:
     if compression == "none":
         return whole, warnings
     adapts = compression != "fixed"
-    if adapts and _least_cells(whole, study) >= whole.dimensions:
+    if adapts and not _may_save(whole, study):
         fits = limit is None or upload <= limit
         compression = "none" if fits else "fixed"
         warnings.append(
@@ -237,14 +238,27 @@ def _multiplier(study: Study) -> float:
     return max(scale, exact / unit) * _SKELLAM_SPARE
 
 
-def _least_cells(whole: MeanDesign, study: Study) -> int:
-    """The cells that a device sends, with the pilot, if sizes adapt and the sum is zero."""
+def _may_save(whole: MeanDesign, study: Study) -> bool:
+    """Whether a pilot may save cells; and bytes, unless the study asks for a pilot: more than a
+    tenth if vectors are independent, since it costs about a tenth in error."""
     design = replace(whole, compression=_compression(study))
     pilot = design.sketch(0, design.first_width).cells
-    if _compression(study) == "adapt_tail":
-        return pilot + design.row_count * design.tail_widths[0]
-    width = _narrowest(design, 0.0)
-    return pilot + (design.rows * width or design.dimensions)
+    if design.compression == "adapt_tail":
+        return pilot + design.row_count * design.tail_widths[0] < design.dimensions
+    if pilot + (design.rows * _narrowest(design, 0.0) or design.dimensions) >= design.dimensions:
+        return False
+    least = [design.task(0, design.first_width), design.task(1, _usual_width(design))]
+    bytes_up = traffic(least)["bytes_per_device"]
+    return study.compression is not None or _WORTH * bytes_up < _upload(whole)
+
+
+def _usual_width(design: MeanDesign) -> int:
+    """The main round's width if vectors are independent of each other and as long as the clip."""
+    if design.compression == "adapt_tail":
+        return design.tail_widths[0]
+    if design.compression == "adapt_norm":
+        return _narrowest(design, answering(design) * design.clip**2)
+    return design.first_width
 
 
 def _narrowest(design: MeanDesign, squared: float) -> int:
@@ -302,27 +316,35 @@ def _upload(design: MeanDesign) -> int:
 def _predict(study: Study, design: MeanDesign) -> dict[str, Any]:
     tasks, count = widest_tasks(design), _respondents(study, design)
     round = len(design.shares) - 1
-    width, small = design.first_width, design.first_width
+    width, small = design.first_width, _usual_width(design)
     if design.compression == "adapt_norm":
-        width, small = _widest(design), _narrowest(design, count * design.clip**2)
+        width = _widest(design)
     elif design.compression == "adapt_tail":
-        width, small = design.tail_widths[-1], design.tail_widths[0]
+        width = design.tail_widths[-1]
     noise = _noise_error(design, round, small, count)
     error, assumes = noise, "nothing about the data but the clip"
-    cells = design.row_count * width
-    if design.compression == "fixed" and width:
-        error = math.hypot(noise, design.clip * math.sqrt((design.dimensions - 1) / cells))
-        assumes = "a mean as long as the clip; the error of compression is proportional to its norm"
-    elif design.adapts:
+    cells, longest = design.row_count * width, None
+    if design.compression == "adapt_tail":
         error = noise * math.sqrt(1 + design.relative_error)
+        assumes = "that few coordinates are large, so that it stops before its last round"
+    elif small:
+        compression = math.sqrt((design.dimensions - 1) / (design.row_count * small))
+        error = math.hypot(noise, compression * design.clip / math.sqrt(count))
+        assumes = "independent vectors; the error of compression is proportional to the mean's norm"
+        if design.compression == "fixed":
+            longest = math.hypot(noise, compression * design.clip)
+    if design.compression == "adapt_norm":
         reach = math.sqrt(design.relative_error * cells) * design.noise(1, width, count) / count
-        if design.compression == "adapt_tail":
-            assumes = "that few coordinates are large, so that it stops before its last round"
-        elif width and reach < design.clip and design.paper_epsilon is None:
+        assumes = "nothing about the data but the clip"
+        if width and reach < design.clip and design.paper_epsilon is None:
             assumes = f"a mean no longer than {reach:.3g}; a longer one is compressed too much"
+            longest = math.hypot(noise, design.clip * math.sqrt((design.dimensions - 1) / cells))
     # Missing devices add at most the error of a random sample, as in releases.
-    error = math.hypot(error, design.clip * math.sqrt(1 / count - 1 / design.devices))
+    absence = design.clip * math.sqrt(1 / count - 1 / design.devices)
+    error = math.hypot(error, absence)
     predicted: dict[str, Any] = {"l2_error": error, "l2_error_of_noise": noise}
+    if longest is not None:
+        predicted |= {"l2_error_if_all_equal": math.hypot(longest, absence)}
     predicted |= {"standard_error": error / math.sqrt(design.dimensions)}
     predicted |= traffic(tasks)
     if design.adapts:

@@ -9,10 +9,11 @@ from sfumato.errors import StudyError
 from sfumato.flow.report import HEADER_BYTES
 from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension
 from sfumato.privacy import CountMeanSketch, HashedResponse, debias
+from sfumato.questions.heavy_hitters.plan import three_counts
 from sfumato.questions.local_frequencies.plan import (
-    DETECTION,
     PAPER_WIDTH,
     TABLE_CELLS,
+    detectable_count,
     hashed_width,
 )
 from sfumato.questions.new_words.design import NAMES, WordDesign
@@ -20,6 +21,8 @@ from sfumato.questions.promise import local_promise
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.sketch.words import LATIN, LONGEST_WORD, check_alphabet
 from sfumato.study import Study
+
+_PUZZLE_CANDIDATES = 1_000_000  # about the largest number of words that a puzzle tests at the end
 
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
@@ -37,25 +40,37 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     search: FragmentPuzzle | PrefixExtension
     if study.algorithm == "puzzle" or (study.paper_mode and study.algorithm is None):
         search = puzzle(study.epsilon, alphabet=alphabet, length=length)
-        final, share = search.word, 1.0
+        final, share, candidates = search.word, 1.0, _PUZZLE_CANDIDATES
     else:
         search = prefix_search(study.epsilon, alphabet=alphabet, length=length)
         final, share = search.prefix, 1 / len(search.lengths)
+        prefixes, before = (search.width, search.lengths[-2]) if len(search.lengths) > 1 else (1, 0)
+        candidates = prefixes * (len(alphabet) + 1) ** (length - before)
     design = WordDesign(discoverer=search, devices=study.devices, records_per_device=per_device)
     last = records * share
-    error = math.sqrt(float(debias.variance(final, count=last, holders=0.0, squares=0.0))) / share
-    candidates = 1_000_000  # about the number of words that are tested at the end
-    level = debias.Null(error, last, final.support).threshold(candidates)
+    scale = study.devices * per_device / last  # to all records asked for, of every length
+
+    def error(count: float) -> float:
+        holders = min(count / scale, last)
+        variance = float(debias.variance(final, count=last, holders=holders, squares=0.0))
+        return math.sqrt(scale**2 * variance + holders * scale * (1 - holders / last) * (scale - 1))
+
+    level = debias.Null(error(0.0), last, final.support).threshold(candidates)
+    detectable = detectable_count(level, error)
+    rare, middle, largest = (error(count) for count in three_counts(study, detectable).tolist())
     predicted = {
-        "standard_error": error,
-        "half_width_95": NormalDist().inv_cdf(0.975) * error,
-        "standard_error_share": error / study.devices,
+        "standard_error": rare,
+        "standard_error_of_middle": middle,
+        "standard_error_of_largest": largest,
+        "half_width_95": NormalDist().inv_cdf(0.975) * rare,
+        "standard_error_share": rare / study.devices,
         "significant_from": level,
-        "detectable_count": level + DETECTION * error,
+        "detectable_count": detectable,
         "bytes_per_report": search.record_bytes,
         "bytes_per_device": HEADER_BYTES + per_device * search.record_bytes,
         "rounds": 1,
-        "assumes": "words that are found at every length or position; about a million candidates",
+        "assumes": "words that are found at every length or position; at most "
+        f"{candidates:,} candidates",
     }
     name = NAMES[type(search)]
     return Plan(

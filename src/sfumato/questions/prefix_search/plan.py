@@ -24,6 +24,7 @@ from sfumato.privacy import (
     epsilon_of,
     gaussian_stddev,
 )
+from sfumato.questions.answers import with_sampling
 from sfumato.questions.frequencies.plan import (
     DEFAULT_BYTES,
     REFERENCE_EXPONENT,
@@ -31,6 +32,7 @@ from sfumato.questions.frequencies.plan import (
     round_warnings,
     secure_of,
 )
+from sfumato.questions.heavy_hitters.plan import named_errors, three_counts
 from sfumato.questions.prefix_search.design import (
     MOST_CANDIDATES,
     SMALLEST,
@@ -73,13 +75,20 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
             hint=f"set bytes_per_device to {_enough(study, limit)} or more",
         ) from problem
     predicted = predict(design)
-    detectable = predicted.pop("detectable")
     scale = study.devices / max(1, int(study.devices * (1 - study.expected_dropout)))
+    detectable = scale * predicted.pop("detectable")
+    three = three_counts(study, detectable)
+    missing = three * np.maximum(1 - three / study.devices, 0)
+    errors = with_sampling(np.full(3, predicted.pop("standard_error")), missing, scale)
     return Plan(
         study=study,
         design=design,
         algorithm=algorithm(design),
-        predicted={"detectable_count": round(scale * detectable), **predicted},
+        predicted={
+            "detectable_count": round(detectable),
+            **named_errors(errors),
+            **predicted,
+        },
         privacy=promise(study, design),
         warnings=tuple(_warnings(study)),
     )
