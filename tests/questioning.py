@@ -43,8 +43,8 @@ class Case:
     devices: int = DEVICES
 
     def __str__(self) -> str:
-        shown = ("rounds", "masked", "algorithm", "clip")
-        more = "".join(f"-{key}" for key in self.keys if key in shown)
+        names = ("rounds", "masked", "algorithm", "clip")
+        more = "".join(f"-{key}" for key in self.keys if key in names)
         return f"{self.question}-{self.trust}{more}"
 
     @property

@@ -372,6 +372,8 @@ class Study:
 
     def check_keys(self) -> None:
         """Raise StudyError if a key is set that has no effect on this question with this trust."""
+        if self.trust not in self.facts.keys:  # the question does not say
+            return
         used = {*_EVERY, *self.facts.keys[self.trust], *(_MASKED if self.is_masked else ())}
         idle = [
             field.name

@@ -257,7 +257,7 @@ def test_a_secure_plan_says_what_it_assumes_and_costs() -> None:
     )
     assert any(
         "up to 10,000 devices; this study has 20,000" in text
-        for text in plan(STUDY | {"devices": 20_000}, items=TREES).warnings
+        for text in plan(STUDY | {"devices": 20_000, "rounds": 1}, items=TREES).warnings
     )
 
 

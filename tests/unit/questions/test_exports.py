@@ -59,7 +59,7 @@ def test_a_release_that_lists_nothing_is_a_file_too(data: dict[str, Any], ending
 
 
 def test_a_mean_is_exported_by_coordinate(data: dict[str, Any]) -> None:
-    study = {"question": "mean", "trust": "central", "epsilon": 1.0, "clip": 1.0}
+    study = {"question": "mean", "trust": "central", "epsilon": 1.0, "clip": 2.0}
     data = simulate(study, np.ones((20, 3)), seed=1).to_dict()
     table = pyarrow.parquet.read_table(io.BytesIO(read_release(data).export("parquet")))
     assert table["coordinate"].to_pylist() == [0, 1, 2]

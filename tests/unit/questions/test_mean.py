@@ -527,7 +527,7 @@ def test_masked_rounds_of_cohorts_give_the_sum_that_adding_gives(
 def test_too_few_devices_with_a_vector_release_nothing() -> None:
     vectors = cloud(100, 10)
     vectors[:50] = math.nan
-    planned = plan(STUDY | {"trust": "secure", "devices": 100, "dimensions": 10})
+    planned = plan(STUDY | {"trust": "secure", "devices": 100, "dimensions": 10, "dropout": 0.0})
     with pytest.raises(ImpossibleError, match="devices; got 50"):
         simulate(planned, vectors, seed=1)
 

@@ -125,7 +125,8 @@ def test_norms_cost_a_tenth_of_the_budget() -> None:
 
 
 def test_a_statement_describes_both_rounds() -> None:
-    planned = plan(STUDY | {"devices": 10_000, "dimensions": 3_000})
+    sizes = {"devices": 10_000, "dimensions": 3_000, "compression": "adapt_norm"}
+    planned = plan(STUDY | sizes)
     design, statement = design_of(planned), planned.privacy.statement
     assert f"noise of {design.norm_noise:.4f}, and the clip is computed from" in statement
     for share in (0.1, 0.9):

@@ -169,8 +169,6 @@ def test_a_hint_of_bytes_is_enough() -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"rounds": 3}, "rounds has no effect"),
-        ({"target_error": 0.1}, "target_error has no effect"),
         ({"delta": 1e-3}, "more than 1/devices"),
         ({"devices": 100}, "more than the largest possible mean"),
         ({"compression": "adapt_tail"}, "adapt_norm is better"),

@@ -58,7 +58,9 @@ STUDIES: dict[str, dict[str, Any]] = {
 
 
 def planned(name: str, **keys: Any) -> Plan:
-    study = {"epsilon": math.inf, "devices": 60, "corrupt": 0.05, **STUDIES[name], **keys}
+    study = {"epsilon": math.inf, "devices": 60, **STUDIES[name], **keys}
+    if study["trust"] == "secure" or study.get("masked"):
+        study["corrupt"] = 0.05
     return plan(study, items=TREES if study["question"] == "frequencies" else None)
 
 

@@ -90,7 +90,7 @@ def _plan(study: Study, design: ListDesign) -> Plan:
     names = design.names
     mechanism, detectable = (
         names.mechanism,
-        check_threshold(study, names.mechanism, also=" or bytes_per_device"),
+        check_threshold(study, names.mechanism, also=", bytes_per_device"),
     )
     predicted: dict[str, Any] = {
         "detectable_count": detectable,
@@ -170,7 +170,7 @@ def check_threshold(study: Study, mechanism: ListedAbove, also: str = "") -> int
             f"threshold {study.threshold:g} asks for all items that so many devices hold; with "
             f"epsilon {study.epsilon:g} and delta {study.delta:g} they are found from {least:,} "
             "devices up",
-            hint=f"set threshold to {least}, or raise epsilon, delta{also}",
+            hint=f"set threshold to {least}, or raise epsilon{also} or delta",
         )
     return mechanism.detectable((study.threshold or 0.0) * answering, answering=answering)
 

@@ -127,7 +127,7 @@ def promise(study: Study, question: MeanDesign | ClippedMeanDesign) -> Privacy:
         trust=study.trust,
         sees=tables if design.secure is None else sum_visibility(tasks[-1]),
         assumptions=assumptions,
-        influence=design.influence,
+        influence=question.influence,
     )
 
 

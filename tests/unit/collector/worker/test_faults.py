@@ -26,7 +26,7 @@ from sfumato.collector.worker.worker import (
 )
 from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import StoreError, StoreUnavailable
-from sfumato.flow.accumulator import SumAccumulator
+from sfumato.flow.accumulator import SparseAccumulator
 from sfumato.privacy import Budget
 from sfumato.questions.frequencies.design import FrequencyDesign
 
@@ -70,7 +70,7 @@ def test_a_study_survives_an_error_and_is_released_when_it_is_over(
 ) -> None:
     bad, good = closing_study(stage, "bad", **NOISED), closing_study(stage, "good", **LOCAL)
     with monkeypatch.context() as patch:
-        patch.setattr(SumAccumulator, "seal", fail_with(problem))
+        patch.setattr(SparseAccumulator, "seal", fail_with(problem))
         work(stage.worker)
         state = stage.state(bad)
         assert (state["state"], state["problem"]) == ("closing", "")
