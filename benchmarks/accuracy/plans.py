@@ -533,24 +533,24 @@ def _verdicts(lines: Sequence[Line]) -> str:
     possible = [result for result in lines if result.get("measured")]
     pairs = [(result, group) for result in possible for group in GROUPS if ratio(result, group)]
     off = [f"{result['case']} ({group})" for result, group in pairs if is_off(result, group)]
-    near = [
-        f"{result['case']} ({group})"
+    far = [
+        (result, group)
         for result, group in pairs
-        if not is_off(result, group) and not _is_near((ratio(result, group) or (0.0,))[0])
+        if not _is_near((ratio(result, group) or (0.0,))[0])
     ]
-    own = [(result, group) for result, group in pairs if result["chosen"]]
-    wrong = [f"{result['case']} ({group})" for result, group in own if is_off(result, group)]
+    own = [result["chosen"] for result, _ in pairs].count(True)
+    far_own = [f"{result['case']} ({group})" for result, group in far if result["chosen"]]
+    near = [f"{result['case']} ({group})" for result, group in far if not is_off(result, group)]
     return "\n\n".join(
         [
             f"**Choices.** In {len(studies) - len(losses)} of {len(studies)} studies no possible "
             "algorithm beats the chosen one in both error and bytes by more than 10%. "
             + " ".join(losses),
-            f"**Predictions.** Of {len(pairs)} predicted errors, {len(pairs) - len(off)} are "
-            "within 10% of the measurement or of its interval. The others: "
-            f"{'; '.join(off) or 'none'}. "
-            f"Of the {len(own)} of chosen plans, {len(own) - len(wrong)} are; the others: "
-            f"{'; '.join(wrong) or 'none'}. Measured more than 10% away, with an interval that "
-            f"reaches a difference of 10%: {'; '.join(near) or 'none'}.",
+            f"**Predictions.** Of {len(pairs)} errors, {len(pairs) - len(far)} are measured within "
+            f"10% of the prediction; of the {own} of chosen plans, {own - len(far_own)} are. The "
+            f"others of chosen plans: {'; '.join(far_own) or 'none'}. In {len(near)} of the "
+            f"{len(far)} cases the interval reaches a difference of 10%, so that too few runs may "
+            f"explain it. It does not in {len(off)}: {'; '.join(off) or 'none'}.",
         ]
     )
 
