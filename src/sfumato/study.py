@@ -205,7 +205,7 @@ class Study:
     """A question to a fleet. Every key of a study file is a field here, under the same name.
 
     >>> Study(question="frequencies", trust="central", epsilon=1.0, delta=1e-6, devices=10_000,
-    ...       dictionary="words.csv", target_error=0.01).rounds
+    ...       dictionary="words.csv", target_error=0.01).round_count
     1
     """
 

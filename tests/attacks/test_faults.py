@@ -162,7 +162,7 @@ def test_two_changed_bytes_in_a_sealed_row_stop_their_study_alone(
 
 def test_without_a_digest_the_same_damage_is_released(stage: Stage) -> None:
     """The negative control; such rows were stored by a version without digests."""
-    study = close_with_reports(stage, "bad")
+    study = close_with_reports(stage, "bad", algorithm="one_hot")
     stage.worker.step()
     execute(str(stage.path), "UPDATE sealed SET digest = NULL")
     assert check(str(stage.path)).without_digest == 1

@@ -21,7 +21,7 @@ from sfumato.dashboard import charts
 from sfumato.dashboard.charts import Estimate, estimates
 from sfumato.privacy import Entry
 from sfumato.secagg.coordinator import Phase
-from sfumato.study import QUESTIONS, TRUSTS
+from sfumato.study import QUESTIONS, TRUSTS, Study
 
 _PHASES = tuple(str(phase) for phase in Phase)
 _MOST_CACHED = 1 << 20  # characters of the longest release to cache
@@ -65,9 +65,10 @@ def _summary(tx: Transaction, row: StudyRow, fault: FaultRow | None) -> StudySum
 def target_of(targets: Sequence[int | None], plan: Mapping[str, Any]) -> int:
     """The number of reports that a study needs, from its tasks' targets; an estimate while tasks
     are still to come."""
-    if (training := plan["study"].get("training")) is not None:
-        return int(training["cohort"]) * int(plan["study"]["rounds"])
-    devices, dropout = int(plan["study"]["devices"]), float(plan["study"]["dropout"])
+    study = Study.from_mapping(plan["study"])
+    if study.training is not None:
+        return study.training.cohort * study.round_count
+    devices, dropout = study.devices or 0, study.expected_dropout
     return max(1, sum(each or 0 for each in targets), math.floor(devices * (1 - dropout) + 0.5))
 
 

@@ -142,6 +142,7 @@ def test_devices_are_asked_for_their_vectors_twice(tmp_path: Path) -> None:
             delta=1e-5,
             devices=100,
             dimensions=2_000,
+            compression="adapt_norm",
             clip=1.0,
         )
         options = ("--server", collector.address, "--key", collector.public_key)

@@ -188,6 +188,7 @@ def test_a_mean_is_asked_twice_of_everybody(store: Store, clock: Clock) -> None:
         delta=1e-5,
         devices=300,
         dimensions=2_000,
+        compression="adapt_norm",
         clip=1.0,
     )
     vector = np.zeros(2_000)
@@ -215,6 +216,7 @@ def test_a_study_that_was_closed_too_early_says_so(store: Store, clock: Clock) -
         delta=1e-5,
         devices=300,
         dimensions=2_000,
+        compression="adapt_norm",
         clip=1.0,
     )
     answer(store, study, [np.zeros(2_000)] * 300)
@@ -236,6 +238,7 @@ def test_every_offer_keeps_the_noise_that_it_names(store: Store, clock: Clock) -
         delta=1e-5,
         devices=60,
         dimensions=2_000,
+        compression="adapt_norm",
         clip=1.0,
         dropout=0.1,
         corrupt=0.05,

@@ -162,7 +162,7 @@ class CommitQueue:
                 outcomes = self._commit(group)
                 self._measure(sum(write.size for write in group), time.perf_counter() - begin)
             except Exception as problem:
-                # Whatever it is, no request may wait for ever, and later commits may succeed.
+                # Whatever it is, no request may wait forever, and later commits may succeed.
                 with self._changed:
                     group += self._take(math.inf)
                 log_error("uploads-not-stored", problem, **count_field(len(group)))
