@@ -40,7 +40,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int
             tx.add_dictionary(PAGE_DIGEST, PAGE)
         service = Service(
             store,
-            settings(folder, idle_seconds=2, upload_seconds=WRITE_SECONDS, connections=CONNECTIONS),
+            settings(folder, idle_seconds=1, upload_seconds=WRITE_SECONDS, connections=CONNECTIONS),
             key=KEY,
         )
         with served(service) as url:

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from collecting import open_task, report, request
 from serving import ask, settings, wait_for
 from sfumato.collector import studies
@@ -68,6 +70,7 @@ def test_one_body_does_not_end_a_study(tmp_path: Path) -> None:
         assert state(collector, study)["received"] == DEVICES // 10
 
 
+@pytest.mark.slow
 def test_many_bodies_do_not_end_a_study_either(tmp_path: Path) -> None:
     with running(default_rates(tmp_path)) as collector:
         study = opened(collector)
@@ -89,6 +92,7 @@ def test_a_flood_without_the_passcode_takes_nothing_from_devices_that_have_it(
         assert state(collector, study)["received"] == DEVICES // 10
 
 
+@pytest.mark.slow
 def test_a_study_that_is_open_for_a_time_has_room_until_its_end(tmp_path: Path) -> None:
     """Whatever rates the settings allow: a device that tries again gets in."""
     with running(settings(tmp_path)) as collector:

@@ -74,7 +74,13 @@ def test_a_key_without_effect_is_refused_by_name(question: str, trust: Trust) ->
         assert "leave" in (hint or str(caught.value)) or key == "masked"
 
 
-@pytest.mark.parametrize(("question", "trust"), PAIRS)
+@pytest.mark.parametrize(
+    ("question", "trust"),
+    [
+        pytest.param(*pair, marks=pytest.mark.slow) if pair == ("heavy_hitters", "secure") else pair
+        for pair in PAIRS
+    ],
+)
 def test_a_plan_needs_no_other_keys(question: str, trust: Trust) -> None:
     planned = plan(study(question, trust), items=listed(question))
     assert planned.predicted["bytes_per_device"] < 1 << 18
