@@ -149,6 +149,7 @@ def test_a_client_that_does_not_read_is_cut_off(address: tuple[str, int]) -> Non
         assert drain(connection) < len(DICTIONARY)
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_slowly_gets_all_of_its_answer(address: tuple[str, int]) -> None:
     with closing(socket.socket()) as connection:
         connection.settimeout(20)

@@ -61,6 +61,7 @@ def released(collector: CollectorServer, study: StudyRow) -> dict[str, Any]:
     return json.loads(text)  # type: ignore[no-any-return]  # an object
 
 
+@pytest.mark.slow
 def test_a_fleet_answers_masked_rounds_over_a_bad_network(tmp_path: Path) -> None:
     """Two cohorts of twelve, with repeated messages and lost answers."""
     items = [f"tree {k}" for k in range(24)]
@@ -91,6 +92,7 @@ def test_a_fleet_answers_masked_rounds_over_a_bad_network(tmp_path: Path) -> Non
     assert release.counts.tolist() == [1.0] * 24
 
 
+@pytest.mark.slow
 def test_some_of_a_fleet_vanish_in_the_phases_that_they_are_told_to(tmp_path: Path) -> None:
     items = [f"tree {k}" for k in range(30)]
     with running(settings(tmp_path, phase_seconds=2.0)) as collector:

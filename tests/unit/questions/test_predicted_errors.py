@@ -53,6 +53,7 @@ def is_within(total: float) -> bool:
     return bool(low < total < high)
 
 
+@pytest.mark.slow
 def test_the_error_of_a_common_item_among_dropouts_is_that_of_a_finite_population() -> None:
     """False alarm 1e-6 (chi-squared; the sample of a thousand devices is nearly normal). Power: a
     binomial variance, 1/(1 − 0.68) = 3.1 times as large, is missed with probability < 1e-2."""

@@ -161,6 +161,7 @@ def test_a_seeded_run_does_not_depend_on_the_order_of_shards(study: dict[str, An
     assert run(LocalEngine(1), SEED + 1) != run(LocalEngine(1))  # randomness matters at all
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_a_run_of_more_devices_than_a_shard_has() -> None:
     """With noise in shares, of 300,000 devices in two shards and all threads of this machine."""
     study = {"question": "frequencies", "trust": "secure", "epsilon": 1.0, "delta": 1e-7}
