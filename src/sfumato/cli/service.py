@@ -128,6 +128,41 @@ def worker_command(settings: Settings) -> None:
     _import_service().work(settings)
 
 
+@click.group("key")
+def key_group() -> None:
+    """Replace the key with which a collector signs its offers
+
+    \b
+    Example:
+      sfumato key rotate --config collector.toml
+    """
+
+
+@key_group.command("rotate")
+@_settings
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@_json
+def key_rotate(settings: Settings, yes: bool, as_json: bool) -> None:
+    """Replace the signing key by a new one, and print its public part
+
+    Stop the collector first. Devices accept offers signed with the key that they know, so each
+    needs the new public key before it takes part again. The offers of open studies are signed anew;
+    the old key stays in a file beside the new one.
+
+    \b
+    Example:
+      sfumato key rotate --config collector.toml
+    """
+    from sfumato.collector import keys
+    from sfumato.device import offers
+
+    if not yes:
+        click.confirm("Devices will refuse offers until they know the new key. Go on?", abort=True)
+    with _open(settings) as store:
+        public = offers.public_key(keys.rotate(settings.signing_key, store)).hex()
+    _print({"public_key": public}, public, as_json)
+
+
 @click.group("token")
 def token_group() -> None:
     """Create, list, rotate and revoke the tokens of administrators and analysts
@@ -324,6 +359,7 @@ def check_command(settings: Settings, as_json: bool) -> None:
 COMMANDS = (
     serve_command,
     worker_command,
+    key_group,
     token_group,
     backup_command,
     restore_command,

@@ -41,6 +41,36 @@ def load_or_make(path: Path | str, store: Store) -> bytes:
     return key
 
 
+def rotate(path: Path | str, store: Store) -> bytes:
+    """Replace the key by a new one, which signs the offers of open tasks again. The old one stays
+    beside it, with the ending `.old`.
+
+    If it is killed halfway, call it again: the offers are signed with the key in `.next` then, and
+    only the files remain to be renamed.
+    """
+    file = Path(path)
+    coming, former = (file.with_name(f"{file.name}.{end}") for end in ("next", "old"))
+    read(file)  # there must be one
+    with store.worker_lock() as alone:
+        if not alone:
+            raise SpecError("the key of a running collector cannot be replaced: stop it first")
+        if not coming.exists():
+            _make(coming)
+        key = read(coming)
+        with store.transaction() as tx:
+            if tx.active_rounds():
+                raise SpecError(
+                    "members of a masked round know its key: wait until the round is over",
+                    hint="start the collector, let the round end, and try again",
+                )
+            for row in tx.open_tasks():
+                offer = offers.offer_from_text(json.loads(row.envelope)["offer"])
+                tx.set_envelope(row.id, json.dumps(offers.sign(offer, key)))
+        os.replace(file, former)
+        os.replace(coming, file)
+    return key
+
+
 def read(file: Path) -> bytes:
     """The key in this file; SpecError if there is none, or if others can read it."""
     try:

@@ -1,17 +1,21 @@
-"""The signing key is made once, kept from others, and never replaced."""
+"""The signing key is made once, kept from others, and replaced only on request."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from collecting import KEY, Stage, open_task
 from serving import opened
-from sfumato.collector.keys import load_or_make
+from sfumato.collector.keys import load_or_make, rotate
 from sfumato.collector.store.store import Store
-from sfumato.errors import SpecError
+from sfumato.device.offers import public_key, verify
+from sfumato.errors import OfferError, SpecError
 
 
 @pytest.fixture
@@ -82,3 +86,45 @@ def test_another_key_than_that_of_the_offers_is_refused(store: Store, tmp_path: 
 def test_a_key_that_cannot_be_made_says_why(store: Store, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="No such file"):
         load_or_make(tmp_path / "nowhere" / "key", store)
+
+
+def test_a_key_is_replaced_and_open_offers_are_signed_with_the_new_one(tmp_path: Path) -> None:
+    file, stage = tmp_path / "key", Stage(tmp_path / "stage.db")
+    file.write_text(KEY.hex())
+    file.chmod(0o600)
+    study = stage.create(devices=4)
+    before = json.loads(open_task(stage.store, study).envelope)
+    key = rotate(file, stage.store)
+    assert load_or_make(file, stage.store) == key != KEY
+    assert bytes.fromhex((tmp_path / "key.old").read_text()) == KEY
+    assert file.stat().st_mode & 0o777 == 0o600
+    envelope = json.loads(open_task(stage.store, study).envelope)
+    assert envelope["offer"] == before["offer"]
+    assert verify(envelope, public_key(key)) == verify(before, public_key(KEY))
+    with pytest.raises(OfferError, match="signature"):
+        verify(envelope, public_key(KEY))
+    stage.store.close()
+
+
+def test_a_rotation_that_was_killed_before_the_files_were_renamed_is_finished(
+    store: Store, tmp_path: Path
+) -> None:
+    file, coming = tmp_path / "key", tmp_path / "key.next"
+    old = load_or_make(file, store)
+    coming.write_text("5f" * 32)
+    coming.chmod(0o600)
+    assert rotate(file, store) == bytes.fromhex("5f" * 32) != old
+    assert not coming.exists()
+
+
+def test_the_key_of_a_running_collector_is_not_replaced(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    key = load_or_make(file, store)
+    with store.worker_lock() as alone:
+        assert alone
+        with (
+            closing(Store.open(tmp_path / "collector.db")) as other,
+            pytest.raises(SpecError, match="stop it first"),
+        ):
+            rotate(file, other)
+    assert load_or_make(file, store) == key

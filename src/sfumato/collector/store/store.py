@@ -199,6 +199,10 @@ class Transaction(RoundTables):
         rows = self._run(f"SELECT {_TASK} FROM task WHERE state = 'open' ORDER BY task")
         return [TaskRow(*row) for row in rows]
 
+    def set_envelope(self, task_id: str, envelope: str) -> None:
+        """Replace the signed offer of a task."""
+        self._run("UPDATE task SET envelope = ? WHERE id = ?", envelope, task_id)
+
     def set_task_state(
         self, task_id: str, state: TaskState, *, expected: Collection[TaskState]
     ) -> bool:
