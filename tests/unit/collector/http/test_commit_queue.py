@@ -50,9 +50,10 @@ def started(uploads: CommitQueue) -> Iterator[CommitQueue]:
 LOOP = asyncio.new_event_loop()
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def loop() -> Iterator[None]:
-    """The loop in which uploads wait, in a thread of its own."""
+    """The loop in which uploads wait, in a thread of its own. It lasts for the session: a process
+    that runs tests in any order may come back to this module."""
     thread = threading.Thread(target=LOOP.run_forever)
     thread.start()
     yield
