@@ -84,7 +84,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         **({"dictionary_bytes": dictionary.bytes} if design.mode == "one_hot" else {}),
         "rounds": design.rounds + (1 if design.pilot_devices else 0),
         "assumes": f"counts fall like rank^-{REFERENCE_EXPONENT}"
-        if design.mode != "one_hot"
+        if design.mode != "one_hot" or scale > 1  # how common an item is matters to its sampling
         else "nothing about the data",
     }
     return Plan(
