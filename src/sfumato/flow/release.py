@@ -358,13 +358,13 @@ class CountRelease(EstimateRelease):
     high: F64
     significant: Bool  # held by somebody, at a family-wise level of 5% over all items
 
-    _columns: ClassVar[Mapping[str, str]] = {"item": "items", "count": "counts"} | {
+    columns: ClassVar[Mapping[str, str]] = {"item": "items", "count": "counts"} | {
         name: name for name in ("standard_error", "low", "high", "significant")
     }  # the field of each column
 
     def frame(self) -> pa.Table:
         """One row per item, largest first."""
-        return pa.table({column: getattr(self, name) for column, name in self._columns.items()})
+        return pa.table({column: getattr(self, name) for column, name in self.columns.items()})
 
     def plot(self, *, top: int = 20, path: str | Path | None = None) -> Any:
         """Bars with error bars for the `top` items; needs the extra `sfumato[plot]`.
@@ -380,8 +380,8 @@ class CountRelease(EstimateRelease):
     def _own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
         rows = data["estimates"]
         values = {
-            name: np.array([row[column] for row in rows], dtype=np.float64)
-            for column, name in cls._columns.items()
+            name: np.array([row.get(column) for row in rows], dtype=np.float64)
+            for column, name in cls.columns.items()
             if name != "items"
         }
         return {

@@ -49,7 +49,9 @@ def test_the_driver_of_a_server_is_an_extra_that_devices_may_not_import() -> Non
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = project["project"]["optional-dependencies"]
     contracts = str(project["tool"]["importlinter"]["contracts"])
+    versions = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     for server in SERVERS:
+        assert f"\n{server.driver}==" in versions, "constraints.txt"
         assert any(server.driver in each for each in extras[server.extra]), "pyproject.toml"
         assert server.extra in str(extras["dev"]), "the extra dev in pyproject.toml"
         assert f"'{server.driver}'" in contracts, "forbidden_modules in pyproject.toml"
