@@ -203,7 +203,8 @@ def test_a_page_names_every_question_noise_database_or_field(page: str) -> None:
 
 def test_every_study_key_is_in_the_guide() -> None:
     text = words(DOCS / "guides" / "writing_a_study.md")
-    assert not [field.name for field in fields(Study) if f"| `{field.name}` |" not in text]
+    missing = [field.name for field in fields(Study) if f"| `{field.name}` |" not in text]
+    assert not missing, f"docs/guides/writing_a_study.md must have a row for {missing}"
 
 
 def test_every_rejection_is_in_the_data_flow() -> None:
