@@ -85,12 +85,10 @@ class Mechanism(Protocol):
         ...
 
 
-@spec("no_noise")
-class NoNoise:
-    """The exact sum: for pipelines without a privacy promise, and for measuring the cost of noise.
+class AtRelease:
+    """A base of mechanisms that leave the devices' tables as they are."""
 
-    Claim: none. The ledger records an infinite loss.
-    """
+    __slots__ = ()
 
     @property
     def in_shares(self) -> bool:
@@ -102,6 +100,17 @@ class NoNoise:
 
     def at_device(self, table: I64, *, devices: int, rng: Rng) -> I64:
         return table
+
+    def reach(self, count: int, cells: int) -> int:
+        return 0  # noise is added after the sum is opened
+
+
+@spec("no_noise")
+class NoNoise(AtRelease):
+    """The exact sum: for pipelines without a privacy promise, and for measuring the cost of noise.
+
+    Claim: none. The ledger records an infinite loss.
+    """
 
     def at_release(self, total: I64, *, count: int, rng: Rng) -> I64:
         return total
@@ -115,12 +124,9 @@ class NoNoise:
     def law(self, count: int) -> NoiseLaw:
         return NoiseLaw.none()
 
-    def reach(self, count: int, cells: int) -> int:
-        return 0
-
 
 @spec("noise_at_release")
-class NoiseAtRelease:
+class NoiseAtRelease(AtRelease):
     """Discrete Gaussian or Laplace noise, added once to the sum by the collector.
 
     Claim: one release is (epsilon, delta)-DP at the epsilon that `accounting.epsilon_of` gives for
@@ -146,17 +152,6 @@ class NoiseAtRelease:
             0 < self.scale <= limit, f"scale must be above 0, at most {limit}; got {self.scale}"
         )
 
-    @property
-    def in_shares(self) -> bool:
-        return False
-
-    @property
-    def least_count(self) -> int:
-        return 1
-
-    def at_device(self, table: I64, *, devices: int, rng: Rng) -> I64:
-        return table
-
     def at_release(self, total: I64, *, count: int, rng: Rng) -> I64:
         return total + samplers.sampler_of(self.noise, self.scale).draw(total.shape, rng)
 
@@ -168,9 +163,6 @@ class NoiseAtRelease:
 
     def law(self, count: int) -> NoiseLaw:
         return NoiseLaw.of(self.noise, self.scale)
-
-    def reach(self, count: int, cells: int) -> int:
-        return 0  # noise is added after the sum is opened
 
 
 def least_noise(
@@ -286,3 +278,16 @@ def _additive(noise: Noise, scale: float, contribution: Contribution) -> Additiv
         l2=float(contribution.l2),
         unit_cells=contribution.unit_cells,
     )
+
+
+def noise_parameters(mechanism: Mechanism) -> dict[str, Any]:
+    """The noise of a mechanism, as parameters of a plan."""
+    if isinstance(mechanism, NoiseAtRelease):
+        return {"noise": mechanism.noise, "noise_scale": mechanism.scale}
+    if isinstance(mechanism, NoiseInShares):
+        return {
+            "noise": "skellam, in shares",
+            "noise_scale": mechanism.scale,
+            "noise_scale_of_a_share": mechanism.share_stddev,
+        }
+    return {}
