@@ -443,7 +443,7 @@ class Study:
             raise StudyError(f"the study {path} cannot be read: {problem.strerror}") from problem
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise StudyError(f"the study {path} is not TOML: {problem}") from problem
-        if isinstance(keys.get("dictionary"), str):
+        if isinstance(keys.get("dictionary"), str) and "://" not in keys["dictionary"]:
             keys["dictionary"] = str(Path(path).parent / keys["dictionary"])
         return cls.from_mapping(keys)
 
