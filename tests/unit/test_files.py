@@ -46,7 +46,7 @@ def test_a_url_is_read_by_fsspec(days: Path) -> None:
     assert items(f"local://{days}/t*.parquet") == ["elm"]
     with pytest.raises(DataError, match="has no file that ends in"):
         items(f"local://{days}/w*.csv")
-    with pytest.raises(DataError, match="cannot be read: .*No such file"):
+    with pytest.raises(DataError, match=r"cannot be read: .*No such file"):
         items(f"local://{days}/wednesday.csv")
 
 

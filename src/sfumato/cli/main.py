@@ -128,6 +128,7 @@ def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) 
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run exactly, noise included.")
 @click.option("--ledger", type=_STUDY, help="Ledger file to charge; created if missing.")
 @click.option("--protocol", is_flag=True, help="Run every device by itself, message by message.")
+@click.option("--plot", type=_STUDY, help="Write a picture of the answer (PNG, SVG, PDF).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def simulate_command(
     study: Path,
@@ -139,6 +140,7 @@ def simulate_command(
     seed: int | None,
     ledger: Path | None,
     protocol: bool,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Run a study on simulated devices
@@ -179,6 +181,9 @@ def simulate_command(
         )
     for warning in messages:
         click.echo(f"warning: {warning.message}", err=True)
+    if plot is not None:
+        release.plot(path=plot)
+        click.echo(f"wrote {plot}", err=True)
     if as_json:
         print_release_json(release)
     else:

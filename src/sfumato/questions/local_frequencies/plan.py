@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import ImpossibleError, StudyError
+from sfumato.flow import pictures
 from sfumato.flow.report import HEADER_BYTES
 from sfumato.privacy import (
     CountMeanSketch,
@@ -269,16 +270,10 @@ def _error_of(best: Option, share: float, records: int, scale: float) -> float:
 def draw(study: Study, items: int) -> Any:
     """Plot the error against the size of the table for each oracle and for the plan's choice, after
     figure 4 of paper 004; returns the matplotlib figure."""
-    from sfumato.errors import SfumatoError
-
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as problem:
-        raise SfumatoError("plots need matplotlib", hint='pip install "sfumato[plot]"') from problem
     assert study.devices is not None  # plan() has checked
     assert study.epsilon is not None  # checked by design()
     design, predicted = size(study, items)
-    figure = Figure(figsize=(7.5, 5), layout="constrained")
+    figure = pictures.figure(7.5, 5)
     axes = figure.add_subplot()
     records, epsilon = study.devices, study.epsilon
 
