@@ -110,7 +110,7 @@ def test_a_mean_is_exported_by_coordinate(data: dict[str, Any]) -> None:
 
 
 def test_other_endings_are_refused(data: dict[str, Any]) -> None:
-    with pytest.raises(SpecError, match="must end in json, csv, parquet, png; got xlsx"):
+    with pytest.raises(SpecError, match="must end in json, csv, parquet, png, html; got xlsx"):
         read_release(data).export("xlsx")
 
 
