@@ -13,7 +13,7 @@ import pytest
 from sfumato import plan, simulate
 from sfumato.errors import SimulationWarning, StudyError
 from sfumato.sketch.words import BYTES, codes_of, words_of
-from sfumato.study import LARGEST_COHORT, QUESTIONS, TRUSTS, Study, Trust
+from sfumato.study import LARGEST_COHORT, PRESETS, QUESTIONS, TRUSTS, Study, Trust
 
 ITEMS = [f"tree {k}" for k in range(50)]
 PAIRS = [
@@ -27,6 +27,8 @@ NEEDED: dict[str, dict[str, Any]] = {"vectors": {"clip": 1.0, "dimensions": 10}}
 
 def other(key: str) -> Any:
     """A value of a key that is not its default."""
+    if key == "preset":
+        return next(iter(PRESETS))
     hint, default = get_type_hints(Study)[key], Study.__dataclass_fields__[key].default
     options = get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
     for option in options:
@@ -63,7 +65,7 @@ def test_a_key_without_effect_is_refused_by_name(question: str, trust: Trust) ->
         with pytest.raises(StudyError, match=key) as caught:
             plan(study(question, trust, **{key: other(key)}), items=listed(question))
         hint = caught.value.hint
-        assert "leave" in (hint or str(caught.value)) or key == "masked"
+        assert "leave" in (hint or str(caught.value)) or key in ("masked", "algorithm")
 
 
 @pytest.mark.parametrize(
