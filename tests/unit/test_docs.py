@@ -198,6 +198,11 @@ NAMES: dict[str, list[str]] = {  # what a page must name, in any case
     "docs/proofs/ledger.md": DATABASES,
     "docs/proofs/noise.md": [*NOISES],
     "docs/proofs/samplers.md": [*NOISES],
+    "docs/reference/questions.md": [
+        f"::: {planner.partition(':')[0]}"
+        for facts in QUESTIONS.values()
+        for planner in facts.planners.values()
+    ],
 }
 
 
