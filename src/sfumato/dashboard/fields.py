@@ -61,7 +61,7 @@ TERMS = (
     Field("open_seconds", "Open (seconds)", "Even if it is full.", only="reports"),
     Field("minimum", "Minimum", "Reports that suffice then.", only="reports"),
 )
-SHOWN = tuple(field.name for field in (*POPULATION, *ANSWER))  # as settings of a study
+SETTINGS = tuple(field.name for field in (*POPULATION, *ANSWER))  # as settings of a study
 GROUPS = (
     ("Privacy", PROMISE),
     ("Devices", POPULATION),
@@ -89,16 +89,16 @@ def texts_of(question: str) -> tuple[str, str]:
 
 def applies(field: Field, question: object, trust: object) -> bool:
     """Whether a field is for this question and trust; planning refuses other pairs."""
-    facts, chosen = QUESTIONS.get(str(question)), next((t for t in TRUSTS if t == trust), None)
-    if facts is None or chosen is None:
+    facts, choice = QUESTIONS.get(str(question)), next((t for t in TRUSTS if t == trust), None)
+    if facts is None or choice is None:
         return True
     is_for = {
         "": True,
-        "local": TRUSTS[chosen].is_local,
-        "sums": not TRUSTS[chosen].is_local,
-        "reports": not TRUSTS[chosen].is_masked,
+        "local": TRUSTS[choice].is_local,
+        "sums": not TRUSTS[choice].is_local,
+        "reports": not TRUSTS[choice].is_masked,
     }
-    trusts = [chosen] if chosen in facts.planners else list(facts.planners)
+    trusts = [choice] if choice in facts.planners else list(facts.planners)
     return is_for[field.only] and (
         field.name not in _KEYS or any(field.name in facts.keys_with(each) for each in trusts)
     )
@@ -113,7 +113,7 @@ def style() -> str:
             names = [field.name for field in fields if not applies(field, question, trust)]
             if QUESTIONS[question].dictionary == "none":
                 names.append("items")
-            hidden = ", ".join(f".for-{name}" for name in names)
-            chosen = f"form:has(#question-{question}:checked):has(#trust-{trust}:checked)"
-            rules.append(f"{chosen} :is({hidden}) {{ display: none; }}\n")
+            classes = ", ".join(f".for-{name}" for name in names)
+            choice = f"form:has(#question-{question}:checked):has(#trust-{trust}:checked)"
+            rules.append(f"{choice} :is({classes}) {{ display: none; }}\n")
     return "".join(rules)

@@ -111,7 +111,7 @@ async def study(visit: Visit) -> Response:
         release=view.release,
         comparisons=queries.comparisons(state, view.release),
         columns=view.columns,
-        keys=fields.SHOWN,
+        keys=fields.SETTINGS,
         rows=rows(
             tuple(view.estimates[first : first + PAGE_ROWS]),
             has_significance="significant" in view.columns,

@@ -98,10 +98,10 @@ class SampledLoss:
             f"probability must be above 0, at most 1; got {self.probability}",
         )
         require(self.times >= 1, f"times must be at least 1; got {self.times}")
-        known = " and ".join(name.title() for name, kind in NOISES.items() if kind.in_samples)
+        names = " and ".join(name.title() for name, kind in NOISES.items() if kind.in_samples)
         require(
             NOISES[self.loss.noise].in_samples,
-            f"sampled rounds are accounted for {known} noise; got {self.loss.noise}",
+            f"sampled rounds are accounted for {names} noise; got {self.loss.noise}",
         )
 
 

@@ -229,9 +229,9 @@ def test_fields_that_do_not_apply_are_hidden_by_the_style(admin: Visitor) -> Non
     (address,) = re.findall(r'rel="stylesheet" href="([^"]+)"', page := admin.get(NEW).text)
     style = admin.get(address).text
     for question, trust in COMBINATIONS:
-        chosen = f"form:has(#question-{question}:checked):has(#trust-{trust}:checked) "
-        (hidden,) = re.findall(re.escape(chosen) + r":is\(([^)]*)\) { display: none; }", style)
-        names = {name.strip().removeprefix(".for-") for name in hidden.split(",")}
+        choice = f"form:has(#question-{question}:checked):has(#trust-{trust}:checked) "
+        (classes,) = re.findall(re.escape(choice) + r":is\(([^)]*)\) { display: none; }", style)
+        names = {name.strip().removeprefix(".for-") for name in classes.split(",")}
         fields = [field for _, group in GROUPS for field in group]
         assert names - {"items"} == {
             field.name for field in fields if not applies(field, question, trust)

@@ -76,12 +76,12 @@ def test_stated_deviations_are_those_of_the_laws(noise: Noise, scale: float) -> 
 def test_the_least_noise_costs_at_most_epsilon_and_is_the_least(
     contribution: Norms, epsilon: float
 ) -> None:
-    chosen = least_noise(contribution, epsilon=epsilon, delta=1e-6)
-    assert epsilon_of([chosen.loss(contribution)], 1e-6) <= epsilon
+    best = least_noise(contribution, epsilon=epsilon, delta=1e-6)
+    assert epsilon_of([best.loss(contribution)], 1e-6) <= epsilon
     for noise in AT_RELEASE:
         other = least_noise(contribution, epsilon=epsilon, delta=1e-6, noises=[noise])
         assert other.noise == noise
-        assert chosen.stddev(1) <= other.stddev(1)
+        assert best.stddev(1) <= other.stddev(1)
     pure = least_noise(contribution, epsilon=epsilon, delta=0.0)
     assert epsilon_of([pure.loss(contribution)], 0.0) <= epsilon
 

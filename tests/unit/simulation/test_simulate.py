@@ -261,8 +261,8 @@ def test_a_release_is_a_frame_a_plot_and_json(tmp_path: Path) -> None:
     data = release.to_dict()
     head = [each.name for each in fields(Release) if getattr(release, each.name) is not None]
     assert list(data) == [*head, "estimates"]
-    shown = {"item": "oak", "count": 7.0, "standard_error": 0.0, "low": 7.0, "significant": True}
-    assert data["estimates"][0].items() >= shown.items()
+    first = {"item": "oak", "count": 7.0, "standard_error": 0.0, "low": 7.0, "significant": True}
+    assert data["estimates"][0].items() >= first.items()
     assert "oak" in repr(release)
 
 
