@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -282,6 +282,15 @@ class Release:
         return f"epsilon {self.privacy.epsilon:g}{each}, delta {self.privacy.delta:g}"
 
 
+class _Panel(NamedTuple):
+    """One set of bars, from top to bottom."""
+
+    labels: Sequence[str]
+    values: F64
+    errors: Any
+    title: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EstimateRelease(Release, ABC):
     """A release of estimates with intervals, one row each."""
@@ -321,21 +330,33 @@ class EstimateRelease(Release, ABC):
     def _bars(
         self, labels: Sequence[str], values: F64, errors: Any, meaning: str, path: Any
     ) -> Any:
+        return self._panels([_Panel(labels, values, errors)], meaning, path)
+
+    def _panels(self, panels: Sequence[_Panel], meaning: str, path: Any) -> Any:
+        """Bars, side by side."""
         try:
             from matplotlib.figure import Figure
         except ImportError as problem:
             raise SfumatoError(
                 "plots need matplotlib", hint='pip install "sfumato[plot]"'
             ) from problem
-        count = len(labels)
-        figure = Figure(figsize=(7, 0.28 * count + 1.6), layout="constrained")
-        axes = figure.add_subplot()
-        axes.barh(range(count), values, xerr=errors, color="#8a9bb5", ecolor="#2f3b52", capsize=2)
-        axes.set_yticks(range(count), labels, parse_math=False)  # items may have dollar signs
-        axes.invert_yaxis()
-        axes.set_xlabel(f"{meaning} (bars: 95% intervals)")
-        axes.set_title(self._promise(), fontsize=9, loc="left")
-        axes.spines[["top", "right"]].set_visible(False)
+        most, number = max(len(panel.labels) for panel in panels), len(panels)
+        figure = Figure(
+            figsize=(7 if number == 1 else 4 * number, 0.28 * most + 1.6), layout="constrained"
+        )
+        for place, panel in enumerate(panels, start=1):
+            rows = range(len(panel.labels))
+            axes = figure.add_subplot(1, number, place)
+            axes.barh(
+                rows, panel.values, xerr=panel.errors,
+                color="#8a9bb5", ecolor="#2f3b52", capsize=2,
+            )  # fmt: skip
+            axes.set_yticks(rows, panel.labels, parse_math=False)  # items may have dollar signs
+            axes.invert_yaxis()
+            axes.set_xlabel(f"{meaning} (bars: 95% intervals)")
+            title = f"{panel.title}: {self._promise()}" if panel.title else self._promise()
+            axes.set_title(title, fontsize=9, loc="left", parse_math=False)
+            axes.spines[["top", "right"]].set_visible(False)
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure
@@ -349,7 +370,7 @@ class CountRelease(EstimateRelease):
     for at most `items_per_device` of its items. `low` and `high` cover the count with a probability
     of at least 95%, whatever it is, given that the item is shown; those of sketches and hashed
     reports cover about 95% of (item, run) pairs (docs/concepts/intervals.md). If zero is possible,
-    `low` is at most zero.
+    `low` is at most zero. With `segments`, there is one answer after another (`of_segment`).
     """
 
     items: pa.Array
@@ -358,11 +379,13 @@ class CountRelease(EstimateRelease):
     low: F64
     high: F64
     significant: Bool  # held by somebody, at a family-wise level of 5% over all items
+    segments: pa.Array | None = None  # of each row, if the study has segments
 
     def frame(self) -> pa.Table:
-        """One row per item, largest first."""
+        """One row per item, largest first; with a column of segments, if the study has them."""
         return pa.table(
             {
+                **({} if self.segments is None else {"segment": self.segments}),
                 "item": self.items,
                 "count": self.counts,
                 "standard_error": self.standard_error,
@@ -375,12 +398,43 @@ class CountRelease(EstimateRelease):
     def plot(self, *, top: int = 20, path: str | Path | None = None) -> Any:
         """Bars with error bars for the `top` items; needs the extra `sfumato[plot]`.
 
-        Returns the matplotlib figure, and writes it to `path` (PNG, SVG, PDF) if given.
+        Segments are side by side. Returns the matplotlib figure, and writes it to `path` (PNG, SVG,
+        PDF) if given.
         """
+        panels = [answer._panel(name, top) for name, answer in self.by_segment().items()]
+        return self._panels(panels, "devices", path)
+
+    def _panel(self, title: str, top: int) -> _Panel:
         count = min(top, len(self))
         labels = [str(item) for item in self.items[:count].to_pylist()]
         errors = np.maximum([self.counts - self.low, self.high - self.counts], 0)[:, :count]
-        return self._bars(labels, self.counts[:count], errors, "devices", path)
+        return _Panel(labels, self.counts[:count], errors, title)
+
+    def by_segment(self) -> dict[str, CountRelease]:
+        """The answer of each segment; without segments, the only one, under an empty name."""
+        names = self.study.get("segments", ())
+        return {name: self.of_segment(name) for name in names} if names else {"": self}
+
+    def of_segment(self, segment: str) -> CountRelease:
+        """The same release with the rows of one segment."""
+        names = self.study.get("segments", ())
+        if self.segments is None or segment not in names:
+            raise SpecError(
+                f"a segment must be one of the study's ({', '.join(names) or 'it has none'}); "
+                f"got {segment}"
+            )
+        rows = np.flatnonzero(np.array(self.segments.to_pylist(), dtype=object) == segment)
+        places = pa.array(rows, type=pa.int64())
+        return replace(
+            self,
+            items=self.items.take(places),
+            segments=self.segments.take(places),
+            counts=self.counts[rows],
+            standard_error=self.standard_error[rows],
+            low=self.low[rows],
+            high=self.high[rows],
+            significant=self.significant[rows],
+        )
 
     @classmethod
     def _own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -391,6 +445,9 @@ class CountRelease(EstimateRelease):
 
         return {
             "items": pa.array([row["item"] for row in rows], type=pa.string()),
+            "segments": pa.array([row["segment"] for row in rows], type=pa.string())
+            if data["study"].get("segments")
+            else None,
             "counts": column("count"),
             "standard_error": column("standard_error"),
             "low": column("low"),
@@ -402,11 +459,18 @@ class CountRelease(EstimateRelease):
         return len(self.counts)
 
     def __repr__(self) -> str:
-        rows = min(10, len(self))
         lines = [f"Release: {len(self):,} items, {self.cost.devices:,} devices; {self._promise()}"]
+        for name, answer in self.by_segment().items():
+            lines += [name] if name else []
+            lines += answer._lines()
+        return "\n".join(lines)
+
+    def _lines(self) -> list[str]:
+        """The largest counts, one line each."""
+        rows = min(10, len(self))
         names = [str(item)[:32] for item in self.items[:rows].to_pylist()]
         width = max([len(name) for name in names], default=0)
-        lines += [
+        lines = [
             f"  {name:<{width}}  {count:>14,.1f}  ({low:,.1f} … {high:,.1f})"
             for name, count, low, high in zip(
                 names, self.counts[:rows], self.low[:rows], self.high[:rows], strict=True
@@ -414,7 +478,7 @@ class CountRelease(EstimateRelease):
         ]
         if len(self) > rows:
             lines.append(f"  … and {len(self) - rows:,} more; frame() has them all")
-        return "\n".join(lines)
+        return lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
