@@ -123,10 +123,10 @@ class SqliteBox:
     overwritten.
 
     With a `key` of 32 bytes, such as one from the platform's keystore, the state and unfinished
-    rounds are sealed: nobody can read or change them without it. A box that was written without a
-    key is sealed when it is opened with one. Not sealed are what everybody can download
-    (dictionaries, models) and the names of studies with an unfinished round; and an older copy of
-    the file is a valid box, as before.
+    rounds are sealed: nobody can read or change them without it. `seal` seals a box that was
+    written without a key. Not sealed are what everybody can download (dictionaries, models) and the
+    names of studies with an unfinished round; and an older copy of the file is a valid box, as
+    before.
     """
 
     def __init__(self, path: Path | str, key: bytes | None = None) -> None:
@@ -144,10 +144,28 @@ class SqliteBox:
                 self._connection.execute("PRAGMA secure_delete = ON")
                 for table in TABLES:
                     self._connection.execute(table)
-            self._seal_all()
+            self.read()  # raises if the key is another
         except StoreError:
             self._connection.close()
             raise
+
+    @classmethod
+    def seal(cls, path: Path | str, key: bytes) -> None:
+        """Seal a box that was written without a key: once, when an app starts to use one."""
+        seal, box = _Seal(key), cls(path)
+        try:
+            with box.transaction():
+                state = box.read()
+                studies = box._connection.execute("SELECT study FROM round").fetchall()
+                rounds = {study: box.round(study) for (study,) in studies}
+                box._seal = seal
+                if state is not None:
+                    box.write(state)
+                for study, progress in rounds.items():
+                    assert progress is not None  # just listed, in this transaction
+                    box.keep_round(study, *progress)
+        finally:
+            box.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -199,7 +217,7 @@ class SqliteBox:
             return None
         state, message = row
         text = self._opened(f"round of {study}", state).decode()
-        if isinstance(state, bytes):  # both are sealed, or neither
+        if self._seal is not None:
             message = self._opened(f"message of {study}", message)
         return text, bytes(message)
 
@@ -252,36 +270,21 @@ class SqliteBox:
         return self._seal.close(place, value.encode() if isinstance(value, str) else value)
 
     def _opened(self, place: str, value: str | bytes) -> bytes:
-        """The value in the file; sealed ones are bytes."""
-        if isinstance(value, str):
+        """The value in the file: text, or bytes if it is sealed."""
+        if self._seal is None and isinstance(value, str):
             return value.encode()
         try:
-            if self._seal is not None:
+            if self._seal is not None and isinstance(value, bytes):
                 return self._seal.open(place, value)
         except (InvalidTag, ValueError):  # ValueError: it is too short
             pass
         raise StoreError(
-            f"the device's box at {self._path} is sealed; "
-            + ("its key is another, or the file has changed" if self._seal else "it needs its key"),
-            hint="open it with the key that it was sealed with",
+            f"the device's box at {self._path} must be "
+            + ("opened with its key" if self._seal is None else "sealed with this key")
+            + f"; it is {'sealed' if isinstance(value, bytes) else 'not sealed'}",
+            hint="if it was always open, SqliteBox.seal seals it; if it was sealed, somebody may "
+            "have changed it",
         )
-
-    def _seal_all(self) -> None:
-        """Check the key, and seal what was written without one."""
-        if self._seal is None:
-            return
-        with self.transaction():
-            state = self.read()
-            with self._as_store_errors():
-                studies = self._connection.execute(
-                    "SELECT study FROM round WHERE typeof(state) = 'text'"
-                ).fetchall()
-            if state is not None:
-                self.write(state)
-            for (study,) in studies:
-                progress = self.round(study)
-                assert progress is not None  # just listed, in this transaction
-                self.keep_round(study, *progress)
 
     @contextmanager
     def _as_store_errors(self) -> Iterator[None]:
