@@ -907,7 +907,6 @@ def test_a_task_is_kept_as_long_as_its_records(device: Device, server: StandIn) 
     text = device._box.read()
     assert text is not None
     assert list(json.loads(text)["tasks"]) == [HASHED.task.id]
-    ((task_id, data),) = device.log()[0].records
     device.delete()
     text = device._box.read()
     assert text is not None
