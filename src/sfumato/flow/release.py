@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import math
@@ -9,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from sfumato.errors import ImpossibleError, MismatchError, SfumatoError, SpecError
+from sfumato.flow import html, pictures
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.model_terms import PARAMETER_BYTES, digest_of
 from sfumato.flow.task import AnyTask, Task
@@ -282,31 +284,68 @@ class Release:
         return f"epsilon {self.privacy.epsilon:g}{each}, delta {self.privacy.delta:g}"
 
 
-class _Panel(NamedTuple):
-    """One set of bars, from top to bottom."""
-
-    labels: Sequence[str]
-    values: F64
-    errors: Any
-    title: str = ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EstimateRelease(Release, ABC):
     """A release of estimates with intervals, one row each."""
 
-    endings: ClassVar[tuple[str, ...]] = ("json", "csv", "parquet", "png")
+    endings: ClassVar[tuple[str, ...]] = ("json", "csv", "parquet", "png", "html")
 
     @abstractmethod
     def frame(self) -> pa.Table:
         """The estimates as an Arrow table; `.to_pandas()` makes it a data frame."""
 
     @abstractmethod
-    def plot(self, *, top: int = 20, path: str | Path | None = None) -> Any:
+    def plot(self, *, top: int = 20, path: str | Path | None = None, ax: Any = None) -> Any:
         """Bars with error bars for the `top` largest estimates; needs `sfumato[plot]`.
 
-        Returns the matplotlib figure, and writes it to `path` (PNG, SVG, PDF) if given.
+        Returns the matplotlib figure, which notebooks show, and writes it to `path` (PNG, SVG, PDF)
+        if given. With `ax` it draws into these axes of your own figure.
         """
+
+    def to_pandas(self) -> Any:
+        """The estimates as a DataFrame of pandas."""
+        return self.frame().to_pandas()
+
+    def to_polars(self) -> Any:
+        """The estimates as a DataFrame of polars, which must be installed."""
+        try:
+            polars = importlib.import_module("polars")
+        except ImportError as problem:
+            raise SfumatoError("to_polars needs polars", hint="pip install polars") from problem
+        return polars.DataFrame(self.frame())
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The estimates for any library that reads Arrow's stream of batches."""
+        return self.frame().__arrow_c_stream__(requested_schema)
+
+    def _repr_html_(self) -> str:
+        """The largest estimates as bars, the privacy statement and the cost, for notebooks."""
+        return self._html(10, is_open=False)
+
+    def _html(self, most: int | None, *, is_open: bool) -> str:
+        frames = self._frames()
+        tables = {name: html.rows(frame, most) for name, frame in frames.items()}
+        left = sum(map(len, frames.values())) - sum(map(len, tables.values()))
+        cost = [
+            f"{self.cost.devices:,} devices",
+            f"{self.cost.rounds:,} {'round' if self.cost.rounds == 1 else 'rounds'}",
+            f"{self.cost.bytes_per_device:,} bytes per device",
+            f"{self.cost.seconds:,.1f} seconds",
+        ]
+        return html.block(
+            f"{self.study['question']}: {self.cost.devices:,} devices; {self._promise()}",
+            tables,
+            f"… and {left:,} more; frame() has them all" if left else "",
+            [
+                html.details("Privacy", self.privacy.lines, is_open=is_open),
+                html.details("Cost", cost, is_open=is_open),
+                html.details("Notes", self.notes, is_open=is_open),
+            ],
+        )
+
+    def _frames(self) -> dict[str, pa.Table]:
+        """The estimates as tables to show side by side, by name."""
+        return {"": self.frame()}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data; `estimates` lists one record per row of `frame`."""
@@ -314,7 +353,10 @@ class EstimateRelease(Release, ABC):
 
     def export(self, ending: str) -> bytes:
         """JSON has everything; CSV the estimates; Parquet the estimates, with the rest in its
-        metadata; PNG bars with error bars, which need `sfumato[plot]`."""
+        metadata; PNG bars with error bars, which need `sfumato[plot]`; HTML a page to read."""
+        if ending == "html":
+            body = self._html(None, is_open=True)
+            return html.page(f"sfumato: {self.study['question']}", body).encode()
         if ending == "json" or ending not in self.endings:
             return Release.export(self, ending)
         file = io.BytesIO()
@@ -328,35 +370,28 @@ class EstimateRelease(Release, ABC):
         return file.getvalue()
 
     def _bars(
-        self, labels: Sequence[str], values: F64, errors: Any, meaning: str, path: Any
+        self,
+        labels: Sequence[str],
+        values: F64,
+        errors: Any,
+        meaning: str,
+        *,
+        path: str | Path | None,
+        ax: Any,
+        title: str = "",
     ) -> Any:
-        return self._panels([_Panel(labels, values, errors)], meaning, path)
-
-    def _panels(self, panels: Sequence[_Panel], meaning: str, path: Any) -> Any:
-        """Bars, side by side."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as problem:
-            raise SfumatoError(
-                "plots need matplotlib", hint='pip install "sfumato[plot]"'
-            ) from problem
-        most, number = max(len(panel.labels) for panel in panels), len(panels)
-        figure = Figure(
-            figsize=(7 if number == 1 else 4 * number, 0.28 * most + 1.6), layout="constrained"
+        count = len(labels)
+        figure = pictures.figure(7, 0.28 * count + 1.6) if ax is None else ax.figure
+        axes = figure.add_subplot() if ax is None else ax
+        axes.barh(range(count), values, xerr=errors, color="#8a9bb5", ecolor="#2f3b52", capsize=2)
+        axes.set_yticks(  # items may have dollar signs
+            range(count), labels, parse_math=False, fontfamily=pictures.fonts()
         )
-        for place, panel in enumerate(panels, start=1):
-            rows = range(len(panel.labels))
-            axes = figure.add_subplot(1, number, place)
-            axes.barh(
-                rows, panel.values, xerr=panel.errors,
-                color="#8a9bb5", ecolor="#2f3b52", capsize=2,
-            )  # fmt: skip
-            axes.set_yticks(rows, panel.labels, parse_math=False)  # items may have dollar signs
-            axes.invert_yaxis()
-            axes.set_xlabel(f"{meaning} (bars: 95% intervals)")
-            title = f"{panel.title}: {self._promise()}" if panel.title else self._promise()
-            axes.set_title(title, fontsize=9, loc="left", parse_math=False)
-            axes.spines[["top", "right"]].set_visible(False)
+        axes.invert_yaxis()
+        axes.set_xlabel(f"{meaning} (bars: 95% intervals)")
+        promise = f"{title}: {self._promise()}" if title else self._promise()
+        axes.set_title(promise, fontsize=9, loc="left", parse_math=False)
+        axes.spines[["top", "right"]].set_visible(False)
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure
@@ -395,28 +430,45 @@ class CountRelease(EstimateRelease):
             }
         )
 
-    def plot(self, *, top: int = 20, path: str | Path | None = None) -> Any:
-        """Bars with error bars for the `top` items; needs the extra `sfumato[plot]`.
+    def plot(self, *, top: int = 20, path: str | Path | None = None, ax: Any = None) -> Any:
+        """Bars with error bars for the `top` items, those of segments side by side; see
+        `EstimateRelease.plot`."""
+        if self.segments is None:
+            return self._plot(top, path=path, ax=ax)
+        if ax is not None:
+            raise SpecError(
+                "each segment has axes of its own; got axes for all of them",
+                hint="draw one with of_segment(name).plot(ax=…)",
+            )
+        answers = self.by_segment()
+        rows = max(min(top, len(answer)) for answer in answers.values())
+        figure = pictures.figure(4.5 * len(answers), 0.28 * rows + 1.6)
+        for place, (name, answer) in enumerate(answers.items(), start=1):
+            axes = figure.add_subplot(1, len(answers), place)
+            answer._plot(top, path=None, ax=axes, title=name)
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure
 
-        Segments are side by side. Returns the matplotlib figure, and writes it to `path` (PNG, SVG,
-        PDF) if given.
-        """
-        panels = [answer._panel(name, top) for name, answer in self.by_segment().items()]
-        return self._panels(panels, "devices", path)
-
-    def _panel(self, title: str, top: int) -> _Panel:
+    def _plot(self, top: int, *, path: str | Path | None, ax: Any, title: str = "") -> Any:
         count = min(top, len(self))
         labels = [str(item) for item in self.items[:count].to_pylist()]
         errors = np.maximum([self.counts - self.low, self.high - self.counts], 0)[:, :count]
-        return _Panel(labels, self.counts[:count], errors, title)
+        return self._bars(
+            labels, self.counts[:count], errors, "devices", path=path, ax=ax, title=title
+        )
+
+    def _frames(self) -> dict[str, pa.Table]:
+        return {name: answer.frame() for name, answer in self.by_segment().items()}
 
     def by_segment(self) -> dict[str, CountRelease]:
         """The answer of each segment; without segments, the only one, under an empty name."""
-        names = self.study.get("segments", ())
-        return {name: self.of_segment(name) for name in names} if names else {"": self}
+        if self.segments is None:
+            return {"": self}
+        return {name: self.of_segment(name) for name in self.study["segments"]}
 
     def of_segment(self, segment: str) -> CountRelease:
-        """The same release with the rows of one segment."""
+        """The answer of one segment, as a release without segments."""
         names = self.study.get("segments", ())
         if self.segments is None or segment not in names:
             raise SpecError(
@@ -424,11 +476,10 @@ class CountRelease(EstimateRelease):
                 f"got {segment}"
             )
         rows = np.flatnonzero(np.array(self.segments.to_pylist(), dtype=object) == segment)
-        places = pa.array(rows, type=pa.int64())
         return replace(
             self,
-            items=self.items.take(places),
-            segments=self.segments.take(places),
+            items=self.items.take(pa.array(rows, type=pa.int64())),
+            segments=None,
             counts=self.counts[rows],
             standard_error=self.standard_error[rows],
             low=self.low[rows],
@@ -446,7 +497,7 @@ class CountRelease(EstimateRelease):
         return {
             "items": pa.array([row["item"] for row in rows], type=pa.string()),
             "segments": pa.array([row["segment"] for row in rows], type=pa.string())
-            if data["study"].get("segments")
+            if data["study"].get("segments") and (not rows or "segment" in rows[0])
             else None,
             "counts": column("count"),
             "standard_error": column("standard_error"),
@@ -514,14 +565,12 @@ class MeanRelease(EstimateRelease):
             }
         )
 
-    def plot(self, *, top: int = 20, path: str | Path | None = None) -> Any:
-        """Bars with error bars for the `top` largest coordinates; needs `sfumato[plot]`.
-
-        Returns the matplotlib figure, and writes it to `path` (PNG, SVG, PDF) if given.
-        """
+    def plot(self, *, top: int = 20, path: str | Path | None = None, ax: Any = None) -> Any:
+        """Bars with error bars for the `top` largest coordinates; see `EstimateRelease.plot`."""
         places = self._largest(top)
         labels, meaning = [self._name(place) for place in places], "mean of a coordinate"
-        return self._bars(labels, self.mean[places], self.half_width, meaning, path)
+        values = self.mean[places]
+        return self._bars(labels, values, self.half_width, meaning, path=path, ax=ax)
 
     @classmethod
     def _own(cls, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,6 +66,10 @@ def test_answers_are_one_after_another_and_largest_first() -> None:
     french = release.of_segment("fr")
     assert french.items.to_pylist() == ["elm", "fir", "oak"]
     assert french.counts.tolist() == [30.0, 10.0, 0.0]
+    assert "segment" not in french.frame().column_names
+    assert len(french.plot().axes) == 1
+    with pytest.raises(SpecError, match="axes of its own"):
+        release.plot(ax=french.plot().axes[0])
     assert list(release.by_segment()) == ["en", "fr"]
     assert "\nfr\n  elm" in repr(release)
     with pytest.raises(SpecError, match="one of the study's"):
@@ -78,6 +82,8 @@ def test_a_release_with_segments_is_read_back_as_it_was() -> None:
     again = read_release(json.loads(release.to_json()))
     assert isinstance(again, CountRelease)
     assert again.frame() == release.frame()
+    page = release.export("html").decode()
+    assert page.index("<th>en</th>") < page.index("<td>oak</td>") < page.index("<th>fr</th>")
     assert release.export("csv").startswith(b'"segment","item","count"')
     assert [axes.get_title("left") for axes in release.plot().axes] == [
         "en: no differential privacy", "fr: no differential privacy",
