@@ -31,7 +31,7 @@ STUDIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("trust", quick(STUDIES, "central"))
 def test_a_collector_answers_each_segment(trust: str, tmp_path: Path) -> None:
     """Exactly: without noise, or where all 30 reports are true except with probability 1e-6."""
-    values = [pair(*held) for held, count in HELD.items() for _ in range(count)]
+    values = [[pair(*held)] for held, count in HELD.items() for _ in range(count)]
     study = {"question": "frequencies", "devices": 30, "segments": ["en", "fr"], **STUDIES[trust]}
     request = {
         "name": NAME, "purpose": "A test.", "study": study, "items": ["joy", "heart", "kiss"],
