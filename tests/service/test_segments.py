@@ -20,7 +20,7 @@ from sfumato.privacy import SystemRng
 from sfumato.simulation.network_fleet import NetworkFleet
 
 NAME = "Emoji by locale"
-HELD = {("en", "joy"): 12, ("en", "heart"): 6, ("fr", "heart"): 9, ("fr", "kiss"): 3}
+COUNTS = {("en", "joy"): 12, ("en", "heart"): 6, ("fr", "heart"): 9, ("fr", "kiss"): 3}
 STUDIES: dict[str, dict[str, Any]] = {
     "central": {"trust": "central", "epsilon": None},
     "local": {"trust": "local", "epsilon": 20.0, "algorithm": "direct"},
@@ -31,7 +31,7 @@ STUDIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("trust", quick(STUDIES, "central"))
 def test_a_collector_answers_each_segment(trust: str, tmp_path: Path) -> None:
     """Exactly: without noise, or where all 30 reports are true except with probability 1e-6."""
-    values = [[pair(*held)] for held, count in HELD.items() for _ in range(count)]
+    values = [[pair(*place)] for place, count in COUNTS.items() for _ in range(count)]
     study = {"question": "frequencies", "devices": 30, "segments": ["en", "fr"], **STUDIES[trust]}
     request = {
         "name": NAME, "purpose": "A test.", "study": study, "items": ["joy", "heart", "kiss"],
@@ -54,7 +54,7 @@ def test_a_collector_answers_each_segment(trust: str, tmp_path: Path) -> None:
         release = CountRelease.from_dict(stage.client.release(row.id))
         rows = release.frame().to_pylist()
         counts = {(each["segment"], each["item"]): round(each["count"]) for each in rows}
-        assert {held: count for held, count in counts.items() if count} == HELD
+        assert {place: count for place, count in counts.items() if count} == COUNTS
         assert release.study["segments"] == ["en", "fr"]
         check_pages(sign_in_as(stage, "analyst"), row.id)
 

@@ -409,7 +409,7 @@ def public_key(text: str) -> bytes:
 def _record_line(record: dict[str, Any]) -> str:
     """A record of the log in one line: how it was made, and its text."""
     parts = record.get("parts", {"": record})
-    made = [
+    origins = [
         " ".join(
             f"{key} {part[key]}" if key != "algorithm" else f"{name} {part[key]}".strip()
             for key in ("algorithm", "epsilon", "rows", "width")
@@ -418,7 +418,7 @@ def _record_line(record: dict[str, Any]) -> str:
         for name, part in parts.items()
     ]
     head = f"{record['algorithm']}: " if "parts" in record else ""
-    return f"{head}{', '.join(made)}: {record['record']}" if any(made) else record["record"]
+    return f"{head}{', '.join(origins)}: {record['record']}" if any(origins) else record["record"]
 
 
 def _plain(study: OfferedStudy) -> dict[str, Any]:

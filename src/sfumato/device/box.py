@@ -438,8 +438,8 @@ class State:
                 del self.contributions[_campaign(offer, task)]
 
     def to_json(self) -> str:
-        kept = self.outbox.task_ids()
-        tasks = {task_id: text for task_id, text in self.tasks.items() if task_id in kept}
+        present = self.outbox.task_ids()
+        tasks = {task_id: text for task_id, text in self.tasks.items() if task_id in present}
         # States of older versions do not have them:
         later = {"passcodes": self.passcodes, "tasks": tasks}
         return canonical(

@@ -291,10 +291,8 @@ def test_a_page_is_timed_under_the_pattern_of_its_address(stage: Stage, admin: V
 def guest(stage: Stage) -> Iterator[tuple[Visitor, str, str]]:
     """An analyst of one of two studies, and the ids of both."""
     names = ("Guest trees", "Secret birds")
-    known = {study["name"]: study["id"] for study in stage.client.studies()}
-    own, other = (
-        known[name] if name in known else stage.open(name, devices=1_000) for name in names
-    )
+    ids = {study["name"]: study["id"] for study in stage.client.studies()}
+    own, other = (ids[name] if name in ids else stage.open(name, devices=1_000) for name in names)
     _, token = tokens.create(
         stage.collector.store, role="analyst", name="Ann", days=1, studies=[own]
     )

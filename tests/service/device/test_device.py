@@ -827,17 +827,17 @@ def test_the_log_shows_each_record_as_figure_3_does(device: Device, server: Stan
     device.record("Street trees", "oak", NOON)
     device.send(LATER)
     (entry,) = device.log()
-    shown = [device.explain(task_id, data) for task_id, data in entry.records]
-    for record in shown:
+    views = [device.explain(task_id, data) for task_id, data in entry.records]
+    for record in views:
         assert record["algorithm"] == "count_mean_sketch"
         assert record["record"].startswith(f"{record['row']},")
     text = json.dumps(
         {
             "key": entry.study,
             "parameters": {
-                "epsilon": shown[0]["epsilon"], "k": shown[0]["rows"], "m": shown[0]["width"]
+                "epsilon": views[0]["epsilon"], "k": views[0]["rows"], "m": views[0]["width"]
             },
-            "records": [record["record"] for record in shown],
+            "records": [record["record"] for record in views],
         }
     )  # fmt: skip
     key, sketch, records = read_apple_records(text, seed=7)
@@ -870,10 +870,10 @@ def test_the_row_in_the_log_is_that_of_the_record(
     (entry,) = device.log()
     assert entry.state == "waiting"
     ((task_id, data),) = entry.records
-    shown = device.explain(task_id, data)
+    view = device.explain(task_id, data)
     cells = 56 if name == "hashed" else 2 * 128
     row = int.from_bytes(data, "little") // cells
-    assert shown == {
+    assert view == {
         "algorithm": kind,
         "epsilon": 4.0,
         "rows": offer.task.randomizer.rows,
@@ -887,14 +887,14 @@ def test_words_and_tables_are_in_the_log_with_their_parts(device: Device, server
     agreed(device, server, WORDS, central(server))
     device.record("New words", "oaks", NOON)
     device.record("Trusted trees", "oak", NOON)
-    shown = {}
+    views = {}
     for entry in device.log():
         ((task_id, data),) = entry.records
-        shown[entry.study] = device.explain(task_id, data)
-        assert shown[entry.study]["record"] == data.hex()
-    assert shown["New words"]["algorithm"] == "prefix_extension"
-    assert shown["New words"]["parts"]["prefix"]["rows"] == 1024
-    assert (shown["Trusted trees"]["algorithm"], shown["Trusted trees"]["epsilon"]) == (
+        views[entry.study] = device.explain(task_id, data)
+        assert views[entry.study]["record"] == data.hex()
+    assert views["New words"]["algorithm"] == "prefix_extension"
+    assert views["New words"]["parts"]["prefix"]["rows"] == 1024
+    assert (views["Trusted trees"]["algorithm"], views["Trusted trees"]["epsilon"]) == (
         "one_hot",
         None,
     )

@@ -271,9 +271,9 @@ def test_nothing_is_fetched_or_sent_while_the_conditions_do_not_hold(
     assert {request[0] for request in server.requests[before:]} == {"GET", "POST"}
 
 
-@pytest.mark.parametrize(("command", "sent"), [("true", 2), ("false", 0)])
+@pytest.mark.parametrize(("command", "count"), [("true", 2), ("false", 0)])
 def test_a_command_tells_when_to_send(
-    server: StandIn, tmp_path: Path, command: str, sent: int
+    server: StandIn, tmp_path: Path, command: str, count: int
 ) -> None:
     options = ["--home", str(tmp_path), "--server", server.url, "--key", PUBLIC.hex()]
     for arguments in (["offers"], ["consent", "Street trees", "--yes"]):
@@ -283,7 +283,7 @@ def test_a_command_tells_when_to_send(
     run = ["device", "run", "--once", "--json", "--when", command, *options]
     done = CliRunner().invoke(main, run)
     assert done.exit_code == 0, done.output
-    assert len(server.reports) == sent
+    assert len(server.reports) == count
 
 
 def test_a_condition_that_cannot_run_is_an_error(server: StandIn, tmp_path: Path) -> None:
@@ -320,8 +320,8 @@ def test_the_log_prints_each_record_and_how_it_was_made(server: StandIn, tmp_pat
 def test_a_value_is_recorded_with_its_segment(server: StandIn, tmp_path: Path) -> None:
     server.offer(replace(HASHED, segments=("en", "fr")))
     options = ["--home", str(tmp_path), "--server", server.url, "--key", PUBLIC.hex()]
-    shown = CliRunner().invoke(main, ["device", "offers", *options]).output
-    assert "it asks which of these you belong to, too: en, fr" in shown
+    terms = CliRunner().invoke(main, ["device", "offers", *options]).output
+    assert "it asks which of these you belong to, too: en, fr" in terms
     assert CliRunner().invoke(main, ["device", "consent", "Street trees", "--yes", *options])
     record = ["device", "record", "Street trees", "oak", *options]
     assert CliRunner().invoke(main, record).exit_code == 2

@@ -263,14 +263,14 @@ def test_a_sealed_file_that_somebody_changed_is_refused(tmp_path: Path, change: 
 
 
 def test_two_writes_of_one_state_differ(tmp_path: Path) -> None:
-    path, seen = tmp_path / "box.db", set()
+    path, files = tmp_path / "box.db", set()
     box = SqliteBox(path, KEY)
     for _ in range(3):
         with box.transaction():
             box.write("the same")
-        seen.add(path.read_bytes())
+        files.add(path.read_bytes())
     box.close()
-    assert len(seen) == 3
+    assert len(files) == 3
 
 
 @pytest.mark.parametrize("key", [b"", bytes(16), bytes(33), "0" * 32])
