@@ -200,7 +200,8 @@ class Device:
             if offer.task.is_masked:
                 return SkipReason.NOT_ASKED_FOR
             task, outbox, rule = offer.task, state.outbox, offer.rule
-            state.tasks.setdefault(task.id, to_json(task))
+            if task.id not in state.tasks:
+                state.tasks[task.id] = to_json(task)
             privatise = privatiser(offer, value, self._places(offer))
             if not isinstance(task, Task):
                 outcome = outbox.take_part(rule, none_privatiser(task), now=now, rng=self._rng)
