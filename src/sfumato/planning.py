@@ -58,7 +58,7 @@ def _with_segments(planned: Plan) -> Plan:
             for name, share in zip(study.segments, study.segment_shares, strict=True)
         }
     privacy = planned.privacy
-    neighbours = f"{privacy.neighbours}; a value is a segment and an item, and both are protected"
+    neighbours = f"{privacy.neighbours}; a value is a segment and an item together"
     return replace(planned, predicted=predicted, privacy=replace(privacy, neighbours=neighbours))
 
 

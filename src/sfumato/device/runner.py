@@ -64,8 +64,8 @@ class Runner:
         """Fetch offers if it is time, record the files in the spool, send if it is time."""
         self.fetch_offers(now)
         self._record_spool(now)
-        if now >= self._send_at:
-            self._send_at = now + self._jitter(SEND_SECONDS)  # at once would tell when it was let
+        if now >= self._send_at:  # at random times, which do not tell when conditions changed
+            self._send_at = now + self._jitter(SEND_SECONDS)
             if self._may_send():
                 self.activity.sending += self._device.send(now)
 

@@ -67,9 +67,10 @@ class Dictionary:
 
     def crossed(self, segments: Sequence[str]) -> Dictionary:
         """The pairs of each segment with each item, segment by segment (`flow.segments`)."""
+        items = self.items.cast(pa.string())
         pairs = Dictionary(
             pa.concat_arrays(
-                [pc.binary_join_element_wise(name, self.items, SEPARATOR) for name in segments]
+                [pc.binary_join_element_wise(name, items, SEPARATOR) for name in segments]
             )
         )
         pairs.duplicates = self.duplicates
