@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sfumato.errors import StudyError
+from sfumato.flow.segments import LONGEST, is_segment
 from sfumato.privacy import Rng
 from sfumato.secagg.parameters import Mode
 from sfumato.spec import LARGEST_INTEGER, is_silent, later, require, spec, suggestion
@@ -20,6 +21,7 @@ _EVERY = ("question", "trust", "epsilon", "delta", "devices", "dropout", "algori
 _MASKED = ("corrupt", "collector")  # keys of masked sums
 _LISTED = ("dictionary", "dictionary_column", "rounds", "target_error", "bytes_per_device")
 _OUTPUT = ("publish", "threshold")
+_SEGMENTS = ("segments", "segment_shares")
 _SIZES = ("rows", "width", "failure_probability", "preset")
 _OPEN = ("items_per_device", "bytes_per_device", "threshold", "alphabet", "word_length")
 _VECTORS = ("clip", "dimensions", "bytes_per_device", "compression", "relative_error", "top")
@@ -101,9 +103,9 @@ QUESTIONS: dict[str, QuestionFacts] = {
         dictionary="listed",
         in_cohorts=("secure",),
         keys={
-            "local": (*_LISTED, *_OUTPUT, *_SIZES, "daily_reports"),
-            "secure": (*_LISTED, *_OUTPUT, *_SIZES, "items_per_device", "cohorts"),
-            "central": (*_LISTED, *_OUTPUT, *_SIZES, "items_per_device", "cohorts"),
+            "local": (*_LISTED, *_OUTPUT, *_SIZES, *_SEGMENTS, "daily_reports"),
+            "secure": (*_LISTED, *_OUTPUT, *_SIZES, *_SEGMENTS, "items_per_device", "cohorts"),
+            "central": (*_LISTED, *_OUTPUT, *_SIZES, *_SEGMENTS, "items_per_device", "cohorts"),
         },
     ),
     "new_words": QuestionFacts(
@@ -317,6 +319,11 @@ class Study:
     masked: bool = later(False)
     """Lists with trust "central": the collector sees only sums over a cohort, and is trusted to
     release only what passes the threshold."""
+    segments: tuple[str, ...] = later(())
+    """Frequencies: parts of the population with an answer each, such as locales. Devices report
+    their segment and their item as one value (`flow.segments`), so both are protected."""
+    segment_shares: tuple[float, ...] = later(())
+    """The expected share of the devices in each segment, for the plan's errors only."""
     rows: int | None = later(None)
     """Rows (hash functions) of the sketch or table that `algorithm` names; by default from the
     number of items and `failure_probability`, or the best by prediction."""
@@ -426,6 +433,30 @@ class Study:
                 value is None or 0 <= value < 1,
                 f"{name} must be at least 0 and below 1; got {value}",
             )
+        self._check_segments()
+
+    def _check_segments(self) -> None:
+        names, shares = self.segments, self.segment_shares
+        require(
+            len(names) != 1 and len(set(names)) == len(names),
+            f"segments must be two or more names, each once; got {', '.join(names)}",
+            StudyError,
+        )
+        for name in names:
+            require(
+                is_segment(name),
+                f"a segment must be 1 to {LONGEST} printable characters without spaces around "
+                f"them; got {name!r}",
+                StudyError,
+            )
+        require(
+            not shares
+            or (len(shares) == len(names) and min(shares) > 0 and sum(shares) <= 1 + 1e-9),
+            "segment_shares must be one number above 0 for each of the segments, at most 1 "
+            f"together; got {', '.join(f'{share:g}' for share in shares)} for "
+            f"{len(names)} segments",
+            StudyError,
+        )
 
     def _check_preset(self) -> None:
         if self.preset is None:
@@ -529,6 +560,9 @@ class Study:
         values = dict(keys)
         if values["epsilon"] == math.inf:
             values["epsilon"] = None
+        for name in _SEGMENTS:  # a file has lists
+            if isinstance(values.get(name), list):
+                values[name] = tuple(values[name])
         if isinstance(values.get("training"), Mapping):
             values["training"] = _training(values["training"])
         return cls(**values)

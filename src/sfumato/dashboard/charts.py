@@ -18,6 +18,7 @@ class Estimate:
     low: float
     high: float
     is_significant: bool  # whether some device has the item, at the release's level
+    segment: str = ""  # if the study has segments
 
     @property
     def half_width(self) -> float:
@@ -34,6 +35,7 @@ def estimates(rows: Sequence[Mapping[str, Any]]) -> list[Estimate]:
             low=row["low"],
             high=row["high"],
             is_significant=row.get("significant", True),
+            segment=row.get("segment", ""),
         )
         for row in rows
         if row["low"] is not None  # not in the `top` of a mean

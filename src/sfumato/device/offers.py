@@ -71,6 +71,7 @@ class Offer:
     min_version: int = WIRE_VERSION  # the lowest wire version that a device must support
     masked: bool = later(False)  # under trust "central": tables are sent in masked rounds
     passcode: bool = later(False)  # only devices that have the study's passcode take part
+    segments: tuple[str, ...] = later(())  # a value is one of these and an item (`flow.segments`)
 
     def check(self) -> None:
         require(
@@ -123,6 +124,10 @@ class Offer:
         require(
             not self.masked or not (trust.is_local or trust.is_masked),
             f'masked is for trust "central" only; got trust "{self.trust}"',
+        )
+        require(
+            not self.segments or facts.dictionary == "listed",
+            f"segments are for frequencies; got {self.question} with {len(self.segments)}",
         )
         self._check_model()
         if self.dictionary is not None:

@@ -14,6 +14,7 @@ from sfumato.errors import SpecError
 from sfumato.flow.contribute import contribute, local_report, report
 from sfumato.flow.model_terms import ModelTerms, Train
 from sfumato.flow.report import Report
+from sfumato.flow.segments import is_pair
 from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import Rng, bound_contributions
@@ -50,6 +51,7 @@ def privatiser(
     there may be several values; those that fit into a report are drawn at random.
     """
     task = offer.task
+    _check_pairs(offer, value)
     if isinstance(task, Task):
         sealed = table_report(task, offer.keys, value, places)
         return lambda rng: sealed(rng).message
@@ -153,6 +155,7 @@ def masked_table(
     """
     task = offer.task
     assert isinstance(task, Task)  # other tasks are not masked
+    _check_pairs(offer, value)
     if offer.model is None:
         return table(task, offer.keys, value, places)
     if not callable(value):
@@ -207,6 +210,15 @@ def _categories(
     """Each value's place in the dictionary; −1 where it is not listed."""
     assert places is not None  # the offer of such a task names a dictionary
     return np.array([places.get(value, -1) for value in values], dtype=np.int64)
+
+
+def _check_pairs(offer: Offer, value: Value) -> None:
+    """Raise SpecError unless every value of a study with segments has one; the error omits it."""
+    if offer.segments and not all(map(is_pair, _texts(value))):
+        raise SpecError(
+            "a value of this study must be a segment and an item; got an item alone",
+            hint="make it with sfumato.flow.segments.pair",
+        )
 
 
 def _texts(value: Value) -> tuple[str, ...]:

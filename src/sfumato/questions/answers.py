@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sfumato.errors import ImpossibleError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, Privacy
+from sfumato.flow.segments import SEPARATOR
 from sfumato.privacy import debias
 from sfumato.questions.promise import over_all_devices
 from sfumato.questions.question import Participation, Plan
@@ -52,7 +54,8 @@ def listed_release(
     bytes_per_device: int,
     parameters: dict[str, Any],
 ) -> CountRelease:
-    """A release of the dictionary's items, largest first, with counts over all devices asked.
+    """A release of the dictionary's items, largest first, with counts over all devices asked; with
+    segments, one segment after another.
 
     `counts` and `standard_error` are over the respondents, in the dictionary's order; `interval` is
     over all devices asked, given that items with estimates above its argument are shown.
@@ -69,8 +72,16 @@ def listed_release(
         order = order[significant[order]]
         above.append(significant_from)
     low, high = interval(max(above, default=None))
+    items, segments = plan.listed.items, plan.study.segments
+    names = None
+    if segments:  # the dictionary has their items one segment after another
+        places = np.arange(counts.size) // (counts.size // len(segments))
+        order = order[np.argsort(places[order], kind="stable")]
+        names = pa.array(segments).take(pa.array(places[order]))
+        items = pc.list_element(pc.split_pattern(items, SEPARATOR, max_splits=1), 1)
     return CountRelease(
-        items=plan.listed.items.take(pa.array(order, type=pa.int64())),
+        items=items.take(pa.array(order, type=pa.int64())),
+        segments=names,
         counts=counts[order],
         standard_error=error[order],
         low=np.minimum(low, counts)[order],  # an estimate may be an impossible count

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from browsing import Stage, falling_counts, values_of
+from browsing import TREES, Stage, falling_counts, values_of
 from questioning import EXAMPLES
 from service.dashboard.test_new_study import NEW, plan_digest
 from service.dashboard.test_pages import page_text
@@ -172,3 +172,15 @@ def test_with_trust_local_errors_are_compared_for_rare_items(stage: Stage, admin
     page = page_text(admin.get(f"/dashboard/studies/{study}").text)
     expected = release["plan"]["predicted"]["standard_error"]
     assert f"Standard error of a rare item {rough(expected)} {rough(min(errors))}" in page
+
+
+def test_the_plan_of_segments_says_how_much_it_errs_in_each(admin: Visitor) -> None:
+    study_keys = keys("frequencies", "local")
+    segments = {"segments": ["en", "fr"], "segment_shares": [0.8, 0.2]}
+    fields = {name: str(value) for name, value in study_keys.items()}
+    fields |= {"name": "Any", "purpose": "Any.", "items": "\n".join(TREES)}
+    fields["toml"] = "\n".join(f"{name} = {json.dumps(value)}" for name, value in segments.items())
+    page = page_text(admin.post(NEW, fields).text)
+    predicted = plan({**study_keys, **segments}, items=TREES).predicted
+    for name, share in predicted["standard_error_share_of_segment"].items():
+        assert f"Standard error, as a share of {name} {rough(share)}" in page

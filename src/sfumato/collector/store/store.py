@@ -94,6 +94,10 @@ class TokenRow:
     name: str
     role: str  # admin or analyst
     expires: int  # in seconds since 1970
+    studies: str | None = None  # the ids of those it may see, with commas; None: all
+
+    def may_see(self, study_id: str) -> bool:
+        return self.studies is None or study_id in self.studies.split(",")
 
 
 _STUDY = ", ".join(field.name for field in fields(StudyRow))
