@@ -135,7 +135,8 @@ def simulate(
     )
     release = sized.answer(campaign, planned, participation)
     if sized.items_per_device is not None and population.owners is not None:
-        release = replace(release, notes=(*release.notes, bounding_note(sized.items_per_device)))
+        note = bounding_note(sized.items_per_device, copies=study.count == "copies")
+        release = replace(release, notes=(*release.notes, note))
     release = release.timed(time.perf_counter() - started, TIME)
     return release if seed is None else _with_exception(release, SEEDED_NOISE)
 
