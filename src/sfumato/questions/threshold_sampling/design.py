@@ -22,7 +22,7 @@ from sfumato.flow.release import CountRelease, NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of
 from sfumato.flow.task import Task, bits_for, most_devices
 from sfumato.privacy import ListedAbove, Rng
-from sfumato.privacy.intervals import NoiseLaw, of_sums
+from sfumato.privacy.intervals import of_estimates
 from sfumato.privacy.listing import DETECTION_SHARE, without_promise
 from sfumato.questions import guarantees
 from sfumato.questions.answers import check_finished, detectable_note, discovered_release
@@ -196,12 +196,13 @@ class ThresholdSamplingDesign(ListDefaults):
             "detectable_count": detectable,
             "tables_not_listed": campaign.unread,
         }
-        counts, error, interval = found.counts, found.standard_error, found.interval(devices)
         if self.counts is not None and len(found.items):
             estimates = campaign.estimates(found.items)
             counts, error = estimates.counts, estimates.standard_error
             interval = estimates.interval(devices)
             parameters |= {"counts_decoder": estimates.decoder}
+        else:
+            counts, error, interval = found.counts, found.standard_error, found.interval(devices)
         order = np.argsort(-counts, kind="stable")
         return discovered_release(
             plan,
@@ -245,8 +246,8 @@ class Found:
         """95% intervals for counts over all `devices`, given that an item is in enough samples.
 
         All repetitions together are one sample of as many times the copies, at the rate
-        1/sampling_threshold. Devices that do not answer are missing from every repetition, so their
-        part of the variance counts so many times."""
+        1/sampling_threshold, by a normal law. Devices that do not answer are missing from every
+        repetition, so their part of the variance counts so many times."""
         if not self.respondents:
             return np.zeros(0), np.zeros(0)
         times, rate = self.design.repetitions, 1 / self.design.sampling_threshold
@@ -255,10 +256,9 @@ class Found:
         if answering < 1:
             missing = times * each * (1 - answering) * rate
             per_device = int(np.ceil((1 - rate + missing) / (1 - answering * rate)))
-        low, high = of_sums(
-            np.rint(self.totals * rate).astype(np.int64), NoiseLaw.none(),
-            devices=times * devices, respondents=times * self.respondents, rate=rate,
-            per_device=per_device, above=guarantees.votes_needed(times),
+        low, high = of_estimates(
+            self.totals, 0.0, devices=times * devices, respondents=times * self.respondents,
+            rate=rate, per_device=per_device, above=guarantees.votes_needed(times) / rate,
         )  # fmt: skip
         return low / times, high / times
 
