@@ -16,6 +16,7 @@ from sfumato.study import QUESTIONS, QuestionFacts
 LISTED = ("oak", "elm", "fir")
 WORDS = {"alphabet": "aefhiklmorsx", "word_length": 3}
 TABLES = {"algorithm": "invertible_sketch"}
+COPIES = {"count": "copies", "items_per_device": 2}
 MASKED = {"dropout": 0.05, "corrupt": 0.05}
 CASES = [
     Case(question="frequencies", trust="central", items=LISTED),
@@ -32,6 +33,7 @@ CASES = [
         trust="central",
         keys={"bytes_per_device": 20_000, "masked": True, **MASKED},
     ),
+    Case(question="heavy_hitters", trust="central", keys=COPIES),
     Case(question="heavy_hitters", trust="secure", keys=WORDS | MASKED),
     Case(question="histogram", trust="central"),
     Case(question="histogram", trust="central", keys={"bytes_per_device": 60_000, **TABLES}),

@@ -37,6 +37,10 @@ OTHER: dict[str, Any] = {  # a value of each key that is not its default
     "relative_error": 0.2,
     "top": 3,
     "masked": True,
+    "count": "copies",
+    "failure_probability": 0.1,
+    "repetitions": 5,
+    "sampling_threshold": 2.0,
 }
 PAIRS = [
     (question, trust)

@@ -235,7 +235,7 @@ class PaperSizes:
     @property
     def repetitions(self) -> int:
         """b of algorithm 2."""
-        return math.ceil(10 * self._log)
+        return math.ceil(10 * self.logarithm)
 
     @property
     def keys(self) -> int:
@@ -254,7 +254,7 @@ class PaperSizes:
     @property
     def rows(self) -> int:
         """b of algorithm 3."""
-        return math.ceil(self._log)
+        return math.ceil(self.logarithm)
 
     @property
     def words(self) -> int:
@@ -262,7 +262,8 @@ class PaperSizes:
         return self.repetitions * WORDS_PER_KEY * self.keys
 
     @property
-    def _log(self) -> float:
+    def logarithm(self) -> float:
+        """ln(4mnR/(tau·beta)), and at least 1."""
         most = 4 * self.items * self.rounds / (self.threshold * self.failure_probability)
         return max(math.log(most), 1.0)
 

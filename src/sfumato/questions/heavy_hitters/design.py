@@ -484,11 +484,11 @@ def slack(items_per_device: int, statistic: float, failure: float) -> int:
     return math.ceil(items_per_device / statistic * math.log(4 / failure))
 
 
-def most_sampled(items: int, rate: float) -> int:
-    """A number of items that a sample exceeds with probability at most 2**-40 (Bernstein)."""
+def most_sampled(items: int, rate: float, *, tail_bits: int = TAIL_BITS) -> int:
+    """A number of items that a sample exceeds with probability at most 2**-tail_bits (Bernstein)."""
     if rate == 1:
         return items
-    mean, log = items * rate, TAIL_BITS * math.log(2)
+    mean, log = items * rate, tail_bits * math.log(2)
     return min(items, math.ceil(mean + math.sqrt(2 * mean * log) + log))
 
 

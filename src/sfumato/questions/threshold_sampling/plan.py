@@ -15,7 +15,7 @@ from sfumato.questions import guarantees
 from sfumato.questions.answers import with_sampling
 from sfumato.questions.frequencies.design import FrequencyDesign, Mode
 from sfumato.questions.frequencies.plan import round_warnings, secure_of
-from sfumato.questions.heavy_hitters.design import TAIL_BITS, most_in_round, most_sampled
+from sfumato.questions.heavy_hitters.design import most_in_round, most_sampled
 from sfumato.questions.heavy_hitters.plan import (
     LONGEST_ITEM,
     histogram_errors,
@@ -32,6 +32,7 @@ from sfumato.study import Study
 
 FAILURE = 0.05  # unless the study says otherwise
 WORD_BITS = 16  # the paper's unit of communication
+_TAIL_BITS = 10  # a sample has more keys than its table is made for once in 2**10 times
 _WRONG = 0.01  # share of the failure for wrong keys
 
 
@@ -173,7 +174,7 @@ def _names(study: Study, items: int, failure: float | None) -> tuple[dict[str, A
     total = float(items * rounds)
     sampling = study.sampling_threshold or max(math.floor(threshold) / 2, 1.0)
     keys, rate = keys_of(study, LONGEST_ITEM), 1 / sampling
-    most = most_sampled(items, rate) + (rate < 1)
+    most = most_sampled(items, rate, tail_bits=_TAIL_BITS) + (rate < 1)
     repetitions = study.repetitions
     rows, width = capacity.sized(most, guarantees.UNREAD / 2)
     if study.paper_mode:
@@ -200,12 +201,14 @@ def _names(study: Study, items: int, failure: float | None) -> tuple[dict[str, A
         )
     value_bits = 0
     if study.count == "copies" and study.items_per_device > sampling:
-        value_bits = (UNITS * (math.ceil(sampling * most) + items)).bit_length()
+        value_bits = (
+            UNITS * (math.ceil(sampling * most_sampled(items, rate)) + items)
+        ).bit_length()
     sketch, wrong = _sketch(
-        keys, rows, width, most, value_bits,
+        keys, rows, width, most, most_sampled(items, rate), value_bits,
         _WRONG * (failure or FAILURE) / (repetitions * rounds),
     )  # fmt: skip
-    unread = 2.0**-TAIL_BITS + capacity.failure_bound(most, rows, width) + wrong
+    unread = 2.0**-_TAIL_BITS + capacity.failure_bound(most, rows, width) + wrong
     bound = guarantees.list_failure(
         total, threshold, sampling_threshold=sampling, repetitions=repetitions, unread=unread,
         wrong=repetitions * rounds * wrong,
@@ -219,10 +222,16 @@ def _names(study: Study, items: int, failure: float | None) -> tuple[dict[str, A
 
 
 def _sketch(
-    keys: TextKeys | WordKeys, rows: int, width: int, most: int, value_bits: int, allowed: float
+    keys: TextKeys | WordKeys,
+    rows: int,
+    width: int,
+    most: int,
+    insertions: int,
+    value_bits: int,
+    allowed: float,
 ) -> tuple[InvertibleSketch, float]:
     """A table with enough check bits, and its expected number of wrong keys."""
-    count_bits = max(1, most.bit_length())
+    count_bits = max(1, insertions.bit_length())
     for check_bits in range(max(2, count_bits - 1), 45):
         if value_bits + count_bits + check_bits > 60:
             break
@@ -230,7 +239,7 @@ def _sketch(
             keys=keys, rows=rows, width=width, count_bits=count_bits, value_bits=value_bits,
             check_bits=check_bits, seed=0,
         )  # fmt: skip
-        wrong = sketch.wrong_keys(most, most) + sketch.collisions(most)
+        wrong = sketch.wrong_keys(most, insertions) + sketch.collisions(most)
         if wrong <= allowed:
             return sketch, wrong
     raise ImpossibleError(
@@ -287,7 +296,7 @@ def _errors(study: Study, design: ThresholdSamplingDesign) -> dict[str, float]:
 
 
 def _most_keys(design: ThresholdSamplingDesign, items: int) -> int:
-    return most_sampled(items, 1 / design.sampling_threshold)
+    return most_sampled(items, 1 / design.sampling_threshold, tail_bits=_TAIL_BITS)
 
 
 def _privacy(study: Study, design: ThresholdSamplingDesign) -> Privacy:
