@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -61,8 +62,12 @@ def exact_delta(mechanism: ListedAbove, epsilon: float, splits: list[tuple[int, 
     """The largest divergence in both directions."""
     masses = exact.masses(mechanism.noise, mechanism.scale, REACH)
     worst, factor = 0.0, math.exp(epsilon)
+    choose: Iterable[tuple[int, ...]]
     for split in splits:
-        for others in itertools.product(OTHERS, repeat=len(split)):
+        choose = itertools.product(OTHERS, repeat=len(split))
+        if len(set(split)) == 1:  # items alike: their order does not matter
+            choose = itertools.combinations_with_replacement(OTHERS, len(split))
+        for others in choose:
             present, absent = np.ones(1), np.ones(1)
             for own, count in zip(split, others, strict=True):
                 present = np.multiply.outer(present, law(mechanism, count + own, masses)).ravel()

@@ -485,7 +485,8 @@ def slack(items_per_device: int, statistic: float, failure: float) -> int:
 
 
 def most_sampled(items: int, rate: float, *, tail_bits: int = TAIL_BITS) -> int:
-    """A number of items that a sample exceeds with probability at most 2**-tail_bits (Bernstein)."""
+    """A number of items that a sample exceeds with probability at most 2**-tail_bits, by
+    Bernstein's inequality."""
     if rate == 1:
         return items
     mean, log = items * rate, tail_bits * math.log(2)
