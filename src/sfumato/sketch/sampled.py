@@ -181,11 +181,11 @@ class SampledTables:
             amounts = None
             if self.tables.value_bits:
                 amounts = part.values
-                kept = (amounts == UNITS * self.threshold) | (
+                sampled = (amounts == UNITS * self.threshold) | (
                     (amounts > UNITS * self.threshold) & (amounts % UNITS == 0)
                 )
                 most = values if self.copies else 1
-                if not kept.all() or (amounts > UNITS * max(self.threshold, most)).any():
+                if not sampled.all() or (amounts > UNITS * max(self.threshold, most)).any():
                     return False
             again = self.sketch(number).encode_keys(part.keys, None, amounts)
             if not np.array_equal(again & mask, whole[number] & mask):

@@ -43,13 +43,13 @@ def test_the_bound_of_a_list_is_the_binomial_tail_of_the_worst_items(repetitions
     )
     chance = np.random.default_rng([SEED, repetitions])
     runs, needed = 2_000, guarantees.votes_needed(repetitions)
-    kept = chance.binomial(threshold, 1 / sampling, (runs, heavy, repetitions)) > 0
+    votes = chance.binomial(threshold, 1 / sampling, (runs, heavy, repetitions)) > 0
     wrong = chance.binomial(threshold // 10, 1 / sampling, (runs, light, repetitions)) > 0
-    failed = (kept.sum(2) < needed).any(1) | (wrong.sum(2) >= needed).any(1)
+    failed = (votes.sum(2) < needed).any(1) | (wrong.sum(2) >= needed).any(1)
     assert stats.binom.sf(int(failed.sum()) - 1, runs, bound) > 1e-6
     # A threshold sample that keeps half as many would break the bound: the control.
-    kept = chance.binomial(threshold, 0.3 / sampling, (runs, heavy, repetitions)) > 0
-    failed = (kept.sum(2) < needed).any(1)
+    votes = chance.binomial(threshold, 0.3 / sampling, (runs, heavy, repetitions)) > 0
+    failed = (votes.sum(2) < needed).any(1)
     assert bound == 1 or stats.binom.sf(int(failed.sum()) - 1, runs, bound) < 1e-6
 
 

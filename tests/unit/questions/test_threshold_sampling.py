@@ -71,8 +71,8 @@ def test_two_devices_with_five_oaks_each_have_ten(keys: dict[str, Any]) -> None:
 def test_a_sample_of_everything_has_every_item_above_a_tenth_of_the_threshold() -> None:
     study = OPEN | {"threshold": 5, "sampling_threshold": 1.0, "items_per_device": 5}
     data = fleet({"oak": 10, "elm": 1}, copies=5)
-    found = released(study | {"count": "copies"}, data, device_column="device")
-    assert found == {"oak": 10.0, "elm": 1.0}
+    listed = released(study | {"count": "copies"}, data, device_column="device")
+    assert listed == {"oak": 10.0, "elm": 1.0}
     assert released(study, data, device_column="device") == {"oak": 2.0, "elm": 1.0}
 
 
@@ -115,11 +115,11 @@ def test_a_plan_for_copies_says_so() -> None:
 def test_common_items_are_listed_and_rare_ones_are_not(question: str, keys: dict[str, Any]) -> None:
     each = keys.get("items_per_device", 1)
     study = OPEN | {"question": question, **keys}
-    found = released(study, fleet(COUNTS, each), device_column="device")
-    assert {"oak", "elm", "ash"} <= found.keys()
-    assert not any(COUNTS[item] <= LIGHT * 40 for item in found)
+    listed = released(study, fleet(COUNTS, each), device_column="device")
+    assert {"oak", "elm", "ash"} <= listed.keys()
+    assert not any(COUNTS[item] <= LIGHT * 40 for item in listed)
     if question == "histogram":
-        assert all(abs(count - COUNTS[item]) <= 40 for item, count in found.items())
+        assert all(abs(count - COUNTS[item]) <= 40 for item, count in listed.items())
 
 
 @pytest.mark.parametrize("question", ["heavy_hitters", "histogram"])
@@ -275,8 +275,8 @@ def test_the_example_studies_of_the_paper_list_what_is_common(path: Path) -> Non
         assert dict(zip(release.items.to_pylist(), release.counts, strict=True)) == {"oak": 11.0}
         return
     release = sfumato.simulate(path, EXAMPLES / "001-words.csv", count_column="devices", seed=SEED)
-    found = release.items.to_pylist()
-    assert {"weather", "news", "trains"} <= {*found}
-    assert not {"tides", "my own name"} & {*found}
+    listed = release.items.to_pylist()
+    assert {"weather", "news", "trains"} <= {*listed}
+    assert not {"tides", "my own name"} & {*listed}
     if path.stem not in ("001-adaptive", "001-fixed"):  # their estimates may be below the threshold
-        assert {*LISTED} <= {*found}
+        assert {*LISTED} <= {*listed}

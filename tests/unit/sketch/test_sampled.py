@@ -30,13 +30,13 @@ def amounts(sketch: SampledTables, table: np.ndarray) -> list[dict[str, float]]:
 
 def test_an_item_with_many_copies_stays_and_one_with_few_becomes_the_threshold_or_nothing() -> None:
     items = ["oak"] * 4 + ["elm"] * 2 + ["ash"]
-    seen: set[tuple[str, float]] = set()
+    results: set[tuple[str, float]] = set()
     for seed in range(12):
         table = SKETCH.draw(items, owners=np.zeros(7, dtype=np.int64), rng=SeededRng(seed))
         for listed in amounts(SKETCH, table):
             assert listed["oak"] == 4.0  # at least the threshold: always kept, as it is
-            seen |= set(listed.items())
-    assert seen == {("oak", 4.0), ("elm", 2.5), ("ash", 2.5)}
+            results |= set(listed.items())
+    assert results == {("oak", 4.0), ("elm", 2.5), ("ash", 2.5)}
 
 
 def test_samples_are_unbiased_with_the_papers_variance() -> None:

@@ -167,11 +167,11 @@ def check_threshold(study: Study, mechanism: ListedAbove, also: str = "") -> int
     answering = 1 - study.expected_dropout
     least = mechanism.detectable(answering=answering)
     if study.epsilon is not None and study.threshold and least > study.threshold:
-        held, unit = "that so many devices hold", "devices"
+        which, unit = "that so many devices hold", "devices"
         if mechanism.copies:
-            held, unit = "with so many copies", "copies"
+            which, unit = "with so many copies", "copies"
         raise ImpossibleError(
-            f"threshold {study.threshold:g} asks for all items {held}; with "
+            f"threshold {study.threshold:g} asks for all items {which}; with "
             f"epsilon {study.epsilon:g} and delta {study.delta:g} they are found from {least:,} "
             f"{unit} up",
             hint=f"set threshold to {least}, or raise epsilon{also} or delta",

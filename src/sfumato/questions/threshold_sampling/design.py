@@ -185,7 +185,7 @@ class ThresholdSamplingDesign(ListDefaults):
         self, campaign: ThresholdSamplingCampaign, plan: Plan, participation: Participation
     ) -> CountRelease:
         check_finished(campaign, participation)
-        found, respondents = campaign.found(), campaign.respondents
+        majority, respondents = campaign.majority(), campaign.respondents
         devices = max(participation.devices, respondents)
         detectable = self.detectable(min(respondents / devices, 1.0))
         notes = [
@@ -196,18 +196,22 @@ class ThresholdSamplingDesign(ListDefaults):
             "detectable_count": detectable,
             "tables_not_listed": campaign.unread,
         }
-        if self.counts is not None and len(found.items):
-            estimates = campaign.estimates(found.items)
+        if self.counts is not None and len(majority.items):
+            estimates = campaign.estimates(majority.items)
             counts, error = estimates.counts, estimates.standard_error
             interval = estimates.interval(devices)
             parameters |= {"counts_decoder": estimates.decoder}
         else:
-            counts, error, interval = found.counts, found.standard_error, found.interval(devices)
+            counts, error, interval = (
+                majority.counts,
+                majority.standard_error,
+                majority.interval(devices),
+            )
         order = np.argsort(-counts, kind="stable")
         return discovered_release(
             plan,
             participation,
-            items=found.items.take(pa.array(order)),
+            items=majority.items.take(pa.array(order)),
             counts=counts[order],
             standard_error=error[order],
             interval=(
@@ -223,7 +227,7 @@ class ThresholdSamplingDesign(ListDefaults):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Found:
+class Majority:
     """Items in at least half of the lists, with what their samples stand for."""
 
     items: pa.Array
@@ -297,7 +301,7 @@ class ThresholdSamplingCampaign(Campaign):
             self._counted.append((sketch.counted(answer.table), answer.count))
         self.respondents += answer.count
 
-    def found(self) -> Found:
+    def majority(self) -> Majority:
         """The items in at least half of the repetitions' lists."""
         size = limbs(self.design.keys.bits) + 1
         pairs = np.concatenate([np.zeros((0, size), dtype=np.uint64), *self._keys])
@@ -309,7 +313,7 @@ class ThresholdSamplingCampaign(Campaign):
         )
         totals = np.bincount(place.reshape(-1), of_pairs, minlength=len(keys))
         often = np.flatnonzero(votes >= guarantees.votes_needed(self.design.repetitions))
-        return Found(
+        return Majority(
             items=self.design.keys.items(keys[often])[0],
             totals=totals[often].astype(np.float64),
             votes=votes[often],
