@@ -130,8 +130,9 @@ def selector(
         codes, fits = codes_of(values, prefix.alphabet, prefix.length)
         words = codes[fits]
         return lambda rng: prefix.values(sketch, words[_sample(len(words), task, rng)])
-    has_keys = isinstance(sketch, InvertibleSketch | ItemCounts | SampledTables)
-    keys = sketch.keys if has_keys else item_keys
+    keys: Keys | None = item_keys
+    if isinstance(sketch, InvertibleSketch | ItemCounts | SampledTables):
+        keys = sketch.keys
     if keys is not None:
         items = _items_with_keys(keys, values, getattr(sketch, "copies", False))
         return lambda rng: [items[place] for place in _sample(len(items), task, rng)]

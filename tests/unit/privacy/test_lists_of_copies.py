@@ -118,13 +118,11 @@ def test_the_worst_division_of_own_copies_is_one_of_the_two_in_the_claim(items: 
 
 
 def test_copies_need_laplace_noise_without_amplification() -> None:
+    values: dict[str, Any] = {"rate": 1.0, "noise": "laplace", "scale": 9.0, "threshold": 90}
+    values |= {"epsilon": 1.0, "delta": 1e-3, "items_per_device": 3, "copies": True}
     for changes in ({"noise": "gaussian", "scale": 90.0}, {"rate": 0.5, "amplified": True}):
         with pytest.raises(SpecError, match="must have Laplace noise"):
-            ListedAbove(
-                **{"rate": 1.0, "noise": "laplace", "scale": 9.0, "threshold": 90, "epsilon": 1.0}
-                | {"delta": 1e-3, "items_per_device": 3, "copies": True}
-                | changes
-            )
+            ListedAbove(**values | changes)
     with pytest.raises(SpecError, match="this list costs a delta of 1 "):  # one device suffices
         ListedAbove(
             rate=1.0, noise="laplace", scale=9.0, threshold=3, epsilon=1.0, delta=1e-3,
@@ -136,9 +134,8 @@ def test_an_audit_of_a_device_with_all_copies_of_its_own_item() -> None:
     """The device's own item is listed with probability delta at most, and about that often if m
     copies are the worst case: exact binomial test, false alarm 1e-6. The control has a threshold
     that is lower by the copies, which is found with a power above 1 − 1e-9."""
-    option = promised(3.0, 5e-3, 1)
     own, runs = 3, 40_000
-    (option,) = lists(1.0, items_per_device=own, epsilon=3.0, delta=5e-3, copies=True)
+    option = promised(3.0, 5e-3, own)
 
     def listed(mechanism: ListedAbove) -> int:
         counts = np.full(runs, own, dtype=np.int64)

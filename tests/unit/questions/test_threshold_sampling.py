@@ -270,8 +270,10 @@ def test_the_example_studies_of_the_paper_list_what_is_common(path: Path) -> Non
     """Items of the threshold with certainty up to the study's failure; these seeds were not
     chosen."""
     if path.stem == "001-copies":
-        columns = {"item_column": "word", "device_column": "user", "count_column": "copies"}
-        release = sfumato.simulate(path, EXAMPLES / "001-copies.csv", seed=SEED, **columns)
+        release = sfumato.simulate(
+            path, EXAMPLES / "001-copies.csv", item_column="word", device_column="user",
+            count_column="copies", seed=SEED,
+        )  # fmt: skip
         assert dict(zip(release.items.to_pylist(), release.counts, strict=True)) == {"oak": 11.0}
         return
     release = sfumato.simulate(path, EXAMPLES / "001-words.csv", count_column="devices", seed=SEED)
