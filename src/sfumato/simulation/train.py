@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sfumato.errors import BudgetError, DataError, SfumatoError, SpecError, StudyError
-from sfumato.flow.release import Cost, Release
+from sfumato.flow.release import Release
 from sfumato.learn import plan as train_plan
 from sfumato.learn.data import TESTED_ON_CLIENTS, Federated
 from sfumato.learn.training import Progress, RoundFigures, Training
@@ -222,8 +222,7 @@ def _release(planned: Plan, training: Training, notes: Sequence[str]) -> Trained
         loss=loss,
         rate=campaign.rate,
         history=tuple(training.history),
-        privacy=privacy,
-        cost=Cost(
+        **planned.release_head(
             devices=design.clients,
             rounds=campaign.done,
             bytes_per_device=round(
@@ -233,8 +232,7 @@ def _release(planned: Plan, training: Training, notes: Sequence[str]) -> Trained
                 / design.clients
             ),
             seconds=training.seconds,
+            privacy=privacy,
+            notes=notes,
         ),
-        study=planned.study.to_dict(),
-        plan=planned.summary(),
-        notes=tuple(notes),
     )

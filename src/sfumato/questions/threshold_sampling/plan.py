@@ -172,7 +172,7 @@ def _names(study: Study, items: int, failure: float | None) -> tuple[dict[str, A
     assert study.threshold is not None  # checked
     threshold, rounds = study.threshold, study.round_count
     total = float(items * rounds)
-    sampling = study.sampling_threshold or max(math.floor(threshold) / 2, 1.0)
+    sampling = max(study.sampling_threshold or math.floor(threshold) / 2, 1.0)
     keys, rate = keys_of(study, LONGEST_ITEM), 1 / sampling
     most = most_sampled(items, rate, tail_bits=_TAIL_BITS) + (rate < 1)
     repetitions = study.repetitions
