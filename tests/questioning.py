@@ -91,6 +91,7 @@ CASES = [
         trust="central",
         keys={"bytes_per_device": 20_000, "masked": True, **MASKED},
     ),
+    Case(question="heavy_hitters", trust="central", keys={"count": "copies"}),
     Case(question="heavy_hitters", trust="secure", keys=WORDS | MASKED),
     Case(question="histogram", trust="central"),
     Case(question="histogram", trust="central", keys={"bytes_per_device": 60_000, **TABLES}),

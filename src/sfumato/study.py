@@ -24,6 +24,15 @@ _OUTPUT = ("publish", "threshold")
 _SEGMENTS = ("segments", "segment_shares")
 _SIZES = ("rows", "width", "failure_probability", "preset")
 _OPEN = ("items_per_device", "bytes_per_device", "threshold", "alphabet", "word_length")
+_LISTS = (
+    "rounds",
+    "adaptive",
+    "masked",
+    "count",
+    "failure_probability",
+    "repetitions",
+    "sampling_threshold",
+)
 _VECTORS = ("clip", "dimensions", "bytes_per_device", "compression", "relative_error", "top")
 _TRAINING = ("rounds", "clip", "compression", "relative_error", "bytes_per_device", "training")
 
@@ -126,20 +135,20 @@ QUESTIONS: dict[str, QuestionFacts] = {
             "secure": "sfumato.questions.prefix_search.plan:plan",
             "central": "sfumato.questions.item_lists.plan:plan",
         },
-        algorithms={"central": ("sparse", "invertible_sketch")},
+        algorithms={"central": ("sparse", "invertible_sketch", "threshold_sampling")},
         may_mask=True,
         in_cohorts=("secure", "central"),
-        keys={"secure": _OPEN, "central": (*_OPEN, "rounds", "adaptive", "masked")},
+        keys={"secure": _OPEN, "central": (*_OPEN, *_LISTS)},
         instead='with "local", ask for new_words',
     ),
     "histogram": QuestionFacts(
         title="Histogram",
         asks="Which items exist, and how common is each?",
         planners={"central": "sfumato.questions.item_lists.plan:plan_histogram"},
-        algorithms={"central": ("sparse", "invertible_sketch")},
+        algorithms={"central": ("sparse", "invertible_sketch", "threshold_sampling")},
         may_mask=True,
         in_cohorts=("central",),
-        keys={"central": (*_OPEN, "rounds", "adaptive", "masked", "cohorts")},
+        keys={"central": (*_OPEN, *_LISTS, "cohorts")},
         instead='with "secure", ask for heavy_hitters, which searches by prefixes: a table with '
         "noise in shares cannot be decoded",
     ),
@@ -332,10 +341,18 @@ class Study:
     by prediction."""
     failure_probability: float | None = later(None)
     """The probability with which some item may err by more than `target_error`; by default
-    `sizing.RISK`."""
+    `sizing.RISK`. Lists: that with which the list, or a count, misses the threshold."""
     preset: str | None = later(None)
     """The setting of a paper's experiment, one of `PRESETS`. A file or mapping gets all keys that
     the setting fixes, and may not contradict them."""
+    count: Literal["devices", "copies"] = later("devices")
+    """Lists with trust "central": count the devices that have an item, or all of their copies, of
+    which a device sends at most `items_per_device`."""
+    repetitions: int | None = later(None)
+    """Algorithm "threshold_sampling": tables of a device, each with a sample of its own."""
+    sampling_threshold: float | None = later(None)
+    """Algorithm "threshold_sampling": a device with fewer copies of an item sends it with
+    probability copies / sampling_threshold."""
 
     def check(self) -> None:
         def need(condition: bool, message: str) -> None:
@@ -403,7 +420,7 @@ class Study:
         )
         need(0 <= self.delta < 1, f"delta must be at least 0 and below 1; got {self.delta}")
         whole = ("devices", "rounds", "items_per_device", "bytes_per_device", "daily_reports")
-        for name in (*whole, "word_length", "dimensions", "top", "rows"):
+        for name in (*whole, "word_length", "dimensions", "top", "rows", "repetitions"):
             value = getattr(self, name)
             need(value is None or value >= 1, f"{name} must be at least 1; got {value}")
         need(self.width is None or self.width >= 2, f"width must be at least 2; got {self.width}")
@@ -422,6 +439,12 @@ class Study:
             self.target_error is None or 0 < self.target_error < 1,
             "target_error must be above 0 and below 1 (a share of the devices); "
             f"got {self.target_error}",
+        )
+        need(
+            self.sampling_threshold is None
+            or (self.sampling_threshold > 0 and self.sampling_threshold % 0.5 == 0),
+            "sampling_threshold must be above 0 and a multiple of 0.5; "
+            f"got {self.sampling_threshold}",
         )
         need(
             self.threshold is None or (self.threshold >= 0 and math.isfinite(self.threshold)),

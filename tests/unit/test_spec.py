@@ -66,6 +66,7 @@ from sfumato.questions.mean.clipping import ClippedMeanDesign
 from sfumato.questions.mean.design import MeanDesign
 from sfumato.questions.new_words.design import WordDesign
 from sfumato.questions.prefix_search.design import PrefixDesign
+from sfumato.questions.threshold_sampling.design import ThresholdSamplingDesign
 from sfumato.secagg.round import MaskedRound
 from sfumato.sketch import (
     CountSketch,
@@ -138,6 +139,23 @@ NAMES = HeavyHitterDesign(
     mechanism=without_promise(0.1),
     target=100.0,
     partial=True,
+)
+MAJORITY = ThresholdSamplingDesign(
+    keys=TextKeys(length=16),
+    devices=5000,
+    rounds=4,
+    rows=3,
+    width=50,
+    count_bits=9,
+    value_bits=12,
+    check_bits=20,
+    seed=1,
+    items_per_device=2,
+    copies=True,
+    repetitions=5,
+    sampling_threshold=2.5,
+    unread=0.01,
+    counts=dataclasses.replace(COUNTS, mechanism=NoNoise(), pilot_devices=0, target_error=None),
 )
 ROUND_SKETCH = RoundSketch(
     main=VectorSketch(length=9, clip=1.0, bound=1.0, scale=100.0),
@@ -216,6 +234,8 @@ EXAMPLES: dict[str, Any] = {
         mechanism=best_list(1.0, items_per_device=3, epsilon=1.0, delta=1e-6),
         seed=7,
     ),
+    "sampled_tables": MAJORITY.sketch(1),
+    "threshold_sampling_design": MAJORITY,
     "sparse": Sparse(entries=3, entry_bits=65),
     "histogram_design": HistogramDesign(names=NAMES, counts=COUNTS),
     "integer_keys": IntegerKeys(bits=40),
@@ -596,7 +616,10 @@ def test_a_field_that_came_later_is_silent_at_its_default() -> None:
     """So that digests of specs from before stay; and one spec has one text."""
     study = Study(question="heavy_hitters", trust="central", epsilon=None)
     text = spec.to_json(study)
-    assert "masked" not in text
+    assert not any(
+        name in text
+        for name in ("masked", "count", "failure_probability", "repetitions", "sampling_threshold")
+    )
     assert spec.from_json(text) == study
     assert '"masked":true' in spec.to_json(dataclasses.replace(study, masked=True))
     assert spec.from_json(spec.to_json(dataclasses.replace(study, masked=True))).masked

@@ -27,6 +27,7 @@ from sfumato.sketch import (
     Keys,
     NormBins,
     OneHot,
+    SampledTables,
     TextKeys,
     VectorSketch,
     WordKeys,
@@ -131,9 +132,11 @@ def selector(
         codes, fits = codes_of(values, prefix.alphabet, prefix.length)
         words = codes[fits]
         return lambda rng: prefix.values(sketch, words[_sample(len(words), task, rng)])
-    keys = sketch.keys if isinstance(sketch, InvertibleSketch | ItemCounts) else item_keys
+    keys: Keys | None = item_keys
+    if isinstance(sketch, InvertibleSketch | ItemCounts | SampledTables):
+        keys = sketch.keys
     if keys is not None:
-        items = _items_with_keys(keys, values)
+        items = _items_with_keys(keys, values, getattr(sketch, "copies", False))
         return lambda rng: [items[place] for place in _sample(len(items), task, rng)]
 
     def select(rng: Rng) -> Any:
@@ -189,13 +192,14 @@ def update_table(
     return make
 
 
-def _items_with_keys(keys: Keys, values: tuple[str, ...]) -> list[str]:
-    """The distinct items that have a key, truncated to it."""
+def _items_with_keys(keys: Keys, values: tuple[str, ...], copies: bool) -> list[str]:
+    """The items that have a key, truncated to it; each once unless `copies` count."""
     if not values:
         return []
     numbers, fits = keys.numbers(values)
     assert isinstance(keys, TextKeys | WordKeys)  # studies have no others
-    texts, _ = keys.texts(np.unique(numbers[fits], axis=0))  # without pyarrow
+    own = numbers[fits] if copies else np.unique(numbers[fits], axis=0)
+    texts, _ = keys.texts(own)  # without pyarrow
     return [str(text) for text in texts]
 
 

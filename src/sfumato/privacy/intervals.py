@@ -302,7 +302,8 @@ def _truncated_score(
         cut = (c * share - edge) / deviation
         far_above = np.exp(np.minimum(special.log_ndtr(-away) - special.log_ndtr(cut), 0.0))
         far_below = np.maximum(special.ndtr(-away) - special.ndtr(-cut), 0.0)
-        return np.asarray(far_above + far_below / np.exp(special.log_ndtr(cut)))
+        with np.errstate(invalid="ignore"):  # 0/0 where it is never shown: such a c is refused
+            return np.asarray(far_above + far_below / np.exp(special.log_ndtr(cut)))
 
     middle = x / share
     spread = np.sqrt(np.asarray(error) ** 2 + sampling.variance(np.maximum(middle, 0.0)))

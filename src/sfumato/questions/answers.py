@@ -113,15 +113,19 @@ def discovered_release(
     respondents: int,
     parameters: dict[str, Any],
     notes: Sequence[str],
+    per_device: int = 1,
+    least: float | None = None,
 ) -> CountRelease:
     """A release of discovered items, with counts over all devices asked.
 
-    `counts` and `standard_error` are over the respondents; `interval` is over all devices asked.
+    `counts` and `standard_error` are over the respondents; `interval` is over all devices asked. A
+    device counts up to `per_device` times for an item. Items with a count over all devices below
+    `least` (the study's threshold if None) are left out.
     """
     scale = participation.devices / max(respondents, 1)
     counts = counts * scale
-    error = with_sampling(standard_error, counts, scale)
-    rows = np.flatnonzero(counts >= (plan.study.threshold or 0.0))
+    error = with_sampling(standard_error, per_device * counts, scale)
+    rows = np.flatnonzero(counts >= ((plan.study.threshold or 0.0) if least is None else least))
     return CountRelease(
         items=items.take(pa.array(rows)),
         counts=counts[rows],
@@ -146,17 +150,30 @@ def with_sampling(standard_error: F64, counts: F64, scale: float) -> F64:
     return np.sqrt((scale * standard_error) ** 2 + np.maximum(counts, 0) * (scale - 1))
 
 
-def bounding_note(items_per_device: int) -> str:
+def bounding_note(items_per_device: int, *, copies: bool = False) -> str:
     """A note about devices that hold more values than they report."""
     values = "one value" if items_per_device == 1 else f"at most {items_per_device:,} values"
+    if copies:
+        return (
+            f"a device reports {values}, drawn at random from its own with all copies: a count is "
+            "the number of copies that are reported, not of all that devices hold"
+        )
     return (
         f"a device reports {values}, drawn at random from its own: a count is the number of "
         "devices that report an item, not of all devices that hold it"
     )
 
 
-def detectable_note(kind: str, count: float, participation: Participation) -> str:
+def detectable_note(
+    kind: str, count: float, participation: Participation, *, copies: bool = False
+) -> str:
     """A note about the smallest count that is listed with high probability."""
+    if copies:
+        return (
+            f"{kind} of which the {participation.devices:,} devices report "
+            f"{math.ceil(count - 1e-9):,} or more copies is listed with a probability of 95%; "
+            "rarer ones may be missing"
+        )
     return (
         f"{kind} that {math.ceil(count - 1e-9):,} or more of the {participation.devices:,} devices "
         "hold is listed with a probability of 95%; rarer ones may be missing"

@@ -146,7 +146,8 @@ def simulate(
     )
     release = sized.answer(campaign, planned, participation)
     if sized.items_per_device is not None and population.owners is not None:
-        release = replace(release, notes=(*release.notes, bounding_note(sized.items_per_device)))
+        note = bounding_note(sized.items_per_device, copies=study.count == "copies")
+        release = replace(release, notes=(*release.notes, note))
     if population.coordinates is not None:
         release = replace(release, names=population.coordinates)  # type: ignore[call-arg]  # a mean
     release = release.timed(time.perf_counter() - started, TIME)

@@ -18,6 +18,7 @@ from sfumato.sketch.norms import Norms
 from sfumato.sketch.onehot import OneHot
 from sfumato.sketch.refined import refine
 from sfumato.sketch.rounds import DecodedRounds, Running
+from sfumato.sketch.sampled import SampledTables
 from sfumato.sketch.sparse import ItemCounts, SparseSketch, SparseTable
 from sfumato.sketch.vector import NormBins, VectorSketch
 from sfumato.sketch.words import Prefix
@@ -36,6 +37,7 @@ __all__ = [
     "OneHot",
     "Prefix",
     "Running",
+    "SampledTables",
     "Sketch",
     "SparseSketch",
     "SparseTable",

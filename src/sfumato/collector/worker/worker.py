@@ -468,7 +468,8 @@ def _notes(planned: Plan, reports: int) -> tuple[str, ...]:
         "or sent nothing",
     ]
     if question.items_per_device is not None:
-        notes.append(bounding_note(question.items_per_device))
+        copies = planned.study.count == "copies"
+        notes.append(bounding_note(question.items_per_device, copies=copies))
     if reports < question.devices:
         notes.append(f"the plan was made for {question.devices:,} devices")
     return tuple(notes)
