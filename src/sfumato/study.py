@@ -94,7 +94,10 @@ QUESTIONS: dict[str, QuestionFacts] = {
         planners={"local": "sfumato.questions.new_words.plan:plan"},
         algorithms={"local": ("prefixes", "puzzle")},
         keys={
-            "local": ("dictionary", "dictionary_column", "daily_reports", "alphabet", "word_length")
+            "local": (
+                *("dictionary", "dictionary_column", "daily_reports", "alphabet", "word_length"),
+                *("rows", "width", "fragments", "fragment_length", "fragment_share"),
+            )
         },
         dictionary="known",
         instead='with "secure" or "central", ask for heavy_hitters',
@@ -263,6 +266,15 @@ class Study:
     """Lists with trust "central": the collector sees only sums over a cohort, and is trusted to
     release only what passes the threshold."""
 
+    rows: int | None = later(None)
+    width: int | None = later(None)
+    fragments: int | None = later(None)
+    """The puzzle of new_words: how many fragments of each position are kept, the paper's T (1,024
+    by default)."""
+    fragment_length: int | None = later(None)  # the puzzle: characters of a fragment (2)
+    fragment_share: float | None = later(None)
+    """The puzzle: the share of epsilon for the fragment (0.75); the rest is for the whole word."""
+
     def check(self) -> None:
         def need(condition: bool, message: str) -> None:
             require(condition, message, StudyError)
@@ -328,7 +340,8 @@ class Study:
         )
         need(0 <= self.delta < 1, f"delta must be at least 0 and below 1; got {self.delta}")
         whole = ("devices", "rounds", "items_per_device", "bytes_per_device", "daily_reports")
-        for name in (*whole, "word_length", "dimensions", "top"):
+        sizes = ("word_length", "dimensions", "top", "rows", "width", "fragments")
+        for name in (*whole, *sizes, "fragment_length"):
             value = getattr(self, name)
             need(value is None or value >= 1, f"{name} must be at least 1; got {value}")
         need(
@@ -337,6 +350,11 @@ class Study:
             or self.rounds <= self.devices
             or facts.data == "examples",
             f"rounds must not exceed the {self.devices} devices; got {self.rounds}",
+        )
+        need(
+            self.fragment_share is None or 0 < self.fragment_share < 1,
+            "fragment_share must be above 0 and below 1 (a share of epsilon); "
+            f"got {self.fragment_share}",
         )
         need(
             self.target_error is None or 0 < self.target_error < 1,
