@@ -588,3 +588,16 @@ def test_a_field_that_came_later_is_silent_at_its_default() -> None:
     assert spec.from_json(spec.to_json(dataclasses.replace(study, masked=True))).masked
     with pytest.raises(SpecError, match=r"differs in \['masked'\]"):
         spec.from_json(text.replace('"kind"', '"masked":false,"kind"'))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("rows", 5), ("width", 64), ("failure_probability", 0.01)]
+)
+def test_sizes_of_a_study_are_silent_unless_given(name: str, value: float) -> None:
+    study = Study(question="frequencies", trust="central", epsilon=None)
+    text = spec.to_json(study)
+    assert name not in text
+    change: Any = {name: value}
+    other = dataclasses.replace(study, **change)
+    assert spec.from_json(spec.to_json(other)) == other != study
+    assert other.to_dict() == {**study.to_dict(), name: value}

@@ -113,7 +113,12 @@ def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) 
 
 @main.command("simulate")
 @click.argument("study", type=_STUDY)
-@click.option("--data", required=True, type=_STUDY, help="CSV, CSV.gz, Parquet or NumPy file.")
+@click.option(
+    "--data",
+    required=True,
+    metavar="ADDRESS",
+    help="CSV, CSV.gz, Parquet or NumPy file; a folder or pattern of files; or a URL.",
+)
 @click.option("--item-column", help='Column of items. Default: "item", or the first column.')
 @click.option("--device-column", help="Column that names the device of each row.")
 @click.option("--count-column", help="Column that says how many times each row counts.")
@@ -123,10 +128,11 @@ def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) 
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run exactly, noise included.")
 @click.option("--ledger", type=_STUDY, help="Ledger file to charge; created if missing.")
 @click.option("--protocol", is_flag=True, help="Run every device by itself, message by message.")
+@click.option("--plot", type=_STUDY, help="Write a picture of the answer (PNG, SVG, PDF).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def simulate_command(
     study: Path,
-    data: Path,
+    data: str,
     item_column: str | None,
     device_column: str | None,
     count_column: str | None,
@@ -134,6 +140,7 @@ def simulate_command(
     seed: int | None,
     ledger: Path | None,
     protocol: bool,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Run a study on simulated devices
@@ -147,7 +154,6 @@ def simulate_command(
       sfumato simulate study.toml --data words.csv --item-column word --seed 1 --json
     """
     from sfumato.privacy import Budget, Ledger
-    from sfumato.simulation import vectors
     from sfumato.simulation.simulate import simulate
     from sfumato.study import Study
 
@@ -164,7 +170,7 @@ def simulate_command(
         warnings.simplefilter("always", SimulationWarning)
         release: Any = simulate(
             question,
-            vectors.load(data) if question.facts.data == "vectors" else data,
+            data,
             item_column=item_column,
             device_column=device_column,
             count_column=count_column,
@@ -173,10 +179,11 @@ def simulate_command(
             protocol=protocol,
             progress=progress,
         )
-    if question.facts.data == "vectors":
-        release = replace(release, names=vectors.names(data))
     for warning in messages:
         click.echo(f"warning: {warning.message}", err=True)
+    if plot is not None:
+        release.plot(path=plot)
+        click.echo(f"wrote {plot}", err=True)
     if as_json:
         print_release_json(release)
     else:

@@ -392,16 +392,30 @@ class PrefixExtension:
 
     def _extend(self, rows: Codes, place: int) -> Codes:
         """Every row with every ending up to a length that the start of a word can have."""
-        symbols = len(self.alphabet) + 1
-        endings = np.arange(symbols, dtype=np.uint16)
-        for _ in range(self.lengths[place] - rows.shape[1]):
-            rows = np.concatenate(
-                [np.repeat(rows, symbols, axis=0), np.tile(endings, rows.shape[0])[:, None]], axis=1
+        symbols, more = len(self.alphabet) + 1, self.lengths[place] - rows.shape[1]
+        endings = np.arange(symbols)[:, None]
+        for _ in range(more - 1):
+            endings = np.concatenate(
+                [
+                    np.repeat(endings, symbols, axis=0),
+                    np.tile(np.arange(symbols), endings.shape[0])[:, None],
+                ],
+                axis=1,
             )
-            rows = rows[_no_gap(rows) & (rows[:, 0] != 0)]
-            if self.alphabet == BYTES:
-                rows = rows[starts_text(rows, whole=rows.shape[1] == self.length)]
-        return rows
+            endings = endings[(endings[:, -1] == 0) | (endings[:, -2] != 0)]  # no gaps
+        endings = endings.astype(np.uint16)
+        if place == 0:
+            longer = endings[endings[:, 0] != 0]
+        else:
+            open_, whole = rows[rows[:, -1] != 0], rows[rows[:, -1] == 0]
+            joined = [np.repeat(open_, endings.shape[0], axis=0), np.tile(endings, (len(open_), 1))]
+            padding = np.zeros((whole.shape[0], more), dtype=np.uint16)
+            longer = np.concatenate(
+                [np.concatenate(joined, axis=1), np.concatenate([whole, padding], axis=1)]
+            )
+        if self.alphabet == BYTES:
+            longer = longer[starts_text(longer, whole=longer.shape[1] == self.length)]
+        return longer
 
 
 def with_seed(search: Discoverer, seed: int) -> Discoverer:
