@@ -40,6 +40,9 @@ OTHER: dict[str, Any] = {  # a value of each key that is not its default
     "rows": 7,
     "width": 64,
     "failure_probability": 0.01,
+    "fragments": 100,
+    "fragment_length": 1,
+    "fragment_share": 0.5,
 }
 PAIRS = [
     (question, trust)

@@ -11,10 +11,10 @@ that are significant, and bounds the number of joins.
 and sends a noisy prefix of that length, with all of its epsilon in one record. The collector
 extends the common prefixes of one length by the next characters, up to whole words.
 
-Candidates are tested against the law of a reading that nobody holds, which follows from the table
-alone (`sum_limit`); only those that pass are solved for, so that there are never more unknowns than
-records. The number of tests that a threshold allows for is fixed in advance, so that plans can
-predict which words are found.
+Candidates are tested against the law of a reading that nobody holds: the coins' (`coin_limit`), or
+that of the table itself if collisions add to it (`sum_limit`). Only those that pass are solved for,
+so that there are never more unknowns than records. The number of tests that a threshold allows for
+is fixed in advance, so that plans can predict which words are found.
 
 Words are rows of `length` character codes: 0 pads, k is the alphabet's k-th character. Longer words
 are cut. The empty word, all padding, is reserved and stands for "none": a device whose word is
@@ -40,7 +40,7 @@ from sfumato.kernels.count import plain
 from sfumato.privacy import Randomizer, Rng, Tally, debias
 from sfumato.privacy.randomizers import Hashed, in_epoch
 from sfumato.privacy.samplers import below
-from sfumato.sketch.absent import sum_limit
+from sfumato.sketch.absent import coin_limit, sum_limit
 from sfumato.sketch.words import (
     BYTES,
     LATIN,
@@ -166,8 +166,6 @@ class FragmentPuzzle:
             f"length must be a multiple of fragment_length; got {self.length} and "
             f"{self.fragment_length}",
         )
-        _check_oracle(self.word)
-        _check_oracle(self.fragment)
 
     @property
     def epsilon(self) -> float:
@@ -322,7 +320,6 @@ class PrefixExtension:
         )
         require(self.width >= 1, f"width must be at least 1; got {self.width}")
         check_alphabet(self.lengths[-1], self.alphabet)
-        _check_oracle(self.prefix)
 
     @property
     def epsilon(self) -> float:
@@ -489,13 +486,6 @@ def _no_gap(rows: Codes) -> Bool:
     return np.asarray(~((rows[:, :-1] == 0) & (rows[:, 1:] != 0)).any(axis=1))
 
 
-def _check_oracle(oracle: Randomizer) -> None:
-    require(
-        isinstance(oracle, Hashed) and not oracle.signed,
-        "the records of words must be hashed responses or those of a count mean sketch",
-    )
-
-
 def _test(rows: Codes, tally: Tally, rate: float, sure: float) -> tuple[Bool, F64, float]:
     """Which words or prefixes pass a test that one that nobody holds passes with a chance of at
     most `rate` in each pass; their heights above chance; and the height from which they pass.
@@ -506,29 +496,42 @@ def _test(rows: Codes, tally: Tally, rate: float, sure: float) -> tuple[Bool, F6
     absent item's cells are independent of it: docs/proofs/intervals.md.)
     """
     oracle = tally.randomizer
-    assert isinstance(oracle, Hashed)  # the specs have checked
+    assert isinstance(oracle, Hashed)  # others have no hash functions for words
     none = np.zeros((1, rows.shape[1]), dtype=np.uint16)
     points = np.concatenate([_points(none, oracle), _points(rows, oracle)])
     filled = np.flatnonzero(tally.row_counts)  # other rows say nothing
     hashes, shares = oracle.hashes[filled], tally.row_counts[filled] / tally.count
     cells = tally.cells[filled].astype(np.float64)
+    if oracle.signed:
+        local.hadamard(cells)
     table, heights, limit = cells, np.empty(0), math.inf
     passed = np.zeros(points.size, dtype=np.bool_)
+
+    def least(rate: float) -> float:
+        """The plan's limit, or that of a table with more noise: never less."""
+        coins = coin_limit(tally.count, oracle.support, rate) - tally.count * oracle.support
+        return max(2 * coins if oracle.signed else coins, sum_limit(table, rate) - chance)
+
     for _ in range(PASSES):
         chance = float(table.mean(axis=1).sum())
         readings = local.gather(points, table, hashes) - chance
         heights = np.where(passed, heights, readings) if heights.size else readings
-        limit = sum_limit(table, rate) - chance
-        fresh = ~passed & (heights > (limit if sure == rate else sum_limit(table, sure) - chance))
+        limit = least(rate)
+        fresh = ~passed & (heights > (limit if sure == rate else least(sure)))
         if not fresh.any():
             break
         passed |= fresh
-        held = np.maximum(debias.estimate(tally, points[passed]).counts, 0.0) / oracle.reach
+        held = np.maximum(debias.estimate(tally, points[passed]).counts, 0.0) / _gain(oracle)
         before, table = table, cells - _expected(points[passed], held, hashes, shares, oracle.width)
         if float(table.var(axis=1).sum()) > (1 - debias.MATTERS) * float(before.var(axis=1).sum()):
             break
     passed |= heights > limit
     return passed[1:], heights[1:], limit
+
+
+def _gain(oracle: Randomizer) -> float:
+    """The devices for which one unit of a sum of cells stands, before collisions."""
+    return oracle.reach / 2 if oracle.signed else oracle.reach  # a sign that changes moves it by 2
 
 
 def _expected(points: U64, held: F64, hashes: U64, shares: F64, width: int) -> F64:
@@ -557,7 +560,7 @@ def _list_words(
     limit, listed = math.inf, np.empty(0, dtype=np.int64)
     if rows.shape[0]:
         passed, _, height = _test(rows, tally, rate / PASSES, rate / PASSES)
-        limit = height * oracle.reach / (1 - oracle.collision)
+        limit = height * _gain(oracle) / (1 - oracle.collision)
         listed = np.flatnonzero(passed)
     found: dict[str, Any] = {"counts": empty, "standard_error": empty, "estimates": None}
     if listed.size:

@@ -22,6 +22,7 @@ _DRAWS = 1 << 16  # size of the sample of readings of one row over several round
 _EXACT_SIGNS = 256  # up to this many combinations of signs, all are enumerated
 _PIECE = 1 << 16  # items that are read together
 _LARGEST_EXPONENT = 600.0  # exp of more overflows
+_HALVINGS = 60  # of an interval, until it is as small as a rounding error
 _SKEWED = 5.0  # how far below a normal law's, in logarithms, the best s is looked for
 
 
@@ -61,7 +62,7 @@ def sum_limit(table: F64, rate: float) -> float:
     sums, squares = (
         np.bincount(places[0], power, minlength=rows) / width for power in (values, values**2)
     )
-    deviation = math.sqrt(float(np.sum(squares - sums**2)))
+    deviation = math.sqrt(max(float(np.sum(squares - sums**2)), 0.0))
     if deviation == 0:  # every row is constant: no chance is involved
         return float(np.sum(sums))
     surprise = -math.log(rate)
@@ -75,6 +76,26 @@ def sum_limit(table: F64, rate: float) -> float:
     most = math.log(_LARGEST_EXPONENT / float(np.abs(values).max()))
     bounds = (min(normal - _SKEWED, most - 1), min(normal + 1, most))
     return float(optimize.minimize_scalar(limit, bounds=bounds, method="bounded").fun)
+
+
+def coin_limit(records: int, chance: float, rate: float) -> float:
+    """The same for the number of `records` that support an item, each with this chance and
+    independently: the limit of a table without collisions. More than the records if not even all
+    of them would be surprising enough.
+
+    >>> round(coin_limit(100, 0.1, 0.01), 2), coin_limit(3, 0.5, 0.01)
+    (20.97, 4.0)
+    """
+    surprise = -math.log(rate)
+    if -math.log(chance) * records <= surprise:
+        return records + 1.0
+    low, high = chance, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        rest = (1 - middle) * math.log((1 - middle) / (1 - chance)) if middle < 1 else 0.0
+        enough = records * (middle * math.log(middle / chance) + rest) >= surprise
+        low, high = (low, middle) if enough else (middle, high)
+    return records * high
 
 
 def _mean_limit(size: F64, rate: float) -> float:

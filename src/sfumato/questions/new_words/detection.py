@@ -12,13 +12,13 @@ import numpy as np
 
 from sfumato.flow.word_discovery import PASSES, FragmentPuzzle, PrefixExtension
 from sfumato.privacy import Randomizer, debias
+from sfumato.sketch.absent import coin_limit
 
 Search: TypeAlias = FragmentPuzzle | PrefixExtension
 
 DETECTABLE = 0.95  # a detectable word is listed with this probability
 _FAR = 6.0  # deviations beyond which chances are nothing
 _PLACES = 16  # places per deviation at which a chance is computed
-_STEPS = 60  # of a bisection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,43 +32,42 @@ class Stage:
     oracle: Randomizer
     share: float  # of the records
     rate: float  # the chance that a word that nobody has passes
-    ranked: bool = False  # whether the limit is met exactly, or by the bound of `sum_limit`
+    ranked: bool = False  # whether the limit is the rank of a word, or the bound of `coin_limit`
 
     @property
     def truth(self) -> float:
         """The chance that the record of a device that has the word supports it."""
         return self.oracle.support + (1 - self.oracle.collision) / self.oracle.reach
 
-    def limit(self, records: float) -> float:
-        """The number of records that must support a word."""
+    def limit(self, records: int) -> float:
+        """The number that must support a word, of so many records of the stage."""
         from scipy import special
 
-        most, lie = max(round(self.share * records), 1), self.oracle.support
         if self.ranked:
-            return float(special.bdtrik(1 - self.rate, most, lie))
-        low, high = lie, 1.0
-        if -math.log(lie) * most <= -math.log(self.rate):
-            return most + 1.0  # not even if all of them do
-        for _ in range(_STEPS):
-            middle = (low + high) / 2
-            if most * _divergence(middle, lie) < -math.log(self.rate):
-                low = middle
-            else:
-                high = middle
-        return most * high
+            return float(special.bdtrik(1 - self.rate, records, self.oracle.support))
+        return coin_limit(records, self.oracle.support, self.rate)
 
     def height(self, records: float) -> float:
         """The count, over the stage's records, whose estimate is at the limit."""
-        chance = max(round(self.share * records), 1) * self.oracle.support
+        mine = max(round(self.share * records), 1)
         gain = (1 - self.oracle.collision) / self.oracle.reach
-        return (self.limit(records) - chance) / gain
+        return (self.limit(mine) - mine * self.oracle.support) / gain
 
-    def chance(self, count: float, records: float, limit: float | None = None) -> float:
+    def cases(self, records: float) -> list[tuple[float, int, int]]:
+        """Numbers of records that the stage may get, how likely each is, and how many of them must
+        support a word."""
+        mean = self.share * records
+        step = math.sqrt(3 * mean * max(1 - self.share, 0.0))
+        places = ((1 / 6, mean - step), (2 / 3, mean), (1 / 6, mean + step))
+        sizes = [(weight, max(round(place), 1)) for weight, place in places]
+        return [(weight, size, math.floor(self.limit(size)) + 1) for weight, size in sizes]
+
+    def chance(
+        self, count: float, records: float, cases: list[tuple[float, int, int]] | None = None
+    ) -> float:
         """The chance that a word passes that `count` of the devices behind `records` have."""
         from scipy import special
 
-        need = math.floor(self.limit(records) if limit is None else limit) + 1
-        others = max(round(self.share * (records - count)), 0)
         odds = self.share * self.truth
         mean = count * odds
         spread = _FAR * (math.sqrt(mean) + 1)
@@ -77,10 +76,14 @@ class Stage:
         log = special.gammaln(count + 1) - special.gammaln(own + 1)
         log += -special.gammaln(count - own + 1) + special.xlogy(own, odds)
         weights = np.exp(log + special.xlog1py(count - own, -odds))
-        rest = need - own
-        reached = special.bdtrc(np.clip(rest - 1, 0, others), others, self.oracle.support)
-        reached = np.where(rest <= 0, 1.0, np.where(rest > others, 0.0, reached))
-        return float(min(weights @ reached / weights.sum(), 1.0))
+        passed = 0.0
+        for weight, size, need in self.cases(records) if cases is None else cases:
+            others = max(round(size - self.share * count), 0)
+            rest = need - own
+            reached = special.bdtrc(np.clip(rest - 1, 0, others), others, self.oracle.support)
+            reached = np.where(rest <= 0, 1.0, np.where(rest > others, 0.0, reached))
+            passed += weight * float(weights @ reached / weights.sum())
+        return min(passed, 1.0)
 
 
 def stages(search: Search, answering: float = 1.0) -> list[Stage]:
@@ -106,20 +109,14 @@ def detectable(search: Search, records: float, answering: float = 1.0) -> int:
     """The least count that is listed with a probability of 95%; more than the records if not even a
     word that all of them hold is."""
     times = Counter(reversed(stages(search, answering)))  # the hardest first
-    tests = {stage: stage.limit(records) for stage in times}
+    tests = {stage: stage.cases(records) for stage in times}
 
     def is_found(count: int) -> bool:
         left = 1.0
-        for stage, limit in tests.items():
-            left *= stage.chance(count, records, limit) ** times[stage]
+        for stage, cases in tests.items():
+            left *= stage.chance(count, records, cases) ** times[stage]
             if left < DETECTABLE:
                 return False
         return True
 
     return bisect_left(range(math.ceil(records) + 1), True, key=is_found)
-
-
-def _divergence(share: float, chance: float) -> float:
-    """The Kullback-Leibler divergence of two coins."""
-    rest = (1 - share) * math.log((1 - share) / (1 - chance)) if share < 1 else 0.0
-    return share * math.log(share / chance) + rest

@@ -72,7 +72,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         "bytes_per_device": HEADER_BYTES + per_device * search.record_bytes,
         "server_seconds": _lookups(search, records) / LOOKUPS + records / FOLDS,
         "rounds": 1,
-        "assumes": _assumptions(study, search, found),
+        "assumes": _assumptions(study, search, asked, records),
     }
     name = NAMES[type(search)]
     return Plan(
@@ -85,7 +85,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         warnings=(
             *(() if dictionary is None else dictionary.warnings),
             *_too_few(study, search, asked, found),
-            *_unwise(study, search),
+            *_better(study, search, found, asked, records),
         ),
     )
 
@@ -208,13 +208,22 @@ def _lookups(search: Search, records: int) -> float:
     return float(PASSES * rows * sum(search.candidates(place) for place in places))
 
 
-def _assumptions(
-    study: Study, search: Search, found: int
-) -> str:
+def _assumptions(study: Study, search: Search, asked: int, records: int) -> str:
+    """What a word must be to be found, and what it costs that it may be any text."""
     assert study.epsilon is not None  # the plan has checked
+    if isinstance(search, FragmentPuzzle):
+        most = search.most_candidates
+    else:
+        most = max(search.candidates(place) for place in range(len(search.lengths)))
+    few = f"at most {most:,} candidates at a time"
     if search.alphabet != BYTES:
-        return f"words of this alphabet, cut to {search.length} characters"
-    return f"any text, cut to {search.length} bytes"
+        return f"words of the alphabet, cut to {search.length} characters; {few}"
+    letters = prefix_search(study.epsilon, records=records)
+    least = detectable(letters, asked, records / asked)
+    return (
+        f"any text, cut to {search.length} bytes; {few}. With alphabet = \"{LATIN}\", words from "
+        f"{least:,} devices up are found"
+    )
 
 
 def _too_few(
@@ -238,6 +247,18 @@ def _too_few(
     ]
 
 
-def _unwise(study: Study, search: Search) -> list[str]:
-    """What runs, but finds fewer words than it could."""
-    return []
+def _better(study: Study, search: Search, found: int, asked: int, records: int) -> list[str]:
+    """Whether prefixes find rarer words than the puzzle that a study asks for."""
+    assert study.epsilon is not None  # the plan has checked
+    if not isinstance(search, FragmentPuzzle):
+        return []
+    other = prefix_search(
+        study.epsilon, alphabet=search.alphabet, length=search.length, records=records
+    )
+    least = detectable(other, asked, records / asked)
+    if found <= least:
+        return []
+    return [
+        f"the puzzle finds words from {found:,} devices up with a probability of 95%; "
+        f'algorithm = "prefixes" finds them from {least:,} up'
+    ]
