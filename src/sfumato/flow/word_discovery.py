@@ -366,7 +366,9 @@ class PrefixExtension:
         rows, left_out = np.empty((1, 0), dtype=np.uint16), 0
         for place, tally in enumerate(tallies[:-1]):
             rows = self._extend(rows, place)
-            passed, heights, _ = _test(rows, tally, self.rate(place), level / self.candidates(place))
+            passed, heights, _ = _test(
+                rows, tally, self.rate(place), level / self.candidates(place)
+            )
             best = np.flatnonzero(passed)
             best = best[np.argsort(-heights[best], kind="stable")]
             left_out += max(0, best.size - self.width)

@@ -84,7 +84,7 @@ def coin_limit(records: int, chance: float, rate: float) -> float:
     of them would be surprising enough.
 
     >>> round(coin_limit(100, 0.1, 0.01), 2), coin_limit(3, 0.5, 0.01)
-    (20.97, 4.0)
+    (20.2, 4.0)
     """
     surprise = -math.log(rate)
     if -math.log(chance) * records <= surprise:

@@ -40,17 +40,17 @@ def measured(search: Any, count: int, records: int) -> tuple[float, int, int]:
     each = max(1, min(10, int(0.6 * records / count)))
     runs, found, false = math.ceil(TRIALS / each), 0, 0
     for run in range(runs):
-        words = letters(each, rng)
+        words = letters(each, rng, min(8, search.length))
         rest = records - each * count
         seeded: Any = with_seed(search, SEED + run)
         rows = [np.repeat(seeded.codes(words)[0], count, axis=0)]
-        rows.append(np.repeat(seeded.codes(["common"])[0], rest // 2, axis=0))
+        rows.append(np.repeat(seeded.codes(["zzz"])[0], rest // 2, axis=0))
         rows.append(np.zeros((rest - rest // 2, search.length), dtype=np.uint16))
         tallies = seeded.tallies()
         seeded.fold(seeded.randomize(np.concatenate(rows), rng=SeededRng(SEED, run)), tallies)
         listed = set(seeded.find(tallies).words.to_pylist())
         found += len(listed & set(words))
-        false += bool(listed - {*words, "common"})
+        false += bool(listed - {*words, "zzz"})
     return found / (each * runs), runs, false
 
 
@@ -68,7 +68,8 @@ def test_short_words_are_listed_as_often_as_predicted() -> None:
     """Words whose chance is a half, and the detectable count. A prediction that is exact fails with
     a probability of 0.2% (240 trials with a deviation of 3.2 points); one that is wrong by 20
     points passes as seldom. False words are within their level of 5% at a risk of 0.1%."""
-    search = word_plan.prefix_search(8.0, length=4, records=500)
+    oracle = HashedResponse(epsilon=8.0, rows=1_024, width=700, seed=1)
+    search = PrefixExtension(prefix=oracle, lengths=(2, 3, 4), width=64)
     check_detection(search, 500)
     half = bisect_left(range(501), True, key=lambda c: listing_chance(search, c, 500) >= 0.5)
     control = measured(search, round(0.7 * half), 500)[0]  # rarer words are listed less often
@@ -136,7 +137,7 @@ def test_a_false_word_is_listed_at_the_level_and_no_more_often() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [2.0, 8.0])
-@pytest.mark.parametrize("devices", [500, 30_000, 3_000_000])
+@pytest.mark.parametrize("devices", [500, 30_000, 300_000])
 def test_prefixes_find_rarer_words_than_the_puzzle(devices: int, epsilon: float) -> None:
     prefixes = word_plan.prefix_search(epsilon, records=devices)
     assert detectable(prefixes, devices) < detectable(word_plan.puzzle(epsilon), devices)
@@ -155,9 +156,7 @@ def test_a_fleet_that_is_too_small_is_told_so_and_how_many_are_enough() -> None:
     (warning,) = small.warnings
     assert "200 records are too few to find words with epsilon 1" in warning
     enough = int(warning.split("about ")[1].split()[0].replace(",", ""))
-    assert plan({**study, "devices": enough}).predicted[
-        "detectable_count"
-    ] <= 0.1 * enough
+    assert plan({**study, "devices": enough}).predicted["detectable_count"] <= 0.1 * enough
     assert small.predicted["detectable_count"] > 200
     assert not plan({**STUDY, "devices": 10_000}).warnings
 
@@ -173,7 +172,9 @@ def test_dropouts_and_shorter_words_change_what_is_found() -> None:
 
 
 def test_words_of_any_script_are_found_by_their_bytes() -> None:
-    words = ["森の木"] * 3_000 + ["žluť"] * 2_000 + ["naïveté2.0 & more"] * 2_000 + ["привет"] * 2_000
+    words = (
+        ["森の木"] * 3_000 + ["žluť"] * 2_000 + ["naïveté2.0 & more"] * 2_000 + ["привет"] * 2_000
+    )
     release = simulate(STUDY, words, seed=SEED)
     assert set(release.items.to_pylist()) == {"森の木", "žluť", "naïveté2.0", "привет"}
     parameters = release.plan["parameters"]
@@ -212,9 +213,10 @@ def test_the_puzzle_has_the_sizes_of_the_study() -> None:
     assert search.word.epsilon == pytest.approx(3.2)
     assert {(each.rows, each.width) for each in (search.word, search.fragment)} == {(99, 70)}
     assert puzzle_of(word_length=7).length == 8  # a multiple of the fragments' length
-    assert "fragments" in plan({**STUDY, "algorithm": "puzzle", "devices": 50_000}).summary()[
-        "parameters"
-    ]
+    assert (
+        "fragments"
+        in plan({**STUDY, "algorithm": "puzzle", "devices": 50_000}).summary()["parameters"]
+    )
 
 
 def test_the_preset_is_the_papers_setting() -> None:

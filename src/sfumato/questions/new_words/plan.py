@@ -221,14 +221,12 @@ def _assumptions(study: Study, search: Search, asked: int, records: int) -> str:
     letters = prefix_search(study.epsilon, records=records)
     least = detectable(letters, asked, records / asked)
     return (
-        f"any text, cut to {search.length} bytes; {few}. With alphabet = \"{LATIN}\", words from "
+        f'any text, cut to {search.length} bytes; {few}. With alphabet = "{LATIN}", words from '
         f"{least:,} devices up are found"
     )
 
 
-def _too_few(
-    study: Study, search: Search, asked: int, found: int
-) -> list[str]:
+def _too_few(study: Study, search: Search, asked: int, found: int) -> list[str]:
     """Whether no word at all can be found, and how many devices are enough."""
     assert study.epsilon is not None  # the plan has checked
     if found <= asked:

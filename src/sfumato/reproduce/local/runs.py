@@ -185,9 +185,7 @@ def _after_coins(
 SEARCHES = {"puzzle": "sequence fragment puzzle", "prefixes": "prefix extension"}
 
 
-def search_for(
-    series: str, seed: int, rows: int, devices: int
-) -> FragmentPuzzle | PrefixExtension:
+def search_for(series: str, seed: int, rows: int, devices: int) -> FragmentPuzzle | PrefixExtension:
     """A search among so many devices, with the hash functions of a seed."""
     if series == "prefixes":
         search = word_plan.prefix_search(WORD_EPSILON, records=devices)
