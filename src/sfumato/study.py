@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sfumato.errors import StudyError
 from sfumato.privacy import Rng
 from sfumato.secagg.parameters import Mode
-from sfumato.spec import LARGEST_INTEGER, is_silent, later, require, spec
+from sfumato.spec import LARGEST_INTEGER, is_silent, later, require, spec, suggestion
 
 Trust = Literal["local", "secure", "central"]
 
@@ -328,9 +328,11 @@ class Study:
             require(condition, message, StudyError)
 
         self._check_preset()
-        need(
+        require(
             self.question in QUESTIONS,
             f"question must be one of {', '.join(QUESTIONS)}; got {self.question}",
+            StudyError,
+            hint=suggestion(self.question, QUESTIONS),
         )
         facts = self.facts
         need(
@@ -584,9 +586,10 @@ def _check_keys(
     """Raise StudyError unless all keys are fields of `kind` and all required ones are there."""
     names = [field.name for field in fields(kind)]
     if unknown := sorted(set(keys) - set(names)):
+        similar = [text for name in unknown if (text := suggestion(name, names))]
         raise StudyError(
             f"unknown key{'s' if len(unknown) > 1 else ''} {', '.join(unknown)} in {place}",
-            hint=f"the keys are {', '.join(names)}",
+            hint=" ".join(similar) or f"the keys are {', '.join(names)}",
         )
     if missing := [name for name in required if name not in keys]:
         raise StudyError(f"{place} must have {', '.join(missing)}")

@@ -43,6 +43,18 @@ from sfumato.errors import (
 _USER_ERRORS = (SpecError, DataError)
 _NOT_READY = 75  # EX_TEMPFAIL in sysexits.h
 _STUDY = click.Path(path_type=Path)
+EXTRAS = {  # the extra that brings a package
+    "fastapi": "server",
+    "h11": "server",
+    "jinja2": "server",
+    "matplotlib": "plot",
+    "prometheus_client": "server",
+    "psycopg": "postgres",
+    "python_multipart": "server",
+    "starlette": "server",
+    "torch": "learn",
+    "uvicorn": "server",
+}
 
 
 class _Commands(click.Group):
@@ -53,6 +65,11 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except SfumatoError as problem:
             _fail(problem)
+        except ModuleNotFoundError as problem:
+            if (extra := EXTRAS.get(problem.name or "")) is None:
+                raise
+            message = f"this command needs the package {problem.name}, which is not installed"
+            _fail(SpecError(message, hint=f'pip install "sfumato[{extra}]"'))
         except BrokenPipeError:  # the reader of our output is gone, which is not an error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
@@ -372,7 +389,8 @@ def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) ->
     help="Seed of the devices' data.",
 )
 @click.option("--keep", is_flag=True, help="Keep the collector and its dashboard running.")
-def demo_command(devices: int, seed: int, keep: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def demo_command(devices: int, seed: int, keep: bool, as_json: bool) -> None:
     """Run three studies on this machine, and compare with the truth
 
     Starts a collector and a fleet of devices that talk to it over HTTP. The studies run at once:
@@ -395,7 +413,9 @@ def demo_command(devices: int, seed: int, keep: bool) -> None:
         questions = demo.questions(devices, seed)
         with progress_bars([question.name for question in questions]) as report:
             answers = running.run(questions, report)
-        for answer in answers:
+        if as_json:
+            print_json([answer.to_dict() for answer in answers])
+        for answer in [] if as_json else answers:
             click.echo(f"{answer.question.name}: {answer.question.purpose}\n")
             print_estimates(answer.release, truth=dict(answer.question.truth), top=8)
             click.echo()
