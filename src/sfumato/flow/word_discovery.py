@@ -67,6 +67,7 @@ MOST_JOINS = 200_000  # largest number of words joined from the fragments of one
 PASSES = 2  # the second over a table without the collisions of items that passed the first
 _FALSE_PREFIXES = 0.5  # number of false prefixes of a length, as a share of those that are extended
 _LEAST_SURPRISE = 0.1  # largest chance to extend a false prefix
+_CROWDED = 4.0  # records of sure items in a cell, times those of others and one, that are too many
 _QUERY = 1 << 18  # number of words or prefixes that are read together
 
 
@@ -414,7 +415,7 @@ class PrefixExtension:
             )
         if self.alphabet == BYTES:
             longer = longer[starts_text(longer, whole=longer.shape[1] == self.length)]
-        return longer
+        return np.asarray(longer)
 
 
 def with_seed(search: Discoverer, seed: int) -> Discoverer:
@@ -524,7 +525,8 @@ def _test(rows: Codes, tally: Tally, rate: float, sure: float) -> tuple[Bool, F6
             break
         passed |= fresh
         held = np.maximum(debias.estimate(tally, points[passed]).counts, 0.0) / _gain(oracle)
-        before, table = table, cells - _expected(points[passed], held, hashes, shares, oracle.width)
+        before = table
+        table = _without(cells, _expected(points[passed], held, hashes, shares, oracle.width))
         if float(table.var(axis=1).sum()) > (1 - debias.MATTERS) * float(before.var(axis=1).sum()):
             break
     passed |= heights > limit
@@ -534,6 +536,17 @@ def _test(rows: Codes, tally: Tally, rate: float, sure: float) -> tuple[Bool, F6
 def _gain(oracle: Randomizer) -> float:
     """The devices for which one unit of a sum of cells stands, before collisions."""
     return oracle.reach / 2 if oracle.signed else oracle.reach  # a sign that changes moves it by 2
+
+
+def _without(cells: F64, expected: F64) -> F64:
+    """A table without what these items fill on average. A cell that is mostly theirs still varies
+    more than others, so that whoever meets it would stand out: it is left out, which costs others
+    one cell in a row."""
+    table = cells - expected
+    crowded = expected > _CROWDED * (1 + table.mean(axis=1, keepdims=True))
+    table[crowded] = 0.0
+    rest = table.sum(axis=1) / np.maximum((~crowded).sum(axis=1), 1)
+    return np.where(crowded, rest[:, None], table)
 
 
 def _expected(points: U64, held: F64, hashes: U64, shares: F64, width: int) -> F64:

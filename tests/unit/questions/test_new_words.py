@@ -37,7 +37,7 @@ def measured(search: Any, count: int, records: int) -> tuple[float, int, int]:
     """The share of words that are listed of those that `count` devices have; the number of runs;
     and of those with a false word. Half of the other devices share a word, the rest have none."""
     rng = np.random.default_rng([SEED, records])
-    each = max(1, min(10, int(0.6 * records / count)))
+    each = max(1, min(5, int(0.6 * records / count)))
     runs, found, false = math.ceil(TRIALS / each), 0, 0
     for run in range(runs):
         words = letters(each, rng, min(8, search.length))
