@@ -123,7 +123,10 @@ QUESTIONS: dict[str, QuestionFacts] = {
         planners={"local": "sfumato.questions.new_words.plan:plan"},
         algorithms={"local": ("prefixes", "puzzle")},
         keys={
-            "local": ("dictionary", "dictionary_column", "daily_reports", "alphabet", "word_length")
+            "local": (
+                *("dictionary", "dictionary_column", "daily_reports", "alphabet", "word_length"),
+                *("rows", "width", "preset", "fragments", "fragment_length", "fragment_share"),
+            )
         },
         dictionary="known",
         instead='with "secure" or "central", ask for heavy_hitters',
@@ -212,6 +215,11 @@ PRESETS: dict[str, Mapping[str, Any]] = {
     },
     "apple-health-2017": {
         **_COUNTS_2017, "algorithm": "count_mean", "rows": 65_536, "width": 256, "epsilon": 2.0,
+    },
+    "apple-new-words-2017": {
+        "question": "new_words", "trust": "local", "paper_mode": True, "algorithm": "puzzle",
+        "rows": 2_048, "width": 1_024, "epsilon": 8.0, "fragment_share": 0.75,
+        "fragment_length": 2, "word_length": 10,
     },
 }  # fmt: skip
 """The settings of the papers' experiments, by name: the keys of a study that each of them fixes."""
@@ -353,6 +361,12 @@ class Study:
     sampling_threshold: float | None = later(None)
     """Algorithm "threshold_sampling": a device with fewer copies of an item sends it with
     probability copies / sampling_threshold."""
+    fragments: int | None = later(None)
+    """The puzzle of new_words: how many fragments of each position are kept, the paper's T (1,024
+    by default)."""
+    fragment_length: int | None = later(None)  # the puzzle: characters of a fragment (2)
+    fragment_share: float | None = later(None)
+    """The puzzle: the share of epsilon for the fragment (0.75); the rest is for the whole word."""
 
     def check(self) -> None:
         def need(condition: bool, message: str) -> None:
@@ -420,7 +434,8 @@ class Study:
         )
         need(0 <= self.delta < 1, f"delta must be at least 0 and below 1; got {self.delta}")
         whole = ("devices", "rounds", "items_per_device", "bytes_per_device", "daily_reports")
-        for name in (*whole, "word_length", "dimensions", "top", "rows", "repetitions"):
+        sizes = ("word_length", "dimensions", "top", "rows", "fragments", "fragment_length")
+        for name in (*whole, *sizes, "repetitions"):
             value = getattr(self, name)
             need(value is None or value >= 1, f"{name} must be at least 1; got {value}")
         need(self.width is None or self.width >= 2, f"width must be at least 2; got {self.width}")
@@ -434,6 +449,11 @@ class Study:
             or self.rounds <= self.devices
             or facts.data == "examples",
             f"rounds must not exceed the {self.devices} devices; got {self.rounds}",
+        )
+        need(
+            self.fragment_share is None or 0 < self.fragment_share < 1,
+            "fragment_share must be above 0 and below 1 (a share of epsilon); "
+            f"got {self.fragment_share}",
         )
         need(
             self.target_error is None or 0 < self.target_error < 1,

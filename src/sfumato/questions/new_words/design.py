@@ -23,7 +23,7 @@ from sfumato.questions.answers import with_sampling
 from sfumato.questions.local_frequencies.design import LocalCampaign, LocalDefaults
 from sfumato.questions.promise import COUNT, with_shuffling
 from sfumato.questions.question import Dictionary, Participation, Plan, Seeded, public_seed
-from sfumato.sketch.words import Codes
+from sfumato.sketch.words import BYTES, Codes
 from sfumato.spec import digest, require, spec
 
 if TYPE_CHECKING:  # the layers above
@@ -151,11 +151,23 @@ class WordDesign(LocalDefaults):
 
     def parameters(self) -> dict[str, Any]:
         search = self.discoverer
-        oracle = search.word if isinstance(search, FragmentPuzzle) else search.prefix  # type: ignore[attr-defined]  # the only other method
-        return {
+        sizes: dict[str, Any] = {
             "search": NAMES[type(search)],
             "length": search.length,
-            "alphabet": search.alphabet,
+            "alphabet": "any text, by its bytes" if search.alphabet == BYTES else search.alphabet,
+        }
+        if isinstance(search, FragmentPuzzle):
+            oracle = search.word
+            sizes |= {
+                "fragments": search.fragments,
+                "fragment_length": search.fragment_length,
+                "fragment_share": search.fragment.epsilon / search.epsilon,
+            }
+        else:
+            assert isinstance(search, PrefixExtension)  # the only other method
+            oracle = search.prefix
+            sizes |= {"lengths": list(search.lengths), "prefixes": search.width}
+        return sizes | {
             "rows": oracle.rows,
             "width": oracle.width,
             "epsilon_per_report": search.epsilon,
