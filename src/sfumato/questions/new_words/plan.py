@@ -19,6 +19,7 @@ from sfumato.questions.local_frequencies.plan import (
 from sfumato.questions.new_words.design import NAMES, WordDesign
 from sfumato.questions.promise import local_promise
 from sfumato.questions.question import Dictionary, Plan
+from sfumato.questions.server_cost import server_cost
 from sfumato.sketch.words import LATIN, LONGEST_WORD, check_alphabet
 from sfumato.study import Study
 
@@ -55,6 +56,8 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         variance = float(debias.variance(final, count=last, holders=holders, squares=0.0))
         return math.sqrt(scale**2 * variance + holders * scale * (1 - holders / last) * (scale - 1))
 
+    steps = len(search.lengths) if isinstance(search, PrefixExtension) else 1
+    lookups = float(steps * candidates * final.rows)
     level = debias.Null(error(0.0), last, final.support).threshold(candidates)
     detectable = detectable_count(level, error)
     rare, middle, largest = (error(count) for count in three_counts(study, detectable).tolist())
@@ -68,6 +71,9 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         "detectable_count": detectable,
         "bytes_per_report": search.record_bytes,
         "bytes_per_device": HEADER_BYTES + per_device * search.record_bytes,
+        **server_cost(
+            [(design.tasks()[0], study.devices)], lookups=lookups, items=records / detectable
+        ),
         "rounds": 1,
         "assumes": "words that are found at every length or position; at most "
         f"{candidates:,} candidates",
