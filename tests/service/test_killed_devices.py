@@ -113,7 +113,7 @@ class Population:
             device.consent(NAME)
             part = device.part(NAME, f"tree {self.items[number]}", now)
             assert isinstance(part, RoundClient), part
-            moment = self.moments[self.chance.integers(len(self.moments))]
+            moment = self.moments[int(self.chance.integers(len(self.moments)))]
             results.append(
                 MortalDevice(
                     part,

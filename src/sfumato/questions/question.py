@@ -340,7 +340,11 @@ class Plan:
 
     def __repr__(self) -> str:
         lines = [f"Plan: {self.algorithm}"]
-        lines += [f"  {name:<26} {_short(value)}" for name, value in self.parameters.items()]
+        lines += [
+            f"  {name:<26} {_short(value)}"
+            for name, value in self.parameters.items()
+            if value is not None
+        ]
         lines += ["predicted"]
         lines += [
             f"  {name:<26} {_short(value)}"

@@ -4,7 +4,7 @@ The work is to admit and add the reports, or the collector's part of masked roun
 and to compute the release. HTTP and the store are not included: they depend on how many reports
 come in one upload, not on the algorithm (`python -m benchmarks ingest`).
 
-Rates are of one core of an Intel Xeon, measured by `python -m benchmarks server`, which also
+Rates are of one core of an AMD EPYC, measured by `python -m benchmarks server`, which also
 compares whole studies with their predictions. They are meant to be right within a factor of three.
 """
 
