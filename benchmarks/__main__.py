@@ -27,6 +27,7 @@ GROUPS = {
         "ingest",
         "rounds",
         "pages",
+        "server",
     ),
     "accuracy": ("refined", "coverage", "secure", "plans"),
 }

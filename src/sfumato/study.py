@@ -38,7 +38,7 @@ _TRAINING = ("rounds", "clip", "compression", "relative_error", "bytes_per_devic
 
 LARGEST_EPSILON = 1_000.0  # a larger one would say nothing more
 LARGEST_COHORT = 10_000  # devices of one masked round, by default; larger ones are not tested
-MASKED_DROPOUT = 0.1  # share of a masked round's devices, by default
+MASKED_DROPOUT = 0.2  # share of a masked round's devices, by default (decision 0018)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +300,7 @@ class Study:
     cohorts: Literal["similar", "different"] = "similar"  # whether rounds ask like devices
     threshold: float | None = None  # counts below this are not listed
     dropout: float | None = None
-    """The share of the devices that are asked and do not answer. By default none, and a tenth of
+    """The share of the devices that are asked and do not answer. By default none, and a fifth of
     those in a masked round: a plan that depends on nobody dropping out must be asked for."""
     corrupt: float = 0.1  # masked sums: share of the devices that may work with the collector
     collector: Mode = "semi_honest"

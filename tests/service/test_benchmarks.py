@@ -26,6 +26,7 @@ NAMES = (
     "ingest",
     "rounds",
     "pages",
+    "server",
     "refined",
     "coverage",
     "secure",

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from sfumato import plan, simulate
+from sfumato.collector.worker.rounds import least_waiting
 from sfumato.errors import SimulationWarning, StudyError
+from sfumato.flow.secure_sum import PLACEHOLDER_NONCE
+from sfumato.questions.frequencies.design import FrequencyDesign
 from sfumato.sketch.words import BYTES, codes_of, words_of
 from sfumato.study import LARGEST_COHORT, PRESETS, QUESTIONS, TRUSTS, Study, Trust
 
@@ -86,12 +89,29 @@ def test_masked_sums_of_a_large_fleet_are_cut_into_cohorts_of_a_tested_size() ->
     planned = plan(keys, items=ITEMS)
     assert planned.parameters["rounds"] == 10
     assert planned.parameters["cohort"] <= LARGEST_COHORT
-    assert planned.parameters["least_survivors"] < 0.9 * planned.parameters["cohort"]
+    assert planned.parameters["least_survivors"] < 0.8 * planned.parameters["cohort"]
     assert plan(keys | {"rounds": 2}, items=ITEMS).parameters["rounds"] == 2
 
 
+@pytest.mark.parametrize("devices", [20, 100, 1_000, LARGEST_COHORT])
+def test_a_round_ends_without_a_fifth_of_its_devices(devices: int) -> None:
+    """It begins without a tenth, and ends without another tenth."""
+    design = plan(study("frequencies", "secure", devices=devices), items=ITEMS).design
+    assert isinstance(design, FrequencyDesign)
+    (task,) = design.tasks()
+    assert least_waiting(task) <= 0.9 * devices
+    assert task.min_count <= 0.8 * devices
+    task.masked_round(least_waiting(task), PLACEHOLDER_NONCE).parameters(task.min_count)
+
+
+def test_a_round_without_dropouts_begins_with_all_but_one() -> None:
+    design = plan(study("frequencies", "secure", dropout=0.0), items=ITEMS).design
+    assert isinstance(design, FrequencyDesign)
+    assert least_waiting(design.tasks()[0]) == 3_000 - 1
+
+
 def test_dropouts_are_expected_in_masked_rounds_only() -> None:
-    shares: dict[Trust, float] = {"secure": 0.1, "central": 0.0, "local": 0.0}
+    shares: dict[Trust, float] = {"secure": 0.2, "central": 0.0, "local": 0.0}
     for trust, share in shares.items():
         keys = study("frequencies", trust)
         assert Study.from_mapping(keys).expected_dropout == share

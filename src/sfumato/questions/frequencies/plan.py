@@ -56,6 +56,7 @@ from sfumato.questions.promise import (
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
+from sfumato.questions.server_cost import server_cost
 from sfumato.sketch import CountSketch, Norms, OneHot
 from sfumato.study import Study
 
@@ -63,6 +64,8 @@ DEFAULT_BYTES = 1 << 16  # upload limit of a device, if the study sets none
 REFERENCE_EXPONENT = 1.1  # of the power law for rehearsals
 SMALLEST_WIDTH = 10  # the paper's theorems need more than ten cells per row
 MOST_CELLS = 1 << 20  # upper limit, for sizing cells before their number is fixed
+READINGS = 30  # of each item by the refined decoder, also to find the significant ones
+DECODER = 10**8  # look-ups that take as long as the rest of that decoder
 PILOT_MOST, PILOT_LEAST = 5_000, 500  # devices; the paper has 5,000 of a million
 VARIANTS: dict[str, Mode] = {"shared": "shared", "fresh": "fresh", "hybrid": "hybrid"}
 SKETCHES = ("count_sketch", *VARIANTS)  # algorithms of a study
@@ -87,6 +90,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         "width": estimates.width or None,
         **design.traffic(),
         **({"dictionary_bytes": dictionary.bytes} if design.mode == "one_hot" else {}),
+        **_server_cost(design),
         "rounds": design.rounds + (1 if design.pilot_devices else 0),
         "assumes": f"counts fall like rank^-{REFERENCE_EXPONENT}"
         if design.mode != "one_hot" or scale > 1  # how common an item is matters to its sampling
@@ -101,6 +105,16 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         privacy=promise(study, design),
         warnings=(*_warnings(study, design), *dictionary.warnings),
     )
+
+
+def _server_cost(design: FrequencyDesign) -> dict[str, float | int]:
+    tasks: list[tuple[Task, int]] = [(design.tasks()[0], design.devices - design.pilot_devices)]
+    if design.pilot_devices:
+        tasks.append((design.pilot(), design.pilot_devices))
+    tables = design.rounds if design.every_round and design.mode != "shared" else 1
+    is_exact = design.mode == "one_hot"
+    lookups = 0 if is_exact else DECODER + READINGS * design.items * design.rows * tables
+    return server_cost(tasks, lookups=lookups, items=design.items)
 
 
 def promise(study: Study, design: FrequencyDesign) -> Privacy:

@@ -23,6 +23,7 @@ from sfumato.questions.answers import with_sampling
 from sfumato.questions.frequencies.design import FrequencyDesign, Mode
 from sfumato.questions.frequencies.plan import (
     DEFAULT_BYTES,
+    READINGS,
     SMALLEST_WIDTH,
     delta_warning,
     noise_for,
@@ -48,6 +49,7 @@ from sfumato.questions.promise import (
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
+from sfumato.questions.server_cost import server_cost
 from sfumato.sketch import (
     CountSketch,
     InvertibleSketch,
@@ -102,6 +104,7 @@ def _plan(study: Study, design: ListDesign) -> Plan:
         "sampling_rate": mechanism.rate,
         "keys_a_table_lists": round(names.target if names.partial else _capacity(names)),
         **traffic(design),
+        **_server_cost(design, detectable),
         "rounds": names.rounds,
         "assumes": "nothing about the data"
         if not names.adaptive
@@ -186,6 +189,17 @@ def check_delta(study: Study) -> None:
             "a list of unknown names needs a delta above 0; delta is 0",
             hint=f"set delta to {0.1 / (study.devices or 1):.1g}",
         )
+
+
+def _server_cost(design: ListDesign, detectable: float) -> dict[str, float | int]:
+    """Every cell of a table is read once, and each listed item in every round's counts."""
+    names, tasks = design.names, [(design.names.tasks()[0], design.names.devices)]
+    listed = names.devices * names.items_per_device / max(detectable, 1)
+    lookups = float(tasks[0][0].cells * names.rounds)
+    if design.counts is not None:
+        tasks.append((design.counts.tasks()[0], design.counts.devices))
+        lookups += READINGS * listed * design.counts.rows * names.rounds
+    return server_cost(tasks, lookups=lookups, items=listed)
 
 
 def traffic(design: ListDesign) -> dict[str, int]:

@@ -24,6 +24,7 @@ from sfumato.questions.heavy_hitters.plan import (
 from sfumato.questions.item_lists.design import ItemListDesign
 from sfumato.questions.promise import DROPOUTS, ZERO_ITEMS, device_guarantee
 from sfumato.questions.question import Dictionary, Plan
+from sfumato.questions.server_cost import server_cost
 from sfumato.questions.threshold_sampling import plan as threshold_sampling
 from sfumato.study import Study
 
@@ -116,6 +117,11 @@ def _plan(study: Study) -> Plan:
         **({} if cut is None else {"failure_probability": cut.failure}),
         **list_errors(study, mechanism, detectable),
         **traffic,
+        **server_cost(
+            [(design.tasks()[0], study.devices)],
+            lookups=0,
+            items=study.devices / max(detectable, 1),
+        ),
         "rounds": study.round_count,
         "assumes": "nothing about the data",
     }

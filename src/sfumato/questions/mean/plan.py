@@ -34,6 +34,7 @@ from sfumato.questions.promise import (
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
+from sfumato.questions.server_cost import server_cost
 from sfumato.sketch import NormBins
 from sfumato.spec import require
 from sfumato.study import Study
@@ -192,10 +193,11 @@ def _size(study: Study) -> tuple[MeanDesign, list[str]]:
     if adapts and not _may_save(whole, study):
         fits = limit is None or upload <= limit
         compression = "none" if fits else "fixed"
-        warnings.append(
-            f'compression is "{compression}": for vectors this short, a pilot costs more than it '
-            "can save"
-        )
+        if study.compression is not None:  # otherwise nobody asked for a pilot
+            warnings.append(
+                f'compression is "{compression}": for vectors this short, a pilot costs more than '
+                "it can save"
+            )
         if fits:
             return whole, warnings
     paper = study.epsilon if study.paper_mode and compression == "adapt_norm" else None
@@ -347,9 +349,13 @@ def _predict(study: Study, design: MeanDesign) -> dict[str, Any]:
         predicted |= {"l2_error_if_all_equal": math.hypot(longest, absence)}
     predicted |= {"standard_error": error / math.sqrt(design.dimensions)}
     predicted |= traffic(tasks)
+    decoded = design.dimensions * (design.row_count if width else 0)
+    usual = [tasks[0], design.task(1, small)] if design.adapts else tasks
+    predicted |= server_cost(
+        [(task, design.devices) for task in usual], lookups=decoded, items=design.dimensions
+    )
     if design.adapts:
-        least = [tasks[0], design.task(1, small)]
-        predicted |= {"bytes_if_mean_is_zero": traffic(least)["bytes_per_device"]}
+        predicted |= {"bytes_if_mean_is_zero": traffic(usual)["bytes_per_device"]}
     return predicted | {
         "cells": cells or design.dimensions,
         "rounds": len(tasks) * design.cohort_count,
